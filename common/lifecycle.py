@@ -1,0 +1,165 @@
+"""How every daemon lives: one `run`, named tasks, a written order of shutdown.
+
+Theory of operation: `run` starts the loop (uvloop), lets the service build itself, tells the
+supervisor READY, then waits for a signal or for a task that ended though it should not have. Then
+the service's own `stop` runs inside a time limit, the remaining tasks are cancelled, and whatever
+did not end is named. A second signal skips the drain. Exit status: 0 after a signal, 1 after a
+failure, which is always one log line `daemon.failed` with the task's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+import uvloop
+
+from common.errors import BatonError
+from common.log import Logger
+from common.notify import Notifier
+
+CANCEL_SECONDS = 3.0
+
+
+class Tasks:
+    """Named tasks of one process; the only place that creates tasks.
+
+    A task started with `ends=False` (the default) must run until it is cancelled. The first one
+    that returns, and the first of any kind that raises, resolves `failed`.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[Any], str] = {}
+        self.failed: asyncio.Future[tuple[str, BaseException | None]] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    def start(
+        self, name: str, work: Coroutine[Any, Any, None], *, ends: bool = False
+    ) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = name
+        task.add_done_callback(lambda done: self._ended(done, ends))
+        return task
+
+    def _ended(self, task: asyncio.Task[None], may_end: bool) -> None:
+        name = self._tasks.pop(task, task.get_name())
+        if task.cancelled() or self.failed.done():
+            return
+        error = task.exception()
+        if error is not None or not may_end:
+            self.failed.set_result((name, error))
+
+    async def cancel_all(self, seconds: float = CANCEL_SECONDS) -> list[str]:
+        """Cancels what still runs; returns the names of those that did not end in time."""
+        if not self.failed.done():
+            self.failed.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            return []
+        _, hung = await asyncio.wait(tasks, timeout=seconds)
+        return sorted(task.get_name() for task in hung)
+
+
+class Service(Protocol):
+    """What `run` drives. `start` returns once the service can do its work."""
+
+    async def start(self, tasks: Tasks) -> str:
+        """Binds, connects, starts tasks. Returns the status line for the supervisor."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop admitting, drain, settle leases, close; in that order. May take `stop_seconds`."""
+        ...
+
+    @property
+    def stop_seconds(self) -> float: ...
+
+
+def run(make: Callable[[], Service], log: Logger) -> int:
+    """Runs one service to its end. Returns the process' exit status."""
+    return uvloop.run(_run(make, log))
+
+
+async def _run(make: Callable[[], Service], log: Logger) -> int:
+    notifier = Notifier()
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(signum: signal.Signals) -> None:
+        if stopped.is_set():
+            log.warning("daemon.killed", sentence="second signal: leaving without a drain")
+            os._exit(1)
+        log.info("daemon.stopping", signal=signum.name)
+        stopped.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signum)
+    tasks = Tasks()
+    service = make()
+    exit_code = await _start(service, tasks, stopped, notifier, log)
+    if exit_code is None:
+        exit_code = await _until_stopped(stopped, tasks, log)
+    notifier.stopping()
+    await _bounded(service.stop, service.stop_seconds, log)
+    hung = await tasks.cancel_all()
+    if hung:
+        log.error("daemon.hung", tasks=hung, sentence="these tasks did not end when cancelled")
+    log.info("daemon.stopped", exit_code=exit_code)
+    return exit_code
+
+
+async def _start(
+    service: Service, tasks: Tasks, stopped: asyncio.Event, notifier: Notifier, log: Logger
+) -> int | None:
+    """None once the service is ready; an exit status when a signal or a failure came first."""
+    loop = asyncio.get_running_loop()
+    starting = loop.create_task(service.start(tasks), name="start")
+    signalled = loop.create_task(stopped.wait(), name="signal")
+    await first_of(starting, signalled)
+    signalled.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        return 0
+    try:
+        status = starting.result()
+    except BatonError as error:
+        log.error("daemon.failed", code=error.code, sentence=error.message)
+        return 1
+    log.info("daemon.ready", sentence=status)
+    notifier.ready(status)
+    return None
+
+
+async def first_of(*waits: asyncio.Future[Any]) -> None:
+    """Returns when any of these is done; cancels none."""
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _until_stopped(stopped: asyncio.Event, tasks: Tasks, log: Logger) -> int:
+    waiter = asyncio.get_running_loop().create_task(stopped.wait(), name="signal")
+    await first_of(waiter, tasks.failed)
+    waiter.cancel()
+    if stopped.is_set():
+        return 0
+    name, error = tasks.failed.result()
+    sentence = f"task {name} ended" + (f": {error}" if error else " though it must not")
+    unexpected = error is not None and not isinstance(error, BatonError)
+    log.error("daemon.failed", task=name, sentence=sentence, exc_info=error if unexpected else None)
+    return 1
+
+
+async def _bounded(stop: Callable[[], Awaitable[None]], seconds: float, log: Logger) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop()
+    except TimeoutError:
+        log.error("daemon.drain_timeout", seconds=seconds, sentence="the drain did not end in time")
+    except BatonError as error:
+        log.error("daemon.stop_failed", code=error.code, sentence=error.message)

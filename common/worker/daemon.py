@@ -1,0 +1,256 @@
+"""The shell around a worker's core: sockets and engine in, actions out.
+
+Theory of operation: everything that happens (a dispatch, an abort, an engine batch, a gateway lost)
+becomes one event into the core, on the loop's thread; the actions that come back are carried out in
+order. What must be awaited (the engine's add and abort) goes through one queue and one task, so an
+abort never overtakes its add; the core's own table bounds that queue. The engine is opened before
+the loop starts and passed in. When it dies, the task `engine-events` raises and the process ends
+with status 1 and that name: a supervisor's restart is the recovery, the router places elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Protocol
+
+from common.clock import Clock
+from common.config import Config
+from common.endpoints import CONTROL, control_address
+from common.engine.port import Engine
+from common.errors import BatonError, Code, WireError
+from common.lifecycle import Tasks
+from common.log import Logger
+from common.messages import (
+    WIRE_VERSION,
+    Abort,
+    Beat,
+    Decode,
+    Hello,
+    Leaving,
+    Message,
+    Ping,
+    Prefill,
+    Refused,
+    Role,
+    RouterToWorker,
+    Welcome,
+)
+from common.sockets import Sent, Socket
+from common.wire import Decoder, decode_body, encode
+from common.worker.actions import (
+    AbortInEngine,
+    Action,
+    AddToEngine,
+    Dispatched,
+    EngineRefused,
+    Event,
+    GatewayGone,
+    ToGateway,
+    ToRouter,
+)
+
+BEAT_SECONDS = 0.5
+
+
+class Core(Protocol):
+    """A worker's decisions; `active` counts what a drain must wait for."""
+
+    dropped: int
+
+    @property
+    def active(self) -> int: ...
+
+    def handle(self, event: Event, now: float) -> list[Action]: ...
+
+
+class Gateways(Protocol):
+    """Where tokens leave. `send` says False when the gateway is lost or takes no more."""
+
+    def send(self, action: ToGateway) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """One prefill or decode daemon, as a `common.lifecycle.Service`."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        role: Role,
+        name: str,
+        incarnation: str,
+        engine: Engine,
+        core: Core,
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        self._config = config
+        self._role = role
+        self._name = name
+        self._incarnation = incarnation
+        self._engine = engine
+        self._core = core
+        self._clock = clock
+        self._log = log
+        self._gateways: Gateways | None = None
+        self._control: Socket | None = None
+        self._decoder: Decoder[RouterToWorker] = Decoder(RouterToWorker)
+        self._commands: asyncio.Queue[AddToEngine | AbortInEngine] = asyncio.Queue()
+        self._idle = asyncio.Event()
+        self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
+        self._draining = False
+
+    @property
+    def stop_seconds(self) -> float:
+        return self._config.fleet.drain_ms / 1000 + 6.0
+
+    def set_gateways(self, gateways: Gateways) -> None:
+        """Decode workers only; before `start`."""
+        self._gateways = gateways
+
+    async def start(self, tasks: Tasks) -> str:
+        info = self._engine.info
+        self._control = Socket(
+            CONTROL,
+            connect=control_address(self._config),
+            identity=f"{self._name}|{self._incarnation}".encode(),
+            on_frames=self._on_control,
+            on_connected=self._say_hello,
+            on_disconnected=self._on_router_lost,
+        )
+        self._control.start()
+        tasks.start("engine-events", self._pump_events())
+        tasks.start("engine-commands", self._run_commands())
+        tasks.start("beat", self._beat())
+        tasks.start("router-refusal", self._die_if_refused())
+        capacity = info.capacity
+        return (
+            f"{self._role} {self._name} ready: {info.model}, "
+            f"{capacity.kv_blocks} KV blocks of {capacity.block_tokens} tokens, kv {info.kv_address}"
+        )
+
+    async def stop(self) -> None:
+        self._draining = True
+        self._to_router(Leaving(reason="stopping"))
+        if self._core.active:
+            self._idle.clear()
+            try:
+                async with asyncio.timeout(self._config.fleet.drain_ms / 1000):
+                    await self._idle.wait()
+            except TimeoutError:
+                left = self._core.active
+                self._log.warning(
+                    "worker.drain_timeout",
+                    active=left,
+                    sentence=f"{left} requests were still running when the drain time ended",
+                )
+        await self._engine.close()
+        if self._gateways is not None:
+            self._gateways.close()
+        if self._control is not None:
+            self._control.close()
+
+    def handle(self, event: Event) -> None:
+        """One event through the core and its actions out; on the loop's thread only."""
+        for action in self._core.handle(event, self._clock.monotonic()):
+            self._carry_out(action)
+        if not self._core.active:
+            self._idle.set()
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case AddToEngine() | AbortInEngine():
+                self._commands.put_nowait(action)
+            case ToRouter():
+                self._to_router(action.message)
+            case ToGateway():
+                taken = self._gateways is not None and self._gateways.send(action)
+                if not taken:
+                    self.handle(GatewayGone(action.gateway, action.incarnation, "stream is full"))
+
+    def _to_router(self, message: Message) -> None:
+        if self._control is None:
+            return
+        sent = self._control.send([encode(message)])
+        if sent is Sent.FULL:
+            self._log.debug("router.unreachable", lost=type(message).__name__)
+
+    def _say_hello(self) -> None:
+        info = self._engine.info
+        hello = Hello(
+            wire_version=WIRE_VERSION,
+            role=self._role,
+            name=self._name,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            fingerprint=info.fingerprint,
+            model=info.model,
+            kv_address=info.kv_address,
+            capacity=info.capacity,
+        )
+        self._to_router(hello)
+        if self._draining:
+            self._to_router(Leaving(reason="stopping"))
+
+    def _on_router_lost(self) -> None:
+        self._log.warning(
+            "router.lost",
+            sentence="streams go on; the router is greeted again when it is back",
+        )
+
+    def _on_control(self, frames: list[bytes]) -> None:
+        try:
+            message = self._decoder.decode(frames[0])
+            if isinstance(message, Prefill | Decode):
+                if len(frames) != 2:
+                    raise WireError(f"{type(message).__name__} came without its body")
+                self.handle(Dispatched(message, decode_body(frames[1])))
+            elif isinstance(message, Abort):
+                self.handle(message)
+            else:
+                self._on_link(message)
+        except WireError as error:
+            self._core.dropped += 1
+            self._log.warning("frame.dropped", sentence=error.message)
+
+    def _on_link(self, message: Welcome | Refused | Ping) -> None:
+        match message:
+            case Welcome():
+                self._log.info("router.welcomed", router=message.name)
+            case Refused():
+                if not self._refused.done():
+                    self._refused.set_result(message)
+            case Ping():
+                pass
+
+    async def _die_if_refused(self) -> None:
+        refused = await self._refused
+        raise BatonError(Code.WIRE_MISMATCH, f"the router refused this worker: {refused.message}")
+
+    async def _pump_events(self) -> None:
+        while True:
+            self.handle(await self._engine.next_batch())
+
+    async def _run_commands(self) -> None:
+        while True:
+            command = await self._commands.get()
+            if isinstance(command, AbortInEngine):
+                await self._engine.abort(command.request_id, command.attempt)
+                continue
+            request = command.request
+            try:
+                await self._engine.add(request)
+            except BatonError as error:
+                if error.code is Code.ENGINE_FAILED:
+                    raise
+                self.handle(
+                    EngineRefused(request.request_id, request.attempt, error.code, error.message)
+                )
+
+    async def _beat(self) -> None:
+        while True:
+            self._to_router(Beat(load=self._engine.load()))
+            await asyncio.sleep(BEAT_SECONDS)

@@ -1,0 +1,251 @@
+"""What a decode worker decides: which streams it owns, and who hears what of each engine step.
+
+Sans-IO. A stream lives here from its `Decode` until its one `Ended`: by the engine's own finish or
+error, by an `Abort` (router, or the gateway itself), or because its gateway is gone. All new tokens
+of one engine step for one gateway leave as one `Tokens`. `index` counts the completion tokens sent
+before, which is what lets the gateway refuse gaps and duplicates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.engine.port import Batch, EngineRequest, Output, engine_key
+from common.errors import Code
+from common.messages import (
+    Abort,
+    Decode,
+    DecodeStarted,
+    Delta,
+    Ended,
+    KvDone,
+    KvReport,
+    Role,
+)
+from common.wire import unpack_ids
+from common.worker.actions import (
+    AbortInEngine,
+    Action,
+    AddToEngine,
+    Dispatched,
+    EngineRefused,
+    Event,
+    GatewayGone,
+    ToGateway,
+    ToRouter,
+)
+
+STREAMS_PER_SEQ_MAX = 8
+
+
+@dataclass(slots=True)
+class Stream:
+    request_id: str
+    attempt: int
+    gateway: tuple[str, str]
+    endpoint: str
+    arrived: float
+    first_token: float | None = None
+    emitted: int = 0
+    kv: KvReport | None = None
+
+    @property
+    def key(self) -> str:
+        return engine_key(self.request_id, self.attempt)
+
+
+class DecodeCore:
+    """The table of streams, bounded by `STREAMS_PER_SEQ_MAX` times the engine's batch."""
+
+    def __init__(self, name: str, incarnation: str, max_num_seqs: int) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._streams_max = STREAMS_PER_SEQ_MAX * max_num_seqs
+        self._streams: dict[str, Stream] = {}
+        self._current: dict[str, int] = {}
+        self.dropped = 0
+
+    @property
+    def active(self) -> int:
+        return len(self._streams)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The sole mutator. `now`: seconds, monotonic."""
+        match event:
+            case Dispatched(message=Decode() as message):
+                return self._dispatched(event, message, now)
+            case Abort():
+                return self._aborted(event, now)
+            case Batch():
+                return self._stepped(event, now)
+            case EngineRefused():
+                return self._refused(event, now)
+            case GatewayGone():
+                return self._gateway_gone(event, now)
+            case _:
+                self.dropped += 1
+                return []
+
+    def check_invariants(self) -> None:
+        assert len(self._streams) <= self._streams_max
+        assert len(self._current) == len(self._streams)
+        for key, stream in self._streams.items():
+            assert key == stream.key
+            assert self._current[stream.request_id] == stream.attempt
+
+    def _dispatched(self, event: Dispatched, message: Decode, now: float) -> list[Action]:
+        actions: list[Action] = []
+        current = self._current.get(message.request_id, 0)
+        if message.attempt <= current:
+            self.dropped += 1
+            return []
+        if current:
+            actions += self._aborted(
+                Abort(request_id=message.request_id, attempt=current, reason="newer attempt"), now
+            )
+        stream = Stream(
+            request_id=message.request_id,
+            attempt=message.attempt,
+            gateway=(message.gateway, message.gateway_incarnation),
+            endpoint=message.stream_endpoint,
+            arrived=now,
+        )
+        ticket = message.ticket
+        mine = (self._name, self._incarnation)
+        if ticket is not None and (ticket.decode, ticket.decode_incarnation) != mine:
+            sentence = "the ticket names another incarnation of this worker"
+            return [*actions, *self._stillborn(stream, Code.WORKER_LOST, sentence)]
+        if len(self._streams) >= self._streams_max:
+            sentence = f"{self._streams_max} streams are already held"
+            return [*actions, *self._stillborn(stream, Code.NO_CAPACITY, sentence)]
+        self._streams[stream.key] = stream
+        self._current[stream.request_id] = stream.attempt
+        request = EngineRequest(
+            request_id=message.request_id,
+            attempt=message.attempt,
+            role=Role.DECODE,
+            prompt_ids=unpack_ids(event.body.prompt_ids),
+            sampling=event.body.sampling,
+            ticket=ticket,
+            cache_salt=event.body.cache_salt,
+        )
+        return [*actions, AddToEngine(request)]
+
+    def _stepped(self, batch: Batch, now: float) -> list[Action]:
+        for done in batch.kv_done:
+            self._kv_done(done)
+        routed: dict[tuple[str, str], tuple[str, list[Delta]]] = {}
+        reports: list[Action] = []
+        for output in batch.outputs:
+            stream = self._streams.get(output.key)
+            if stream is None:
+                self.dropped += 1
+                continue
+            delta = _delta(stream, output)
+            routed.setdefault(stream.gateway, (stream.endpoint, []))[1].append(delta)
+            reports += self._advance(stream, output, now)
+        sends: list[Action] = [
+            ToGateway(name, incarnation, endpoint, deltas)
+            for (name, incarnation), (endpoint, deltas) in routed.items()
+        ]
+        return sends + reports
+
+    def _advance(self, stream: Stream, output: Output, now: float) -> list[Action]:
+        reports: list[Action] = []
+        if stream.first_token is None and output.token_ids:
+            stream.first_token = now
+            started = DecodeStarted(
+                request_id=stream.request_id,
+                attempt=stream.attempt,
+                elapsed_ms=(now - stream.arrived) * 1000,
+                cached_tokens=output.cached_tokens,
+                kv=stream.kv,
+            )
+            reports.append(ToRouter(started))
+        stream.emitted += len(output.token_ids)
+        if output.finish_reason or output.error:
+            reports.append(
+                self._end(stream, now, output.finish_reason, output.error, output.message)
+            )
+        return reports
+
+    def _kv_done(self, done: KvDone) -> None:
+        stream = self._streams.get(engine_key(done.request_id, done.attempt))
+        if stream is not None and done.side == "receive":
+            stream.kv = done.report
+
+    def _aborted(self, event: Abort, now: float) -> list[Action]:
+        stream = self._streams.get(engine_key(event.request_id, event.attempt))
+        if stream is None:
+            self.dropped += 1
+            return []
+        ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
+        return [AbortInEngine(event.request_id, event.attempt), ended]
+
+    def _refused(self, event: EngineRefused, now: float) -> list[Action]:
+        stream = self._streams.get(engine_key(event.request_id, event.attempt))
+        if stream is None:
+            return []
+        delta = Delta(
+            stream.request_id,
+            stream.attempt,
+            stream.emitted,
+            [],
+            error=event.code,
+            message=event.message,
+        )
+        ended = self._end(stream, now, error=event.code, message=event.message)
+        return [ToGateway(*stream.gateway, stream.endpoint, [delta]), ended]
+
+    def _gateway_gone(self, event: GatewayGone, now: float) -> list[Action]:
+        gateway = (event.gateway, event.incarnation)
+        orphans = [s for s in self._streams.values() if s.gateway == gateway]
+        actions: list[Action] = []
+        for stream in orphans:
+            ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
+            actions += [AbortInEngine(stream.request_id, stream.attempt), ended]
+        return actions
+
+    def _end(
+        self,
+        stream: Stream,
+        now: float,
+        finish_reason: str = "",
+        error: str = "",
+        message: str = "",
+    ) -> Action:
+        del self._streams[stream.key]
+        del self._current[stream.request_id]
+        return ToRouter(
+            Ended(
+                request_id=stream.request_id,
+                attempt=stream.attempt,
+                finish_reason=finish_reason,
+                completion_tokens=stream.emitted,
+                decode_ms=0.0 if stream.first_token is None else (now - stream.first_token) * 1000,
+                error=error,
+                message=message,
+            )
+        )
+
+    @staticmethod
+    def _stillborn(stream: Stream, code: Code, sentence: str) -> list[Action]:
+        delta = Delta(stream.request_id, stream.attempt, 0, [], error=code, message=sentence)
+        ended = Ended(
+            request_id=stream.request_id, attempt=stream.attempt, error=code, message=sentence
+        )
+        return [ToGateway(*stream.gateway, stream.endpoint, [delta]), ToRouter(ended)]
+
+
+def _delta(stream: Stream, output: Output) -> Delta:
+    return Delta(
+        stream.request_id,
+        stream.attempt,
+        stream.emitted,
+        output.token_ids,
+        output.finish_reason,
+        output.stop_token,
+        output.cached_tokens,
+        output.error,
+        output.message,
+    )

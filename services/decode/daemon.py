@@ -1,0 +1,29 @@
+"""The decode daemon: receives KV by ticket, samples, streams tokens straight to the gateways."""
+
+from __future__ import annotations
+
+from common.clock import SystemClock
+from common.config import Config
+from common.engine.port import Engine
+from common.log import Logger
+from common.messages import Role
+from common.worker.daemon import Worker
+from services.decode.core import DecodeCore
+from services.decode.links import GatewayLinks
+
+
+def make(config: Config, name: str, incarnation: str, engine: Engine, log: Logger) -> Worker:
+    """Inside the running loop; the engine is already open."""
+    core = DecodeCore(name, incarnation, engine.info.capacity.max_num_seqs)
+    worker = Worker(
+        config,
+        role=Role.DECODE,
+        name=name,
+        incarnation=incarnation,
+        engine=engine,
+        core=core,
+        clock=SystemClock(),
+        log=log,
+    )
+    worker.set_gateways(GatewayLinks(name, incarnation, worker.handle, log))
+    return worker

@@ -1,0 +1,26 @@
+"""The prefill daemon: computes the KV of prompts and hands it to decode workers by ticket."""
+
+from __future__ import annotations
+
+from common.clock import SystemClock
+from common.config import Config
+from common.engine.port import Engine
+from common.log import Logger
+from common.messages import Role
+from common.worker.daemon import Worker
+from services.prefill.core import PrefillCore
+
+
+def make(config: Config, name: str, incarnation: str, engine: Engine, log: Logger) -> Worker:
+    """Inside the running loop; the engine is already open."""
+    core = PrefillCore(name, incarnation, engine.info.capacity.max_num_seqs)
+    return Worker(
+        config,
+        role=Role.PREFILL,
+        name=name,
+        incarnation=incarnation,
+        engine=engine,
+        core=core,
+        clock=SystemClock(),
+        log=log,
+    )

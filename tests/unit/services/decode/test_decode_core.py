@@ -1,0 +1,217 @@
+"""The decode worker's decisions, one event at a time."""
+
+import pytest
+
+from common.engine.port import Batch, Output
+from common.messages import (
+    Abort,
+    Decode,
+    DecodeStarted,
+    Delta,
+    Ended,
+    KvDone,
+    KvReport,
+    Message,
+    Prefill,
+    RequestBody,
+    Sampling,
+    Ticket,
+)
+from common.wire import pack_ids
+from common.worker.actions import (
+    AbortInEngine,
+    Action,
+    AddToEngine,
+    Dispatched,
+    EngineRefused,
+    GatewayGone,
+    ToGateway,
+    ToRouter,
+)
+from services.decode.core import STREAMS_PER_SEQ_MAX, DecodeCore
+
+BODY = RequestBody(prompt_ids=pack_ids([5, 6]), sampling=Sampling(max_tokens=9, seed=3))
+
+
+def ticket(incarnation: str = "i") -> Ticket:
+    return Ticket(
+        secret=bytes(16),
+        request_id="r",
+        attempt=1,
+        fingerprint="f",
+        prefill="p0",
+        prefill_incarnation="q",
+        decode="d0",
+        decode_incarnation=incarnation,
+        kv_address="127.0.0.1:1",
+        lease_ms=1000,
+    )
+
+
+def dispatch(
+    request_id: str = "r", attempt: int = 1, gateway: str = "g0", with_ticket: Ticket | None = None
+) -> Dispatched:
+    message = Decode(
+        request_id=request_id,
+        attempt=attempt,
+        gateway=gateway,
+        gateway_incarnation="k",
+        stream_endpoint=f"ipc:///{gateway}",
+        ticket=with_ticket,
+    )
+    return Dispatched(message, BODY)
+
+
+def step(*outputs: Output) -> Batch:
+    return Batch(outputs=list(outputs))
+
+
+class Bench:
+    """A core whose invariants are checked after every event."""
+
+    def __init__(self, seqs: int = 4) -> None:
+        self.core = DecodeCore("d0", "i", seqs)
+
+    def __call__(self, event: object, now: float = 0.0) -> list[Action]:
+        actions = self.core.handle(event, now)  # type: ignore[arg-type]
+        self.core.check_invariants()
+        return actions
+
+
+def to_router(actions: list[Action]) -> list[Message]:
+    return [action.message for action in actions if isinstance(action, ToRouter)]
+
+
+def deltas(actions: list[Action]) -> list[Delta]:
+    return [d for action in actions if isinstance(action, ToGateway) for d in action.deltas]
+
+
+def test_a_decode_goes_to_the_engine_with_its_sampling_and_ticket() -> None:
+    (action,) = Bench()(dispatch(with_ticket=ticket()))
+    assert isinstance(action, AddToEngine)
+    assert action.request.sampling == BODY.sampling
+    assert action.request.ticket == ticket()
+    assert action.request.prompt_ids == [5, 6]
+
+
+def test_tokens_are_indexed_and_the_end_is_told_once_to_both() -> None:
+    bench = Bench()
+    bench(dispatch(), 1.0)
+    first = bench(step(Output("r#1", [10, 11], cached_tokens=4)), 1.25)
+    assert deltas(first) == [Delta("r", 1, 0, [10, 11], cached_tokens=4)]
+    (started,) = to_router(first)
+    assert isinstance(started, DecodeStarted)
+    assert (started.elapsed_ms, started.cached_tokens, started.kv) == (250.0, 4, None)
+    last = bench(step(Output("r#1", [12], "stop", 12)), 1.75)
+    assert deltas(last) == [Delta("r", 1, 2, [12], "stop", 12)]
+    (ended,) = to_router(last)
+    assert ended == Ended(
+        request_id="r", attempt=1, finish_reason="stop", completion_tokens=3, decode_ms=500.0
+    )
+    assert bench(step(Output("r#1", [13])), 2.0) == []
+    assert bench.core.active == 0
+
+
+def test_one_step_is_one_message_per_gateway() -> None:
+    bench = Bench()
+    for request_id, gateway in (("a", "g0"), ("b", "g1"), ("c", "g0")):
+        bench(dispatch(request_id, gateway=gateway))
+    actions = bench(step(*(Output(f"{r}#1", [1]) for r in "abc")))
+    sends = [a for a in actions if isinstance(a, ToGateway)]
+    assert [(s.gateway, [d.request_id for d in s.deltas]) for s in sends] == [
+        ("g0", ["a", "c"]),
+        ("g1", ["b"]),
+    ]
+
+
+def test_what_the_handoff_moved_is_reported_with_the_first_token() -> None:
+    bench = Bench()
+    bench(dispatch(with_ticket=ticket()))
+    report = KvReport(blocks=3, payload_bytes=999)
+    done = KvDone(request_id="r", attempt=1, side="receive", report=report)
+    actions = bench(Batch(outputs=[Output("r#1", [1])], kv_done=[done]))
+    (started,) = to_router(actions)
+    assert isinstance(started, DecodeStarted)
+    assert started.kv == report
+
+
+def test_an_abort_frees_the_engine_and_answers_cancelled_once() -> None:
+    bench = Bench()
+    bench(dispatch())
+    abort = Abort(request_id="r", attempt=1, reason="client gone")
+    actions = bench(abort)
+    assert actions[0] == AbortInEngine("r", 1)
+    (ended,) = to_router(actions)
+    assert isinstance(ended, Ended)
+    assert (ended.error, ended.message) == ("cancelled", "client gone")
+    assert bench(abort) == []
+    assert bench(step(Output("r#1", [1]))) == []
+    assert bench.core.dropped == 2
+
+
+def test_a_lost_gateway_drops_only_its_own_streams() -> None:
+    bench = Bench()
+    bench(dispatch("a", gateway="g0"))
+    bench(dispatch("b", gateway="g1"))
+    actions = bench(GatewayGone("g0", "k", "closed"))
+    assert [a for a in actions if isinstance(a, AbortInEngine)] == [AbortInEngine("a", 1)]
+    assert bench.core.active == 1
+    assert bench(GatewayGone("g1", "another-incarnation", "closed")) == []
+    assert bench.core.active == 1
+
+
+def test_a_newer_attempt_replaces_the_older_and_an_older_one_is_dropped() -> None:
+    bench = Bench()
+    bench(dispatch(attempt=2))
+    assert bench(dispatch(attempt=1)) == []
+    assert bench(dispatch(attempt=2)) == []
+    actions = bench(dispatch(attempt=3))
+    assert actions[0] == AbortInEngine("r", 2)
+    assert isinstance(actions[-1], AddToEngine)
+    assert bench(step(Output("r#2", [1]))) == []
+    assert deltas(bench(step(Output("r#3", [1])))) == [Delta("r", 3, 0, [1])]
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (EngineRefused("r", 1, "context_length_exceeded", "too long"), "context_length_exceeded"),
+        (step(Output("r#1", [], error="engine_failed", message="too long")), "engine_failed"),
+    ],
+)
+def test_engine_errors_reach_gateway_and_router(event: object, code: str) -> None:
+    bench = Bench()
+    bench(dispatch())
+    actions = bench(event)
+    (delta,) = deltas(actions)
+    assert (delta.error, delta.message) == (code, "too long")
+    (ended,) = to_router(actions)
+    assert isinstance(ended, Ended)
+    assert ended.error == code
+    assert bench.core.active == 0
+
+
+def test_a_ticket_for_another_incarnation_is_refused_to_both() -> None:
+    bench = Bench()
+    actions = bench(dispatch(with_ticket=ticket("old")))
+    (delta,) = deltas(actions)
+    (ended,) = to_router(actions)
+    assert isinstance(ended, Ended)
+    assert delta.error == ended.error == "worker_lost"
+    assert bench.core.active == 0
+
+
+def test_the_table_is_bounded_and_says_so() -> None:
+    bench = Bench(seqs=1)
+    for i in range(STREAMS_PER_SEQ_MAX):
+        bench(dispatch(f"r{i}"))
+    (delta,) = deltas(bench(dispatch("one-more")))
+    assert delta.error == "no_capacity"
+    assert bench.core.active == STREAMS_PER_SEQ_MAX
+
+
+def test_a_prefill_is_not_its_business() -> None:
+    bench = Bench()
+    prefill = Prefill(request_id="r", attempt=1, ticket=ticket())
+    assert bench(Dispatched(prefill, BODY)) == []
+    assert bench.core.dropped == 1

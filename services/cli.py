@@ -1,0 +1,155 @@
+"""The `baton` command: one process per service, and the tools around them.
+
+`baton SERVICE --config FILE --name NAME` is what systemd, compose and `baton up` start. Imports are
+made inside the branches: `baton ctl` must not pay for an engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import secrets
+import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from common import config as configuration
+from common import lifecycle, log
+from common.config import Config
+from common.errors import BatonError, ConfigError
+from common.log import Logger
+from common.messages import Role
+from common.notify import Notifier
+
+PR_SET_PDEATHSIG = 1
+SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
+HELP = """\
+Baton serves large language models with prefill and decode on separate workers.
+
+  baton up                    a whole fleet on this machine; start here
+  baton ctl status            look inside a running fleet (also: workers, requests, explain, help)
+  baton check --config FILE   validate a fleet file
+  baton config --config FILE  print the effective configuration and where each value came from
+  baton gateway | router | prefill | decode | health --config FILE --name NAME
+                              one daemon, as systemd and compose start it
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status; 2 for a command line or configuration that cannot be used."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["ctl"]:
+        from services.ctl.main import main as ctl
+
+        return ctl(arguments[1:])
+    parsed = _parser().parse_args(arguments)
+    if parsed.command == "up":
+        from services.up.main import main as up
+
+        return up(parsed)
+    try:
+        if parsed.command == "check":
+            return _check(parsed.config)
+        if parsed.command == "config":
+            return _print_config(parsed.config)
+        return _serve(Role(parsed.command), parsed.config, parsed.name)
+    except ConfigError as error:
+        print(f"baton: {error.message}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    from services.up.main import add_arguments
+
+    parser = argparse.ArgumentParser(
+        prog="baton", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"baton {version('baton-serve')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_arguments(commands.add_parser("up", help="run a whole fleet on this machine"))
+    commands.add_parser("ctl", help="talk to a running fleet's admin socket", add_help=False)
+    for command in ("check", "config"):
+        tool = commands.add_parser(command, help=f"{command} a fleet file")
+        tool.add_argument("--config", type=Path, required=True, metavar="FILE")
+    for role in SERVICES:
+        daemon = commands.add_parser(role.value, help=f"run one {role} daemon")
+        daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="fleet file")
+        daemon.add_argument(
+            "--name",
+            default=role.value,
+            metavar="NAME",
+            help=f"this daemon's name; for a worker its table [{role}.NAME] in the file",
+        )
+    return parser
+
+
+def _check(path: Path) -> int:
+    config = configuration.load(path)
+    print(
+        f"{path}: good. {config.model.served_name} on {len(config.prefill)} prefill and "
+        f"{len(config.decode)} decode workers."
+    )
+    return 0
+
+
+def _print_config(path: Path) -> int:
+    config, sources = configuration.effective(path, os.environ)
+    for key, value in configuration.flatten(config):
+        print(f"{key} = {value}  # {sources.get(key, 'default')}")
+    return 0
+
+
+def _serve(role: Role, path: Path, name: str) -> int:
+    _follow_supervisor()
+    config = configuration.load(path)
+    logger = log.configure(role.value, name, config.fleet.log_level)
+    if role in (Role.PREFILL, Role.DECODE):
+        return _serve_worker(role, config, name, logger)
+    if role is Role.GATEWAY:
+        from services.gateway.daemon import make as make_gateway
+
+        return lifecycle.run(lambda: make_gateway(config, name, logger), logger)
+    if role is Role.ROUTER:
+        from services.router.daemon import make as make_router
+
+        return lifecycle.run(lambda: make_router(config, name, logger), logger)
+    from services.health.daemon import make as make_health
+
+    return lifecycle.run(lambda: make_health(config, name, logger), logger)
+
+
+def _serve_worker(role: Role, config: Config, name: str, logger: Logger) -> int:
+    """The engine is opened here, before the loop: vLLM forks, and forks must not meet threads."""
+    from common.engine.open import open_engine
+
+    incarnation = secrets.token_hex(8)
+    try:
+        engine = open_engine(config, role, name, incarnation, progress=Notifier().status)
+    except BatonError as error:
+        logger.error("daemon.failed", code=error.code, sentence=error.message)
+        return 1
+    if role is Role.PREFILL:
+        from services.prefill.daemon import make as make_prefill
+
+        return lifecycle.run(
+            lambda: make_prefill(config, name, incarnation, engine, logger), logger
+        )
+    from services.decode.daemon import make as make_decode
+
+    return lifecycle.run(lambda: make_decode(config, name, incarnation, engine, logger), logger)
+
+
+def _follow_supervisor() -> None:
+    """Under `baton up`, ask the kernel for a SIGTERM when it dies, so that nothing is orphaned."""
+    supervisor = os.environ.get("BATON_SUPERVISOR_PID")
+    if not supervisor:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(supervisor):
+        sys.exit("baton: the supervisor died while this daemon started")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What the health daemon measures on its host, and of the router, each round.
+
+Limits are shares of the whole (0 to 1), or seconds for the router's silence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from common.admin import ask
+from common.errors import BatonError
+from services.health.verdict import Probe
+
+MEMORY_DEGRADED, MEMORY_DOWN = 0.90, 0.97
+DISK_DEGRADED, DISK_DOWN = 0.90, 0.98
+ROUTER_SECONDS = 1.0
+
+
+def host_probes(run_dir: Path) -> list[Probe]:
+    """Memory of the host and disk under the run directory."""
+    memory = psutil.virtual_memory()
+    disk = psutil.disk_usage(str(run_dir))
+    used = 1.0 - memory.available / memory.total
+    full = disk.percent / 100
+    return [
+        Probe("memory_used", used, MEMORY_DEGRADED, MEMORY_DOWN, f"{used:.0%} of memory is in use"),
+        Probe(
+            "disk_used", full, DISK_DEGRADED, DISK_DOWN, f"the disk of {run_dir} is {full:.0%} full"
+        ),
+    ]
+
+
+async def router_probe(admin: str) -> Probe:
+    """1 when the router does not answer its admin socket, else 0."""
+    try:
+        await ask(admin, "status", seconds=ROUTER_SECONDS)
+        silent = 0.0
+    except BatonError:
+        silent = 1.0
+    sentence = f"the router does not answer within {ROUTER_SECONDS:g} s; is it running?"
+    return Probe("router_silent", silent, 0.5, 2.0, sentence)

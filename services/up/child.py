@@ -1,0 +1,143 @@
+"""One supervised daemon: its process, its log file, and what it says of itself (sd_notify)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import BatonError, Code
+from services.up.plan import Child
+
+LOG_BYTES_MAX = 16 << 20
+TAIL_BYTES = 65_536
+NOTIFY_BYTES = 4096
+
+
+class Process:
+    """A child over all its restarts. `on_status` hears each status line it reports."""
+
+    def __init__(
+        self,
+        child: Child,
+        config_path: Path,
+        run_dir: Path,
+        on_status: Callable[[str], None],
+    ) -> None:
+        self.child = child
+        self.log_path = run_dir / "logs" / f"{child.name}.log"
+        self.ready = asyncio.Event()
+        self.status = "starting"
+        self._config_path = config_path
+        self._notify_path = run_dir / f"{child.name}.notify"
+        self._on_status = on_status
+        self._process: asyncio.subprocess.Process | None = None
+        self._notify = self._open_notify()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def spawn(self) -> None:
+        """Raises BatonError when the process cannot be started at all."""
+        self.ready.clear()
+        self._say("starting")
+        self.log_path.parent.mkdir(mode=0o750, exist_ok=True)
+        if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX:
+            self.log_path.replace(self.log_path.with_suffix(".log.1"))
+        environment = os.environ | self.child.environment
+        environment |= {
+            "NOTIFY_SOCKET": str(self._notify_path),
+            "BATON_SUPERVISOR_PID": str(os.getpid()),
+        }
+        arguments = ("--config", str(self._config_path), "--name", self.child.name)
+        with self.log_path.open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "services.cli", self.child.role.value, *arguments),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise BatonError(
+                    Code.INTERNAL, f"cannot start {self.child.name}: {error.strerror}"
+                ) from error
+
+    async def wait(self) -> int:
+        """The exit status; negative for a signal, as in subprocess."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._notify.fileno())
+        self._notify.close()
+        self._notify_path.unlink(missing_ok=True)
+
+    def last_words(self) -> str:
+        """Why it ended, from the end of its log: the last failure it logged, else the last line."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, self.log_path.stat().st_size - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return "no log"
+        for line in reversed(lines):
+            sentence = _failure_sentence(line)
+            if sentence:
+                return sentence
+        return next((line.strip() for line in reversed(lines) if line.strip()), "an empty log")
+
+    def _signal(self, signum: signal.Signals) -> None:
+        if self.running and self._process is not None:
+            self._process.send_signal(signum)
+
+    def _say(self, status: str) -> None:
+        self.status = status
+        self._on_status(status)
+
+    def _open_notify(self) -> socket.socket:
+        self._notify_path.unlink(missing_ok=True)
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        channel.setblocking(False)
+        channel.bind(str(self._notify_path))
+        asyncio.get_running_loop().add_reader(channel.fileno(), self._on_notify)
+        return channel
+
+    def _on_notify(self) -> None:
+        while True:
+            try:
+                state = self._notify.recv(NOTIFY_BYTES).decode(errors="replace")
+            except BlockingIOError:
+                return
+            fields = dict(line.split("=", 1) for line in state.splitlines() if "=" in line)
+            if fields.get("READY") == "1":
+                self.ready.set()
+            if "STATUS" in fields:
+                self._say(fields["STATUS"])
+
+
+def _failure_sentence(line: str) -> str:
+    if '"daemon.failed"' not in line:
+        return ""
+    try:
+        return str(json.loads(line).get("sentence", ""))
+    except json.JSONDecodeError:
+        return ""

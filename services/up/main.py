@@ -1,0 +1,149 @@
+"""`baton up`: flags in, a running fleet out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from common import config as configuration
+from common import lifecycle, log
+from common.clock import SystemClock
+from common.config import Config, default_run_dir
+from common.errors import ConfigError
+from common.model.resolve import resolve_model
+from services.up import preflight
+from services.up.plan import WORKERS_MAX, Flags, children, fleet_toml
+from services.up.supervisor import Supervisor
+
+EXAMPLES = """\
+examples:
+  baton up                                    the embedded model, 1 prefill + 1 decode worker
+  baton up --model ~/models/Llama-3.2-1B      your model, from a Hugging Face folder or cached id
+  baton up --prefill 2 --decode 4 --port 9000 a larger fleet on this machine
+  baton up --engine sim --decode 8            simulated engines: control plane only, no inference
+  baton up --config fleet.toml                exactly the fleet of a file
+
+Ctrl-C lets running requests finish; a second one leaves at once. `baton ctl status` looks inside.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `baton up`, for `baton up --help` too."""
+    parser.description = "Run a whole fleet on this machine: gateway, router, workers, health."
+    parser.epilog = EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--model",
+        default="baton-tiny",
+        metavar="PATH_OR_ID",
+        help="model folder, cached Hugging Face id, or baton-tiny, the embedded one (default)",
+    )
+    parser.add_argument(
+        "--name", default="", help="what clients call the model (default: its path's last part)"
+    )
+    parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers (1)")
+    parser.add_argument("--decode", type=int, default=1, metavar="K", help="decode workers (1)")
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "sim"),
+        default="vllm",
+        help="vllm (default), or sim: modelled time, no inference",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address the gateway listens on")
+    parser.add_argument("--port", type=int, default=8000, help="port the gateway listens on (8000)")
+    parser.add_argument(
+        "--health-port", type=int, default=9400, help="port of the health daemon (9400)"
+    )
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        default=default_run_dir(),
+        help="sockets, logs and the fleet file (default: %(default)s)",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a fleet file instead of flags")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Returns the exit status: 0 after Ctrl-C or SIGTERM, 1 when the fleet failed, 2 bad flags."""
+    logger = log.configure("up", "up", "warning", for_people=True)
+    try:
+        _check_flags(arguments)
+        config, path, lock = _prepare(arguments)
+    except ConfigError as error:
+        logger.error("up.refused", sentence=error.message)
+        return 2
+    fleet = children(list(config.prefill), list(config.decode), preflight.find_gpus())
+    supervisors: list[Supervisor] = []
+
+    def make() -> Supervisor:
+        supervisors.append(Supervisor(config, path, fleet, SystemClock(), _say))
+        return supervisors[0]
+
+    _say(_opening(config))
+    try:
+        return lifecycle.run(make, logger)
+    finally:
+        for supervisor in supervisors:
+            supervisor.kill_all()
+        lock.close()
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    if arguments.decode < 1:
+        raise ConfigError("--decode", "at least one decode worker is needed; it makes the tokens")
+    if arguments.prefill < 0:
+        raise ConfigError("--prefill", "cannot be negative; 0 means decode workers prefill too")
+    if arguments.prefill + arguments.decode > WORKERS_MAX:
+        raise ConfigError("--prefill/--decode", f"more than {WORKERS_MAX} workers on one machine")
+    for flag in ("port", "health_port"):
+        if not 1 <= getattr(arguments, flag) <= 65535:
+            raise ConfigError(f"--{flag.replace('_', '-')}", "must be between 1 and 65535")
+
+
+def _prepare(arguments: argparse.Namespace) -> tuple[Config, Path, preflight.Lock]:
+    """Everything that can be found wrong before a process is started."""
+    if arguments.config is not None:
+        path = arguments.config
+        config = configuration.load(path)
+        lock = preflight.lock_run_dir(Path(config.fleet.run_dir))
+    else:
+        run_dir = arguments.run_dir.absolute()
+        lock = preflight.lock_run_dir(run_dir)
+        path = run_dir / "fleet.toml"
+        path.write_text(fleet_toml(_flags(arguments, run_dir)), encoding="utf-8")
+        config = configuration.load(path)
+    preflight.check_port(config.gateway.host, config.gateway.port, "--port")
+    preflight.check_port(config.health.host, config.health.port, "--health-port")
+    resolve_model(config.model.path)
+    preflight.check_memory(config)
+    return config, path, lock
+
+
+def _flags(arguments: argparse.Namespace, run_dir: Path) -> Flags:
+    return Flags(
+        model=arguments.model,
+        model_name=arguments.name,
+        prefill=arguments.prefill,
+        decode=arguments.decode,
+        engine=arguments.engine,
+        host=arguments.host,
+        port=arguments.port,
+        health_port=arguments.health_port,
+        run_dir=str(run_dir),
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+def _opening(config: Config) -> str:
+    kinds = sorted({w.engine.kind for w in (*config.prefill.values(), *config.decode.values())})
+    what = "/".join(kinds)
+    note = "  (simulated engines: no real inference)" if "sim" in kinds else ""
+    return (
+        f"baton up: {config.model.served_name} on {len(config.prefill)} prefill + "
+        f"{len(config.decode)} decode workers ({what}){note}"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

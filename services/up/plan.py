@@ -1,0 +1,83 @@
+"""From flags to a fleet: the configuration that `baton up` writes and the children that it starts.
+
+Pure: looks at nothing but its arguments. The order of `children` is the order of start; drains go
+the other way round, gateway first (`STOP_ORDER`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.messages import Role
+
+WORKERS_MAX = 64
+STOP_ORDER = (Role.GATEWAY, Role.DECODE, Role.PREFILL, Role.HEALTH, Role.ROUTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the user asked for. `gpus`: indices to spread the workers over; empty on a CPU host."""
+
+    model: str
+    model_name: str
+    prefill: int
+    decode: int
+    engine: str
+    host: str
+    port: int
+    health_port: int
+    run_dir: str
+    cores: int
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One daemon to run. `environment` is added to ours."""
+
+    role: Role
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role in (Role.PREFILL, Role.DECODE)
+
+
+def fleet_toml(flags: Flags) -> str:
+    """The fleet file of these flags, as text a person can keep and edit."""
+    workers = flags.prefill + flags.decode
+    threads = max(1, flags.cores // max(1, workers))
+    lines = [
+        "# Written by `baton up`. Copy it, edit it, and start it with `baton up --config FILE`.",
+        "[fleet]",
+        f"run_dir = {_quoted(flags.run_dir)}",
+        "[model]",
+        f"path = {_quoted(flags.model)}",
+        f"name = {_quoted(flags.model_name)}",
+        "[engine]",
+        f"kind = {_quoted(flags.engine)}",
+        f"threads = {threads}",
+        "[gateway]",
+        f"host = {_quoted(flags.host)}",
+        f"port = {flags.port}",
+        "[health]",
+        f"port = {flags.health_port}",
+    ]
+    lines += [f"[prefill.p{i}]" for i in range(flags.prefill)]
+    lines += [f"[decode.d{i}]" for i in range(flags.decode)]
+    return "\n".join(lines) + "\n"
+
+
+def children(prefill: list[str], decode: list[str], gpus: tuple[int, ...]) -> list[Child]:
+    """Router and gateway first (they are up in a second), then workers, a GPU each in turn."""
+    fleet = [Child(Role.ROUTER, "r0"), Child(Role.GATEWAY, "g0"), Child(Role.HEALTH, "h0")]
+    workers = [(Role.PREFILL, name) for name in prefill] + [(Role.DECODE, name) for name in decode]
+    for index, (role, name) in enumerate(workers):
+        gpu = {"CUDA_VISIBLE_DEVICES": str(gpus[index % len(gpus)])} if gpus else {}
+        fleet.append(Child(role, name, gpu))
+    return fleet
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

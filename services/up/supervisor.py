@@ -1,0 +1,182 @@
+"""`baton up` at work: starts the children, restarts those that die, drains them in order.
+
+Theory of operation: each child has one root task that spawns it, waits for its end and asks
+`restart.py` what then. A child that dies before it was ever ready ends the whole run with its
+reason, because the same start would fail again; later deaths are restarted with backoff. The fleet
+is ready when the gateway's /health says so, since that is what a client needs. On stop the roles
+are terminated in `STOP_ORDER`, so that streams finish before the workers under them leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from common.clock import Clock
+from common.config import Config
+from common.errors import BatonError, Code
+from common.lifecycle import Tasks, first_of
+from services.up.child import Process
+from services.up.plan import STOP_ORDER, Child
+from services.up.restart import Restarts
+
+READY_POLL_SECONDS = 0.2
+PROGRESS_SECONDS = 5.0
+STOP_MARGIN_SECONDS = 8.0
+
+
+class Supervisor:
+    """A `common.lifecycle.Service`. `say` prints one line to the person at the terminal."""
+
+    def __init__(
+        self,
+        config: Config,
+        config_path: Path,
+        fleet: list[Child],
+        clock: Clock,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._config_path = config_path
+        self._fleet = fleet
+        self._clock = clock
+        self._say = say
+        self._started = clock.monotonic()
+        self._stopping = False
+        self._processes: list[Process] = []
+
+    @property
+    def stop_seconds(self) -> float:
+        per_role = self._config.fleet.drain_ms / 1000 + STOP_MARGIN_SECONDS
+        return per_role * len(STOP_ORDER)
+
+    async def start(self, tasks: Tasks) -> str:
+        run_dir = Path(self._config.fleet.run_dir)
+        for child in self._fleet:
+            process = Process(child, self._config_path, run_dir, self._reporter(child))
+            self._processes.append(process)
+            tasks.start(f"child-{child.name}", self._supervise(process))
+        progress = tasks.start("progress", self._report_progress(), ends=True)
+        await self._until_ready(tasks)
+        progress.cancel()
+        self._say(self._ready_text())
+        return "the fleet is ready"
+
+    async def stop(self) -> None:
+        self._stopping = True
+        if any(process.running for process in self._processes):
+            self._say("stopping: running requests may finish (Ctrl-C again to leave at once)")
+        for role in STOP_ORDER:
+            batch = [p for p in self._processes if p.child.role is role and p.running]
+            for process in batch:
+                process.terminate()
+            await self._reap(batch)
+        for process in self._processes:
+            process.close()
+        self._say("stopped")
+
+    def kill_all(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    async def _reap(self, batch: list[Process]) -> None:
+        """Waits for these children's ends; kills, and names, the ones that take too long."""
+        seconds = self._config.fleet.drain_ms / 1000 + STOP_MARGIN_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                for process in batch:
+                    await process.wait()
+        except TimeoutError:
+            for process in batch:
+                if process.running:
+                    self._say(f"{process.child.name} did not stop in {seconds:.0f} s: killed")
+                    process.kill()
+
+    async def _supervise(self, process: Process) -> None:
+        restarts = Restarts()
+        name = process.child.name
+        was_ready = False
+        while True:
+            await process.spawn()
+            exit_code = await process.wait()
+            if self._stopping:
+                await asyncio.Event().wait()
+            was_ready = was_ready or process.ready.is_set()
+            reason = _ended(exit_code, process)
+            if not was_ready:
+                raise BatonError(
+                    Code.ENGINE_FAILED, f"{name} {reason} (whole log: {process.log_path})"
+                )
+            wait = restarts.died(self._clock.monotonic())
+            if wait is None:
+                raise BatonError(
+                    Code.ENGINE_FAILED,
+                    f"{name} {reason}; it died too often, giving up (log: {process.log_path})",
+                )
+            self._line(name, f"{reason}; starting it again in {wait:.1f} s")
+            await asyncio.sleep(wait)
+
+    async def _until_ready(self, tasks: Tasks) -> None:
+        waiter = asyncio.gather(*(process.ready.wait() for process in self._processes))
+        await first_of(waiter, tasks.failed)
+        if tasks.failed.done():
+            waiter.cancel()
+            _, error = tasks.failed.result()
+            raise error if error is not None else BatonError(Code.INTERNAL, "a child task ended")
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+            while not await self._is_healthy(session):  # noqa: ASYNC110 - HTTP can only be asked
+                await asyncio.sleep(READY_POLL_SECONDS)
+
+    async def _is_healthy(self, session: aiohttp.ClientSession) -> bool:
+        try:
+            async with session.get(f"{self._url()}/health") as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def _report_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            waiting = [p for p in self._processes if not p.ready.is_set()]
+            text = ", ".join(f"{p.child.name} ({p.status})" for p in waiting)
+            if text:
+                self._line("waiting for", text)
+
+    def _reporter(self, child: Child) -> Callable[[str], None]:
+        def report(status: str) -> None:
+            if not self._stopping:
+                self._line(child.name, status)
+
+        return report
+
+    def _line(self, who: str, what: str) -> None:
+        self._say(f"[{self._clock.monotonic() - self._started:6.1f} s] {who}: {what}")
+
+    def _url(self) -> str:
+        gateway = self._config.gateway
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(gateway.host, gateway.host)
+        return f"http://{host}:{gateway.port}"
+
+    def _ready_text(self) -> str:
+        model = self._config.model.served_name
+        seconds = self._clock.monotonic() - self._started
+        body = (
+            f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], '
+            '"max_tokens": 32}'
+        )
+        return (
+            f"\nReady in {seconds:.1f} s: {self._url()}/v1 serves {model}. Try:\n\n"
+            f"  curl {self._url()}/v1/chat/completions -H 'content-type: application/json' \\\n"
+            f"    -d '{body}'\n\n"
+            f"Look inside: baton ctl status --run-dir {self._config.fleet.run_dir}\n"
+            f"Logs: {Path(self._config.fleet.run_dir) / 'logs'}    Stop: Ctrl-C"
+        )
+
+
+def _ended(exit_code: int, process: Process) -> str:
+    if exit_code < 0:
+        return f"was killed by signal {-exit_code}"
+    return f"exited with status {exit_code}: {process.last_words()}"

@@ -1,0 +1,143 @@
+"""Starts `baton up`, waits for what it prints, and looks inside as an operator would."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+READY_SECONDS = 180.0
+STOP_SECONDS = 60.0
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Polls a condition that has no event to wait for; fails the test by name in the end."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.02)
+
+
+class Fleet:
+    """One `baton up` process. `lines` is what it printed so far."""
+
+    def __init__(self, run_dir: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.run_dir = run_dir
+        self.port = free_port()
+        self.health_port = free_port()
+        self.lines: list[str] = []
+        self._printed: queue.Queue[str | None] = queue.Queue()
+        arguments = ["--run-dir", str(run_dir), "--port", str(self.port)]
+        arguments += ["--health-port", str(self.health_port), *flags]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services.cli", "up", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | (env or {}),
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_for_line(self, pattern: str, seconds: float = READY_SECONDS) -> str:
+        """The first line, printed already or within `seconds`, that the pattern is found in."""
+        deadline = time.monotonic() + seconds
+        seen = 0
+        while True:
+            while seen < len(self.lines):
+                if re.search(pattern, self.lines[seen]):
+                    return self.lines[seen]
+                seen += 1
+            try:
+                line = self._printed.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                line = None
+            if line is None and seen >= len(self.lines):
+                raise AssertionError(f"never printed {pattern!r}:\n" + "\n".join(self.lines))
+
+    def wait_ready(self) -> Self:
+        self.wait_for_line(r"^Ready in ")
+        return self
+
+    def stop(self, signum: signal.Signals = signal.SIGINT) -> int:
+        """As Ctrl-C does. Returns the exit status."""
+        self.process.send_signal(signum)
+        return self.process.wait(STOP_SECONDS)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The daemons by name."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            command = child.cmdline()
+            if "--name" in command:
+                found[command[command.index("--name") + 1]] = child
+        return found
+
+    def ctl(self, *arguments: str) -> Any:
+        """The result of `baton ctl VERB ... --json`."""
+        command = [sys.executable, "-m", "services.cli", "ctl", *arguments]
+        command += ["--json", "--run-dir", str(self.run_dir)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return json.loads(done.stdout)
+
+    def log(self, name: str) -> str:
+        return (self.run_dir / "logs" / f"{name}.log").read_text(errors="replace")
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            self._printed.put(line)
+        self._printed.put(None)
+
+
+@contextmanager
+def fleet(*flags: str, env: dict[str, str] | None = None) -> Iterator[Fleet]:
+    """A fleet that is gone afterwards, whatever the test did; its logs are shown on failure."""
+    run_dir = Path(tempfile.mkdtemp(prefix="baton-"))
+    running = Fleet(run_dir, *flags, env=env)
+    try:
+        yield running
+    except BaseException:
+        print("\n".join(running.lines))
+        for path in sorted((run_dir / "logs").glob("*.log")):
+            print(f"--- {path.name}", "\n".join(path.read_text().splitlines()[-25:]), sep="\n")
+        raise
+    finally:
+        if running.process.poll() is None:
+            daemons = psutil.Process(running.process.pid).children(recursive=True)
+            running.process.kill()
+            running.process.wait()
+            for daemon in daemons:
+                if daemon.is_running():
+                    daemon.kill()
+        shutil.rmtree(run_dir, ignore_errors=True)

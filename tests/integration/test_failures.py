@@ -1,0 +1,108 @@
+"""Daemons are killed while they work; each test has a fleet of its own to break."""
+
+import http.client
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from tests.fleet.running import Fleet, fleet, wait_until
+
+MODEL = "baton-tiny"
+PROMPT = "All happy families are alike. " * 30
+
+
+@pytest.fixture
+def one_pair() -> Iterator[Fleet]:
+    with fleet("--engine", "sim") as running:
+        yield running.wait_ready()
+
+
+def stream(running: Fleet, max_tokens: int) -> Iterator[Any]:
+    api = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=30)
+    return iter(
+        api.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=max_tokens, temperature=0, stream=True
+        )
+    )
+
+
+def complete(running: Fleet) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8}
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def kill(running: Fleet, name: str) -> int:
+    victim = running.children()[name]
+    victim.send_signal(signal.SIGKILL)
+    return victim.pid
+
+
+def restarted(running: Fleet, name: str, old_pid: int) -> bool:
+    child = running.children().get(name)
+    return child is not None and child.pid != old_pid
+
+
+def test_a_lost_decode_worker_ends_its_stream_with_an_error_and_comes_back(
+    one_pair: Fleet,
+) -> None:
+    chunks = stream(one_pair, 2000)
+    next(chunks)
+    pid = kill(one_pair, "d0")
+    with pytest.raises(openai.APIError, match="d0"):
+        list(chunks)
+    wait_until("d0 is started again", lambda: restarted(one_pair, "d0", pid))
+    wait_until("requests are served again", lambda: complete(one_pair) == 200, 20)
+
+
+def test_a_lost_prefill_worker_costs_no_request(one_pair: Fleet) -> None:
+    pid = kill(one_pair, "p0")
+    assert complete(one_pair) == 200
+    wait_until("p0 is started again", lambda: restarted(one_pair, "p0", pid))
+    wait_until(
+        "p0 is ready again", lambda: any(w["name"] == "p0" for w in one_pair.ctl("workers")), 20
+    )
+
+
+def test_streams_do_not_notice_a_lost_router_and_new_work_waits_for_its_return(
+    one_pair: Fleet,
+) -> None:
+    chunks = stream(one_pair, 150)
+    next(chunks)
+    pid = kill(one_pair, "r0")
+    assert complete(one_pair) == 200
+    assert restarted(one_pair, "r0", pid)
+    assert len(list(chunks)) >= 149
+
+
+def test_a_killed_supervisor_takes_its_fleet_along(one_pair: Fleet) -> None:
+    daemons = psutil.Process(one_pair.process.pid).children(recursive=True)
+    one_pair.process.kill()
+    one_pair.process.wait()
+    _, alive = psutil.wait_procs(daemons, timeout=15)
+    assert not alive
+
+
+def test_ctrl_c_lets_a_running_stream_finish(one_pair: Fleet) -> None:
+    chunks = stream(one_pair, 120)
+    next(chunks)
+    daemons = psutil.Process(one_pair.process.pid).children(recursive=True)
+    stopper = threading.Thread(target=one_pair.stop)
+    stopper.start()
+    rest = list(chunks)
+    stopper.join()
+    assert rest[-1].choices[0].finish_reason == "length"
+    assert one_pair.process.returncode == 0
+    assert not [d for d in daemons if d.is_running()]
+    for name in ("g0", "r0", "p0", "d0", "h0"):
+        assert "daemon.stopped" in one_pair.log(name)
+        assert "Traceback" not in one_pair.log(name)

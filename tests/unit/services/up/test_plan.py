@@ -1,0 +1,73 @@
+"""Flags become a fleet file that loads, and children in the right order."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common import config as configuration
+from common.messages import Role
+from services.up.plan import STOP_ORDER, Flags, children, fleet_toml
+from services.up.restart import BACKOFF_SECONDS_MAX, START_LIMIT, Restarts
+
+FLAGS = Flags(
+    model="baton-tiny",
+    model_name="",
+    prefill=2,
+    decode=3,
+    engine="sim",
+    host="127.0.0.1",
+    port=8000,
+    health_port=9400,
+    run_dir="/run/x",
+    cores=8,
+)
+
+
+def test_the_written_fleet_file_loads_and_says_what_was_asked(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(fleet_toml(FLAGS))
+    config = configuration.load(path, {})
+    assert list(config.prefill) == ["p0", "p1"]
+    assert list(config.decode) == ["d0", "d1", "d2"]
+    assert config.decode["d2"].engine.kind == "sim"
+    assert config.engine.threads == 1
+    assert (config.gateway.port, config.health.port) == (8000, 9400)
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=40))
+def test_any_model_path_survives_the_file(path: str) -> None:
+    raw = tomllib.loads(fleet_toml(dataclasses.replace(FLAGS, model=path)))
+    assert raw["model"]["path"] == path
+
+
+def test_router_comes_first_and_goes_last() -> None:
+    fleet = children(["p0"], ["d0", "d1"], ())
+    assert fleet[0].role is Role.ROUTER
+    assert [c.name for c in fleet if c.is_worker] == ["p0", "d0", "d1"]
+    assert set(STOP_ORDER) == {c.role for c in fleet}
+    assert STOP_ORDER[0] is Role.GATEWAY
+    assert STOP_ORDER[-1] is Role.ROUTER
+
+
+def test_gpus_are_given_out_in_turn() -> None:
+    workers = [c for c in children(["p0"], ["d0", "d1"], (3, 5)) if c.is_worker]
+    assert [c.environment["CUDA_VISIBLE_DEVICES"] for c in workers] == ["3", "5", "3"]
+    assert all("CUDA_VISIBLE_DEVICES" not in c.environment for c in children([], ["d0"], ()))
+
+
+def test_backoff_grows_and_a_child_that_dies_too_often_is_given_up() -> None:
+    restarts = Restarts()
+    waits = [restarts.died(now=float(i)) for i in range(START_LIMIT)]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0]
+    assert restarts.died(now=6.0) is None
+
+
+def test_old_deaths_are_forgotten() -> None:
+    restarts = Restarts()
+    for i in range(START_LIMIT * 3):
+        wait = restarts.died(now=i * 30.0)
+        assert wait is not None
+        assert wait <= BACKOFF_SECONDS_MAX

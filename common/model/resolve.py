@@ -1,7 +1,7 @@
 """Where a model's files lie on this machine. Never downloads.
 
-`baton-tiny` is the embedded model, made on first use. A path is a Hugging Face folder. Anything else
-is a Hugging Face id, looked up in the local cache.
+`baton-tiny` is the embedded model, made on first use. A path is a Hugging Face folder. Anything
+else is a Hugging Face id, looked up in the local cache.
 """
 
 from __future__ import annotations

@@ -1,0 +1,19 @@
+"""A test's kind is the directory it lives in: tests/<kind>/... carries the marker <kind>."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before numpy loads: OpenBLAS threads spin, and on a busy two-core machine they wait on each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+TESTS = Path(__file__).parent
+KINDS = frozenset({"unit", "simulation", "integration", "e2e", "chaos"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = item.path.relative_to(TESTS).parts[0]
+        if kind in KINDS:
+            item.add_marker(kind)

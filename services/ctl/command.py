@@ -1,0 +1,96 @@
+"""The command line of `baton ctl`, parsed: `VERB [VALUE...] [NAME=VALUE...] [--flags]`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.ctl.renderers import VERBS
+
+VALUED = ("--run-dir", "--config", "--timeout")
+TIMEOUT_SECONDS = 5.0
+
+
+class UsageError(Exception):
+    """What the person typed cannot be meant; the text says what to type instead."""
+
+
+@dataclass(slots=True)
+class Command:
+    """`timeout`: seconds to wait for the router."""
+
+    verb: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+    json: bool = False
+    help: bool = False
+    run_dir: Path | None = None
+    config: Path | None = None
+    timeout: float = TIMEOUT_SECONDS
+
+
+def parse(argv: list[str]) -> Command:
+    """Raises UsageError. Flags may stand anywhere, as `--flag VALUE` or `--flag=VALUE`."""
+    command = Command()
+    words: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag in VALUED:
+            if not equals:
+                if not rest:
+                    raise UsageError(f"{flag} needs a value")
+                value = rest.pop(0)
+            _set(command, flag, value)
+        elif word in ("--help", "-h"):
+            command.help = True
+        elif word == "--json":
+            command.json = True
+        elif word.startswith("-"):
+            raise UsageError(f"unknown flag {word}; flags: --json --run-dir --config --timeout")
+        else:
+            words.append(word)
+    if words:
+        command.verb, command.args = words[0], _args(words[0], words[1:])
+    elif not command.help:
+        raise UsageError("name a verb, for example: baton ctl status")
+    return command
+
+
+def _set(command: Command, flag: str, value: str) -> None:
+    if flag == "--run-dir":
+        command.run_dir = Path(value)
+    elif flag == "--config":
+        command.config = Path(value)
+    else:
+        try:
+            command.timeout = float(value)
+        except ValueError as error:
+            raise UsageError(f"--timeout needs seconds, not {value!r}") from error
+        if not 0 < command.timeout <= 3600:
+            raise UsageError("--timeout must be more than 0 and at most 3600 seconds")
+
+
+def _args(verb: str, words: list[str]) -> dict[str, Any]:
+    positional = VERBS[verb].positional if verb in VERBS else ()
+    args: dict[str, Any] = {}
+    bare = 0
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and re.fullmatch(r"[a-z_]+", name):
+            args[name] = _value(value)
+        elif bare < len(positional):
+            args[positional[bare]] = word
+            bare += 1
+        else:
+            takes = " ".join(positional).upper() or "no bare values"
+            raise UsageError(f"{verb}: what is {word!r}? it takes {takes} and NAME=VALUE")
+    return args
+
+
+def _value(text: str) -> str | int | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text

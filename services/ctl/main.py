@@ -1,0 +1,114 @@
+"""`baton ctl`: asks the router's admin socket one question and shows the answer.
+
+Exit status: 0 answered, 1 the verb failed, 2 the command line, 3 no router answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from common import config as configuration
+from common.admin import AdminAnswer, ask
+from common.config import Config, FleetConfig, default_run_dir
+from common.endpoints import admin_address
+from common.errors import BatonError, Code
+from services.ctl.command import Command, UsageError, parse
+from services.ctl.renderers import VERBS
+
+OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+HELP = """\
+usage: baton ctl VERB [ARGS] [--json] [--run-dir DIR | --config FILE] [--timeout SECONDS]
+
+Looks inside a running fleet, through its router's admin socket.
+
+  status              can it serve, how full is it, what was refused and dropped
+  workers [ROLE]      every worker: state, load, KV promised and used
+  requests [STATE]    what is queued and running now (also limit=N)
+  explain ID          one request's timeline and why it went where it went;
+                      the start of an id is enough
+  help [VERB]         all that this router can be asked
+
+--json      the router's answer as JSON, for scripts
+--run-dir   the fleet's run directory (default: $BATON_RUN_DIR, else where `baton up` puts it)
+--config    the fleet file instead
+--timeout   seconds to wait for an answer (5)
+
+examples:
+  baton ctl status
+  baton ctl requests queued limit=20
+  baton ctl explain 3f2a9c
+  baton ctl workers decode --json | jq '.[] | {name, kv_used}'
+  baton ctl status --config /etc/baton/fleet.toml
+
+exit status: 0 answered, 1 the verb failed, 2 wrong command line, 3 no router answers
+"""
+
+
+def main(argv: list[str]) -> int:
+    try:
+        command = parse(argv)
+        if command.help:
+            print(HELP, end="")
+            return OK
+        address = admin_address(_config(command))
+    except UsageError as error:
+        return _complain(USAGE, f"{error} (baton ctl --help shows more)")
+    except BatonError as error:
+        return _complain(USAGE, error.message)
+    try:
+        answer = _ask(address, command)
+    except BatonError as error:
+        if error.code is not Code.ROUTER_UNREACHABLE:
+            return _complain(FAILED, error.message)
+        return _complain(UNREACHABLE, f"{error.message}; {_fix(command)}")
+    return _show(command, answer)
+
+
+def _config(command: Command) -> Config:
+    if command.config is not None:
+        if command.run_dir is not None:
+            raise UsageError("give --run-dir or --config, not both")
+        return configuration.load(command.config)
+    run_dir = command.run_dir or default_run_dir()
+    return Config(fleet=FleetConfig(run_dir=str(run_dir)))
+
+
+def _ask(address: str, command: Command) -> AdminAnswer:
+    if not Path(address.removeprefix("ipc://")).exists():
+        raise BatonError(Code.ROUTER_UNREACHABLE, f"there is no router socket at {address}")
+    return asyncio.run(ask(address, command.verb, command.args, command.timeout))
+
+
+def _fix(command: Command) -> str:
+    if command.run_dir is None and command.config is None:
+        return "start a fleet with `baton up`, or name one with --run-dir DIR or --config FILE"
+    return "is the fleet running, and is this its run directory?"
+
+
+def _show(command: Command, answer: AdminAnswer) -> int:
+    if not answer.ok:
+        error = answer.error
+        if command.json:
+            print(json.dumps({"error": error}))
+        return _complain(FAILED, error.get("message", "the router gave no reason"))
+    print(_text(command, answer.result))
+    return OK
+
+
+def _text(command: Command, result: Any) -> str:
+    shown = VERBS.get(command.verb)
+    if shown is None or command.json:
+        return json.dumps(result, indent=2)
+    try:
+        return shown.render(result)
+    except (KeyError, TypeError, IndexError):
+        return json.dumps(result, indent=2)
+
+
+def _complain(status: int, sentence: str) -> int:
+    print(f"baton ctl: {sentence}", file=sys.stderr)
+    return status

@@ -1,0 +1,33 @@
+"""`baton ctl status`, for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.ctl.table import Cell, pairs, size, span
+
+
+def render(result: Any) -> str:
+    ready = "yes" if result["ready"] else f"NO: {result['reason']}"
+    rate = result["drained_per_s"]
+    fleet = (
+        f"{result['prefill_ready']} prefill and {result['decode_ready']} decode workers ready, "
+        f"{result['gateways']} gateways"
+    )
+    rows: list[tuple[str, Cell]] = [
+        ("ready", ready),
+        ("model", result["model"]),
+        ("router", f"{result['router']} (up {span(result['uptime_s'] * 1000)})"),
+        ("fleet", fleet),
+        ("running", f"{result['active']} of {result['active_max']}"),
+        (
+            "queued",
+            f"{result['queued']} of {result['queued_max']} ({size(result['queued_bytes'])})",
+        ),
+        ("drain rate", "not measured yet" if rate is None else f"{rate} requests/s"),
+        ("policy", result["policy"]),
+    ]
+    rows += [(f"total {name}", value) for name, value in result["totals"].items()]
+    rows += [(f"refused {name}", value) for name, value in sorted(result["refused"].items())]
+    rows += [(f"dropped {name}", value) for name, value in sorted(result["dropped"].items())]
+    return pairs(rows)

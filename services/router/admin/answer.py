@@ -1,0 +1,66 @@
+"""From one admin frame to its answer; never raises for what a client sends.
+
+A frame that starts with `{` is JSON and answered in JSON, anything else is MessagePack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from common.errors import BatonError, Code
+from common.wire import FRAME_BYTES_MAX
+from services.router.admin.registry import VERBS
+from services.router.admin.verb import View, checked
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    verb: str
+    args: dict[str, Any] = {}
+
+
+_json = msgspec.json.Decoder(Question)
+_msgpack = msgspec.msgpack.Decoder(Question)
+
+
+def answer(frame: bytes, view: Callable[[], View]) -> bytes:
+    """The one frame to send back, within the frame limit."""
+    in_json = frame[:1] == b"{"
+    encode = msgspec.json.encode if in_json else msgspec.msgpack.encode
+    try:
+        question = _decode(frame, in_json=in_json)
+        encoded = encode({"ok": True, "result": _run(question, view())})
+        if len(encoded) > FRAME_BYTES_MAX:
+            raise BatonError(
+                Code.BODY_TOO_LARGE,
+                f"the answer of {len(encoded)} bytes is over the limit of {FRAME_BYTES_MAX}; "
+                "ask for less, for example with limit",
+            )
+    except BatonError as error:
+        encoded = encode(failure(error))
+    return encoded
+
+
+def failure(error: BatonError) -> dict[str, Any]:
+    return {"ok": False, "error": {"code": error.code.value, "message": error.message}}
+
+
+def _decode(frame: bytes, *, in_json: bool) -> Question:
+    try:
+        return (_json if in_json else _msgpack).decode(frame)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BatonError(
+            Code.INVALID_REQUEST,
+            f'not a question: {error}; ask like {{"verb": "help", "args": {{}}}}',
+        ) from error
+
+
+def _run(question: Question, view: View) -> Any:
+    for verb in VERBS:
+        if verb.name == question.verb:
+            return verb.run(view, checked(verb, question.args))
+    names = ", ".join(verb.name for verb in VERBS)
+    sentence = f"no verb {question.verb[:64]!r}; there are: {names}"
+    raise BatonError(Code.NOT_FOUND, sentence)

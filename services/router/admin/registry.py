@@ -1,0 +1,7 @@
+"""The verbs of this router."""
+
+from __future__ import annotations
+
+from services.router.admin import explain, help_, requests, status, workers
+
+VERBS = (status.VERB, workers.VERB, requests.VERB, explain.VERB, help_.VERB)

@@ -1,0 +1,52 @@
+"""`status`: can it serve, how full is it, how fast does it drain, what went wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.messages import Role
+from services.router.admin.verb import Value, Verb, View
+from services.router.policies import least_loaded
+from services.router.state import WorkerState
+
+
+def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
+    tables, counts = view.tables, view.tables.counts
+    fleet, settings = tables.fleet, tables.settings
+    rate = tables.drain_rate.per_second(view.now)
+    states = [w for w in tables.workers.values() if w.state is not WorkerState.GONE]
+    slots = sum(w.capacity.max_num_seqs for w in states if w.role is Role.DECODE and w.ready)
+    return {
+        "ready": fleet.ready,
+        "reason": fleet.reason,
+        "router": settings.name,
+        "incarnation": settings.incarnation,
+        "uptime_s": round(view.now - tables.started, 1),
+        "draining": tables.draining,
+        "policy": least_loaded.NAME,
+        "model": fleet.model,
+        "max_model_len": fleet.max_model_len,
+        "gateways": len(tables.live_gateways()),
+        "prefill_ready": fleet.prefill_ready,
+        "decode_ready": fleet.decode_ready,
+        "active": tables.active,
+        "active_max": min(settings.max_active, slots) if settings.max_active else slots,
+        "queued": len(tables.waiting),
+        "queued_max": settings.max_queue,
+        "queued_bytes": tables.waiting.bytes_held,
+        "queued_bytes_max": settings.queue_bytes_max,
+        "drained_per_s": None if rate is None else round(rate, 2),
+        "totals": {
+            "submitted": counts.submitted,
+            "placed": counts.placed,
+            "placed_local": counts.placed_local,
+            "ended": counts.ended,
+            "failed": counts.failed,
+            "cancelled": counts.cancelled,
+        },
+        "refused": dict(counts.refused),
+        "dropped": {**counts.dropped, **view.shell_dropped},
+    }
+
+
+VERB = Verb("status", "whether the fleet can serve, and how full it is", (), run)

@@ -1,0 +1,180 @@
+"""The router's decisions: which request runs where, and who hears what of it.
+
+Sans-IO: `handle(event, now) -> list[Action]` is the only way in and the sole mutator; the same
+events give the same actions. The tables are in `tables.py`, the state machines in `state.py`; the
+parts of `handle` are `core_peers` (who is there), `core_requests` (a try from Submit to its end)
+and `core_placing` (queue to workers). After each event, what became free is given to the queue,
+and gateways hear when what can be served has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.errors import Code
+from common.messages import (
+    Beat,
+    Cancel,
+    DecodeStarted,
+    Ended,
+    Fleet,
+    Hello,
+    Leaving,
+    PrefillEnded,
+    Role,
+    Submit,
+)
+from services.router import core_peers, core_placing, core_requests
+from services.router.events import (
+    Action,
+    DrainExpired,
+    DrainStarted,
+    Event,
+    PeerGone,
+    Received,
+    Send,
+    Tick,
+)
+from services.router.records import Gateway, Worker
+from services.router.settings import Settings
+from services.router.state import WorkerState
+from services.router.tables import Shape, Tables
+from services.router.waiting import LOOK_PAST
+
+
+class Core:
+    """`secrets` makes the 16 random bytes of a ticket. `tables` is for readers."""
+
+    def __init__(self, settings: Settings, secrets: Callable[[], bytes], now: float) -> None:
+        self.tables = Tables(settings, secrets, now)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """`now`: seconds, monotonic. Raises IllegalTransitionError on a bug of ours, never for what
+        a peer sends."""
+        tables = self.tables
+        actions = self._react(event, now)
+        if tables.workers_changed:
+            actions += self._fleet_changed(now)
+        if isinstance(event, Tick):
+            actions += core_placing.expire(tables, now)
+        if tables.freed:
+            actions += core_placing.pump(tables, now)
+            tables.freed = False
+        if not tables.settings.max_queue and len(tables.waiting):
+            sentence = "no worker is free, and this router keeps no queue"
+            actions += core_placing.refuse_all(tables, Code.QUEUE_FULL, sentence, now)
+        return actions
+
+    def _react(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case Received():
+                return self._received(event, now)
+            case PeerGone():
+                return core_peers.gone(self.tables, event.peer, event.reason, now)
+            case Tick():
+                return core_peers.tick(self.tables, now)
+            case DrainStarted():
+                self.tables.draining = self.tables.workers_changed = True
+                return []
+            case DrainExpired():
+                sentence = "the router is stopping"
+                return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
+
+    def role_of(self, peer: str) -> Role | None:
+        """None for a peer that has not said Hello, or was fenced."""
+        worker = self.tables.workers.get(peer)
+        if worker is not None:
+            return worker.role
+        if peer in self.tables.gateways and peer not in self.tables.fenced:
+            return Role.GATEWAY
+        return None
+
+    def peers(self) -> list[str]:
+        """Those thought to be connected."""
+        workers = [w.identity for w in self.tables.workers.values() if w.connected]
+        return workers + [gateway.identity for gateway in self.tables.live_gateways()]
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError."""
+        self.tables.check_invariants()
+
+    def _received(self, event: Received, now: float) -> list[Action]:
+        tables, message = self.tables, event.message
+        if isinstance(message, Hello):
+            return core_peers.hello(tables, event.peer, message, now)
+        peer: Worker | Gateway | None = tables.workers.get(event.peer)
+        if peer is None and event.peer not in tables.fenced:
+            peer = tables.gateways.get(event.peer)
+        if peer is None:
+            tables.counts.drop("before hello")
+            return []
+        core_peers.seen(tables, peer, now)
+        if isinstance(message, Beat):
+            return core_peers.beat(tables, peer, message, now)
+        if isinstance(message, Leaving):
+            return core_peers.leaving(tables, peer, message, now)
+        if isinstance(peer, Gateway):
+            return self._from_gateway(peer, event, now)
+        return self._from_worker(peer, event, now)
+
+    def _from_gateway(self, gateway: Gateway, event: Received, now: float) -> list[Action]:
+        match event.message:
+            case _ if gateway.gone:
+                self.tables.counts.drop("gone peer")
+            case Submit() as message:
+                actions = core_requests.submit(self.tables, gateway, message, event.body, now)
+                self.tables.freed |= len(self.tables.waiting) <= LOOK_PAST
+                return actions
+            case Cancel() as message:
+                return core_requests.cancel(self.tables, gateway, message, now)
+            case _:
+                self.tables.counts.drop("wrong role")
+        return []
+
+    def _from_worker(self, worker: Worker, event: Received, now: float) -> list[Action]:
+        match event.message, worker.role:
+            case _ if worker.state is WorkerState.GONE:
+                self.tables.counts.drop("gone peer")
+            case PrefillEnded() as message, Role.PREFILL:
+                return core_requests.prefill_ended(self.tables, worker, message, now)
+            case DecodeStarted() as message, Role.DECODE:
+                return core_requests.decode_started(self.tables, worker, message, now)
+            case Ended() as message, Role.DECODE:
+                return core_requests.ended(self.tables, worker, message, now)
+            case _:
+                self.tables.counts.drop("wrong role")
+        return []
+
+    def _fleet_changed(self, now: float) -> list[Action]:
+        """Recomputes what gateways are told, and tells them if it differs."""
+        tables = self.tables
+        tables.workers_changed, tables.freed = False, True
+        there = [w for w in tables.workers.values() if w.state is not WorkerState.GONE]
+        decodes = [w for w in there if w.role is Role.DECODE]
+        ready = [w for w in decodes if w.ready]
+        shapes = [
+            Shape(w.capacity.max_model_len, w.kv_tokens_max, w.capacity.block_tokens)
+            for w in decodes
+        ]
+        tables.shapes = tuple(dict.fromkeys(shapes))
+        if ready:
+            tables.without_decode_since = None
+        elif tables.without_decode_since is None:
+            tables.without_decode_since = now
+        fleet = Fleet(
+            ready=bool(ready) and not tables.draining,
+            prefill_ready=sum(w.ready for w in there if w.role is Role.PREFILL),
+            decode_ready=len(ready),
+            max_model_len=max((s.max_model_len for s in tables.shapes), default=0),
+            model=ready[0].model if ready else "",
+            reason=self._why_not_ready(len(ready), len(decodes)),
+        )
+        if fleet == tables.fleet:
+            return []
+        tables.fleet = fleet
+        return [Send(gateway.identity, fleet) for gateway in tables.live_gateways()]
+
+    def _why_not_ready(self, ready: int, known: int) -> str:
+        if self.tables.draining:
+            return "the router is stopping"
+        return "" if ready else f"none of {known} known decode workers is ready"

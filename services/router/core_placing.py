@@ -1,0 +1,148 @@
+"""From the queue to the workers. Called by `core.py` only.
+
+One pass looks at the window of the queue (`waiting.py`). What one request waits for, a larger one
+waits for too, so a pass asks placement only about sizes that may still fit; the head is always
+asked.
+"""
+
+from __future__ import annotations
+
+from common.errors import Code
+from common.messages import Decode, Prefill, Ticket
+from services.router import core_requests, placement
+from services.router.events import Action, Note, Send
+from services.router.placement_types import Placement, WaitFor
+from services.router.policies import least_loaded
+from services.router.records import Try
+from services.router.state import TryState
+from services.router.tables import Tables
+
+NEVER = 1 << 62
+
+
+def pump(tables: Tables, now: float) -> list[Action]:
+    """Places what fits now. Passes repeat while they place something."""
+    actions: list[Action] = []
+    while len(tables.waiting):
+        step = _pass(tables, now)
+        if step is None:
+            break
+        actions += step
+    return actions
+
+
+def _pass(tables: Tables, now: float) -> list[Action] | None:
+    """Places or refuses one; None when nothing in the window can move."""
+    limit = tables.settings.max_active
+    if limit and tables.active >= limit:
+        return None
+    decodes = tables.board.open_decodes()
+    if not decodes:
+        any_decode = tables.board.any_decode()
+        tables.waiting.head().waits_for = WaitFor.SLOT if any_decode else WaitFor.WORKER
+        return None
+    prefills = tables.board.prefills()
+    too_big = too_long = NEVER
+    passed: list[Try] = []
+    tables.wants_prefill = False
+    for each in tables.waiting.window():
+        if each.deadline and now >= each.deadline:
+            return _too_late(tables, each, now)
+        if each.ask.total_tokens >= too_big or each.ask.prompt_tokens >= too_long:
+            passed.append(each)
+            continue
+        choice = placement.place(each.ask, decodes, prefills, least_loaded)
+        if isinstance(choice, Placement):
+            for earlier in passed:
+                earlier.passed_by += 1
+            return _dispatch(tables, each, choice, now)
+        each.waits_for = choice
+        if choice is WaitFor.PREFILL:
+            tables.wants_prefill = True
+            too_long = min(too_long, each.ask.prompt_tokens)
+        else:
+            if not tables.can_ever_hold(each.ask):
+                sentence = core_requests.never_fits(each.ask)
+                code = Code.CONTEXT_LENGTH_EXCEEDED
+                return core_requests.refuse(tables, each, code, sentence, now)
+            too_big = min(too_big, each.ask.total_tokens)
+        passed.append(each)
+    return None
+
+
+def expire(tables: Tables, now: float) -> list[Action]:
+    """Refuses what has waited past its deadline, and all when there is nobody to wait for."""
+    actions: list[Action] = []
+    for each in [e for e in tables.waiting if e.deadline and now >= e.deadline]:
+        actions += _too_late(tables, each, now)
+    if core_requests.lacks_decode(tables, now):
+        sentence = "no decode worker became ready in time"
+        actions += refuse_all(tables, Code.NO_CAPACITY, sentence, now)
+    return actions
+
+
+def refuse_all(tables: Tables, code: Code, sentence: str, now: float) -> list[Action]:
+    actions: list[Action] = []
+    for each in list(tables.waiting):
+        actions += core_requests.refuse(tables, each, code, sentence, now)
+    return actions
+
+
+def _too_late(tables: Tables, each: Try, now: float) -> list[Action]:
+    waited = (now - each.received) * 1000
+    sentence = f"its deadline passed after {waited:.0f} ms in the queue"
+    return core_requests.refuse(tables, each, Code.DEADLINE_EXCEEDED, sentence, now)
+
+
+def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[Action]:
+    """Credits are taken, then the gateway, P and D hear of it at once, P and D with one ticket."""
+    tables.waiting.remove(each)
+    body, each.body = each.body, b""
+    each.move(TryState.PLACED)
+    each.placement, each.placed, each.waits_for = choice, now, None
+    tables.active += 1
+    tables.counts.placed += 1
+    decode, prefill = choice.decode, choice.prefill
+    tables.workers[decode.identity].hold(each.key, decode.kv_need(each.ask.total_tokens))
+    actions: list[Action] = [core_requests.placed_answer(each)]
+    ticket = None
+    if prefill is None:
+        tables.counts.placed_local += 1
+    else:
+        worker = tables.workers[prefill.identity]
+        worker.hold(each.key, prefill.kv_need(each.ask.prompt_tokens))
+        worker.queue(each.key, each.ask.prompt_tokens)
+        each.prefill_open = True
+        ticket = _ticket(tables, each, choice)
+        order = Prefill(request_id=each.request_id, attempt=each.attempt, ticket=ticket)
+        actions.append(Send(prefill.identity, order, body))
+    gateway = tables.gateways[each.gateway]
+    stream = Decode(
+        request_id=each.request_id,
+        attempt=each.attempt,
+        gateway=gateway.name,
+        gateway_incarnation=gateway.incarnation,
+        stream_endpoint=gateway.stream_endpoint,
+        ticket=ticket,
+    )
+    actions.append(Send(decode.identity, stream, body))
+    fields: dict[str, object] = {"request_id": each.request_id, "attempt": each.attempt}
+    actions.append(Note("debug", "request.placed", choice.sentence, fields))
+    return actions
+
+
+def _ticket(tables: Tables, each: Try, choice: Placement) -> Ticket:
+    decode, prefill = choice.decode, choice.prefill
+    assert prefill is not None
+    return Ticket(
+        secret=tables.secrets(),
+        request_id=each.request_id,
+        attempt=each.attempt,
+        fingerprint=prefill.fingerprint,
+        prefill=prefill.name,
+        prefill_incarnation=prefill.incarnation,
+        decode=decode.name,
+        decode_incarnation=decode.incarnation,
+        kv_address=prefill.kv_address,
+        lease_ms=tables.settings.lease_ms,
+    )

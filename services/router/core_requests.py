@@ -1,0 +1,326 @@
+"""A try's way through the tables, from Submit to its one end. Called by `core.py` only.
+
+Credits follow one rule: a try holds its KV on D from placement until D's own `Ended`, or until D
+is lost; an abort does not free them, for D may still hold the blocks. On P it holds KV until D has
+taken it or the try is over, and P is told (`Abort`) whenever D did not take it.
+"""
+
+from __future__ import annotations
+
+from common.errors import Code
+from common.messages import (
+    Abort,
+    Cancel,
+    DecodeStarted,
+    Ended,
+    Failed,
+    Placed,
+    PrefillEnded,
+    Refused,
+    Submit,
+)
+from services.router.drain_rate import RETRY_AFTER_MS_MIN
+from services.router.events import Action, Note, Send
+from services.router.placement_types import Ask
+from services.router.records import Gateway, Key, Try, Worker
+from services.router.state import TERMINAL, TryState
+from services.router.tables import Tables
+
+DECODE_WAIT_SECONDS = 5.0
+NO_CAPACITY_RETRY_MS = 5_000
+REQUEST_ID_CHARS_MAX = 256
+
+
+def submit(
+    tables: Tables, gateway: Gateway, message: Submit, body: bytes | None, now: float
+) -> list[Action]:
+    """Queues, refuses, or recognizes a repeated or newer attempt. Placement comes after."""
+    key = (message.request_id, message.attempt)
+    newest = tables.current.get(message.request_id)
+    over = tables.history.latest(message.request_id)
+    actions: list[Action] = []
+    if newest is not None:
+        live = tables.tries[message.request_id, newest]
+        if live.gateway != gateway.identity:
+            sentence = "another gateway's request with this id is running"
+            return [
+                _answer_refused(tables, gateway.identity, key, Code.DUPLICATE_REQUEST, sentence)
+            ]
+        if message.attempt == newest:
+            return _repeated(tables, live)
+        if message.attempt < newest:
+            tables.counts.drop("old attempt")
+            return []
+        actions += abort(tables, live, "a newer attempt was submitted", now)
+    elif key in tables.tries:
+        return _repeated(tables, tables.tries[key])
+    elif over is not None and not _may_come_again(over, message.attempt):
+        tables.counts.drop("old attempt")
+        return _answer_over(over, gateway, message.attempt)
+    tables.counts.submitted += 1
+    each = Try(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        gateway=gateway.identity,
+        ask=Ask(message.prompt_tokens, message.max_tokens),
+        body=body or b"",
+        received=now,
+        deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
+    )
+    return actions + _admit(tables, each, gateway, now)
+
+
+def _may_come_again(over: Try, attempt: int) -> bool:
+    """The same attempt only if it never reached a worker: its gateway was away while it queued."""
+    return attempt > over.attempt or (attempt == over.attempt and over.placement is None)
+
+
+def _answer_over(over: Try, gateway: Gateway, attempt: int) -> list[Action]:
+    """Its gateway asks again for what was lost: it did not hear so. Of a try that ended well, the
+    tokens are on their way and say more."""
+    lost = over.state in (TryState.FAILED, TryState.CANCELLED) and over.attempt == attempt
+    if not lost or over.gateway != gateway.identity:
+        return []
+    return [failed_answer(gateway.identity, over.key, over.sentence or "the request was lost")]
+
+
+def _repeated(tables: Tables, live: Try) -> list[Action]:
+    tables.counts.drop("repeated submit")
+    if live.state in (TryState.PLACED, TryState.DECODING):
+        return [placed_answer(live)]
+    return []
+
+
+def _admit(tables: Tables, each: Try, gateway: Gateway, now: float) -> list[Action]:
+    tables.tries[each.key] = each
+    tables.current[each.request_id] = each.attempt
+    gateway.tries[each.key] = None
+    code, sentence = _objection(tables, each, now)
+    if code is not None:
+        return refuse(tables, each, code, sentence, now)
+    tables.waiting.append(each)
+    return []
+
+
+def _objection(tables: Tables, each: Try, now: float) -> tuple[Code | None, str]:
+    """Why this request may not even wait."""
+    ask, waiting = each.ask, tables.waiting
+    if not 0 < len(each.request_id) <= REQUEST_ID_CHARS_MAX or each.attempt < 1:
+        return Code.INVALID_REQUEST, "a request needs an id and an attempt from 1 on"
+    if ask.prompt_tokens < 1 or ask.max_tokens < 1 or not each.body:
+        return Code.INVALID_REQUEST, "a request needs a body, prompt_tokens and max_tokens above 0"
+    if tables.draining:
+        return Code.DRAINING, "the router is stopping"
+    if not tables.can_ever_hold(ask):
+        return Code.CONTEXT_LENGTH_EXCEEDED, never_fits(ask)
+    if lacks_decode(tables, now):
+        return Code.NO_CAPACITY, f"no decode worker was ready in {DECODE_WAIT_SECONDS:g} s"
+    if waiting.has_room(len(each.body)):
+        return None, ""
+    return (
+        Code.QUEUE_FULL,
+        f"{len(waiting)} requests ({waiting.bytes_held} bytes) already wait for a worker",
+    )
+
+
+def never_fits(ask: Ask) -> str:
+    return (
+        f"{ask.prompt_tokens} prompt tokens and {ask.max_tokens} to generate are more than any "
+        "decode worker can hold"
+    )
+
+
+def lacks_decode(tables: Tables, now: float) -> bool:
+    """No decode worker is ready, and waiting for one has gone on long enough."""
+    since = tables.without_decode_since
+    return since is not None and now - since > DECODE_WAIT_SECONDS
+
+
+def refuse(tables: Tables, each: Try, code: Code, sentence: str, now: float) -> list[Action]:
+    """A queued try that nothing was placed of is over."""
+    answer = _answer_refused(tables, each.gateway, each.key, code, sentence, now)
+    leave(tables, each, TryState.REFUSED, code, sentence, now)
+    fields: dict[str, object] = {"request_id": each.request_id, "code": code.value}
+    return [answer, Note("debug", "request.refused", sentence, fields)]
+
+
+def _answer_refused(
+    tables: Tables, gateway: str, key: Key, code: Code, sentence: str, now: float | None = None
+) -> Send:
+    tables.counts.refuse(code.value)
+    retry = 0
+    if code is Code.QUEUE_FULL and now is not None:
+        retry = tables.drain_rate.retry_after_ms(len(tables.waiting), now)
+    elif code is Code.NO_CAPACITY:
+        retry = NO_CAPACITY_RETRY_MS
+    elif code in (Code.DRAINING, Code.DEADLINE_EXCEEDED):
+        retry = RETRY_AFTER_MS_MIN
+    return Send(
+        gateway,
+        Refused(
+            code=code, message=sentence, request_id=key[0], attempt=key[1], retry_after_ms=retry
+        ),
+    )
+
+
+def placed_answer(each: Try) -> Send:
+    assert each.placement is not None
+    decode, prefill = each.placement.decode, each.placement.prefill
+    return Send(
+        each.gateway,
+        Placed(
+            request_id=each.request_id,
+            attempt=each.attempt,
+            decode=decode.name,
+            decode_incarnation=decode.incarnation,
+            prefill=prefill.name if prefill else "",
+        ),
+    )
+
+
+def cancel(tables: Tables, gateway: Gateway, message: Cancel, now: float) -> list[Action]:
+    each = tables.tries.get((message.request_id, message.attempt))
+    if each is None or each.gateway != gateway.identity:
+        tables.counts.drop("unknown cancel")
+        return []
+    return abort(tables, each, message.reason, now)
+
+
+def abort(tables: Tables, each: Try, reason: str, now: float) -> list[Action]:
+    """Its gateway wants no more of it. Idempotent."""
+    if each.state is TryState.QUEUED:
+        leave(tables, each, TryState.CANCELLED, Code.CANCELLED, reason, now)
+        return []
+    if each.state is TryState.ABORTING:
+        return []
+    each.move(TryState.ABORTING)
+    each.sentence = reason
+    return [_abort(each.decode, each.key, reason), *close_prefill(tables, each, reason)]
+
+
+def close_prefill(tables: Tables, each: Try, reason: str) -> list[Action]:
+    """P need hold nothing for it any more, and hears so. Idempotent."""
+    if not each.prefill_open:
+        return []
+    _release_prefill(tables, each)
+    return [_abort(each.prefill, each.key, reason)]
+
+
+def _release_prefill(tables: Tables, each: Try) -> None:
+    if each.prefill_open:
+        worker = tables.workers[each.prefill]
+        worker.computed(each.key)
+        worker.release(each.key)
+        each.prefill_open = False
+        tables.freed |= tables.wants_prefill
+
+
+def _abort(peer: str, key: Key, reason: str) -> Send:
+    return Send(peer, Abort(request_id=key[0], attempt=key[1], reason=reason))
+
+
+def prefill_ended(
+    tables: Tables, worker: Worker, message: PrefillEnded, now: float
+) -> list[Action]:
+    each = tables.tries.get((message.request_id, message.attempt))
+    if each is None or each.prefill != worker.identity or each.prefill_report is not None:
+        tables.counts.drop("stale prefill report")
+        return []
+    each.prefill_report, each.prefill_ended = message, now
+    if message.error:
+        each.prefill_problem = f"{worker.name} failed: {message.message or message.error}"
+    worker.computed(each.key)
+    tables.freed |= tables.wants_prefill
+    if message.error or each.decode_report is not None:
+        _release_prefill(tables, each)
+    return []
+
+
+def decode_started(
+    tables: Tables, worker: Worker, message: DecodeStarted, now: float
+) -> list[Action]:
+    each = tables.tries.get((message.request_id, message.attempt))
+    if each is None or each.decode != worker.identity or each.decode_report is not None:
+        tables.counts.drop("stale decode report")
+        return []
+    each.decode_report, each.decode_started = message, now
+    if each.state is TryState.PLACED:
+        each.move(TryState.DECODING)
+    if message.kv is None or not message.kv.blocks:
+        return close_prefill(tables, each, "decode did without this KV")
+    if each.prefill_report is not None:
+        _release_prefill(tables, each)
+    return []
+
+
+def ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list[Action]:
+    each = tables.tries.get((message.request_id, message.attempt))
+    if each is None or each.decode != worker.identity:
+        tables.counts.drop("stale end")
+        return []
+    each.end_report = message
+    actions = close_prefill(tables, each, "the request is over")
+    if each.state is TryState.ABORTING or message.error == Code.CANCELLED:
+        state = TryState.CANCELLED
+    else:
+        state = TryState.FAILED if message.error else TryState.ENDED
+    sentence = each.sentence or message.message
+    leave(tables, each, state, message.error or message.finish_reason, sentence, now)
+    return actions
+
+
+def fail(tables: Tables, each: Try, sentence: str, now: float) -> list[Action]:
+    """D is lost to it: the gateway hears `Failed`, P is released."""
+    actions = close_prefill(tables, each, "decode worker lost")
+    if each.state is TryState.ABORTING:
+        leave(tables, each, TryState.CANCELLED, Code.CANCELLED, each.sentence, now)
+        return actions
+    leave(tables, each, TryState.FAILED, Code.WORKER_LOST, sentence, now)
+    tables.gateways[each.gateway].lost.append(each.key)
+    return [failed_answer(each.gateway, each.key, sentence), *actions]
+
+
+def failed_answer(gateway: str, key: Key, sentence: str) -> Send:
+    failed = Failed(request_id=key[0], attempt=key[1], code=Code.WORKER_LOST, message=sentence)
+    return Send(gateway, failed)
+
+
+def prefill_lost(tables: Tables, each: Try, sentence: str) -> None:
+    """D's load will fail, and D computes the prompt itself; the router only takes note."""
+    each.prefill_problem = sentence
+    _release_prefill(tables, each)
+
+
+def leave(
+    tables: Tables, each: Try, state: TryState, outcome: str, sentence: str, now: float
+) -> None:
+    """The one way out of the tables."""
+    was = each.state
+    each.move(state)
+    assert state in TERMINAL
+    each.finished, each.outcome, each.sentence = now, str(outcome), sentence
+    if was is TryState.QUEUED:
+        if each.key in tables.waiting:
+            tables.waiting.remove(each)
+        each.body = b""
+    else:
+        tables.active -= 1
+        tables.workers[each.decode].release(each.key)
+        tables.drain_rate.ended(now)
+    del tables.tries[each.key]
+    if tables.current.get(each.request_id) == each.attempt:
+        del tables.current[each.request_id]
+    tables.gateways[each.gateway].tries.pop(each.key, None)
+    tables.freed = True
+    _count(tables, state)
+    (tables.refusals if state is TryState.REFUSED else tables.history).add(each)
+
+
+def _count(tables: Tables, state: TryState) -> None:
+    counts = tables.counts
+    if state is TryState.ENDED:
+        counts.ended += 1
+    elif state is TryState.FAILED:
+        counts.failed += 1
+    elif state is TryState.CANCELLED:
+        counts.cancelled += 1

@@ -1,0 +1,216 @@
+"""The router daemon: sockets and a clock around the core. Decides nothing.
+
+Theory of operation: frames of the control socket become events, one at a time; the actions that
+come back are sent at once. A send that finds its peer gone, or its queue full, is itself an event,
+taken after the actions before it. Every `PULSE_SECONDS` each peer is sent a Ping, which is how a
+crash is found by disconnect, and the core a Tick; a queue is looked at twice as often. A bug of
+ours in the core ends the process: its state is soft, and a restart is better than going on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections import deque
+
+from common.clock import Clock, SystemClock
+from common.config import Config
+from common.endpoints import ADMIN, CONTROL, admin_address, control_address
+from common.errors import BatonError, Code, WireError
+from common.lifecycle import Tasks
+from common.log import Logger
+from common.messages import (
+    GatewayToRouter,
+    Hello,
+    Ping,
+    Role,
+    ToRouter,
+    WorkerToRouter,
+)
+from common.sockets import Sent, Socket
+from common.wire import Decoder, encode
+from services.router.admin.answer import answer
+from services.router.admin.registry import VERBS
+from services.router.admin.verb import View
+from services.router.core import Core
+from services.router.events import (
+    Action,
+    DrainExpired,
+    DrainStarted,
+    Event,
+    PeerGone,
+    Received,
+    Send,
+    Tick,
+)
+from services.router.settings import from_config
+
+PULSE_SECONDS = 0.2
+CHECK_EVERY_PULSES = 50
+CLOSE_SECONDS = 1.0
+LAST_WORDS_SECONDS = 0.1
+
+
+class Router:
+    """A `common.lifecycle.Service`."""
+
+    def __init__(self, config: Config, name: str, clock: Clock, log: Logger) -> None:
+        self._config = config
+        self._name = name
+        self._clock = clock
+        self._log = log
+        self._verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
+        settings = from_config(config, name, secrets.token_hex(8))
+        self._core = Core(settings, lambda: os.urandom(16), clock.monotonic())
+        self._first: Decoder[Hello] = Decoder(Hello)
+        self._decoders: dict[Role, Decoder[ToRouter]] = {
+            Role.GATEWAY: Decoder(GatewayToRouter),
+            Role.PREFILL: Decoder(WorkerToRouter),
+            Role.DECODE: Decoder(WorkerToRouter),
+        }
+        self._dropped: dict[str, int] = {}
+        self._events: deque[Event] = deque()
+        self._control: Socket | None = None
+        self._admin: Socket | None = None
+        self._emptied = asyncio.Event()
+        self._broken: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def stop_seconds(self) -> float:
+        return self._config.fleet.drain_ms / 1000 + CLOSE_SECONDS
+
+    async def start(self, tasks: Tasks) -> str:
+        control, admin = control_address(self._config), admin_address(self._config)
+        self._control = Socket(CONTROL, bind=control, on_frames=self._on_control)
+        self._admin = Socket(ADMIN, bind=admin, on_frames=self._on_admin)
+        self._control.start()
+        self._admin.start()
+        tasks.start("pulse", self._pulse())
+        tasks.start("core", self._die_if_broken())
+        return f"router {self._name} ready: control {self._control.address}, admin {admin}"
+
+    async def stop(self) -> None:
+        """Stop admitting, let the queue be placed, refuse what is left, close. Streams go on.
+
+        The pause before closing is for the last words: a DEALER with ZMQ_IMMEDIATE throws away what
+        it has received and not yet read when its connection closes.
+        """
+        self._handle(DrainStarted())
+        self._emptied.clear()
+        if len(self._core.tables.waiting):
+            try:
+                async with asyncio.timeout(self._config.fleet.drain_ms / 1000):
+                    await self._emptied.wait()
+            except TimeoutError:
+                left = len(self._core.tables.waiting)
+                sentence = f"{left} requests were still queued when the drain time ended"
+                self._log.warning("router.drain_timeout", queued=left, sentence=sentence)
+        self._handle(DrainExpired())
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+        for socket in (self._control, self._admin):
+            if socket is not None:
+                socket.close()
+
+    def _handle(self, event: Event) -> None:
+        """One event and all that follow from carrying it out."""
+        outer = not self._events
+        self._events.append(event)
+        if not outer:
+            return
+        try:
+            while self._events:
+                for action in self._core.handle(self._events[0], self._clock.monotonic()):
+                    self._carry_out(action)
+                self._events.popleft()
+        except BatonError as error:
+            self._events.clear()
+            if not self._broken.done():
+                self._broken.set_result(error)
+        if not len(self._core.tables.waiting):
+            self._emptied.set()
+
+    def _carry_out(self, action: Action) -> None:
+        if not isinstance(action, Send):
+            if action.level != "debug" or self._verbose:
+                write = {
+                    "debug": self._log.debug,
+                    "info": self._log.info,
+                    "warning": self._log.warning,
+                }[action.level]
+                write(action.event, sentence=action.sentence, **action.fields)
+            return
+        try:
+            frame = encode(action.message)
+        except WireError as error:
+            self._drop("oversized answer", action.peer, error.message)
+            return
+        self._send(action.peer, [frame] if action.body is None else [frame, action.body])
+
+    def _send(self, peer: str, frames: list[bytes]) -> None:
+        if self._control is None:
+            return
+        sent = self._control.send([peer.encode(), *frames])
+        if sent is Sent.GONE:
+            self._handle(PeerGone(peer, "its connection closed"))
+        elif sent is Sent.FULL:
+            self._handle(PeerGone(peer, "it takes no more messages"))
+
+    def _on_control(self, frames: list[bytes]) -> None:
+        try:
+            peer = frames[0].decode()
+        except UnicodeDecodeError:
+            self._drop("bad identity", "?", "the identity is not text")
+            return
+        if not 2 <= len(frames) <= 3:
+            self._drop("wrong frames", peer, f"{len(frames) - 1} frames instead of 1 or 2")
+            return
+        role = self._core.role_of(peer)
+        decoder = self._first if role is None else self._decoders[role]
+        try:
+            message = decoder.decode(frames[1])
+        except WireError as error:
+            self._drop("before hello" if role is None else "bad frame", peer, error.message)
+            return
+        self._handle(Received(peer, message, frames[2] if len(frames) == 3 else None))
+
+    def _drop(self, why: str, peer: str, sentence: str) -> None:
+        self._dropped[why] = self._dropped.get(why, 0) + 1
+        if self._verbose:
+            self._log.debug("frame.dropped", why=why, peer=peer, sentence=sentence)
+
+    def _on_admin(self, frames: list[bytes]) -> None:
+        """A REQ client puts an empty frame before its question and expects it before the answer."""
+        envelope = frames[:2] if len(frames) > 2 and not frames[1] else frames[:1]
+        question = frames[len(envelope) :]
+        frame = question[0] if len(question) == 1 else b""
+        if self._admin is not None:
+            self._admin.send([*envelope, answer(frame, self._view)])
+
+    def _view(self) -> View:
+        return View(self._core.tables, self._clock.monotonic(), dict(self._dropped), VERBS)
+
+    async def _pulse(self) -> None:
+        ping = [encode(Ping())]
+        pulses = 0
+        while True:
+            self._handle(Tick())
+            for peer in self._core.peers():
+                self._send(peer, ping)
+            pulses += 1
+            if pulses % CHECK_EVERY_PULSES == 0 and not self._core.tables.tries:
+                self._core.check_invariants()
+            await asyncio.sleep(PULSE_SECONDS / 2)
+            if len(self._core.tables.waiting):
+                self._handle(Tick())
+            await asyncio.sleep(PULSE_SECONDS / 2)
+
+    async def _die_if_broken(self) -> None:
+        error = await self._broken
+        raise BatonError(Code.INTERNAL, f"the router core is broken: {error.message}")
+
+
+def make(config: Config, name: str, log: Logger) -> Router:
+    """Inside the running loop."""
+    return Router(config, name, SystemClock(), log)

@@ -1,0 +1,68 @@
+"""What the router core hears and what it asks for; the vocabulary between `core.py` and its shell.
+
+A peer is named by its ZeroMQ identity `name|incarnation`, as text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.messages import Message, ToRouter
+
+
+@dataclass(slots=True)
+class Received:
+    """A peer's message. `body`: the second frame of a Submit, still encoded."""
+
+    peer: str
+    message: ToRouter
+    body: bytes | None = None
+
+
+@dataclass(slots=True)
+class PeerGone:
+    """The connection to this peer is closed, or takes no more."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Tick:
+    """Time passed; at least each 200 ms."""
+
+
+@dataclass(slots=True)
+class DrainStarted:
+    """Admit nothing new from now on; what is queued may still be placed."""
+
+
+@dataclass(slots=True)
+class DrainExpired:
+    """Refuse what is still queued."""
+
+
+Event = Received | PeerGone | Tick | DrainStarted | DrainExpired
+
+
+@dataclass(slots=True)
+class Send:
+    """To this peer. Should it be gone, the shell says `PeerGone`."""
+
+    peer: str
+    message: Message
+    body: bytes | None = None
+
+
+@dataclass(slots=True)
+class Note:
+    """One line for the log: `event` is `noun.verb`, `sentence` for an operator."""
+
+    level: Literal["debug", "info", "warning"]
+    event: str
+    sentence: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+Action = Send | Note

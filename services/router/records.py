@@ -1,0 +1,247 @@
+"""The rows of the router's tables: a try, a worker, a gateway. Each keeps its own sums."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from common.messages import Capacity, DecodeStarted, Ended, Hello, Load, PrefillEnded, Role
+from services.router.placement_types import Ask, Placement, WaitFor, WorkerView
+from services.router.state import (
+    TRY_TRANSITIONS,
+    WORKER_TRANSITIONS,
+    TryState,
+    WorkerState,
+    checked,
+)
+
+Key = tuple[str, int]
+LOST_MAX = 1_024
+
+
+@dataclass(slots=True)
+class Try:
+    """One attempt of one request, and its timeline. Instants are the core's `now`.
+
+    `prefill_open`: P may still hold something for it. `body` is kept only while queued.
+    """
+
+    request_id: str
+    attempt: int
+    gateway: str
+    ask: Ask
+    body: bytes
+    received: float
+    deadline: float = 0.0
+    state: TryState = TryState.QUEUED
+    waits_for: WaitFor | None = None
+    passed_by: int = 0
+    placement: Placement | None = None
+    prefill_open: bool = False
+    placed: float | None = None
+    prefill_ended: float | None = None
+    decode_started: float | None = None
+    finished: float | None = None
+    prefill_report: PrefillEnded | None = None
+    decode_report: DecodeStarted | None = None
+    prefill_problem: str = ""
+    end_report: Ended | None = None
+    outcome: str = ""
+    sentence: str = ""
+
+    @property
+    def key(self) -> Key:
+        return (self.request_id, self.attempt)
+
+    @property
+    def decode(self) -> str:
+        """Identity of its D, or empty."""
+        return self.placement.decode.identity if self.placement else ""
+
+    @property
+    def prefill(self) -> str:
+        """Identity of its P, or empty."""
+        if self.placement is None or self.placement.prefill is None:
+            return ""
+        return self.placement.prefill.identity
+
+    def move(self, new: TryState) -> None:
+        what = f"request {self.request_id}#{self.attempt}"
+        self.state = checked(what, TRY_TRANSITIONS, self.state, new)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One incarnation of a prefill or decode worker.
+
+    `changed`: where it notes that its snapshot is stale (`board.py`).
+    `held`: KV tokens promised, by try. `computing`: prompt tokens P has not computed yet, by try.
+    `foreign_tokens`, `foreign_requests`: what its engine held when it joined and has not freed
+    since, that is, work of an earlier router. `orphans`: tries given up while it was out of reach,
+    to be aborted when it comes back. `empty_since`: first of the latest row of Beats that showed an
+    engine without work.
+    """
+
+    identity: str
+    role: Role
+    name: str
+    incarnation: str
+    fingerprint: str
+    model: str
+    kv_address: str
+    pid: int
+    capacity: Capacity
+    kv_grant_max: float
+    changed: dict[str, Worker]
+    last_seen: float
+    since: float
+    state: WorkerState = WorkerState.JOINING
+    before_suspect: WorkerState = WorkerState.JOINING
+    reason: str = ""
+    load: Load = field(default_factory=Load)
+    held: dict[Key, int] = field(default_factory=dict)
+    computing: dict[Key, int] = field(default_factory=dict)
+    held_tokens: int = 0
+    queued_tokens: int = 0
+    foreign_tokens: int = 0
+    foreign_requests: int = 0
+    empty_since: float | None = None
+    orphans: list[Key] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        identity: str,
+        hello: Hello,
+        capacity: Capacity,
+        grant: float,
+        changed: dict[str, Worker],
+        now: float,
+    ) -> Worker:
+        return cls(
+            identity=identity,
+            role=hello.role,
+            name=hello.name,
+            incarnation=hello.incarnation,
+            fingerprint=hello.fingerprint,
+            model=hello.model,
+            kv_address=hello.kv_address,
+            pid=hello.pid,
+            capacity=capacity,
+            kv_grant_max=grant,
+            changed=changed,
+            last_seen=now,
+            since=now,
+        )
+
+    @property
+    def ready(self) -> bool:
+        return self.state is WorkerState.READY
+
+    @property
+    def connected(self) -> bool:
+        return self.state is not WorkerState.GONE
+
+    @property
+    def kv_tokens_max(self) -> int:
+        """What may be granted of its KV, in tokens."""
+        return int(self.capacity.kv_blocks * self.kv_grant_max) * self.capacity.block_tokens
+
+    def move(self, new: WorkerState, reason: str, now: float) -> None:
+        self.state = checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new)
+        self.reason, self.since = reason, now
+        self.changed[self.identity] = self
+
+    def hold(self, key: Key, tokens: int) -> None:
+        """Promises KV for a try, once."""
+        assert key not in self.held
+        self.held[key] = tokens
+        self.held_tokens += tokens
+        self.changed[self.identity] = self
+
+    def release(self, key: Key) -> None:
+        """Idempotent."""
+        self.held_tokens -= self.held.pop(key, 0)
+        self.changed[self.identity] = self
+
+    def queue(self, key: Key, tokens: int) -> None:
+        self.computing[key] = tokens
+        self.queued_tokens += tokens
+        self.changed[self.identity] = self
+
+    def computed(self, key: Key) -> None:
+        """Idempotent."""
+        self.queued_tokens -= self.computing.pop(key, 0)
+        self.changed[self.identity] = self
+
+    def reported(self, load: Load, now: float) -> None:
+        """A Beat. What is foreign can only shrink, save while joining."""
+        used = round(load.kv_used * self.capacity.kv_blocks) * self.capacity.block_tokens
+        requests = load.running + load.waiting
+        joining = self.state is WorkerState.JOINING
+        self.foreign_tokens = used if joining else min(self.foreign_tokens, used)
+        self.foreign_requests = requests if joining else min(self.foreign_requests, requests)
+        empty = not requests and not used
+        self.empty_since = (self.empty_since or now) if empty else None
+        self.load = load
+        self.changed[self.identity] = self
+
+    def view(self) -> WorkerView:
+        """The snapshot that placement sees."""
+        return WorkerView(
+            name=self.name,
+            identity=self.identity,
+            incarnation=self.incarnation,
+            fingerprint=self.fingerprint,
+            kv_address=self.kv_address,
+            block_tokens=self.capacity.block_tokens,
+            max_model_len=self.capacity.max_model_len,
+            kv_tokens=self.held_tokens + self.foreign_tokens,
+            kv_tokens_max=self.kv_tokens_max,
+            requests=len(self.held) + self.foreign_requests,
+            requests_max=self.capacity.max_num_seqs,
+            queued=self.queued_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Gateway:
+    """One incarnation of a gateway. `tries`: its live ones. `lost`: the latest placed tries that
+    failed or were given up while it was out of reach; it hears `Failed` for them again whenever it
+    says Hello, for what was under way to it when its connection closed is lost. `unqueued`: tries
+    taken from the queue while it was out of reach; it submits them again after a Hello, and hears
+    `Failed` if it comes back without one, never having noticed."""
+
+    identity: str
+    name: str
+    incarnation: str
+    stream_endpoint: str
+    pid: int
+    last_seen: float
+    since: float
+    gone: bool = False
+    leaving: bool = False
+    reason: str = ""
+    tries: dict[Key, None] = field(default_factory=dict)
+    unqueued: list[Key] = field(default_factory=list)
+    lost: deque[Key] = field(default_factory=lambda: deque(maxlen=LOST_MAX))
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start. `dropped` and `refused` by reason."""
+
+    submitted: int = 0
+    placed: int = 0
+    placed_local: int = 0
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def refuse(self, code: str) -> None:
+        self.refused[code] = self.refused.get(code, 0) + 1
+
+    def drop(self, why: str) -> None:
+        self.dropped[why] = self.dropped.get(why, 0) + 1

@@ -1,0 +1,44 @@
+"""What the router core is told once: limits with their units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.config import Config
+
+IDLE_MARGIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`max_active`: requests placed at once, 0 = what the ready decode workers' slots allow.
+    `kv_grant_max`: share of a worker's KV tokens that may be promised. `idle_seconds`: how long a
+    decode worker must report an empty engine before what the router thinks it holds is given up;
+    longer than a handoff may last."""
+
+    name: str = "router"
+    incarnation: str = "0"
+    max_active: int = 0
+    max_queue: int = 1024
+    queue_bytes_max: int = 256 << 20
+    kv_grant_max: float = 0.95
+    worker_timeout: float = 3.0
+    history: int = 1024
+    lease_ms: float = 30_000.0
+    idle_seconds: float = 17.0
+
+
+def from_config(config: Config, name: str, incarnation: str) -> Settings:
+    router = config.router
+    return Settings(
+        name=name,
+        incarnation=incarnation,
+        max_active=router.max_active,
+        max_queue=router.max_queue,
+        queue_bytes_max=router.queue_bytes_max,
+        kv_grant_max=router.kv_grant_max,
+        worker_timeout=router.worker_timeout_ms / 1000,
+        history=router.history,
+        lease_ms=config.kv.lease_ms,
+        idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
+    )

@@ -1,0 +1,121 @@
+"""What a decision costs: `python -m tests.simulation.router_speed`.
+
+Each row is the whole cycle of one request (Submit, PrefillEnded, DecodeStarted, Ended) with a full
+queue behind it, in process CPU time. The baseline of the same run is the least any Python router
+could do for it: the same four messages decoded from MessagePack and nothing decided.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import count
+
+from common.messages import (
+    Beat,
+    Decode,
+    DecodeStarted,
+    Ended,
+    KvReport,
+    Load,
+    PrefillEnded,
+    Role,
+    Submit,
+    ToRouter,
+)
+from common.wire import Decoder, encode
+from services.router.core import Core
+from services.router.events import Action, Received, Send
+from services.router.settings import Settings
+from tests.unit.services.router.rig import hello, worker_hello
+
+QUEUE = 2_000
+CYCLES = 2_000
+BODY = bytes(800)
+
+
+class Drive:
+    """A core with `workers` workers, half of them prefill, driven as fast as it goes."""
+
+    def __init__(self, workers: int) -> None:
+        self.now = 1.0
+        self.core = Core(Settings(max_queue=QUEUE + 10, worker_timeout=1e9), lambda: bytes(16), 1.0)
+        self.ids = count()
+        self.running: deque[tuple[str, str, str]] = deque()
+        self.seconds: list[float] = []
+        self.say("g0|1", hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
+        for i in range(workers):
+            role, name = (Role.PREFILL, f"p{i}") if i % 2 else (Role.DECODE, f"d{i}")
+            self.say(
+                f"{name}|1", worker_hello(role, name, blocks=1000, seqs=16, max_model_len=8192)
+            )
+            self.say(f"{name}|1", Beat(load=Load()))
+
+    def say(self, peer: str, message: ToRouter, body: bytes | None = None) -> None:
+        start = time.process_time()
+        actions = self.core.handle(Received(peer, message, body), self.now)
+        self.seconds.append(time.process_time() - start)
+        self._note(actions)
+
+    def _note(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, Decode):
+                ticket = action.message.ticket
+                prefill = f"{ticket.prefill}|1" if ticket else ""
+                self.running.append((action.message.request_id, prefill, action.peer))
+
+    def submit(self) -> None:
+        request_id = f"r{next(self.ids)}"
+        message = Submit(request_id=request_id, attempt=1, prompt_tokens=200, max_tokens=64)
+        self.say("g0|1", message, BODY)
+
+    def cycle(self) -> None:
+        self.now += 0.0001
+        request_id, prefill, decode = self.running.popleft()
+        for peer, message in zip((prefill, decode, decode), reports(request_id), strict=True):
+            self.say(peer, message)
+        self.submit()
+
+
+def reports(request_id: str) -> tuple[ToRouter, ToRouter, ToRouter]:
+    return (
+        PrefillEnded(request_id=request_id, attempt=1, elapsed_ms=1.0),
+        DecodeStarted(request_id=request_id, attempt=1, elapsed_ms=1.0, kv=KvReport(blocks=2)),
+        Ended(request_id=request_id, attempt=1, finish_reason="stop"),
+    )
+
+
+def baseline() -> float:
+    """Seconds to decode the four messages of a cycle."""
+    decoder: Decoder[ToRouter] = Decoder(ToRouter)
+    submit = Submit(request_id="r1", attempt=1, prompt_tokens=200, max_tokens=64)
+    frames = [encode(message) for message in (submit, *reports("r1"))]
+    start = time.process_time()
+    for _ in range(CYCLES):
+        for frame in frames:
+            decoder.decode(frame)
+    return (time.process_time() - start) / CYCLES
+
+
+def main() -> None:
+    least = baseline()
+    print(f"baseline, decoding only: {least * 1e6:.1f} us a request")
+    for workers in (2, 16, 64, 256, 1000):
+        load = Drive(workers)
+        while len(load.core.tables.waiting) < QUEUE:
+            load.submit()
+        load.seconds.clear()
+        start = time.process_time()
+        for _ in range(CYCLES):
+            load.cycle()
+        each = (time.process_time() - start) / CYCLES
+        spans = sorted(load.seconds)
+        p99 = spans[int(len(spans) * 0.99)]
+        print(
+            f"{workers:5} workers: {1 / each:6.0f} requests/s, {each / least:5.1f} x the baseline, "
+            f"one event p99 {p99 * 1e3:.2f} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""`baton ctl`: the command line, the exit codes, and what people are shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.admin import AdminAnswer
+from common.errors import BatonError, Code
+from services.ctl import main as ctl
+from services.ctl.command import UsageError, parse
+from services.ctl.table import pairs, size, span, table
+
+WORKER = {
+    "name": "d0",
+    "role": "decode",
+    "state": "ready",
+    "since_s": 90.0,
+    "requests": 2,
+    "requests_max": 8,
+    "queued_tokens": 0,
+    "kv_tokens_promised": 400,
+    "kv_tokens_foreign": 100,
+    "kv_tokens_max": 1000,
+    "kv_used": 0.25,
+    "reason": "",
+}
+ATTEMPT = {
+    "attempt": 1,
+    "state": "ended",
+    "outcome": "length",
+    "received_ms_ago": 5000,
+    "total_ms": 100.0,
+    "gateway": "g0",
+    "prompt_tokens": 40,
+    "max_tokens": 8,
+    "candidates": [{"role": "decode", "name": "d0", "score": [0.1, 2]}],
+    "phases": [
+        {"phase": "queue", "start_ms": 0.0, "end_ms": 25.0},
+        {"phase": "decode", "start_ms": 25.0, "end_ms": None},
+    ],
+    "sentences": ["queued for 25.0 ms", "ended (length) with 8 tokens"],
+}
+STATUS = {
+    "ready": False,
+    "reason": "none of 1 known decode workers is ready",
+    "model": "",
+    "router": "r0",
+    "uptime_s": 7.0,
+    "prefill_ready": 1,
+    "decode_ready": 0,
+    "gateways": 1,
+    "active": 0,
+    "active_max": 0,
+    "queued": 3,
+    "queued_max": 1024,
+    "queued_bytes": 4096,
+    "drained_per_s": None,
+    "policy": "least_loaded",
+    "totals": {"submitted": 4},
+    "refused": {"queue_full": 1},
+    "dropped": {},
+}
+REQUEST = {
+    "request_id": "abc",
+    "attempt": 1,
+    "state": "queued",
+    "age_ms": 12.0,
+    "prompt_tokens": 40,
+    "max_tokens": 8,
+    "prefill": "",
+    "decode": "",
+    "gateway": "g0",
+    "waits_for": "a free decode slot",
+}
+HELP = {
+    "usage": "explain id",
+    "help": "a timeline",
+    "args": [{"name": "id", "help": "x", "choices": []}],
+}
+
+
+@pytest.fixture
+def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Answers instead of a router; `asked` is what it was asked."""
+    (tmp_path / "admin.sock").touch()
+    monkeypatch.setenv("BATON_RUN_DIR", str(tmp_path))
+    state: dict[str, Any] = {"answer": AdminAnswer(ok=True, result=[])}
+
+    async def ask(address: str, verb: str, args: dict[str, Any], seconds: float) -> AdminAnswer:
+        state["asked"] = (address, verb, args, seconds)
+        answer = state["answer"]
+        if isinstance(answer, BatonError):
+            raise answer
+        assert isinstance(answer, AdminAnswer)
+        return answer
+
+    monkeypatch.setattr(ctl, "ask", ask)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("argv", "verb", "args"),
+    [
+        (["status"], "status", {}),
+        (["explain", "abc"], "explain", {"id": "abc"}),
+        (["explain", "id=abc"], "explain", {"id": "abc"}),
+        (["explain", "a=b="], "explain", {"a": "b="}),
+        (["explain", "req-1=2"], "explain", {"id": "req-1=2"}),
+        (["requests", "queued", "limit=5"], "requests", {"state": "queued", "limit": 5}),
+        (["workers", "decode"], "workers", {"role": "decode"}),
+        (["drain", "worker=d0", "force=true"], "drain", {"worker": "d0", "force": True}),
+    ],
+)
+def test_words_become_a_question(argv: list[str], verb: str, args: dict[str, Any]) -> None:
+    command = parse(argv)
+    assert (command.verb, command.args) == (verb, args)
+
+
+def test_flags_may_stand_anywhere() -> None:
+    command = parse(["--json", "explain", "--timeout=2.5", "abc", "--run-dir", "/x"])
+    assert (command.verb, command.args) == ("explain", {"id": "abc"})
+    assert (command.json, command.timeout, command.run_dir) == (True, 2.5, Path("/x"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "name a verb"),
+        (["--bogus", "status"], "unknown flag --bogus"),
+        (["status", "--timeout"], "--timeout needs a value"),
+        (["status", "--timeout", "soon"], "--timeout needs seconds"),
+        (["status", "--timeout", "nan"], "more than 0"),
+        (["status", "--timeout", "-1"], "more than 0"),
+        (["status", "what"], "status: what is 'what'?"),
+        (["explain", "a", "b"], "it takes ID"),
+    ],
+)
+def test_usage_errors_say_what_to_type(argv: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says.replace("?", r"\?")):
+        parse(argv)
+
+
+def test_usage_errors_exit_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert ctl.main([]) == 2
+    assert "baton ctl --help" in capsys.readouterr().err
+    assert ctl.main(["status", "--config", str(tmp_path / "none.toml")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert ctl.main(["status", "--config", "a", "--run-dir", "b"]) == 2
+    assert "not both" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "examples:" in out
+    assert "baton ctl explain" in out
+    assert "exit status" in out
+
+
+def test_without_a_router_the_socket_and_the_fix_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATON_RUN_DIR", str(tmp_path))
+    assert ctl.main(["status"]) == 3
+    error = capsys.readouterr().err
+    assert str(tmp_path / "admin.sock") in error
+    assert "`baton up`" in error
+    assert ctl.main(["status", "--run-dir", str(tmp_path)]) == 3
+    assert "is the fleet running" in capsys.readouterr().err
+
+
+def test_a_silent_router_is_exit_3_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A socket file that nobody listens on, as a killed router leaves it."""
+    (tmp_path / "admin.sock").touch()
+    assert ctl.main(["status", "--run-dir", str(tmp_path), "--timeout", "0.2"]) == 3
+    assert "within 0.2 s" in capsys.readouterr().err
+
+
+def test_a_failed_verb_is_exit_1(
+    router: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"code": "not_found", "message": "no request starts with 'x'"}
+    router["answer"] = AdminAnswer(ok=False, error=error)
+    assert ctl.main(["explain", "x"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "baton ctl: no request starts with 'x'\n"
+    assert captured.out == ""
+    assert ctl.main(["explain", "x", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"error": error}
+    router["answer"] = BatonError(Code.WIRE_MISMATCH, "undecodable admin answer")
+    assert ctl.main(["status"]) == 1
+
+
+def test_json_is_the_result_as_it_is(
+    router: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    router["answer"] = AdminAnswer(ok=True, result=[WORKER])
+    assert ctl.main(["workers", "--json", "--timeout", "9"]) == 0
+    assert json.loads(capsys.readouterr().out) == [WORKER]
+    assert router["asked"] == (f"ipc://{tmp_path}/admin.sock", "workers", {}, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "result", "shows"),
+    [
+        (["status"], STATUS, ["NO: none of 1 known", "3 of 1024 (4.0 KiB)", "refused queue_full"]),
+        (["status"], STATUS | {"ready": True, "drained_per_s": 4.5}, ["yes", "4.5 requests/s"]),
+        (["workers"], [WORKER], ["d0", "2/8", "50%", "25%", "90.0 s"]),
+        (["workers"], [WORKER | {"kv_tokens_max": 0}], ["d0"]),
+        (["workers"], [], ["no worker has said hello"]),
+        (["requests"], [REQUEST], ["abc", "12 ms", "a free decode slot"]),
+        (["requests"], [], ["no request is queued or running"]),
+        (
+            ["explain", "abc"],
+            {"request_id": "abc", "attempts": [ATTEMPT]},
+            ["request abc", "ended (length)", "75.0 ms so far", "- queued for 25.0 ms", "0.1 2"],
+        ),
+        (["help"], [HELP], ["explain id", "a timeline"]),
+        (["newverb"], {"x": 1}, ['"x": 1']),
+        (["status"], {"other": "shape"}, ['"other": "shape"']),
+    ],
+)
+def test_people_are_shown(
+    router: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    result: Any,
+    shows: list[str],
+) -> None:
+    router["answer"] = AdminAnswer(ok=True, result=result)
+    assert ctl.main(argv) == 0
+    out = capsys.readouterr().out
+    for part in shows:
+        assert part in out
+
+
+def test_tables_align_numbers_right_and_text_left() -> None:
+    text = table(("NAME", "N", "WHY"), [("a", 1, ""), ("longer", 100, "x")])
+    assert text == "NAME      N  WHY\na         1  -\nlonger  100  x"
+    assert table(("A",), []) == "A"
+    assert pairs([("a", 1), ("long", None)]) == "a     1\nlong  -"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(5, "5 ms"), (1500, "1.5 s"), (180_000, "3 min"), (8_000_000, "2.2 h")]
+)
+def test_spans(ms: float, text: str) -> None:
+    assert span(ms) == text

@@ -1,0 +1,221 @@
+"""A core with hands: peers say things to it, its answers are collected, invariants hold always."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any, TypeVar
+
+from common.messages import (
+    WIRE_VERSION,
+    Beat,
+    Cancel,
+    Capacity,
+    DecodeStarted,
+    Ended,
+    Hello,
+    KvReport,
+    Leaving,
+    Load,
+    Message,
+    PrefillEnded,
+    Role,
+    Submit,
+    ToRouter,
+)
+from services.router.core import Core
+from services.router.events import Action, Event, PeerGone, Received, Send, Tick
+from services.router.records import Try, Worker
+from services.router.settings import Settings
+
+M = TypeVar("M", bound=Message)
+
+BLOCK = 16
+MOVED = KvReport(blocks=3, messages=1, payload_bytes=3072, wire_bytes=3100)
+
+
+class Rig:
+    """`start` is not 0, so that no test passes because an instant is falsy."""
+
+    def __init__(self, start: float = 100.0, **settings: Any) -> None:
+        self.now = start
+        secrets = (n.to_bytes(16) for n in count())
+        self.core = Core(Settings(**settings), lambda: next(secrets), start)
+        self.sent: list[Send] = []
+
+    def do(self, event: Event) -> list[Action]:
+        actions = self.core.handle(event, self.now)
+        self.core.check_invariants()
+        self.sent += [action for action in actions if isinstance(action, Send)]
+        return actions
+
+    def say(self, peer: str, message: ToRouter, body: bytes | None = None) -> list[Action]:
+        return self.do(Received(peer, message, body))
+
+    def tick(self, seconds: float = 0.0, *, alive: tuple[str, ...] = ()) -> list[Action]:
+        """Time passes in steps as the daemon's do; `alive` peers beat."""
+        actions = []
+        for _ in range(max(1, round(seconds / 0.2))):
+            self.now += min(seconds, 0.2)
+            for peer in alive:
+                self.beat(peer)
+            actions += self.do(Tick())
+        return actions
+
+    def gone(self, peer: str) -> list[Action]:
+        return self.do(PeerGone(peer, "its connection closed"))
+
+    def take(self, kind: type[M], peer: str | None = None) -> list[M]:
+        """Removes and returns what was sent of this kind (to this peer)."""
+        found: list[M] = []
+        rest: list[Send] = []
+        for send in self.sent:
+            if isinstance(send.message, kind) and peer in (None, send.peer):
+                found.append(send.message)
+            else:
+                rest.append(send)
+        self.sent = rest
+        return found
+
+    def gateway(self, name: str = "g0", incarnation: str = "1") -> str:
+        peer = f"{name}|{incarnation}"
+        self.say(peer, hello(Role.GATEWAY, name, incarnation, stream_endpoint=f"ipc://{name}"))
+        return peer
+
+    def worker(self, role: Role, name: str, incarnation: str = "1", **more: Any) -> str:
+        """Says Hello and one Beat."""
+        peer = f"{name}|{incarnation}"
+        self.say(peer, worker_hello(role, name, incarnation, **more))
+        self.beat(peer)
+        return peer
+
+    def prefill(self, name: str = "p0", incarnation: str = "1", **more: Any) -> str:
+        return self.worker(Role.PREFILL, name, incarnation, **more)
+
+    def decode(self, name: str = "d0", incarnation: str = "1", **more: Any) -> str:
+        return self.worker(Role.DECODE, name, incarnation, **more)
+
+    def beat(self, peer: str, load: Load | None = None) -> None:
+        self.say(peer, Beat(load=load or Load(running=1, kv_used=0.001)))
+
+    def leave(self, peer: str) -> None:
+        self.say(peer, Leaving(reason="stopping"))
+
+    def submit(
+        self,
+        request_id: str = "r1",
+        attempt: int = 1,
+        *,
+        prompt: int = 40,
+        out: int = 8,
+        gateway: str = "g0|1",
+        deadline_ms: float = 0.0,
+        body: bytes | None = b"body",
+    ) -> list[Action]:
+        message = Submit(
+            request_id=request_id,
+            attempt=attempt,
+            prompt_tokens=prompt,
+            max_tokens=out,
+            deadline_ms=deadline_ms,
+        )
+        return self.say(gateway, message, body)
+
+    def cancel(self, request_id: str = "r1", attempt: int = 1, gateway: str = "g0|1") -> None:
+        self.say(gateway, Cancel(request_id=request_id, attempt=attempt, reason="client left"))
+
+    def prefilled(
+        self, request_id: str = "r1", attempt: int = 1, *, peer: str = "p0|1", error: str = ""
+    ) -> None:
+        self.say(
+            peer,
+            PrefillEnded(request_id=request_id, attempt=attempt, elapsed_ms=3.0, error=error),
+        )
+
+    def started(
+        self,
+        request_id: str = "r1",
+        attempt: int = 1,
+        *,
+        peer: str = "d0|1",
+        kv: KvReport | None = MOVED,
+    ) -> None:
+        self.say(peer, DecodeStarted(request_id=request_id, attempt=attempt, elapsed_ms=5.0, kv=kv))
+
+    def ended(
+        self, request_id: str = "r1", attempt: int = 1, *, peer: str = "d0|1", error: str = ""
+    ) -> None:
+        reason = "" if error else "length"
+        message = Ended(
+            request_id=request_id,
+            attempt=attempt,
+            finish_reason=reason,
+            completion_tokens=8,
+            decode_ms=70.0,
+            error=error,
+        )
+        self.say(peer, message)
+
+    def known(self, request_id: str = "r1", attempt: int = 1) -> Try:
+        """The try, live or over."""
+        tables = self.core.tables
+        live = tables.tries.get((request_id, attempt))
+        over = [t for t in (*tables.history, *tables.refusals) if t.key == (request_id, attempt)]
+        return live or over[-1]
+
+    def state(self, request_id: str = "r1", attempt: int = 1) -> str:
+        return self.known(request_id, attempt).state.value
+
+    def row(self, peer: str) -> Worker:
+        return self.core.tables.workers[peer]
+
+    def nothing_held(self) -> bool:
+        workers = self.core.tables.workers.values()
+        return not any(w.held_tokens or w.queued_tokens or w.held for w in workers)
+
+
+def hello(role: Role, name: str, incarnation: str, **more: Any) -> Hello:
+    more.setdefault("wire_version", WIRE_VERSION)
+    return Hello(role=role, name=name, incarnation=incarnation, **more)
+
+
+def worker_hello(
+    role: Role,
+    name: str,
+    incarnation: str = "1",
+    *,
+    blocks: int = 100,
+    seqs: int = 8,
+    fingerprint: str = "f",
+    max_model_len: int = 1000,
+    block_tokens: int = BLOCK,
+    **more: Any,
+) -> Hello:
+    capacity = Capacity(
+        block_tokens=block_tokens,
+        kv_blocks=blocks,
+        kv_block_bytes=1024,
+        max_model_len=max_model_len,
+        max_num_seqs=seqs,
+    )
+    return hello(
+        role,
+        name,
+        incarnation,
+        fingerprint=fingerprint,
+        model="m",
+        kv_address=f"127.0.0.1:{name}",
+        capacity=capacity,
+        **more,
+    )
+
+
+def standard(**settings: Any) -> Rig:
+    """One gateway, one prefill and one decode worker, nothing left to read."""
+    rig = Rig(**settings)
+    rig.gateway()
+    rig.prefill()
+    rig.decode()
+    for peer in ("p0|1", "d0|1"):
+        rig.beat(peer, Load())
+    rig.sent.clear()
+    return rig

@@ -1,0 +1,72 @@
+"""The parts with a limit: the queue, the history, the measured drain rate."""
+
+import pytest
+
+from services.router.drain_rate import RETRY_AFTER_MS_MAX, SAMPLES, DrainRate
+from services.router.history import History
+from services.router.placement_types import Ask
+from services.router.records import Try
+from services.router.waiting import LOOK_PAST, PASSED_MAX, Waiting
+
+
+def make(request_id: str, attempt: int = 1, body: bytes = b"1234") -> Try:
+    return Try(request_id, attempt, "g0|1", Ask(1, 1), body, 0.0)
+
+
+def test_the_queue_is_bounded_by_count_and_by_bytes() -> None:
+    waiting = Waiting(3, 10)
+    waiting.append(make("a"))
+    assert waiting.has_room(6)
+    assert not waiting.has_room(7)
+    waiting.append(make("b", body=b""))
+    waiting.append(make("c", body=b""))
+    assert not waiting.has_room(0)
+    waiting.check_invariants()
+
+
+def test_the_window_is_the_head_and_a_few_behind() -> None:
+    waiting = Waiting(100, 1000)
+    tries = [make(str(i)) for i in range(LOOK_PAST + 5)]
+    for each in tries:
+        waiting.append(each)
+    assert list(waiting.window()) == tries[:LOOK_PAST]
+    waiting.remove(tries[0])
+    assert waiting.head() is tries[1]
+    assert waiting.bytes_held == 4 * (LOOK_PAST + 4)
+
+
+def test_one_that_was_passed_often_enough_is_passed_no_more() -> None:
+    waiting = Waiting(100, 1000)
+    first, second, third = make("a"), make("b"), make("c")
+    for each in (first, second, third):
+        waiting.append(each)
+    second.passed_by = PASSED_MAX
+    assert list(waiting.window()) == [first, second]
+
+
+def test_history_keeps_the_newest_and_forgets_the_rest() -> None:
+    history = History(2)
+    for each in (make("a", 1), make("a", 2), make("b")):
+        history.add(each)
+        history.check_invariants()
+    assert [each.key for each in history] == [("a", 2), ("b", 1)]
+    latest = history.latest("a")
+    assert latest is not None
+    assert latest.attempt == 2
+    history.add(make("c"))
+    assert history.latest("a") is None
+
+
+def test_the_drain_rate_is_measured_and_decays_with_silence() -> None:
+    rate = DrainRate()
+    assert rate.per_second(0.0) is None
+    assert rate.retry_after_ms(1000, 0.0) == 1000
+    for i in range(200):
+        rate.ended(i * 0.1)
+    assert rate.per_second(19.9) == pytest.approx(10, rel=0.03)
+    assert rate.retry_after_ms(99, 19.9) == pytest.approx(10_000, rel=0.03)
+    assert rate.retry_after_ms(0, 19.9) == 1000
+    silent = rate.per_second(19.9 + 60)
+    assert silent is not None
+    assert silent == pytest.approx(SAMPLES / 66.3, rel=0.02)
+    assert rate.retry_after_ms(10**6, 19.9) == RETRY_AFTER_MS_MAX

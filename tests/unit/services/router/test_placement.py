@@ -1,0 +1,137 @@
+"""Placement, the policy and the governor, as tables of snapshots and the choice expected."""
+
+from typing import Any
+
+import pytest
+
+from services.router import governor
+from services.router.placement import PREFILL_AHEAD_TOKENS, place
+from services.router.placement_types import CANDIDATES_MAX, Ask, Placement, WaitFor, WorkerView
+from services.router.policies import least_loaded
+
+ASK = Ask(prompt_tokens=100, max_tokens=50)
+
+
+def view(name: str, **more: Any) -> WorkerView:
+    fields: dict[str, Any] = {
+        "identity": f"{name}|1",
+        "incarnation": "1",
+        "fingerprint": "f",
+        "kv_address": "h:1",
+        "block_tokens": 16,
+        "max_model_len": 1000,
+        "kv_tokens": 0,
+        "kv_tokens_max": 1600,
+        "requests": 0,
+        "requests_max": 8,
+        "queued": 0,
+    }
+    return WorkerView(name=name, **(fields | more))
+
+
+def chosen(ask: Ask, decodes: list[WorkerView], prefills: list[WorkerView]) -> tuple[str, str]:
+    choice = place(ask, decodes, prefills, least_loaded)
+    assert isinstance(choice, Placement), choice
+    return (choice.prefill.name if choice.prefill else "", choice.decode.name)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prefills", "expected"),
+    [
+        ([view("d1"), view("d0")], [view("p1"), view("p0")], ("p0", "d0")),
+        ([view("d0", kv_tokens=16), view("d1")], [view("p0")], ("p0", "d1")),
+        ([view("d0", requests=2), view("d1", requests=1)], [view("p0")], ("p0", "d1")),
+        ([view("d0", kv_tokens=16), view("d1", requests=7)], [view("p0")], ("p0", "d1")),
+        (
+            [view("d0", kv_tokens=800), view("d1", kv_tokens=1200, kv_tokens_max=16_000)],
+            [view("p0")],
+            ("p0", "d1"),
+        ),
+        ([view("d0")], [view("p0", queued=10), view("p1", queued=9)], ("p1", "d0")),
+        ([view("d0")], [view("p0", requests=1), view("p1")], ("p1", "d0")),
+        ([view("d0", requests=8), view("d1", kv_tokens=900)], [view("p0")], ("p0", "d1")),
+        ([view("d0", kv_tokens=1450), view("d1", requests=7)], [view("p0")], ("p0", "d1")),
+        ([view("d0", max_model_len=149), view("d1", requests=5)], [view("p0")], ("p0", "d1")),
+        ([view("d0")], [], ("", "d0")),
+        ([view("d0")], [view("p0", fingerprint="other")], ("", "d0")),
+        ([view("d0")], [view("p0", kv_tokens_max=96)], ("", "d0")),
+        (
+            [view("d0"), view("d1", fingerprint="g", kv_tokens=16)],
+            [view("p0", requests=8), view("p1", fingerprint="g")],
+            ("p1", "d1"),
+        ),
+    ],
+)
+def test_least_loaded_chooses(
+    decodes: list[WorkerView], prefills: list[WorkerView], expected: tuple[str, str]
+) -> None:
+    assert chosen(ASK, decodes, prefills) == expected
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prefills", "expected"),
+    [
+        ([], [view("p0")], WaitFor.WORKER),
+        ([view("d0", requests=8)], [view("p0")], WaitFor.SLOT),
+        ([view("d0", kv_tokens=1456)], [view("p0")], WaitFor.KV),
+        ([view("d0", kv_tokens=1456), view("d1", requests=8)], [view("p0")], WaitFor.KV),
+        ([view("d0")], [view("p0", requests=8)], WaitFor.PREFILL),
+        ([view("d0")], [view("p0", kv_tokens=1504)], WaitFor.PREFILL),
+        ([view("d0")], [view("p0", queued=PREFILL_AHEAD_TOKENS - 99)], WaitFor.PREFILL),
+    ],
+)
+def test_what_does_not_fit_now_waits_and_says_for_what(
+    decodes: list[WorkerView], prefills: list[WorkerView], expected: WaitFor
+) -> None:
+    assert place(ASK, decodes, prefills, least_loaded) is expected
+
+
+def test_the_last_block_that_fits_is_used() -> None:
+    exact = view("d0", kv_tokens=1600 - 160)
+    assert exact.kv_need(150) == 160
+    assert chosen(ASK, [exact], [view("p0")]) == ("p0", "d0")
+
+
+def test_an_idle_prefill_worker_takes_a_prompt_of_any_length_it_can_hold() -> None:
+    long = Ask(PREFILL_AHEAD_TOKENS * 2, 16)
+    big = {"max_model_len": 1 << 20, "kv_tokens_max": 1 << 20}
+    assert chosen(long, [view("d0", **big)], [view("p0", **big)]) == ("p0", "d0")
+    busy = view("p0", queued=1, **big)
+    assert place(long, [view("d0", **big)], [busy], least_loaded) is WaitFor.PREFILL
+
+
+def test_a_placement_explains_itself() -> None:
+    decodes = [view(f"d{i:02}", kv_tokens=i * 16) for i in range(20)]
+    choice = place(ASK, decodes, [view("p0", queued=7)], least_loaded)
+    assert isinstance(choice, Placement)
+    assert choice.policy == "least_loaded"
+    assert choice.sentence == (
+        "p0 has 7 prompt tokens ahead, the fewest of 1 prefill workers with room; "
+        "d00 has 0% of its KV promised and 0 requests, the least of 20 decode workers with room"
+    )
+    roles = [candidate.role for candidate in choice.candidates]
+    assert roles == ["prefill"] + ["decode"] * CANDIDATES_MAX
+    scores = [c.score for c in choice.candidates if c.role == "decode"]
+    assert scores == sorted(scores)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefills", "eligible", "says"),
+    [
+        (16, [view("p0")], [], "at most one KV block of 16"),
+        (17, [view("p0")], ["p0"], ""),
+        (100, [], [], "no prefill worker is ready"),
+        (100, [view("p0", fingerprint="g")], [], "has the fingerprint of d0"),
+        (100, [view("p0", fingerprint="g"), view("p1")], ["p1"], ""),
+        (100, [view("p0", max_model_len=100)], [], "more than any ready prefill worker can hold"),
+        (100, [view("p0", kv_tokens_max=111)], [], "more than any ready prefill worker can hold"),
+        (100, [view("p0", requests=8, kv_tokens=1600)], ["p0"], ""),
+    ],
+)
+def test_the_governor(
+    prompt: int, prefills: list[WorkerView], eligible: list[str], says: str
+) -> None:
+    verdict = governor.decide(Ask(prompt, 10), view("d0"), prefills)
+    assert [each.name for each in verdict.eligible] == eligible
+    assert says in verdict.sentence
+    assert bool(verdict.sentence) is not bool(eligible)

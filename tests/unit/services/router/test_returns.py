@@ -1,0 +1,159 @@
+"""Peers that were lost and come back, and a router that was restarted or stopped."""
+
+import pytest
+
+from common.messages import (
+    Abort,
+    Failed,
+    Load,
+    Role,
+    Welcome,
+)
+from services.router.core_peers import LATE_TICK_SECONDS
+from services.router.state import WorkerState
+from tests.unit.services.router.rig import MOVED, Rig, standard, worker_hello
+
+
+def drops(rig: Rig) -> dict[str, int]:
+    return rig.core.tables.counts.dropped
+
+
+def test_a_router_that_slept_blames_nobody() -> None:
+    rig = standard()
+    rig.tick()
+    rig.submit()
+    rig.now += 20 * LATE_TICK_SECONDS
+    rig.tick()
+    assert rig.state() == "placed"
+    assert rig.row("d0|1").state is WorkerState.READY
+    rig.tick(3.2)
+    assert rig.row("d0|1").state is WorkerState.GONE
+
+
+@pytest.mark.parametrize("by", ["hello", "beat"])
+def test_a_worker_that_was_out_of_reach_comes_back_and_its_orphans_are_aborted(by: str) -> None:
+    rig = standard()
+    rig.submit("r1")
+    rig.gone("d0|1")
+    rig.sent.clear()
+    if by == "hello":
+        rig.say("d0|1", worker_hello(Role.DECODE, "d0"))
+        assert rig.take(Welcome)
+    else:
+        rig.beat("d0|1")
+    assert rig.row("d0|1").state is WorkerState.JOINING
+    assert [(a.request_id, a.attempt) for a in rig.take(Abort, "d0|1")] == [("r1", 1)]
+    rig.beat("d0|1", Load())
+    assert rig.row("d0|1").state is WorkerState.READY
+    rig.ended("r1", error="cancelled")
+    assert drops(rig)["stale end"] == 1
+    rig.submit("r2")
+    assert rig.state("r2") == "placed"
+
+
+def test_the_last_words_of_the_dead_change_nothing() -> None:
+    rig = standard()
+    rig.submit("r1")
+    rig.gone("d0|1")
+    rig.ended("r1")
+    assert rig.state("r1") == "failed"
+    assert rig.row("d0|1").state is WorkerState.GONE
+    assert drops(rig) == {"gone peer": 1}
+
+
+def test_a_gateway_that_comes_back_hears_what_it_lost_and_resubmits_what_waited() -> None:
+    rig = standard(max_active=1)
+    rig.submit("r1")
+    rig.submit("r2")
+    rig.gone("g0|1")
+    rig.submit("r2")
+    assert drops(rig)["gone peer"] == 1
+    rig.ended("r1", error="cancelled")
+    rig.sent.clear()
+    rig.gateway()
+    assert [f.request_id for f in rig.take(Failed, "g0|1")] == ["r1"]
+    rig.submit("r2")
+    assert rig.state("r2") == "placed"
+    rig.submit("r1")
+    assert [f.request_id for f in rig.take(Failed)] == ["r1"]
+    rig.submit("r1", 2)
+    assert rig.known("r1", 2).state.value == "queued"
+    rig.ended("r2")
+    rig.submit("r2")
+    assert not rig.take(Failed)
+
+
+def test_a_gateway_that_never_noticed_that_it_was_away_hears_of_what_waited_too() -> None:
+    rig = standard(max_active=1)
+    rig.submit("r1")
+    rig.submit("r2")
+    rig.tick(3.4, alive=("d0|1", "p0|1"))
+    assert rig.state("r2") == "cancelled"
+    rig.sent.clear()
+    rig.beat("g0|1")
+    assert [f.request_id for f in rig.take(Failed)] == ["r1", "r2"]
+
+
+def test_a_gateway_that_says_hello_again_hears_again_what_failed() -> None:
+    """Its connection broke and came back between two pings; what was under way is lost."""
+    rig = standard()
+    rig.submit("r1")
+    rig.gone("d0|1")
+    assert [f.request_id for f in rig.take(Failed)] == ["r1"]
+    rig.gateway()
+    assert [f.request_id for f in rig.take(Failed)] == ["r1"]
+
+
+def test_hello_again_from_one_who_is_there_disturbs_nothing() -> None:
+    rig = standard()
+    rig.submit("r1")
+    rig.sent.clear()
+    rig.say("d0|1", worker_hello(Role.DECODE, "d0"))
+    rig.gateway()
+    assert len(rig.take(Welcome)) == 2
+    assert rig.state("r1") == "placed"
+    assert rig.row("d0|1").state is WorkerState.READY
+
+
+def test_load_of_an_earlier_router_counts_until_it_is_gone() -> None:
+    rig = Rig()
+    rig.gateway()
+    rig.say("d0|1", worker_hello(Role.DECODE, "d0", seqs=4))
+    rig.beat("d0|1", Load(running=2, waiting=1, kv_used=0.5))
+    assert rig.row("d0|1").foreign_tokens == 800
+    rig.submit("large", prompt=700, out=100)
+    assert rig.state("large") == "queued"
+    rig.submit("small", prompt=30, out=2)
+    assert rig.state("small") == "placed"
+    rig.submit("small2", prompt=30, out=2)
+    assert rig.state("small2") == "queued"
+    rig.beat("d0|1", Load(running=4, waiting=0, kv_used=0.9))
+    assert rig.row("d0|1").foreign_tokens == 800
+    rig.beat("d0|1", Load(running=1, waiting=0, kv_used=0.02))
+    assert rig.row("d0|1").foreign_tokens == 32
+    assert rig.row("d0|1").foreign_requests == 1
+    assert rig.state("large") == "queued"
+    rig.leave("g0|1")
+    rig.ended("small")
+    assert rig.state("large") == "placed"
+
+
+def test_credits_of_an_end_that_was_never_heard_come_back() -> None:
+    rig = standard(idle_seconds=5.0)
+    rig.submit("r1")
+    rig.started("r1", kv=MOVED)
+    for _ in range(20):
+        rig.tick(0.4, alive=("g0|1", "p0|1"))
+        rig.beat("d0|1", Load())
+    assert rig.state("r1") == "failed"
+    assert [f.request_id for f in rig.take(Failed)] == ["r1"]
+    assert rig.nothing_held()
+
+
+def test_a_busy_engine_keeps_its_requests() -> None:
+    rig = standard(idle_seconds=5.0)
+    rig.submit("r1")
+    for i in range(40):
+        rig.tick(0.4, alive=("g0|1", "p0|1"))
+        rig.beat("d0|1", Load(kv_used=0.01) if i % 10 == 0 else Load())
+    assert rig.state("r1") == "placed"

@@ -1,0 +1,258 @@
+"""From a request body to a `Call`: checked against the model, rendered, tokenized."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from common.clock import Clock
+from common.config import Config
+from common.errors import BatonError, Code
+from common.messages import Sampling
+from common.wire import FRAME_BYTES_MAX
+from services.gateway.api.kinds import Call, Kind
+from services.gateway.api.parse import parse, refuse
+from services.gateway.api.requests import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from services.gateway.text.port import TextPort
+
+T = TypeVar("T", int, float)
+
+INLINE_CHARS_MAX = 16_384
+PROMPT_TOKENS_MAX = (FRAME_BYTES_MAX - 65_536) // 4
+COMPLETION_TOKENS_DEFAULT = 16
+DEADLINE_MS_MAX = 86_400_000.0
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,96}")
+
+
+def client_id(header: str | None) -> str | None:
+    """The client's x-request-id, or None when it is not a plain short token."""
+    return header if header is not None and REQUEST_ID.fullmatch(header) else None
+
+
+def request_id(client: str | None) -> str:
+    """Unique in the fleet. A client's id is only a prefix: proxies repeat theirs over several
+    calls, and tokens of an earlier request must never be taken for a later one's."""
+    return f"{client}-{secrets.token_hex(4)}" if client else secrets.token_hex(16)
+
+
+def deadline_ms(header: str | None) -> float:
+    """x-deadline-ms; 0 = none. Raises BatonError(INVALID_REQUEST)."""
+    if header is None:
+        return 0.0
+    if re.fullmatch(r"\d{1,9}(\.\d{1,6})?", header) and 0 < float(header) <= DEADLINE_MS_MAX:
+        return float(header)
+    raise BatonError(
+        Code.INVALID_REQUEST,
+        f"x-deadline-ms must be milliseconds, more than 0 and at most {DEADLINE_MS_MAX:.0f}",
+        param="x-deadline-ms",
+    )
+
+
+class Intake:
+    """`context`: waits for the fleet's max_model_len. `executor`: tokenizes long prompts, so that
+    the streams of others do not wait for it."""
+
+    def __init__(
+        self,
+        config: Config,
+        text: TextPort,
+        clock: Clock,
+        executor: Executor,
+        context: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._config = config
+        self._text = text
+        self._clock = clock
+        self._executor = executor
+        self._context = context
+
+    async def call(self, kind: Kind, body: bytes, request_id: str, deadline_ms: float) -> Call:
+        """Raises BatonError for what a client can do wrong."""
+        request = parse(kind, body)
+        self.check_model(request.model)
+        context = await self._context()
+        prompt_ids = await self._prompt(request, context)
+        sampling = self._sampling(request, len(prompt_ids), context)
+        options = request.stream_options
+        stream = bool(request.stream)
+        if options is not None and not stream:
+            raise BatonError(
+                Code.INVALID_REQUEST,
+                "stream_options is only allowed when stream is true",
+                param="stream_options",
+            )
+        if options is not None and options.include_obfuscation:
+            name = "stream_options.include_obfuscation"
+            refuse(name, f"{name!r} is not supported by this server")
+        stop = request.stop or ()
+        return Call(
+            kind=kind,
+            request_id=request_id,
+            model=self._config.model.served_name,
+            created=self._clock.unix_ms() // 1000,
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            deadline_ms=deadline_ms,
+            stops=(stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop)),
+            include_stop=bool(request.include_stop_str_in_output),
+            stream=stream,
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(
+                options and options.include_usage and options.continuous_usage_stats
+            ),
+            return_token_ids=bool(request.return_token_ids),
+        )
+
+    def check_model(self, model: str | None) -> None:
+        served = self._config.model.served_name
+        if model is not None and model != served:
+            raise BatonError(
+                Code.MODEL_NOT_FOUND,
+                f"the model {model[:96]!r} does not exist; this server serves {served!r}",
+                param="model",
+            )
+
+    async def _prompt(self, request: GenerationRequest, context: int) -> list[int]:
+        if isinstance(request, ChatRequest):
+            param = "messages"
+            text = self._text.render_chat([_message(message) for message in request.messages])
+            ids = await self._tokenized(
+                text, param, context, special=request.add_special_tokens is True
+            )
+        else:
+            param = "prompt"
+            prompt = _one_prompt(request)
+            if isinstance(prompt, str):
+                special = request.add_special_tokens is not False
+                ids = await self._tokenized(prompt, param, context, special=special)
+            else:
+                ids = self._checked_ids(prompt, param)
+        if not ids:
+            raise BatonError(Code.INVALID_REQUEST, f"{param} must not be empty", param=param)
+        if len(ids) >= context or len(ids) > PROMPT_TOKENS_MAX:
+            raise _too_long(str(len(ids)), context, param)
+        return ids
+
+    async def _tokenized(self, text: str, param: str, context: int, *, special: bool) -> list[int]:
+        if self._text.tokens_min(text) >= context:
+            raise _too_long(f"at least {self._text.tokens_min(text)}", context, param)
+        try:
+            if len(text) <= INLINE_CHARS_MAX:
+                return self._text.tokenize(text, add_special_tokens=special)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._executor, lambda: self._text.tokenize(text, add_special_tokens=special)
+            )
+        except UnicodeEncodeError as error:
+            raise BatonError(
+                Code.INVALID_REQUEST, f"{param} holds a lone surrogate", param=param
+            ) from error
+
+    def _checked_ids(self, ids: list[int], param: str) -> list[int]:
+        worst = max(ids, default=0)
+        if worst >= self._text.vocab_size:
+            raise BatonError(
+                Code.INVALID_REQUEST,
+                f"{param}: token id {worst} is out of the vocabulary of {self._text.vocab_size}",
+                param=param,
+            )
+        return ids
+
+    def _sampling(self, request: GenerationRequest, prompt_tokens: int, context: int) -> Sampling:
+        defaults = self._text.defaults
+        max_tokens = self._max_tokens(request, prompt_tokens, context)
+        min_tokens = request.min_tokens or 0
+        if min_tokens > max_tokens:
+            raise BatonError(
+                Code.INVALID_REQUEST,
+                f"min_tokens must not exceed max_tokens, which is {max_tokens}",
+                param="min_tokens",
+            )
+        stop_token_ids = tuple(self._checked_ids(request.stop_token_ids or [], "stop_token_ids"))
+        bias = request.logit_bias or None
+        self._checked_ids(list(bias or ()), "logit_bias")
+        return Sampling(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            temperature=_or(request.temperature, defaults.temperature),
+            top_p=_or(request.top_p, defaults.top_p),
+            top_k=max(0, _or(request.top_k, defaults.top_k)),
+            min_p=_or(request.min_p, defaults.min_p),
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+            seed=request.seed,
+            ignore_eos=bool(request.ignore_eos),
+            stop_token_ids=stop_token_ids,
+            logit_bias=bias,
+        )
+
+    def _max_tokens(self, request: GenerationRequest, prompt_tokens: int, context: int) -> int:
+        room = context - prompt_tokens
+        asked = request.max_tokens
+        if isinstance(request, ChatRequest):
+            asked = request.max_completion_tokens or asked
+            default = self._config.gateway.default_max_tokens or room
+        else:
+            default = COMPLETION_TOKENS_DEFAULT
+        if asked is None:
+            return min(default, room)
+        if asked > room:
+            raise BatonError(
+                Code.CONTEXT_LENGTH_EXCEEDED,
+                f"this model's maximum context length is {context} tokens; {prompt_tokens} in the "
+                f"prompt and {asked} asked for the completion are {prompt_tokens + asked}",
+                param="max_tokens",
+            )
+        return asked
+
+
+def _one_prompt(request: CompletionRequest) -> str | list[int]:
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return prompt
+    first = prompt[0] if prompt else ""
+    if not isinstance(first, int):
+        if len(prompt) > 1:
+            refuse("prompt", "several prompts in one request are not supported by this server")
+        return first
+    ids = [token for token in prompt if isinstance(token, int)]
+    if len(ids) != len(prompt):
+        raise BatonError(
+            Code.INVALID_REQUEST, "prompt mixes token ids with other things", param="prompt"
+        )
+    return ids
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """What a chat template sees; text parts are joined by newlines, as vLLM does."""
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(part.text or "" for part in content)
+    shown: dict[str, Any] = {"role": message.role, "content": content or ""}
+    if message.name is not None:
+        shown["name"] = message.name
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def _too_long(tokens: str, context: int, param: str) -> BatonError:
+    return BatonError(
+        Code.CONTEXT_LENGTH_EXCEEDED,
+        f"this model's maximum context length is {context} tokens, and the prompt has {tokens}, "
+        "which leaves no room for a completion",
+        param=param,
+    )
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

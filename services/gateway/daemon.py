@@ -1,0 +1,189 @@
+"""The gateway daemon: HTTP in front, router and decode workers behind, the core between.
+
+Shutdown order: say so to the router and to /health, refuse new requests (503 DRAINING), let streams
+finish for `fleet.drain_ms`, end the rest with an explicit error, close HTTP, then the sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+from common.clock import Clock, SystemClock
+from common.config import Config
+from common.endpoints import control_address, stream_address
+from common.errors import BatonError, Code
+from common.lifecycle import Service, Tasks
+from common.log import Logger
+from common.model.embedded import EMBEDDED_MODEL_NAME
+from common.model.resolve import resolve_model
+from common.wire import encode
+from services.gateway.app import App
+from services.gateway.core import Core
+from services.gateway.events import (
+    Action,
+    DrainExpired,
+    DrainStarted,
+    Event,
+    FromRouter,
+    Note,
+    Tick,
+    ToRouter,
+    ToWorker,
+)
+from services.gateway.links.router import RouterLink
+from services.gateway.links.workers import WorkerLinks
+from services.gateway.server import HttpServer
+from services.gateway.text.light import LightText
+from services.gateway.text.port import TextPort
+
+TICK_SECONDS = 0.1
+TICKS_PER_PING = 2
+TICKS_PER_BEAT = 5
+TICKS_PER_ROLL_CALL = 50
+CLOSE_SECONDS = 6.0
+TOKENIZER_THREADS = 2
+
+
+def make(config: Config, name: str, log: Logger) -> Service:
+    """Inside the running loop. Raises ConfigError when the model's tokenizer cannot be used."""
+    folder = resolve_model(config.model.path)
+    root = str(folder) if config.model.path == EMBEDDED_MODEL_NAME else config.model.path
+    return Gateway(config, name, LightText(folder), root, SystemClock(), log)
+
+
+class Gateway:
+    """A `common.lifecycle.Service`. `http_address` and `stream_endpoint` are known after
+    `start`."""
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        text: TextPort,
+        model_root: str,
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._log = log
+        self._name = name
+        self._incarnation = secrets.token_hex(8)
+        self._core = Core(config.gateway.max_streams, config.gateway.router_wait_ms)
+        self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._app = App(
+            config,
+            self._core,
+            text,
+            model_root=model_root,
+            clock=clock,
+            executor=self._executor,
+            handle=self._handle,
+        )
+        self._http = HttpServer(self._app, config.gateway, log)
+        self._workers: WorkerLinks | None = None
+        self._router: RouterLink | None = None
+        self._idle = asyncio.Event()
+        self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.http_address = ("", 0)
+
+    @property
+    def stop_seconds(self) -> float:
+        return self._config.fleet.drain_ms / 1000 + CLOSE_SECONDS
+
+    @property
+    def core(self) -> Core:
+        return self._core
+
+    @property
+    def frames_dropped(self) -> int:
+        """Frames of router and workers that were not what the wire promises."""
+        links = (self._router, self._workers)
+        return sum(link.dropped for link in links if link is not None)
+
+    async def start(self, tasks: Tasks) -> str:
+        address = stream_address(self._config, self._name)
+        self._workers = WorkerLinks(self._name, self._incarnation, address, self._handle, self._log)
+        self._workers.start()
+        self._router = RouterLink(
+            self._name,
+            self._incarnation,
+            address=control_address(self._config),
+            stream_endpoint=self._workers.address,
+            handle=self._handle,
+            on_refused=self._on_refused,
+            log=self._log,
+        )
+        self._router.start()
+        self.http_address = await self._http.start()
+        tasks.start("tick", self._tick(self._workers, self._router))
+        tasks.start("router-refusal", self._die_if_refused())
+        host, port = self.http_address
+        return f"gateway {self._name} listens on http://{host}:{port}"
+
+    async def stop(self) -> None:
+        self._handle(DrainStarted())
+        if self._router is not None:
+            self._router.leave()
+        if self._core.active:
+            await self._drain()
+        await self._http.close()
+        if self._router is not None:
+            self._router.close()
+        if self._workers is not None:
+            self._workers.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _drain(self) -> None:
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(self._config.fleet.drain_ms / 1000):
+                await self._idle.wait()
+        except TimeoutError:
+            left = self._core.active
+            sentence = f"{left} requests were still running when the drain time ended"
+            self._log.warning("gateway.drain_timeout", active=left, sentence=sentence)
+            self._handle(DrainExpired())
+
+    def _handle(self, event: Event) -> None:
+        """One event through the core and its actions out; on the loop's thread only."""
+        for action in self._core.handle(event, self._clock.monotonic()):
+            self._carry_out(action)
+        if not self._core.active:
+            self._idle.set()
+        if isinstance(event, FromRouter):
+            self._app.on_fleet()
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case ToRouter(message=message, body=body):
+                if self._router is not None:
+                    self._router.send(message, encode(body) if body is not None else None)
+            case ToWorker(worker=worker, message=message):
+                if self._workers is not None:
+                    self._workers.abort(worker, message)
+            case Note(event=event, sentence=sentence, request_id=request_id):
+                self._log.info(event, sentence=sentence, request_id=request_id or None)
+
+    def _on_refused(self, reason: str) -> None:
+        if not self._refused.done():
+            self._refused.set_result(reason)
+
+    async def _die_if_refused(self) -> None:
+        reason = await self._refused
+        raise BatonError(Code.WIRE_MISMATCH, f"the router refused this gateway: {reason}")
+
+    async def _tick(self, workers: WorkerLinks, router: RouterLink) -> None:
+        ticks = 0
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            ticks += 1
+            self._handle(Tick())
+            if ticks % TICKS_PER_PING == 0:
+                workers.ping(self._core.busy_workers())
+            if ticks % TICKS_PER_BEAT == 0:
+                router.beat()
+            if ticks % TICKS_PER_ROLL_CALL == 0:
+                workers.ping_all()

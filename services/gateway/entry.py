@@ -1,0 +1,81 @@
+"""One live request in the gateway's table, and the table of its states."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from common.messages import RequestBody, Submit
+from common.wire import pack_ids
+from services.gateway.api.kinds import Call
+from services.gateway.streams.answer import Answer
+from services.gateway.streams.stream import TextStream
+
+
+class State(enum.Enum):
+    """HELD: no router answers. SUBMITTED: the router has it. PLACED: a decode worker is named.
+    STREAMING: it has spoken. ENDED: the answer is complete; FAILED: the answer says an error;
+    CLOSED: the client left."""
+
+    HELD = "held"
+    SUBMITTED = "submitted"
+    PLACED = "placed"
+    STREAMING = "streaming"
+    ENDED = "ended"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+TERMINAL = frozenset({State.ENDED, State.FAILED, State.CLOSED})
+WAITING = frozenset({State.HELD, State.SUBMITTED})
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.HELD: TERMINAL | {State.SUBMITTED, State.STREAMING},
+    State.SUBMITTED: TERMINAL | {State.HELD, State.PLACED, State.STREAMING},
+    State.PLACED: TERMINAL | {State.STREAMING},
+    State.STREAMING: TERMINAL,
+    State.ENDED: frozenset(),
+    State.FAILED: frozenset(),
+    State.CLOSED: frozenset(),
+}
+
+
+class IllegalTransitionError(Exception):
+    """A defect: the core moved a request in a way that `TRANSITIONS` does not have."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """`worker`: identity of the decode worker that streams it, empty until known. `hold_until` and
+    `deadline`: instants; `deadline` 0 = none. `submitted`: a router may know it."""
+
+    call: Call
+    stream: TextStream
+    answer: Answer
+    hold_until: float
+    deadline: float
+    state: State = State.HELD
+    worker: bytes = b""
+    submitted: bool = False
+
+    def move(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransitionError(f"{self.state.value} -> {state.value}")
+        self.state = state
+
+    @property
+    def attempt(self) -> int:
+        return self.stream.journal.attempt
+
+    def submission(self, now: float) -> tuple[Submit, RequestBody]:
+        """The current attempt, as the router wants it: prompt and what was emitted before it."""
+        journal, call = self.stream.journal, self.call
+        ids = [*journal.prompt_ids, *journal.emitted]
+        submit = Submit(
+            request_id=call.request_id,
+            attempt=journal.attempt,
+            prompt_tokens=len(ids),
+            max_tokens=call.sampling.max_tokens - len(journal.emitted),
+            deadline_ms=max(1.0, (self.deadline - now) * 1000) if self.deadline else 0.0,
+        )
+        return submit, RequestBody(prompt_ids=pack_ids(ids), sampling=call.sampling)

@@ -1,0 +1,134 @@
+"""The gateway's connection to its router: Hello on every connect, then Beats.
+
+The link is up from the router's Welcome until the transport closes or takes no more; a beat while
+it is connected but not up says Hello again, so that a full queue heals without a reconnect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from common.endpoints import CONTROL
+from common.errors import WireError
+from common.log import Logger
+from common.messages import (
+    WIRE_VERSION,
+    Beat,
+    Hello,
+    Leaving,
+    Message,
+    Refused,
+    Role,
+    RouterToGateway,
+    Welcome,
+)
+from common.sockets import Socket
+from common.wire import Decoder, encode
+from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
+
+
+class RouterLink:
+    """`handle` takes events into the core; `on_refused` hears that the Hello was not accepted."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: str,
+        *,
+        address: str,
+        stream_endpoint: str,
+        handle: Callable[[Event], None],
+        on_refused: Callable[[str], None],
+        log: Logger,
+    ) -> None:
+        self._hello = Hello(
+            wire_version=WIRE_VERSION,
+            role=Role.GATEWAY,
+            name=name,
+            incarnation=incarnation,
+            pid=os.getpid(),
+            stream_endpoint=stream_endpoint,
+        )
+        self._handle = handle
+        self._on_refused = on_refused
+        self._log = log
+        self._decoder: Decoder[RouterToGateway] = Decoder(RouterToGateway)
+        self._connected = False
+        self._up = False
+        self._leaving = False
+        self.dropped = 0
+        self._socket = Socket(
+            CONTROL,
+            connect=address,
+            identity=f"{name}|{incarnation}".encode(),
+            on_frames=self._on_frames,
+            on_connected=self._on_connected,
+            on_disconnected=self._on_disconnected,
+        )
+
+    def start(self) -> None:
+        self._socket.start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, message: Message, body: bytes | None = None) -> None:
+        """What cannot be sent takes the link down; the core then holds its work."""
+        frame = encode(message)
+        if not self._socket.send([frame] if body is None else [frame, body]):
+            self._lose("it takes no more messages")
+
+    def beat(self) -> None:
+        if self._up:
+            self.send(Beat())
+        elif self._connected:
+            self._say_hello()
+
+    def leave(self) -> None:
+        self._leaving = True
+        if self._up:
+            self.send(Leaving(reason="stopping"))
+
+    def _on_connected(self) -> None:
+        self._connected = True
+        self._say_hello()
+
+    def _say_hello(self) -> None:
+        self._socket.send([encode(self._hello)])
+
+    def _on_disconnected(self) -> None:
+        self._connected = False
+        self._lose("its connection closed")
+
+    def _lose(self, reason: str) -> None:
+        if not self._up:
+            return
+        self._up = False
+        self._log.warning(
+            "router.lost", sentence=f"{reason}; streams go on, new work waits for a router"
+        )
+        self._handle(RouterDown())
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        try:
+            message = self._decoder.decode(frames[0])
+        except WireError as error:
+            self.dropped += 1
+            self._log.warning("frame.dropped", peer="router", sentence=error.message)
+            return
+        match message:
+            case Welcome():
+                self._welcomed(message)
+            case Refused(request_id=""):
+                self._on_refused(message.message)
+            case _:
+                self._handle(FromRouter(message))
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if not self._up:
+            self._up = True
+            self._log.info("router.welcomed", router=welcome.name)
+            self._handle(RouterUp())
+        if self._leaving:
+            self.send(Leaving(reason="stopping"))

@@ -1,0 +1,197 @@
+"""Which bodies pass, and what is named when one does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import BatonError, Code
+from services.gateway.api.fields import UNSUPPORTED
+from services.gateway.api.kinds import Kind
+from services.gateway.api.parse import parse
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+COMPLETION: dict[str, Any] = {"prompt": "hi"}
+BASE = {Kind.CHAT: CHAT, Kind.COMPLETION: COMPLETION}
+BOTH = list(Kind)
+
+
+def refusal(kind: Kind, **fields: Any) -> BatonError:
+    with pytest.raises(BatonError) as refused:
+        parse(kind, json.dumps(BASE[kind] | fields).encode())
+    return refused.value
+
+
+VLLM_BENCH_CHAT = {
+    "model": "m",
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    "max_completion_tokens": 8,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "ignore_eos": True,
+}
+VLLM_BENCH_COMPLETION = {
+    "model": "m",
+    "prompt": "hi",
+    "repetition_penalty": 1.0,
+    "max_tokens": 8,
+    "logprobs": None,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 0.0,
+}
+ANSWER_SENT_BACK: dict[str, Any] = {
+    "role": "assistant",
+    "content": "a",
+    "refusal": None,
+    "annotations": [],
+    "audio": None,
+    "function_call": None,
+    "tool_calls": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.CHAT, VLLM_BENCH_CHAT),
+        (Kind.COMPLETION, VLLM_BENCH_COMPLETION),
+        (Kind.CHAT, {"messages": [*CHAT["messages"], ANSWER_SENT_BACK, *CHAT["messages"]]}),
+        (Kind.CHAT, {"messages": [{"role": "tool", "tool_call_id": "x", "content": "1"}]}),
+        (Kind.COMPLETION, {"prompt": [1, 2, 3]}),
+        (Kind.COMPLETION, {"prompt": [[1, 2, 3]]}),
+        (Kind.COMPLETION, {"prompt": ["hi"]}),
+    ],
+)
+def test_what_clients_send_passes(kind: Kind, body: dict[str, Any]) -> None:
+    parse(kind, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_no_op_values_pass(kind: Kind) -> None:
+    for name, allowed in UNSUPPORTED[kind].items():
+        for value in (None, *allowed):
+            parse(kind, json.dumps(BASE[kind] | {name: value}).encode())
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_every_unsupported_field_is_refused_by_name(kind: Kind) -> None:
+    for name in UNSUPPORTED[kind]:
+        error = refusal(kind, **{name: "something else"})
+        assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (Kind.CHAT, "n", 2),
+        (Kind.CHAT, "n", True),
+        (Kind.CHAT, "logprobs", True),
+        (Kind.COMPLETION, "logprobs", 0),
+        (Kind.CHAT, "tools", [{"type": "function"}]),
+        (Kind.CHAT, "tool_choice", "auto"),
+        (Kind.CHAT, "response_format", {"type": "json_object"}),
+        (Kind.COMPLETION, "echo", True),
+        (Kind.COMPLETION, "best_of", 2),
+        (Kind.COMPLETION, "suffix", "x"),
+        (Kind.COMPLETION, "messages", []),
+        (Kind.CHAT, "prompt", "hi"),
+        (Kind.COMPLETION, "max_completion_tokens", 1),
+    ],
+)
+def test_refused_by_name(kind: Kind, field: str, value: object) -> None:
+    error = refusal(kind, **{field: value})
+    assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, field)
+    assert field in error.message
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("max_tokens", "1"),
+        ("max_tokens", 2**70),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 1.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("seed", 2**63),
+        ("stop", ""),
+        ("stop", 1),
+        ("stop", ["x"] * 17),
+        ("stop", "x" * 1025),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", "x"),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"1": 101}),
+        ("stream", "yes"),
+        ("ignore_eos", 1),
+        ("stream_options", True),
+        ("model", 7),
+        ("user", 7),
+    ],
+)
+def test_ranges_and_types(kind: Kind, field: str, value: object) -> None:
+    error = refusal(kind, **{field: value})
+    assert error.code is Code.INVALID_REQUEST
+    assert (error.param or "").startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([{"content": "hi"}], "messages"),
+        ([{"role": "wizard", "content": "hi"}], "messages"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 1}], "messages"),
+        ([{"role": "user", "content": "x", "mood": 1}], "messages"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    ],
+)
+def test_messages(messages: object, param: str) -> None:
+    error = refusal(Kind.CHAT, messages=messages)
+    assert (error.param or "").startswith(param)
+    assert error.face.http_status == 400
+
+
+def test_an_unknown_fields_name_is_shown_in_part() -> None:
+    error = refusal(Kind.CHAT, **{"x" * 5000: 1})
+    assert len(error.message) < 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(["messages", "prompt", "stop", "logit_bias", "stream_options", "n"])
+
+
+@given(st.sampled_from(Kind), st.dictionaries(NAMES, JSON))
+def test_any_json_is_parsed_or_refused(kind: Kind, fields: dict[str, Any]) -> None:
+    with contextlib.suppress(BatonError):
+        parse(kind, json.dumps(BASE[kind] | fields).encode())
+
+
+@given(st.sampled_from(Kind), st.binary(max_size=60))
+def test_any_bytes_are_refused(kind: Kind, body: bytes) -> None:
+    with pytest.raises(BatonError):
+        parse(kind, body)

@@ -1,0 +1,94 @@
+"""A gateway core with a clock; invariants are checked after every event."""
+
+from __future__ import annotations
+
+from common.errors import BatonError
+from common.messages import Delta, Placed, Sampling
+from common.model.byte_tokenizer import build_tokenizer
+from services.gateway.api.kinds import Call, Kind
+from services.gateway.core import Core
+from services.gateway.events import (
+    Action,
+    Event,
+    FromRouter,
+    Opened,
+    RouterUp,
+    Stepped,
+    ToRouter,
+    ToWorker,
+)
+from services.gateway.streams.answer import Collected
+from services.gateway.streams.journal import Journal
+from services.gateway.streams.stream import TextStream
+from services.gateway.text.detokenizer import ByteLevelDetokenizer, byte_level_pieces
+
+PIECES = byte_level_pieces(build_tokenizer())
+D0, D1 = b"d0|1", b"d1|1"
+WAIT_MS = 1000.0
+
+
+class Once(Collected):
+    """An answer that insists on ending once."""
+
+    ends = 0
+
+    def _end(self) -> None:
+        self.ends += 1
+        assert self.ends == 1
+        super()._end()
+
+
+class Gate:
+    """One core and the answers of its requests, by id."""
+
+    def __init__(self, *, up: bool = True, max_streams: int = 100) -> None:
+        self.core = Core(max_streams, WAIT_MS)
+        self.now = 0.0
+        self.answers: dict[str, Once] = {}
+        if up:
+            self.do(RouterUp())
+
+    def do(self, event: Event) -> list[Action]:
+        actions = self.core.handle(event, self.now)
+        self.core.check_invariants()
+        return actions
+
+    def open(
+        self, request_id: str = "r", *, stop: str = "", deadline_ms: float = 0
+    ) -> list[Action]:
+        call = Call(
+            Kind.CHAT, request_id, "m", 0, [1, 2], Sampling(max_tokens=50), deadline_ms=deadline_ms
+        )
+        answer = self.answers[request_id] = Once()
+        stream = TextStream(
+            Journal([1, 2], 50),
+            call.sampling,
+            ByteLevelDetokenizer(PIECES),
+            answer,
+            stops=(stop,) if stop else (),
+        )
+        return self.do(Opened(call, stream, answer))
+
+    def place(self, request_id: str = "r", decode: str = "d0") -> list[Action]:
+        placed = Placed(request_id=request_id, attempt=1, decode=decode, decode_incarnation="1")
+        return self.do(FromRouter(placed))
+
+    def token(self, text: str, index: int = 0, worker: bytes = D0, end: str = "") -> list[Action]:
+        delta = Delta("r", 1, index, list(text.encode()), finish_reason=end)
+        return self.do(Stepped(worker, [delta]))
+
+    def error(self, request_id: str = "r") -> BatonError:
+        error = self.answers[request_id].error
+        assert error is not None
+        return error
+
+
+def told(actions: list[Action]) -> list[object]:
+    """What leaves the process, as (receiver, message)."""
+    out: list[object] = []
+    for action in actions:
+        if isinstance(action, ToRouter):
+            out.append(type(action.message).__name__)
+        elif isinstance(action, ToWorker):
+            out.append((action.worker, type(action.message).__name__))
+    return out

@@ -1,0 +1,268 @@
+"""The gateway's decisions, without sockets: who is told what, and that every answer ends once."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import Code
+from common.messages import Abort, Cancel, Failed, Fleet, Placed, Refused, Submit
+from common.wire import unpack_ids
+from services.gateway.core import RECENT_MAX
+from services.gateway.entry import TERMINAL, TRANSITIONS, IllegalTransitionError, State
+from services.gateway.events import (
+    Closed,
+    DrainExpired,
+    DrainStarted,
+    FromRouter,
+    RouterDown,
+    RouterUp,
+    Tick,
+    ToRouter,
+    ToWorker,
+    WorkerGone,
+    WorkerUp,
+)
+from tests.unit.services.gateway.gate import D0, D1, Gate, told
+
+
+def test_a_request_from_submit_to_end() -> None:
+    gate = Gate()
+    (submit,) = gate.open()
+    assert isinstance(submit, ToRouter)
+    assert isinstance(submit.message, Submit)
+    assert (submit.message.attempt, submit.message.prompt_tokens) == (1, 2)
+    assert submit.body is not None
+    assert unpack_ids(submit.body.prompt_ids) == [1, 2]
+    assert gate.place() == []
+    assert gate.core.busy_workers() == [D0]
+    assert gate.token("a") == []
+    assert gate.token("b", 1, end="length") == []
+    assert gate.answers["r"].whole_text == "ab"
+    assert (gate.core.active, gate.core.busy_workers()) == (0, [])
+
+
+def test_tokens_may_overtake_placed() -> None:
+    gate = Gate()
+    gate.open()
+    gate.token("a", worker=D1)
+    assert gate.core.busy_workers() == [D1]
+    gate.place(decode="d1")
+    assert told(gate.do(Closed("r", "gone"))) == [(D1, "Abort"), "Cancel"]
+
+
+def test_only_the_first_token_can_name_the_worker() -> None:
+    gate = Gate()
+    gate.open()
+    gate.token("a", index=3, worker=D1)
+    assert gate.core.busy_workers() == []
+    gate.place()
+    gate.token("x", worker=D1)
+    gate.token("a")
+    assert gate.core.counts.stale == 2
+    assert gate.answers["r"].whole_text == "a"
+
+
+def test_a_stop_string_tells_worker_and_router() -> None:
+    gate = Gate()
+    gate.open(stop="b")
+    gate.place()
+    assert told(gate.token("abc")) == [(D0, "Abort"), "Cancel"]
+    assert gate.token("late", 3) == []
+    assert gate.core.counts.unknown == 1
+
+
+def test_a_stop_string_in_the_last_token_tells_nobody() -> None:
+    gate = Gate()
+    gate.open(stop="b")
+    gate.place()
+    assert told(gate.token("ab", end="length")) == []
+
+
+def test_tokens_for_nobody_are_aborted_unless_they_are_the_last() -> None:
+    gate = Gate()
+    assert told(gate.token("a")) == [(D0, "Abort")]
+    assert told(gate.token("a", end="stop")) == []
+
+
+def test_closing_in_each_state() -> None:
+    held, submitted, placed = Gate(up=False), Gate(), Gate()
+    for gate in (held, submitted, placed):
+        gate.open()
+    placed.place()
+    assert told(held.do(Closed("r", "gone"))) == []
+    assert told(submitted.do(Closed("r", "gone"))) == ["Cancel"]
+    assert told(placed.do(Closed("r", "gone"))) == [(D0, "Abort"), "Cancel"]
+    assert told(placed.do(Closed("r", "gone"))) == []
+
+
+def test_a_refusal_keeps_code_and_retry_after() -> None:
+    gate = Gate()
+    gate.open()
+    refused = Refused(
+        code="queue_full", message="full", request_id="r", attempt=1, retry_after_ms=5
+    )
+    assert told(gate.do(FromRouter(refused))) == []
+    assert (gate.error().code, gate.error().retry_after_ms) == (Code.QUEUE_FULL, 5)
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_another_attempts_messages_are_nothing(attempt: int) -> None:
+    gate = Gate()
+    gate.open()
+    for message in (
+        Refused(code="queue_full", message="", request_id="r", attempt=attempt),
+        Failed(request_id="r", attempt=attempt, code="worker_lost", message=""),
+        Placed(request_id="r", attempt=attempt, decode="d", decode_incarnation="1"),
+    ):
+        assert gate.do(FromRouter(message)) == []
+    assert gate.core.active == 1
+    assert gate.core.busy_workers() == []
+
+
+def test_a_refusal_after_tokens_is_too_late() -> None:
+    gate = Gate()
+    gate.open()
+    gate.token("a")
+    gate.do(FromRouter(Refused(code="queue_full", message="", request_id="r", attempt=1)))
+    assert gate.core.active == 1
+
+
+def test_a_lost_worker_fails_only_its_own() -> None:
+    gate = Gate()
+    for request_id, decode in (("r", "d0"), ("s", "d1")):
+        gate.open(request_id)
+        gate.place(request_id, decode)
+    assert told(gate.do(WorkerGone(D0, "dead"))) == ["Cancel"]
+    assert gate.error("r").code is Code.WORKER_LOST
+    assert gate.core.active == 1
+
+
+def test_a_second_hello_fails_what_had_spoken_and_spares_the_placed() -> None:
+    gate = Gate()
+    gate.open("r")
+    gate.open("s")
+    gate.place("r")
+    gate.place("s")
+    gate.token("a")
+    assert told(gate.do(WorkerUp(D0))) == [(D0, "Abort"), "Cancel"]
+    assert gate.core.active == 1
+    assert gate.answers["s"].error is None
+
+
+# ---------------------------------------------------------------- router lost
+
+
+def test_without_a_router_work_is_held_for_a_while() -> None:
+    gate = Gate(up=False)
+    assert gate.open() == []
+    gate.now = 0.9
+    gate.do(Tick())
+    assert gate.core.active == 1
+    gate.now = 1.0
+    gate.do(Tick())
+    assert gate.error().code is Code.ROUTER_UNREACHABLE
+
+
+def test_what_was_submitted_is_submitted_again_and_what_was_placed_is_not() -> None:
+    gate = Gate()
+    gate.open("r")
+    gate.open("s")
+    gate.place("s")
+    gate.now = 5.0
+    gate.do(RouterDown())
+    gate.now = 5.9
+    gate.do(Tick())
+    assert gate.core.active == 2
+    (again,) = gate.do(RouterUp())
+    assert isinstance(again, ToRouter)
+    assert again.message.request_id == "r"
+    assert again.message.attempt == 1
+
+
+def test_cancels_owed_to_a_lost_router_are_paid_on_its_return() -> None:
+    gate = Gate()
+    gate.open()
+    gate.do(RouterDown())
+    gate.do(Closed("r", "gone"))
+    assert told(gate.do(RouterUp())) == ["Cancel"]
+    assert told(gate.do(RouterUp())) == []
+
+
+def test_a_deadline_that_passes_while_held() -> None:
+    gate = Gate(up=False)
+    gate.open(deadline_ms=500)
+    gate.now = 0.5
+    gate.do(Tick())
+    assert gate.error().code is Code.DEADLINE_EXCEEDED
+
+
+def test_a_held_request_submits_the_time_that_remains() -> None:
+    gate = Gate(up=False)
+    gate.open(deadline_ms=900)
+    gate.now = 0.4
+    (submit,) = gate.do(RouterUp())
+    assert isinstance(submit, ToRouter)
+    assert isinstance(submit.message, Submit)
+    assert submit.message.deadline_ms == pytest.approx(500)
+
+
+# ---------------------------------------------------------------- bounds, drain, fleet
+
+
+def test_max_streams() -> None:
+    gate = Gate(max_streams=1)
+    gate.open("r")
+    assert gate.open("s") == []
+    assert gate.error("s").code is Code.QUEUE_FULL
+    assert gate.error("s").retry_after_ms
+
+
+def test_what_just_ended_is_remembered_in_bounds() -> None:
+    gate = Gate()
+    for nth in range(RECENT_MAX + 10):
+        gate.open(str(nth))
+        gate.do(Closed(str(nth), ""))
+
+
+def test_drain() -> None:
+    gate = Gate()
+    gate.open("r")
+    gate.place("r")
+    gate.do(DrainStarted())
+    gate.open("s")
+    assert gate.error("s").code is Code.DRAINING
+    assert told(gate.do(DrainExpired())) == [(D0, "Abort"), "Cancel"]
+    assert gate.error("r").code is Code.DRAINING
+
+
+def test_a_restarted_router_does_not_make_the_length_unknown() -> None:
+    gate = Gate()
+    known = Fleet(ready=True, prefill_ready=1, decode_ready=1, max_model_len=99)
+    gate.do(FromRouter(known))
+    unknown = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=0)
+    gate.do(FromRouter(unknown))
+    assert gate.core.fleet is not None
+    assert (gate.core.fleet.ready, gate.core.fleet.max_model_len) == (False, 99)
+
+
+def test_no_state_is_left_from_a_terminal_one() -> None:
+    gate = Gate()
+    gate.open()
+    (entry,) = gate.core._entries.values()
+    gate.do(Closed("r", ""))
+    assert entry.state in TERMINAL
+    for state in State:
+        with pytest.raises(IllegalTransitionError):
+            entry.move(state)
+    assert {state for state, after in TRANSITIONS.items() if not after} == TERMINAL
+
+
+def test_the_messages_that_leave_carry_the_attempt() -> None:
+    gate = Gate()
+    gate.open()
+    gate.place()
+    abort, cancel = gate.do(Closed("r", "gone"))
+    assert isinstance(abort, ToWorker)
+    assert abort.message == Abort(request_id="r", attempt=1, reason="gone")
+    assert isinstance(cancel, ToRouter)
+    assert cancel.message == Cancel(request_id="r", attempt=1, reason="gone")

@@ -98,7 +98,7 @@ class KvConfig(Section, frozen=True):
     message_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
     staging_mib: Count = 64
     lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0
-    load_timeout_ms: Annotated[float, Meta(ge=100)] = 15_000.0
+    load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 3
 
 

@@ -6,6 +6,9 @@ the router forwards without decoding. Durations are milliseconds as float, sizes
 field's name says; instants never travel. `request_id` + `attempt` name one try of one request; a
 receiver drops and counts what is not its current attempt or incarnation.
 
+The KV plane's own messages (P and D over UCX, a worker and its KV thread) are in
+`common/kv/messages.py`, under the same version.
+
 `WIRE_VERSION`: bump when a field's meaning or type changes or a message is removed. Adding a field
 with a default, or a message, does not need a bump. A type never changes in place.
 History: 1 = first version.
@@ -14,7 +17,6 @@ History: 1 = first version.
 from __future__ import annotations
 
 import enum
-from typing import Literal
 
 import msgspec
 
@@ -261,7 +263,8 @@ class Placed(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Router to gateway: a placed attempt died (worker lost). Sent at most once per attempt."""
+    """Router to gateway: a placed attempt died (worker lost). Said again after a new Hello, and to
+    a Submit of that attempt, since the first may have been lost with a connection."""
 
     request_id: str
     attempt: int
@@ -323,91 +326,6 @@ class Tokens(Message, frozen=True):
     deltas: list[Delta]
 
 
-# ---------------------------------------------------------------- P and D over UCX (common/kv)
-
-
-class KvHello(Message, frozen=True):
-    """Both sides of a new UCX endpoint, first. A side that sees another wire version or fingerprint
-    answers `KvRefused` and closes."""
-
-    wire_version: int
-    name: str
-    incarnation: str
-    fingerprint: str
-
-
-class KvReady(Message, frozen=True):
-    """D to P: I have blocks for `secret`'s prompt and want blocks [first_block, first_block+blocks)
-    of it, all layers, in messages of `message_blocks` blocks (the last may be shorter), sent under
-    `transfer`, an id new for this try. Messages [0, granted) may be sent at once."""
-
-    secret: bytes
-    request_id: str
-    attempt: int
-    transfer: int
-    first_block: int
-    blocks: int
-    message_blocks: int
-    granted: int
-
-
-class KvCredit(Message, frozen=True):
-    """D to P: messages [0, granted) of this transfer now have a receive posted."""
-
-    transfer: int
-    granted: int
-
-
-class KvReleased(Message, frozen=True):
-    """D to P: all blocks verified; free the lease."""
-
-    transfer: int
-
-
-class KvAbort(Message, frozen=True):
-    """D to P: give up this transfer; P answers every granted, unsent message with a void one."""
-
-    transfer: int
-    reason: str
-
-
-class KvRefused(Message, frozen=True):
-    """P to D: no such ticket, or not for you, or expired. The transfer is over; every granted
-    message has been or will be answered by a void one."""
-
-    transfer: int
-    code: str
-    message: str
-
-
-# ---------------------------------------------------------------- worker daemon <-> its KV thread
-
-
-class KvRelease(Message, frozen=True):
-    """Daemon to its engine's KV thread: the attempt is over, free whatever it pins. Idempotent."""
-
-    request_id: str
-    attempt: int
-    reason: str
-
-
-class KvListening(Message, frozen=True):
-    """KV thread to daemon, once: the UCX listener is up at `host:port`."""
-
-    kv_address: str
-
-
-class KvDone(Message, frozen=True):
-    """KV thread to daemon: one handoff ended on this side. `error` is a `Code` or empty."""
-
-    request_id: str
-    attempt: int
-    side: Literal["send", "receive"]
-    report: KvReport
-    error: str = ""
-    message: str = ""
-
-
 GatewayToRouter = Hello | Beat | Leaving | Submit | Cancel
 WorkerToRouter = Hello | Beat | Leaving | PrefillEnded | DecodeStarted | Ended
 ToRouter = Hello | Beat | Leaving | Submit | Cancel | PrefillEnded | DecodeStarted | Ended
@@ -415,6 +333,3 @@ RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
 RouterToWorker = Welcome | Refused | Ping | Prefill | Decode | Abort
 DecodeToGateway = Hello | Tokens
 GatewayToDecode = Welcome | Refused | Ping | Abort
-KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused
-DaemonToKv = KvRelease
-KvToDaemon = KvListening | KvDone

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.messages import Capacity, KvDone, Load, Role, Sampling, Ticket
+from common.kv.messages import KvDone
+from common.messages import Capacity, Load, Role, Sampling, Ticket
 
 
 def engine_key(request_id: str, attempt: int) -> str:

@@ -128,8 +128,8 @@ class Worker:
         tasks.start("router-refusal", self._die_if_refused())
         capacity = info.capacity
         return (
-            f"{self._role} {self._name} ready: {info.model}, "
-            f"{capacity.kv_blocks} KV blocks of {capacity.block_tokens} tokens, kv {info.kv_address}"
+            f"{self._role} {self._name} ready: {info.model}, {capacity.kv_blocks} KV blocks of "
+            f"{capacity.block_tokens} tokens, kv {info.kv_address}"
         )
 
     async def stop(self) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from common import messages, wire
 from common.errors import WireError
+from common.kv import messages as kv_messages
 from common.messages import (
     WIRE_VERSION,
     DecodeToGateway,
@@ -104,7 +105,7 @@ def test_hello_of_another_wire_version_names_both() -> None:
 def test_every_message_is_frozen_and_tagged() -> None:
     kinds = [
         kind
-        for kind in vars(messages).values()
+        for kind in (vars(messages) | vars(kv_messages)).values()
         if isinstance(kind, type)
         and issubclass(kind, messages.Message)
         and kind is not messages.Message

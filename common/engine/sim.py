@@ -1,0 +1,225 @@
+"""The simulated engine: modelled time, real bytes through the real KV layer. Never inference.
+
+Theory of operation: `SimCore` decides, this shell waits and moves. Steps are driven from inside
+`next_batch`, which is what a worker always awaits, so there is no task of its own; an idle engine
+sleeps on one event that `add`, `abort` and the KV thread set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from common.config import Config
+from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key
+from common.engine.sim_core import SimCore, SimRequest
+from common.engine.sim_model import SimKv
+from common.errors import BatonError, Code
+from common.kv.control import Identity
+from common.kv.layout import Geometry, HostMemory
+from common.kv.messages import KvDone
+from common.kv.service import KvService
+from common.messages import WIRE_VERSION, Capacity, Load, Role
+from common.model.resolve import resolve_model
+
+LAYERS = 2
+BLOCK_TOKENS = 128
+MODEL_LEN = 8192
+
+
+class SimEngine:
+    """Made by `open_sim`; used on one loop."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        core: SimCore,
+        service: KvService,
+        wake: _Wake,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._info = info
+        self._core = core
+        self._service = service
+        self._wake = wake
+        self._clock = clock
+        self._step_due: float | None = None
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def load(self) -> Load:
+        core = self._core
+        late = self._clock() - self._step_due if self._step_due is not None else 0.0
+        return Load(
+            running=core.running,
+            waiting=core.waiting,
+            kv_used=core.kv_used,
+            step_age_ms=max(0.0, late) * 1000,
+        )
+
+    async def add(self, request: EngineRequest) -> None:
+        self._alive()
+        if self._core.get(request.key) is not None:
+            raise BatonError(Code.DUPLICATE_REQUEST, f"{request.key} is already in the engine")
+        capacity = self._info.capacity
+        if not request.prompt_ids:
+            raise BatonError(Code.INVALID_REQUEST, "the prompt is empty")
+        if len(request.prompt_ids) >= capacity.max_model_len:
+            raise BatonError(
+                Code.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {len(request.prompt_ids)} tokens, the model takes "
+                f"{capacity.max_model_len - 1} and at least one of output",
+            )
+        if self._core.blocks_needed(request) > capacity.kv_blocks:
+            raise BatonError(
+                Code.CONTEXT_LENGTH_EXCEEDED, "the request needs more KV blocks than there are"
+            )
+        self._core.add(request)
+        self._wake.set()
+
+    async def abort(self, request_id: str, attempt: int) -> None:
+        key = engine_key(request_id, attempt)
+        self._core.abort(key)
+        self._service.release((request_id, attempt), "aborted by the daemon")
+        self._wake.set()
+
+    def connect_kv(self, kv_address: str) -> None:
+        """D: have a connection to this P's KV listener before the first handoff. Never waits."""
+        self._service.connect(kv_address)
+
+    async def next_batch(self) -> Batch:
+        self._wake.attach()
+        while True:
+            self._alive()
+            done = self._handoffs()
+            if done:
+                return Batch(kv_done=done, load=self.load())
+            for begun in self._core.admit():
+                self._begin(begun)
+            if self._core.plan_step():
+                await self._step()
+                outputs, grown = self._core.finish_step()
+                for held in grown:
+                    self._progress(held)
+                done = self._handoffs()
+                if outputs or done:
+                    return Batch(outputs=outputs, kv_done=done, load=self.load())
+            else:
+                await self._wake.wait()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(self._service.stop)
+
+    async def _step(self) -> None:
+        seconds = self._core.step_seconds()
+        self._step_due = self._clock() + seconds
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._step_due = None
+
+    def _begin(self, held: SimRequest) -> None:
+        ticket = held.request.ticket
+        if ticket is None:
+            return
+        if held.sends:
+            self._service.offer(ticket, self._core.prompt_blocks(held.request))
+        else:
+            tokens = len(held.request.prompt_ids) - 1
+            blocks = -(-tokens // self._info.capacity.block_tokens)
+            self._service.fetch(ticket, 0, held.blocks[:blocks])
+
+    def _progress(self, held: SimRequest) -> None:
+        key = (held.request.request_id, held.request.attempt)
+        blocks = held.blocks[: self._core.prompt_blocks(held.request)]
+        self._service.progress(key, blocks, self._core.computed_blocks(held))
+
+    def _handoffs(self) -> list[KvDone]:
+        done = self._service.drain()
+        for end in done:
+            key = engine_key(end.request_id, end.attempt)
+            self._core.handoff_ended(key, failed=bool(end.error))
+        return done
+
+    def _alive(self) -> None:
+        if self._closed:
+            raise BatonError(Code.ENGINE_FAILED, "the simulated engine is closed")
+
+
+class _Wake:
+    """An event that other threads may set; it belongs to the loop that first waits."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+
+    def attach(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def set_from_thread(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self) -> None:
+        await self._event.wait()
+        self._event.clear()
+
+
+def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngine:
+    """Raises BatonError when the KV listener cannot be set up."""
+    worker = config.worker(role, name)
+    sim = worker.engine.sim
+    block_tokens = worker.engine.block_tokens or BLOCK_TOKENS
+    layers = LAYERS if sim.kv_block_bytes % (8 * LAYERS) == 0 else 1
+    page = sim.kv_block_bytes // layers
+    geometry = Geometry(layers, sim.kv_blocks, page, page * sim.kv_blocks, page)
+    memory = HostMemory(np.zeros(sim.kv_blocks * sim.kv_block_bytes, np.uint8), geometry)
+    max_model_len = config.model.max_model_len or _model_len(config)
+    parts = ["sim", WIRE_VERSION, config.model.served_name, block_tokens, layers, page]
+    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    wake = _Wake()
+    service = KvService(
+        Identity(name, incarnation, fingerprint),
+        worker.kv,
+        memory,
+        on_ended=wake.set_from_thread,
+    )
+    kv_address = service.start()
+    core = SimCore(
+        sim,
+        SimKv(memory, block_tokens),
+        block_tokens,
+        worker.engine.max_num_seqs,
+        worker.engine.max_num_batched_tokens,
+    )
+    capacity = Capacity(
+        block_tokens=block_tokens,
+        kv_blocks=sim.kv_blocks,
+        kv_block_bytes=page * layers,
+        max_model_len=max_model_len,
+        max_num_seqs=worker.engine.max_num_seqs,
+    )
+    info = EngineInfo(config.model.served_name, fingerprint, kv_address, capacity)
+    return SimEngine(info, core, service, wake)
+
+
+def _model_len(config: Config) -> int:
+    """As the model's own configuration says, where there is one."""
+    try:
+        text = (resolve_model(config.model.path) / "config.json").read_text(encoding="utf-8")
+    except (BatonError, OSError):
+        return MODEL_LEN
+    return int(json.loads(text).get("max_position_embeddings", MODEL_LEN))

@@ -1,0 +1,222 @@
+"""From our configuration to a `VllmConfig` that starts fast, stays small and does not spin.
+
+Theory of operation (FACTS 2): one EngineCore process with the worker inside it (`uni`), forked
+after vLLM was imported here, so that an engine costs seconds; a fixed KV cache size, so that
+nothing is profiled. vLLM 0.32 on CPU cannot load its own ahead-of-time compiled graph and compiles
+again at each start (35 s), so that cache is off and Inductor's own is used. What can be refused
+before the fork is refused here in one sentence, because the child can only say it in a log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from common.config import Config, EngineConfig, WorkerConfig
+from common.errors import BatonError, Code, ConfigError
+from common.messages import WIRE_VERSION
+from common.model.embedded import EMBEDDED_MODEL_NAME
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+DEFAULT_KV_MIB = 256
+MEMORY_SHARE = 0.25
+RESERVED = {
+    "model",
+    "kv_transfer_config",
+    "kv_cache_memory_bytes",
+    "block_size",
+    "distributed_executor_backend",
+    "disable_hybrid_kv_cache_manager",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "max_model_len",
+    "dtype",
+}
+
+
+HARMLESS_WARNINGS = (
+    "vllm.triton_utils.importing",
+    "vllm.engine.arg_utils",
+    "vllm.platforms.cpu",
+    "vllm.config.vllm",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base",
+)
+PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
+
+
+def prepare_process(engine: EngineConfig, workers: int) -> None:
+    """Environment that vLLM and OpenMP read once; before the first import of either."""
+    threads = engine.threads or max(1, (os.cpu_count() or 1) // max(1, workers))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not os.environ.get("VLLM_CPU_KVCACHE_SPACE", "unset"):
+        del os.environ["VLLM_CPU_KVCACHE_SPACE"]
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    for known in HARMLESS_WARNINGS:
+        logging.getLogger(known).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.")
+
+
+def make_vllm_config(
+    config: Config, worker: WorkerConfig, model: Path, setup: dict[str, Any]
+) -> VllmConfig:
+    """`setup`: the connector's, without its fingerprint, which is filled in here. Raises
+    BatonError(CONFIG_INVALID)."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    engine = worker.engine
+    wrong = sorted(RESERVED & set(engine.args))
+    if wrong:
+        raise ConfigError(f"engine.args.{wrong[0]}", "is set by Baton; use its own key")
+    arguments = {**_defaults(config), **engine.args}
+    transfer = KVTransferConfig(
+        kv_connector="BatonConnector",
+        kv_connector_module_path="common.engine.connector",
+        kv_role="kv_both",
+        engine_id=setup["name"] + "-" + setup["incarnation"],
+        kv_connector_extra_config={"baton": setup},
+        kv_load_failure_policy="recompute",
+    )
+    try:
+        args = EngineArgs(
+            model=str(model),
+            dtype=_dtype(config),
+            max_model_len=config.model.max_model_len or None,
+            block_size=engine.block_tokens or None,
+            kv_cache_memory_bytes=engine.kv_cache_mib << 20 or None,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            enable_prefix_caching=engine.prefix_caching,
+            distributed_executor_backend="uni",
+            disable_hybrid_kv_cache_manager=True,
+            kv_transfer_config=transfer,
+            use_tqdm_on_load=False,
+            **arguments,
+        )
+        made = args.create_engine_config()
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        raise ConfigError("engine", _first_line(error)) from error
+    _size_kv_cache(made, engine)
+    setup["fingerprint"] = fingerprint(made, model)
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    return made
+
+
+def _dtype(config: Config) -> str:
+    """The embedded model is made in float32 so that its decisions are stable; vLLM's own `auto`
+    would cast it to bfloat16."""
+    embedded = config.model.path == EMBEDDED_MODEL_NAME and config.model.dtype == "auto"
+    return "float32" if embedded else config.model.dtype
+
+
+def _defaults(config: Config) -> dict[str, Any]:
+    """The embedded model is for a first look: it starts in 4 s uncompiled, in 10 to 35 compiled."""
+    if config.model.path == EMBEDDED_MODEL_NAME:
+        return {"enforce_eager": True}
+    return {}
+
+
+def kv_token_bytes(made: VllmConfig) -> int:
+    """KV of one token over all layers."""
+    parallel = made.parallel_config
+    heads = made.model_config.get_num_kv_heads(parallel)
+    size = made.model_config.get_head_size()
+    layers = made.model_config.get_num_layers(parallel)
+    return int(layers * heads * size * 2 * _kv_dtype_bytes(made))
+
+
+def fingerprint(made: VllmConfig, model: Path) -> str:
+    """Equal for workers whose KV blocks mean the same."""
+    parallel = made.parallel_config
+    architecture = made.model_config.hf_config.to_dict()
+    parts: dict[str, Any] = {
+        "wire": WIRE_VERSION,
+        "config": {k: v for k, v in architecture.items() if k not in PLACE_DEPENDENT},
+        "weights": _weights_revision(model),
+        "dtype": str(made.model_config.dtype),
+        "kv_dtype": str(made.cache_config.cache_dtype),
+        "block_tokens": made.cache_config.block_size,
+        "layers": made.model_config.get_num_layers(parallel),
+        "kv_heads": made.model_config.get_num_kv_heads(parallel),
+        "head_size": made.model_config.get_head_size(),
+        "tensor_parallel": parallel.tensor_parallel_size,
+        "pipeline_parallel": parallel.pipeline_parallel_size,
+    }
+    encoded = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(encoded.encode()).hexdigest()[:32]
+
+
+def _weights_revision(model: Path) -> list[str]:
+    """Names, sizes and safetensors headers of the weights; not their gigabytes."""
+    marks = []
+    for file in sorted(model.glob("*.safetensors")) + sorted(model.glob("*.bin")):
+        with file.open("rb") as stream:
+            head = stream.read(1 << 16)
+            stream.seek(max(0, file.stat().st_size - (1 << 16)))
+            tail = stream.read(1 << 16)
+        digest = hashlib.sha256(head + tail).hexdigest()[:16]
+        marks.append(f"{file.name}:{file.stat().st_size}:{digest}")
+    return marks
+
+
+def _size_kv_cache(made: VllmConfig, engine: EngineConfig) -> None:
+    """Fills in a size on CPU, and refuses one that cannot hold a single longest request."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    longest = made.model_config.max_model_len + made.cache_config.block_size
+    needed = longest * kv_token_bytes(made)
+    available = psutil.virtual_memory().available
+    asked = engine.kv_cache_mib << 20
+    if not asked:
+        asked = min(max(DEFAULT_KV_MIB << 20, 4 * needed), int(available * MEMORY_SHARE))
+        made.cache_config.kv_cache_memory_bytes = asked
+    if asked > available:
+        raise ConfigError(
+            "engine.kv_cache_mib",
+            f"{asked >> 20} MiB of KV cache, but this host has {available >> 20} MiB free",
+        )
+    if asked < needed:
+        raise ConfigError(
+            "engine.kv_cache_mib",
+            f"{asked >> 20} MiB of KV cache cannot hold one request of model.max_model_len = "
+            f"{made.model_config.max_model_len} tokens, which needs {-(-needed >> 20)} MiB",
+        )
+
+
+def _kv_dtype_bytes(made: VllmConfig) -> int:
+    name = str(made.cache_config.cache_dtype)
+    if name.startswith("fp8"):
+        return 1
+    return int(made.model_config.dtype.itemsize)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    useful = [line for line in lines if not line.startswith(("For further", "1 validation"))]
+    return (useful or [type(error).__name__])[0]
+
+
+def engine_failed(error: BaseException) -> BatonError:
+    return BatonError(
+        Code.ENGINE_FAILED, f"the engine failed: {_first_line(Exception(str(error)))}"
+    )

@@ -1,0 +1,232 @@
+"""The real engine: vLLM's EngineCore in a forked child, spoken to by its own async client.
+
+Theory of operation: requests go through vLLM's `InputProcessor` (validation, EOS and stop filling)
+and then straight to EngineCore; what comes back is one `EngineCoreOutputs` per engine step, which
+becomes one `Batch`. Detokenizing is the gateway's. The KV thread in the child reports handoffs over
+the side channel; its messages enter the client's own output queue, so that `next_batch` waits in
+one place. A request that asks to hand its KV over samples one token, which is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from common.engine.connector_meta import to_params
+from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
+from common.engine.vllm_args import engine_failed
+from common.errors import BatonError, Code
+from common.kv.messages import KvConnect, KvDone, KvRelease
+from common.kv.side import SideChannel
+from common.messages import FinishReason, Load, Role, Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.engine.core_client import AsyncMPClient
+    from vllm.v1.engine.input_processor import InputProcessor
+
+CLOSE_SECONDS = 3.0
+TASKS = ("generate",)
+
+
+class VllmEngine:
+    """Made by `common.engine.vllm_open`, before the loop starts; used on one loop."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        client: AsyncMPClient,
+        processor: InputProcessor,
+        side: SideChannel,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._info = info
+        self._client = client
+        self._processor = processor
+        self._side = side
+        self._clock = clock
+        self._active: dict[str, EngineRequest] = {}
+        self._load = Load()
+        self._stepped_at = clock()
+        self._attached = False
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def load(self) -> Load:
+        age = (self._clock() - self._stepped_at) * 1000 if self._active else 0.0
+        load = self._load
+        return Load(
+            running=load.running, waiting=load.waiting, kv_used=load.kv_used, step_age_ms=age
+        )
+
+    async def add(self, request: EngineRequest) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._attach()
+        if request.key in self._active:
+            raise BatonError(Code.DUPLICATE_REQUEST, f"{request.key} is already in the engine")
+        limit = self._info.capacity.max_model_len
+        if len(request.prompt_ids) >= limit:
+            raise BatonError(
+                Code.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {len(request.prompt_ids)} tokens, the model takes {limit - 1} "
+                "and at least one of output",
+            )
+        core_request = self._processed(request)
+        if not self._active:
+            self._stepped_at = self._clock()
+        self._active[request.key] = request
+        try:
+            await self._client.add_request_async(core_request)
+        except EngineDeadError as error:
+            self._active.pop(request.key, None)
+            raise engine_failed(error) from error
+
+    async def abort(self, request_id: str, attempt: int) -> None:
+        self._attach()
+        key = engine_key(request_id, attempt)
+        known = self._active.pop(key, None)
+        self._side.send(
+            KvRelease(request_id=request_id, attempt=attempt, reason="aborted by the daemon")
+        )
+        if known is not None:
+            await self._client.abort_requests_async([key])
+
+    def connect_kv(self, kv_address: str) -> None:
+        """D: have a connection to this P's KV listener before the first handoff. Never waits."""
+        self._attach()
+        self._side.send(KvConnect(kv_address=kv_address))
+
+    async def next_batch(self) -> Batch:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._attach()
+        while True:
+            try:
+                arrived: Any = await self._client.get_output_async()
+            except EngineDeadError as error:
+                raise BatonError(Code.ENGINE_FAILED, "the engine process has died") from error
+            except Exception as error:
+                raise engine_failed(error) from error
+            batch = (
+                Batch(kv_done=[arrived]) if isinstance(arrived, KvDone) else self._batch(arrived)
+            )
+            if batch is not None:
+                return batch
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._side.close()
+        await asyncio.to_thread(self._client.shutdown, CLOSE_SECONDS)
+
+    def _attach(self) -> None:
+        """The first call on the daemon's loop."""
+        if not self._attached:
+            self._attached = True
+            self._side.start(self._client.outputs_queue.put_nowait)
+
+    def _processed(self, request: EngineRequest) -> Any:
+        from vllm.exceptions import VLLMError
+        from vllm.inputs.engine import tokens_input
+
+        prompt = tokens_input(list(request.prompt_ids), cache_salt=request.cache_salt)
+        try:
+            return self._processor.process_inputs(
+                request.key, prompt, sampling_params(request), TASKS
+            )
+        except (VLLMError, ValueError, TypeError) as error:
+            raise BatonError(Code.INVALID_REQUEST, str(error).splitlines()[0]) from error
+
+    def _batch(self, step: EngineCoreOutputs) -> Batch | None:
+        """None when the step brought nothing that anyone waits for."""
+        self._stepped_at = self._clock()
+        before, stats = self._load, step.scheduler_stats
+        if stats is not None:
+            self._load = Load(
+                running=stats.num_running_reqs,
+                waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs,
+                kv_used=stats.kv_cache_usage,
+            )
+        outputs = [output for made in step.outputs if (output := self._output(made)) is not None]
+        if not outputs and self._load == before:
+            return None
+        return Batch(outputs=outputs, load=self.load())
+
+    def _output(self, made: EngineCoreOutput) -> Output | None:
+        from vllm.v1.engine import FinishReason as VllmFinish
+
+        request = self._active.get(made.request_id)
+        if request is None:
+            return None
+        finish, error, stop_token = "", "", -1
+        tokens = list(made.new_token_ids)
+        if made.finish_reason is not None:
+            del self._active[made.request_id]
+            if made.finish_reason in (VllmFinish.ABORT, VllmFinish.ERROR):
+                error = Code.ENGINE_FAILED
+            elif request.role is Role.PREFILL or made.finish_reason == VllmFinish.LENGTH:
+                finish = FinishReason.LENGTH
+            else:
+                finish = FinishReason.STOP
+                stop_token = tokens[-1] if tokens else -1
+        if request.role is Role.PREFILL:
+            tokens = []
+            if not finish and not error:
+                return None
+        stats = made.prefill_stats
+        return Output(
+            key=made.request_id,
+            token_ids=tokens,
+            finish_reason=finish,
+            stop_token=stop_token,
+            cached_tokens=stats.num_cached_tokens if stats is not None else 0,
+            error=error,
+            message="the engine gave this request up" if error else "",
+        )
+
+
+def sampling_params(request: EngineRequest) -> SamplingParams:
+    """Raises ValueError for what vLLM refuses."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    extra: dict[str, Any] = {}
+    if request.ticket is not None:
+        side = "send" if request.role is Role.PREFILL else "receive"
+        extra["kv_transfer_params"] = to_params(side, request.ticket)  # type: ignore[arg-type]
+    sampling: Sampling = request.sampling
+    if request.role is Role.PREFILL:
+        return SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra,
+        )
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=list(sampling.stop_token_ids),
+        logit_bias=sampling.logit_bias,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=extra or None,
+    )

@@ -1,0 +1,74 @@
+"""Starts vLLM for a worker, before the daemon's event loop exists: vLLM forks here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from common.config import Config
+from common.endpoints import kv_side_address
+from common.engine.connector_meta import PARAMS_KEY
+from common.engine.port import EngineInfo
+from common.engine.vllm_args import engine_failed, kv_token_bytes, make_vllm_config, prepare_process
+from common.engine.vllm_engine import VllmEngine
+from common.errors import BatonError
+from common.kv.side import SideChannel
+from common.messages import Capacity, Role
+from common.model.resolve import resolve_model
+
+LISTEN_SECONDS = 10.0
+
+
+def open_vllm(
+    config: Config, role: Role, name: str, incarnation: str, progress: Callable[[str], None]
+) -> VllmEngine:
+    """Blocks until the engine can serve. Raises BatonError with one clear sentence."""
+    worker = config.worker(role, name)
+    model = resolve_model(config.model.path)
+    prepare_process(worker.engine, len(config.prefill) + len(config.decode))
+    progress("importing vLLM")
+    from vllm.v1.engine.core_client import EngineCoreClient
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.executor import Executor
+
+    side_address = kv_side_address(config, name)
+    setup = {
+        "name": name,
+        "incarnation": incarnation,
+        "fingerprint": "",
+        "side_address": side_address,
+        "daemon_pid": os.getpid(),
+        "kv": msgspec.to_builtins(worker.kv),
+    }
+    made = make_vllm_config(config, worker, model, setup)
+    made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
+    progress("starting the engine")
+    try:
+        client = EngineCoreClient.make_async_mp_client(
+            made, Executor.get_class(made), log_stats=True
+        )
+        processor = InputProcessor(made)
+    except BatonError:
+        raise
+    except Exception as error:
+        raise engine_failed(error) from error
+    progress("waiting for the KV listener")
+    side = SideChannel(side_address)
+    try:
+        kv_address = side.wait_listening(LISTEN_SECONDS)
+    except BatonError:
+        side.close()
+        client.shutdown(0)
+        raise
+    cache = made.cache_config
+    capacity = Capacity(
+        block_tokens=cache.block_size,
+        kv_blocks=cache.num_gpu_blocks,
+        kv_block_bytes=kv_token_bytes(made) * cache.block_size,
+        max_model_len=made.model_config.max_model_len,
+        max_num_seqs=worker.engine.max_num_seqs,
+    )
+    info = EngineInfo(config.model.served_name, setup["fingerprint"], kv_address, capacity)
+    return VllmEngine(info, client, processor, side)

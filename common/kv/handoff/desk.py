@@ -1,0 +1,272 @@
+"""P's counter: all tickets offered here, all D peers that ask, and what is left of both.
+
+Theory of operation: pure, as the machines it holds. A `KvReady` finds its ticket by the secret; one
+that comes before its ticket waits at the counter (bounded, expiring), for P's queue may be long. A
+ticket serves only the D it names, in the incarnation it names. The lease runs from the offer;
+losing D's connection shortens it to a grace in which D may come back. Transfers that have ended
+keep a tombstone with the count of messages already answered, so that a late credit still gets its
+voids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import Code
+from common.kv.handoff.sender import Sender
+from common.kv.handoff.words import (
+    SEND_TERMINAL,
+    Action,
+    Cancel,
+    Computed,
+    Expire,
+    PeerLost,
+    Ready,
+    SendEvent,
+    SendVoid,
+    Staged,
+    Tell,
+)
+from common.kv.lease import Lease, LeaseTable, Tombstones
+from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
+from common.kv.plan import Shape
+from common.messages import Ticket
+
+LEASES = 4096
+PARKED = 1024
+TOMBSTONES = 8192
+GRACE_S = 1.0
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of an endpoint, as its KvHello said."""
+
+    id: int
+    name: str
+    incarnation: str
+
+
+@dataclass(slots=True)
+class _Parked:
+    peer: Peer
+    message: KvReady
+    granted: int
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """An action and the ticket it belongs to; `key` None where there is no ticket."""
+
+    key: Key | None
+    action: Action
+
+
+class Desk:
+    """`buffer_bytes`: the largest payload that one staging buffer holds."""
+
+    def __init__(self, shape: Shape, buffer_bytes: int, lease_ms: float) -> None:
+        self._shape = shape
+        self._buffer_bytes = buffer_bytes
+        self._lease_ms = lease_ms
+        self._leases: LeaseTable[Key] = LeaseTable(LEASES)
+        self._senders: dict[Key, Sender] = {}
+        self._by_secret: dict[bytes, Key] = {}
+        self._by_transfer: dict[int, Key] = {}
+        self._parked: dict[bytes, _Parked] = {}
+        self._ended: Tombstones[Key, str] = Tombstones(TOMBSTONES)
+        self._answered: Tombstones[int, int] = Tombstones(TOMBSTONES)
+
+    # ------------------------------------------------------------ from the engine and the daemon
+
+    def offer(self, ticket: Ticket, blocks: int, now: float) -> list[Out] | None:
+        """A prompt's KV is or will be here. None: refused, nothing is held (already released,
+        expired by arrival, a duplicate, or the table is full)."""
+        key = (ticket.request_id, ticket.attempt)
+        if key in self._ended or key in self._senders or ticket.secret in self._by_secret:
+            return None
+        lease_ms = min(ticket.lease_ms, self._lease_ms)
+        if lease_ms <= 0 or self._leases.grant(key, ticket.decode, blocks, now, lease_ms) is None:
+            return None
+        self._senders[key] = Sender(ticket, blocks, self._shape)
+        self._by_secret[ticket.secret] = key
+        parked = self._parked.pop(ticket.secret, None)
+        if parked is None:
+            return []
+        return self._serve(key, parked.peer, parked.message, parked.granted)
+
+    def computed(self, key: Key, blocks: int) -> list[Out]:
+        return self._feed(key, Computed(blocks))
+
+    def release(self, key: Key, reason: str) -> list[Out]:
+        """Idempotent; an unknown key is remembered, so that its offer will be refused."""
+        if key not in self._senders:
+            self._ended.bury(key, reason)
+            return self._refuse_parked(key, reason)
+        return self._feed(key, Cancel(reason))
+
+    def staged(self, key: Key, transfer: int, index: int) -> list[Out]:
+        return self._feed(key, Staged(transfer, index))
+
+    # ------------------------------------------------------------ from D
+
+    def ready(self, peer: Peer, message: KvReady, now: float) -> list[Out]:
+        key = self._by_secret.get(message.secret)
+        if key is not None:
+            return self._serve(key, peer, message, message.granted)
+        if (message.request_id, message.attempt) in self._ended:
+            return self._refuse(peer, message, message.granted, "the ticket has ended")
+        if message.secret in self._parked or len(self._parked) >= PARKED:
+            return self._refuse(peer, message, message.granted, "no room for an early request")
+        expires = now + self._lease_ms / 1000
+        self._parked[message.secret] = _Parked(peer, message, message.granted, expires)
+        return []
+
+    def credit(self, peer: Peer, message: KvCredit) -> list[Out]:
+        key = self._by_transfer.get(message.transfer)
+        if key is not None:
+            return self._feed(key, message)
+        for parked in self._parked.values():
+            if parked.message.transfer == message.transfer and parked.peer == peer:
+                parked.granted = max(parked.granted, message.granted)
+                return []
+        answered = self._answered.get(message.transfer)
+        if answered is None or message.granted <= answered:
+            return []
+        self._answered.bury(message.transfer, message.granted)
+        return self._voids(peer, message.transfer, answered, message.granted)
+
+    def released(self, message: KvReleased) -> list[Out]:
+        key = self._by_transfer.get(message.transfer)
+        return self._feed(key, message) if key is not None else []
+
+    def aborted(self, peer: Peer, message: KvAbort) -> list[Out]:
+        key = self._by_transfer.get(message.transfer)
+        if key is not None:
+            return self._feed(key, message)
+        for secret, parked in list(self._parked.items()):
+            if parked.message.transfer == message.transfer and parked.peer == peer:
+                del self._parked[secret]
+                self._ended.bury((parked.message.request_id, parked.message.attempt), "aborted")
+                self._answered.bury(message.transfer, parked.granted)
+                return self._voids(peer, message.transfer, 0, parked.granted)
+        return []
+
+    def peer_lost(self, peer_id: int, now: float) -> list[Out]:
+        outs: list[Out] = []
+        for secret, parked in list(self._parked.items()):
+            if parked.peer.id == peer_id:
+                del self._parked[secret]
+        for key, sender in list(self._senders.items()):
+            before = sender.transfer
+            outs += self._feed(key, PeerLost(peer_id))
+            if before is not None and sender.transfer is None:
+                self._leases.shorten(key, now + GRACE_S)
+        return outs
+
+    # ------------------------------------------------------------ time and sight
+
+    def tick(self, now: float) -> list[Out]:
+        outs: list[Out] = []
+        for key in self._leases.expired(now):
+            outs += self._feed(key, Expire())
+        for secret, parked in list(self._parked.items()):
+            if parked.expires <= now:
+                del self._parked[secret]
+                outs += self._refuse(
+                    parked.peer, parked.message, parked.granted, "no such ticket came"
+                )
+        return outs
+
+    def __len__(self) -> int:
+        return len(self._senders) + len(self._parked)
+
+    def sender(self, key: Key) -> Sender | None:
+        return self._senders.get(key)
+
+    def holds(self) -> list[tuple[Key, Lease]]:
+        return self._leases.items()
+
+    def check_invariants(self) -> None:
+        if set(self._senders) != {key for key, _ in self._leases.items()}:
+            raise AssertionError("a sender without a lease, or a lease without a sender")
+        if len(self._by_secret) != len(self._senders):
+            raise AssertionError("secrets and senders differ")
+        for sender in self._senders.values():
+            sender.check_invariants()
+
+    # ------------------------------------------------------------ inside
+
+    def _serve(self, key: Key, peer: Peer, message: KvReady, granted: int) -> list[Out]:
+        sender = self._senders[key]
+        ticket = sender.ticket
+        if (peer.name, peer.incarnation) != (ticket.decode, ticket.decode_incarnation):
+            return self._refuse(peer, message, granted, "the ticket names another decode worker")
+        if message.transfer in self._by_transfer or message.transfer in self._answered:
+            return []
+        end = message.first_block + message.blocks
+        payload = min(message.message_blocks, message.blocks) * self._shape.block_bytes
+        shape_ok = 0 <= message.first_block <= end <= sender.blocks and message.message_blocks > 0
+        if not shape_ok or payload > self._buffer_bytes or message.blocks < 0:
+            return self._refuse(peer, message, granted, "blocks or message size out of bounds")
+        self._by_transfer[message.transfer] = key
+        ready = Ready(peer.id, _granting(message, granted))
+        return self._feed(key, ready)
+
+    def _feed(self, key: Key, event: SendEvent) -> list[Out]:
+        sender = self._senders.get(key)
+        if sender is None:
+            return []
+        before = sender.transfer, sender.granted
+        actions = sender.handle(event)
+        if before[0] is not None and before[0] != sender.transfer:
+            self._by_transfer.pop(before[0], None)
+            self._answered.bury(before[0], before[1])
+        if sender.state in SEND_TERMINAL:
+            self._forget(key, sender)
+        return [Out(key, action) for action in actions]
+
+    def _forget(self, key: Key, sender: Sender) -> None:
+        del self._senders[key]
+        self._by_secret.pop(sender.ticket.secret, None)
+        for transfer, owner in list(self._by_transfer.items()):
+            if owner == key:
+                del self._by_transfer[transfer]
+        self._leases.release(key)
+        self._ended.bury(key, sender.state.value)
+
+    def _refuse(self, peer: Peer, message: KvReady, granted: int, why: str) -> list[Out]:
+        self._answered.bury(message.transfer, granted)
+        refusal = KvRefused(transfer=message.transfer, code=Code.NOT_FOUND, message=why)
+        return [
+            Out(None, Tell(peer.id, refusal)),
+            *self._voids(peer, message.transfer, 0, granted),
+        ]
+
+    def _refuse_parked(self, key: Key, why: str) -> list[Out]:
+        for secret, parked in list(self._parked.items()):
+            if (parked.message.request_id, parked.message.attempt) == key:
+                del self._parked[secret]
+                return self._refuse(parked.peer, parked.message, parked.granted, why)
+        return []
+
+    def _voids(self, peer: Peer, transfer: int, first: int, upto: int) -> list[Out]:
+        return [Out(None, SendVoid(peer.id, transfer, i)) for i in range(first, upto)]
+
+
+def _granting(message: KvReady, granted: int) -> KvReady:
+    if granted == message.granted:
+        return message
+    return KvReady(
+        secret=message.secret,
+        request_id=message.request_id,
+        attempt=message.attempt,
+        transfer=message.transfer,
+        first_block=message.first_block,
+        blocks=message.blocks,
+        message_blocks=message.message_blocks,
+        granted=granted,
+    )

@@ -1,0 +1,263 @@
+"""D's end of one handoff: grants what is posted, places what is verified, retries the rest.
+
+Theory of operation: in `words`. Retries after a lost transport wait 50 ms * 2^i with full jitter;
+a damaged message is fetched again once, at once. Everything ends at the deadline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import Code
+from common.kv.digest import HEADER_BYTES, Verdict
+from common.kv.handoff.words import (
+    RECEIVE_TERMINAL,
+    RECEIVE_TRANSITIONS,
+    Action,
+    Arrived,
+    Cancel,
+    Connect,
+    Connected,
+    ConnectFailed,
+    Ended,
+    PeerLost,
+    Place,
+    Post,
+    Posted,
+    ReceiveEvent,
+    ReceiveState,
+    Start,
+    Tell,
+    Tick,
+)
+from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
+from common.kv.plan import Plan, Shape
+from common.messages import KvReport, Ticket
+
+RETRY_MS = 50.0
+REFETCHES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What D lacks of a prompt, and how it may be fetched. `deadline`: instant; `window`: messages
+    that may be posted at once; `retries`: tries after the first that a lost transport may cost."""
+
+    first_block: int
+    blocks: int
+    message_blocks: int
+    window: int
+    deadline: float
+    retries: int
+
+
+class Receiver:
+    """D's end of one ticket."""
+
+    def __init__(self, ticket: Ticket, wanted: Wanted, shape: Shape) -> None:
+        self.ticket = ticket
+        self.wanted = wanted
+        self.state = ReceiveState.CONNECTING
+        self.retry_at = 0.0
+        self._shape = shape
+        self._peer: int | None = None
+        self._plan: Plan | None = None
+        self._told: tuple[int, int] | None = None
+        self._asked = 0
+        self._verified: set[int] = set()
+        self._next_block = wanted.first_block
+        self._lost = 0
+        self._refetched = 0
+        self._asked_at: float | None = None
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._counts = [0, 0, 0]
+
+    @property
+    def transfer(self) -> int | None:
+        return self._plan.transfer if self._plan else None
+
+    @property
+    def retries(self) -> int:
+        return self._lost + self._refetched
+
+    @property
+    def wake_at(self) -> float:
+        """When a Tick is due."""
+        return self.retry_at if self.state is ReceiveState.BACKOFF else self.wanted.deadline
+
+    def report(self) -> KvReport:
+        blocks, messages, payload = self._counts
+        asked, first = self._asked_at, self._first_at
+        return KvReport(
+            blocks=blocks,
+            messages=messages,
+            payload_bytes=payload,
+            wire_bytes=payload + HEADER_BYTES * messages,
+            wait_ms=(first - asked) * 1000 if first is not None and asked is not None else 0.0,
+            transfer_ms=(self._last_at - first) * 1000 if first is not None else 0.0,
+            retries=self.retries,
+        )
+
+    def handle(self, event: ReceiveEvent, now: float) -> list[Action]:  # noqa: C901, PLR0911
+        """Raises ValueError on an illegal transition. An ended receiver ignores everything."""
+        if self.state in RECEIVE_TERMINAL:
+            return []
+        match event:
+            case Start():
+                return [Connect()]
+            case Connected(peer, transfer) if self.state is ReceiveState.CONNECTING:
+                return self._begin(peer, transfer)
+            case ConnectFailed(message, final) if self.state is ReceiveState.CONNECTING:
+                return self._fail(message) if final else self._back_off(message, now)
+            case Posted(transfer, upto) if transfer == self.transfer:
+                return self._grant(upto, now)
+            case Arrived(transfer, index, verdict) if transfer == self.transfer:
+                return self._arrived(index, verdict, now)
+            case KvRefused() if event.transfer == self.transfer:
+                return self._fail(f"{self.ticket.prefill} refused the KV: {event.message}")
+            case PeerLost(peer) if peer == self._peer and self._plan is not None:
+                return self._back_off(f"connection to {self.ticket.prefill} lost", now)
+            case Cancel(reason):
+                return self._end(ReceiveState.ABORTED, Code.CANCELLED, reason)
+            case Tick() if now >= self.wanted.deadline:
+                return self._fail(f"no KV from {self.ticket.prefill} within the load timeout")
+            case Tick() if self.state is ReceiveState.BACKOFF and now >= self.retry_at:
+                self._become(ReceiveState.CONNECTING)
+                return [Connect()]
+        return []
+
+    def _begin(self, peer: int, transfer: int) -> list[Action]:
+        wanted = self.wanted
+        left = wanted.first_block + wanted.blocks - self._next_block
+        plan = Plan(transfer, self._next_block, left, wanted.message_blocks, self._shape)
+        self._peer, self._plan = peer, plan
+        self._asked, self._verified = 0, set()
+        self._become(ReceiveState.WAITING)
+        if plan.blocks == 0:
+            ready = self._ready(plan, 0)
+            self._plan = None
+            return [Tell(peer, ready), *self._end(ReceiveState.DONE, "", "")]
+        return self._post()
+
+    def _post(self) -> list[Action]:
+        """Keeps up to `window` messages on the way."""
+        plan, peer = self._plan, self._peer
+        assert plan is not None and peer is not None  # noqa: PT018
+        upto = min(plan.messages, len(self._verified) + self.wanted.window)
+        if upto <= self._asked:
+            return []
+        first, self._asked = self._asked, upto
+        return [Post(peer, plan, first, upto)]
+
+    def _grant(self, upto: int, now: float) -> list[Action]:
+        plan, peer = self._plan, self._peer
+        assert plan is not None and peer is not None  # noqa: PT018
+        if self._told == (peer, plan.transfer):
+            return [Tell(peer, KvCredit(transfer=plan.transfer, granted=upto))]
+        self._told = (peer, plan.transfer)
+        if self._asked_at is None:
+            self._asked_at = now
+        return [Tell(peer, self._ready(plan, upto))]
+
+    def _ready(self, plan: Plan, granted: int) -> KvReady:
+        return KvReady(
+            secret=self.ticket.secret,
+            request_id=self.ticket.request_id,
+            attempt=self.ticket.attempt,
+            transfer=plan.transfer,
+            first_block=plan.first_block,
+            blocks=plan.blocks,
+            message_blocks=plan.message_blocks,
+            granted=granted,
+        )
+
+    def _arrived(self, index: int, verdict: Verdict, now: float) -> list[Action]:
+        if verdict is Verdict.LOST:
+            return self._back_off("a receive failed in the transport", now)
+        if verdict is Verdict.VOID:
+            return self._fail(f"{self.ticket.prefill} gave the transfer up")
+        if verdict is Verdict.CORRUPT:
+            return self._refetch()
+        return self._place(index, now)
+
+    def _place(self, index: int, now: float) -> list[Action]:
+        plan, peer = self._plan, self._peer
+        assert plan is not None and peer is not None  # noqa: PT018
+        if index in self._verified:
+            return []
+        if self.state is ReceiveState.WAITING:
+            self._become(ReceiveState.RECEIVING)
+        message = plan.message(index)
+        self._verified.add(index)
+        self._first_at = now if self._first_at is None else self._first_at
+        self._last_at = now
+        for at, amount in enumerate((message.blocks, 1, message.payload_bytes)):
+            self._counts[at] += amount
+        self._advance(plan)
+        place = Place(plan.transfer, index, message.first_block, message.blocks)
+        if len(self._verified) < plan.messages:
+            return [place, *self._post()]
+        released = Tell(peer, KvReleased(transfer=plan.transfer))
+        self._plan = None
+        return [place, released, *self._end(ReceiveState.DONE, "", "")]
+
+    def _advance(self, plan: Plan) -> None:
+        """Moves `_next_block` past what is verified without a gap."""
+        while self._next_block < plan.end:
+            index = (self._next_block - plan.first_block) // plan.message_blocks
+            if index not in self._verified:
+                return
+            message = plan.message(index)
+            self._next_block = message.first_block + message.blocks
+
+    def _refetch(self) -> list[Action]:
+        if self._refetched >= REFETCHES:
+            return self._fail(f"KV from {self.ticket.prefill} was damaged again after a refetch")
+        self._refetched += 1
+        self._plan = None
+        self._become(ReceiveState.CONNECTING)
+        return [Connect()]
+
+    def _back_off(self, message: str, now: float) -> list[Action]:
+        self._plan = self._peer = self._told = None
+        if self._lost >= self.wanted.retries:
+            return self._fail(message)
+        jitter = _fraction(self.ticket.secret, self._lost)
+        self.retry_at = now + RETRY_MS * (1 << self._lost) * jitter / 1000
+        self._lost += 1
+        self._become(ReceiveState.BACKOFF)
+        return []
+
+    def _fail(self, message: str) -> list[Action]:
+        return self._end(ReceiveState.FAILED, Code.KV_TRANSFER_FAILED, message)
+
+    def _end(self, state: ReceiveState, error: str, message: str) -> list[Action]:
+        told, self._told, self._plan = self._told, None, None
+        self._become(state)
+        ended = Ended(error, message)
+        if told is None or state is ReceiveState.DONE:
+            return [ended]
+        peer, transfer = told
+        return [Tell(peer, KvAbort(transfer=transfer, reason=message)), ended]
+
+    def _become(self, state: ReceiveState) -> None:
+        if state not in RECEIVE_TRANSITIONS[self.state]:
+            raise ValueError(f"receiver cannot go from {self.state} to {state}")
+        self.state = state
+
+    def check_invariants(self) -> None:
+        active = self.state in (ReceiveState.WAITING, ReceiveState.RECEIVING)
+        if active != (self._plan is not None):
+            raise AssertionError(f"{self.state} with transfer {self.transfer}")
+        end = self.wanted.first_block + self.wanted.blocks
+        if not self.wanted.first_block <= self._next_block <= end:
+            raise AssertionError(f"next block {self._next_block} outside the wanted {self.wanted}")
+        if self.state is ReceiveState.DONE and self._next_block != end:
+            raise AssertionError("done, but not every wanted block was verified")
+
+
+def _fraction(secret: bytes, attempt: int) -> float:
+    """A number in [0, 1) that differs per ticket and try: full jitter without a random source."""
+    start = (attempt * 4) % max(1, len(secret) - 3)
+    return int.from_bytes(secret[start : start + 4], "little") / (1 << 32)

@@ -1,0 +1,173 @@
+"""P's end of one handoff: answers every granted message once, sends what is computed.
+
+Theory of operation: in `words`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.errors import Code
+from common.kv.handoff.words import (
+    SEND_TERMINAL,
+    SEND_TRANSITIONS,
+    Action,
+    Cancel,
+    Computed,
+    Ended,
+    Expire,
+    PeerLost,
+    Ready,
+    SendData,
+    SendEvent,
+    SendState,
+    SendVoid,
+    Stage,
+    Staged,
+    Tell,
+)
+from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
+from common.kv.plan import Plan, Shape
+from common.messages import Ticket
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    peer: int
+    plan: Plan
+    granted: int = 0
+    staged: int = 0
+    unanswered: set[int] = field(default_factory=set)
+
+
+class Sender:
+    """P's end of one ticket. `blocks`: of the whole prompt."""
+
+    def __init__(self, ticket: Ticket, blocks: int, shape: Shape) -> None:
+        self.ticket = ticket
+        self.blocks = blocks
+        self.state = SendState.OFFERED
+        self.computed = 0
+        self.messages = 0
+        self.payload_bytes = 0
+        self._shape = shape
+        self._out: _Outgoing | None = None
+
+    @property
+    def transfer(self) -> int | None:
+        """The transfer that is served now."""
+        return self._out.plan.transfer if self._out else None
+
+    @property
+    def granted(self) -> int:
+        """Messages that D has granted of it."""
+        return self._out.granted if self._out else 0
+
+    def handle(self, event: SendEvent) -> list[Action]:  # noqa: C901, PLR0911
+        """Raises ValueError on an illegal transition. An ended sender ignores everything."""
+        if self.state in SEND_TERMINAL:
+            return []
+        match event:
+            case Computed(blocks):
+                self.computed = blocks
+                return self._stage()
+            case Ready(peer, message):
+                return self._begin(peer, message)
+            case KvCredit() if self._serves(event.transfer):
+                return self._grant(event.granted)
+            case Staged(transfer, index) if self._serves(transfer):
+                return self._send(index)
+            case KvReleased() if self._serves(event.transfer):
+                return self._end(SendState.RELEASED, "", "")
+            case KvAbort() if self._serves(event.transfer):
+                return self._end(SendState.ABORTED, Code.CANCELLED, event.reason)
+            case Cancel(reason):
+                return self._end(SendState.CANCELLED, Code.CANCELLED, reason)
+            case Expire():
+                return self._end(
+                    SendState.EXPIRED, Code.KV_TRANSFER_FAILED, "lease expired: nobody took the KV"
+                )
+            case PeerLost(peer) if self._out is not None and self._out.peer == peer:
+                self._out = None
+                self._become(SendState.OFFERED)
+        return []
+
+    def _serves(self, transfer: int) -> bool:
+        return self._out is not None and self._out.plan.transfer == transfer
+
+    def _begin(self, peer: int, ready: KvReady) -> list[Action]:
+        """A second Ready is D's retry: the older transfer is answered with voids."""
+        actions = self._void_rest()
+        plan = Plan(
+            ready.transfer, ready.first_block, ready.blocks, ready.message_blocks, self._shape
+        )
+        if plan.end > self.blocks:
+            raise ValueError(f"blocks up to {plan.end} of a prompt of {self.blocks}")
+        self._out = _Outgoing(peer, plan)
+        self._become(SendState.SENDING)
+        if plan.blocks == 0:
+            return actions + self._end(SendState.RELEASED, "", "")
+        return actions + self._grant(ready.granted)
+
+    def _grant(self, granted: int) -> list[Action]:
+        out = self._out
+        assert out is not None
+        granted = min(granted, out.plan.messages)
+        out.unanswered.update(range(out.granted, granted))
+        out.granted = max(out.granted, granted)
+        return self._stage()
+
+    def _stage(self) -> list[Action]:
+        """Asks for staging of every granted message whose blocks are computed, in order."""
+        actions: list[Action] = []
+        out = self._out
+        while out is not None and out.staged < out.granted:
+            message = out.plan.message(out.staged)
+            if message.first_block + message.blocks > self.computed:
+                break
+            actions.append(Stage(out.plan.transfer, out.staged))
+            out.staged += 1
+        return actions
+
+    def _send(self, index: int) -> list[Action]:
+        out = self._out
+        if out is None or index not in out.unanswered:
+            return []
+        message = out.plan.message(index)
+        if message.first_block + message.blocks > self.computed:
+            out.staged = min(out.staged, index)
+            return []
+        out.unanswered.remove(index)
+        self.messages += 1
+        self.payload_bytes += message.payload_bytes
+        return [SendData(out.peer, out.plan, index)]
+
+    def _void_rest(self) -> list[Action]:
+        out, self._out = self._out, None
+        if out is None:
+            return []
+        return [SendVoid(out.peer, out.plan.transfer, i) for i in sorted(out.unanswered)]
+
+    def _end(self, state: SendState, error: str, message: str) -> list[Action]:
+        out = self._out
+        actions = self._void_rest()
+        if out is not None and state in (SendState.CANCELLED, SendState.EXPIRED):
+            refusal = KvRefused(transfer=out.plan.transfer, code=error, message=message)
+            actions.insert(0, Tell(out.peer, refusal))
+        self._become(state)
+        return [*actions, Ended(error, message)]
+
+    def _become(self, state: SendState) -> None:
+        if state not in SEND_TRANSITIONS[self.state]:
+            raise ValueError(f"sender cannot go from {self.state} to {state}")
+        self.state = state
+
+    def check_invariants(self) -> None:
+        out = self._out
+        if (self.state is SendState.SENDING) != (out is not None):
+            raise AssertionError(f"{self.state} with transfer {self.transfer}")
+        if out is not None and not (
+            out.staged <= out.granted <= out.plan.messages
+            and all(0 <= i < out.granted for i in out.unanswered)
+        ):
+            raise AssertionError(f"impossible counters: {out}")

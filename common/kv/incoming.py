@@ -1,0 +1,281 @@
+"""D's shell around its `Receiver`s: connects to P, posts receives, verifies, places.
+
+Theory of operation: one channel per P address, opened at need and kept. Everything runs on the KV
+thread. A message is received into staging, checked against what was asked, and only then copied to
+the engine's blocks, by the receiver whose transfer is still the current one. An ended handoff can
+leave receives that P still owes an answer; their buffers stay out of the pool until it comes, and a
+P that does not answer in `ORPHAN_S` loses the link, which completes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.errors import BatonError
+from common.kv.control import Channel, Heard, Identity
+from common.kv.digest import HEADER_BYTES, INDEX_BITS, Expected, Verdict, check
+from common.kv.handoff.desk import Key
+from common.kv.handoff.receiver import Receiver, Wanted
+from common.kv.handoff.words import (
+    RECEIVE_TERMINAL,
+    Action,
+    Arrived,
+    Cancel,
+    Connect,
+    Connected,
+    ConnectFailed,
+    Ended,
+    PeerLost,
+    Place,
+    Post,
+    Posted,
+    ReceiveEvent,
+    Start,
+    Tell,
+    Tick,
+)
+from common.kv.layout import KvMemory
+from common.kv.messages import KvRefused
+from common.kv.plan import Plan, Shape
+from common.kv.staging import Buffer, Staging
+from common.kv.ucx import Link, data_tag
+from common.messages import KvReport, Ticket
+
+CONNECT_S = 2.0
+ORPHAN_S = 5.0
+OnEnded = Callable[[Key, KvReport, str, str], None]
+Open = Callable[[str], Link]
+
+
+@dataclass(slots=True)
+class _Fetch:
+    receiver: Receiver
+    block_ids: list[int]
+    channel: Channel | None = None
+
+
+@dataclass(slots=True)
+class _Way:
+    """The channel to one P address; `waiting` for it to open until `deadline`."""
+
+    channel: Channel
+    deadline: float
+    waiting: list[Key] = field(default_factory=list)
+
+
+class Incoming:
+    """Fetches tickets for this engine. `on_ended` is called once per `fetch`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        memory: KvMemory,
+        staging: Staging,
+        open_link: Open,
+        on_ended: OnEnded,
+        clock: Callable[[], float],
+    ) -> None:
+        self._identity = identity
+        self._memory = memory
+        geometry = memory.geometry
+        self._shape = Shape(geometry.layers, geometry.block_bytes)
+        self._staging = staging
+        self._open_link = open_link
+        self._on_ended = on_ended
+        self._clock = clock
+        self._fetches: dict[Key, _Fetch] = {}
+        self._by_transfer: dict[int, Key] = {}
+        self._ways: dict[str, _Way] = {}
+        self._channels: dict[int, Channel] = {}
+        self._owed: dict[tuple[int, int], tuple[Channel, float]] = {}
+        self._next_transfer = int.from_bytes(os.urandom(8), "little") >> (INDEX_BITS + 2)
+        self._next_peer = 1
+
+    # ------------------------------------------------------------ from the engine and the daemon
+
+    def fetch(self, ticket: Ticket, wanted: Wanted, block_ids: Sequence[int]) -> None:
+        key = (ticket.request_id, ticket.attempt)
+        if key in self._fetches:
+            self._on_ended(key, KvReport(), "duplicate_request", "this ticket is being fetched")
+            return
+        self._fetches[key] = _Fetch(Receiver(ticket, wanted, self._shape), list(block_ids))
+        self._feed(key, Start())
+
+    def cancel(self, key: Key, reason: str) -> None:
+        """Idempotent."""
+        self._feed(key, Cancel(reason))
+
+    def tick(self) -> None:
+        now = self._clock()
+        for key, fetch in list(self._fetches.items()):
+            if fetch.receiver.wake_at <= now:
+                self._feed(key, Tick())
+        for way in list(self._ways.values()):
+            if way.channel.peer is None and way.deadline <= now:
+                way.channel.close("no connection within the time limit")
+        for (transfer, _), (channel, until) in list(self._owed.items()):
+            if transfer not in self._by_transfer and until <= now:
+                channel.close("granted messages were never answered")
+
+    def __len__(self) -> int:
+        opening = sum(1 for way in self._ways.values() if way.channel.peer is None)
+        return len(self._fetches) + len(self._owed) + opening
+
+    def close(self) -> None:
+        for key in list(self._fetches):
+            self.cancel(key, "the engine closes")
+        for channel in list(self._channels.values()):
+            channel.close("the engine closes")
+
+    # ------------------------------------------------------------ channels
+
+    def connect(self, address: str) -> None:
+        """Ahead of need; a failure only means that the first handoff connects again."""
+        with contextlib.suppress(BatonError, ValueError):
+            self._way(address)
+
+    def _connect(self, key: Key) -> None:
+        try:
+            way = self._way(self._fetches[key].receiver.ticket.kv_address)
+        except (BatonError, ValueError) as error:
+            self._feed(key, ConnectFailed(str(error)))
+            return
+        if way.channel.peer is None:
+            way.waiting.append(key)
+        else:
+            self._connected(key, way.channel)
+
+    def _way(self, address: str) -> _Way:
+        way = self._ways.get(address)
+        if way is None:
+            link = self._open_link(address)
+            peer_id, self._next_peer = self._next_peer, self._next_peer + 1
+            channel = Channel(
+                peer_id,
+                link,
+                self._identity,
+                on_open=lambda _: self._opened(address),
+                on_message=self._heard,
+                on_closed=lambda gone, why, refused: self._gone(address, gone, why, refused),
+            )
+            self._channels[peer_id] = channel
+            way = self._ways[address] = _Way(channel, self._clock() + CONNECT_S)
+        return way
+
+    def _opened(self, address: str) -> None:
+        way = self._ways[address]
+        waiting, way.waiting = way.waiting, []
+        for key in waiting:
+            self._connected(key, way.channel)
+
+    def _connected(self, key: Key, channel: Channel) -> None:
+        fetch, peer = self._fetches.get(key), channel.peer
+        if fetch is None or peer is None:
+            return
+        ticket = fetch.receiver.ticket
+        if (peer.name, peer.incarnation) != (ticket.prefill, ticket.prefill_incarnation):
+            why = f"{ticket.kv_address} is {peer.name} in another incarnation than the ticket's"
+            self._feed(key, ConnectFailed(why, final=True))
+            return
+        transfer, self._next_transfer = self._next_transfer, self._next_transfer + 1
+        fetch.channel = channel
+        self._by_transfer[transfer] = key
+        self._feed(key, Connected(channel.id, transfer))
+
+    def _gone(self, address: str, channel: Channel, why: str, refused: bool) -> None:
+        self._channels.pop(channel.id, None)
+        way = self._ways.get(address)
+        if way is not None and way.channel is channel:
+            del self._ways[address]
+            for key in way.waiting:
+                self._feed(key, ConnectFailed(why, final=refused))
+        for key in list(self._fetches):
+            self._feed(key, PeerLost(channel.id))
+
+    def _heard(self, channel: Channel, message: Heard) -> None:
+        if not isinstance(message, KvRefused):
+            channel.close("a message that no prefill worker sends")
+            return
+        key = self._by_transfer.get(message.transfer)
+        if key is not None:
+            self._feed(key, message)
+
+    # ------------------------------------------------------------ receivers
+
+    def _feed(self, key: Key, event: ReceiveEvent, arrived: Buffer | None = None) -> None:
+        fetch = self._fetches.get(key)
+        if fetch is None:
+            return
+        receiver = fetch.receiver
+        before = receiver.transfer
+        actions = receiver.handle(event, self._clock())
+        if before is not None and receiver.transfer != before:
+            self._by_transfer.pop(before, None)
+        if receiver.state in RECEIVE_TERMINAL:
+            del self._fetches[key]
+        self._run(key, fetch, actions, arrived)
+
+    def _run(
+        self, key: Key, fetch: _Fetch, actions: Sequence[Action], arrived: Buffer | None
+    ) -> None:
+        for action in actions:
+            match action:
+                case Connect():
+                    self._connect(key)
+                case Post(_, plan, first, upto):
+                    self._post(key, fetch, plan, first, upto)
+                case Tell(peer, message) if peer in self._channels:
+                    self._channels[peer].tell(message)
+                case Place() if arrived is not None:
+                    self._place(fetch, action, arrived)
+                case Ended(error, message):
+                    self._on_ended(key, fetch.receiver.report(), error, message)
+
+    def _post(self, key: Key, fetch: _Fetch, plan: Plan, first: int, upto: int) -> None:
+        """Posts what staging allows at once, the rest as buffers come free, in order."""
+        channel = fetch.channel
+        if channel is None:
+            return
+        index = first
+        while index < upto and (buffer := self._staging.take()) is not None:
+            self._receive(channel, plan.message(index), buffer)
+            index += 1
+        if index > first:
+            self._feed(key, Posted(plan.transfer, index))
+        if index < upto:
+            self._claim(key, channel, plan, index, upto)
+
+    def _claim(self, key: Key, channel: Channel, plan: Plan, index: int, upto: int) -> None:
+        def use(buffer: Buffer) -> bool:
+            if self._by_transfer.get(plan.transfer) != key or channel.closed:
+                return False
+            self._receive(channel, plan.message(index), buffer)
+            self._feed(key, Posted(plan.transfer, index + 1))
+            if index + 1 < upto:
+                self._claim(key, channel, plan, index + 1, upto)
+            return True
+
+        self._staging.claim(use)
+
+    def _receive(self, channel: Channel, expected: Expected, buffer: Buffer) -> None:
+        message = buffer[: expected.message_bytes]
+        message[:HEADER_BYTES] = 0
+        owed = (expected.transfer, expected.index)
+        self._owed[owed] = (channel, self._clock() + ORPHAN_S)
+
+        def done(error: str | None) -> None:
+            del self._owed[owed]
+            key = self._by_transfer.get(expected.transfer)
+            if key is not None:
+                verdict = Verdict.LOST if error is not None else check(message, expected)
+                self._feed(key, Arrived(expected.transfer, expected.index, verdict), message)
+            self._staging.give(buffer)
+
+        channel.link.receive(message, data_tag(*owed, INDEX_BITS), done)
+
+    def _place(self, fetch: _Fetch, place: Place, message: Buffer) -> None:
+        at = place.first_block - fetch.receiver.wanted.first_block
+        self._memory.scatter(fetch.block_ids[at : at + place.blocks], message[HEADER_BYTES:])

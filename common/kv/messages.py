@@ -1,0 +1,103 @@
+"""Messages of the KV plane, grouped by who speaks; rules and version as in `common.messages`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from common.messages import KvReport, Message
+
+# ---------------------------------------------------------------- P and D over UCX (common/kv)
+
+
+class KvHello(Message, frozen=True):
+    """Both sides of a new UCX endpoint, first. A side that sees another wire version or fingerprint
+    answers `KvRefused` and closes."""
+
+    wire_version: int
+    name: str
+    incarnation: str
+    fingerprint: str
+
+
+class KvReady(Message, frozen=True):
+    """D to P: I have blocks for `secret`'s prompt and want blocks [first_block, first_block+blocks)
+    of it, all layers, in messages of `message_blocks` blocks (the last may be shorter), sent under
+    `transfer`, an id new for this try. Messages [0, granted) may be sent at once."""
+
+    secret: bytes
+    request_id: str
+    attempt: int
+    transfer: int
+    first_block: int
+    blocks: int
+    message_blocks: int
+    granted: int
+
+
+class KvCredit(Message, frozen=True):
+    """D to P: messages [0, granted) of this transfer now have a receive posted."""
+
+    transfer: int
+    granted: int
+
+
+class KvReleased(Message, frozen=True):
+    """D to P: all blocks verified; free the lease."""
+
+    transfer: int
+
+
+class KvAbort(Message, frozen=True):
+    """D to P: give up this transfer; P answers every granted, unsent message with a void one."""
+
+    transfer: int
+    reason: str
+
+
+class KvRefused(Message, frozen=True):
+    """P to D: no such ticket, or not for you, or expired. The transfer is over; every granted
+    message has been or will be answered by a void one."""
+
+    transfer: int
+    code: str
+    message: str
+
+
+# ---------------------------------------------------------------- worker daemon <-> its KV thread
+
+
+class KvRelease(Message, frozen=True):
+    """Daemon to its engine's KV thread: the attempt is over, free whatever it pins. Idempotent."""
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
+class KvConnect(Message, frozen=True):
+    """Daemon of a D to its engine's KV thread: have a connection to the P at `kv_address` before a
+    handoff needs one (a first UCX connection costs 0.1-0.3 s). Idempotent; no answer."""
+
+    kv_address: str
+
+
+class KvListening(Message, frozen=True):
+    """KV thread to daemon, once: the UCX listener is up at `host:port`."""
+
+    kv_address: str
+
+
+class KvDone(Message, frozen=True):
+    """KV thread to daemon: one handoff ended on this side. `error` is a `Code` or empty."""
+
+    request_id: str
+    attempt: int
+    side: Literal["send", "receive"]
+    report: KvReport
+    error: str = ""
+    message: str = ""
+
+
+KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused
+DaemonToKv = KvRelease | KvConnect
+KvToDaemon = KvListening | KvDone

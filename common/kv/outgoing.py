@@ -1,0 +1,180 @@
+"""P's shell around the `Desk`: copies blocks to staging and sends them.
+
+Theory of operation: everything here runs on the KV thread but `withdraw`, which the engine's thread
+calls when it takes blocks back before a handoff ended (preemption): it waits for a copy in
+progress, after it no block of that request is read. Data once staged no longer needs the engine's
+blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from common.errors import Code
+from common.kv.control import Channel, Heard
+from common.kv.digest import HEADER_BYTES, INDEX_BITS, seal, seal_void
+from common.kv.handoff.desk import TOMBSTONES, Desk, Key, Out
+from common.kv.handoff.words import Ended, SendData, SendVoid, Stage, Tell
+from common.kv.layout import KvMemory
+from common.kv.lease import Tombstones
+from common.kv.messages import KvAbort, KvCredit, KvReady, KvReleased
+from common.kv.staging import Buffer, Staging
+from common.kv.ucx import data_tag
+from common.messages import KvReport, Ticket
+
+OnEnded = Callable[[Key, KvReport, str, str], None]
+
+
+@dataclass(slots=True)
+class _Source:
+    """Where the prompt's blocks are; empty once the engine took them back."""
+
+    blocks: list[int] = field(default_factory=list)
+    messages: int = 0
+    payload_bytes: int = 0
+
+
+class Outgoing:
+    """Serves tickets offered by this engine. `on_ended` is called once per accepted offer."""
+
+    def __init__(self, desk: Desk, memory: KvMemory, staging: Staging, on_ended: OnEnded) -> None:
+        self._desk = desk
+        self._memory = memory
+        self._staging = staging
+        self._on_ended = on_ended
+        self._channels: dict[int, Channel] = {}
+        self._sources: dict[Key, _Source] = {}
+        self._copying = threading.Lock()
+        self._withdrawn: Tombstones[Key, int] = Tombstones(TOMBSTONES)
+
+    def offer(self, ticket: Ticket, blocks: int, now: float) -> None:
+        key = (ticket.request_id, ticket.attempt)
+        self._sources.setdefault(key, _Source())
+        outs = self._desk.offer(ticket, blocks, now)
+        if outs is None:
+            if self._desk.sender(key) is not None:
+                return
+            del self._sources[key]
+            self._on_ended(key, KvReport(), Code.CANCELLED, "the ticket has ended already")
+            return
+        self._run(outs)
+
+    def progress(self, key: Key, block_ids: Sequence[int], computed: int, generation: int) -> None:
+        """`block_ids`: all of the prompt that are allocated; the first `computed` hold KV.
+        `generation`: how often blocks were withdrawn before this was said; older news is void."""
+        source = self._sources.get(key)
+        if source is None:
+            return
+        with self._copying:
+            if generation < (self._withdrawn.get(key) or 0):
+                return
+            source.blocks = list(block_ids)
+        self._run(self._desk.computed(key, min(computed, len(block_ids))))
+
+    def withdraw(self, key: Key) -> int:
+        """Any thread; returns the generation from which progress counts again. The caller then has
+        the KV thread hear `progress(key, [], 0, generation)`."""
+        with self._copying:
+            source = self._sources.get(key)
+            if source is not None:
+                source.blocks = []
+            generation = (self._withdrawn.get(key) or 0) + 1
+            self._withdrawn.bury(key, generation)
+            return generation
+
+    def release(self, key: Key, reason: str) -> None:
+        self._run(self._desk.release(key, reason))
+
+    def heard(self, channel: Channel, message: Heard, now: float) -> None:
+        peer = channel.peer
+        if peer is None:
+            return
+        self._channels[channel.id] = channel
+        match message:
+            case KvReady():
+                self._run(self._desk.ready(peer, message, now))
+            case KvCredit():
+                self._run(self._desk.credit(peer, message))
+            case KvReleased():
+                self._run(self._desk.released(message))
+            case KvAbort():
+                self._run(self._desk.aborted(peer, message))
+            case _:
+                channel.close("a message that no decode worker sends")
+
+    def lost(self, channel: Channel, now: float) -> None:
+        self._channels.pop(channel.id, None)
+        self._run(self._desk.peer_lost(channel.id, now))
+
+    def tick(self, now: float) -> None:
+        self._run(self._desk.tick(now))
+
+    def __len__(self) -> int:
+        return len(self._desk)
+
+    def _run(self, outs: Sequence[Out], staged: Buffer | None = None) -> bool:
+        """Does the actions; True if `staged` was used."""
+        used = False
+        for out in outs:
+            match out.action:
+                case Tell(peer, message) if peer in self._channels:
+                    self._channels[peer].tell(message)
+                case Stage(transfer, index) if out.key is not None:
+                    self._stage(out.key, transfer, index)
+                case SendData() if staged is not None and out.key is not None:
+                    used = self._send(out.key, out.action, staged)
+                case SendVoid(peer, transfer, index):
+                    self._void(peer, transfer, index)
+                case Ended(error, message) if out.key is not None:
+                    self._end(out.key, error, message)
+        return used
+
+    def _stage(self, key: Key, transfer: int, index: int) -> None:
+        def use(buffer: Buffer) -> bool:
+            return self._run(self._desk.staged(key, transfer, index), buffer)
+
+        self._staging.claim(use)
+
+    def _send(self, key: Key, send: SendData, buffer: Buffer) -> bool:
+        """False: not sent, the buffer is free again (the link is gone or the blocks are)."""
+        channel = self._channels.get(send.peer)
+        if channel is None:
+            return False
+        what = send.plan.message(send.index)
+        message = buffer[: what.message_bytes]
+        source = self._sources[key]
+        with self._copying:
+            blocks = source.blocks[what.first_block : what.first_block + what.blocks]
+            if len(blocks) == what.blocks:
+                self._memory.gather(blocks, message[HEADER_BYTES:])
+        if len(blocks) != what.blocks:
+            self._void(send.peer, what.transfer, what.index)
+            return False
+        seal(message, what)
+        source.messages += 1
+        source.payload_bytes += what.payload_bytes
+        tag = data_tag(what.transfer, what.index, INDEX_BITS)
+        channel.link.send(message, tag, lambda _: self._staging.give(buffer))
+        return True
+
+    def _void(self, peer: int, transfer: int, index: int) -> None:
+        channel = self._channels.get(peer)
+        if channel is None:
+            return
+        message = np.zeros(HEADER_BYTES, np.uint8)
+        seal_void(message, transfer, index)
+        channel.link.send(message, data_tag(transfer, index, INDEX_BITS), lambda _: None)
+
+    def _end(self, key: Key, error: str, message: str) -> None:
+        with self._copying:
+            source = self._sources.pop(key, _Source())
+        report = KvReport(
+            messages=source.messages,
+            payload_bytes=source.payload_bytes,
+            wire_bytes=source.payload_bytes + HEADER_BYTES * source.messages,
+        )
+        self._on_ended(key, report, error, message)

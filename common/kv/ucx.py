@@ -1,0 +1,240 @@
+"""The only module that touches UCXX: one worker, its listener and links, on one asyncio loop.
+
+Theory of operation: UCXX's own asyncio layer spins while a request is pending, so the low-level API
+is driven here. The worker's epoll descriptor is watched by the loop; when it fires, the worker is
+progressed until it can be armed again, and every request that has completed calls its `done` with
+None or an error. Nothing runs while nothing happens. All calls belong to the loop's thread.
+
+A buffer given to `send` or `receive` is the transport's until its `done` was called: cancelling is
+not known to UCX tag receives, and a freed buffer would be written later. A `Link` is lost once and
+for good; what was pending on it is called back with an error. Closing an endpoint that UCXX has
+closed after an error crashes the process, hence the look at `alive`; its non-blocking close leaves
+receives pending for ever, its blocking one cancels them and takes 0.1 ms.
+Source: FACTS on UCXX 0.52; ucp_worker_arm(3) for the order progress, arm, wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import BatonError, Code
+
+os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+from ucxx._lib import libucxx as ucx
+from ucxx._lib.arr import Array
+
+Buffer = NDArray[np.uint8]
+Done = Callable[[str | None], None]
+
+PUMPS = 64
+CLOSE_NS = 500_000_000
+HANDSHAKE = struct.Struct("<8sQ")
+HANDSHAKE_MAGIC = b"baton-kv"
+DATA_TAG = 1 << 63
+
+
+def data_tag(transfer: int, index: int, index_bits: int) -> int:
+    """Data messages have the top bit; control tags never do."""
+    return DATA_TAG | ((transfer << index_bits) | index) & (DATA_TAG - 1)
+
+
+class Link:
+    """One endpoint. `on_lost` is called once, from the loop, when it can no longer be used."""
+
+    def __init__(self, owner: Ucx, endpoint: Any) -> None:
+        self.on_lost: Callable[[], None] | None = None
+        self.lost = False
+        self.receive_tag = int.from_bytes(os.urandom(8), "little") >> 1
+        self.send_tag = 0
+        self._owner = owner
+        self._endpoint = endpoint
+        endpoint.set_close_callback(owner.soon, (self._drop,))
+
+    def open(self, done: Done) -> None:
+        """Exchanges control tags with the other side, which does the same."""
+        mine = np.frombuffer(HANDSHAKE.pack(HANDSHAKE_MAGIC, self.receive_tag), np.uint8).copy()
+        theirs = np.zeros(HANDSHAKE.size, np.uint8)
+
+        def received(error: str | None) -> None:
+            if error is None:
+                magic, self.send_tag = HANDSHAKE.unpack(theirs.tobytes())
+                if magic != HANDSHAKE_MAGIC or self.send_tag >= DATA_TAG:
+                    error = "the other side is not a Baton KV listener"
+            done(error)
+
+        self._post(lambda: self._endpoint.stream_recv(Array(theirs)), theirs, received)
+        self._post(lambda: self._endpoint.stream_send(Array(mine)), mine, _ignore)
+
+    def send(self, buffer: Buffer, tag: int, done: Done) -> None:
+        _check(buffer)
+        self._post(lambda: self._endpoint.tag_send(Array(buffer), ucx.UCXXTag(tag)), buffer, done)
+
+    def receive(self, buffer: Buffer, tag: int, done: Done) -> None:
+        """A shorter message is accepted by UCX: the content must say its length."""
+        _check(buffer)
+        if not buffer.flags.writeable:
+            raise ValueError("a receive needs a writable buffer")
+        self._post(lambda: self._endpoint.tag_recv(Array(buffer), ucx.UCXXTag(tag)), buffer, done)
+
+    def close(self) -> None:
+        """Idempotent. What is pending here fails; the other side learns of it."""
+        if not self.lost:
+            if self._endpoint.alive:
+                self._endpoint.close_blocking(CLOSE_NS, 1)
+            self._drop()
+
+    def close_later(self, seconds: float) -> None:
+        """Leaves what was just sent the time to arrive: closing tells the other side nothing."""
+        self._owner.later(seconds, self.close)
+
+    def _post(self, start: Callable[[], Any], buffer: Buffer, done: Done) -> None:
+        if self.lost:
+            self._owner.soon(done, "the connection is lost")
+            return
+        try:
+            request = start()
+        except ucx.UCXError as error:
+            self._owner.soon(done, _sentence(error))
+            self._owner.soon(self._drop)
+            return
+        self._owner.track(request, buffer, done)
+
+    def _drop(self) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        self._owner.kick()
+        if self.on_lost is not None:
+            self._owner.soon(self.on_lost)
+
+
+class Ucx:
+    """One UCX worker. `start` and everything after it run on one event loop's thread."""
+
+    def __init__(self, transports: str, on_accept: Callable[[Link], None]) -> None:
+        self._transports = transports
+        self._on_accept = on_accept
+        self._inflight: list[tuple[Any, Buffer, Done]] = []
+        self._kicked = False
+        self._closed = False
+        self._listener: Any = None
+        self._links: list[Any] = []
+
+    def start(self) -> None:
+        """Raises BatonError(CONFIG_INVALID) when UCX refuses the transports."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._context = ucx.UCXContext({"TLS": self._transports})
+            self._worker = ucx.UCXWorker(
+                self._context, enable_delayed_submission=False, enable_python_future=False
+            )
+            self._worker.init_blocking_progress_mode()
+        except ucx.UCXError as error:
+            raise BatonError(
+                Code.CONFIG_INVALID,
+                f"kv.transports: UCX cannot use {self._transports!r}: {_sentence(error)}",
+            ) from error
+        self._descriptor = self._worker.epoll_file_descriptor
+        self._loop.add_reader(self._descriptor, self._pump)
+        self.kick()
+
+    def listen(self, port: int) -> int:
+        """Accepts links on all addresses; returns the port. Raises BatonError(CONFIG_INVALID)."""
+        try:
+            self._listener = ucx.UCXListener.create(
+                self._worker, port, self._accepted, deliver_endpoint=True
+            )
+        except ucx.UCXError as error:
+            raise BatonError(
+                Code.CONFIG_INVALID, f"kv.port: cannot listen on port {port}: {_sentence(error)}"
+            ) from error
+        self.kick()
+        return int(self._listener.port)
+
+    def connect(self, host: str, port: int) -> Link:
+        """Starts to connect; a failure shows as a lost link, maybe seconds later."""
+        try:
+            endpoint = ucx.UCXEndpoint.create(self._worker, host, port, True)
+        except ucx.UCXError as error:
+            raise BatonError(
+                Code.KV_TRANSFER_FAILED, f"cannot connect to {host}:{port}: {_sentence(error)}"
+            ) from error
+        self.kick()
+        return Link(self, endpoint)
+
+    def close(self) -> None:
+        """Stops delivering; links must be closed before."""
+        if self._closed:
+            return
+        self._listener = None
+        for _ in range(PUMPS):
+            self._worker.progress()
+        self._closed = True
+        self._loop.remove_reader(self._descriptor)
+
+    def soon(self, call: Callable[..., None], *args: object) -> None:
+        self._loop.call_soon(call, *args)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._loop.call_later(seconds, call)
+
+    def track(self, request: Any, buffer: Buffer, done: Done) -> None:
+        self._inflight.append((request, buffer, done))
+        self.kick()
+
+    def kick(self) -> None:
+        """Have the worker progressed soon: something was posted."""
+        if not self._kicked and not self._closed:
+            self._kicked = True
+            self._loop.call_soon(self._pump)
+
+    @property
+    def inflight(self) -> int:
+        return len(self._inflight)
+
+    def _accepted(self, endpoint: Any) -> None:
+        self.soon(lambda: self._on_accept(Link(self, endpoint)))
+
+    def _pump(self) -> None:
+        self._kicked = False
+        for _ in range(PUMPS):
+            if self._closed:
+                return
+            self._worker.progress()
+            self._complete()
+            if self._worker.arm():
+                return
+        self.kick()
+
+    def _complete(self) -> None:
+        finished = [entry for entry in self._inflight if entry[0].completed]
+        if not finished:
+            return
+        self._inflight = [entry for entry in self._inflight if not entry[0].completed]
+        for request, _, done in finished:
+            try:
+                request.check_error()
+            except ucx.UCXError as error:
+                done(_sentence(error))
+            else:
+                done(None)
+
+
+def _check(buffer: Buffer) -> None:
+    if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
+        raise ValueError("UCX needs a flat contiguous uint8 buffer")
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _ignore(error: str | None) -> None:
+    """Its failure shows elsewhere: the link is lost."""

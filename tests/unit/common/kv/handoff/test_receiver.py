@@ -1,0 +1,223 @@
+"""D's end: nothing is placed twice or unverified, retries are bounded, it ends exactly once."""
+
+import pytest
+
+from common.errors import Code
+from common.kv.digest import Verdict
+from common.kv.handoff.receiver import Receiver, Wanted
+from common.kv.handoff.words import (
+    RECEIVE_TERMINAL,
+    Action,
+    Arrived,
+    Cancel,
+    Connect,
+    Connected,
+    ConnectFailed,
+    Ended,
+    PeerLost,
+    Place,
+    Post,
+    Posted,
+    ReceiveEvent,
+    ReceiveState,
+    Start,
+    Tell,
+    Tick,
+)
+from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
+from tests.unit.common.kv.handoff.helpers import SHAPE, ticket
+
+PEER = 5
+
+
+def receiver(*, blocks: int = 10, window: int = 2, retries: int = 3) -> Receiver:
+    wanted = Wanted(
+        first_block=2,
+        blocks=blocks,
+        message_blocks=4,
+        window=window,
+        deadline=15.0,
+        retries=retries,
+    )
+    made = Receiver(ticket(), wanted, SHAPE)
+    assert made.handle(Start(), 0.0) == [Connect()]
+    return made
+
+
+def connected(made: Receiver, transfer: int = 1, peer: int = PEER, now: float = 0.0) -> KvReady:
+    """Connects, posts what is asked, returns the KvReady that follows."""
+    (post,) = made.handle(Connected(peer, transfer), now)
+    assert isinstance(post, Post)
+    (tell,) = made.handle(Posted(transfer, post.upto), now)
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.message, KvReady)
+    return tell.message
+
+
+def told(actions: list[Action], kind: type) -> list[object]:
+    return [
+        action.message
+        for action in actions
+        if isinstance(action, Tell) and isinstance(action.message, kind)
+    ]
+
+
+def errors(actions: list[Action]) -> list[str]:
+    return [action.error for action in actions if isinstance(action, Ended)]
+
+
+def test_the_whole_way() -> None:
+    made = receiver()
+    first = connected(made)
+    assert (first.first_block, first.blocks, first.message_blocks, first.granted) == (2, 10, 4, 2)
+    place, post = made.handle(Arrived(1, 0, Verdict.OK), 1.0)
+    assert place == Place(1, 0, 2, 4)
+    assert isinstance(post, Post)
+    assert (post.first, post.upto) == (2, 3)
+    (credit,) = made.handle(Posted(1, 3), 1.0)
+    assert credit == Tell(PEER, KvCredit(transfer=1, granted=3))
+    assert made.handle(Arrived(1, 2, Verdict.OK), 1.5) == [Place(1, 2, 10, 2)]
+    last = made.handle(Arrived(1, 1, Verdict.OK), 2.0)
+    assert last == [Place(1, 1, 6, 4), Tell(PEER, KvReleased(transfer=1)), Ended()]
+    report = made.report()
+    assert (report.blocks, report.messages, report.payload_bytes) == (10, 3, 1000)
+    assert report.wire_bytes == 1000 + 3 * 64
+    assert (report.wait_ms, report.transfer_ms, report.retries) == (1000.0, 1000.0, 0)
+    made.check_invariants()
+
+
+def test_a_duplicate_arrival_is_placed_once() -> None:
+    made = receiver()
+    connected(made)
+    made.handle(Arrived(1, 0, Verdict.OK), 1.0)
+    assert made.handle(Arrived(1, 0, Verdict.OK), 1.1) == []
+
+
+def test_a_message_of_an_older_transfer_is_never_placed() -> None:
+    made = receiver()
+    connected(made, transfer=1)
+    made.handle(Arrived(1, 1, Verdict.CORRUPT), 1.0)
+    connected(made, transfer=2)
+    assert made.handle(Arrived(1, 0, Verdict.OK), 1.1) == []
+    assert made.transfer == 2
+
+
+def test_damage_is_fetched_again_once_and_only_what_is_missing() -> None:
+    made = receiver()
+    connected(made)
+    made.handle(Arrived(1, 0, Verdict.OK), 1.0)
+    assert made.handle(Arrived(1, 1, Verdict.CORRUPT), 1.1) == [Connect()]
+    again = connected(made, transfer=2)
+    assert (again.first_block, again.blocks) == (6, 6)
+    actions = made.handle(Arrived(2, 0, Verdict.CORRUPT), 1.2)
+    assert errors(actions) == [Code.KV_TRANSFER_FAILED]
+    ended = actions[-1]
+    assert isinstance(ended, Ended)
+    assert told(actions, KvAbort) == [KvAbort(transfer=2, reason=ended.message)]
+    assert made.report().retries == 1
+
+
+def test_an_abort_between_damage_and_refetch_still_reaches_p() -> None:
+    made = receiver()
+    connected(made)
+    made.handle(Arrived(1, 0, Verdict.CORRUPT), 1.0)
+    actions = made.handle(Cancel("client gone"), 1.1)
+    assert told(actions, KvAbort) == [KvAbort(transfer=1, reason="client gone")]
+
+
+def test_a_lost_connection_backs_off_with_bounded_jitter_and_gives_up() -> None:
+    made = receiver(retries=2)
+    now = 0.0
+    for attempt in range(3):
+        connected(made, transfer=attempt, peer=attempt, now=now)
+        actions = made.handle(PeerLost(attempt), now)
+        if attempt == 2:
+            assert errors(actions) == [Code.KV_TRANSFER_FAILED]
+            assert told(actions, KvAbort) == []
+            break
+        assert actions == []
+        assert made.state is ReceiveState.BACKOFF
+        assert now <= made.retry_at <= now + 0.05 * 2**attempt
+        assert made.handle(Tick(), now - 1.0) == []
+        now = made.retry_at
+        assert made.handle(Tick(), now) == [Connect()]
+    assert made.report().retries == 2
+
+
+def test_jitter_differs_between_tickets() -> None:
+    moments = set()
+    for name in ("a", "b", "c", "d"):
+        wanted = Wanted(0, 4, 4, 2, 15.0, 3)
+        made = Receiver(ticket(name), wanted, SHAPE)
+        made.handle(Start(), 0.0)
+        made.handle(ConnectFailed("refused"), 0.0)
+        moments.add(made.retry_at)
+    assert len(moments) == 4
+
+
+@pytest.mark.parametrize("verdict", [Verdict.VOID, "refused"])
+def test_p_giving_up_fails_at_once(verdict: Verdict | str) -> None:
+    made = receiver()
+    connected(made)
+    if isinstance(verdict, Verdict):
+        actions = made.handle(Arrived(1, 0, verdict), 1.0)
+    else:
+        actions = made.handle(KvRefused(transfer=1, code="not_found", message="gone"), 1.0)
+    assert errors(actions) == [Code.KV_TRANSFER_FAILED]
+
+
+def test_a_refusal_of_an_older_transfer_is_ignored() -> None:
+    made = receiver()
+    connected(made, transfer=2)
+    assert made.handle(KvRefused(transfer=1, code="x", message="y"), 1.0) == []
+
+
+def test_a_final_refusal_to_talk_is_not_retried() -> None:
+    made = receiver()
+    actions = made.handle(ConnectFailed("wire version", final=True), 0.1)
+    assert errors(actions) == [Code.KV_TRANSFER_FAILED]
+
+
+def _prefixes() -> list[tuple[str, int]]:
+    return [(how, steps) for how in ("cancel", "deadline", "lost") for steps in range(6)]
+
+
+@pytest.mark.parametrize(("how", "steps"), _prefixes())
+def test_every_interrupted_prefix_ends_once_and_places_nothing_after(how: str, steps: int) -> None:
+    made = receiver(window=3, retries=0)
+    script: list[tuple[ReceiveEvent, float]] = [
+        (Connected(PEER, 1), 0.0),
+        (Posted(1, 3), 0.0),
+        (Arrived(1, 0, Verdict.OK), 0.1),
+        (Arrived(1, 1, Verdict.OK), 0.2),
+        (Arrived(1, 2, Verdict.OK), 0.3),
+    ]
+    ended = [error for step in script[:steps] for error in errors(made.handle(*step))]
+    interruptions: dict[str, ReceiveEvent] = {
+        "cancel": Cancel("x"),
+        "deadline": Tick(),
+        "lost": PeerLost(PEER),
+    }
+    event = interruptions[how]
+    actions = made.handle(event, 15.0)
+    ended += errors(actions)
+    if how == "lost" and steps == 0:
+        assert ended == []
+        return
+    assert len(ended) == 1
+    assert made.state in RECEIVE_TERMINAL
+    told_p = 2 <= steps < 5 and how != "lost"
+    assert bool(told(actions, KvAbort)) == told_p
+    for index in range(3):
+        assert made.handle(Arrived(1, index, Verdict.OK), 16.0) == []
+    assert made.handle(Cancel("again"), 16.0) == []
+    made.check_invariants()
+
+
+def test_nothing_wanted_tells_p_and_is_done() -> None:
+    made = receiver(blocks=0)
+    tell, ended = made.handle(Connected(PEER, 1), 0.0)
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.message, KvReady)
+    assert tell.message.blocks == 0
+    assert ended == Ended()

@@ -1,0 +1,306 @@
+"""The KV service between two processes: right bytes, damage caught, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.errors import Code
+from common.kv.digest import HEADER_BYTES
+from common.kv.layout import HostMemory
+from common.kv.service import KvService
+from tests.unit.common.kv.service_peer import (
+    BLOCKS,
+    CONFIG,
+    GEOMETRY,
+    LAYERS,
+    PAGE,
+    drained,
+    filled,
+    gathered,
+    make_service,
+    remote,
+    staging_used,
+    ticket,
+    wait_for,
+)
+
+SOURCE = [5, 6, 7, 20, 21, 3, *range(30, 45)]
+TARGET = list(range(60, 60 - len(SOURCE), -1))
+
+
+@pytest.fixture
+def base() -> np.ndarray:
+    return np.zeros(GEOMETRY.end, np.uint8)
+
+
+@pytest.fixture
+def decode(base: np.ndarray) -> Iterator[KvService]:
+    service, _ = make_service("d0", base)
+    yield service
+    service.stop()
+
+
+def assert_moved(base: np.ndarray, source: list[int], target: list[int]) -> None:
+    """Exactly these blocks, and no other byte."""
+    held, origin = HostMemory(base, GEOMETRY), HostMemory(filled(1), GEOMETRY)
+    for layer in range(LAYERS):
+        for theirs, ours in zip(source, target, strict=True):
+            assert (held.page(layer, ours) == origin.page(layer, theirs)).all()
+        for other in set(range(BLOCKS)) - set(target):
+            assert not held.page(layer, other).any()
+
+
+def test_blocks_arrive_as_they_left_and_both_sides_are_clean(
+    decode: KvService, base: np.ndarray
+) -> None:
+    with remote("p0") as prefill:
+        handed = ticket("r", prefill.address)
+        decode.fetch(handed, 2, TARGET[2:])
+        prefill.offer_all(handed, SOURCE)
+        (end,) = drained(decode)
+        (sent,) = prefill.ends()
+        assert (end.side, end.error) == ("receive", "")
+        assert (sent.side, sent.error) == ("send", "")
+        blocks = len(SOURCE) - 2
+        assert end.report.payload_bytes == blocks * LAYERS * PAGE == sent.report.payload_bytes
+        assert end.report.blocks == blocks
+        assert end.report.wire_bytes == end.report.payload_bytes + 3 * HEADER_BYTES
+        assert_moved(base, SOURCE[2:], TARGET[2:])
+        assert prefill.call("holds") == 0
+        wait_for(lambda: prefill.call("staging") == 0)
+        assert staging_used(decode) == 0
+
+
+def test_chunks_leave_before_the_prompt_is_computed(decode: KvService, base: np.ndarray) -> None:
+    with remote("p0") as prefill:
+        handed = ticket("r", prefill.address)
+        prefill.call("offer", handed, len(SOURCE))
+        decode.fetch(handed, 0, TARGET)
+        prefill.call("progress", ("r", 0), SOURCE[:17], 17)
+        held = HostMemory(base, GEOMETRY)
+        wait_for(lambda: held.page(LAYERS - 1, TARGET[15]).any())
+        assert not held.page(0, TARGET[16]).any(), "the third message is not complete yet"
+        assert decode.drain() == []
+        prefill.call("progress", ("r", 0), SOURCE, len(SOURCE))
+        assert drained(decode)[0].error == ""
+        assert_moved(base, SOURCE, TARGET)
+
+
+def test_many_handoffs_at_once_share_bounded_staging(decode: KvService, base: np.ndarray) -> None:
+    with remote("p0") as prefill:
+        tickets = [ticket(f"r{at}", prefill.address) for at in range(40)]
+        for at, handed in enumerate(tickets):
+            decode.fetch(handed, 0, [at])
+            prefill.offer_all(handed, [63 - at])
+        ends = gathered(decode.drain, 40)
+        assert {end.error for end in ends} == {""}
+        assert_moved(base, [63 - at for at in range(40)], list(range(40)))
+
+
+def test_damage_on_the_wire_is_caught_and_fetched_again(
+    decode: KvService, base: np.ndarray
+) -> None:
+    with remote("p0", fault="flip-first") as prefill:
+        handed = ticket("r", prefill.address)
+        decode.fetch(handed, 0, TARGET)
+        prefill.offer_all(handed, SOURCE)
+        (end,) = drained(decode)
+        assert (end.error, end.report.retries) == ("", 1)
+        assert_moved(base, SOURCE, TARGET)
+
+
+def test_damage_that_stays_fails_and_no_damaged_byte_is_placed(
+    decode: KvService, base: np.ndarray
+) -> None:
+    with remote("p0", fault="flip-all") as prefill:
+        handed = ticket("r", prefill.address)
+        decode.fetch(handed, 0, TARGET)
+        prefill.offer_all(handed, SOURCE)
+        (end,) = drained(decode)
+        assert end.error == Code.KV_TRANSFER_FAILED
+        assert not base.any()
+        assert prefill.ends()[0].error == Code.CANCELLED
+        wait_for(lambda: staging_used(decode) == 0 and prefill.call("staging") == 0)
+
+
+def test_killing_p_fails_its_handoffs_soon_and_another_p_still_serves(
+    decode: KvService, base: np.ndarray
+) -> None:
+    with remote("p0") as prefill:
+        handed = ticket("r", prefill.address)
+        prefill.call("offer", handed, len(SOURCE))
+        prefill.call("progress", ("r", 0), SOURCE[:9], 9)
+        decode.fetch(handed, 0, TARGET)
+        wait_for(base.any)
+        pid = prefill.process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        (end,) = drained(decode, 4.5)
+        assert end.error == Code.KV_TRANSFER_FAILED
+        wait_for(lambda: staging_used(decode) == 0)
+    base[:] = 0
+    with remote("p0") as prefill:
+        handed = ticket("r2", prefill.address)
+        decode.fetch(handed, 0, TARGET)
+        prefill.offer_all(handed, SOURCE)
+        assert drained(decode)[0].error == ""
+        assert_moved(base, SOURCE, TARGET)
+
+
+def test_killing_d_frees_p_long_before_its_lease(base: np.ndarray) -> None:
+    config = msgspec.structs.replace(CONFIG, lease_ms=60_000.0)
+    service, address = make_service("p0", base, config)
+    with remote("d0") as decode:
+        handed = ticket("r", address, lease_ms=60_000.0)
+        service.offer(handed, len(SOURCE))
+        service.progress(("r", 0), SOURCE[:9], 9)
+        decode.call("fetch", handed, 0, TARGET)
+        wait_for(lambda: staging_used(service) == 0 and service._core.outgoing._channels)  # type: ignore[union-attr]
+        pid = decode.process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        (end,) = drained(service)
+        assert end.error == Code.KV_TRANSFER_FAILED
+        assert time.monotonic() - start < 3.0
+        wait_for(lambda: staging_used(service) == 0)
+    service.stop()
+
+
+@pytest.mark.parametrize("side", ["p", "d"])
+@pytest.mark.parametrize("phase", ["early", "parked", "mid"])
+def test_an_abort_frees_both_sides_within_250_ms(
+    decode: KvService, base: np.ndarray, phase: str, side: str
+) -> None:
+    with remote("p0") as prefill:
+        warm = ticket("warm", prefill.address)
+        decode.fetch(warm, 0, [0])
+        prefill.offer_all(warm, [0])
+        assert drained(decode)[0].error == ""
+        prefill.ends()
+        handed = ticket("r", prefill.address)
+        if phase != "parked":
+            prefill.call("offer", handed, len(SOURCE))
+        if phase == "mid":
+            prefill.call("progress", ("r", 0), SOURCE[:9], 9)
+        before = base.copy()
+        decode.fetch(handed, 0, TARGET)
+        if phase == "mid":
+            wait_for(lambda: not np.array_equal(base, before))
+        time.sleep(0.05)
+        start = time.monotonic()
+        if side == "d":
+            decode.release(("r", 0), "client gone")
+        else:
+            prefill.call("release", ("r", 0), "client gone")
+        (end,) = drained(decode)
+        assert end.error in (Code.CANCELLED, Code.KV_TRANSFER_FAILED)
+        wait_for(lambda: prefill.call("holds") == 0)
+        wait_for(lambda: staging_used(decode) == 0 and prefill.call("staging") == 0)
+        assert time.monotonic() - start < 0.25
+
+
+def test_p_that_never_answers_costs_the_link_not_the_staging(decode: KvService) -> None:
+    with remote("p0", fault="swallow") as prefill:
+        handed = ticket("r", prefill.address)
+        decode.fetch(handed, 0, TARGET)
+        prefill.offer_all(handed, SOURCE)
+        assert drained(decode)[0].error == Code.KV_TRANSFER_FAILED
+        assert staging_used(decode) > 0
+        wait_for(lambda: staging_used(decode) == 0, 8.0)
+
+
+def test_another_fingerprint_is_refused_at_once(decode: KvService) -> None:
+    with remote("p0", fingerprint="other") as prefill:
+        handed = ticket("r", prefill.address)
+        start = time.monotonic()
+        decode.fetch(handed, 0, TARGET)
+        (end,) = drained(decode)
+        assert end.error == Code.KV_TRANSFER_FAILED
+        assert "fingerprint" in end.message
+        assert time.monotonic() - start < 2.0
+
+
+def test_an_older_incarnation_is_never_asked(decode: KvService) -> None:
+    with remote("p0") as prefill:
+        handed = msgspec.structs.replace(
+            ticket("r", prefill.address), prefill_incarnation="inc-before"
+        )
+        prefill.offer_all(handed, SOURCE)
+        decode.fetch(handed, 0, TARGET)
+        (end,) = drained(decode)
+        assert end.error == Code.KV_TRANSFER_FAILED
+        assert "incarnation" in end.message
+
+
+def test_nobody_there_ends_by_itself(decode: KvService) -> None:
+    decode.fetch(ticket("r", "127.0.0.1:9"), 0, TARGET)
+    start = time.monotonic()
+    assert drained(decode, 6.0)[0].error == Code.KV_TRANSFER_FAILED
+    assert time.monotonic() - start < 5.0
+
+
+def test_a_connection_made_ahead_is_used_and_one_that_fails_does_no_harm(
+    decode: KvService,
+) -> None:
+    with remote("p0") as prefill:
+        decode.connect("127.0.0.1:9")
+        decode.connect("nonsense")
+        decode.connect(prefill.address)
+        core = decode._core
+        assert core is not None
+        way = core.incoming._ways
+        wait_for(lambda: prefill.address in way and way[prefill.address].channel.peer)
+        channel = way[prefill.address].channel
+        handed = ticket("r", prefill.address)
+        decode.fetch(handed, 0, [1])
+        prefill.offer_all(handed, [1])
+        assert drained(decode)[0].error == ""
+        assert way[prefill.address].channel is channel
+        wait_for(lambda: len(core.incoming) == 0)
+
+
+def test_news_older_than_a_withdrawal_is_void(base: np.ndarray) -> None:
+    """Preemption: what was said before the engine took its blocks back may arrive after it."""
+    service, _ = make_service("p0", base)
+    service.offer(ticket("r", "unused:1"), 4)
+    service.progress(("r", 0), [1, 2, 3, 4], 2)
+    core = service._core
+    assert core is not None
+    wait_for(lambda: ("r", 0) in core.outgoing._sources)
+    wait_for(lambda: core.outgoing._sources[("r", 0)].blocks == [1, 2, 3, 4])
+    service.withdraw(("r", 0))
+    assert core.outgoing._sources[("r", 0)].blocks == []
+    service._call(lambda late: late.outgoing.progress(("r", 0), [1, 2, 3, 4], 4, 0))
+    heard = threading.Event()
+    service._call(lambda _: heard.set())
+    assert heard.wait(5)
+    assert core.outgoing._sources[("r", 0)].blocks == []
+    service.progress(("r", 0), [9], 1)
+    wait_for(lambda: core.outgoing._sources[("r", 0)].blocks == [9])
+    sender = core.outgoing._desk.sender(("r", 0))
+    assert sender is not None
+    wait_for(lambda: sender.computed == 1)
+    service.stop()
+
+
+def test_two_idle_services_cost_nothing(decode: KvService) -> None:
+    with remote("p0") as prefill:
+        handed = ticket("r", prefill.address)
+        decode.fetch(handed, 0, [1])
+        prefill.offer_all(handed, [1])
+        drained(decode)
+        prefill.ends()
+        start = time.process_time()
+        theirs = prefill.call("cpu", 2.0)
+        assert isinstance(theirs, float)
+        assert theirs < 0.01
+        assert (time.process_time() - start) / 2.0 < 0.01

@@ -3,25 +3,21 @@
 Sans-IO. A stream lives here from its `Decode` until its one `Ended`: by the engine's own finish or
 error, by an `Abort` (router, or the gateway itself), or because its gateway is gone. All new tokens
 of one engine step for one gateway leave as one `Tokens`. `index` counts the completion tokens sent
-before, which is what lets the gateway refuse gaps and duplicates.
+before, which is what lets the gateway refuse gaps and duplicates. The engine's tokens and the
+handoff's report come by two ways, so `DecodeStarted` waits for the report (at most to the end of
+the stream); the tokens do not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
-from common.messages import (
-    Abort,
-    Decode,
-    DecodeStarted,
-    Delta,
-    Ended,
-    KvDone,
-    KvReport,
-    Role,
-)
+from common.kv.messages import KvDone
+from common.messages import Abort, Decode, DecodeStarted, Delta, Ended, KvReport, Role
 from common.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,
@@ -45,7 +41,9 @@ class Stream:
     gateway: tuple[str, str]
     endpoint: str
     arrived: float
+    awaits_report: bool
     first_token: float | None = None
+    started: DecodeStarted | None = None
     emitted: int = 0
     kv: KvReport | None = None
 
@@ -109,6 +107,7 @@ class DecodeCore:
             gateway=(message.gateway, message.gateway_incarnation),
             endpoint=message.stream_endpoint,
             arrived=now,
+            awaits_report=message.ticket is not None,
         )
         ticket = message.ticket
         mine = (self._name, self._incarnation)
@@ -132,10 +131,8 @@ class DecodeCore:
         return [*actions, AddToEngine(request)]
 
     def _stepped(self, batch: Batch, now: float) -> list[Action]:
-        for done in batch.kv_done:
-            self._kv_done(done)
         routed: dict[tuple[str, str], tuple[str, list[Delta]]] = {}
-        reports: list[Action] = []
+        reports = [action for done in batch.kv_done for action in self._kv_done(done)]
         for output in batch.outputs:
             stream = self._streams.get(output.key)
             if stream is None:
@@ -154,25 +151,34 @@ class DecodeCore:
         reports: list[Action] = []
         if stream.first_token is None and output.token_ids:
             stream.first_token = now
-            started = DecodeStarted(
+            stream.started = DecodeStarted(
                 request_id=stream.request_id,
                 attempt=stream.attempt,
                 elapsed_ms=(now - stream.arrived) * 1000,
                 cached_tokens=output.cached_tokens,
-                kv=stream.kv,
             )
-            reports.append(ToRouter(started))
+            if not stream.awaits_report:
+                reports += self._tell_started(stream)
         stream.emitted += len(output.token_ids)
         if output.finish_reason or output.error:
-            reports.append(
-                self._end(stream, now, output.finish_reason, output.error, output.message)
-            )
+            reports += self._end(stream, now, output.finish_reason, output.error, output.message)
         return reports
 
-    def _kv_done(self, done: KvDone) -> None:
+    @staticmethod
+    def _tell_started(stream: Stream) -> list[Action]:
+        if stream.started is None:
+            return []
+        started = msgspec.structs.replace(stream.started, kv=stream.kv)
+        stream.started = None
+        return [ToRouter(started)]
+
+    def _kv_done(self, done: KvDone) -> list[Action]:
         stream = self._streams.get(engine_key(done.request_id, done.attempt))
-        if stream is not None and done.side == "receive":
-            stream.kv = done.report
+        if stream is None or done.side != "receive":
+            return []
+        stream.kv = done.report
+        stream.awaits_report = False
+        return self._tell_started(stream)
 
     def _aborted(self, event: Abort, now: float) -> list[Action]:
         stream = self._streams.get(engine_key(event.request_id, event.attempt))
@@ -180,7 +186,7 @@ class DecodeCore:
             self.dropped += 1
             return []
         ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
-        return [AbortInEngine(event.request_id, event.attempt), ended]
+        return [AbortInEngine(event.request_id, event.attempt), *ended]
 
     def _refused(self, event: EngineRefused, now: float) -> list[Action]:
         stream = self._streams.get(engine_key(event.request_id, event.attempt))
@@ -195,7 +201,7 @@ class DecodeCore:
             message=event.message,
         )
         ended = self._end(stream, now, error=event.code, message=event.message)
-        return [ToGateway(*stream.gateway, stream.endpoint, [delta]), ended]
+        return [ToGateway(*stream.gateway, stream.endpoint, [delta]), *ended]
 
     def _gateway_gone(self, event: GatewayGone, now: float) -> list[Action]:
         gateway = (event.gateway, event.incarnation)
@@ -203,7 +209,7 @@ class DecodeCore:
         actions: list[Action] = []
         for stream in orphans:
             ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
-            actions += [AbortInEngine(stream.request_id, stream.attempt), ended]
+            actions += [AbortInEngine(stream.request_id, stream.attempt), *ended]
         return actions
 
     def _end(
@@ -213,20 +219,19 @@ class DecodeCore:
         finish_reason: str = "",
         error: str = "",
         message: str = "",
-    ) -> Action:
+    ) -> list[Action]:
         del self._streams[stream.key]
         del self._current[stream.request_id]
-        return ToRouter(
-            Ended(
-                request_id=stream.request_id,
-                attempt=stream.attempt,
-                finish_reason=finish_reason,
-                completion_tokens=stream.emitted,
-                decode_ms=0.0 if stream.first_token is None else (now - stream.first_token) * 1000,
-                error=error,
-                message=message,
-            )
+        ended = Ended(
+            request_id=stream.request_id,
+            attempt=stream.attempt,
+            finish_reason=finish_reason,
+            completion_tokens=stream.emitted,
+            decode_ms=0.0 if stream.first_token is None else (now - stream.first_token) * 1000,
+            error=error,
+            message=message,
         )
+        return [*self._tell_started(stream), ToRouter(ended)]
 
     @staticmethod
     def _stillborn(stream: Stream, code: Code, sentence: str) -> list[Action]:

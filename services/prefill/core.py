@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
-from common.messages import Abort, KvDone, Prefill, PrefillEnded, Role, Sampling
+from common.kv.messages import KvDone
+from common.messages import Abort, Prefill, PrefillEnded, Role, Sampling
 from common.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,

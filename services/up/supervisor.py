@@ -3,7 +3,7 @@
 Theory of operation: each child has one root task that spawns it, waits for its end and asks
 `restart.py` what then. A child that dies before it was ever ready ends the whole run with its
 reason, because the same start would fail again; later deaths are restarted with backoff. The fleet
-is ready when the gateway's /health says so, since that is what a client needs. On stop the roles
+is ready when the gateway's /health says so, and the router counts every worker. On stop the roles
 are terminated in `STOP_ORDER`, so that streams finish before the workers under them leave.
 """
 
@@ -15,8 +15,10 @@ from pathlib import Path
 
 import aiohttp
 
+from common.admin import ask
 from common.clock import Clock
 from common.config import Config
+from common.endpoints import admin_address
 from common.errors import BatonError, Code
 from common.lifecycle import Tasks, first_of
 from services.up.child import Process
@@ -120,15 +122,20 @@ class Supervisor:
             await asyncio.sleep(wait)
 
     async def _until_ready(self, tasks: Tasks) -> None:
-        waiter = asyncio.gather(*(process.ready.wait() for process in self._processes))
-        await first_of(waiter, tasks.failed)
+        all_ready = tasks.start("all-ready", self._all_ready(), ends=True)
+        await first_of(all_ready, tasks.failed)
         if tasks.failed.done():
-            waiter.cancel()
             _, error = tasks.failed.result()
             raise error if error is not None else BatonError(Code.INTERNAL, "a child task ended")
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-            while not await self._is_healthy(session):  # noqa: ASYNC110 - HTTP can only be asked
+            while True:
+                if await self._is_healthy(session) and await self._all_counted():
+                    return
                 await asyncio.sleep(READY_POLL_SECONDS)
+
+    async def _all_ready(self) -> None:
+        for process in self._processes:
+            await process.ready.wait()
 
     async def _is_healthy(self, session: aiohttp.ClientSession) -> bool:
         try:
@@ -137,12 +144,24 @@ class Supervisor:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
+    async def _all_counted(self) -> bool:
+        try:
+            answer = await ask(admin_address(self._config), "status")
+        except BatonError:
+            return False
+        counted = answer.result if answer.ok else {}
+        workers = {
+            "prefill_ready": len(self._config.prefill),
+            "decode_ready": len(self._config.decode),
+        }
+        return all(counted.get(key, 0) >= number for key, number in workers.items())
+
     async def _report_progress(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
             waiting = [p for p in self._processes if not p.ready.is_set()]
             text = ", ".join(f"{p.child.name} ({p.status})" for p in waiting)
-            if text:
+            if text and not self._stopping:
                 self._line("waiting for", text)
 
     def _reporter(self, child: Child) -> Callable[[str], None]:

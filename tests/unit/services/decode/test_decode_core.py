@@ -3,13 +3,13 @@
 import pytest
 
 from common.engine.port import Batch, Output
+from common.kv.messages import KvDone
 from common.messages import (
     Abort,
     Decode,
     DecodeStarted,
     Delta,
     Ended,
-    KvDone,
     KvReport,
     Message,
     Prefill,
@@ -124,15 +124,40 @@ def test_one_step_is_one_message_per_gateway() -> None:
     ]
 
 
+REPORT = KvReport(blocks=3, payload_bytes=999)
+MOVED = KvDone(request_id="r", attempt=1, side="receive", report=REPORT)
+
+
 def test_what_the_handoff_moved_is_reported_with_the_first_token() -> None:
     bench = Bench()
     bench(dispatch(with_ticket=ticket()))
-    report = KvReport(blocks=3, payload_bytes=999)
-    done = KvDone(request_id="r", attempt=1, side="receive", report=report)
-    actions = bench(Batch(outputs=[Output("r#1", [1])], kv_done=[done]))
-    (started,) = to_router(actions)
+    assert bench(Batch(kv_done=[MOVED])) == []
+    (started,) = to_router(bench(step(Output("r#1", [1]))))
     assert isinstance(started, DecodeStarted)
-    assert started.kv == report
+    assert started.kv == REPORT
+
+
+def test_a_report_that_comes_after_the_first_token_is_waited_for_but_the_tokens_are_not() -> None:
+    bench = Bench()
+    bench(dispatch(with_ticket=ticket()), 1.0)
+    first = bench(step(Output("r#1", [1], cached_tokens=7)), 2.0)
+    assert deltas(first) == [Delta("r", 1, 0, [1], cached_tokens=7)]
+    assert to_router(first) == []
+    (started,) = to_router(bench(Batch(kv_done=[MOVED]), 2.5))
+    assert started == DecodeStarted(
+        request_id="r", attempt=1, elapsed_ms=1000.0, cached_tokens=7, kv=REPORT
+    )
+    assert to_router(bench(Batch(kv_done=[MOVED]), 3.0)) == []
+
+
+def test_a_report_that_never_comes_is_waited_for_to_the_end_of_the_stream_only() -> None:
+    bench = Bench()
+    bench(dispatch(with_ticket=ticket()))
+    bench(step(Output("r#1", [1])))
+    started, ended = to_router(bench(step(Output("r#1", [2], "length"))))
+    assert isinstance(started, DecodeStarted)
+    assert started.kv is None
+    assert isinstance(ended, Ended)
 
 
 def test_an_abort_frees_the_engine_and_answers_cancelled_once() -> None:

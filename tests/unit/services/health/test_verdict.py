@@ -24,10 +24,10 @@ def test_worse_after_two_rounds_better_after_three() -> None:
     changes = [judge.round([probe(0.95)]) for _ in range(WORSE_AFTER)]
     assert changes == [False, True]
     assert judge.verdict is Verdict.DOWN
-    assert judge.reasons == ("p is 0.95",)
+    assert list(judge.reasons) == ["p is 0.95"]
     changes = [judge.round([probe(0.1)]) for _ in range(BETTER_AFTER)]
     assert changes == [False, False, True]
-    assert judge.reasons == ()
+    assert list(judge.reasons) == []
     assert judge.round([probe(0.1)]) is False
 
 

@@ -3,10 +3,10 @@
 import msgspec
 
 from common.engine.port import Batch, EngineRequest, Output
+from common.kv.messages import KvDone
 from common.messages import (
     Abort,
     Decode,
-    KvDone,
     KvReport,
     Prefill,
     PrefillEnded,

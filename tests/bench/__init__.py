@@ -1,0 +1,1 @@
+"""Benchmarks: each prints ratios against something measured in the same run, never bare times."""

@@ -1,0 +1,27 @@
+"""`make bench`: runs the benchmarks named on the command line, or all."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.bench import idle
+
+BENCHES = {"idle": idle.main}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench ARGS=", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(BENCHES)}")
+    names = parser.parse_args().names or list(BENCHES)
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}; there are: {', '.join(BENCHES)}")
+    for name in names:
+        print(f"== {name}")
+        BENCHES[name]()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""One pair of engines for all tests that do not kill it: starting one costs seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.engine.pair import Pair, make_config, open_pair
+
+Run = Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a coroutine function on the pair; all of a module on one loop."""
+    pair = open_pair(make_config(tmp_path_factory.mktemp("run")))
+    with asyncio.Runner() as runner:
+
+        def on_pair(work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+            async def body() -> None:
+                async with pair:
+                    await work(pair)
+
+            runner.run(body())
+
+        yield on_pair
+        runner.run(pair.decode.engine.close())
+        runner.run(pair.prefill.engine.close())

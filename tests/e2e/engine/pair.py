@@ -1,0 +1,168 @@
+"""A prefill and a decode engine on real vLLM in this process' children, driven like daemons do."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from common.config import Config, from_mapping
+from common.engine.open import open_engine
+from common.engine.port import Engine, EngineRequest
+from common.kv.messages import KvDone
+from common.lifecycle import Tasks
+from common.messages import Load, Role, Sampling, Ticket
+
+GREEDY = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
+ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "kv_cache_mib": 192, "threads": 1}
+LOAD_TIMEOUT_MS = 60_000.0
+
+
+def make_config(run_dir: Path, engine: dict[str, Any] | None = None, **kv: object) -> Config:
+    kv = {"load_timeout_ms": LOAD_TIMEOUT_MS, **kv}
+    worker = {"engine": {**ENGINE, **(engine or {})}, "kv": kv}
+    return from_mapping(
+        {
+            "fleet": {"run_dir": str(run_dir)},
+            "model": {"path": "baton-tiny", "dtype": "float32", "max_model_len": 4096},
+            "prefill": {"p0": worker},
+            "decode": {"d0": worker},
+        }
+    )
+
+
+@dataclass
+class Result:
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    error: str = ""
+    cached: int = 0
+    seconds: float = 0.0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Worker:
+    """One engine and everything it said."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.results: dict[str, Result] = {}
+        self.kv: dict[tuple[str, int, str], KvDone] = {}
+        self.last_load = Load()
+        self.batches = 0
+
+    async def listen(self) -> None:
+        while True:
+            batch = await self.engine.next_batch()
+            self.batches += 1
+            self.last_load = batch.load or self.last_load
+            for end in batch.kv_done:
+                self.kv[end.request_id, end.attempt, end.side] = end
+            for output in batch.outputs:
+                result = self.results.setdefault(output.key, Result())
+                result.tokens += output.token_ids
+                result.cached = result.cached or output.cached_tokens
+                result.finish = result.finish or output.finish_reason
+                result.error = result.error or output.error
+                if output.finish_reason or output.error:
+                    result.done.set()
+
+    async def add(self, request: EngineRequest) -> Result:
+        result = self.results[request.key] = Result()
+        await self.engine.add(request)
+        return result
+
+    async def kv_end(self, request_id: str, side: str, seconds: float = 10.0) -> KvDone:
+        await until(lambda: (request_id, 0, side) in self.kv, seconds)
+        return self.kv[request_id, 0, side]
+
+    async def empty(self, seconds: float = 3.0) -> float:
+        """Seconds until no KV is held."""
+        start = time.monotonic()
+        await until(lambda: self.engine.load().kv_used == 0.0, seconds)
+        return time.monotonic() - start
+
+
+class Pair:
+    """Both engines on one loop; use as an async context inside it."""
+
+    def __init__(self, prefill: Engine, decode: Engine) -> None:
+        self.prefill = Worker(prefill)
+        self.decode = Worker(decode)
+        self._count = 0
+
+    async def __aenter__(self) -> Self:
+        self._tasks = Tasks()
+        for name, worker in (("prefill", self.prefill), ("decode", self.decode)):
+            self._tasks.start(name, worker.listen())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._tasks.cancel_all()
+
+    def request_id(self) -> str:
+        self._count += 1
+        return f"req{self._count}"
+
+    def ticket(self, request_id: str, lease_ms: float = 20_000.0) -> Ticket:
+        return Ticket(
+            secret=secrets.token_bytes(16),
+            request_id=request_id,
+            attempt=0,
+            fingerprint=self.prefill.engine.info.fingerprint,
+            prefill="p0",
+            prefill_incarnation="inc-p0",
+            decode="d0",
+            decode_incarnation="inc-d0",
+            kv_address=self.prefill.engine.info.kv_address,
+            lease_ms=lease_ms,
+        )
+
+    def requests(
+        self, prompt: list[int], sampling: Sampling = GREEDY, salt: str | None = None
+    ) -> tuple[EngineRequest, EngineRequest]:
+        name = self.request_id()
+        ticket = self.ticket(name)
+        return (
+            EngineRequest(name, 0, Role.PREFILL, prompt, sampling, ticket, salt),
+            EngineRequest(name, 0, Role.DECODE, prompt, sampling, ticket, salt),
+        )
+
+    async def hand_over(
+        self, prompt: list[int], sampling: Sampling = GREEDY, salt: str | None = None
+    ) -> tuple[Result, KvDone]:
+        """Disaggregated, to the end on both sides."""
+        at_p, at_d = self.requests(prompt, sampling, salt)
+        start = time.monotonic()
+        await self.prefill.add(at_p)
+        result = await self.decode.add(at_d)
+        await asyncio.wait_for(result.done.wait(), 60)
+        result.seconds = time.monotonic() - start
+        await self.prefill.kv_end(at_p.request_id, "send")
+        return result, await self.decode.kv_end(at_p.request_id, "receive")
+
+    async def alone(self, prompt: list[int], sampling: Sampling = GREEDY) -> Result:
+        """On D, without P; a salt of its own keeps it off every cache."""
+        name = self.request_id()
+        result = await self.decode.add(
+            EngineRequest(name, 0, Role.DECODE, prompt, sampling, None, name)
+        )
+        await asyncio.wait_for(result.done.wait(), 60)
+        return result
+
+
+def open_pair(config: Config) -> Pair:
+    """Before any loop runs."""
+    prefill = open_engine(config, Role.PREFILL, "p0", "inc-p0")
+    decode = open_engine(config, Role.DECODE, "d0", "inc-d0")
+    return Pair(prefill, decode)
+
+
+async def until(check: Callable[[], object], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not check():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0.002)

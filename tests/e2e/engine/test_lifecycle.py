@@ -1,0 +1,114 @@
+"""The engine process lives and dies with its daemon; what cannot start says why in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from common.config import from_mapping
+from common.engine.open import open_engine
+from common.errors import ConfigError
+from common.messages import Role
+from tests.e2e.engine.pair import ENGINE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+ROOT = Path(__file__).parents[3]
+IDLE_PERCENT_MAX = 5.0
+
+
+class Host:
+    """`host.py` in a process group of its own."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.engine.host", str(run_dir)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        _, pid, core = self.line("pids").split()
+        self.pid, self.core = int(pid), psutil.Process(int(core))
+
+    def line(self, start: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(start):
+                return line.strip()
+        raise AssertionError(f"ended without {start!r}")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def test_killing_the_daemon_takes_the_engine_along(host: Host) -> None:
+    host.line("served")
+    os.kill(host.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs([host.core], timeout=3)
+    assert not alive
+
+
+def test_killing_the_engine_is_noticed_at_once(host: Host) -> None:
+    host.line("served")
+    host.core.kill()
+    start = time.monotonic()
+    assert host.line("failed") == "failed engine_failed"
+    assert time.monotonic() - start < 2.0
+    assert host.line("refused") == "refused engine_failed"
+    assert host.line("closed")
+    assert host.process.wait(10) == 0
+
+
+def test_ctrl_c_is_the_daemons_to_handle_and_idling_is_cheap(host: Host) -> None:
+    host.line("served")
+    host.core.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    daemon = psutil.Process(host.pid)
+    before = [sum(process.cpu_times()[:2]) for process in (daemon, host.core)]
+    time.sleep(4)
+    after = [sum(process.cpu_times()[:2]) for process in (daemon, host.core)]
+    percent = 100 * sum(b - a for a, b in zip(before, after, strict=True)) / 4
+    assert percent < IDLE_PERCENT_MAX, f"{percent} % of a core while idle"
+    assert host.core.is_running()
+    assert host.core.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "says"),
+    [
+        ({"path": "/nowhere/at/all"}, {}, "no model at"),
+        ({}, {"kv_cache_mib": 1}, "cannot hold one request"),
+        ({}, {"kv_cache_mib": 1 << 24}, "free"),
+        ({}, {"args": {"block_size": 64}}, "set by Baton"),
+        ({}, {"args": {"no_such_option": 1}}, "no_such_option"),
+        ({"dtype": "float32", "max_model_len": 1 << 24}, {}, "max_model_len"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line(
+    tmp_path: Path, model: dict[str, Any], engine: dict[str, Any], says: str
+) -> None:
+    config = from_mapping(
+        {
+            "fleet": {"run_dir": str(tmp_path)},
+            "model": {"path": "baton-tiny", **model},
+            "decode": {"d0": {"engine": {**ENGINE, **engine}}},
+        }
+    )
+    with pytest.raises(ConfigError) as refused:
+        open_engine(config, Role.DECODE, "d0", "i")
+    assert says in refused.value.message
+    assert "\n" not in refused.value.message

@@ -1,0 +1,47 @@
+"""One plain vLLM engine, in a process of its own: what the disaggregated path must equal.
+
+Reads {"model", "prompts", "max_tokens"} as JSON on stdin, writes {"tokens", "margin"} on stdout:
+the greedy ids of each prompt, and the smallest gap between the best and the second log probability
+on its way, which says how far float noise is from changing a decision.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+
+def main() -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    from vllm import LLM, SamplingParams
+
+    question = json.load(sys.stdin)
+    engine = LLM(
+        model=question["model"],
+        dtype="float32",
+        enforce_eager=True,
+        kv_cache_memory_bytes=256 << 20,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+    )
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=question["max_tokens"], ignore_eos=True, logprobs=2
+    )
+    inputs = [{"prompt_token_ids": prompt} for prompt in question["prompts"]]
+    outputs = [output.outputs[0] for output in engine.generate(inputs, sampling, use_tqdm=False)]
+    answer = {
+        "tokens": [list(output.token_ids) for output in outputs],
+        "margin": [min(_gap(step) for step in output.logprobs) for output in outputs],
+    }
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+def _gap(step: dict[int, object]) -> float:
+    best, second = sorted((entry.logprob for entry in step.values()), reverse=True)[:2]  # type: ignore[attr-defined]
+    return float(best - second)
+
+
+if __name__ == "__main__":
+    main()

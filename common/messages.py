@@ -272,6 +272,13 @@ class Failed(Message, frozen=True):
     message: str
 
 
+class Introduce(Message, frozen=True):
+    """Router to D: a prefill worker of your fingerprint is ready; connect to its `kv_address`
+    (`host:port`, UCX) ahead of need. Sent again whenever either of the two becomes ready."""
+
+    kv_address: str
+
+
 class Prefill(Message, frozen=True):
     """Router to P, + body: compute KV of the prompt and hand it to the ticket's D."""
 
@@ -330,6 +337,6 @@ GatewayToRouter = Hello | Beat | Leaving | Submit | Cancel
 WorkerToRouter = Hello | Beat | Leaving | PrefillEnded | DecodeStarted | Ended
 ToRouter = Hello | Beat | Leaving | Submit | Cancel | PrefillEnded | DecodeStarted | Ended
 RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
-RouterToWorker = Welcome | Refused | Ping | Prefill | Decode | Abort
+RouterToWorker = Welcome | Refused | Ping | Introduce | Prefill | Decode | Abort
 DecodeToGateway = Hello | Tokens
 GatewayToDecode = Welcome | Refused | Ping | Abort

@@ -23,9 +23,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.request import RequestStatus
 
 from common.config import KvConfig
+from common.engine.connector_memory import kv_memory, settler
 from common.engine.connector_meta import StepPlan
 from common.engine.connector_scheduler import SchedulerHalf
-from common.engine.connector_worker import WorkerHalf, host_memory
+from common.engine.connector_worker import WorkerHalf
 from common.kv.control import Identity
 from common.kv.service import KvService
 
@@ -78,11 +79,11 @@ class BatonConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         setup = self._setup
-        memory = host_memory(kv_caches, self._kv_cache_config.num_blocks)
+        memory = kv_memory(kv_caches, self._kv_cache_config.num_blocks)
         identity = Identity(setup.name, setup.incarnation, setup.fingerprint)
         self._service = KvService(identity, setup.kv, memory, setup.side_address)
         self._service.start()
-        self._worker = WorkerHalf(self._service)
+        self._worker = WorkerHalf(self._service, settler(kv_caches))
 
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         if self._worker is not None:

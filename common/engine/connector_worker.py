@@ -9,15 +9,9 @@ handoff to end instead, a little longer, so that the polling costs a third.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
-
-import numpy as np
-import torch
+from collections.abc import Callable, Iterable
 
 from common.engine.connector_meta import StepPlan, request_key
-from common.errors import BatonError, Code
-from common.kv.layout import Geometry, HostMemory
 from common.kv.service import KvService
 
 IDLE_WAIT_S = 0.003
@@ -26,8 +20,10 @@ IDLE_WAIT_S = 0.003
 class WorkerHalf:
     """Runs on the engine's thread."""
 
-    def __init__(self, service: KvService) -> None:
+    def __init__(self, service: KvService, settle: Callable[[], None]) -> None:
+        """`settle` returns when the KV of the forward pass so far is in memory."""
         self._service = service
+        self._settle = settle
         self._offered: set[str] = set()
         self._sent: set[str] = set()
         self._finished: set[str] = set()
@@ -46,7 +42,9 @@ class WorkerHalf:
             self._service.fetch(fetch.ticket, fetch.first_block, fetch.block_ids)
 
     def computed(self, plan: StepPlan) -> None:
-        """After the forward pass: the blocks of this step hold KV."""
+        """After the forward pass: the blocks of this step hold KV, once it has settled."""
+        if plan.progress:
+            self._settle()
         for progress in plan.progress:
             if progress.offer is not None:
                 self._offered.add(request_key(progress.key))
@@ -79,40 +77,3 @@ class WorkerHalf:
         self._finished -= sent
         self._offered -= sent
         return sent, received, failed
-
-
-def host_memory(kv_caches: dict[str, torch.Tensor], blocks: int) -> HostMemory:
-    """vLLM's KV cache as bytes. Raises BatonError(CONFIG_INVALID) for layouts that are not paged
-    K and V of equal layers in one host allocation."""
-    tensors = list(kv_caches.values())
-    first = tensors[0]
-    storage = first.untyped_storage()
-    page_bytes = first[0].numel() * first.element_size()
-    block_stride = first.stride(0) * first.element_size()
-    plain = all(
-        tensor.device.type == "cpu"
-        and tensor.shape == first.shape
-        and tensor.stride() == first.stride()
-        and tensor.untyped_storage().data_ptr() == storage.data_ptr()
-        for tensor in tensors
-    )
-    starts = sorted(tensor.data_ptr() - storage.data_ptr() for tensor in tensors)
-    strides = {b - a for a, b in itertools.pairwise(starts)} or {page_bytes * blocks}
-    if not plain or first.shape[0] != blocks or len(strides) != 1:
-        raise BatonError(
-            Code.CONFIG_INVALID,
-            "this KV cache layout cannot be handed over: supported are models with one kind of "
-            f"full attention and host memory, found {len(tensors)} layers of {tuple(first.shape)} "
-            f"on {first.device.type}, distances {sorted(strides)[:4]}",
-        )
-    geometry = Geometry(
-        layers=len(tensors),
-        blocks=blocks,
-        page_bytes=page_bytes,
-        layer_stride=strides.pop(),
-        block_stride=block_stride,
-        offset=starts[0],
-    )
-    flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-    base: np.ndarray[tuple[int], np.dtype[np.uint8]] = flat.numpy()
-    return HostMemory(base, geometry)

@@ -98,6 +98,11 @@ class Engine(Protocol):
         """Frees all that this try holds here, KV on lease included. Unknown ones are ignored."""
         ...
 
+    def connect_kv(self, kv_address: str) -> None:
+        """D: connects to a prefill worker's KV listener ahead of need. Idempotent; a failure shows
+        when the connection is needed."""
+        ...
+
     async def next_batch(self) -> Batch:
         """Waits for the next outputs or KV events. Single consumer."""
         ...

@@ -116,7 +116,7 @@ def make_vllm_config(
         raise ConfigError("engine", _first_line(error)) from error
     _size_kv_cache(made, engine)
     setup["fingerprint"] = fingerprint(made, model)
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    _choose_start_method()
     return made
 
 
@@ -134,6 +134,14 @@ def _defaults(config: Config) -> dict[str, Any]:
     return {}
 
 
+def _choose_start_method() -> None:
+    """Forked on CPU, where the import is most of the start; CUDA does not survive a fork."""
+    from vllm.platforms import current_platform
+
+    method = "fork" if current_platform.is_cpu() else "spawn"
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
+
+
 def kv_token_bytes(made: VllmConfig) -> int:
     """KV of one token over all layers."""
     parallel = made.parallel_config
@@ -144,11 +152,15 @@ def kv_token_bytes(made: VllmConfig) -> int:
 
 
 def fingerprint(made: VllmConfig, model: Path) -> str:
-    """Equal for workers whose KV blocks mean the same."""
+    """Equal for workers whose KV blocks mean the same. The device is part of it, because what a
+    page holds where is the attention kernel's affair, and kernels are chosen by device."""
+    from vllm.platforms import current_platform
+
     parallel = made.parallel_config
     architecture = made.model_config.hf_config.to_dict()
     parts: dict[str, Any] = {
         "wire": WIRE_VERSION,
+        "device": [current_platform.device_type, current_platform.get_device_name()],
         "config": {k: v for k, v in architecture.items() if k not in PLACE_DEPENDENT},
         "weights": _weights_revision(model),
         "dtype": str(made.model_config.dtype),

@@ -27,6 +27,7 @@ from common.messages import (
     Beat,
     Decode,
     Hello,
+    Introduce,
     Leaving,
     Message,
     Ping,
@@ -210,6 +211,8 @@ class Worker:
                 self.handle(Dispatched(message, decode_body(frames[1])))
             elif isinstance(message, Abort):
                 self.handle(message)
+            elif isinstance(message, Introduce):
+                self._engine.connect_kv(message.kv_address)
             else:
                 self._on_link(message)
         except WireError as error:

@@ -14,6 +14,7 @@ from common.messages import (
     Abort,
     Beat,
     Hello,
+    Introduce,
     Leaving,
     Refused,
     Role,
@@ -117,6 +118,21 @@ def _return_worker(tables: Tables, worker: Worker, now: float) -> list[Action]:
     return [*aborts, Note("info", "worker.returned", sentence)]
 
 
+def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
+    """Pairs that may hand KV over connect now, so that no request pays for it."""
+    others = [
+        worker
+        for worker in tables.workers.values()
+        if worker.ready
+        and worker.role is not newcomer.role
+        and worker.fingerprint == newcomer.fingerprint
+    ]
+    if newcomer.role is Role.DECODE:
+        return [Send(newcomer.identity, Introduce(kv_address=p.kv_address)) for p in others]
+    introduction = Introduce(kv_address=newcomer.kv_address)
+    return [Send(decode.identity, introduction) for decode in others]
+
+
 def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> list[Action]:
     if isinstance(peer, Gateway):
         return _return_gateway(peer, now) if peer.gone else []
@@ -125,7 +141,7 @@ def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> l
     if message.load is None:
         return []
     joining = peer.state is WorkerState.JOINING
-    peer.reported(message.load, now)
+    tables.freed |= peer.reported(message.load, now)
     actions: list[Action] = []
     if joining:
         peer.orphans.clear()
@@ -133,6 +149,7 @@ def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> l
         tables.workers_changed = tables.freed = True
         sentence = f"{peer.role} {peer.name} is ready"
         actions.append(Note("info", "worker.ready", sentence, {"pid": peer.pid}))
+        actions += _introduce(tables, peer)
     if peer.role is Role.DECODE:
         actions += _give_up_unheld(tables, peer, now)
     return actions

@@ -174,8 +174,10 @@ class Worker:
         self.queued_tokens -= self.computing.pop(key, 0)
         self.changed[self.identity] = self
 
-    def reported(self, load: Load, now: float) -> None:
-        """A Beat. What is foreign can only shrink, save while joining."""
+    def reported(self, load: Load, now: float) -> bool:
+        """A Beat. What is foreign can only shrink, save while joining. True if it did: there is
+        room that was not there before."""
+        foreign = (self.foreign_tokens, self.foreign_requests)
         used = round(load.kv_used * self.capacity.kv_blocks) * self.capacity.block_tokens
         requests = load.running + load.waiting
         joining = self.state is WorkerState.JOINING
@@ -185,6 +187,7 @@ class Worker:
         self.empty_since = (self.empty_since or now) if empty else None
         self.load = load
         self.changed[self.identity] = self
+        return (self.foreign_tokens, self.foreign_requests) != foreign
 
     def view(self) -> WorkerView:
         """The snapshot that placement sees."""

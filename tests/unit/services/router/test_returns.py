@@ -132,10 +132,7 @@ def test_load_of_an_earlier_router_counts_until_it_is_gone() -> None:
     rig.beat("d0|1", Load(running=1, waiting=0, kv_used=0.02))
     assert rig.row("d0|1").foreign_tokens == 32
     assert rig.row("d0|1").foreign_requests == 1
-    assert rig.state("large") == "queued"
-    rig.leave("g0|1")
-    rig.ended("small")
-    assert rig.state("large") == "placed"
+    assert rig.state("large") == "placed", "room that a beat shows is used at once"
 
 
 def test_credits_of_an_end_that_was_never_heard_come_back() -> None:

@@ -1,0 +1,116 @@
+"""vLLM's KV cache as paged memory that the KV layer can copy whole blocks out of and in to.
+
+Theory of operation: all layers lie in one allocation, a page (one block of one layer) is one
+contiguous run of bytes whatever the order of heads and tokens inside it, and pages stand at a
+constant distance from block to block and from layer to layer. Host memory is viewed by numpy. On a
+device, gather and scatter are one indexed copy each on a stream of their own, and both wait for it,
+so that what they return or report is complete; the engine's stream is waited for before
+(`settler`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from common.errors import BatonError, Code
+from common.kv.layout import Bytes, Geometry, HostMemory, KvMemory
+
+
+def kv_memory(kv_caches: dict[str, torch.Tensor], blocks: int) -> KvMemory:
+    """Raises BatonError(CONFIG_INVALID) for layouts that are not paged K and V of equal layers in
+    one allocation."""
+    first = next(iter(kv_caches.values()))
+    geometry = _geometry(list(kv_caches.values()), blocks)
+    flat = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
+    if first.device.type != "cpu":
+        return DeviceMemory(flat, geometry)
+    base: np.ndarray[tuple[int], np.dtype[np.uint8]] = flat.numpy()
+    return HostMemory(base, geometry)
+
+
+def settler(kv_caches: dict[str, torch.Tensor]) -> Callable[[], None]:
+    """A call that returns when the forward pass launched by this thread has written its KV."""
+    device = next(iter(kv_caches.values())).device
+    if device.type != "cuda":
+        return lambda: None
+    return lambda: torch.cuda.current_stream(device).synchronize()
+
+
+def _geometry(tensors: list[torch.Tensor], blocks: int) -> Geometry:
+    first = tensors[0]
+    storage = first.untyped_storage()
+    page_items = first[0].numel()
+    span = 1 + sum((n - 1) * step for n, step in zip(first.shape[1:], first.stride()[1:]))  # noqa: B905
+    starts = sorted(tensor.data_ptr() - storage.data_ptr() for tensor in tensors)
+    page_bytes = page_items * first.element_size()
+    strides = {b - a for a, b in itertools.pairwise(starts)} or {page_bytes * blocks}
+    alike = all(
+        tensor.shape == first.shape
+        and tensor.stride() == first.stride()
+        and tensor.untyped_storage().data_ptr() == storage.data_ptr()
+        for tensor in tensors
+    )
+    if not alike or first.shape[0] != blocks or span != page_items or len(strides) != 1:
+        raise BatonError(
+            Code.CONFIG_INVALID,
+            "this KV cache layout cannot be handed over: supported are models with one kind of "
+            f"full attention, all layers in one allocation; found {len(tensors)} layers of "
+            f"{tuple(first.shape)}, strides {tuple(first.stride())}, on {first.device.type}, "
+            f"distances {sorted(strides)[:4]}",
+        )
+    return Geometry(
+        layers=len(tensors),
+        blocks=blocks,
+        page_bytes=page_bytes,
+        layer_stride=strides.pop(),
+        block_stride=first.stride(0) * first.element_size(),
+        offset=starts[0],
+    )
+
+
+class DeviceMemory:
+    """Paged KV on an accelerator: `flat` is a uint8 view of the whole allocation."""
+
+    def __init__(self, flat: torch.Tensor, geometry: Geometry) -> None:
+        geometry.check(flat.numel())
+        self.geometry = geometry
+        self._pages = flat.as_strided(
+            (geometry.layers, geometry.blocks, geometry.page_bytes),
+            (geometry.layer_stride, geometry.block_stride, 1),
+            geometry.offset,
+        )
+        self._stream = torch.cuda.Stream(flat.device) if flat.device.type == "cuda" else None
+
+    def gather(self, block_ids: Sequence[int], out: Bytes) -> None:
+        staged = self._staged(block_ids, out)
+        with torch.cuda.stream(self._stream):
+            staged.copy_(self._pages.index_select(1, self._index(block_ids)))
+        self._wait()
+
+    def scatter(self, block_ids: Sequence[int], data: Bytes) -> None:
+        if len(set(block_ids)) != len(block_ids):
+            raise ValueError("a block may be written once only")
+        staged = self._staged(block_ids, data)
+        with torch.cuda.stream(self._stream):
+            self._pages.index_copy_(1, self._index(block_ids), staged.to(self._pages.device))
+        self._wait()
+
+    def _staged(self, block_ids: Sequence[int], data: Bytes) -> torch.Tensor:
+        expected = len(block_ids) * self.geometry.block_bytes
+        if data.dtype != np.uint8 or data.nbytes != expected or not data.flags.c_contiguous:
+            raise ValueError(f"expected {expected} contiguous bytes for {len(block_ids)} blocks")
+        if not all(0 <= block < self.geometry.blocks for block in block_ids):
+            raise ValueError(f"a block is outside 0..{self.geometry.blocks}")
+        shape = (self.geometry.layers, len(block_ids), self.geometry.page_bytes)
+        return torch.from_numpy(data.reshape(shape))
+
+    def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(block_ids, dtype=torch.int64, device=self._pages.device)
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()

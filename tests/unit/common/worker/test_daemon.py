@@ -1,0 +1,245 @@
+"""The worker shell over real sockets, with an engine that the test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from common.clock import SystemClock
+from common.config import Config, from_mapping
+from common.endpoints import CONTROL, control_address
+from common.engine.port import Batch, EngineInfo, EngineRequest, Output
+from common.errors import BatonError, Code
+from common.lifecycle import Tasks
+from common.messages import (
+    Abort,
+    Beat,
+    Capacity,
+    Decode,
+    DecodeStarted,
+    Ended,
+    Hello,
+    Introduce,
+    Leaving,
+    Load,
+    Message,
+    Refused,
+    RequestBody,
+    Role,
+    Sampling,
+    ToRouter,
+)
+from common.sockets import Socket
+from common.wire import Decoder, encode, pack_ids
+from common.worker.actions import ToGateway
+from common.worker.daemon import Worker
+from services.decode.core import DecodeCore
+
+BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
+PEER = b"d0|i"
+
+
+class FakeEngine:
+    """Records what it is asked; `batches` are what it says, an exception is its death."""
+
+    info = EngineInfo("m", "f", "127.0.0.1:9", Capacity(
+        block_tokens=16, kv_blocks=8, kv_block_bytes=1, max_model_len=64, max_num_seqs=2
+    ))  # fmt: skip
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.batches: asyncio.Queue[Batch | BatonError] = asyncio.Queue()
+        self.refuse = ""
+
+    def load(self) -> Load:
+        return Load(running=1)
+
+    async def add(self, request: EngineRequest) -> None:
+        if self.refuse:
+            raise BatonError(Code.CONTEXT_LENGTH_EXCEEDED, self.refuse)
+        self.asked.put_nowait(f"add {request.key} {request.prompt_ids}")
+
+    async def abort(self, request_id: str, attempt: int) -> None:
+        self.asked.put_nowait(f"abort {request_id}#{attempt}")
+
+    def connect_kv(self, kv_address: str) -> None:
+        self.asked.put_nowait(f"connect {kv_address}")
+
+    async def next_batch(self) -> Batch:
+        batch = await self.batches.get()
+        if isinstance(batch, BatonError):
+            raise batch
+        return batch
+
+    async def close(self) -> None:
+        self.asked.put_nowait("close")
+
+
+class FakeGateways:
+    """Takes everything, unless `full`."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToGateway] = []
+        self.full = False
+
+    def send(self, action: ToGateway) -> bool:
+        self.sent.append(action)
+        return not self.full
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Bench:
+    """A started worker and the router's end of its socket."""
+
+    def __init__(self, config: Config) -> None:
+        self.engine = FakeEngine()
+        self.gateways = FakeGateways()
+        self.heard: asyncio.Queue[Message] = asyncio.Queue()
+        decoder: Decoder[ToRouter] = Decoder(ToRouter)
+        self.router = Socket(
+            CONTROL,
+            bind=control_address(config),
+            on_frames=lambda frames: self.heard.put_nowait(decoder.decode(frames[1])),
+        )
+        self.router.start()
+        self.tasks = Tasks()
+        self.core = DecodeCore("d0", "i", 2)
+        self.worker = Worker(
+            config,
+            role=Role.DECODE,
+            name="d0",
+            incarnation="i",
+            engine=self.engine,
+            core=self.core,
+            clock=SystemClock(),
+            log=structlog.get_logger("test"),
+        )
+        self.worker.set_gateways(self.gateways)
+
+    def tell(self, message: Message, body: bytes | None = None) -> None:
+        frames = [PEER, encode(message)]
+        assert self.router.send(frames if body is None else [*frames, body])
+
+    async def hear(self, kind: type[Message]) -> Message:
+        async with asyncio.timeout(5):
+            while True:
+                message = await self.heard.get()
+                if isinstance(message, kind):
+                    return message
+
+    async def asked(self) -> str:
+        async with asyncio.timeout(5):
+            return await self.engine.asked.get()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(from_mapping({"fleet": {"run_dir": str(tmp_path), "drain_ms": 3000}}))
+    await made.worker.start(made.tasks)
+    hello = await made.hear(Hello)
+    assert isinstance(hello, Hello)
+    assert (hello.role, hello.name, hello.fingerprint) == (Role.DECODE, "d0", "f")
+    yield made
+    await made.worker.stop()
+    await made.tasks.cancel_all()
+    made.router.close()
+
+
+def decode(request_id: str = "r") -> Decode:
+    return Decode(
+        request_id=request_id,
+        attempt=1,
+        gateway="g0",
+        gateway_incarnation="k",
+        stream_endpoint="ipc:///nowhere",
+    )
+
+
+async def test_a_request_goes_through_and_its_end_is_reported(bench: Bench) -> None:
+    bench.tell(decode(), BODY)
+    assert await bench.asked() == "add r#1 [1, 2, 3]"
+    bench.engine.batches.put_nowait(Batch(outputs=[Output("r#1", [7])]))
+    await bench.hear(DecodeStarted)
+    bench.engine.batches.put_nowait(Batch(outputs=[Output("r#1", [8], "stop", 8)]))
+    ended = await bench.hear(Ended)
+    assert isinstance(ended, Ended)
+    assert (ended.finish_reason, ended.completion_tokens) == ("stop", 2)
+    assert [d.token_ids for action in bench.gateways.sent for d in action.deltas] == [[7], [8]]
+
+
+async def test_an_abort_never_overtakes_its_add(bench: Bench) -> None:
+    bench.tell(decode(), BODY)
+    bench.tell(Abort(request_id="r", attempt=1, reason="client gone"))
+    assert await bench.asked() == "add r#1 [1, 2, 3]"
+    assert await bench.asked() == "abort r#1"
+
+
+async def test_what_the_engine_refuses_is_told(bench: Bench) -> None:
+    bench.engine.refuse = "67 tokens are too long"
+    bench.tell(decode(), BODY)
+    ended = await bench.hear(Ended)
+    assert isinstance(ended, Ended)
+    assert (ended.error, ended.message) == ("context_length_exceeded", "67 tokens are too long")
+    assert bench.gateways.sent[0].deltas[0].error == "context_length_exceeded"
+
+
+async def test_bad_frames_are_dropped_and_counted_and_good_ones_still_work(bench: Bench) -> None:
+    for frames in ([b"\xff\x00"], [encode(decode())], [encode(decode()), b"junk"], [b""]):
+        assert bench.router.send([PEER, *frames])
+    bench.tell(decode(), BODY)
+    assert await bench.asked() == "add r#1 [1, 2, 3]"
+    assert bench.core.dropped == 4
+
+
+async def test_an_introduction_opens_the_kv_connection(bench: Bench) -> None:
+    bench.tell(Introduce(kv_address="10.0.0.1:7"))
+    assert await bench.asked() == "connect 10.0.0.1:7"
+
+
+async def test_a_gateway_that_takes_no_more_loses_its_streams(bench: Bench) -> None:
+    bench.tell(decode("a"), BODY)
+    bench.tell(decode("b"), BODY)
+    await bench.asked()
+    await bench.asked()
+    bench.gateways.full = True
+    bench.engine.batches.put_nowait(Batch(outputs=[Output("a#1", [7])]))
+    assert {await bench.asked(), await bench.asked()} == {"abort a#1", "abort b#1"}
+    assert bench.core.active == 0
+
+
+async def test_an_engine_that_dies_ends_the_process_with_its_name(bench: Bench) -> None:
+    bench.engine.batches.put_nowait(BatonError(Code.ENGINE_FAILED, "the engine died"))
+    async with asyncio.timeout(5):
+        name, error = await bench.tasks.failed
+    assert (name, str(error)) == ("engine-events", "the engine died")
+
+
+async def test_a_router_that_refuses_ends_the_process_with_its_reason(bench: Bench) -> None:
+    bench.tell(Refused(code="wire_mismatch", message="install the same baton-serve"))
+    async with asyncio.timeout(5):
+        name, error = await bench.tasks.failed
+    assert name == "router-refusal"
+    assert "install the same baton-serve" in str(error)
+
+
+async def test_a_drain_says_so_and_waits_for_what_runs(bench: Bench) -> None:
+    bench.tell(decode(), BODY)
+    await bench.asked()
+    stopping = asyncio.gather(bench.worker.stop())
+    await bench.hear(Leaving)
+    assert bench.core.active == 1
+    assert not stopping.done()
+    bench.engine.batches.put_nowait(Batch(outputs=[Output("r#1", [8], "length")]))
+    await bench.hear(Ended)
+    await stopping
+    assert await bench.asked() == "close"
+
+
+async def test_it_beats_with_its_load(bench: Bench) -> None:
+    beat = await bench.hear(Beat)
+    assert isinstance(beat, Beat)
+    assert beat.load == Load(running=1)

@@ -103,6 +103,7 @@ class Worker:
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._draining = False
+        self._greeted = False
 
     @property
     def stop_seconds(self) -> float:
@@ -173,13 +174,14 @@ class Worker:
                     self.handle(GatewayGone(action.gateway, action.incarnation, "stream is full"))
 
     def _to_router(self, message: Message) -> None:
-        if self._control is None:
+        """Lost while no router is greeted: whatever it was, the next router asks anew."""
+        if self._control is None or not self._greeted:
             return
-        sent = self._control.send([encode(message)])
-        if sent is Sent.FULL:
+        if self._control.send([encode(message)]) is Sent.FULL:
             self._log.debug("router.unreachable", lost=type(message).__name__)
 
     def _say_hello(self) -> None:
+        self._greeted = True
         info = self._engine.info
         hello = Hello(
             wire_version=WIRE_VERSION,
@@ -197,6 +199,7 @@ class Worker:
             self._to_router(Leaving(reason="stopping"))
 
     def _on_router_lost(self) -> None:
+        self._greeted = False
         self._log.warning(
             "router.lost",
             sentence="streams go on; the router is greeted again when it is back",

@@ -18,6 +18,7 @@ from services.router.records import Try
 from services.router.state import TERMINAL, TryState
 
 NAMED_MAX = 5
+RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
@@ -35,7 +36,9 @@ def _known(view: View) -> Iterator[Try]:
 
 
 def _resolve(view: View, asked: str) -> str:
-    """The id itself, or the one id that starts so."""
+    """The id itself, or the one id that starts so; as clients see it (`chatcmpl-…`) or bare."""
+    for prefix in RESPONSE_PREFIXES:
+        asked = asked.removeprefix(prefix)
     ids = sorted({each.request_id for each in _known(view) if each.request_id.startswith(asked)})
     if asked in ids:
         return asked

@@ -161,6 +161,8 @@ async def test_the_verbs_tell_of_a_request_from_start_to_end(live: Running) -> N
     assert (status["ready"], status["active"], status["active_max"]) == (True, 1, 8)
     told = (await ask(live.admin, "explain", {"id": "abc"})).result
     assert told["request_id"] == "abc-123"
+    by_response_id = (await ask(live.admin, "explain", {"id": "chatcmpl-abc-123"})).result
+    assert by_response_id["request_id"] == "abc-123"
     assert "no prefill worker is ready" in " ".join(told["attempts"][0]["sentences"])
     assert "body" not in json.dumps(told)
 

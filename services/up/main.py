@@ -69,11 +69,12 @@ def main(arguments: argparse.Namespace) -> int:
     logger = log.configure("up", "up", "warning", for_people=True)
     try:
         _check_flags(arguments)
-        config, path, lock = _prepare(arguments)
+        gpus = preflight.find_gpus() if arguments.engine == "vllm" else ()
+        config, path, lock = _prepare(arguments, gpus)
     except ConfigError as error:
         logger.error("up.refused", sentence=error.message)
         return 2
-    fleet = children(list(config.prefill), list(config.decode), preflight.find_gpus())
+    fleet = children(list(config.prefill), list(config.decode), gpus)
     supervisors: list[Supervisor] = []
 
     def make() -> Supervisor:
@@ -101,7 +102,9 @@ def _check_flags(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag.replace('_', '-')}", "must be between 1 and 65535")
 
 
-def _prepare(arguments: argparse.Namespace) -> tuple[Config, Path, preflight.Lock]:
+def _prepare(
+    arguments: argparse.Namespace, gpus: tuple[int, ...]
+) -> tuple[Config, Path, preflight.Lock]:
     """Everything that can be found wrong before a process is started."""
     if arguments.config is not None:
         path = arguments.config
@@ -111,16 +114,16 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Config, Path, preflight.Loc
         run_dir = arguments.run_dir.absolute()
         lock = preflight.lock_run_dir(run_dir)
         path = run_dir / "fleet.toml"
-        path.write_text(fleet_toml(_flags(arguments, run_dir)), encoding="utf-8")
+        path.write_text(fleet_toml(_flags(arguments, run_dir, gpus)), encoding="utf-8")
         config = configuration.load(path)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     preflight.check_port(config.health.host, config.health.port, "--health-port")
     resolve_model(config.model.path)
-    preflight.check_memory(config)
+    preflight.check_memory(config, on_gpus=bool(gpus))
     return config, path, lock
 
 
-def _flags(arguments: argparse.Namespace, run_dir: Path) -> Flags:
+def _flags(arguments: argparse.Namespace, run_dir: Path, gpus: tuple[int, ...]) -> Flags:
     return Flags(
         model=arguments.model,
         model_name=arguments.name,
@@ -132,6 +135,7 @@ def _flags(arguments: argparse.Namespace, run_dir: Path) -> Flags:
         health_port=arguments.health_port,
         run_dir=str(run_dir),
         cores=len(os.sched_getaffinity(0)),
+        gpus=gpus,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from common.messages import Role
 
 WORKERS_MAX = 64
+GPU_MEMORY_SHARE = 0.9
 STOP_ORDER = (Role.GATEWAY, Role.DECODE, Role.PREFILL, Role.HEALTH, Role.ROUTER)
 
 
@@ -58,6 +59,7 @@ def fleet_toml(flags: Flags) -> str:
         "[engine]",
         f"kind = {_quoted(flags.engine)}",
         f"threads = {threads}",
+        *_gpu_share(flags, workers),
         "[gateway]",
         f"host = {_quoted(flags.host)}",
         f"port = {flags.port}",
@@ -77,6 +79,14 @@ def children(prefill: list[str], decode: list[str], gpus: tuple[int, ...]) -> li
         gpu = {"CUDA_VISIBLE_DEVICES": str(gpus[index % len(gpus)])} if gpus else {}
         fleet.append(Child(role, name, gpu))
     return fleet
+
+
+def _gpu_share(flags: Flags, workers: int) -> list[str]:
+    """Workers that share a GPU share its memory; one alone takes what vLLM takes by itself."""
+    sharing = -(-workers // len(flags.gpus)) if flags.gpus else 1
+    if sharing == 1:
+        return []
+    return ["[engine.args]", f"gpu_memory_utilization = {GPU_MEMORY_SHARE / sharing:.3f}"]
 
 
 def _quoted(text: str) -> str:

@@ -65,16 +65,19 @@ def lock_run_dir(run_dir: Path) -> Lock:
     return file
 
 
-def check_memory(config: Config, available_bytes: int | None = None) -> None:
-    """Refuses a fleet whose workers cannot fit in the memory that is free now (CPU hosts)."""
+def check_memory(
+    config: Config, available_bytes: int | None = None, *, on_gpus: bool = False
+) -> None:
+    """Refuses a fleet whose workers cannot fit in the host memory that is free now. On GPUs the
+    weights and the KV cache are not there; vLLM checks the GPU's own memory."""
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
     workers = [*config.prefill.values(), *config.decode.values()]
     weights = weights_bytes(resolve_model(config.model.path))
     needed = 0
     for worker in workers:
         kv = worker.engine.kv_cache_mib << 20 or KV_BYTES_DEFAULT
-        is_sim = worker.engine.kind == "sim"
-        needed += ENGINE_BYTES[worker.engine.kind] + (0 if is_sim else weights + kv)
+        elsewhere = on_gpus or worker.engine.kind == "sim"
+        needed += ENGINE_BYTES[worker.engine.kind] + (0 if elsewhere else weights + kv)
     if needed > available:
         raise ConfigError(
             "memory",

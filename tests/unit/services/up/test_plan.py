@@ -58,6 +58,14 @@ def test_gpus_are_given_out_in_turn() -> None:
     assert all("CUDA_VISIBLE_DEVICES" not in c.environment for c in children([], ["d0"], ()))
 
 
+def test_workers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    for gpus, share in (((0,), 0.18), ((0, 1, 2), 0.45), ((0, 1, 2, 3, 4), None), ((), None)):
+        path.write_text(fleet_toml(dataclasses.replace(FLAGS, gpus=gpus)))
+        args = configuration.load(path, {}).decode["d0"].engine.args
+        assert args.get("gpu_memory_utilization") == share
+
+
 def test_backoff_grows_and_a_child_that_dies_too_often_is_given_up() -> None:
     restarts = Restarts()
     waits = [restarts.died(now=float(i)) for i in range(START_LIMIT)]

@@ -1,0 +1,63 @@
+"""What is found wrong before anything is started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from common.config import Config, from_mapping
+from common.errors import ConfigError
+from services.up import preflight
+
+GIB = 1 << 30
+
+
+def fleet(kind: str, workers: int) -> Config:
+    return from_mapping(
+        {
+            "engine": {"kind": kind},
+            "decode": {f"d{i}": {"engine": {"kind": kind}} for i in range(workers)},
+        }
+    )
+
+
+def test_memory_counts_engines_weights_and_kv_and_names_the_ways_out() -> None:
+    preflight.check_memory(fleet("vllm", 2), 3 * GIB)
+    with pytest.raises(ConfigError, match=r"2 workers need about 2\.9 GiB, but 2\.0 GiB is free"):
+        preflight.check_memory(fleet("vllm", 2), 2 * GIB)
+    preflight.check_memory(fleet("sim", 8), 2 * GIB)
+
+
+def test_on_gpus_only_the_hosts_part_is_counted() -> None:
+    preflight.check_memory(fleet("vllm", 2), int(2.5 * GIB), on_gpus=True)
+
+
+def test_a_run_dir_is_one_fleets_own(tmp_path: Path) -> None:
+    lock = preflight.lock_run_dir(tmp_path)
+    with pytest.raises(ConfigError, match=r"another `baton up` \(pid \d+\)"):
+        preflight.lock_run_dir(tmp_path)
+    lock.close()
+    preflight.lock_run_dir(tmp_path).close()
+
+
+def test_a_run_dir_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        preflight.lock_run_dir(tmp_path / "file" / "below")
+
+
+def test_a_taken_port_is_named_and_a_free_one_passes() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
+            preflight.check_port("127.0.0.1", port, "--port")
+    preflight.check_port("127.0.0.1", port, "--port")
+
+
+def test_weights_are_what_lies_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(bytes(100))
+    (tmp_path / "b.bin").write_bytes(bytes(20))
+    (tmp_path / "config.json").write_text("{}")
+    assert preflight.weights_bytes(tmp_path) == 120

@@ -5,7 +5,7 @@ VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test unit integration e2e lint format bench lock clean
+.PHONY: help install run test unit integration e2e lint format bench bench-kv lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ format: install ## rewrite what ruff can
 
 bench: install ## the benchmarks, each a ratio against something measured in the same run
 	@exec $(VENV)/python -m tests.bench $(ARGS)
+
+bench-kv: install ## the KV handoff against raw UCXX and memcpy
+	@exec $(VENV)/python -m tests.bench kv
 
 lock: ## resolve anew and write constraints/ (then make test, then commit)
 	@$(PYTHON) scripts/install.py --lock --extra $(EXTRA)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bench import idle
+from tests.bench import idle, kv
 
-BENCHES = {"idle": idle.main}
+BENCHES = {"idle": idle.main, "kv": kv.main}
 
 
 def main() -> int:

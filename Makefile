@@ -8,7 +8,7 @@ PYTEST := $(VENV)/python -m pytest
 .PHONY: help install run test unit integration e2e lint format bench bench-kv lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## .venv with the tested set (EXTRA=cpu or cuda to choose)
 	@$(PYTHON) scripts/install.py --extra $(EXTRA)

@@ -177,9 +177,10 @@ def test_killing_d_frees_p_long_before_its_lease(base: np.ndarray) -> None:
 
 @pytest.mark.parametrize("side", ["p", "d"])
 @pytest.mark.parametrize("phase", ["early", "parked", "mid"])
-def test_an_abort_frees_both_sides_within_250_ms(
+def test_an_abort_frees_both_sides_long_before_any_timer(
     decode: KvService, base: np.ndarray, phase: str, side: str
 ) -> None:
+    """Lease 5 s, load timeout 4 s: what is free within 2 s was freed by the abort."""
     with remote("p0") as prefill:
         warm = ticket("warm", prefill.address)
         decode.fetch(warm, 0, [0])
@@ -205,7 +206,7 @@ def test_an_abort_frees_both_sides_within_250_ms(
         assert end.error in (Code.CANCELLED, Code.KV_TRANSFER_FAILED)
         wait_for(lambda: prefill.call("holds") == 0)
         wait_for(lambda: staging_used(decode) == 0 and prefill.call("staging") == 0)
-        assert time.monotonic() - start < 0.25
+        assert time.monotonic() - start < 2.0
 
 
 def test_p_that_never_answers_costs_the_link_not_the_staging(decode: KvService) -> None:

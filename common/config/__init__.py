@@ -1,0 +1,43 @@
+"""The fleet file: its sections (`sections.py`) and how it is read (`reading.py`)."""
+
+from common.config.reading import (
+    NAME_PATTERN,
+    default_run_dir,
+    effective,
+    flatten,
+    from_mapping,
+    load,
+)
+from common.config.sections import (
+    Config,
+    EngineConfig,
+    FleetConfig,
+    GatewayConfig,
+    HealthConfig,
+    KvConfig,
+    ModelConfig,
+    RouterConfig,
+    Section,
+    SimConfig,
+    WorkerConfig,
+)
+
+__all__ = [
+    "NAME_PATTERN",
+    "Config",
+    "EngineConfig",
+    "FleetConfig",
+    "GatewayConfig",
+    "HealthConfig",
+    "KvConfig",
+    "ModelConfig",
+    "RouterConfig",
+    "Section",
+    "SimConfig",
+    "WorkerConfig",
+    "default_run_dir",
+    "effective",
+    "flatten",
+    "from_mapping",
+    "load",
+]

@@ -1,0 +1,151 @@
+"""The sections of the fleet file, as frozen structs: every key, its unit in its name, its default.
+
+How the file is read, merged and checked is in `reading.py`. A key that one section's docstring does
+not explain explains itself by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common.errors import ConfigError
+from common.messages import Role
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Milliseconds = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: frozen and strict."""
+
+
+class FleetConfig(Section, frozen=True):
+    """`run_dir`: sockets and state of this host's daemons, mode 0750. `drain_ms`: how long a daemon
+    that was told to stop lets its work finish."""
+
+    run_dir: str = "/run/baton"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    drain_ms: Milliseconds = 30_000.0
+
+
+class ModelConfig(Section, frozen=True):
+    """`path`: a Hugging Face folder or id; `baton-tiny` is the embedded model. `name`: what clients
+    call it (default: the path's last part). `max_model_len`: tokens, 0 = the model's own."""
+
+    path: str = "baton-tiny"
+    name: str = ""
+    max_model_len: Annotated[int, Meta(ge=0)] = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+    @property
+    def served_name(self) -> str:
+        return self.name or self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+class SimConfig(Section, frozen=True):
+    """Timing of the simulated engine. A prefill of n tokens takes n / prefill_tokens_per_s; a
+    decode step takes decode_step_ms + decode_step_ms_per_seq x batch."""
+
+    prefill_tokens_per_s: Positive = 20_000.0
+    decode_step_ms: Milliseconds = 10.0
+    decode_step_ms_per_seq: Milliseconds = 0.0
+    kv_blocks: Count = 2048
+    kv_block_bytes: Count = 65_536
+
+
+class EngineConfig(Section, frozen=True):
+    """`block_tokens`: 0 = engine's own (128 on CPU). `kv_cache_mib`: 0 = engine's own choice.
+    `threads`: OpenMP threads, 0 = cores shared evenly. `args`: further vLLM engine arguments."""
+
+    kind: Literal["vllm", "sim"] = "vllm"
+    block_tokens: Annotated[int, Meta(ge=0)] = 0
+    kv_cache_mib: Annotated[int, Meta(ge=0)] = 0
+    max_num_seqs: Count = 64
+    max_num_batched_tokens: Count = 2048
+    threads: Annotated[int, Meta(ge=0)] = 0
+    prefix_caching: bool = True
+    args: dict[str, Any] = {}
+    sim: SimConfig = SimConfig()
+
+
+class KvConfig(Section, frozen=True):
+    """The data plane of one worker. `host`/`port`: where its UCX listener binds (0 = any free
+    port). `transports`: UCX_TLS. `message_bytes`: payload of one message. `staging_mib`: bound of
+    staging memory on each side. `lease_ms`: how long P holds blocks that nobody took.
+    `load_timeout_ms`: how long D waits for a handoff before it computes the prompt itself."""
+
+    host: str = "127.0.0.1"
+    port: Port = 0
+    transports: str = "tcp,sm,self"
+    message_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
+    staging_mib: Count = 64
+    lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0
+    load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
+    retries: Annotated[int, Meta(ge=0, le=10)] = 3
+
+
+class GatewayConfig(Section, frozen=True):
+    """`stream_bind`: ZMQ endpoint on which decode workers deliver tokens; empty = an ipc socket in
+    run_dir. `router_wait_ms`: how long new work is held while no router answers."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    stream_bind: str = ""
+    text: Literal["light"] = "light"
+    body_bytes_max: Count = 8 << 20
+    max_streams: Count = 4096
+    router_wait_ms: Milliseconds = 5_000.0
+    default_max_tokens: Annotated[int, Meta(ge=0)] = 0
+    slow_client_bytes_max: Count = 1 << 20
+    slow_client_ms_max: Milliseconds = 10_000.0
+
+
+class RouterConfig(Section, frozen=True):
+    """`control`: ZMQ endpoint; empty = an ipc socket in run_dir. `max_active`: requests placed at
+    once; 0 = sum of the decode workers' max_num_seqs. `max_queue`: requests waiting."""
+
+    control: str = ""
+    max_active: Annotated[int, Meta(ge=0)] = 0
+    max_queue: Annotated[int, Meta(ge=0)] = 1024
+    queue_bytes_max: Count = 256 << 20
+    kv_grant_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0
+    history: Count = 1024
+
+
+class HealthConfig(Section, frozen=True):
+    host: str = "127.0.0.1"
+    port: Port = 9400
+    interval_ms: Annotated[float, Meta(ge=100)] = 2_000.0
+
+
+class WorkerConfig(Section, frozen=True):
+    """One prefill or decode worker, its engine and kv tables already merged over the fleet's."""
+
+    engine: EngineConfig = EngineConfig()
+    kv: KvConfig = KvConfig()
+
+
+class Config(Section, frozen=True):
+    fleet: FleetConfig = FleetConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    kv: KvConfig = KvConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    router: RouterConfig = RouterConfig()
+    health: HealthConfig = HealthConfig()
+    prefill: dict[str, WorkerConfig] = {}
+    decode: dict[str, WorkerConfig] = {}
+
+    def worker(self, role: Role, name: str) -> WorkerConfig:
+        """Raises ConfigError when the file has no such worker."""
+        table = self.prefill if role is Role.PREFILL else self.decode
+        if name not in table:
+            known = ", ".join(table) or "none"
+            raise ConfigError(f"{role}.{name}", f"no such worker in the file (there: {known})")
+        return table[name]

@@ -1,0 +1,109 @@
+"""Every message that crosses a process, grouped by who receives it.
+
+Encoding: MessagePack maps of frozen, tagged msgspec structs (`common.wire`). On ZeroMQ a message is
+one frame, or two where the docstring says `+ body`: the body frame is an encoded `RequestBody` that
+the router forwards without decoding. Durations are milliseconds as float, sizes bytes, both as the
+field's name says; instants never travel. `request_id` + `attempt` name one try of one request; a
+receiver drops and counts what is not its current attempt or incarnation.
+
+The KV plane's own messages (P and D over UCX, a worker and its KV thread) are in
+`common/kv/messages.py`, under the same version.
+
+`WIRE_VERSION`: bump when a field's meaning or type changes or a message is removed. Adding a field
+with a default, or a message, does not need a bump. A type never changes in place.
+History: 1 = first version.
+"""
+
+from common.messages.from_router import (
+    Abort,
+    Decode,
+    Failed,
+    Fleet,
+    Introduce,
+    Ping,
+    Placed,
+    Prefill,
+    Refused,
+    Welcome,
+)
+from common.messages.parts import (
+    Capacity,
+    FinishReason,
+    KeyLimits,
+    KvReport,
+    Load,
+    Message,
+    PriorityClass,
+    RequestBody,
+    Role,
+    Sampling,
+    Ticket,
+)
+from common.messages.to_gateway import (
+    Delta,
+    Tokens,
+)
+from common.messages.to_router import (
+    Beat,
+    Cancel,
+    DecodeStarted,
+    Ended,
+    Hello,
+    Leaving,
+    PairTrouble,
+    PrefillEnded,
+    Submit,
+)
+
+WIRE_VERSION = 1
+
+GatewayToRouter = Hello | Beat | Leaving | Submit | Cancel
+WorkerToRouter = Hello | Beat | Leaving | PrefillEnded | DecodeStarted | PairTrouble | Ended
+ToRouter = Hello | Beat | Leaving | Submit | Cancel | PrefillEnded | DecodeStarted | Ended
+RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
+RouterToWorker = Welcome | Refused | Ping | Introduce | Prefill | Decode | Abort
+DecodeToGateway = Hello | Tokens
+GatewayToDecode = Welcome | Refused | Ping | Abort
+
+__all__ = [
+    "WIRE_VERSION",
+    "Abort",
+    "Beat",
+    "Cancel",
+    "Capacity",
+    "Decode",
+    "DecodeStarted",
+    "DecodeToGateway",
+    "Delta",
+    "Ended",
+    "Failed",
+    "FinishReason",
+    "Fleet",
+    "GatewayToDecode",
+    "GatewayToRouter",
+    "Hello",
+    "Introduce",
+    "KeyLimits",
+    "KvReport",
+    "Leaving",
+    "Load",
+    "Message",
+    "PairTrouble",
+    "Ping",
+    "Placed",
+    "Prefill",
+    "PrefillEnded",
+    "PriorityClass",
+    "Refused",
+    "RequestBody",
+    "Role",
+    "RouterToGateway",
+    "RouterToWorker",
+    "Sampling",
+    "Submit",
+    "Ticket",
+    "ToRouter",
+    "Tokens",
+    "Welcome",
+    "WorkerToRouter",
+]

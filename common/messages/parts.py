@@ -1,0 +1,125 @@
+"""What messages are made of; see the package for the rules."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Role(enum.StrEnum):
+    GATEWAY = "gateway"
+    ROUTER = "router"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    HEALTH = "health"
+
+
+class FinishReason(enum.StrEnum):
+    """Why D ended a stream by itself. Stop strings are the gateway's: it aborts D and says
+    `stop`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class PriorityClass(enum.IntEnum):
+    """Which queue a request waits in; a lower number is served first. Bounded by the key."""
+
+    INTERACTIVE = 0
+    STANDARD = 1
+    BATCH = 2
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknown_fields=False):
+    """Base of all tagged messages; the tag is the class name, the key of it `type`."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How D samples, in vLLM's terms. Stop strings are not here: the gateway scans text."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: dict[int, float] | None = None
+
+
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a request only engines read. `prompt_ids`: uint32 little endian, one per
+    token."""
+
+    prompt_ids: bytes
+    sampling: Sampling
+    cache_salt: str | None = None
+
+
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one API key may use over all gateways; 0 = no limit. `weight`: its tenant's share of a
+    contended fleet, relative to others."""
+
+    requests_per_min: float = 0.0
+    tokens_per_min: float = 0.0
+    concurrency: int = 0
+    weight: float = 1.0
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's engine can hold; fixed for an incarnation."""
+
+    block_tokens: int
+    kv_blocks: int
+    kv_block_bytes: int
+    max_model_len: int
+    max_num_seqs: int
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's engine holds now. `step_age_ms`: time since the engine last made a step while
+    it had work, 0 when idle."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used: float = 0.0
+    step_age_ms: float = 0.0
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """The right to take one request's KV from P once. Made by the router, sent to P and D together.
+
+    `secret`: 16 random bytes, single use. `kv_address`: `host:port` of P's UCX listener.
+    `lease_ms`: how long P may hold blocks for it, counted on P from arrival. P and D each refuse a
+    ticket whose fingerprint or incarnation is not their own.
+    """
+
+    secret: bytes
+    request_id: str
+    attempt: int
+    fingerprint: str
+    prefill: str
+    prefill_incarnation: str
+    decode: str
+    decode_incarnation: str
+    kv_address: str
+    lease_ms: float
+
+
+class KvReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one handoff moved, measured on D. `payload_bytes` counts KV only, `wire_bytes` headers
+    too. `wait_ms`: KvReady sent to first data; `transfer_ms`: first to last data verified."""
+
+    blocks: int = 0
+    messages: int = 0
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+    wait_ms: float = 0.0
+    transfer_ms: float = 0.0
+    retries: int = 0

@@ -1,0 +1,29 @@
+"""What D says to a gateway."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.messages.parts import Message
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """New tokens of one stream in one engine step. `index`: position of the first new token in the
+    completion, from 0; the gateway accepts only the next index of the current attempt. The last
+    delta has `finish_reason` or `error` set."""
+
+    request_id: str
+    attempt: int
+    index: int
+    token_ids: list[int]
+    finish_reason: str = ""
+    stop_token: int = -1
+    cached_tokens: int = 0
+    error: str = ""
+    message: str = ""
+
+
+class Tokens(Message, frozen=True):
+    """D: all deltas of one engine step for this gateway's streams."""
+
+    deltas: list[Delta]

@@ -1,0 +1,121 @@
+"""What the router hears."""
+
+from __future__ import annotations
+
+from common.messages.parts import (
+    Capacity,
+    KeyLimits,
+    KvReport,
+    Load,
+    Message,
+    PriorityClass,
+    Role,
+)
+
+
+class Hello(Message, frozen=True):
+    """First message of every gateway and worker to the router, and of D to a gateway on a stream
+    socket. Answered by `Welcome` or `Refused`. Nothing else from this peer is decoded before it.
+    Workers say fingerprint, kv_address (`host:port`, UCX) and capacity; gateways
+    stream_endpoint."""
+
+    wire_version: int
+    role: Role
+    name: str
+    incarnation: str
+    pid: int = 0
+    fingerprint: str = ""
+    model: str = ""
+    kv_address: str = ""
+    stream_endpoint: str = ""
+    capacity: Capacity | None = None
+
+
+class Beat(Message, frozen=True):
+    """Gateway or worker, every 500 ms and whenever load changed much. No answer."""
+
+    load: Load | None = None
+
+
+class Leaving(Message, frozen=True):
+    """A peer that drains: place nothing new there. No answer; the connection closes later."""
+
+    reason: str
+
+
+class Submit(Message, frozen=True):
+    """Gateway, + body: place this request. Answered by `Placed` or `Refused`, later maybe `Failed`.
+    `deadline_ms`: remaining time in which the first token is still wanted; 0 = none. `key_id`: the
+    API key's public id, empty = anonymous; `tenant`: who shares fairly with whom. `session`: the
+    client's `x-session-id`. `local_reason`: why D must compute the prompt itself (prompt_logprobs),
+    empty = it need not. `prefix_hashes`: 8 bytes for each leading whole block of the prompt
+    (`common.prefix`), salted by tenant, for placement by prefix; may be cut short."""
+
+    request_id: str
+    attempt: int
+    prompt_tokens: int
+    max_tokens: int
+    deadline_ms: float = 0.0
+    key_id: str = ""
+    tenant: str = ""
+    limits: KeyLimits | None = None
+    priority: PriorityClass = PriorityClass.STANDARD
+    session: str = ""
+    local_reason: str = ""
+    prefix_hashes: bytes = b""
+
+
+class Cancel(Message, frozen=True):
+    """Gateway: this attempt is over for it (client gone, stop string met). Idempotent; no
+    answer."""
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
+class PrefillEnded(Message, frozen=True):
+    """P: its part is computed (`error` empty) or failed. `elapsed_ms` from Prefill's arrival."""
+
+    request_id: str
+    attempt: int
+    elapsed_ms: float
+    cached_tokens: int = 0
+    error: str = ""
+    message: str = ""
+
+
+class DecodeStarted(Message, frozen=True):
+    """D: first token made. `elapsed_ms` from Decode's arrival; `kv` None when nothing was
+    remote."""
+
+    request_id: str
+    attempt: int
+    elapsed_ms: float
+    cached_tokens: int = 0
+    kv: KvReport | None = None
+
+
+class PairTrouble(Message, frozen=True):
+    """D: taking KV from this prefill worker failed for good, or its digests mismatched. The router
+    stops pairing the two for a while. `kind`: `digest` or `transfer`. No answer."""
+
+    request_id: str
+    attempt: int
+    prefill: str
+    prefill_incarnation: str
+    kind: str
+    message: str = ""
+
+
+class Ended(Message, frozen=True):
+    """D: the attempt holds nothing any more. Sent exactly once per Decode. `error` is a `Code` or
+    empty. `decode_ms`: first token to last."""
+
+    request_id: str
+    attempt: int
+    finish_reason: str = ""
+    completion_tokens: int = 0
+    decode_ms: float = 0.0
+    error: str = ""
+    message: str = ""

@@ -30,6 +30,7 @@ Baton serves large language models with prefill and decode on separate workers.
 
   baton up                    a whole fleet on this machine; start here
   baton ctl status            look inside a running fleet (also: workers, requests, explain, help)
+  baton doctor                is this host fit for it? versions, limits, what UCX will use, ports
   baton check --config FILE   validate a fleet file
   baton config --config FILE  print the effective configuration and where each value came from
   baton gateway | router | prefill | decode | health --config FILE --name NAME
@@ -49,6 +50,10 @@ def main(argv: list[str] | None = None) -> int:
         from services.up.main import main as up
 
         return up(parsed)
+    if parsed.command == "doctor":
+        from services.up.doctor.main import main as doctor
+
+        return doctor(parsed)
     try:
         if parsed.command == "check":
             return _check(parsed.config)
@@ -61,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from services.up.doctor.main import add_arguments as add_doctor_arguments
     from services.up.main import add_arguments
 
     parser = argparse.ArgumentParser(
@@ -69,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"baton {version('baton-serve')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_arguments(commands.add_parser("up", help="run a whole fleet on this machine"))
+    add_doctor_arguments(commands.add_parser("doctor", help="is this host fit for a fleet?"))
     commands.add_parser("ctl", help="talk to a running fleet's admin socket", add_help=False)
     for command in ("check", "config"):
         tool = commands.add_parser(command, help=f"{command} a fleet file")

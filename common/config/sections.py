@@ -75,13 +75,18 @@ class EngineConfig(Section, frozen=True):
 
 class KvConfig(Section, frozen=True):
     """The data plane of one worker. `host`/`port`: where its UCX listener binds (0 = any free
-    port). `transports`: UCX_TLS. `message_bytes`: payload of one message. `staging_mib`: bound of
-    staging memory on each side. `lease_ms`: how long P holds blocks that nobody took.
-    `load_timeout_ms`: how long D waits for a handoff before it computes the prompt itself."""
+    port). `transports`: UCX_TLS (`rc,cuda_copy,cuda_ipc,tcp,sm,self` with RDMA and GPUs).
+    `interfaces`: UCX_NET_DEVICES, empty = all. `rails`: interfaces one message may be split over.
+    `baton doctor` tells what UCX makes of these three. `message_bytes`: payload of one message.
+    `staging_mib`: bound of staging memory on each side. `lease_ms`: how long P holds blocks that
+    nobody took. `load_timeout_ms`: how long D waits for a handoff before it computes the prompt
+    itself."""
 
     host: str = "127.0.0.1"
     port: Port = 0
     transports: str = "tcp,sm,self"
+    interfaces: str = ""
+    rails: Annotated[int, Meta(ge=1, le=8)] = 1
     message_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
     staging_mib: Count = 64
     lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0

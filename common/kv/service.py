@@ -197,7 +197,12 @@ class _Core:
         payload = self._message_blocks * geometry.block_bytes
         total = config.staging_mib << 20
         shape = Shape(geometry.layers, geometry.block_bytes)
-        self.ucx = Ucx(config.transports, self._accepted)
+        self.ucx = Ucx(
+            config.transports,
+            self._accepted,
+            interfaces=config.interfaces,
+            rails=config.rails,
+        )
         self.outgoing = Outgoing(
             Desk(shape, payload, config.lease_ms),
             memory,

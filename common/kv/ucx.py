@@ -128,8 +128,18 @@ class Link:
 class Ucx:
     """One UCX worker. `start` and everything after it run on one event loop's thread."""
 
-    def __init__(self, transports: str, on_accept: Callable[[Link], None]) -> None:
-        self._transports = transports
+    def __init__(
+        self,
+        transports: str,
+        on_accept: Callable[[Link], None],
+        *,
+        interfaces: str = "",
+        rails: int = 1,
+    ) -> None:
+        """As in `[kv]`; `interfaces` empty = all."""
+        self._config = {"TLS": transports}
+        self._config |= {"NET_DEVICES": interfaces} if interfaces else {}
+        self._config |= {f"MAX_{kind}_RAILS": str(rails) for kind in ("RNDV", "EAGER")}
         self._on_accept = on_accept
         self._inflight: list[tuple[Any, Buffer, Done]] = []
         self._kicked = False
@@ -141,7 +151,7 @@ class Ucx:
         """Raises BatonError(CONFIG_INVALID) when UCX refuses the transports."""
         self._loop = asyncio.get_running_loop()
         try:
-            self._context = ucx.UCXContext({"TLS": self._transports})
+            self._context = ucx.UCXContext(self._config)
             self._worker = ucx.UCXWorker(
                 self._context, enable_delayed_submission=False, enable_python_future=False
             )
@@ -149,11 +159,17 @@ class Ucx:
         except ucx.UCXError as error:
             raise BatonError(
                 Code.CONFIG_INVALID,
-                f"kv.transports: UCX cannot use {self._transports!r}: {_sentence(error)}",
+                f"kv.transports, kv.interfaces: UCX cannot use {self._config}: {_sentence(error)}",
             ) from error
         self._descriptor = self._worker.epoll_file_descriptor
         self._loop.add_reader(self._descriptor, self._pump)
         self.kick()
+
+    def resources(self) -> tuple[str, ...]:
+        """`transport/device` of all that UCX may use with this configuration."""
+        lines = str(self._context.info).splitlines()
+        found = (line.rsplit("--", 1)[1].strip() for line in lines if "resource" in line)
+        return tuple(dict.fromkeys(found))
 
     def listen(self, port: int) -> int:
         """Accepts links on all addresses; returns the port. Raises BatonError(CONFIG_INVALID)."""

@@ -1,0 +1,75 @@
+"""The fleet file, its ports and its run directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from common.config import Config
+from common.endpoints import admin_address
+from common.errors import BatonError, ConfigError
+from common.model.resolve import resolve_model
+from services.up import preflight
+from services.up.doctor.finding import Finding, failed, passed, warned
+
+FIX_RUN_DIR = "choose another with [fleet] run_dir or --run-dir, or change its owner"
+
+
+def check(config: Config, *, running: bool, gpus: int) -> list[Finding]:
+    """`running`: the fleet of this run directory answers; its ports are then its own."""
+    findings = [_run_dir(Path(config.fleet.run_dir), config), _model(config)]
+    if running:
+        return [*findings, passed("fleet", "a fleet is running here; its ports are in use by it")]
+    gateway, health = config.gateway, config.health
+    findings += [
+        _port("gateway.port", gateway.host, gateway.port),
+        _port("health.port", health.host, health.port),
+        _memory(config, on_gpus=gpus > 0),
+    ]
+    return findings
+
+
+def _run_dir(run_dir: Path, config: Config) -> Finding:
+    try:
+        admin_address(config)
+    except ConfigError as error:
+        return failed("run_dir", str(run_dir), error.message)
+    if not run_dir.exists():
+        above = next(parent for parent in run_dir.absolute().parents if parent.exists())
+        if not os.access(above, os.W_OK):
+            return failed(
+                "run_dir", f"{run_dir} cannot be made: {above} is not writable", FIX_RUN_DIR
+            )
+        return passed("run_dir", f"{run_dir} will be made")
+    if not os.access(run_dir, os.W_OK):
+        return failed("run_dir", f"{run_dir} is not writable for this user", FIX_RUN_DIR)
+    mode = stat.S_IMODE(run_dir.stat().st_mode)
+    if mode & 0o007:
+        return warned(
+            "run_dir", f"{run_dir} has mode {mode:04o}: others can reach its sockets", "chmod 0750"
+        )
+    return passed("run_dir", f"{run_dir} ({mode:04o})")
+
+
+def _model(config: Config) -> Finding:
+    try:
+        return passed("model", str(resolve_model(config.model.path)))
+    except BatonError as error:
+        return failed("model", config.model.path, error.message)
+
+
+def _port(key: str, host: str, port: int) -> Finding:
+    try:
+        preflight.check_port(host, port, key)
+    except ConfigError as error:
+        return failed(key, f"{host}:{port}", error.message)
+    return passed(key, f"{host}:{port} is free")
+
+
+def _memory(config: Config, *, on_gpus: bool) -> Finding:
+    try:
+        preflight.check_memory(config, on_gpus=on_gpus)
+    except BatonError as error:
+        return failed("memory", "too little", error.message)
+    return passed("memory", "enough for the workers of the fleet file")

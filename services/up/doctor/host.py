@@ -1,0 +1,129 @@
+"""Limits and hardware of this host. Readers are apart from judgements, which are pure."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from services.up.doctor.finding import Finding, passed, warned
+
+FILES_MIN = 8_192
+SHM_BYTES_MIN = 256 << 20
+MTU_MIN = 1_500
+FAST_CLOCKS = frozenset({"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"})
+CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+NUMA = Path("/sys/devices/system/node")
+INFINIBAND = Path("/sys/class/infiniband")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
+UNLIMITED = resource.RLIM_INFINITY
+
+
+class Host(NamedTuple):
+    """`memlock_bytes` and `files_max` are soft limits, -1 = unlimited. `mtu`: of each interface
+    that is up, loopback left out."""
+
+    clock: str
+    numa_nodes: int
+    rdma_devices: tuple[str, ...]
+    gpus: int
+    memlock_bytes: int
+    files_max: int
+    shm_bytes: int
+    mtu: dict[str, int]
+
+
+def read(gpus: int) -> Host:
+    return Host(
+        clock=CLOCK.read_text().strip() if CLOCK.exists() else "unknown",
+        numa_nodes=len(list(NUMA.glob("node[0-9]*"))) or 1,
+        rdma_devices=tuple(sorted(d.name for d in INFINIBAND.iterdir()))
+        if INFINIBAND.is_dir()
+        else (),
+        gpus=gpus,
+        memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        files_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        shm_bytes=shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0,
+        mtu={n: s.mtu for n, s in psutil.net_if_stats().items() if s.isup and n != "lo"},
+    )
+
+
+def check(host: Host) -> list[Finding]:
+    return [
+        _gpu(host),
+        _clock(host),
+        _numa(host),
+        _memlock(host),
+        _files(host),
+        _shared_memory(host),
+        *(_mtu(name, mtu) for name, mtu in sorted(host.mtu.items())),
+    ]
+
+
+def _gpu(host: Host) -> Finding:
+    saw = f"{host.gpus} NVIDIA GPUs" if host.gpus else "none: vLLM computes on the CPU"
+    return passed("gpu", saw)
+
+
+def _clock(host: Host) -> Finding:
+    if host.clock in FAST_CLOCKS:
+        return passed("clock source", host.clock)
+    return warned(
+        "clock source",
+        f"{host.clock}: reading the time costs a system call",
+        "boot with clocksource=tsc if this CPU has an invariant one",
+    )
+
+
+def _numa(host: Host) -> Finding:
+    if host.numa_nodes == 1:
+        return passed("numa", "1 node")
+    return warned(
+        "numa",
+        f"{host.numa_nodes} nodes",
+        "bind each worker to the node of its GPU and network card: numactl --cpunodebind, or "
+        "NUMAPolicy= and CPUAffinity= in its unit",
+    )
+
+
+def _memlock(host: Host) -> Finding:
+    if host.memlock_bytes == UNLIMITED:
+        return passed("memlock", "unlimited")
+    saw = f"{host.memlock_bytes >> 10} KiB may be locked"
+    if not host.rdma_devices:
+        return passed("memlock", f"{saw}; no RDMA device here needs more")
+    return warned(
+        "memlock",
+        f"{saw}, but RDMA ({', '.join(host.rdma_devices)}) pins its buffers",
+        "set LimitMEMLOCK=infinity in the unit, or `* - memlock unlimited` in limits.conf",
+    )
+
+
+def _files(host: Host) -> Finding:
+    if host.files_max == UNLIMITED or host.files_max >= FILES_MIN:
+        return passed("open files", "unlimited" if host.files_max < 0 else f"{host.files_max}")
+    return warned(
+        "open files",
+        f"{host.files_max} per process; a gateway needs one for each stream",
+        f"ulimit -n {FILES_MIN}, or LimitNOFILE={FILES_MIN} in the unit",
+    )
+
+
+def _shared_memory(host: Host) -> Finding:
+    saw = f"{SHARED_MEMORY} holds {host.shm_bytes >> 20} MiB"
+    if host.shm_bytes >= SHM_BYTES_MIN:
+        return passed("shared memory", saw)
+    return warned(
+        "shared memory",
+        f"{saw}, too little for tensor parallel workers and KV inside the host",
+        f"mount it larger (docker: --shm-size={SHM_BYTES_MIN >> 20}m)",
+    )
+
+
+def _mtu(name: str, mtu: int) -> Finding:
+    if mtu >= MTU_MIN:
+        return passed(f"mtu {name}", str(mtu))
+    return warned(f"mtu {name}", str(mtu), f"a KV transfer wants {MTU_MIN} or more")

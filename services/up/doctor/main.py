@@ -1,0 +1,110 @@
+"""`baton doctor`: flags in, lines out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from common import config as configuration
+from common.admin import ask
+from common.config import Config, FleetConfig, KvConfig, WorkerConfig, default_run_dir
+from common.endpoints import admin_address
+from common.errors import BatonError, ConfigError
+from services.up import preflight
+from services.up.doctor import fleet, host, software, ucx
+from services.up.doctor.finding import Finding, Level, failed
+
+ASK_SECONDS = 1.0
+MARKS = {Level.PASS: "pass", Level.WARN: "WARN", Level.FAIL: "FAIL"}
+EPILOG = """\
+examples:
+  baton doctor                        this host, for the default fleet
+  baton doctor --config fleet.toml    this host, for that fleet
+  baton doctor --json | jq '.[] | select(.level != "pass")'
+
+Exit status: 0 when nothing failed (warnings are no failure), 1 when something did, 2 for bad flags.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Checks whether this host is fit for a fleet: versions, GPU, limits, what UCX will really "
+        "use for the KV cache, ports, permissions, the fleet file. Changes nothing."
+    )
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the fleet file to check for")
+    parser.add_argument("--json", action="store_true", help="one JSON list, for scripts")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    found: list[Finding] = []
+    for finding in examine(arguments.config):
+        found.append(finding)
+        if not arguments.json:
+            print(_line(finding), flush=True)
+    if arguments.json:
+        print(json.dumps([finding._asdict() for finding in found], indent=2))
+    else:
+        print(_summary(found))
+    return 1 if any(finding.level is Level.FAIL for finding in found) else 0
+
+
+def examine(path: Path | None) -> Iterator[Finding]:
+    """Each finding as it is made; the slow ones last."""
+    yield from software.check()
+    gpus = len(preflight.find_gpus())
+    yield from host.check(host.read(gpus))
+    try:
+        config = _config(path)
+    except ConfigError as error:
+        yield failed("config", str(path), error.message)
+        return
+    yield from fleet.check(config, running=_running(config), gpus=gpus)
+    yield from _ucx(config)
+
+
+def _ucx(config: Config) -> Iterator[Finding]:
+    """Once for each data plane configuration; its workers are named where there are several."""
+    workers = [*config.prefill.items(), *config.decode.items()]
+    plans: dict[KvConfig, list[str]] = {}
+    for name, worker in workers:
+        plans.setdefault(worker.kv, []).append(name)
+    for kv, names in plans.items():
+        for finding in ucx.check(kv):
+            whose = f" ({', '.join(names)})" if len(plans) > 1 else ""
+            yield finding._replace(name=f"{finding.name}{whose}")
+
+
+def _config(path: Path | None) -> Config:
+    if path is not None:
+        return configuration.load(path)
+    return Config(
+        fleet=FleetConfig(run_dir=str(default_run_dir())),
+        prefill={"p0": WorkerConfig()},
+        decode={"d0": WorkerConfig()},
+    )
+
+
+def _running(config: Config) -> bool:
+    try:
+        asyncio.run(ask(admin_address(config), "status", seconds=ASK_SECONDS))
+    except BatonError:
+        return False
+    return True
+
+
+def _line(finding: Finding) -> str:
+    line = f"{MARKS[finding.level]}  {finding.name:<14} {finding.saw}"
+    return f"{line}\n      {'':<14} fix: {finding.fix}" if finding.fix else line
+
+
+def _summary(found: list[Finding]) -> str:
+    count = {level: sum(f.level is level for f in found) for level in Level}
+    if sys.stdout.isatty():
+        print()
+    return f"{count[Level.PASS]} passed, {count[Level.WARN]} warnings, {count[Level.FAIL]} failures"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from common.messages import KvReport, Message
+from common.messages import KvCounts, KvHold, KvReport, Message
 
 # ---------------------------------------------------------------- P and D over UCX (common/kv)
 
@@ -98,6 +98,15 @@ class KvDone(Message, frozen=True):
     message: str = ""
 
 
+class KvStatus(Message, frozen=True):
+    """KV thread to daemon, every 500 ms while it holds something or counted something new: its
+    counts, and the `KV_HOLDS_MAX` oldest of its `holds_total` holds."""
+
+    counts: KvCounts
+    holds: tuple[KvHold, ...] = ()
+    holds_total: int = 0
+
+
 KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused
 DaemonToKv = KvRelease | KvConnect
-KvToDaemon = KvListening | KvDone
+KvToDaemon = KvListening | KvDone | KvStatus

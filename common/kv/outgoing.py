@@ -18,13 +18,14 @@ from common.errors import Code
 from common.kv.control import Channel, Heard
 from common.kv.digest import HEADER_BYTES, INDEX_BITS, seal, seal_void
 from common.kv.handoff.desk import TOMBSTONES, Desk, Key, Out
+from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import Ended, SendData, SendVoid, Stage, Tell
 from common.kv.layout import KvMemory
 from common.kv.lease import Tombstones
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvReleased
 from common.kv.staging import Buffer, Staging
 from common.kv.ucx import data_tag
-from common.messages import KvReport, Ticket
+from common.messages import KvHold, KvReport, Ticket
 
 OnEnded = Callable[[Key, KvReport, str, str], None]
 
@@ -41,10 +42,13 @@ class _Source:
 class Outgoing:
     """Serves tickets offered by this engine. `on_ended` is called once per accepted offer."""
 
-    def __init__(self, desk: Desk, memory: KvMemory, staging: Staging, on_ended: OnEnded) -> None:
+    def __init__(
+        self, desk: Desk, memory: KvMemory, staging: Staging, tally: Tally, on_ended: OnEnded
+    ) -> None:
         self._desk = desk
         self._memory = memory
         self._staging = staging
+        self._tally = tally
         self._on_ended = on_ended
         self._channels: dict[int, Channel] = {}
         self._sources: dict[Key, _Source] = {}
@@ -71,6 +75,7 @@ class Outgoing:
             return
         with self._copying:
             if generation < (self._withdrawn.get(key) or 0):
+                self._tally.stale += 1
                 return
             source.blocks = list(block_ids)
         self._run(self._desk.computed(key, min(computed, len(block_ids))))
@@ -112,6 +117,22 @@ class Outgoing:
 
     def tick(self, now: float) -> None:
         self._run(self._desk.tick(now))
+
+    def holds(self, now: float) -> list[KvHold]:
+        block_bytes = self._memory.geometry.block_bytes
+        return [
+            KvHold(
+                request_id=key[0],
+                attempt=key[1],
+                peer=lease.owner,
+                side="send",
+                blocks=lease.blocks,
+                bytes=lease.blocks * block_bytes,
+                lease_left_ms=lease.left_ms(now),
+                age_ms=(now - lease.granted) * 1000,
+            )
+            for key, lease in self._desk.holds()
+        ]
 
     def __len__(self) -> int:
         return len(self._desk)

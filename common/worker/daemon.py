@@ -258,5 +258,16 @@ class Worker:
 
     async def _beat(self) -> None:
         while True:
-            self._to_router(Beat(load=self._engine.load()))
+            self._to_router(self._make_beat())
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _make_beat(self) -> Beat:
+        status = self._engine.kv_status()
+        if status is None:
+            return Beat(load=self._engine.load())
+        return Beat(
+            load=self._engine.load(),
+            kv_counts=status.counts,
+            kv_holds=status.holds,
+            kv_holds_total=status.holds_total,
+        )

@@ -68,6 +68,7 @@ class Receiver:
         self._next_block = wanted.first_block
         self._lost = 0
         self._refetched = 0
+        self._damaged = 0
         self._asked_at: float | None = None
         self._first_at: float | None = None
         self._last_at = 0.0
@@ -97,6 +98,8 @@ class Receiver:
             wait_ms=(first - asked) * 1000 if first is not None and asked is not None else 0.0,
             transfer_ms=(self._last_at - first) * 1000 if first is not None else 0.0,
             retries=self.retries,
+            refetches=self._refetched,
+            digest_mismatches=self._damaged,
         )
 
     def handle(self, event: ReceiveEvent, now: float) -> list[Action]:  # noqa: C901, PLR0911
@@ -212,6 +215,7 @@ class Receiver:
             self._next_block = message.first_block + message.blocks
 
     def _refetch(self) -> list[Action]:
+        self._damaged += 1
         if self._refetched >= REFETCHES:
             return self._fail(f"KV from {self.ticket.prefill} was damaged again after a refetch")
         self._refetched += 1

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import BatonError
+from common.errors import BatonError, Code
 from common.kv.control import Channel, Heard, Identity
 from common.kv.digest import HEADER_BYTES, INDEX_BITS, Expected, Verdict, check
 from common.kv.handoff.desk import Key
@@ -47,7 +47,7 @@ from common.messages import KvHold, KvReport, Ticket
 
 CONNECT_S = 2.0
 ORPHAN_S = 5.0
-OnEnded = Callable[[Key, KvReport, str, str], None]
+OnEnded = Callable[[Ticket, KvReport, Ended], None]
 Open = Callable[[str], Link]
 
 
@@ -104,7 +104,8 @@ class Incoming:
     def fetch(self, ticket: Ticket, wanted: Wanted, block_ids: Sequence[int]) -> None:
         key = (ticket.request_id, ticket.attempt)
         if key in self._fetches:
-            self._on_ended(key, KvReport(), "duplicate_request", "this ticket is being fetched")
+            ended = Ended(Code.DUPLICATE_REQUEST, "this ticket is being fetched already")
+            self._on_ended(ticket, KvReport(), ended)
             return
         receiver = Receiver(ticket, wanted, self._shape)
         self._fetches[key] = _Fetch(receiver, list(block_ids), self._clock())
@@ -253,8 +254,8 @@ class Incoming:
                     self._channels[peer].tell(message)
                 case Place() if arrived is not None:
                     self._place(fetch, action, arrived)
-                case Ended(error, message):
-                    self._on_ended(key, fetch.receiver.report(), error, message)
+                case Ended():
+                    self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), action)
 
     def _post(self, key: Key, fetch: _Fetch, plan: Plan, first: int, upto: int) -> None:
         """Posts what staging allows at once, the rest as buffers come free, in order."""

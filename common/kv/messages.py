@@ -88,7 +88,8 @@ class KvListening(Message, frozen=True):
 
 
 class KvDone(Message, frozen=True):
-    """KV thread to daemon: one handoff ended on this side. `error` is a `Code` or empty."""
+    """KV thread to daemon: one handoff ended on this side. `error` is a `Code` or empty. `trouble`:
+    `digest` or `transfer` when D gave up on this P (see `PairTrouble`). `peer`: the other side."""
 
     request_id: str
     attempt: int
@@ -96,6 +97,9 @@ class KvDone(Message, frozen=True):
     report: KvReport
     error: str = ""
     message: str = ""
+    trouble: str = ""
+    peer: str = ""
+    peer_incarnation: str = ""
 
 
 class KvStatus(Message, frozen=True):

@@ -27,13 +27,14 @@ from common.kv.staging import Buffer, Staging
 from common.kv.ucx import data_tag
 from common.messages import KvHold, KvReport, Ticket
 
-OnEnded = Callable[[Key, KvReport, str, str], None]
+OnEnded = Callable[[Ticket, KvReport, Ended], None]
 
 
 @dataclass(slots=True)
 class _Source:
     """Where the prompt's blocks are; empty once the engine took them back."""
 
+    ticket: Ticket
     blocks: list[int] = field(default_factory=list)
     messages: int = 0
     payload_bytes: int = 0
@@ -57,13 +58,14 @@ class Outgoing:
 
     def offer(self, ticket: Ticket, blocks: int, now: float) -> None:
         key = (ticket.request_id, ticket.attempt)
-        self._sources.setdefault(key, _Source())
+        self._sources.setdefault(key, _Source(ticket))
         outs = self._desk.offer(ticket, blocks, now)
         if outs is None:
             if self._desk.sender(key) is not None:
                 return
             del self._sources[key]
-            self._on_ended(key, KvReport(), Code.CANCELLED, "the ticket has ended already")
+            ended = Ended(Code.CANCELLED, "the ticket has ended already")
+            self._on_ended(ticket, KvReport(), ended)
             return
         self._run(outs)
 
@@ -150,8 +152,8 @@ class Outgoing:
                     used = self._send(out.key, out.action, staged)
                 case SendVoid(peer, transfer, index):
                     self._void(peer, transfer, index)
-                case Ended(error, message) if out.key is not None:
-                    self._end(out.key, error, message)
+                case Ended() if out.key is not None:
+                    self._end(out.key, out.action)
         return used
 
     def _stage(self, key: Key, transfer: int, index: int) -> None:
@@ -190,12 +192,12 @@ class Outgoing:
         seal_void(message, transfer, index)
         channel.link.send(message, data_tag(transfer, index, INDEX_BITS), lambda _: None)
 
-    def _end(self, key: Key, error: str, message: str) -> None:
+    def _end(self, key: Key, ended: Ended) -> None:
         with self._copying:
-            source = self._sources.pop(key, _Source())
+            source = self._sources.pop(key)
         report = KvReport(
             messages=source.messages,
             payload_bytes=source.payload_bytes,
             wire_bytes=source.payload_bytes + HEADER_BYTES * source.messages,
         )
-        self._on_ended(key, report, error, message)
+        self._on_ended(source.ticket, report, ended)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from common.config import KvConfig
 from common.kv.control import Channel, Heard, Identity
 from common.kv.handoff.desk import Desk, Key
 from common.kv.handoff.receiver import Wanted
 from common.kv.handoff.tally import Tally
+from common.kv.handoff.words import Ended
 from common.kv.incoming import Incoming
 from common.kv.layout import KvMemory
 from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
@@ -64,7 +66,7 @@ class Plane:
             memory,
             Staging(payload, total),
             self._tally,
-            lambda *end: self._end("send", *end),
+            self._sent,
         )
         self.incoming = Incoming(
             identity,
@@ -72,7 +74,7 @@ class Plane:
             Staging(payload, total),
             tally=self._tally,
             open_link=self._open,
-            on_ended=lambda *end: self._end("receive", *end),
+            on_ended=self._received,
             clock=self.now,
         )
         self._accepted_channels: dict[int, Channel] = {}
@@ -147,16 +149,29 @@ class Plane:
         self._accepted_channels.pop(channel.id, None)
         self.outgoing.lost(channel, self.now())
 
-    def _end(self, side: str, key: Key, report: KvReport, error: str, message: str) -> None:
+    def _sent(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
+        self._tally.sent(report, ended.error)
+        self._tell_end("send", ticket, report, ended)
+
+    def _received(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
+        self._tally.received(report, ended.error)
+        self._tell_end("receive", ticket, report, ended)
+
+    def _tell_end(
+        self, side: Literal["send", "receive"], ticket: Ticket, report: KvReport, ended: Ended
+    ) -> None:
+        sends = side == "send"
         done = KvDone(
-            request_id=key[0],
-            attempt=key[1],
-            side="send" if side == "send" else "receive",
+            request_id=ticket.request_id,
+            attempt=ticket.attempt,
+            side=side,
             report=report,
-            error=error,
-            message=message,
+            error=ended.error,
+            message=ended.message,
+            trouble=ended.trouble,
+            peer=ticket.decode if sends else ticket.prefill,
+            peer_incarnation=ticket.decode_incarnation if sends else ticket.prefill_incarnation,
         )
-        (self._tally.sent if side == "send" else self._tally.received)(report, error)
         self._on_end(done)
         if self._side is not None:
             self._side.send(done)

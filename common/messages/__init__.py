@@ -61,7 +61,9 @@ WIRE_VERSION = 1
 
 GatewayToRouter = Hello | Beat | Leaving | Submit | Cancel
 WorkerToRouter = Hello | Beat | Leaving | PrefillEnded | DecodeStarted | PairTrouble | Ended
-ToRouter = Hello | Beat | Leaving | Submit | Cancel | PrefillEnded | DecodeStarted | Ended
+ToRouter = (
+    Hello | Beat | Leaving | Submit | Cancel | PrefillEnded | DecodeStarted | PairTrouble | Ended
+)
 RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
 RouterToWorker = Welcome | Refused | Ping | Introduce | Prefill | Decode | Abort
 DecodeToGateway = Hello | Tokens

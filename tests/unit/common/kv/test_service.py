@@ -181,6 +181,7 @@ def test_damage_that_stays_fails_and_no_damaged_byte_is_placed(
         prefill.offer_all(handed, SOURCE)
         (end,) = drained(decode)
         assert end.error == Code.KV_TRANSFER_FAILED
+        assert (end.trouble, end.peer, end.peer_incarnation) == ("digest", "p0", "inc-p0")
         assert not base.any()
         assert prefill.ends()[0].error == Code.CANCELLED
         wait_for(lambda: staging_used(decode) == 0 and prefill.call("staging") == 0)
@@ -300,7 +301,8 @@ def test_an_older_incarnation_is_never_asked(decode: KvService) -> None:
 def test_nobody_there_ends_by_itself(decode: KvService) -> None:
     decode.fetch(ticket("r", "127.0.0.1:9"), 0, TARGET)
     start = time.monotonic()
-    assert drained(decode, 6.0)[0].error == Code.KV_TRANSFER_FAILED
+    (end,) = drained(decode, 6.0)
+    assert (end.error, end.trouble) == (Code.KV_TRANSFER_FAILED, "transfer")
     assert time.monotonic() - start < 5.0
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.kv.messages import KvDone
+from common.kv.messages import KvDone, KvStatus
 from common.messages import Capacity, Load, Role, Sampling, Ticket
 
 
@@ -101,6 +101,10 @@ class Engine(Protocol):
     def connect_kv(self, kv_address: str) -> None:
         """D: connects to a prefill worker's KV listener ahead of need. Idempotent; a failure shows
         when the connection is needed."""
+        ...
+
+    def kv_status(self) -> KvStatus | None:
+        """The KV plane's counts and holds, at most half a second old; None before the first."""
         ...
 
     async def next_batch(self) -> Batch:

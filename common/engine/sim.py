@@ -22,7 +22,7 @@ from common.engine.sim_model import SimKv
 from common.errors import BatonError, Code
 from common.kv.control import Identity
 from common.kv.layout import Geometry, HostMemory
-from common.kv.messages import KvDone
+from common.kv.messages import KvDone, KvStatus
 from common.kv.service import KvService
 from common.messages import WIRE_VERSION, Capacity, Load, Role
 from common.model.resolve import resolve_model
@@ -94,6 +94,9 @@ class SimEngine:
     def connect_kv(self, kv_address: str) -> None:
         """D: have a connection to this P's KV listener before the first handoff. Never waits."""
         self._service.connect(kv_address)
+
+    def kv_status(self) -> KvStatus | None:
+        return self._service.status
 
     async def next_batch(self) -> Batch:
         self._wake.attach()

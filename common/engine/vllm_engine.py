@@ -18,7 +18,7 @@ from common.engine.connector_meta import to_params
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
 from common.engine.vllm_args import engine_failed
 from common.errors import BatonError, Code
-from common.kv.messages import KvConnect, KvDone, KvRelease
+from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
 from common.kv.side import SideChannel
 from common.messages import FinishReason, Load, Role, Sampling
 
@@ -102,6 +102,9 @@ class VllmEngine:
         """D: have a connection to this P's KV listener before the first handoff. Never waits."""
         self._attach()
         self._side.send(KvConnect(kv_address=kv_address))
+
+    def kv_status(self) -> KvStatus | None:
+        return self._side.status
 
     async def next_batch(self) -> Batch:
         from vllm.v1.engine.exceptions import EngineDeadError

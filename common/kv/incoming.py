@@ -14,11 +14,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import BatonError
+from common.errors import BatonError, Code
 from common.kv.control import Channel, Heard, Identity
 from common.kv.digest import HEADER_BYTES, INDEX_BITS, Expected, Verdict, check
 from common.kv.handoff.desk import Key
 from common.kv.handoff.receiver import Receiver, Wanted
+from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import (
     RECEIVE_TERMINAL,
     Action,
@@ -42,11 +43,11 @@ from common.kv.messages import KvRefused
 from common.kv.plan import Plan, Shape
 from common.kv.staging import Buffer, Staging
 from common.kv.ucx import Link, data_tag
-from common.messages import KvReport, Ticket
+from common.messages import KvHold, KvReport, Ticket
 
 CONNECT_S = 2.0
 ORPHAN_S = 5.0
-OnEnded = Callable[[Key, KvReport, str, str], None]
+OnEnded = Callable[[Ticket, KvReport, Ended], None]
 Open = Callable[[str], Link]
 
 
@@ -54,6 +55,7 @@ Open = Callable[[str], Link]
 class _Fetch:
     receiver: Receiver
     block_ids: list[int]
+    began: float
     channel: Channel | None = None
 
 
@@ -74,6 +76,8 @@ class Incoming:
         identity: Identity,
         memory: KvMemory,
         staging: Staging,
+        *,
+        tally: Tally,
         open_link: Open,
         on_ended: OnEnded,
         clock: Callable[[], float],
@@ -83,6 +87,7 @@ class Incoming:
         geometry = memory.geometry
         self._shape = Shape(geometry.layers, geometry.block_bytes)
         self._staging = staging
+        self._tally = tally
         self._open_link = open_link
         self._on_ended = on_ended
         self._clock = clock
@@ -99,9 +104,11 @@ class Incoming:
     def fetch(self, ticket: Ticket, wanted: Wanted, block_ids: Sequence[int]) -> None:
         key = (ticket.request_id, ticket.attempt)
         if key in self._fetches:
-            self._on_ended(key, KvReport(), "duplicate_request", "this ticket is being fetched")
+            ended = Ended(Code.DUPLICATE_REQUEST, "this ticket is being fetched already")
+            self._on_ended(ticket, KvReport(), ended)
             return
-        self._fetches[key] = _Fetch(Receiver(ticket, wanted, self._shape), list(block_ids))
+        receiver = Receiver(ticket, wanted, self._shape)
+        self._fetches[key] = _Fetch(receiver, list(block_ids), self._clock())
         self._feed(key, Start())
 
     def cancel(self, key: Key, reason: str) -> None:
@@ -119,6 +126,22 @@ class Incoming:
         for (transfer, _), (channel, until) in list(self._owed.items()):
             if transfer not in self._by_transfer and until <= now:
                 channel.close("granted messages were never answered")
+
+    def holds(self, now: float) -> list[KvHold]:
+        block_bytes = self._shape.block_bytes
+        return [
+            KvHold(
+                request_id=key[0],
+                attempt=key[1],
+                peer=fetch.receiver.ticket.prefill,
+                side="receive",
+                blocks=len(fetch.block_ids),
+                bytes=len(fetch.block_ids) * block_bytes,
+                lease_left_ms=max(0.0, fetch.receiver.wanted.deadline - now) * 1000,
+                age_ms=(now - fetch.began) * 1000,
+            )
+            for key, fetch in self._fetches.items()
+        ]
 
     def __len__(self) -> int:
         opening = sum(1 for way in self._ways.values() if way.channel.peer is None)
@@ -231,8 +254,8 @@ class Incoming:
                     self._channels[peer].tell(message)
                 case Place() if arrived is not None:
                     self._place(fetch, action, arrived)
-                case Ended(error, message):
-                    self._on_ended(key, fetch.receiver.report(), error, message)
+                case Ended():
+                    self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), action)
 
     def _post(self, key: Key, fetch: _Fetch, plan: Plan, first: int, upto: int) -> None:
         """Posts what staging allows at once, the rest as buffers come free, in order."""
@@ -269,9 +292,11 @@ class Incoming:
         def done(error: str | None) -> None:
             del self._owed[owed]
             key = self._by_transfer.get(expected.transfer)
+            verdict = Verdict.LOST if error is not None else check(message, expected)
             if key is not None:
-                verdict = Verdict.LOST if error is not None else check(message, expected)
                 self._feed(key, Arrived(expected.transfer, expected.index, verdict), message)
+            elif verdict is Verdict.OK:
+                self._tally.stale += 1
             self._staging.give(buffer)
 
         channel.link.receive(message, data_tag(*owed, INDEX_BITS), done)

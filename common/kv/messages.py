@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from common.messages import KvReport, Message
+from common.messages import KvCounts, KvHold, KvReport, Message
 
 # ---------------------------------------------------------------- P and D over UCX (common/kv)
 
@@ -88,7 +88,8 @@ class KvListening(Message, frozen=True):
 
 
 class KvDone(Message, frozen=True):
-    """KV thread to daemon: one handoff ended on this side. `error` is a `Code` or empty."""
+    """KV thread to daemon: one handoff ended on this side. `error` is a `Code` or empty. `trouble`:
+    `digest` or `transfer` when D gave up on this P (see `PairTrouble`). `peer`: the other side."""
 
     request_id: str
     attempt: int
@@ -96,8 +97,20 @@ class KvDone(Message, frozen=True):
     report: KvReport
     error: str = ""
     message: str = ""
+    trouble: str = ""
+    peer: str = ""
+    peer_incarnation: str = ""
+
+
+class KvStatus(Message, frozen=True):
+    """KV thread to daemon, every 500 ms while it holds something or counted something new: its
+    counts, and the `KV_HOLDS_MAX` oldest of its `holds_total` holds."""
+
+    counts: KvCounts
+    holds: tuple[KvHold, ...] = ()
+    holds_total: int = 0
 
 
 KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused
 DaemonToKv = KvRelease | KvConnect
-KvToDaemon = KvListening | KvDone
+KvToDaemon = KvListening | KvDone | KvStatus

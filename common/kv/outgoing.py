@@ -18,21 +18,23 @@ from common.errors import Code
 from common.kv.control import Channel, Heard
 from common.kv.digest import HEADER_BYTES, INDEX_BITS, seal, seal_void
 from common.kv.handoff.desk import TOMBSTONES, Desk, Key, Out
+from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import Ended, SendData, SendVoid, Stage, Tell
 from common.kv.layout import KvMemory
 from common.kv.lease import Tombstones
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvReleased
 from common.kv.staging import Buffer, Staging
 from common.kv.ucx import data_tag
-from common.messages import KvReport, Ticket
+from common.messages import KvHold, KvReport, Ticket
 
-OnEnded = Callable[[Key, KvReport, str, str], None]
+OnEnded = Callable[[Ticket, KvReport, Ended], None]
 
 
 @dataclass(slots=True)
 class _Source:
     """Where the prompt's blocks are; empty once the engine took them back."""
 
+    ticket: Ticket
     blocks: list[int] = field(default_factory=list)
     messages: int = 0
     payload_bytes: int = 0
@@ -41,10 +43,13 @@ class _Source:
 class Outgoing:
     """Serves tickets offered by this engine. `on_ended` is called once per accepted offer."""
 
-    def __init__(self, desk: Desk, memory: KvMemory, staging: Staging, on_ended: OnEnded) -> None:
+    def __init__(
+        self, desk: Desk, memory: KvMemory, staging: Staging, tally: Tally, on_ended: OnEnded
+    ) -> None:
         self._desk = desk
         self._memory = memory
         self._staging = staging
+        self._tally = tally
         self._on_ended = on_ended
         self._channels: dict[int, Channel] = {}
         self._sources: dict[Key, _Source] = {}
@@ -53,13 +58,14 @@ class Outgoing:
 
     def offer(self, ticket: Ticket, blocks: int, now: float) -> None:
         key = (ticket.request_id, ticket.attempt)
-        self._sources.setdefault(key, _Source())
+        self._sources.setdefault(key, _Source(ticket))
         outs = self._desk.offer(ticket, blocks, now)
         if outs is None:
             if self._desk.sender(key) is not None:
                 return
             del self._sources[key]
-            self._on_ended(key, KvReport(), Code.CANCELLED, "the ticket has ended already")
+            ended = Ended(Code.CANCELLED, "the ticket has ended already")
+            self._on_ended(ticket, KvReport(), ended)
             return
         self._run(outs)
 
@@ -71,6 +77,7 @@ class Outgoing:
             return
         with self._copying:
             if generation < (self._withdrawn.get(key) or 0):
+                self._tally.stale += 1
                 return
             source.blocks = list(block_ids)
         self._run(self._desk.computed(key, min(computed, len(block_ids))))
@@ -113,6 +120,22 @@ class Outgoing:
     def tick(self, now: float) -> None:
         self._run(self._desk.tick(now))
 
+    def holds(self, now: float) -> list[KvHold]:
+        block_bytes = self._memory.geometry.block_bytes
+        return [
+            KvHold(
+                request_id=key[0],
+                attempt=key[1],
+                peer=lease.owner,
+                side="send",
+                blocks=lease.blocks,
+                bytes=lease.blocks * block_bytes,
+                lease_left_ms=lease.left_ms(now),
+                age_ms=(now - lease.granted) * 1000,
+            )
+            for key, lease in self._desk.holds()
+        ]
+
     def __len__(self) -> int:
         return len(self._desk)
 
@@ -129,8 +152,8 @@ class Outgoing:
                     used = self._send(out.key, out.action, staged)
                 case SendVoid(peer, transfer, index):
                     self._void(peer, transfer, index)
-                case Ended(error, message) if out.key is not None:
-                    self._end(out.key, error, message)
+                case Ended() if out.key is not None:
+                    self._end(out.key, out.action)
         return used
 
     def _stage(self, key: Key, transfer: int, index: int) -> None:
@@ -169,12 +192,12 @@ class Outgoing:
         seal_void(message, transfer, index)
         channel.link.send(message, data_tag(transfer, index, INDEX_BITS), lambda _: None)
 
-    def _end(self, key: Key, error: str, message: str) -> None:
+    def _end(self, key: Key, ended: Ended) -> None:
         with self._copying:
-            source = self._sources.pop(key, _Source())
+            source = self._sources.pop(key)
         report = KvReport(
             messages=source.messages,
             payload_bytes=source.payload_bytes,
             wire_bytes=source.payload_bytes + HEADER_BYTES * source.messages,
         )
-        self._on_ended(key, report, error, message)
+        self._on_ended(source.ticket, report, ended)

@@ -1,30 +1,36 @@
-"""The daemon's end of the side channel to its engine's KV thread.
+"""Both ends of the side channel between a worker's daemon and its engine's KV thread.
 
-Theory of operation: bound before the event loop exists, because the engine is opened before it and
-its KV address is wanted then; a short-lived loop hears `KvListening`, the daemon's loop takes over
-in `start`. Releases that do not fit are dropped: the lease then ends by itself.
+Theory of operation: the daemon's end is bound before the event loop exists, because the engine is
+opened before it and its KV address is wanted then; a short-lived loop hears `KvListening`, the
+daemon's loop takes over in `start`. Releases that do not fit are dropped: the lease then ends by
+itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from common.endpoints import KV_SIDE
 from common.errors import BatonError, Code, WireError
-from common.kv.messages import DaemonToKv, KvDone, KvListening, KvToDaemon
+from common.kv.messages import DaemonToKv, KvDone, KvListening, KvStatus, KvToDaemon
 from common.sockets import Socket
 from common.wire import Decoder, encode
 
+BACKLOG = 4096
+
 
 class SideChannel:
-    """`address`: an ipc endpoint of this worker; a stale socket file of a dead one is replaced."""
+    """The daemon's end. `address`: an ipc endpoint; a stale socket file of a dead worker
+    is replaced. `status`: the KV thread's latest."""
 
     def __init__(self, address: str) -> None:
         if address.startswith("ipc://"):
             Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
         self._decoder: Decoder[KvToDaemon] = Decoder(KvToDaemon)
+        self.status: KvStatus | None = None
         self._listening = ""
         self._heard: asyncio.Event | None = None
         self._on_done: Callable[[KvDone], None] | None = None
@@ -69,5 +75,52 @@ class SideChannel:
             self._listening = message.kv_address
             if self._heard is not None:
                 self._heard.set()
+        elif isinstance(message, KvStatus):
+            self.status = message
         elif self._on_done is not None:
             self._on_done(message)
+
+
+class KvSide:
+    """The KV thread's end. While the daemon does not listen, events wait, bounded: the
+    oldest is dropped when full, for a daemon that is away that long is replaced, not caught up."""
+
+    def __init__(self, address: str, on_told: Callable[[DaemonToKv], None]) -> None:
+        self._on_told = on_told
+        self._decoder: Decoder[DaemonToKv] = Decoder(DaemonToKv)
+        self._backlog: deque[KvToDaemon] = deque(maxlen=BACKLOG)
+        self._hello: KvListening | None = None
+        self._socket = Socket(
+            KV_SIDE, connect=address, on_frames=self._frames, on_connected=self._connected
+        )
+
+    def start(self, hello: KvListening) -> None:
+        self._hello = hello
+        self._socket.start()
+
+    def send(self, message: KvToDaemon) -> None:
+        self._backlog.append(message)
+        self._flush()
+
+    def say_status(self, status: KvStatus) -> None:
+        """Lost when the daemon does not listen: the next one says more."""
+        if not self._backlog:
+            self._socket.send([encode(status)])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _connected(self) -> None:
+        if self._hello is not None:
+            self._socket.send([encode(self._hello)])
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._backlog and self._socket.send([encode(self._backlog[0])]):
+            self._backlog.popleft()
+
+    def _frames(self, frames: list[bytes]) -> None:
+        try:
+            self._on_told(self._decoder.decode(frames[0]))
+        except WireError:
+            return

@@ -30,6 +30,8 @@ from common.messages.parts import (
     Capacity,
     FinishReason,
     KeyLimits,
+    KvCounts,
+    KvHold,
     KvReport,
     Load,
     Message,
@@ -59,7 +61,9 @@ WIRE_VERSION = 1
 
 GatewayToRouter = Hello | Beat | Leaving | Submit | Cancel
 WorkerToRouter = Hello | Beat | Leaving | PrefillEnded | DecodeStarted | PairTrouble | Ended
-ToRouter = Hello | Beat | Leaving | Submit | Cancel | PrefillEnded | DecodeStarted | Ended
+ToRouter = (
+    Hello | Beat | Leaving | Submit | Cancel | PrefillEnded | DecodeStarted | PairTrouble | Ended
+)
 RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
 RouterToWorker = Welcome | Refused | Ping | Introduce | Prefill | Decode | Abort
 DecodeToGateway = Hello | Tokens
@@ -84,6 +88,8 @@ __all__ = [
     "Hello",
     "Introduce",
     "KeyLimits",
+    "KvCounts",
+    "KvHold",
     "KvReport",
     "Leaving",
     "Load",

@@ -114,7 +114,10 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
 class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one handoff moved, measured on D. `payload_bytes` counts KV only, `wire_bytes` headers
-    too. `wait_ms`: KvReady sent to first data; `transfer_ms`: first to last data verified."""
+    too. `wait_ms`: KvReady sent to first data; `transfer_ms`: first to last data verified.
+    `early_bytes`: payload whose sending had completed when P's prefill ended (the overlap).
+    `retries`: all tries after the first, `refetches` of them after damage. `digest_mismatches`:
+    messages that were not what was asked."""
 
     blocks: int = 0
     messages: int = 0
@@ -123,3 +126,44 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: float = 0.0
     transfer_ms: float = 0.0
     retries: int = 0
+    refetches: int = 0
+    digest_mismatches: int = 0
+    early_bytes: int = 0
+
+
+class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's KV plane has counted since its engine started. `_in`: taken here (D), `_out`:
+    handed over from here (P). `early_bytes_out`: payload sent before its prefill had ended.
+    `recomputes`: receives that failed, so that the engine computes the prompt itself. `aborts`:
+    handoffs that were given up by a client, a daemon or the other side. `tickets_refused`: requests
+    for KV that P refused. `stale`: messages of an older transfer, incarnation or generation, and
+    duplicates, dropped without effect."""
+
+    handoffs_in: int = 0
+    handoffs_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    early_bytes_out: int = 0
+    retries: int = 0
+    refetches: int = 0
+    digest_mismatches: int = 0
+    recomputes: int = 0
+    leases_expired: int = 0
+    aborts: int = 0
+    tickets_refused: int = 0
+    stale: int = 0
+
+
+class KvHold(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of this worker that wait for another one. `side`: `send` (P holds them for D) or
+    `receive` (D holds them for what P sends). `bytes`: of KV, all layers. `lease_left_ms`: until
+    they are freed by themselves (on D: until the load timeout)."""
+
+    request_id: str
+    attempt: int
+    peer: str
+    side: str
+    blocks: int
+    bytes: int
+    lease_left_ms: float
+    age_ms: float

@@ -5,6 +5,8 @@ from __future__ import annotations
 from common.messages.parts import (
     Capacity,
     KeyLimits,
+    KvCounts,
+    KvHold,
     KvReport,
     Load,
     Message,
@@ -32,9 +34,14 @@ class Hello(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Gateway or worker, every 500 ms and whenever load changed much. No answer."""
+    """Gateway or worker, every 500 ms and whenever load changed much. No answer. Workers add their
+    KV plane's counts and what it holds for others, at most the `KV_HOLDS_MAX` oldest of
+    `kv_holds_total`; both are up to 500 ms old, None and empty until the KV plane spoke."""
 
     load: Load | None = None
+    kv_counts: KvCounts | None = None
+    kv_holds: tuple[KvHold, ...] = ()
+    kv_holds_total: int = 0
 
 
 class Leaving(Message, frozen=True):

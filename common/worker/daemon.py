@@ -50,6 +50,7 @@ from common.worker.actions import (
     ToGateway,
     ToRouter,
 )
+from common.worker.kv_log import log_handoff
 
 BEAT_SECONDS = 0.5
 
@@ -238,7 +239,10 @@ class Worker:
 
     async def _pump_events(self) -> None:
         while True:
-            self.handle(await self._engine.next_batch())
+            batch = await self._engine.next_batch()
+            for done in batch.kv_done:
+                log_handoff(self._log, done)
+            self.handle(batch)
 
     async def _run_commands(self) -> None:
         while True:
@@ -258,5 +262,16 @@ class Worker:
 
     async def _beat(self) -> None:
         while True:
-            self._to_router(Beat(load=self._engine.load()))
+            self._to_router(self._make_beat())
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _make_beat(self) -> Beat:
+        status = self._engine.kv_status()
+        if status is None:
+            return Beat(load=self._engine.load())
+        return Beat(
+            load=self._engine.load(),
+            kv_counts=status.counts,
+            kv_holds=status.holds,
+            kv_holds_total=status.holds_total,
+        )

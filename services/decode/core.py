@@ -17,7 +17,7 @@ import msgspec
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
 from common.kv.messages import KvDone
-from common.messages import Abort, Decode, DecodeStarted, Delta, Ended, KvReport, Role
+from common.messages import Abort, Decode, DecodeStarted, Delta, Ended, KvReport, PairTrouble, Role
 from common.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,
@@ -173,12 +173,15 @@ class DecodeCore:
         return [ToRouter(started)]
 
     def _kv_done(self, done: KvDone) -> list[Action]:
-        stream = self._streams.get(engine_key(done.request_id, done.attempt))
-        if stream is None or done.side != "receive":
+        if done.side != "receive":
             return []
+        actions: list[Action] = [ToRouter(_trouble(done))] if done.trouble else []
+        stream = self._streams.get(engine_key(done.request_id, done.attempt))
+        if stream is None:
+            return actions
         stream.kv = done.report
         stream.awaits_report = False
-        return self._tell_started(stream)
+        return actions + self._tell_started(stream)
 
     def _aborted(self, event: Abort, now: float) -> list[Action]:
         stream = self._streams.get(engine_key(event.request_id, event.attempt))
@@ -240,6 +243,17 @@ class DecodeCore:
             request_id=stream.request_id, attempt=stream.attempt, error=code, message=sentence
         )
         return [ToGateway(*stream.gateway, stream.endpoint, [delta]), ToRouter(ended)]
+
+
+def _trouble(done: KvDone) -> PairTrouble:
+    return PairTrouble(
+        request_id=done.request_id,
+        attempt=done.attempt,
+        prefill=done.peer,
+        prefill_incarnation=done.peer_incarnation,
+        kind=done.trouble,
+        message=done.message,
+    )
 
 
 def _delta(stream: Stream, output: Output) -> Delta:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from common.errors import Code
 from common.kv.handoff.sender import Sender
+from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import (
     SEND_TERMINAL,
     Action,
@@ -66,12 +67,14 @@ class Out:
 
 
 class Desk:
-    """`buffer_bytes`: the largest payload that one staging buffer holds."""
+    """`buffer_bytes`: the largest payload that one staging buffer holds. `tally`: counts what was
+    refused, expired or stale."""
 
-    def __init__(self, shape: Shape, buffer_bytes: int, lease_ms: float) -> None:
+    def __init__(self, shape: Shape, buffer_bytes: int, lease_ms: float, tally: Tally) -> None:
         self._shape = shape
         self._buffer_bytes = buffer_bytes
         self._lease_ms = lease_ms
+        self._tally = tally
         self._leases: LeaseTable[Key] = LeaseTable(LEASES)
         self._senders: dict[Key, Sender] = {}
         self._by_secret: dict[bytes, Key] = {}
@@ -133,6 +136,7 @@ class Desk:
             if parked.message.transfer == message.transfer and parked.peer == peer:
                 parked.granted = max(parked.granted, message.granted)
                 return []
+        self._tally.stale += 1
         answered = self._answered.get(message.transfer)
         if answered is None or message.granted <= answered:
             return []
@@ -141,7 +145,10 @@ class Desk:
 
     def released(self, message: KvReleased) -> list[Out]:
         key = self._by_transfer.get(message.transfer)
-        return self._feed(key, message) if key is not None else []
+        if key is None:
+            self._tally.stale += 1
+            return []
+        return self._feed(key, message)
 
     def aborted(self, peer: Peer, message: KvAbort) -> list[Out]:
         key = self._by_transfer.get(message.transfer)
@@ -153,6 +160,7 @@ class Desk:
                 self._ended.bury((parked.message.request_id, parked.message.attempt), "aborted")
                 self._answered.bury(message.transfer, parked.granted)
                 return self._voids(peer, message.transfer, 0, parked.granted)
+        self._tally.stale += 1
         return []
 
     def peer_lost(self, peer_id: int, now: float) -> list[Out]:
@@ -172,6 +180,7 @@ class Desk:
     def tick(self, now: float) -> list[Out]:
         outs: list[Out] = []
         for key in self._leases.expired(now):
+            self._tally.leases_expired += 1
             outs += self._feed(key, Expire())
         for secret, parked in list(self._parked.items()):
             if parked.expires <= now:
@@ -206,6 +215,7 @@ class Desk:
         if (peer.name, peer.incarnation) != (ticket.decode, ticket.decode_incarnation):
             return self._refuse(peer, message, granted, "the ticket names another decode worker")
         if message.transfer in self._by_transfer or message.transfer in self._answered:
+            self._tally.stale += 1
             return []
         end = message.first_block + message.blocks
         payload = min(message.message_blocks, message.blocks) * self._shape.block_bytes
@@ -239,6 +249,7 @@ class Desk:
         self._ended.bury(key, sender.state.value)
 
     def _refuse(self, peer: Peer, message: KvReady, granted: int, why: str) -> list[Out]:
+        self._tally.tickets_refused += 1
         self._answered.bury(message.transfer, granted)
         refusal = KvRefused(transfer=message.transfer, code=Code.NOT_FOUND, message=why)
         return [

@@ -68,6 +68,7 @@ class Receiver:
         self._next_block = wanted.first_block
         self._lost = 0
         self._refetched = 0
+        self._damaged = 0
         self._asked_at: float | None = None
         self._first_at: float | None = None
         self._last_at = 0.0
@@ -97,6 +98,8 @@ class Receiver:
             wait_ms=(first - asked) * 1000 if first is not None and asked is not None else 0.0,
             transfer_ms=(self._last_at - first) * 1000 if first is not None else 0.0,
             retries=self.retries,
+            refetches=self._refetched,
+            digest_mismatches=self._damaged,
         )
 
     def handle(self, event: ReceiveEvent, now: float) -> list[Action]:  # noqa: C901, PLR0911
@@ -121,7 +124,8 @@ class Receiver:
             case Cancel(reason):
                 return self._end(ReceiveState.ABORTED, Code.CANCELLED, reason)
             case Tick() if now >= self.wanted.deadline:
-                return self._fail(f"no KV from {self.ticket.prefill} within the load timeout")
+                sentence = f"no KV from {self.ticket.prefill} within the load timeout"
+                return self._fail(sentence, trouble="transfer" if self._lost else "")
             case Tick() if self.state is ReceiveState.BACKOFF and now >= self.retry_at:
                 self._become(ReceiveState.CONNECTING)
                 return [Connect()]
@@ -212,8 +216,10 @@ class Receiver:
             self._next_block = message.first_block + message.blocks
 
     def _refetch(self) -> list[Action]:
+        self._damaged += 1
         if self._refetched >= REFETCHES:
-            return self._fail(f"KV from {self.ticket.prefill} was damaged again after a refetch")
+            sentence = f"KV from {self.ticket.prefill} was damaged again after a refetch"
+            return self._fail(sentence, trouble="digest")
         self._refetched += 1
         self._plan = None
         self._become(ReceiveState.CONNECTING)
@@ -222,20 +228,22 @@ class Receiver:
     def _back_off(self, message: str, now: float) -> list[Action]:
         self._plan = self._peer = self._told = None
         if self._lost >= self.wanted.retries:
-            return self._fail(message)
+            return self._fail(message, trouble="transfer")
         jitter = _fraction(self.ticket.secret, self._lost)
         self.retry_at = now + RETRY_MS * (1 << self._lost) * jitter / 1000
         self._lost += 1
         self._become(ReceiveState.BACKOFF)
         return []
 
-    def _fail(self, message: str) -> list[Action]:
-        return self._end(ReceiveState.FAILED, Code.KV_TRANSFER_FAILED, message)
+    def _fail(self, message: str, trouble: str = "") -> list[Action]:
+        return self._end(ReceiveState.FAILED, Code.KV_TRANSFER_FAILED, message, trouble)
 
-    def _end(self, state: ReceiveState, error: str, message: str) -> list[Action]:
+    def _end(
+        self, state: ReceiveState, error: str, message: str, trouble: str = ""
+    ) -> list[Action]:
         told, self._told, self._plan = self._told, None, None
         self._become(state)
-        ended = Ended(error, message)
+        ended = Ended(error, message, trouble)
         if told is None or state is ReceiveState.DONE:
             return [ended]
         peer, transfer = told

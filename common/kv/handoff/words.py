@@ -210,10 +210,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The handoff is over on this side; comes once."""
+    """The handoff is over on this side; comes once. `trouble`: `digest` or `transfer` when D found
+    that nothing sound comes from this P, however often it asks; else empty."""
 
     error: str = ""
     message: str = ""
+    trouble: str = ""
 
 
 Action = Tell | Stage | SendData | SendVoid | Connect | Post | Place | Ended

@@ -149,6 +149,8 @@ def _serve(
             pipe.send(staging_used(service))
         elif verb == "holds":
             pipe.send(len(service._core.outgoing))  # type: ignore[union-attr]
+        elif verb == "get_status":
+            pipe.send(service.status)
         elif verb == "cpu":
             start = time.process_time()
             time.sleep(args[0])

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -15,7 +16,9 @@ import pytest
 from common.errors import Code
 from common.kv.digest import HEADER_BYTES
 from common.kv.layout import HostMemory
+from common.kv.messages import KvStatus
 from common.kv.service import KvService
+from common.messages import KvHold
 from tests.unit.common.kv.service_peer import (
     BLOCKS,
     CONFIG,
@@ -79,6 +82,58 @@ def test_blocks_arrive_as_they_left_and_both_sides_are_clean(
         assert staging_used(decode) == 0
 
 
+def test_holds_and_counts_are_told_on_both_sides(decode: KvService) -> None:
+    with remote("p0") as prefill:
+        handed = ticket("r", prefill.address)
+        prefill.call("offer", handed, len(SOURCE))
+        decode.fetch(handed, 2, TARGET[2:])
+
+        def holds() -> list[KvHold]:
+            theirs = cast("KvStatus | None", prefill.call("get_status"))
+            ours = decode.status
+            return [*(theirs.holds if theirs else ()), *(ours.holds if ours else ())]
+
+        wait_for(lambda: len(holds()) == 2)
+        at_p, at_d = holds()
+        block_bytes = LAYERS * PAGE
+        assert (at_p.request_id, at_p.peer, at_p.side) == ("r", "d0", "send")
+        assert (at_p.blocks, at_p.bytes) == (len(SOURCE), len(SOURCE) * block_bytes)
+        assert 0 < at_p.lease_left_ms < handed.lease_ms
+        assert (at_d.request_id, at_d.peer, at_d.side) == ("r", "p0", "receive")
+        assert at_d.bytes == (len(SOURCE) - 2) * block_bytes
+        assert 0 < at_d.lease_left_ms < CONFIG.load_timeout_ms
+        prefill.call("progress", ("r", 0), SOURCE, len(SOURCE))
+        drained(decode)
+        prefill.ends()
+        wait_for(lambda: not holds())
+        ours, theirs = decode.status, cast("KvStatus", prefill.call("get_status"))
+        assert ours is not None
+        assert (ours.counts.handoffs_in, ours.counts.bytes_in) == (1, at_d.bytes)
+        assert (theirs.counts.handoffs_out, theirs.counts.bytes_out) == (1, at_d.bytes)
+
+
+def test_counts_tell_damage_refusals_and_recomputation(decode: KvService) -> None:
+    with remote("p0", fault="flip-all") as prefill:
+        handed = ticket("r", prefill.address)
+        decode.fetch(handed, 0, TARGET)
+        prefill.offer_all(handed, SOURCE)
+        drained(decode)
+        late = ticket("r", prefill.address)
+        decode.fetch(late, 0, TARGET)
+        drained(decode)
+        wait_for(lambda: decode.status and decode.status.counts.recomputes == 2)
+        assert decode.status is not None
+        counts = decode.status.counts
+        assert (counts.digest_mismatches, counts.refetches, counts.retries) == (2, 1, 0)
+        assert (counts.handoffs_in, counts.bytes_in) == (0, 0)
+
+        def theirs() -> KvStatus:
+            return cast("KvStatus", prefill.call("get_status"))
+
+        wait_for(lambda: theirs().counts.tickets_refused == 1)
+        assert theirs().counts.aborts == 1
+
+
 def test_chunks_leave_before_the_prompt_is_computed(decode: KvService, base: np.ndarray) -> None:
     with remote("p0") as prefill:
         handed = ticket("r", prefill.address)
@@ -126,6 +181,7 @@ def test_damage_that_stays_fails_and_no_damaged_byte_is_placed(
         prefill.offer_all(handed, SOURCE)
         (end,) = drained(decode)
         assert end.error == Code.KV_TRANSFER_FAILED
+        assert (end.trouble, end.peer, end.peer_incarnation) == ("digest", "p0", "inc-p0")
         assert not base.any()
         assert prefill.ends()[0].error == Code.CANCELLED
         wait_for(lambda: staging_used(decode) == 0 and prefill.call("staging") == 0)
@@ -245,7 +301,8 @@ def test_an_older_incarnation_is_never_asked(decode: KvService) -> None:
 def test_nobody_there_ends_by_itself(decode: KvService) -> None:
     decode.fetch(ticket("r", "127.0.0.1:9"), 0, TARGET)
     start = time.monotonic()
-    assert drained(decode, 6.0)[0].error == Code.KV_TRANSFER_FAILED
+    (end,) = drained(decode, 6.0)
+    assert (end.error, end.trouble) == (Code.KV_TRANSFER_FAILED, "transfer")
     assert time.monotonic() - start < 5.0
 
 

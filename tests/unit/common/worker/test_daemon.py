@@ -12,6 +12,7 @@ from common.config import Config, from_mapping
 from common.endpoints import CONTROL, control_address
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output
 from common.errors import BatonError, Code
+from common.kv.messages import KvStatus
 from common.lifecycle import Tasks
 from common.messages import (
     Abort,
@@ -22,6 +23,8 @@ from common.messages import (
     Ended,
     Hello,
     Introduce,
+    KvCounts,
+    KvHold,
     Leaving,
     Load,
     Message,
@@ -39,6 +42,17 @@ from services.decode.core import DecodeCore
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
 PEER = b"d0|i"
+HOLD = KvHold(
+    request_id="r",
+    attempt=1,
+    peer="p0",
+    side="receive",
+    blocks=2,
+    bytes=20,
+    lease_left_ms=5.0,
+    age_ms=1.0,
+)
+STATUS = KvStatus(counts=KvCounts(handoffs_in=3), holds=(HOLD,), holds_total=9)
 
 
 class FakeEngine:
@@ -66,6 +80,9 @@ class FakeEngine:
 
     def connect_kv(self, kv_address: str) -> None:
         self.asked.put_nowait(f"connect {kv_address}")
+
+    def kv_status(self) -> KvStatus | None:
+        return STATUS
 
     async def next_batch(self) -> Batch:
         batch = await self.batches.get()
@@ -242,4 +259,6 @@ async def test_a_drain_says_so_and_waits_for_what_runs(bench: Bench) -> None:
 async def test_it_beats_with_its_load(bench: Bench) -> None:
     beat = await bench.hear(Beat)
     assert isinstance(beat, Beat)
+    assert beat.kv_counts == STATUS.counts
+    assert (beat.kv_holds, beat.kv_holds_total) == ((HOLD,), 9)
     assert beat.load == Load(running=1)

@@ -3,6 +3,7 @@
 import pytest
 
 from common.engine.port import Batch, Output
+from common.errors import Code
 from common.kv.messages import KvDone
 from common.messages import (
     Abort,
@@ -12,6 +13,7 @@ from common.messages import (
     Ended,
     KvReport,
     Message,
+    PairTrouble,
     Prefill,
     RequestBody,
     Sampling,
@@ -240,3 +242,42 @@ def test_a_prefill_is_not_its_business() -> None:
     prefill = Prefill(request_id="r", attempt=1, ticket=ticket())
     assert bench(Dispatched(prefill, BODY)) == []
     assert bench.core.dropped == 1
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_pair_in_trouble_is_told_once_even_when_its_stream_is_gone(streaming: bool) -> None:
+    bench = Bench()
+    if streaming:
+        bench(dispatch(with_ticket=ticket()))
+    done = KvDone(
+        request_id="r",
+        attempt=1,
+        side="receive",
+        report=KvReport(retries=1, digest_mismatches=2),
+        error=Code.KV_TRANSFER_FAILED,
+        message="damaged again",
+        trouble="digest",
+        peer="p0",
+        peer_incarnation="q",
+    )
+    assert bench(Batch(kv_done=[done])) == [
+        ToRouter(
+            PairTrouble(
+                request_id="r",
+                attempt=1,
+                prefill="p0",
+                prefill_incarnation="q",
+                kind="digest",
+                message="damaged again",
+            )
+        )
+    ]
+
+
+def test_a_handoff_that_failed_without_trouble_says_nothing_of_the_pair() -> None:
+    bench = Bench()
+    bench(dispatch(with_ticket=ticket()))
+    failed = KvDone(
+        request_id="r", attempt=1, side="receive", report=KvReport(), error=Code.KV_TRANSFER_FAILED
+    )
+    assert bench(Batch(kv_done=[failed])) == []

@@ -4,6 +4,7 @@ import pytest
 
 from common.errors import Code
 from common.kv.handoff.desk import GRACE_S, PARKED, Desk, Out, Peer
+from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import Ended, SendData, SendVoid, Stage, Tell
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
 from tests.unit.common.kv.handoff.helpers import D0, SHAPE, ready, ticket
@@ -13,7 +14,7 @@ KEY = ("r", 0)
 
 @pytest.fixture
 def desk() -> Desk:
-    return Desk(SHAPE, buffer_bytes=400, lease_ms=1000)
+    return Desk(SHAPE, buffer_bytes=400, lease_ms=1000, tally=Tally())
 
 
 def stages(outs: list[Out]) -> list[int]:
@@ -175,7 +176,7 @@ def test_losing_d_keeps_the_lease_for_a_grace_in_which_d_may_return(desk: Desk) 
 
 
 def test_losing_d_for_good_frees_before_the_lease_would_have() -> None:
-    desk = Desk(SHAPE, buffer_bytes=400, lease_ms=60_000)
+    desk = Desk(SHAPE, buffer_bytes=400, lease_ms=60_000, tally=Tally())
     desk.offer(ticket(lease_ms=60_000), 10, now=0.0)
     desk.ready(D0, ready(), now=0.0)
     desk.peer_lost(D0.id, now=1.0)

@@ -66,6 +66,31 @@ def errors(actions: list[Action]) -> list[str]:
     return [action.error for action in actions if isinstance(action, Ended)]
 
 
+def troubles(actions: list[Action]) -> list[str]:
+    return [action.trouble for action in actions if isinstance(action, Ended)]
+
+
+@pytest.mark.parametrize(
+    ("lost_before", "event", "trouble"),
+    [
+        (False, Tick(), ""),
+        (True, Tick(), "transfer"),
+        (True, Cancel("client gone"), ""),
+        (False, Arrived(1, 0, Verdict.VOID), ""),
+        (False, KvRefused(transfer=1, code="not_found", message="expired"), ""),
+    ],
+)
+def test_a_pair_is_in_trouble_only_by_damage_or_a_transport_that_does_not_come_back(
+    lost_before: bool, event: ReceiveEvent, trouble: str
+) -> None:
+    """A slow P, a full one or a client that left proves nothing against the pair."""
+    made = receiver()
+    connected(made)
+    if lost_before:
+        made.handle(PeerLost(PEER), 1.0)
+    assert troubles(made.handle(event, 15.0)) == [trouble]
+
+
 def test_the_whole_way() -> None:
     made = receiver()
     first = connected(made)
@@ -113,6 +138,7 @@ def test_damage_is_fetched_again_once_and_only_what_is_missing() -> None:
     assert errors(actions) == [Code.KV_TRANSFER_FAILED]
     ended = actions[-1]
     assert isinstance(ended, Ended)
+    assert ended.trouble == "digest"
     assert told(actions, KvAbort) == [KvAbort(transfer=2, reason=ended.message)]
     assert made.report().retries == 1
 
@@ -133,6 +159,7 @@ def test_a_lost_connection_backs_off_with_bounded_jitter_and_gives_up() -> None:
         actions = made.handle(PeerLost(attempt), now)
         if attempt == 2:
             assert errors(actions) == [Code.KV_TRANSFER_FAILED]
+            assert troubles(actions) == ["transfer"]
             assert told(actions, KvAbort) == []
             break
         assert actions == []

@@ -16,6 +16,7 @@ import pytest
 from common.kv.digest import Verdict
 from common.kv.handoff.desk import Desk, Out, Peer
 from common.kv.handoff.receiver import Receiver, Wanted
+from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import (
     RECEIVE_TERMINAL,
     Action,
@@ -60,7 +61,7 @@ class World:
     d_ends: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(SHAPE, buffer_bytes=400, lease_ms=3000)
+        self.desk = Desk(SHAPE, buffer_bytes=400, lease_ms=3000, tally=Tally())
         first = self.rng.randrange(0, 4)
         wanted = Wanted(first, BLOCKS - first, self.rng.randint(1, 4), 3, 2.0, 3)
         self.wanted = wanted

@@ -1,0 +1,215 @@
+"""What lives on the KV thread: the UCX worker, both shells, the clock, and word to the daemon.
+
+Theory of operation: all methods run on the thread's loop. One timer runs while something is held or
+the daemon has not heard the latest counts; an idle worker has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from common.config import KvConfig
+from common.kv.control import Channel, Heard, Identity
+from common.kv.handoff.desk import Desk, Key
+from common.kv.handoff.receiver import Wanted
+from common.kv.handoff.tally import Tally
+from common.kv.handoff.words import Ended
+from common.kv.incoming import Incoming
+from common.kv.layout import KvMemory
+from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
+from common.kv.outgoing import Outgoing
+from common.kv.plan import Shape, message_blocks
+from common.kv.side import KvSide
+from common.kv.staging import Staging
+from common.kv.ucx import Link, Ucx
+from common.messages import KvHold, KvReport, Ticket
+
+TICK_S = 0.05
+STATUS_S = 0.5
+WINDOW = 4
+KV_HOLDS_MAX = 256
+
+
+class Plane:
+    """`on_end` is called once for each handoff that ends, on either side; `on_status` at most every
+    `STATUS_S`, while something is held or newly counted."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: KvConfig,
+        memory: KvMemory,
+        side_address: str,
+        on_end: Callable[[KvDone], None],
+        on_status: Callable[[KvStatus], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.stopped = asyncio.Event()
+        self._config = config
+        self._identity = identity
+        self._on_end = on_end
+        self._on_status = on_status
+        self._tally = Tally()
+        self._status_due = 0.0
+        self._unsaid = True
+        geometry = memory.geometry
+        self._message_blocks = message_blocks(config.message_bytes, geometry.block_bytes)
+        payload = self._message_blocks * geometry.block_bytes
+        total = config.staging_mib << 20
+        shape = Shape(geometry.layers, geometry.block_bytes)
+        self.ucx = Ucx(
+            config.transports,
+            self._accepted,
+            interfaces=config.interfaces,
+            rails=config.rails,
+        )
+        self.outgoing = Outgoing(
+            Desk(shape, payload, config.lease_ms, self._tally),
+            memory,
+            Staging(payload, total),
+            self._tally,
+            self._sent,
+        )
+        self.incoming = Incoming(
+            identity,
+            memory,
+            Staging(payload, total),
+            tally=self._tally,
+            open_link=self._open,
+            on_ended=self._received,
+            clock=self.now,
+        )
+        self._accepted_channels: dict[int, Channel] = {}
+        self._next_peer = 1
+        self._ticking = False
+        self._side = KvSide(side_address, self._told) if side_address else None
+
+    def start(self) -> str:
+        self.ucx.start()
+        address = f"{self._config.host}:{self.ucx.listen(self._config.port)}"
+        if self._side is not None:
+            self._side.start(KvListening(kv_address=address))
+        return address
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def act(self, act: Callable[[Plane], None]) -> None:
+        act(self)
+        self._keep_time()
+
+    def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
+        wanted = Wanted(
+            first_block=first_block,
+            blocks=len(block_ids),
+            message_blocks=self._message_blocks,
+            window=WINDOW,
+            deadline=self.now() + self._config.load_timeout_ms / 1000,
+            retries=self._config.retries,
+        )
+        self.incoming.fetch(ticket, wanted, block_ids)
+
+    def release(self, key: Key, reason: str) -> None:
+        self.incoming.cancel(key, reason)
+        self.outgoing.release(key, reason)
+        self._keep_time()
+
+    def _told(self, message: DaemonToKv) -> None:
+        if isinstance(message, KvConnect):
+            self.incoming.connect(message.kv_address)
+            self._keep_time()
+        else:
+            self.release((message.request_id, message.attempt), message.reason)
+
+    def close(self) -> None:
+        self.incoming.close()
+        for channel in list(self._accepted_channels.values()):
+            channel.close("the engine closes")
+        if self._side is not None:
+            self._side.close()
+
+    def _open(self, address: str) -> Link:
+        host, _, port = address.rpartition(":")
+        return self.ucx.connect(host, int(port))
+
+    def _accepted(self, link: Link) -> None:
+        peer_id, self._next_peer = self._next_peer, self._next_peer + 1
+        self._accepted_channels[peer_id] = Channel(
+            peer_id,
+            link,
+            self._identity,
+            on_open=lambda _: None,
+            on_message=self._heard,
+            on_closed=self._gone,
+        )
+
+    def _heard(self, channel: Channel, message: Heard) -> None:
+        self.outgoing.heard(channel, message, self.now())
+        self._keep_time()
+
+    def _gone(self, channel: Channel, why: str, refused: bool) -> None:  # noqa: ARG002
+        self._accepted_channels.pop(channel.id, None)
+        self.outgoing.lost(channel, self.now())
+
+    def _sent(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
+        self._tally.sent(report, ended.error)
+        self._tell_end("send", ticket, report, ended)
+
+    def _received(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
+        self._tally.received(report, ended.error)
+        self._tell_end("receive", ticket, report, ended)
+
+    def _tell_end(
+        self, side: Literal["send", "receive"], ticket: Ticket, report: KvReport, ended: Ended
+    ) -> None:
+        sends = side == "send"
+        done = KvDone(
+            request_id=ticket.request_id,
+            attempt=ticket.attempt,
+            side=side,
+            report=report,
+            error=ended.error,
+            message=ended.message,
+            trouble=ended.trouble,
+            peer=ticket.decode if sends else ticket.prefill,
+            peer_incarnation=ticket.decode_incarnation if sends else ticket.prefill_incarnation,
+        )
+        self._on_end(done)
+        if self._side is not None:
+            self._side.send(done)
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        self._unsaid = self._unsaid or bool(len(self.outgoing) or len(self.incoming))
+        if not self._ticking and self._unsaid:
+            self._ticking = True
+            self.loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        now = self.now()
+        self.outgoing.tick(now)
+        self.incoming.tick()
+        if now >= self._status_due:
+            self._status_due, self._unsaid = now + STATUS_S, False
+            self._say_status(now)
+        self._keep_time()
+
+    def _say_status(self, now: float) -> None:
+        holds = [*self.outgoing.holds(now), *self.incoming.holds(now)]
+        holds.sort(key=_oldest_first)
+        status = KvStatus(
+            counts=self._tally.snapshot(),
+            holds=tuple(holds[:KV_HOLDS_MAX]),
+            holds_total=len(holds),
+        )
+        self._on_status(status)
+        if self._side is not None:
+            self._side.say_status(status)
+
+
+def _oldest_first(hold: KvHold) -> float:
+    return -hold.age_ms

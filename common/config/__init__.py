@@ -1,5 +1,7 @@
 """The fleet file: its sections (`sections.py`) and how it is read (`reading.py`)."""
 
+from common.config.admission import AdmissionConfig
+from common.config.base import Section
 from common.config.reading import (
     NAME_PATTERN,
     default_run_dir,
@@ -17,13 +19,13 @@ from common.config.sections import (
     KvConfig,
     ModelConfig,
     RouterConfig,
-    Section,
     SimConfig,
     WorkerConfig,
 )
 
 __all__ = [
     "NAME_PATTERN",
+    "AdmissionConfig",
     "Config",
     "EngineConfig",
     "FleetConfig",

@@ -19,7 +19,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from common.config.sections import Config, Section, WorkerConfig
+from common.config.base import Section
+from common.config.sections import Config, WorkerConfig
 from common.errors import ConfigError
 from common.messages import Role
 

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
+from common.config.admission import AdmissionConfig
+from common.config.base import Count, Milliseconds, Port, Positive, Section
 from common.errors import ConfigError
 from common.messages import Role
-
-Port = Annotated[int, Meta(ge=0, le=65535)]
-Count = Annotated[int, Meta(ge=1)]
-Milliseconds = Annotated[float, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections: frozen and strict."""
 
 
 class FleetConfig(Section, frozen=True):
@@ -69,7 +61,7 @@ class EngineConfig(Section, frozen=True):
     max_num_batched_tokens: Count = 2048
     threads: Annotated[int, Meta(ge=0)] = 0
     prefix_caching: bool = True
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = field(default_factory=dict)
     sim: SimConfig = SimConfig()
 
 
@@ -121,6 +113,7 @@ class RouterConfig(Section, frozen=True):
     kv_grant_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
     worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0
     history: Count = 1024
+    admission: AdmissionConfig = AdmissionConfig()
 
 
 class HealthConfig(Section, frozen=True):
@@ -144,8 +137,8 @@ class Config(Section, frozen=True):
     gateway: GatewayConfig = GatewayConfig()
     router: RouterConfig = RouterConfig()
     health: HealthConfig = HealthConfig()
-    prefill: dict[str, WorkerConfig] = {}
-    decode: dict[str, WorkerConfig] = {}
+    prefill: dict[str, WorkerConfig] = field(default_factory=dict)
+    decode: dict[str, WorkerConfig] = field(default_factory=dict)
 
     def worker(self, role: Role, name: str) -> WorkerConfig:
         """Raises ConfigError when the file has no such worker."""

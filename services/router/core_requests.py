@@ -20,6 +20,7 @@ from common.messages import (
     Submit,
 )
 from services.router.drain_rate import RETRY_AFTER_MS_MIN
+from services.router.estimators import learning
 from services.router.events import Action, Note, Send
 from services.router.placement_types import Ask
 from services.router.records import Gateway, Key, Try, Worker
@@ -65,6 +66,9 @@ def submit(
         ask=Ask(message.prompt_tokens, message.max_tokens),
         body=body or b"",
         received=now,
+        key_id=message.key_id,
+        tenant=message.tenant,
+        priority=message.priority,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )
     return actions + _admit(tables, each, gateway, now)
@@ -229,6 +233,7 @@ def prefill_ended(
     each.prefill_report, each.prefill_ended = message, now
     if message.error:
         each.prefill_problem = f"{worker.name} failed: {message.message or message.error}"
+    learning.computed(tables.estimates, worker, each, now)
     worker.computed(each.key)
     tables.freed |= tables.wants_prefill
     if message.error or each.decode_report is not None:
@@ -244,6 +249,9 @@ def decode_started(
         tables.counts.drop("stale decode report")
         return []
     each.decode_report, each.decode_started = message, now
+    worker.decodes(each.key)
+    each.batch = len(worker.decoding)
+    learning.started(tables.estimates, worker, each, now)
     if each.state is TryState.PLACED:
         each.move(TryState.DECODING)
     if message.kv is None or not message.kv.blocks:
@@ -259,6 +267,7 @@ def ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list[Ac
         tables.counts.drop("stale end")
         return []
     each.end_report = message
+    learning.ended(tables.estimates, worker, each, now)
     actions = close_prefill(tables, each, "the request is over")
     if each.state is TryState.ABORTING or message.error == Code.CANCELLED:
         state = TryState.CANCELLED

@@ -22,7 +22,8 @@ class Ask(NamedTuple):
 class WorkerView(NamedTuple):
     """A ready worker at one instant. `kv_tokens_max` is what may be granted (already scaled by
     kv_grant_max), `kv_tokens` what is granted or held by requests of an earlier router, `queued`
-    the prompt tokens that a prefill worker was given and has not yet computed."""
+    the prompt tokens that a prefill worker was given and has not yet computed, `decoding` the
+    streams whose first token a decode worker has made."""
 
     name: str
     identity: str
@@ -36,6 +37,7 @@ class WorkerView(NamedTuple):
     requests: int
     requests_max: int
     queued: int = 0
+    decoding: int = 0
 
     def kv_need(self, tokens: int) -> int:
         """Whole blocks for this many tokens, in tokens."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from common.messages import Capacity, DecodeStarted, Ended, Hello, Load, PrefillEnded, Role
+from common.messages import (
+    Capacity,
+    DecodeStarted,
+    Ended,
+    Hello,
+    Load,
+    PrefillEnded,
+    PriorityClass,
+    Role,
+)
 from services.router.placement_types import Ask, Placement, WaitFor, WorkerView
 from services.router.state import (
     TRY_TRANSITIONS,
@@ -23,7 +32,8 @@ LOST_MAX = 1_024
 class Try:
     """One attempt of one request, and its timeline. Instants are the core's `now`.
 
-    `prefill_open`: P may still hold something for it. `body` is kept only while queued.
+    `prefill_open`: P may still hold something for it. `body` is kept only while queued. `batch`:
+    streams that D decoded when this one began.
     """
 
     request_id: str
@@ -33,6 +43,9 @@ class Try:
     body: bytes
     received: float
     deadline: float = 0.0
+    key_id: str = ""
+    tenant: str = ""
+    priority: PriorityClass = PriorityClass.STANDARD
     state: TryState = TryState.QUEUED
     waits_for: WaitFor | None = None
     passed_by: int = 0
@@ -41,6 +54,7 @@ class Try:
     placed: float | None = None
     prefill_ended: float | None = None
     decode_started: float | None = None
+    batch: int = 0
     finished: float | None = None
     prefill_report: PrefillEnded | None = None
     decode_report: DecodeStarted | None = None
@@ -76,6 +90,7 @@ class Worker:
 
     `changed`: where it notes that its snapshot is stale (`board.py`).
     `held`: KV tokens promised, by try. `computing`: prompt tokens P has not computed yet, by try.
+    `decoding`: tries whose first token D has made.
     `foreign_tokens`, `foreign_requests`: what its engine held when it joined and has not freed
     since, that is, work of an earlier router. `orphans`: tries given up while it was out of reach,
     to be aborted when it comes back. `empty_since`: first of the latest row of Beats that showed an
@@ -101,6 +116,7 @@ class Worker:
     load: Load = field(default_factory=Load)
     held: dict[Key, int] = field(default_factory=dict)
     computing: dict[Key, int] = field(default_factory=dict)
+    decoding: dict[Key, None] = field(default_factory=dict)
     held_tokens: int = 0
     queued_tokens: int = 0
     foreign_tokens: int = 0
@@ -162,6 +178,12 @@ class Worker:
     def release(self, key: Key) -> None:
         """Idempotent."""
         self.held_tokens -= self.held.pop(key, 0)
+        self.decoding.pop(key, None)
+        self.changed[self.identity] = self
+
+    def decodes(self, key: Key) -> None:
+        """Its first token is made; it is in the batch until released."""
+        self.decoding[key] = None
         self.changed[self.identity] = self
 
     def queue(self, key: Key, tokens: int) -> None:
@@ -204,6 +226,7 @@ class Worker:
             requests=len(self.held) + self.foreign_requests,
             requests_max=self.capacity.max_num_seqs,
             queued=self.queued_tokens,
+            decoding=len(self.decoding),
         )
 
 

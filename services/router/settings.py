@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from common.config import Config
+from common.config import AdmissionConfig, Config
 
 IDLE_MARGIN_SECONDS = 2.0
 
@@ -26,6 +26,7 @@ class Settings:
     history: int = 1024
     lease_ms: float = 30_000.0
     idle_seconds: float = 17.0
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
 
 
 def from_config(config: Config, name: str, incarnation: str) -> Settings:
@@ -41,4 +42,5 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         history=router.history,
         lease_ms=config.kv.lease_ms,
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
+        admission=router.admission,
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from common.messages import Fleet, Role
 from services.router.board import Board
 from services.router.drain_rate import DrainRate
+from services.router.estimators.estimates import Estimates
 from services.router.history import History
 from services.router.placement_types import Ask
 from services.router.records import Counts, Gateway, Key, Try, Worker
@@ -56,6 +57,7 @@ class Tables:
         self.history = History(settings.history)
         self.refusals = History(settings.history)
         self.drain_rate = DrainRate()
+        self.estimates = Estimates(settings.admission)
         self.counts = Counts()
         self.draining = False
         self.freed = False
@@ -146,3 +148,4 @@ class Tables:
                 assert each.prefill == worker.identity
                 assert each.prefill_open
         assert worker.computing.keys() <= worker.held.keys()
+        assert worker.decoding.keys() <= worker.held.keys()

@@ -26,8 +26,19 @@ def render(result: Any) -> str:
         ),
         ("drain rate", "not measured yet" if rate is None else f"{rate} requests/s"),
         ("policy", result["policy"]),
+        *_estimates(result.get("estimates", {})),
     ]
     rows += [(f"total {name}", value) for name, value in result["totals"].items()]
     rows += [(f"refused {name}", value) for name, value in sorted(result["refused"].items())]
     rows += [(f"dropped {name}", value) for name, value in sorted(result["dropped"].items())]
     return pairs(rows)
+
+
+def _estimates(known: dict[str, Any]) -> list[tuple[str, Cell]]:
+    """What the router has learned; tables as `size: value`."""
+    return [
+        (f"learned {name}", ", ".join(f"{key}: {value:g}" for key, value in table.items()))
+        if isinstance(table, dict)
+        else (f"learned {name}", table)
+        for name, table in known.items()
+    ]

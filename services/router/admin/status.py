@@ -36,6 +36,7 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "queued_bytes": tables.waiting.bytes_held,
         "queued_bytes_max": settings.queue_bytes_max,
         "drained_per_s": None if rate is None else round(rate, 2),
+        "estimates": tables.estimates.shown(),
         "totals": {
             "submitted": counts.submitted,
             "placed": counts.placed,

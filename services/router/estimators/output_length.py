@@ -1,0 +1,75 @@
+"""How many tokens a request will make: the 90th percentile of its class.
+
+A class is (tenant, priority, power of two of max_tokens). While a tenant's class has fewer than
+`TRUST_SAMPLES`, the class of all tenants answers; while that has too few, the prior.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+CLASSES_MAX = 1_024
+SAMPLES = 64
+TRUST_SAMPLES = 8
+QUANTILE = 0.9
+
+Class = tuple[str | None, int, int]
+
+
+class _Lengths:
+    __slots__ = ("_p90", "_samples")
+
+    def __init__(self) -> None:
+        self._samples: deque[int] = deque(maxlen=SAMPLES)
+        self._p90: int | None = None
+
+    def add(self, tokens: int) -> None:
+        self._samples.append(tokens)
+        self._p90 = None
+
+    def p90(self) -> int | None:
+        """None while there are too few samples."""
+        if self._p90 is None and len(self._samples) >= TRUST_SAMPLES:
+            ordered = sorted(self._samples)
+            self._p90 = ordered[min(len(ordered) - 1, int(QUANTILE * len(ordered)))]
+        return self._p90
+
+
+class OutputLength:
+    """The least recently used of more than `CLASSES_MAX` classes is forgotten."""
+
+    def __init__(self, prior_tokens: int) -> None:
+        self._prior = prior_tokens
+        self._classes: OrderedDict[Class, _Lengths] = OrderedDict()
+
+    def ended(self, tenant: str, priority: int, max_tokens: int, tokens: int) -> None:
+        for kind in (_class(tenant, priority, max_tokens), _class(None, priority, max_tokens)):
+            lengths = self._classes.get(kind)
+            if lengths is None:
+                lengths = self._classes[kind] = _Lengths()
+                if len(self._classes) > CLASSES_MAX:
+                    self._classes.popitem(last=False)
+            else:
+                self._classes.move_to_end(kind)
+            lengths.add(tokens)
+
+    def predict(self, tenant: str, priority: int, max_tokens: int) -> int:
+        """Tokens, at most `max_tokens`."""
+        for kind in (_class(tenant, priority, max_tokens), _class(None, priority, max_tokens)):
+            lengths = self._classes.get(kind)
+            p90 = lengths.p90() if lengths is not None else None
+            if p90 is not None:
+                return min(max_tokens, p90)
+        return min(max_tokens, self._prior)
+
+    def known(self) -> dict[str, int]:
+        """p90 over all tenants, by `priority/smallest max_tokens`."""
+        return {
+            f"{priority}/{(1 << row) >> 1}": p90
+            for (tenant, priority, row), lengths in self._classes.items()
+            if tenant is None and (p90 := lengths.p90()) is not None
+        }
+
+
+def _class(tenant: str | None, priority: int, max_tokens: int) -> Class:
+    return (tenant, int(priority), max_tokens.bit_length())

@@ -1,0 +1,104 @@
+"""Reports through the core teach `Estimates`, and only those that should."""
+
+import pytest
+
+from common.messages import Ended, KvReport, PrefillEnded
+from services.router.admin import status
+from services.router.admin.verb import View
+from services.router.estimators.estimates import Estimates
+from tests.unit.services.router.rig import Rig, standard
+
+
+def estimates(rig: Rig) -> Estimates:
+    return rig.core.tables.estimates
+
+
+def finish(rig: Rig, request_id: str, tokens: int, milliseconds: float) -> None:
+    end = Ended(
+        request_id=request_id,
+        attempt=1,
+        finish_reason="stop",
+        completion_tokens=tokens,
+        decode_ms=milliseconds,
+    )
+    rig.say("d0|1", end)
+
+
+def test_a_remote_request_teaches_all_its_phases() -> None:
+    rig = standard()
+    rig.submit(prompt=400, out=100)
+    rig.now += 0.1
+    rig.say("p0|1", PrefillEnded(request_id="r1", attempt=1, elapsed_ms=100.0, cached_tokens=200))
+    rig.now += 0.02
+    moved = KvReport(blocks=4, messages=2, payload_bytes=4_000_000, transfer_ms=1.0)
+    rig.started(kv=moved)
+    rig.now += 0.4
+    finish(rig, "r1", 21, 400.0)
+    learned = estimates(rig)
+    assert learned.prefill_seconds(200, "p0") == pytest.approx(0.1)
+    assert learned.tail_seconds() == pytest.approx(0.02)
+    assert learned.bandwidth.bytes_per_s("p0", "d0") == pytest.approx(2e9)
+    assert learned.transfer_seconds(2_000_000_000, "p0", "d0") == pytest.approx(1.0)
+    assert learned.step_seconds(1) == pytest.approx(0.02)
+    assert learned.stay_seconds(0.0) == pytest.approx(0.52)
+    assert learned.local_prefill.count == 0
+
+
+def test_a_local_prefill_teaches_the_curve_of_d() -> None:
+    rig = Rig()
+    rig.gateway()
+    rig.decode()
+    rig.submit(prompt=400)
+    rig.started(kv=None)
+    assert estimates(rig).local_prefill_seconds(400) == pytest.approx(0.005)
+    assert estimates(rig).prefill.count == 0
+
+
+def test_before_d_computed_anything_the_curve_of_p_answers_for_it() -> None:
+    rig = standard()
+    rig.submit(prompt=400)
+    rig.now += 1.0
+    rig.prefilled()
+    assert estimates(rig).local_prefill_seconds(400) == estimates(rig).prefill_seconds(400)
+
+
+def test_the_step_is_learned_by_the_batch_that_was_there() -> None:
+    rig = standard()
+    for i in range(4):
+        rig.submit(f"r{i}", prompt=8, out=8)
+        rig.started(f"r{i}", kv=None)
+    for i in range(4):
+        finish(rig, f"r{i}", 11, 100.0 * (4 - i))
+    assert len(rig.row("d0|1").decoding) == 0
+    known = estimates(rig).shown()["decode_step_ms"]
+    assert set(known) == {"2"}
+
+
+def test_the_output_length_is_learned_from_what_ended_well_only() -> None:
+    rig = standard()
+    for i in range(10):
+        rig.submit(f"r{i}", out=100)
+        rig.ended(f"r{i}", error="cancelled")
+    assert estimates(rig).output_tokens("", 1, 100) == 100
+    for i in range(10, 20):
+        rig.submit(f"r{i}", out=100)
+        rig.ended(f"r{i}")
+    assert estimates(rig).output_tokens("", 1, 100) == 8
+
+
+def test_a_failed_prefill_teaches_nothing() -> None:
+    rig = standard()
+    rig.submit()
+    rig.prefilled(error="engine_failed")
+    assert estimates(rig).prefill.count == 0
+
+
+def test_status_shows_what_was_learned() -> None:
+    rig = standard()
+    rig.submit(prompt=400)
+    rig.now += 0.1
+    rig.prefilled()
+    view = View(rig.core.tables, rig.now, {})
+    shown = status.VERB.run(view, {})["estimates"]
+    assert set(shown["prefill_tokens_per_s"]) == {"256"}
+    assert shown["decode_step_ms"] == {}

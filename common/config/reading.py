@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from common.config.exposure import check_exposure
 from common.config.sections import Config, Section, WorkerConfig
 from common.errors import ConfigError
 from common.messages import Role
@@ -69,7 +70,9 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     for role in (Role.PREFILL, Role.DECODE):
         for name, table in raw.get(role.value, {}).items():
             _convert(table, WorkerConfig, f"{role}.{name}")
-    return _convert(raw, Config, "")
+    config = _convert(raw, Config, "")
+    check_exposure(config.gateway)
+    return config
 
 
 def flatten(config: Config) -> list[tuple[str, object]]:

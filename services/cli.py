@@ -31,6 +31,7 @@ Baton serves large language models with prefill and decode on separate workers.
   baton up                    a whole fleet on this machine; start here
   baton ctl status            look inside a running fleet (also: workers, requests, explain, help)
   baton doctor                is this host fit for it? versions, limits, what UCX will use, ports
+  baton keys add              make API keys, list and revoke them
   baton check --config FILE   validate a fleet file
   baton config --config FILE  print the effective configuration and where each value came from
   baton gateway | router | prefill | decode | health --config FILE --name NAME
@@ -45,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
         from services.ctl.main import main as ctl
 
         return ctl(arguments[1:])
+    if arguments[:1] == ["keys"]:
+        from services.keys.main import main as keys
+
+        return keys(arguments[1:])
     parsed = _parser().parse_args(arguments)
     if parsed.command == "up":
         from services.up.main import main as up
@@ -77,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(commands.add_parser("up", help="run a whole fleet on this machine"))
     add_doctor_arguments(commands.add_parser("doctor", help="is this host fit for a fleet?"))
     commands.add_parser("ctl", help="talk to a running fleet's admin socket", add_help=False)
+    commands.add_parser("keys", help="make, list and revoke API keys", add_help=False)
     for command in ("check", "config"):
         tool = commands.add_parser(command, help=f"{command} a fleet file")
         tool.add_argument("--config", type=Path, required=True, metavar="FILE")

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from common.config.base import Section
+from common.config.exposure import check_exposure
 from common.config.sections import Config, WorkerConfig
 from common.errors import ConfigError
 from common.messages import Role
@@ -70,7 +71,9 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     for role in (Role.PREFILL, Role.DECODE):
         for name, table in raw.get(role.value, {}).items():
             _convert(table, WorkerConfig, f"{role}.{name}")
-    return _convert(raw, Config, "")
+    config = _convert(raw, Config, "")
+    check_exposure(config.gateway)
+    return config
 
 
 def flatten(config: Config) -> list[tuple[str, object]]:

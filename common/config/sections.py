@@ -88,10 +88,14 @@ class KvConfig(Section, frozen=True):
 
 class GatewayConfig(Section, frozen=True):
     """`stream_bind`: ZMQ endpoint on which decode workers deliver tokens; empty = an ipc socket in
-    run_dir. `router_wait_ms`: how long new work is held while no router answers."""
+    run_dir. `router_wait_ms`: how long new work is held while no router answers. `keys_file`: who
+    may ask (`baton keys`); without one, `host` must be a loopback address unless `allow_anonymous`.
+    """
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    keys_file: str = ""
+    allow_anonymous: bool = False
     stream_bind: str = ""
     text: Literal["light"] = "light"
     body_bytes_max: Count = 8 << 20

@@ -14,6 +14,7 @@ from common.errors import BatonError, Code
 from services.gateway.api.intake import Intake
 from services.gateway.api.kinds import Call, Kind
 from services.gateway.api.responses import models_body
+from services.gateway.auth.caller import Caller
 from services.gateway.core import Core
 from services.gateway.events import Closed, Event, Opened
 from services.gateway.refusals import RETRY_SOON_MS, draining, unreachable
@@ -64,7 +65,7 @@ class App:
             raise draining()
         return await self._intake.call(kind, body, request_id, deadline_ms)
 
-    def open(self, call: Call, answer: Answer) -> None:
+    def open(self, call: Call, answer: Answer, caller: Caller) -> None:
         """`answer` hears everything from now on, a refusal included."""
         journal = Journal(call.prompt_ids, call.sampling.max_tokens)
         stream = TextStream(
@@ -75,7 +76,7 @@ class App:
             stops=call.stops,
             include_stop=call.include_stop,
         )
-        self._handle(Opened(call, stream, answer))
+        self._handle(Opened(call, stream, answer, caller))
 
     def close(self, call: Call, reason: str) -> None:
         """The client is gone. Harmless after the answer's end."""

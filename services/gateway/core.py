@@ -125,6 +125,7 @@ class Core:
             call=call,
             stream=event.stream,
             answer=event.answer,
+            caller=event.caller,
             hold_until=now + self._router_wait,
             deadline=now + call.deadline_ms / 1000 if call.deadline_ms else 0.0,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 from common.clock import Clock, SystemClock
@@ -20,6 +21,7 @@ from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import resolve_model
 from common.wire import encode
 from services.gateway.app import App
+from services.gateway.auth.authenticator import Authenticator
 from services.gateway.core import Core
 from services.gateway.events import (
     Action,
@@ -41,6 +43,7 @@ from services.gateway.text.port import TextPort
 TICK_SECONDS = 0.1
 TICKS_PER_PING = 2
 TICKS_PER_BEAT = 5
+TICKS_PER_KEYS = 10
 TICKS_PER_ROLL_CALL = 50
 CLOSE_SECONDS = 6.0
 TOKENIZER_THREADS = 2
@@ -82,7 +85,8 @@ class Gateway:
             executor=self._executor,
             handle=self._handle,
         )
-        self._http = HttpServer(self._app, config.gateway, log)
+        self._authenticator = Authenticator(config.gateway.keys_file, log)
+        self._http = HttpServer(self._app, config.gateway, self._authenticator, log)
         self._workers: WorkerLinks | None = None
         self._router: RouterLink | None = None
         self._idle = asyncio.Event()
@@ -96,6 +100,11 @@ class Gateway:
     @property
     def core(self) -> Core:
         return self._core
+
+    @property
+    def http_routes(self) -> list[tuple[str, str]]:
+        """Method and path pattern of all that is served."""
+        return self._http.routes
 
     @property
     def frames_dropped(self) -> int:
@@ -118,12 +127,14 @@ class Gateway:
         )
         self._router.start()
         self.http_address = await self._http.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         tasks.start("tick", self._tick(self._workers, self._router))
         tasks.start("router-refusal", self._die_if_refused())
         host, port = self.http_address
         return f"gateway {self._name} listens on http://{host}:{port}"
 
     async def stop(self) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         self._handle(DrainStarted())
         if self._router is not None:
             self._router.leave()
@@ -167,6 +178,9 @@ class Gateway:
             case Note(event=event, sentence=sentence, request_id=request_id):
                 self._log.info(event, sentence=sentence, request_id=request_id or None)
 
+    def _reload(self) -> None:
+        self._authenticator.refresh(force=True)
+
     def _on_refused(self, reason: str) -> None:
         if not self._refused.done():
             self._refused.set_result(reason)
@@ -185,5 +199,7 @@ class Gateway:
                 workers.ping(self._core.busy_workers())
             if ticks % TICKS_PER_BEAT == 0:
                 router.beat()
+            if ticks % TICKS_PER_KEYS == 0:
+                self._authenticator.refresh()
             if ticks % TICKS_PER_ROLL_CALL == 0:
                 workers.ping_all()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from common.messages import RequestBody, Submit
 from common.wire import pack_ids
 from services.gateway.api.kinds import Call
+from services.gateway.auth.caller import Caller
 from services.gateway.streams.answer import Answer
 from services.gateway.streams.stream import TextStream
 
@@ -52,6 +53,7 @@ class Entry:
     call: Call
     stream: TextStream
     answer: Answer
+    caller: Caller
     hold_until: float
     deadline: float
     state: State = State.HELD
@@ -69,7 +71,7 @@ class Entry:
 
     def submission(self, now: float) -> tuple[Submit, RequestBody]:
         """The current attempt, as the router wants it: prompt and what was emitted before it."""
-        journal, call = self.stream.journal, self.call
+        journal, call, caller = self.stream.journal, self.call, self.caller
         ids = [*journal.prompt_ids, *journal.emitted]
         submit = Submit(
             request_id=call.request_id,
@@ -77,5 +79,12 @@ class Entry:
             prompt_tokens=len(ids),
             max_tokens=call.sampling.max_tokens - len(journal.emitted),
             deadline_ms=max(1.0, (self.deadline - now) * 1000) if self.deadline else 0.0,
+            key_id=caller.key_id,
+            tenant=caller.tenant,
+            limits=caller.limits,
+            priority=caller.bounded(None),
         )
-        return submit, RequestBody(prompt_ids=pack_ids(ids), sampling=call.sampling)
+        body = RequestBody(
+            prompt_ids=pack_ids(ids), sampling=call.sampling, cache_salt=caller.cache_salt
+        )
+        return submit, body

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from common.messages import Abort, Cancel, Delta, RequestBody, RouterToGateway, Submit
 from services.gateway.api.kinds import Call
+from services.gateway.auth.caller import ANONYMOUS, Caller
 from services.gateway.streams.answer import Answer
 from services.gateway.streams.stream import TextStream
 
@@ -17,6 +18,7 @@ class Opened:
     call: Call
     stream: TextStream
     answer: Answer
+    caller: Caller = ANONYMOUS
 
 
 @dataclass(frozen=True, slots=True)

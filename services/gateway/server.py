@@ -3,9 +3,11 @@
 Theory of operation: a handler reads and checks a request, opens it, and waits. Tokens of a stream
 never pass through the handler: the answer writes each engine step's frame straight to the
 transport from the ZeroMQ callback, in its own chunked framing, and wakes the handler only for the
-first frame (which must be preceded by headers) and after the last. A client that does not read is
-bounded by what its transport buffers, in bytes and in time, and then cut; a cut or lost
-connection cancels the handler, whose last act is to close the request.
+first frame (which must be preceded by headers) and after the last. A cut or lost connection cancels
+the handler, whose last act is to close the request.
+
+Default-deny: every request needs a caller before its handler runs, unmatched ones too; only the
+routes in `OPEN` do not. The matched route decides, never the text of the path or a header.
 """
 
 from __future__ import annotations
@@ -23,11 +25,16 @@ from services.gateway.api.intake import client_id, deadline_ms, request_id
 from services.gateway.api.kinds import Call, Kind
 from services.gateway.api.responses import error_body, retry_after_seconds, whole_answer
 from services.gateway.app import App
+from services.gateway.auth.authenticator import Authenticator
+from services.gateway.auth.caller import Caller
+from services.gateway.connection import ClientConnection
 from services.gateway.streams.answer import Collected
 from services.gateway.streams.sse import SseAnswer
 
 REQUEST_ID = "x-request-id"
 INTERNAL_ID = web.RequestKey("request_id", str)
+CALLER = web.RequestKey("caller", Caller)
+OPEN = frozenset({"/health", "/live"})
 JSON_TYPE = "application/json"
 SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -38,73 +45,14 @@ SHUTDOWN_SECONDS = 1.0
 BACKLOG = 2_048
 
 
-class ClientConnection:
-    """A client that is sent events; an sse.Connection. `started` resolves with the first frame, or
-    raises the refusal that came instead; `ended` resolves after the last."""
-
-    def __init__(self, limits: GatewayConfig) -> None:
-        loop = asyncio.get_running_loop()
-        self.started: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
-        self.cut_reason = ""
-        self._now = loop.time
-        self._bytes_max = limits.slow_client_bytes_max
-        self._seconds_max = limits.slow_client_ms_max / 1000
-        self._transport: asyncio.WriteTransport | None = None
-        self._early: list[bytes] = []
-        self._chunked = True
-        self._stuck_since = 0.0
-
-    def attach(self, transport: asyncio.WriteTransport, *, chunked: bool) -> None:
-        """The headers are out; frames follow. `chunked` False: an HTTP/1.0 client reads to EOF."""
-        self._transport, self._chunked = transport, chunked
-        early, self._early = self._early, []
-        if early:
-            self.write(b"".join(early))
-
-    def write(self, payload: bytes) -> None:
-        transport = self._transport
-        if transport is None:
-            self._early.append(payload)
-            if not self.started.done():
-                self.started.set_result(None)
-            return
-        if transport.is_closing():
-            return
-        waiting = transport.get_write_buffer_size()
-        if waiting:
-            if self._too_slow(waiting + len(payload)):
-                self._cut(transport, waiting)
-                return
-        else:
-            self._stuck_since = 0.0
-        transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
-
-    def refuse(self, error: BatonError) -> None:
-        if not self.started.done():
-            self.started.set_exception(error)
-
-    def end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def _too_slow(self, waiting: int) -> bool:
-        """Something was still unsent from earlier; since when, without a pause?"""
-        now = self._now()
-        if not self._stuck_since:
-            self._stuck_since = now
-        return waiting > self._bytes_max or now - self._stuck_since > self._seconds_max
-
-    def _cut(self, transport: asyncio.WriteTransport, waiting: int) -> None:
-        self.cut_reason = f"slow client, {waiting} bytes unsent"
-        transport.abort()
-
-
 class HttpServer:
     """Listens from `start` to `close`. Raises BatonError(CONFIG_INVALID) if it cannot."""
 
-    def __init__(self, app: App, config: GatewayConfig, log: Logger) -> None:
+    def __init__(
+        self, app: App, config: GatewayConfig, authenticator: Authenticator, log: Logger
+    ) -> None:
         self._app = app
+        self._authenticator = authenticator
         self._config = config
         self._log = log
         application = web.Application(
@@ -127,6 +75,12 @@ class HttpServer:
             access_log=None,
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
+
+    @property
+    def routes(self) -> list[tuple[str, str]]:
+        """Method and path pattern of all that is served."""
+        resources = self._runner.app.router.resources()
+        return [(route.method, each.canonical) for each in resources for route in each]
 
     async def start(self) -> tuple[str, int]:
         """Returns the address it listens on."""
@@ -154,6 +108,7 @@ class HttpServer:
             request[INTERNAL_ID] = internal = request_id(client)
             shown = client or internal
             try:
+                self._identify(request)
                 response = await handler(request)
             except BatonError as error:
                 response = _error(error)
@@ -174,6 +129,15 @@ class HttpServer:
 
         return guard
 
+    def _identify(self, request: web.Request) -> None:
+        """Raises BatonError(INVALID_API_KEY)."""
+        resource = request.match_info.route.resource
+        if resource is None or resource.canonical not in OPEN:
+            headers = request.headers
+            request[CALLER] = self._authenticator.caller(
+                headers.getall("Authorization", ()), headers.getall("x-api-key", ())
+            )
+
     # ------------------------------------------------------------ generation
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -189,12 +153,15 @@ class HttpServer:
             raise BatonError(Code.INVALID_REQUEST, sentence, param="content-encoding")
         body = await request.read()
         call = await self._app.call(kind, body, request[INTERNAL_ID], deadline)
-        return await (self._stream(request, call) if call.stream else self._whole(call))
+        caller = request[CALLER]
+        if call.stream:
+            return await self._stream(request, call, caller)
+        return await self._whole(call, caller)
 
-    async def _whole(self, call: Call) -> web.Response:
+    async def _whole(self, call: Call, caller: Caller) -> web.Response:
         answer, done = Collected(), asyncio.Event()
         answer.on_end(done.set)
-        self._app.open(call, answer)
+        self._app.open(call, answer, caller)
         try:
             await done.wait()
         finally:
@@ -204,9 +171,9 @@ class HttpServer:
         body = whole_answer(call, answer.whole_text, answer.token_ids, answer.ending)
         return web.Response(body=body, content_type=JSON_TYPE)
 
-    async def _stream(self, request: web.Request, call: Call) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, call: Call, caller: Caller) -> web.StreamResponse:
         connection = ClientConnection(self._config)
-        self._app.open(call, SseAnswer(call, connection))
+        self._app.open(call, SseAnswer(call, connection), caller)
         try:
             await connection.started
             response = await self._begin(request, connection)
@@ -265,6 +232,8 @@ def _error(error: BatonError) -> web.Response:
     response = web.Response(
         body=error_body(error), status=error.face.http_status, content_type=JSON_TYPE
     )
+    if error.code is Code.INVALID_API_KEY:
+        response.headers["WWW-Authenticate"] = "Bearer"
     seconds = retry_after_seconds(error)
     if seconds is not None:
         response.headers["Retry-After"] = str(seconds)

@@ -18,7 +18,8 @@ from common.endpoints import admin_address
 from common.errors import BatonError, Code
 from common.lifecycle import Tasks
 from common.log import Logger
-from services.health.probes import host_probes, router_probe
+from services.health.fleet_metrics import FleetMetrics
+from services.health.probes import host_probes, router_kv, router_probe
 from services.health.verdict import Judge, Verdict
 
 
@@ -42,6 +43,8 @@ class Health:
         self._verdict_gauge = Gauge(
             "baton_health_verdict", "0 up, 1 degraded, 2 down", registry=self._registry
         )
+        self._fleet = FleetMetrics()
+        self._registry.register(self._fleet)
         self._runner: web.AppRunner | None = None
 
     async def start(self, tasks: Tasks) -> str:
@@ -74,6 +77,7 @@ class Health:
         run_dir = Path(self._config.fleet.run_dir)
         while True:
             probes = [*host_probes(run_dir), await router_probe(admin_address(self._config))]
+            self._fleet.kv = await router_kv(admin_address(self._config))
             for probe in probes:
                 self._probe_gauge.labels(probe.name).set(probe.value)
             if self._judge.round(probes):

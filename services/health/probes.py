@@ -6,6 +6,7 @@ Limits are shares of the whole (0 to 1), or seconds for the router's silence.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,6 +31,15 @@ def host_probes(run_dir: Path) -> list[Probe]:
             "disk_used", full, DISK_DEGRADED, DISK_DOWN, f"the disk of {run_dir} is {full:.0%} full"
         ),
     ]
+
+
+async def router_kv(admin: str) -> dict[str, Any] | None:
+    """The router's `kv` answer without the single holds; None when it does not answer."""
+    try:
+        answer = await ask(admin, "kv", {"limit": 0}, seconds=ROUTER_SECONDS)
+    except BatonError:
+        return None
+    return answer.result if answer.ok and isinstance(answer.result, dict) else None
 
 
 async def router_probe(admin: str) -> Probe:

@@ -140,6 +140,7 @@ def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> l
         return _return_worker(tables, peer, now)
     if message.load is None:
         return []
+    peer.told_kv(message, now)
     joining = peer.state is WorkerState.JOINING
     tables.freed |= peer.reported(message.load, now)
     actions: list[Action] = []

@@ -30,6 +30,9 @@ class History:
             if self._latest.get(request_id) == attempt:
                 del self._latest[request_id]
 
+    def find(self, key: Key) -> Try | None:
+        return self._tries.get(key)
+
     def latest(self, request_id: str) -> Try | None:
         """The highest attempt of this request that is over."""
         attempt = self._latest.get(request_id)

@@ -6,10 +6,13 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from common.messages import (
+    Beat,
     Capacity,
     DecodeStarted,
     Ended,
     Hello,
+    KvCounts,
+    KvHold,
     Load,
     PrefillEnded,
     PriorityClass,
@@ -94,7 +97,7 @@ class Worker:
     `foreign_tokens`, `foreign_requests`: what its engine held when it joined and has not freed
     since, that is, work of an earlier router. `orphans`: tries given up while it was out of reach,
     to be aborted when it comes back. `empty_since`: first of the latest row of Beats that showed an
-    engine without work.
+    engine without work. `kv_*`: what its KV plane told last, at `kv_seen`.
     """
 
     identity: str
@@ -122,6 +125,10 @@ class Worker:
     foreign_tokens: int = 0
     foreign_requests: int = 0
     empty_since: float | None = None
+    kv_counts: KvCounts | None = None
+    kv_holds: tuple[KvHold, ...] = ()
+    kv_holds_total: int = 0
+    kv_seen: float = 0.0
     orphans: list[Key] = field(default_factory=list)
 
     @classmethod
@@ -210,6 +217,10 @@ class Worker:
         self.load = load
         self.changed[self.identity] = self
         return (self.foreign_tokens, self.foreign_requests) != foreign
+
+    def told_kv(self, beat: Beat, now: float) -> None:
+        self.kv_counts, self.kv_holds = beat.kv_counts, beat.kv_holds
+        self.kv_holds_total, self.kv_seen = beat.kv_holds_total, now
 
     def view(self) -> WorkerView:
         """The snapshot that placement sees."""

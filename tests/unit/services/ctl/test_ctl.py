@@ -10,6 +10,7 @@ from common.admin import AdminAnswer
 from common.errors import BatonError, Code
 from services.ctl import main as ctl
 from services.ctl.command import UsageError, parse
+from services.ctl.renderers import VERBS
 from services.ctl.table import pairs, size, span, table
 
 WORKER = {
@@ -257,3 +258,36 @@ def test_sizes(count: int, text: str) -> None:
 )
 def test_spans(ms: float, text: str) -> None:
     assert span(ms) == text
+
+
+def test_the_ledger_names_orphans_and_what_each_worker_moved() -> None:
+    hold = {
+        "owner": "p0",
+        "side": "send",
+        "peer": "d0",
+        "request_id": "abc",
+        "attempt": 1,
+        "state": "over",
+        "orphan": True,
+        "blocks": 3,
+        "bytes": 3 << 20,
+        "lease_left_ms": 12_000.0,
+        "age_ms": 900.0,
+    }
+    counts = dict.fromkeys(
+        ("handoffs_in", "handoffs_out", "bytes_in", "bytes_out", "early_bytes_out", "retries",
+         "refetches", "digest_mismatches", "recomputes", "leases_expired"), 0
+    ) | {"bytes_out": 4 << 20, "early_bytes_out": 3 << 20}  # fmt: skip
+    workers = [
+        {"name": "p0", "holds": 1, "counts": counts},
+        {"name": "d0", "holds": 0, "counts": {}},
+    ]
+    answer = {"holds": [hold], "holds_total": 9, "bytes_total": 1, "orphans": 1, "workers": workers}
+    shown = VERBS["kv"].render(answer)
+    assert "over ORPHAN" in shown
+    assert "1 holds are ORPHANS" in shown
+    assert "9 holds in all, 1 shown" in shown
+    assert "3.0 MiB" in shown
+    assert "75%" in shown
+    empty = VERBS["kv"].render(answer | {"holds": [], "holds_total": 0, "orphans": 0})
+    assert empty.startswith("no worker holds KV for another\n\nWORKER")

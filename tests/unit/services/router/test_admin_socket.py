@@ -16,7 +16,7 @@ from common.messages import Beat, Decode, Ended, Load, Placed, Role, Submit, Wel
 from tests.unit.services.router.daemon_rig import Running, running
 from tests.unit.services.router.rig import hello, worker_hello
 
-NAMES = "status, workers, requests, explain, help"
+NAMES = "status, workers, requests, explain, kv, help"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test unit integration e2e lint format bench bench-kv lock clean
+.PHONY: help install run test unit integration faults-kv e2e lint format bench bench-kv lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ unit: install ## seconds: one module at a time
 
 integration: install ## real daemons, simulated engine
 	@$(PYTEST) tests/integration $(ARGS)
+
+faults-kv: install ## 10,000 KV handoffs while messages are bent and workers are killed (ARGS="--seed N")
+	@exec $(VENV)/python -m tests.faults $(ARGS)
 
 e2e: install ## real vLLM
 	@$(PYTEST) tests/e2e $(ARGS)

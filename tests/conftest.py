@@ -9,7 +9,7 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
-KINDS = frozenset({"unit", "simulation", "integration", "e2e", "chaos"})
+KINDS = frozenset({"unit", "simulation", "integration", "faults", "e2e", "chaos"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,9 +1,11 @@
 """Small messages between P and D on one link: hello first, then the KV protocol.
 
-Theory of operation: every message is one slot of `SLOT_BYTES`, `length (uint32) | msgpack`, under
-the tag the receiver chose. One receive is always posted. Both sides say `KvHello` and decode
-nothing else before they have heard it; a side that sees another wire version or fingerprint says
-`KvRefused` and closes. Sends that wait are bounded: a peer that takes nothing is lost.
+Theory of operation: every message is one slot of `SLOT_BYTES`, `length (uint32) | xxh3_64 of the
+rest | msgpack`, under the tag the receiver chose; a slot that is not what was sent costs the link,
+for a bent bit could ask for other blocks or end another transfer. One receive is always posted.
+Both sides say `KvHello` and decode nothing else before they have heard it; a side that sees another
+wire version or fingerprint says `KvRefused` and closes. Sends that wait are bounded: a peer that
+takes nothing is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from common.errors import WireError
 from common.kv.handoff.desk import Peer
@@ -25,9 +29,30 @@ from common.wire import Decoder, encode
 SLOT_BYTES = 2048
 PENDING_MAX = 1024
 LAST_WORD_S = 0.2
-_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<IQ")
+HEAD_BYTES = _HEAD.size
 
 Heard = KvReady | KvCredit | KvReleased | KvAbort | KvRefused
+Slot = NDArray[np.uint8]
+
+
+def pack(frame: bytes) -> Slot:
+    """A slot to send. Raises WireError when the frame does not fit."""
+    if len(frame) > SLOT_BYTES - HEAD_BYTES:
+        raise WireError(f"a control message of {len(frame)} bytes")
+    slot = np.empty(SLOT_BYTES, np.uint8)
+    _HEAD.pack_into(slot.data, 0, len(frame), xxhash.xxh3_64_intdigest(frame))
+    slot[HEAD_BYTES : HEAD_BYTES + len(frame)] = np.frombuffer(frame, np.uint8)
+    return slot
+
+
+def unpack(slot: Slot) -> bytes:
+    """The frame in a received slot. Raises WireError when it is not what was packed."""
+    length, digest = _HEAD.unpack_from(slot.data, 0)
+    frame = slot[HEAD_BYTES : HEAD_BYTES + length].tobytes()
+    if len(frame) != length or xxhash.xxh3_64_intdigest(frame) != digest:
+        raise WireError("a control message was damaged on its way")
+    return frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +95,14 @@ class Channel:
     def tell(self, message: msgspec.Struct) -> None:
         if self.closed:
             return
-        frame = encode(message)
-        if len(frame) > SLOT_BYTES - _LENGTH.size or self._pending >= PENDING_MAX:
-            self.close("the peer takes no messages, or one is too long")
+        if self._pending >= PENDING_MAX:
+            self.close("the peer takes no messages")
             return
-        slot = np.empty(SLOT_BYTES, np.uint8)
-        _LENGTH.pack_into(slot.data, 0, len(frame))
-        slot[_LENGTH.size : _LENGTH.size + len(frame)] = np.frombuffer(frame, np.uint8)
+        try:
+            slot = pack(encode(message))
+        except WireError as wrong:
+            self.close(wrong.message)
+            return
         self._pending += 1
         self.link.send(slot, self.link.send_tag, self._sent)
 
@@ -109,6 +135,7 @@ class Channel:
 
     def _listen(self) -> None:
         if not self.closed:
+            self._slot[:HEAD_BYTES] = 0
             self.link.receive(self._slot, self.link.receive_tag, self._arrived)
 
     def _arrived(self, error: str | None) -> None:
@@ -118,11 +145,7 @@ class Channel:
             self.close(error)
             return
         try:
-            (length,) = _LENGTH.unpack_from(self._slot.data, 0)
-            if length > SLOT_BYTES - _LENGTH.size:
-                raise WireError(f"a control message of {length} bytes")
-            frame = self._slot[_LENGTH.size : _LENGTH.size + length].tobytes()
-            message = self._decoder.decode(frame)
+            message = self._decoder.decode(unpack(self._slot))
         except WireError as wrong:
             self.close(wrong.message)
             return

@@ -7,9 +7,10 @@ None or an error. Nothing runs while nothing happens. All calls belong to the lo
 
 A buffer given to `send` or `receive` is the transport's until its `done` was called: cancelling is
 not known to UCX tag receives, and a freed buffer would be written later. A `Link` is lost once and
-for good; what was pending on it is called back with an error. Closing an endpoint that UCXX has
-closed after an error crashes the process, hence the look at `alive`; its non-blocking close leaves
-receives pending for ever, its blocking one cancels them and takes 0.1 ms.
+for good; what was pending on it is called back with an error. An endpoint may have failed before
+its link exists: a peer that dies while it connects. Closing an endpoint that UCXX has closed after
+an error crashes the process, hence the look at `alive`; its non-blocking close leaves receives
+pending for ever, its blocking one cancels them and takes 0.1 ms.
 UCX leaves shared memory out of endpoints with error handling unless it is told that those
 transports report a dead peer too; they do (a killed peer fails what is pending within 10 ms), and
 a handoff inside one host takes a third of the CPU that it takes over loopback TCP.
@@ -61,7 +62,10 @@ class Link:
         self.send_tag = 0
         self._owner = owner
         self._endpoint = endpoint
-        endpoint.set_close_callback(owner.soon, (self._drop,))
+        try:
+            endpoint.set_close_callback(owner.soon, (self._drop,))
+        except RuntimeError:
+            owner.soon(self._drop)
 
     def open(self, done: Done) -> None:
         """Exchanges control tags with the other side, which does the same."""

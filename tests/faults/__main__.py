@@ -1,0 +1,65 @@
+"""`make faults-kv`: ten thousand handoffs with faults, judged. Exit status 1 when a promise broke.
+
+The first fifth runs without faults: no digest may mismatch there and everything is delivered.
+`--seed` repeats a run; `--first`, `--count` repeat a part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+
+from tests.faults.verdict import broken_promises, table, useless
+from tests.faults.world import World
+
+CALM_SHARE = 0.2
+FAULT_SHARE = 0.6
+ROUND = 2000
+KILL_EVERY = 200
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog='make faults-kv ARGS="..."', description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first")
+    parser.add_argument("--count", type=int, default=10_000)
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    calm = int(options.count * CALM_SHARE)
+    failed = run_calm(options.seed, options.first, calm)
+    failed += run_faults(options.seed, options.first + calm, options.count - calm)
+    print("\n".join(failed) or "every promise held, every fault took effect")
+    return 1 if failed else 0
+
+
+def run_calm(seed: int, first: int, count: int) -> list[str]:
+    world = World(seed, fault_share=0.0, kill_every=0)
+    try:
+        world.run(first, count)
+    finally:
+        world.close()
+    notes = world.notes
+    print(f"without faults\n{table(notes)}\n", flush=True)
+    failed = broken_promises(notes)
+    if notes.outcomes["none", "delivered"] != count:
+        failed.append(f"only {notes.outcomes} of {count} were delivered at the first try")
+    return failed
+
+
+def run_faults(seed: int, first: int, count: int) -> list[str]:
+    world = World(seed, fault_share=FAULT_SHARE, kill_every=KILL_EVERY)
+    try:
+        for at in range(first, first + count, ROUND):
+            world.run(at, min(ROUND, first + count - at))
+    finally:
+        world.close()
+    print(f"with faults\n{table(world.notes)}\n", flush=True)
+    failed = broken_promises(world.notes) + useless(world.notes)
+    if not world.notes.kills:
+        failed.append("nobody was killed")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""A cut of `make faults-kv`, and the proof that its checks can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.plan import KINDS, draw
+from tests.faults.verdict import broken_promises, table, useless
+from tests.faults.world import Notes, World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+SEED = 11
+ALWAYS_FREQUENT = tuple(kind for kind in KINDS if kind.startswith("data:"))
+
+
+@pytest.fixture
+def worlds() -> Iterator[list[World]]:
+    """Ends the processes of every world a test opens."""
+    opened: list[World] = []
+    yield opened
+    for world in opened:
+        world.close()
+
+
+def played(
+    worlds: list[World], count: int, *, fault_share: float, kill_every: int = 0, control: str = ""
+) -> Notes:
+    worlds.append(World(SEED, fault_share=fault_share, kill_every=kill_every, control=control))
+    worlds[-1].run(0, count)
+    return worlds[-1].notes
+
+
+def test_no_promise_breaks_while_messages_are_bent_and_workers_die(worlds: list[World]) -> None:
+    notes = played(worlds, 500, fault_share=0.6, kill_every=150)
+    assert broken_promises(notes) == [], table(notes)
+    assert useless(notes, ALWAYS_FREQUENT) == [], table(notes)
+    assert len(notes.kills) == 3, table(notes)
+    assert len(notes.caught) >= 20, table(notes)
+
+
+def test_without_faults_everything_is_delivered_and_nothing_is_refused(
+    worlds: list[World],
+) -> None:
+    notes = played(worlds, 100, fault_share=0.0)
+    assert broken_promises(notes) == [], table(notes)
+    assert notes.caught == set()
+    assert notes.outcomes["none", "delivered"] == 100, table(notes)
+
+
+def test_a_receiver_that_ignores_its_digests_is_found_out(worlds: list[World]) -> None:
+    notes = played(worlds, 80, fault_share=1.0, control="blind")
+    broken = broken_promises(notes)
+    assert any("are not P's" in each for each in broken), table(notes)
+    assert any("were accepted" in each for each in broken), table(notes)
+
+
+def test_faults_that_miss_are_found_out(worlds: list[World]) -> None:
+    notes = played(worlds, 40, fault_share=1.0, control="misaimed")
+    missed = useless(notes, ALWAYS_FREQUENT)
+    assert len(missed) == len(ALWAYS_FREQUENT), table(notes)
+
+
+def test_a_seed_draws_the_same_faults_again() -> None:
+    assert [draw(3, n, 0.5) for n in range(300)] == [draw(3, n, 0.5) for n in range(300)]
+    kinds = {draw(3, n, 1.0).kind for n in range(2000)}
+    assert kinds == set(KINDS)

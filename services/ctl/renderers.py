@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.ctl.verbs import explain, help_, requests, status, workers
+from services.ctl.verbs import explain, help_, policy, requests, status, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,5 +23,6 @@ VERBS: dict[str, Shown] = {
     "workers": Shown(("role",), workers.render),
     "requests": Shown(("state",), requests.render),
     "explain": Shown(("id",), explain.render),
+    "policy": Shown(("name",), policy.render),
     "help": Shown(("verb",), help_.render),
 }

@@ -31,6 +31,7 @@ from services.router.events import (
     DrainStarted,
     Event,
     PeerGone,
+    PolicyChosen,
     Received,
     Send,
     Tick,
@@ -79,6 +80,8 @@ class Core:
             case DrainExpired():
                 sentence = "the router is stopping"
                 return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
+            case PolicyChosen():
+                return core_placing.choose_policy(self.tables, event)
 
     def role_of(self, peer: str) -> Role | None:
         """None for a peer that has not said Hello, or was fenced."""

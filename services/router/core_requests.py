@@ -63,7 +63,13 @@ def submit(
         request_id=message.request_id,
         attempt=message.attempt,
         gateway=gateway.identity,
-        ask=Ask(message.prompt_tokens, message.max_tokens),
+        ask=Ask(
+            message.prompt_tokens,
+            message.max_tokens,
+            message.session,
+            message.local_reason,
+            message.prefix_hashes,
+        ),
         body=body or b"",
         received=now,
         key_id=message.key_id,
@@ -252,6 +258,7 @@ def decode_started(
     worker.decodes(each.key)
     each.batch = len(worker.decoding)
     learning.started(tables.estimates, worker, each, now)
+    worker.computed(each.key)
     if each.state is TryState.PLACED:
         each.move(TryState.DECODING)
     if message.kv is None or not message.kv.blocks:

@@ -164,6 +164,7 @@ class Core:
             tables.without_decode_since = None
         elif tables.without_decode_since is None:
             tables.without_decode_since = now
+        by_prefix = tables.settings.prefixes
         fleet = Fleet(
             ready=bool(ready) and not tables.draining,
             prefill_ready=sum(w.ready for w in there if w.role is Role.PREFILL),
@@ -171,6 +172,7 @@ class Core:
             max_model_len=max((s.max_model_len for s in tables.shapes), default=0),
             model=ready[0].model if ready else "",
             reason=self._why_not_ready(len(ready), len(decodes)),
+            block_tokens=ready[0].capacity.block_tokens if ready and by_prefix else 0,
         )
         if fleet == tables.fleet:
             return []

@@ -72,7 +72,10 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
 
 def _known(tables: Tables, each: Try, *, any_prefill: bool) -> Known:
     placing = tables.placing
+    blocks = placing.prefixes.match(each.ask.prefix) if each.ask.prefix else {}
+    workers = tables.workers
     return Known(
+        cached={name: n * workers[name].capacity.block_tokens for name, n in blocks.items()},
         rules=placing.rules,
         local=not any_prefill or placing.all_local or bool(each.ask.local_reason),
         was_remote=placing.was_remote(each.ask),
@@ -127,6 +130,7 @@ def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[
     tables.workers[decode.identity].hold(each.key, decode.kv_need(each.ask.total_tokens))
     serial = tables.placing.next_serial()
     tables.workers[decode.identity].given = serial
+    _remember_prefix(tables, each, choice)
     if choice.weighed:
         tables.placing.decided(each.ask, remote=prefill is not None)
     actions: list[Action] = [core_requests.placed_answer(each)]
@@ -156,6 +160,16 @@ def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[
     fields: dict[str, object] = {"request_id": each.request_id, "attempt": each.attempt}
     actions.append(Note("debug", "request.placed", choice.sentence, fields))
     return actions
+
+
+def _remember_prefix(tables: Tables, each: Try, choice: Placement) -> None:
+    """Both will hold the prompt's KV, so what comes with the same prefix next is placed by it."""
+    hashes = each.ask.prefix
+    for view in (choice.decode, choice.prefill):
+        if view is not None and hashes:
+            limit = tables.workers[view.identity].capacity.kv_blocks
+            tables.placing.prefixes.add(view.identity, hashes, limit)
+    each.ask = each.ask._replace(prefix=())
 
 
 def _ticket(tables: Tables, each: Try, choice: Placement) -> Ticket:

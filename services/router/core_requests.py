@@ -7,6 +7,7 @@ taken it or the try is over, and P is told (`Abort`) whenever D did not take it.
 
 from __future__ import annotations
 
+from common import prefix
 from common.errors import Code
 from common.messages import (
     Abort,
@@ -68,7 +69,7 @@ def submit(
             message.max_tokens,
             message.session,
             message.local_reason,
-            message.prefix_hashes,
+            tuple(prefix.split(message.prefix_hashes)[: prefix.HASHES_MAX]),
         ),
         body=body or b"",
         received=now,
@@ -318,7 +319,7 @@ def leave(
     if was is TryState.QUEUED:
         if each.key in tables.waiting:
             tables.waiting.remove(each)
-        each.body = b""
+        each.body, each.ask = b"", each.ask._replace(prefix=())
     else:
         tables.active -= 1
         tables.workers[each.decode].release(each.key)

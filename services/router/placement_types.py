@@ -19,14 +19,14 @@ RemotePrefill = Literal["auto", "always", "never"]
 
 class Ask(NamedTuple):
     """What a request needs, in tokens, and what placement may go by. `prefix`: hashes of its
-    leading whole blocks (`common.prefix`), 8 bytes each. `local_reason`: why D must compute the
-    prompt itself; empty = it need not."""
+    leading whole blocks (`common.prefix`), kept until it is placed. `local_reason`: why D must
+    compute the prompt itself; empty = it need not."""
 
     prompt_tokens: int
     max_tokens: int
     session: str = ""
     local_reason: str = ""
-    prefix: bytes = b""
+    prefix: tuple[bytes, ...] = ()
 
     @property
     def total_tokens(self) -> int:

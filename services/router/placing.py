@@ -7,6 +7,7 @@ import msgspec
 
 from services.router.placement_types import Ask, Policy, Rules
 from services.router.policies.registry import POLICIES
+from services.router.prefixes import Prefixes
 from services.router.settings import Settings
 
 SIZES = 32
@@ -18,6 +19,7 @@ class Placing:
     def __init__(self, settings: Settings) -> None:
         self.policy: Policy = POLICIES[settings.policy]
         self.rules = Rules(settings.mode, settings.remote_prefill)
+        self.prefixes = Prefixes()
         self.serial = 0
         self._was_remote: list[bool | None] = [None] * SIZES
 

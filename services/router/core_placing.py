@@ -12,6 +12,7 @@ from common.messages import Decode, Prefill, Ticket
 from services.router import core_requests, placement
 from services.router.events import Action, Note, PolicyChosen, Send
 from services.router.placement_types import Known, Placement, WaitFor
+from services.router.rates import rates
 from services.router.records import Try
 from services.router.state import TryState
 from services.router.tables import Tables
@@ -78,7 +79,9 @@ def _known(tables: Tables, each: Try, *, any_prefill: bool) -> Known:
         cached={name: n * workers[name].capacity.block_tokens for name, n in blocks.items()},
         rules=placing.rules,
         local=not any_prefill or placing.all_local or bool(each.ask.local_reason),
+        rates=rates(tables.estimates, each),
         was_remote=placing.was_remote(each.ask),
+        probe=placing.probes(each.ask),
     )
 
 
@@ -131,8 +134,8 @@ def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[
     serial = tables.placing.next_serial()
     tables.workers[decode.identity].given = serial
     _remember_prefix(tables, each, choice)
-    if choice.weighed:
-        tables.placing.decided(each.ask, remote=prefill is not None)
+    remote = prefill is not None
+    tables.placing.decided(each.ask, remote=remote, weighed=choice.weighed)
     actions: list[Action] = [core_requests.placed_answer(each)]
     ticket = None
     if prefill is None:

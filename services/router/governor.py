@@ -7,8 +7,8 @@ sum: remote, until P's queue and the prompt are computed and the KV is over; loc
 computed it, plus the harm, which is what D's running streams lose meanwhile, because each of their
 steps then carries a chunk of this prompt. A prefill on P stops no stream. The same size of prompt
 changes sides only when the other side is better by `HYSTERESIS`, or near the crossover each noise
-of a measurement would turn the fleet over. Until a prefill and a handoff were measured, remote: it
-is what measures both.
+of a measurement would turn the fleet over. Until prefills and handoffs were measured, remote: it
+is what measures both; and where local has won for long, one prompt goes remote to measure again.
 """
 
 from __future__ import annotations
@@ -97,24 +97,27 @@ def _weigh(ask: Ask, decode: WorkerView, able: list[WorkerView], known: Known) -
         f"remote {remote * 1000:.0f} ms, local {local * 1000:.0f} ms and "
         f"{harm * 1000:.0f} ms that {decode.requests} running streams would lose"
     )
+    if known.probe:
+        return Verdict(able, f"remote prefill, to measure it again: {terms}")
     if remote < bar:
         return Verdict(able, f"remote prefill pays: {terms}", weighed=True)
     return Verdict((), f"local prefill pays: {terms}", weighed=True)
 
 
 def _remote_seconds(ask: Ask, decode: WorkerView, prefill: WorkerView, known: Known) -> float:
-    """To the first token by this P."""
+    """To the first token by this P: KV is handed over while it is computed."""
     rates, cached = known.rates, known.cached
-    compute = prefill.queued + ask.prompt_tokens - cached.get(prefill.identity, 0)
+    own = ask.prompt_tokens - cached.get(prefill.identity, 0)
     coming = (ask.prompt_tokens - cached.get(decode.identity, 0)) * decode.kv_token_bytes
-    pair = rates.pair_bytes_per_s.get((prefill.identity, decode.identity), rates.kv_bytes_per_s)
-    return compute / rates.prefill_tokens_per_s + coming / pair + rates.handoff_s
+    pair, rate = rates.pair_bytes_per_s, rates.prefill_tokens_per_s
+    bytes_per_s = pair(prefill.name, decode.name) if pair is not None else rates.kv_bytes_per_s
+    return prefill.queued / rate + max(own / rate, coming / bytes_per_s) + rates.handoff_s
 
 
 def _local_seconds(ask: Ask, decode: WorkerView, known: Known) -> float:
     """To the first token by D alone."""
     compute = decode.queued + ask.prompt_tokens - known.cached.get(decode.identity, 0)
-    return compute / known.rates.prefill_tokens_per_s
+    return compute / known.rates.local_tokens_per_s
 
 
 def _harm_seconds(ask: Ask, decode: WorkerView, known: Known) -> float:
@@ -122,7 +125,7 @@ def _harm_seconds(ask: Ask, decode: WorkerView, known: Known) -> float:
     the part that the step would have taken anyway."""
     rates = known.rates
     tokens = ask.prompt_tokens - known.cached.get(decode.identity, 0)
-    chunk = min(tokens, CHUNK_TOKENS) / rates.prefill_tokens_per_s
+    chunk = min(tokens, CHUNK_TOKENS) / rates.local_tokens_per_s
     step = rates.step_s + rates.step_s_per_seq * decode.requests
     lost = chunk / (chunk + step) if chunk else 0.0
-    return tokens / rates.prefill_tokens_per_s * lost * decode.requests
+    return tokens / rates.local_tokens_per_s * lost * decode.requests

@@ -7,7 +7,7 @@ come for all candidates at once, because one call for each would cost more than 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 CANDIDATES_MAX = 8
@@ -63,18 +63,20 @@ class WorkerView(NamedTuple):
 
 class Rates(NamedTuple):
     """What the fleet was measured to do, for a prompt of this length; the defaults are priors of a
-    small model on a CPU. `handoff_s`: what a handoff adds to the first token besides its bytes.
-    `step_s`, `step_s_per_seq`: a decode step, alone and for each sequence more. `pair_bytes_per_s`:
-    by (P, D) identity where it was measured. `out_tokens`: how long answers are (0 = not known:
-    as long as asked for). `measured`: a prefill and a handoff were seen."""
+    small model on a CPU. `prefill_tokens_per_s`, `local_tokens_per_s`: of a prefill and of a decode
+    worker. `pair_bytes_per_s`: by the names of P and D; None = `kv_bytes_per_s` for all.
+    `handoff_s`: from P's end to D's first token. `step_s`, `step_s_per_seq`: a decode step, alone
+    and for each sequence more. `out_tokens`: how long the answer will be (0 = not known: as long as
+    asked for). `measured`: enough prefills and handoffs were seen."""
 
     prefill_tokens_per_s: float = 8_000.0
+    local_tokens_per_s: float = 8_000.0
     kv_bytes_per_s: float = 5e8
+    pair_bytes_per_s: Callable[[str, str], float] | None = None
     handoff_s: float = 0.02
     step_s: float = 0.01
     step_s_per_seq: float = 0.0005
     out_tokens: float = 0.0
-    pair_bytes_per_s: Mapping[tuple[str, str], float] = {}
     measured: bool = False
 
 
@@ -89,7 +91,8 @@ class Known(NamedTuple):
     """What placement knows besides the snapshots, for one request. `cached`: by identity, leading
     tokens of the prompt whose KV the worker has; who has none is not in it. `barred`: pairs (P, D)
     that must not hand over now. `local`: D computes the prompt, whoever is D. `was_remote`: how a
-    prompt of this size was decided last."""
+    prompt of this size was decided last. `probe`: it was local for so long that remote shall be
+    measured again."""
 
     cached: Mapping[str, int] = {}
     rates: Rates = Rates()
@@ -97,6 +100,7 @@ class Known(NamedTuple):
     barred: frozenset[tuple[str, str]] = frozenset()
     local: bool = False
     was_remote: bool | None = None
+    probe: bool = False
 
 
 NOTHING = Known()

@@ -11,6 +11,7 @@ from services.router.prefixes import Prefixes
 from services.router.settings import Settings
 
 SIZES = 32
+PROBE_EVERY = 64
 
 
 class Placing:
@@ -22,6 +23,7 @@ class Placing:
         self.prefixes = Prefixes()
         self.serial = 0
         self._was_remote: list[bool | None] = [None] * SIZES
+        self._locals = [0] * SIZES
 
     @property
     def all_local(self) -> bool:
@@ -44,8 +46,18 @@ class Placing:
         """How the governor decided the last prompt of this size, when it had the choice."""
         return self._was_remote[_size(ask)]
 
-    def decided(self, ask: Ask, *, remote: bool) -> None:
-        self._was_remote[_size(ask)] = remote
+    def probes(self, ask: Ask) -> bool:
+        """It is time to measure a remote prefill of this size again."""
+        return self._locals[_size(ask)] >= PROBE_EVERY
+
+    def decided(self, ask: Ask, *, remote: bool, weighed: bool) -> None:
+        """A prompt was placed; `weighed`: by the governor's free choice."""
+        size = _size(ask)
+        if weighed:
+            self._was_remote[size] = remote
+            self._locals[size] += not remote
+        if remote:
+            self._locals[size] = 0
 
 
 def _size(ask: Ask) -> int:

@@ -10,6 +10,7 @@ from tests.unit.services.router.views import view
 
 RATES = Rates(
     prefill_tokens_per_s=1000.0,
+    local_tokens_per_s=1000.0,
     kv_bytes_per_s=1e6,
     handoff_s=0.05,
     step_s=0.01,
@@ -96,9 +97,11 @@ def test_what_either_side_has_cached_counts() -> None:
 
 def test_bytes_over_a_slow_pair_count() -> None:
     ask, decode = Ask(400, 10), view("d0", requests=1, kv_token_bytes=1024.0)
-    assert not remote(ask, decode)
-    fast = {("p0|1", "d0|1"): 1e9}
-    assert remote(ask, decode, rates=RATES._replace(pair_bytes_per_s=fast))
+    slow = {("p0", "d0"): 5e5, ("p1", "d0"): 1e6}
+    rates = RATES._replace(pair_bytes_per_s=lambda p, d: slow[p, d])
+    assert remote(ask, decode), "409 ms of transfer beside 400 ms of computing"
+    assert not remote(ask, decode, rates=rates)
+    assert remote(ask, decode, view("p0"), view("p1"), rates=rates)
 
 
 def test_prompts_that_d_still_computes_are_ahead_of_this_one() -> None:
@@ -124,6 +127,13 @@ def test_remote_until_something_was_measured() -> None:
     verdict = weighed(Ask(400, 10), view("d0"), rates=RATES._replace(measured=False))
     assert verdict.eligible
     assert not verdict.weighed
+
+
+def test_local_for_long_is_measured_again() -> None:
+    verdict = weighed(Ask(400, 10), view("d0"), probe=True)
+    assert verdict.eligible
+    assert not verdict.weighed
+    assert "to measure it again: remote 450 ms, local 400 ms" in verdict.sentence
 
 
 def test_always_does_not_weigh() -> None:

@@ -134,7 +134,12 @@ def test_without_a_session_the_least_loaded_is_taken() -> None:
     assert "no session was given" in choice.sentence
 
 
-RATES = Rates(prefill_tokens_per_s=1000.0, kv_bytes_per_s=1e6, step_s_per_seq=0.001)
+RATES = Rates(
+    prefill_tokens_per_s=1000.0,
+    local_tokens_per_s=1000.0,
+    kv_bytes_per_s=1e6,
+    step_s_per_seq=0.001,
+)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +184,7 @@ def test_cost_adds_seconds(
 
 def test_cost_knows_a_slow_pair() -> None:
     decode = view("d0", kv_token_bytes=1024.0)
-    slow = RATES._replace(pair_bytes_per_s={("p0|1", "d0|1"): 1e5})
+    slow = RATES._replace(pair_bytes_per_s=lambda p, _: 1e5 if p == "p0" else 1e6)
     prefills = [view("p0"), view("p1", queued=100)]
     assert pair(choose("cost", [decode], prefills, rates=RATES)) == ("p0", "d0")
     assert pair(choose("cost", [decode], prefills, rates=slow)) == ("p1", "d0")

@@ -108,7 +108,11 @@ class GatewayConfig(Section, frozen=True):
 
 class RouterConfig(Section, frozen=True):
     """`control`: ZMQ endpoint; empty = an ipc socket in run_dir. `max_active`: requests placed at
-    once; 0 = sum of the decode workers' max_num_seqs. `max_queue`: requests waiting."""
+    once; 0 = sum of the decode workers' max_num_seqs. `max_queue`: requests waiting.
+
+    `mode`: `disaggregated` pairs prefill and decode workers; in `replicated` and `single` all (or
+    the one) are decode workers that compute prompts themselves. `policy`: who among the workers
+    with room is taken. `remote_prefill`: `auto` = where measured curves say that it pays."""
 
     control: str = ""
     max_active: Annotated[int, Meta(ge=0)] = 0
@@ -118,6 +122,11 @@ class RouterConfig(Section, frozen=True):
     worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0
     history: Count = 1024
     admission: AdmissionConfig = AdmissionConfig()
+    mode: Literal["disaggregated", "replicated", "single"] = "disaggregated"
+    policy: Literal[
+        "cost", "least_loaded", "prefix_affinity", "round_robin", "session_affinity"
+    ] = "cost"
+    remote_prefill: Literal["auto", "always", "never"] = "auto"
 
 
 class HealthConfig(Section, frozen=True):

@@ -30,7 +30,8 @@ class Ping(Message, frozen=True):
 
 
 class Fleet(Message, frozen=True):
-    """Router to gateways, on change and after Welcome: what can be served now."""
+    """Router to gateways, on change and after Welcome: what can be served now. `block_tokens`: what
+    `Submit.prefix_hashes` are to be made of; 0 = they are of no use."""
 
     ready: bool
     prefill_ready: int
@@ -38,6 +39,7 @@ class Fleet(Message, frozen=True):
     max_model_len: int
     model: str = ""
     reason: str = ""
+    block_tokens: int = 0
 
 
 class Placed(Message, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.ctl.verbs import explain, help_, kv, requests, status, workers
+from services.ctl.verbs import explain, help_, kv, policy, requests, status, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,5 +24,6 @@ VERBS: dict[str, Shown] = {
     "requests": Shown(("state",), requests.render),
     "explain": Shown(("id",), explain.render),
     "kv": Shown(("worker",), kv.render),
+    "policy": Shown(("name",), policy.render),
     "help": Shown(("verb",), help_.render),
 }

@@ -135,7 +135,8 @@ class Core:
     def _submit(self, entry: Entry, now: float) -> Action:
         entry.move(State.SUBMITTED)
         entry.submitted = True
-        return ToRouter(*entry.submission(now))
+        block_tokens = self.fleet.block_tokens if self.fleet is not None else 0
+        return ToRouter(*entry.submission(now, block_tokens))
 
     def _closed(self, event: Closed) -> list[Action]:
         entry = self._entries.get(event.request_id)

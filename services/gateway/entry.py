@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from common.messages import RequestBody, Submit
+from common.prefix import prefix_hashes
 from common.wire import pack_ids
 from services.gateway.api.kinds import Call
 from services.gateway.auth.caller import Caller
@@ -69,10 +70,14 @@ class Entry:
     def attempt(self) -> int:
         return self.stream.journal.attempt
 
-    def submission(self, now: float) -> tuple[Submit, RequestBody]:
-        """The current attempt, as the router wants it: prompt and what was emitted before it."""
+    def submission(self, now: float, block_tokens: int) -> tuple[Submit, RequestBody]:
+        """The current attempt, as the router wants it: prompt and what was emitted before it.
+        `block_tokens`: as `Fleet` says."""
         journal, call, caller = self.stream.journal, self.call, self.caller
         ids = [*journal.prompt_ids, *journal.emitted]
+        body = RequestBody(
+            prompt_ids=pack_ids(ids), sampling=call.sampling, cache_salt=caller.cache_salt
+        )
         submit = Submit(
             request_id=call.request_id,
             attempt=journal.attempt,
@@ -83,8 +88,7 @@ class Entry:
             tenant=caller.tenant,
             limits=caller.limits,
             priority=caller.bounded(None),
-        )
-        body = RequestBody(
-            prompt_ids=pack_ids(ids), sampling=call.sampling, cache_salt=caller.cache_salt
+            session=call.session,
+            prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, body.cache_salt),
         )
         return submit, body

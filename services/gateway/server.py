@@ -13,6 +13,7 @@ routes in `OPEN` do not. The matched route decides, never the text of the path o
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -21,7 +22,7 @@ from aiohttp.typedefs import Handler, Middleware
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.log import Logger
-from services.gateway.api.intake import client_id, deadline_ms, request_id
+from services.gateway.api.intake import client_id, deadline_ms, request_id, session_id
 from services.gateway.api.kinds import Call, Kind
 from services.gateway.api.responses import error_body, retry_after_seconds, whole_answer
 from services.gateway.app import App
@@ -148,11 +149,13 @@ class HttpServer:
 
     async def _generate(self, request: web.Request, kind: Kind) -> web.StreamResponse:
         deadline = deadline_ms(request.headers.get("x-deadline-ms"))
+        session = session_id(request.headers.get("x-session-id"))
         if "Content-Encoding" in request.headers:
             sentence = "a compressed request body is not accepted"
             raise BatonError(Code.INVALID_REQUEST, sentence, param="content-encoding")
         body = await request.read()
         call = await self._app.call(kind, body, request[INTERNAL_ID], deadline)
+        call = replace(call, session=session)
         caller = request[CALLER]
         if call.stream:
             return await self._stream(request, call, caller)

@@ -31,6 +31,7 @@ from services.router.events import (
     DrainStarted,
     Event,
     PeerGone,
+    PolicyChosen,
     Received,
     Send,
     Tick,
@@ -79,6 +80,8 @@ class Core:
             case DrainExpired():
                 sentence = "the router is stopping"
                 return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
+            case PolicyChosen():
+                return core_placing.choose_policy(self.tables, event)
 
     def role_of(self, peer: str) -> Role | None:
         """None for a peer that has not said Hello, or was fenced."""
@@ -161,6 +164,7 @@ class Core:
             tables.without_decode_since = None
         elif tables.without_decode_since is None:
             tables.without_decode_since = now
+        by_prefix = tables.settings.prefixes
         fleet = Fleet(
             ready=bool(ready) and not tables.draining,
             prefill_ready=sum(w.ready for w in there if w.role is Role.PREFILL),
@@ -168,6 +172,7 @@ class Core:
             max_model_len=max((s.max_model_len for s in tables.shapes), default=0),
             model=ready[0].model if ready else "",
             reason=self._why_not_ready(len(ready), len(decodes)),
+            block_tokens=ready[0].capacity.block_tokens if ready and by_prefix else 0,
         )
         if fleet == tables.fleet:
             return []

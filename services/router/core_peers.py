@@ -218,6 +218,7 @@ def _worker_gone(tables: Tables, worker: Worker, reason: str, now: float) -> lis
         else:
             core_requests.prefill_lost(tables, each, sentence)
     worker.orphans = (worker.orphans + lost)[-ORPHANS_MAX:]
+    tables.placing.prefixes.clear(worker.identity)
     worker.foreign_tokens = worker.foreign_requests = 0
     worker.move(WorkerState.GONE, reason, now)
     tables.workers_changed = True

@@ -10,9 +10,9 @@ from __future__ import annotations
 from common.errors import Code
 from common.messages import Decode, Prefill, Ticket
 from services.router import core_requests, placement
-from services.router.events import Action, Note, Send
-from services.router.placement_types import Placement, WaitFor
-from services.router.policies import least_loaded
+from services.router.events import Action, Note, PolicyChosen, Send
+from services.router.placement_types import Known, Placement, WaitFor
+from services.router.rates import rates
 from services.router.records import Try
 from services.router.state import TryState
 from services.router.tables import Tables
@@ -51,7 +51,8 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
         if each.ask.total_tokens >= too_big or each.ask.prompt_tokens >= too_long:
             passed.append(each)
             continue
-        choice = placement.place(each.ask, decodes, prefills, least_loaded)
+        known = _known(tables, each, any_prefill=bool(prefills))
+        choice = placement.place(each.ask, decodes, prefills, tables.placing.policy, known)
         if isinstance(choice, Placement):
             for earlier in passed:
                 earlier.passed_by += 1
@@ -68,6 +69,32 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
             too_big = min(too_big, each.ask.total_tokens)
         passed.append(each)
     return None
+
+
+def _known(tables: Tables, each: Try, *, any_prefill: bool) -> Known:
+    placing = tables.placing
+    blocks = placing.prefixes.match(each.ask.prefix) if each.ask.prefix else {}
+    workers = tables.workers
+    return Known(
+        cached={name: n * workers[name].capacity.block_tokens for name, n in blocks.items()},
+        rules=placing.rules,
+        local=not any_prefill or placing.all_local or bool(each.ask.local_reason),
+        rates=rates(tables.estimates, each),
+        was_remote=placing.was_remote(each.ask),
+        probe=placing.probes(each.ask),
+    )
+
+
+def choose_policy(tables: Tables, event: PolicyChosen) -> list[Action]:
+    """For what is placed from now on."""
+    placing = tables.placing
+    placing.choose(event.policy, event.remote_prefill)
+    tables.freed = True
+    sentence = (
+        f"an operator chose: policy {placing.policy.NAME}, "
+        f"remote prefill {placing.rules.remote_prefill}"
+    )
+    return [Note("info", "policy.chosen", sentence)]
 
 
 def expire(tables: Tables, now: float) -> list[Action]:
@@ -104,12 +131,19 @@ def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[
     tables.counts.placed += 1
     decode, prefill = choice.decode, choice.prefill
     tables.workers[decode.identity].hold(each.key, decode.kv_need(each.ask.total_tokens))
+    serial = tables.placing.next_serial()
+    tables.workers[decode.identity].given = serial
+    _remember_prefix(tables, each, choice)
+    remote = prefill is not None
+    tables.placing.decided(each.ask, remote=remote, weighed=choice.weighed)
     actions: list[Action] = [core_requests.placed_answer(each)]
     ticket = None
     if prefill is None:
         tables.counts.placed_local += 1
+        tables.workers[decode.identity].queue(each.key, each.ask.prompt_tokens)
     else:
         worker = tables.workers[prefill.identity]
+        worker.given = serial
         worker.hold(each.key, prefill.kv_need(each.ask.prompt_tokens))
         worker.queue(each.key, each.ask.prompt_tokens)
         each.prefill_open = True
@@ -129,6 +163,16 @@ def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[
     fields: dict[str, object] = {"request_id": each.request_id, "attempt": each.attempt}
     actions.append(Note("debug", "request.placed", choice.sentence, fields))
     return actions
+
+
+def _remember_prefix(tables: Tables, each: Try, choice: Placement) -> None:
+    """Both will hold the prompt's KV, so what comes with the same prefix next is placed by it."""
+    hashes = each.ask.prefix
+    for view in (choice.decode, choice.prefill):
+        if view is not None and hashes:
+            limit = tables.workers[view.identity].capacity.kv_blocks
+            tables.placing.prefixes.add(view.identity, hashes, limit)
+    each.ask = each.ask._replace(prefix=())
 
 
 def _ticket(tables: Tables, each: Try, choice: Placement) -> Ticket:

@@ -7,6 +7,7 @@ taken it or the try is over, and P is told (`Abort`) whenever D did not take it.
 
 from __future__ import annotations
 
+from common import prefix
 from common.errors import Code
 from common.messages import (
     Abort,
@@ -63,7 +64,13 @@ def submit(
         request_id=message.request_id,
         attempt=message.attempt,
         gateway=gateway.identity,
-        ask=Ask(message.prompt_tokens, message.max_tokens),
+        ask=Ask(
+            message.prompt_tokens,
+            message.max_tokens,
+            message.session,
+            message.local_reason,
+            tuple(prefix.split(message.prefix_hashes)[: prefix.HASHES_MAX]),
+        ),
         body=body or b"",
         received=now,
         key_id=message.key_id,
@@ -252,6 +259,7 @@ def decode_started(
     worker.decodes(each.key)
     each.batch = len(worker.decoding)
     learning.started(tables.estimates, worker, each, now)
+    worker.computed(each.key)
     if each.state is TryState.PLACED:
         each.move(TryState.DECODING)
     if message.kv is None or not message.kv.blocks:
@@ -311,7 +319,7 @@ def leave(
     if was is TryState.QUEUED:
         if each.key in tables.waiting:
             tables.waiting.remove(each)
-        each.body = b""
+        each.body, each.ask = b"", each.ask._replace(prefix=())
     else:
         tables.active -= 1
         tables.workers[each.decode].release(each.key)

@@ -189,7 +189,9 @@ class Router:
             self._admin.send([*envelope, answer(frame, self._view)])
 
     def _view(self) -> View:
-        return View(self._core.tables, self._clock.monotonic(), dict(self._dropped), VERBS)
+        return View(
+            self._core.tables, self._clock.monotonic(), dict(self._dropped), VERBS, self._handle
+        )
 
     async def _pulse(self) -> None:
         ping = [encode(Ping())]

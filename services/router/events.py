@@ -43,7 +43,16 @@ class DrainExpired:
     """Refuse what is still queued."""
 
 
-Event = Received | PeerGone | Tick | DrainStarted | DrainExpired
+@dataclass(frozen=True, slots=True)
+class PolicyChosen:
+    """An operator sets the placement policy, or the rule for remote prefill, or both; empty: as it
+    is. Both are checked."""
+
+    policy: str
+    remote_prefill: str
+
+
+Event = Received | PeerGone | Tick | DrainStarted | DrainExpired | PolicyChosen
 
 
 @dataclass(slots=True)

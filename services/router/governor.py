@@ -2,7 +2,13 @@
 
 A remote prefill pays only if D need not compute most of the prompt. vLLM recomputes the last prompt
 token on D whatever arrives, and KV travels in whole blocks, so a prompt that fits into one block is
-computed sooner on D than it is handed over.
+computed sooner on D than it is handed over. Beyond that, `auto` compares what clients will wait in
+sum: remote, until P's queue and the prompt are computed and the KV is over; local, until D has
+computed it, plus the harm, which is what D's running streams lose meanwhile, because each of their
+steps then carries a chunk of this prompt. A prefill on P stops no stream. The same size of prompt
+changes sides only when the other side is better by `HYSTERESIS`, or near the crossover each noise
+of a measurement would turn the fleet over. Until prefills and handoffs were measured, remote: it
+is what measures both; and where local has won for long, one prompt goes remote to measure again.
 """
 
 from __future__ import annotations
@@ -10,42 +16,116 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.router.placement_types import Ask, WorkerView
+from services.router.placement_types import NOTHING, Ask, Known, WorkerView
+
+HYSTERESIS = 0.2
+CHUNK_TOKENS = 2_048
 
 
 class Verdict(NamedTuple):
-    """`eligible`: prefill workers that may ever take this prompt for this D; empty = local, and
-    `sentence` says why."""
+    """`eligible`: prefill workers that may ever take this prompt for this D; empty = local.
+    `sentence` says why; empty where remote was not a question. `weighed`: both ways were possible
+    and were compared."""
 
-    eligible: tuple[WorkerView, ...]
+    eligible: Sequence[WorkerView]
     sentence: str
+    weighed: bool = False
 
 
-def decide(ask: Ask, decode: WorkerView, prefills: Sequence[WorkerView]) -> Verdict:
+def decide(
+    ask: Ask, decode: WorkerView, prefills: Sequence[WorkerView], known: Known = NOTHING
+) -> Verdict:
     """Looks at what is possible and worthwhile, not at who is busy now."""
-    if ask.prompt_tokens <= decode.block_tokens:
-        return Verdict(
-            (),
-            f"local prefill: {ask.prompt_tokens} prompt tokens are at most one KV block "
-            f"of {decode.block_tokens}, which is computed sooner than handed over",
-        )
-    if not prefills:
-        return Verdict((), "local prefill: no prefill worker is ready")
-    matching = [view for view in prefills if view.fingerprint == decode.fingerprint]
+    forced = _forced(ask, decode, prefills, known)
+    if forced:
+        return Verdict((), f"local prefill: {forced}")
+    name = decode.fingerprint
+    matching = [view for view in prefills if view.fingerprint == name]
     if not matching:
         return Verdict(
             (), f"local prefill: no ready prefill worker has the fingerprint of {decode.name}"
         )
-    able = tuple(view for view in matching if _can_ever_hold(ask, view))
+    able = [
+        view
+        for view in matching
+        if ask.prompt_tokens < view.max_model_len
+        and view.kv_need(ask.prompt_tokens) <= view.kv_tokens_max
+    ]
     if not able:
         return Verdict(
             (),
             f"local prefill: {ask.prompt_tokens} prompt tokens are more than any ready prefill "
             "worker can hold",
         )
+    if known.barred:
+        able = [view for view in able if (view.identity, decode.identity) not in known.barred]
+        if not able:
+            return Verdict(
+                (),
+                f"local prefill: {decode.name} is paired with no prefill worker for now, after "
+                "handoffs that failed",
+            )
+    if known.rules.remote_prefill == "auto" and known.rates.measured:
+        return _weigh(ask, decode, able, known)
     return Verdict(able, "")
 
 
-def _can_ever_hold(ask: Ask, view: WorkerView) -> bool:
-    fits = view.kv_need(ask.prompt_tokens) <= view.kv_tokens_max
-    return fits and ask.prompt_tokens < view.max_model_len
+def _forced(ask: Ask, decode: WorkerView, prefills: Sequence[WorkerView], known: Known) -> str:
+    if ask.local_reason:
+        return ask.local_reason
+    if known.rules.mode != "disaggregated":
+        return f"mode is {known.rules.mode}, every worker does both"
+    if known.rules.remote_prefill == "never":
+        return "remote_prefill is never"
+    if ask.prompt_tokens <= decode.block_tokens:
+        return (
+            f"{ask.prompt_tokens} prompt tokens are at most one KV block of "
+            f"{decode.block_tokens}, which is computed sooner than handed over"
+        )
+    return "" if prefills else "no prefill worker is ready"
+
+
+def _weigh(ask: Ask, decode: WorkerView, able: list[WorkerView], known: Known) -> Verdict:
+    remote = min([_remote_seconds(ask, decode, view, known) for view in able])
+    local = _local_seconds(ask, decode, known)
+    harm = _harm_seconds(ask, decode, known)
+    if known.was_remote is None:
+        bar = local + harm
+    else:
+        bar = (local + harm) * (1 + HYSTERESIS if known.was_remote else 1 - HYSTERESIS)
+    terms = (
+        f"remote {remote * 1000:.0f} ms, local {local * 1000:.0f} ms and "
+        f"{harm * 1000:.0f} ms that {decode.requests} running streams would lose"
+    )
+    if known.probe:
+        return Verdict(able, f"remote prefill, to measure it again: {terms}")
+    if remote < bar:
+        return Verdict(able, f"remote prefill pays: {terms}", weighed=True)
+    return Verdict((), f"local prefill pays: {terms}", weighed=True)
+
+
+def _remote_seconds(ask: Ask, decode: WorkerView, prefill: WorkerView, known: Known) -> float:
+    """To the first token by this P: KV is handed over while it is computed."""
+    rates, cached = known.rates, known.cached
+    own = ask.prompt_tokens - cached.get(prefill.identity, 0)
+    coming = (ask.prompt_tokens - cached.get(decode.identity, 0)) * decode.kv_token_bytes
+    pair, rate = rates.pair_bytes_per_s, rates.prefill_tokens_per_s
+    bytes_per_s = pair(prefill.name, decode.name) if pair is not None else rates.kv_bytes_per_s
+    return prefill.queued / rate + max(own / rate, coming / bytes_per_s) + rates.handoff_s
+
+
+def _local_seconds(ask: Ask, decode: WorkerView, known: Known) -> float:
+    """To the first token by D alone."""
+    compute = decode.queued + ask.prompt_tokens - known.cached.get(decode.identity, 0)
+    return compute / known.rates.local_tokens_per_s
+
+
+def _harm_seconds(ask: Ask, decode: WorkerView, known: Known) -> float:
+    """What D's running streams lose, in sum, while it computes this prompt: all of each step but
+    the part that the step would have taken anyway."""
+    rates = known.rates
+    tokens = ask.prompt_tokens - known.cached.get(decode.identity, 0)
+    chunk = min(tokens, CHUNK_TOKENS) / rates.local_tokens_per_s
+    step = rates.step_s + rates.step_s_per_seq * decode.requests
+    lost = chunk / (chunk + step) if chunk else 0.0
+    return tokens / rates.local_tokens_per_s * lost * decode.requests

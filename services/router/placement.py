@@ -1,96 +1,114 @@
 """Where a request goes: pure, from snapshots to a `Placement` or to what it must wait for.
 
 Filters come first (room now, equal fingerprints), the policy only ranks what is left. D is chosen
-before P. A prefill worker takes another prompt while it has less than `PREFILL_AHEAD_TOKENS` ahead:
-enough to batch and never to starve, little enough that D's blocks are not held through P's queue,
-for the queue's place is the router.
+before P, and between them the governor says whether there shall be a P at all. A prefill worker
+takes another prompt while it has less than `PREFILL_AHEAD_TOKENS` ahead: enough to batch and never
+to starve, little enough that D's blocks are not held through P's queue, for the queue's place is
+the router. This is the hottest code of the router at a thousand workers: it walks them in
+comprehensions, and orders no more of them than are shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from heapq import nsmallest
 
 from services.router import governor
-from services.router.placement_types import CANDIDATES_MAX, Ask, Candidate, Placement, WaitFor
+from services.router.placement_types import (
+    CANDIDATES_MAX,
+    NOTHING,
+    Ask,
+    Candidate,
+    Known,
+    Placement,
+    Policy,
+    Score,
+    WaitFor,
+)
 from services.router.placement_types import WorkerView as View
 
 PREFILL_AHEAD_TOKENS = 16_384
 
-Ranked = list[tuple[tuple[float, ...], str, View]]
-
-
-class Policy(Protocol):
-    """A module in `policies/`. Scores: lower is better; ties go to the lower name."""
-
-    NAME: str
-
-    def decode_score(self, view: View) -> tuple[float, ...]: ...
-
-    def prefill_score(self, view: View) -> tuple[float, ...]: ...
-
-    def decode_sentence(self, view: View, candidates: int) -> str: ...
-
-    def prefill_sentence(self, view: View, candidates: int) -> str: ...
+Ranked = list[tuple[Score, str, View]]
 
 
 def place(
-    ask: Ask, decodes: Sequence[View], prefills: Sequence[View], policy: Policy
+    ask: Ask,
+    decodes: Sequence[View],
+    prefills: Sequence[View],
+    policy: Policy,
+    known: Known = NOTHING,
 ) -> Placement | WaitFor:
     """`decodes`, `prefills`: all ready workers."""
     if not decodes:
         return WaitFor.WORKER
-    ranked = _rank([v for v in decodes if _decode_has_room(ask, v)], policy.decode_score)
-    if not ranked:
+    left = _decodes_with_room(ask, decodes)
+    if not left:
         slots = any(view.requests < view.requests_max for view in decodes)
         return WaitFor.KV if slots else WaitFor.SLOT
-    tried: set[str] = set()
-    for _, _, decode in ranked:
-        if decode.fingerprint in tried:
-            continue
-        tried.add(decode.fingerprint)
-        verdict = governor.decide(ask, decode, prefills)
+    while left:
+        ranked = _best(policy.decode_scores(ask, known, left), left)
+        decode = ranked[0][2]
+        verdict = governor.decide(ask, decode, prefills, known)
         if not verdict.eligible:
-            return _placement(policy, ranked, decode, [], verdict.sentence)
-        able = _rank(
-            [v for v in verdict.eligible if _prefill_has_room(ask, v)], policy.prefill_score
-        )
+            return _placement(policy, ask, known, (ranked, len(left)), ([], 0), verdict)
+        able = _prefills_with_room(ask, verdict.eligible)
         if able:
-            return _placement(policy, ranked, decode, able, "")
+            scored = _best(policy.prefill_scores(ask, known, able, decode), able)
+            return _placement(policy, ask, known, (ranked, len(left)), (scored, len(able)), verdict)
+        left = [view for view in left if view.fingerprint != decode.fingerprint]
     return WaitFor.PREFILL
 
 
-def _decode_has_room(ask: Ask, view: View) -> bool:
-    total = ask.prompt_tokens + ask.max_tokens
-    return (
-        view.requests < view.requests_max
-        and view.kv_tokens + view.kv_need(total) <= view.kv_tokens_max
+def _decodes_with_room(ask: Ask, views: Sequence[View]) -> list[View]:
+    total = ask.total_tokens
+    return [
+        view
+        for view in views
+        if view.requests < view.requests_max
+        and view.kv_tokens + -(-total // view.block_tokens) * view.block_tokens
+        <= view.kv_tokens_max
         and total <= view.max_model_len
-    )
+    ]
 
 
-def _prefill_has_room(ask: Ask, view: View) -> bool:
-    ahead = view.queued == 0 or view.queued + ask.prompt_tokens <= PREFILL_AHEAD_TOKENS
-    fits = view.kv_tokens + view.kv_need(ask.prompt_tokens) <= view.kv_tokens_max
-    return ahead and fits and view.requests < view.requests_max
+def _prefills_with_room(ask: Ask, views: Sequence[View]) -> list[View]:
+    prompt = ask.prompt_tokens
+    ahead_max = PREFILL_AHEAD_TOKENS - prompt
+    return [
+        view
+        for view in views
+        if (view.queued == 0 or view.queued <= ahead_max)
+        and view.kv_tokens + -(-prompt // view.block_tokens) * view.block_tokens
+        <= view.kv_tokens_max
+        and view.requests < view.requests_max
+    ]
 
 
-def _rank(views: list[View], score: Callable[[View], tuple[float, ...]]) -> Ranked:
-    ranked = [(score(view), view.name, view) for view in views]
-    ranked.sort()
-    return ranked
+def _best(scores: list[Score], views: list[View]) -> Ranked:
+    """The first `CANDIDATES_MAX`, best first."""
+    names = [view.name for view in views]
+    return nsmallest(CANDIDATES_MAX, zip(scores, names, views, strict=True))
 
 
 def _placement(
-    policy: Policy, decodes: Ranked, decode: View, prefills: Ranked, local: str
+    policy: Policy,
+    ask: Ask,
+    known: Known,
+    decodes: tuple[Ranked, int],
+    prefills: tuple[Ranked, int],
+    verdict: governor.Verdict,
 ) -> Placement:
-    sentence = policy.decode_sentence(decode, len(decodes))
-    prefill = None
-    if prefills:
-        prefill = prefills[0][2]
-        sentence = f"{policy.prefill_sentence(prefill, len(prefills))}; {sentence}"
-    else:
-        sentence = f"{local}; {sentence}"
-    candidates = [Candidate("prefill", name, score) for score, name, _ in prefills[:CANDIDATES_MAX]]
-    candidates += [Candidate("decode", name, score) for score, name, _ in decodes[:CANDIDATES_MAX]]
-    return Placement(decode, prefill, policy.NAME, sentence, tuple(candidates))
+    """`decodes`, `prefills`: the best, and how many there were."""
+    (best_d, count_d), (best_p, count_p) = decodes, prefills
+    decode = best_d[0][2]
+    prefill = best_p[0][2] if best_p else None
+    parts = [verdict.sentence] if verdict.sentence else []
+    if prefill is not None:
+        parts.append(policy.prefill_sentence(ask, known, prefill, count_p))
+    parts.append(policy.decode_sentence(ask, known, decode, count_d))
+    candidates = [Candidate("prefill", name, score) for score, name, _ in best_p]
+    candidates += [Candidate("decode", name, score) for score, name, _ in best_d]
+    return Placement(
+        decode, prefill, policy.NAME, "; ".join(parts), tuple(candidates), verdict.weighed
+    )

@@ -92,8 +92,9 @@ class Worker:
     """One incarnation of a prefill or decode worker.
 
     `changed`: where it notes that its snapshot is stale (`board.py`).
-    `held`: KV tokens promised, by try. `computing`: prompt tokens P has not computed yet, by try.
-    `decoding`: tries whose first token D has made.
+    `held`: KV tokens promised, by try. `computing`: prompt tokens that it was given to compute and
+    has not computed yet, by try. `decoding`: tries whose first token D has made. `given`: number of
+    the last placement that it was part of.
     `foreign_tokens`, `foreign_requests`: what its engine held when it joined and has not freed
     since, that is, work of an earlier router. `orphans`: tries given up while it was out of reach,
     to be aborted when it comes back. `empty_since`: first of the latest row of Beats that showed an
@@ -122,6 +123,7 @@ class Worker:
     decoding: dict[Key, None] = field(default_factory=dict)
     held_tokens: int = 0
     queued_tokens: int = 0
+    given: int = 0
     foreign_tokens: int = 0
     foreign_requests: int = 0
     empty_since: float | None = None
@@ -186,6 +188,7 @@ class Worker:
         """Idempotent."""
         self.held_tokens -= self.held.pop(key, 0)
         self.decoding.pop(key, None)
+        self.queued_tokens -= self.computing.pop(key, 0)
         self.changed[self.identity] = self
 
     def decodes(self, key: Key) -> None:
@@ -238,6 +241,8 @@ class Worker:
             requests_max=self.capacity.max_num_seqs,
             queued=self.queued_tokens,
             decoding=len(self.decoding),
+            given=self.given,
+            kv_token_bytes=self.capacity.kv_block_bytes / self.capacity.block_tokens,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.config import AdmissionConfig, Config
+from services.router.placement_types import Mode, RemotePrefill
 
 IDLE_MARGIN_SECONDS = 2.0
 
@@ -14,7 +15,8 @@ class Settings:
     """`max_active`: requests placed at once, 0 = what the ready decode workers' slots allow.
     `kv_grant_max`: share of a worker's KV tokens that may be promised. `idle_seconds`: how long a
     decode worker must report an empty engine before what the router thinks it holds is given up;
-    longer than a handoff may last."""
+    longer than a handoff may last. `policy`: a name in `policies/registry.py`.
+    `prefixes`: an engine keeps prefixes, so that it is worth knowing who has which."""
 
     name: str = "router"
     incarnation: str = "0"
@@ -27,6 +29,10 @@ class Settings:
     lease_ms: float = 30_000.0
     idle_seconds: float = 17.0
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    prefixes: bool = True
+    policy: str = "cost"
+    mode: Mode = "disaggregated"
+    remote_prefill: RemotePrefill = "always"
 
 
 def from_config(config: Config, name: str, incarnation: str) -> Settings:
@@ -43,4 +49,14 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         lease_ms=config.kv.lease_ms,
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         admission=router.admission,
+        prefixes=_keeps_prefixes(config),
+        policy=router.policy,
+        mode=router.mode,
+        remote_prefill=router.remote_prefill,
     )
+
+
+def _keeps_prefixes(config: Config) -> bool:
+    """The simulated engine computes every prompt anew."""
+    engines = [worker.engine for worker in (*config.prefill.values(), *config.decode.values())]
+    return any(engine.kind == "vllm" and engine.prefix_caching for engine in engines)

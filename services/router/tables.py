@@ -12,6 +12,7 @@ from services.router.drain_rate import DrainRate
 from services.router.estimators.estimates import Estimates
 from services.router.history import History
 from services.router.placement_types import Ask
+from services.router.placing import Placing
 from services.router.records import Counts, Gateway, Key, Try, Worker
 from services.router.settings import Settings
 from services.router.state import ON_WORKER, TERMINAL, TryState, WorkerState
@@ -58,6 +59,7 @@ class Tables:
         self.refusals = History(settings.history)
         self.drain_rate = DrainRate()
         self.estimates = Estimates(settings.admission)
+        self.placing = Placing(settings)
         self.counts = Counts()
         self.draining = False
         self.freed = False
@@ -98,6 +100,7 @@ class Tables:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         self.waiting.check_invariants()
+        self.placing.prefixes.check_invariants()
         self.history.check_invariants()
         self.refusals.check_invariants()
         assert len(self.fenced) <= FENCED_MAX

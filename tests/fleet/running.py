@@ -23,6 +23,8 @@ import psutil
 
 READY_SECONDS = 180.0
 STOP_SECONDS = 60.0
+FIXED_ROUTE = {"BATON_ROUTER__REMOTE_PREFILL": "always"}
+"""Tests know the way of a request; the governor's own tests set `auto`."""
 
 
 def free_port() -> int:
@@ -58,7 +60,7 @@ class Fleet:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | (env or {}),
+            env=os.environ | FIXED_ROUTE | (env or {}),
             start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()

@@ -25,7 +25,10 @@ def render(result: Any) -> str:
             f"{result['queued']} of {result['queued_max']} ({size(result['queued_bytes'])})",
         ),
         ("drain rate", "not measured yet" if rate is None else f"{rate} requests/s"),
-        ("policy", result["policy"]),
+        (
+            "policy",
+            f"{result['policy']}, {result['mode']}, remote prefill {result['remote_prefill']}",
+        ),
         *_estimates(result.get("estimates", {})),
     ]
     rows += [(f"total {name}", value) for name, value in result["totals"].items()]

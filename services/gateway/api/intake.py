@@ -30,6 +30,7 @@ INLINE_CHARS_MAX = 16_384
 PROMPT_TOKENS_MAX = (FRAME_BYTES_MAX - 65_536) // 4
 COMPLETION_TOKENS_DEFAULT = 16
 DEADLINE_MS_MAX = 86_400_000.0
+SESSION_ID = re.compile(r"[!-~]{1,128}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,96}")
 
 
@@ -42,6 +43,19 @@ def request_id(client: str | None) -> str:
     """Unique in the fleet. A client's id is only a prefix: proxies repeat theirs over several
     calls, and tokens of an earlier request must never be taken for a later one's."""
     return f"{client}-{secrets.token_hex(4)}" if client else secrets.token_hex(16)
+
+
+def session_id(header: str | None) -> str:
+    """x-session-id; empty = none. Raises BatonError(INVALID_REQUEST)."""
+    if not header:
+        return ""
+    if SESSION_ID.fullmatch(header):
+        return header
+    raise BatonError(
+        Code.INVALID_REQUEST,
+        "x-session-id must be at most 128 visible ASCII characters",
+        param="x-session-id",
+    )
 
 
 def deadline_ms(header: str | None) -> float:

@@ -18,7 +18,8 @@ class Kind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Call:
     """One checked, tokenized request. `request_id` is unique in the fleet; `created`: unix seconds;
-    `deadline_ms`: remaining time in which the first token is wanted, 0 = none."""
+    `deadline_ms`: remaining time in which the first token is wanted, 0 = none. `session`: the
+    client's x-session-id."""
 
     kind: Kind
     request_id: str
@@ -33,6 +34,7 @@ class Call:
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
+    session: str = ""
 
     @property
     def response_id(self) -> str:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from services.router.admin import explain, help_, kv, requests, status, workers
+from services.router.admin import explain, help_, kv, policy, requests, status, workers
 
-VERBS = (status.VERB, workers.VERB, requests.VERB, explain.VERB, kv.VERB, help_.VERB)
+VERBS = (
+    status.VERB,
+    workers.VERB,
+    requests.VERB,
+    explain.VERB,
+    kv.VERB,
+    policy.VERB,
+    help_.VERB,
+)

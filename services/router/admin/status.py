@@ -6,7 +6,6 @@ from typing import Any
 
 from common.messages import Role
 from services.router.admin.verb import Value, Verb, View
-from services.router.policies import least_loaded
 from services.router.state import WorkerState
 
 
@@ -23,7 +22,9 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "incarnation": settings.incarnation,
         "uptime_s": round(view.now - tables.started, 1),
         "draining": tables.draining,
-        "policy": least_loaded.NAME,
+        "policy": tables.placing.policy.NAME,
+        "mode": tables.placing.rules.mode,
+        "remote_prefill": tables.placing.rules.remote_prefill,
         "model": fleet.model,
         "max_model_len": fleet.max_model_len,
         "gateways": len(tables.live_gateways()),

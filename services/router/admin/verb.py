@@ -1,5 +1,6 @@
-"""What an admin verb is: a pure function from the router's tables and checked arguments to a plain
-result, with its help. One file per verb; `registry.py` lists them."""
+"""What an admin verb is: a function from the router's tables and checked arguments to a plain
+result, with its help. What it changes, it changes by an event into the core. One file per verb;
+`registry.py` lists them."""
 
 from __future__ import annotations
 
@@ -8,20 +9,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import BatonError, Code
+from services.router.events import Event
 from services.router.tables import Tables
 
 Value = str | int | bool
 
 
+def _nobody(event: Event) -> None:
+    raise BatonError(Code.INTERNAL, f"{type(event).__name__}: nobody acts here")
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What verbs may read. `now` is on the core's clock; `shell_dropped` counts frames that never
-    reached the core; `verbs` is the registry."""
+    reached the core; `verbs` is the registry; `act` gives the
+    core an event and returns when it was handled."""
 
     tables: Tables
     now: float
     shell_dropped: dict[str, int]
     verbs: tuple[Verb, ...] = ()
+    act: Callable[[Event], None] = _nobody
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,11 @@ class Estimates:
 
     # ------------------------------------------------------------ reading
 
+    @property
+    def handoffs(self) -> int:
+        """Handoffs measured."""
+        return self._tail.count
+
     def prefill_seconds(self, tokens: int, worker: str = "") -> float:
         return self.prefill.seconds(tokens, worker)
 

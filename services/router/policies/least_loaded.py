@@ -3,22 +3,27 @@ tokens ahead; then the fewest requests; ties by name."""
 
 from __future__ import annotations
 
-from services.router.placement_types import WorkerView
+from collections.abc import Sequence
+
+from services.router.placement_types import Ask, Known, Score, WorkerView
 
 NAME = "least_loaded"
+HELP = "decode by KV promised, prefill by prompt tokens ahead"
 
 
-def decode_score(view: WorkerView) -> tuple[float, ...]:
+def decode_scores(_ask: Ask, _known: Known, views: Sequence[WorkerView]) -> list[Score]:
     """(share of grantable KV tokens in use, requests)."""
-    return (view.kv_tokens / view.kv_tokens_max, view.requests)
+    return [(view.kv_tokens / view.kv_tokens_max, view.requests) for view in views]
 
 
-def prefill_score(view: WorkerView) -> tuple[float, ...]:
+def prefill_scores(
+    _ask: Ask, _known: Known, views: Sequence[WorkerView], _decode: WorkerView
+) -> list[Score]:
     """(prompt tokens not yet computed, requests)."""
-    return (view.queued, view.requests)
+    return [(view.queued, view.requests) for view in views]
 
 
-def decode_sentence(view: WorkerView, candidates: int) -> str:
+def decode_sentence(_ask: Ask, _known: Known, view: WorkerView, candidates: int) -> str:
     share = view.kv_tokens / view.kv_tokens_max
     return (
         f"{view.name} has {share:.0%} of its KV promised and {view.requests} requests, "
@@ -26,7 +31,7 @@ def decode_sentence(view: WorkerView, candidates: int) -> str:
     )
 
 
-def prefill_sentence(view: WorkerView, candidates: int) -> str:
+def prefill_sentence(_ask: Ask, _known: Known, view: WorkerView, candidates: int) -> str:
     return (
         f"{view.name} has {view.queued} prompt tokens ahead, "
         f"the fewest of {candidates} prefill workers with room"

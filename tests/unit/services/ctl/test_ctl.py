@@ -60,6 +60,8 @@ STATUS = {
     "drained_per_s": None,
     "policy": "least_loaded",
     "estimates": {"prefill_tokens_per_s": {"256": 9000.0}, "stay_ms": 12.5},
+    "mode": "disaggregated",
+    "remote_prefill": "auto",
     "totals": {"submitted": 4},
     "refused": {"queue_full": 1},
     "dropped": {},
@@ -75,6 +77,12 @@ REQUEST = {
     "decode": "",
     "gateway": "g0",
     "waits_for": "a free decode slot",
+}
+POLICY = {
+    "policy": "cost",
+    "remote_prefill": "auto",
+    "mode": "disaggregated",
+    "policies": {"cost": "predicted seconds", "round_robin": "each in turn"},
 }
 HELP = {
     "usage": "explain id",
@@ -220,6 +228,7 @@ def test_json_is_the_result_as_it_is(
             {"request_id": "abc", "attempts": [ATTEMPT]},
             ["request abc", "ended (length)", "75.0 ms so far", "- queued for 25.0 ms", "0.1 2"],
         ),
+        (["policy"], POLICY, ["remote prefill  auto", "*  cost", "round_robin  each in turn"]),
         (["help"], [HELP], ["explain id", "a timeline"]),
         (["newverb"], {"x": 1}, ['"x": 1']),
         (["status"], {"other": "shape"}, ['"other": "shape"']),

@@ -13,10 +13,11 @@ import zmq.asyncio
 
 from common.admin import ask
 from common.messages import Beat, Decode, Ended, Load, Placed, Role, Submit, Welcome
+from services.router.policies.registry import POLICIES
 from tests.unit.services.router.daemon_rig import Running, running
 from tests.unit.services.router.rig import hello, worker_hello
 
-NAMES = "status, workers, requests, explain, kv, help"
+NAMES = "status, workers, requests, explain, kv, policy, help"
 
 
 @pytest.fixture
@@ -128,6 +129,13 @@ async def test_more_frames_than_one_are_answered_with_an_error(live: Running) ->
         ("requests", {"limit": True}, "invalid_request", "whole number"),
         ("requests", {"state": "lost"}, "invalid_request", "queued, placed, decoding, aborting"),
         ("workers", {"role": "gateway"}, "invalid_request", "one of: prefill, decode"),
+        (
+            "policy",
+            {"name": "best"},
+            "invalid_request",
+            "must be one of: cost, least_loaded, prefix_affinity, round_robin, session_affinity",
+        ),
+        ("policy", {"remote_prefill": "yes"}, "invalid_request", "one of: auto, always, never"),
         ("help", {"verb": "drain"}, "not_found", NAMES),
     ],
 )
@@ -165,6 +173,28 @@ async def test_the_verbs_tell_of_a_request_from_start_to_end(live: Running) -> N
     assert by_response_id["request_id"] == "abc-123"
     assert "no prefill worker is ready" in " ".join(told["attempts"][0]["sentences"])
     assert "body" not in json.dumps(told)
+
+
+async def test_the_policy_is_switched_live_and_told(live: Running) -> None:
+    before = (await ask(live.admin, "policy")).result
+    assert (before["policy"], before["mode"]) == ("cost", "disaggregated")
+    assert set(before["policies"]) == set(POLICIES)
+    await serve_one(live, "first", finish=False)
+    asked = {"name": "round_robin", "remote_prefill": "never"}
+    after = (await ask(live.admin, "policy", asked)).result
+    assert (after["policy"], after["remote_prefill"]) == ("round_robin", "never")
+    status = (await ask(live.admin, "status")).result
+    assert (status["policy"], status["remote_prefill"]) == ("round_robin", "never")
+    gateway = live.peers[0]
+    submit = Submit(request_id="second", attempt=1, prompt_tokens=40, max_tokens=8)
+    await gateway.say(submit, b"body")
+    await gateway.read(Placed)
+    told = {
+        name: (await ask(live.admin, "explain", {"id": name})).result["attempts"][0]
+        for name in ("first", "second")
+    }
+    assert [told[name]["policy"] for name in told] == ["cost", "round_robin"]
+    assert "remote_prefill is never" in " ".join(told["second"]["sentences"])
 
 
 async def test_an_ambiguous_prefix_lists_what_it_may_mean(live: Running) -> None:

@@ -40,7 +40,7 @@ def test_the_whole_story_of_a_handoff() -> None:
     assert (told["state"], told["outcome"], told["total_ms"]) == ("ended", "length", 85.0)
     assert told["kv"]["payload_bytes"] == 3072
     text = story(rig)
-    assert "placed by least_loaded: p0 has 0 prompt tokens ahead" in text
+    assert "placed by cost: p0 costs the least of 1 prefill workers with room" in text
     assert "p0 computed the prompt in 3.0 ms" in text
     assert "the handoff moved 3 KV blocks, 3072 bytes in 1 messages" in text
     assert "d0 made the first token 5.0 ms after it was asked" in text

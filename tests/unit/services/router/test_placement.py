@@ -1,32 +1,13 @@
-"""Placement, the policy and the governor, as tables of snapshots and the choice expected."""
-
-from typing import Any
+"""Placement by the least loaded policy, as tables of snapshots and the choice expected."""
 
 import pytest
 
-from services.router import governor
 from services.router.placement import PREFILL_AHEAD_TOKENS, place
 from services.router.placement_types import CANDIDATES_MAX, Ask, Placement, WaitFor, WorkerView
 from services.router.policies import least_loaded
+from tests.unit.services.router.views import view
 
 ASK = Ask(prompt_tokens=100, max_tokens=50)
-
-
-def view(name: str, **more: Any) -> WorkerView:
-    fields: dict[str, Any] = {
-        "identity": f"{name}|1",
-        "incarnation": "1",
-        "fingerprint": "f",
-        "kv_address": "h:1",
-        "block_tokens": 16,
-        "max_model_len": 1000,
-        "kv_tokens": 0,
-        "kv_tokens_max": 1600,
-        "requests": 0,
-        "requests_max": 8,
-        "queued": 0,
-    }
-    return WorkerView(name=name, **(fields | more))
 
 
 def chosen(ask: Ask, decodes: list[WorkerView], prefills: list[WorkerView]) -> tuple[str, str]:
@@ -113,25 +94,3 @@ def test_a_placement_explains_itself() -> None:
     assert roles == ["prefill"] + ["decode"] * CANDIDATES_MAX
     scores = [c.score for c in choice.candidates if c.role == "decode"]
     assert scores == sorted(scores)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "prefills", "eligible", "says"),
-    [
-        (16, [view("p0")], [], "at most one KV block of 16"),
-        (17, [view("p0")], ["p0"], ""),
-        (100, [], [], "no prefill worker is ready"),
-        (100, [view("p0", fingerprint="g")], [], "has the fingerprint of d0"),
-        (100, [view("p0", fingerprint="g"), view("p1")], ["p1"], ""),
-        (100, [view("p0", max_model_len=100)], [], "more than any ready prefill worker can hold"),
-        (100, [view("p0", kv_tokens_max=111)], [], "more than any ready prefill worker can hold"),
-        (100, [view("p0", requests=8, kv_tokens=1600)], ["p0"], ""),
-    ],
-)
-def test_the_governor(
-    prompt: int, prefills: list[WorkerView], eligible: list[str], says: str
-) -> None:
-    verdict = governor.decide(Ask(prompt, 10), view("d0"), prefills)
-    assert [each.name for each in verdict.eligible] == eligible
-    assert says in verdict.sentence
-    assert bool(verdict.sentence) is not bool(eligible)

@@ -1,0 +1,47 @@
+"""What names the beginning of a prompt: a chain of hashes, one for each whole KV block.
+
+The hash of a block is xxh3_64 over the hash before it and the block's token ids, so that equal
+hashes mean equal prompts up to there; the chain starts from the tenant's cache salt, so that
+tenants never share a name. Gateways name their prompts, workers what their engines hold, and the
+router matches the two. It is used for placement only: two prompts that met by chance, or by malice,
+would make the router prefer a worker that has nothing of it, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import xxhash
+
+HASH_BYTES = 8
+HASHES_MAX = 512
+TOKEN_BYTES = 4
+
+
+def root(cache_salt: str | None) -> bytes:
+    """What the first block's hash is chained to."""
+    return xxhash.xxh3_64_digest((cache_salt or "").encode(errors="surrogatepass"))
+
+
+def chain(packed_ids: bytes | memoryview, block_tokens: int, before: bytes) -> Iterator[bytes]:
+    """The hash of each whole block of `packed_ids` (uint32 little endian, as `wire.pack_ids`),
+    after `before`."""
+    step = block_tokens * TOKEN_BYTES
+    for start in range(0, len(packed_ids) - step + 1, step):
+        before = xxhash.xxh3_64_digest(before + packed_ids[start : start + step])
+        yield before
+
+
+def prefix_hashes(packed_ids: bytes, block_tokens: int, cache_salt: str | None) -> bytes:
+    """Of a prompt's leading whole blocks, `HASH_BYTES` each, at most `HASHES_MAX`; none where
+    `block_tokens` is 0, that is, not known."""
+    if not block_tokens:
+        return b""
+    head = memoryview(packed_ids)[: HASHES_MAX * block_tokens * TOKEN_BYTES]
+    return b"".join(chain(head, block_tokens, root(cache_salt)))
+
+
+def split(hashes: bytes) -> list[bytes]:
+    """One by one; a cut-off last one is dropped."""
+    whole = len(hashes) - len(hashes) % HASH_BYTES
+    return [hashes[at : at + HASH_BYTES] for at in range(0, whole, HASH_BYTES)]

@@ -1,0 +1,29 @@
+"""What the estimators say, as the plain numbers that placement weighs for one request."""
+
+from __future__ import annotations
+
+from services.router.estimators.estimates import Estimates
+from services.router.placement_types import Rates
+from services.router.records import Try
+
+SAMPLES_MIN = 8
+BATCH = 16
+
+
+def rates(estimates: Estimates, each: Try) -> Rates:
+    """For a prompt of this length, of this tenant and class."""
+    tokens = each.ask.prompt_tokens
+    step = estimates.step_seconds(1)
+    slower = (estimates.step_seconds(BATCH) - step) / (BATCH - 1)
+    seen = min(estimates.prefill.count, estimates.handoffs)
+    return Rates(
+        prefill_tokens_per_s=tokens / estimates.prefill_seconds(tokens),
+        local_tokens_per_s=tokens / estimates.local_prefill_seconds(tokens),
+        kv_bytes_per_s=estimates.bandwidth.bytes_per_s(),
+        pair_bytes_per_s=estimates.bandwidth.bytes_per_s,
+        handoff_s=estimates.tail_seconds(),
+        step_s=step,
+        step_s_per_seq=max(0.0, slower),
+        out_tokens=estimates.output_tokens(each.tenant, each.priority, each.ask.max_tokens),
+        measured=seen >= SAMPLES_MIN,
+    )

@@ -95,10 +95,13 @@ class GatewayConfig(Section, frozen=True):
     may ask (`baton keys`); without one, `host` must be a loopback address unless `allow_anonymous`.
     `tls_*_file`: PEM; both or none. `header_ms_max`: for a request's whole head; `body_ms_max`: for
     its body after that; `idle_ms_max`: a kept connection between requests. `header_bytes_max`:
-    request line and all headers. `connections_per_ip_max`: 0 = no limit, as behind a proxy."""
+    request line and all headers. `connections_per_ip_max`: 0 = no limit, as behind a proxy.
+    `processes`: gateways g0, g1, ... that `baton up` starts on the one port; the limits here are
+    for each."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    processes: Annotated[int, Meta(ge=1, le=64)] = 1
     keys_file: str = ""
     allow_anonymous: bool = False
     tls_certificate_file: str = ""

@@ -1,7 +1,8 @@
 """The gateway daemon: HTTP in front, router and decode workers behind, the core between.
 
-Shutdown order: say so to the router and to /health, refuse new requests (503 DRAINING), let streams
-finish for `fleet.drain_ms`, end the rest with an explicit error, close HTTP, then the sockets.
+Shutdown order: say so to the router and to /health, refuse new requests (503 DRAINING; where others
+listen on the same port, leave new connections to them), let streams finish for `fleet.drain_ms`,
+end the rest with an explicit error, close HTTP, then the sockets.
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ class Gateway:
     async def stop(self) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         self._handle(DrainStarted())
+        if self._config.gateway.processes > 1:
+            self._http.stop_listening()
         if self._router is not None:
             self._router.leave()
         if self._core.active:

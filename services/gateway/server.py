@@ -119,9 +119,13 @@ class HttpServer:
         bound = listener.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
-    async def close(self) -> None:
+    def stop_listening(self) -> None:
+        """What is connected stays. Idempotent."""
         if self._listener is not None:
             self._listener.close()
+
+    async def close(self) -> None:
+        self.stop_listening()
         await self._runner.cleanup()
 
     # ------------------------------------------------------------ generation

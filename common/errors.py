@@ -24,6 +24,8 @@ class Code(enum.StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     BODY_TOO_LARGE = "body_too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    REQUEST_TIMEOUT = "request_timeout"
     QUEUE_FULL = "queue_full"
     RATE_LIMITED = "rate_limited"
     NO_CAPACITY = "no_capacity"
@@ -63,6 +65,8 @@ FACES: dict[Code, Face] = {
     Code.CONTEXT_LENGTH_EXCEEDED: Face(400, _BAD, retryable=False),
     Code.UNSUPPORTED_PARAMETER: Face(400, _BAD, retryable=False),
     Code.BODY_TOO_LARGE: Face(413, _BAD, retryable=False),
+    Code.HEADERS_TOO_LARGE: Face(431, _BAD, retryable=False),
+    Code.REQUEST_TIMEOUT: Face(408, _BAD, retryable=True),
     Code.QUEUE_FULL: Face(429, _OVERLOADED, retryable=True),
     Code.RATE_LIMITED: Face(429, "rate_limit_error", retryable=True),
     Code.NO_CAPACITY: Face(503, _OVERLOADED, retryable=True),

@@ -90,12 +90,25 @@ class GatewayConfig(Section, frozen=True):
     """`stream_bind`: ZMQ endpoint on which decode workers deliver tokens; empty = an ipc socket in
     run_dir. `router_wait_ms`: how long new work is held while no router answers. `keys_file`: who
     may ask (`baton keys`); without one, `host` must be a loopback address unless `allow_anonymous`.
-    """
+    `tls_*_file`: PEM; both or none. `header_ms_max`: for a request's whole head; `body_ms_max`: for
+    its body after that; `idle_ms_max`: a kept connection between requests. `header_bytes_max`:
+    request line and all headers. `connections_per_ip_max`: 0 = no limit, as behind a proxy.
+    `processes`: gateways g0, g1, ... that `baton up` starts on the one port; the limits here are
+    for each."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    processes: Annotated[int, Meta(ge=1, le=64)] = 1
     keys_file: str = ""
     allow_anonymous: bool = False
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
+    connections_max: Count = 8192
+    connections_per_ip_max: Annotated[int, Meta(ge=0)] = 2048
+    header_bytes_max: Annotated[int, Meta(ge=1024)] = 32 << 10
+    header_ms_max: Positive = 10_000.0
+    body_ms_max: Positive = 30_000.0
+    idle_ms_max: Positive = 75_000.0
     stream_bind: str = ""
     text: Literal["light"] = "light"
     body_bytes_max: Count = 8 << 20

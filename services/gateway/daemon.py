@@ -1,7 +1,8 @@
 """The gateway daemon: HTTP in front, router and decode workers behind, the core between.
 
-Shutdown order: say so to the router and to /health, refuse new requests (503 DRAINING), let streams
-finish for `fleet.drain_ms`, end the rest with an explicit error, close HTTP, then the sockets.
+Shutdown order: say so to the router and to /health, refuse new requests (503 DRAINING; where others
+listen on the same port, leave new connections to them), let streams finish for `fleet.drain_ms`,
+end the rest with an explicit error, close HTTP, then the sockets.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from services.gateway.events import (
     ToRouter,
     ToWorker,
 )
+from services.gateway.http.doorman import FrontDesk
+from services.gateway.http.tls import open_certificate
 from services.gateway.links.router import RouterLink
 from services.gateway.links.workers import WorkerLinks
 from services.gateway.server import HttpServer
@@ -85,8 +88,15 @@ class Gateway:
             executor=self._executor,
             handle=self._handle,
         )
+        self._certificate = open_certificate(config.gateway, log)
         self._authenticator = Authenticator(config.gateway.keys_file, log)
-        self._http = HttpServer(self._app, config.gateway, self._authenticator, log)
+        self._http = HttpServer(
+            self._app,
+            config.gateway,
+            self._authenticator,
+            self._certificate.context if self._certificate is not None else None,
+            log,
+        )
         self._workers: WorkerLinks | None = None
         self._router: RouterLink | None = None
         self._idle = asyncio.Event()
@@ -100,6 +110,11 @@ class Gateway:
     @property
     def core(self) -> Core:
         return self._core
+
+    @property
+    def desk(self) -> FrontDesk:
+        """The count of connections."""
+        return self._http.desk
 
     @property
     def http_routes(self) -> list[tuple[str, str]]:
@@ -131,11 +146,14 @@ class Gateway:
         tasks.start("tick", self._tick(self._workers, self._router))
         tasks.start("router-refusal", self._die_if_refused())
         host, port = self.http_address
-        return f"gateway {self._name} listens on http://{host}:{port}"
+        scheme = "http" if self._certificate is None else "https"
+        return f"gateway {self._name} listens on {scheme}://{host}:{port}"
 
     async def stop(self) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         self._handle(DrainStarted())
+        if self._config.gateway.processes > 1:
+            self._http.stop_listening()
         if self._router is not None:
             self._router.leave()
         if self._core.active:
@@ -180,6 +198,12 @@ class Gateway:
 
     def _reload(self) -> None:
         self._authenticator.refresh(force=True)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._authenticator.refresh()
+        if self._certificate is not None:
+            self._certificate.refresh()
 
     def _on_refused(self, reason: str) -> None:
         if not self._refused.done():
@@ -200,6 +224,6 @@ class Gateway:
             if ticks % TICKS_PER_BEAT == 0:
                 router.beat()
             if ticks % TICKS_PER_KEYS == 0:
-                self._authenticator.refresh()
+                self._refresh()
             if ticks % TICKS_PER_ROLL_CALL == 0:
                 workers.ping_all()

@@ -6,41 +6,46 @@ transport from the ZeroMQ callback, in its own chunked framing, and wakes the ha
 first frame (which must be preceded by headers) and after the last. A cut or lost connection cancels
 the handler, whose last act is to close the request.
 
-Default-deny: every request needs a caller before its handler runs, unmatched ones too; only the
-routes in `OPEN` do not. The matched route decides, never the text of the path or a header.
+What holds for every request, keys first of all, is in `http/guard.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from dataclasses import replace
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
-from aiohttp.typedefs import Handler, Middleware
 
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.log import Logger
-from services.gateway.api.intake import client_id, deadline_ms, request_id, session_id
+from services.gateway.api.intake import client_id, deadline_ms, session_id
 from services.gateway.api.kinds import Call, Kind
-from services.gateway.api.responses import error_body, retry_after_seconds, whole_answer
+from services.gateway.api.responses import whole_answer
 from services.gateway.app import App
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
-from services.gateway.connection import ClientConnection
+from services.gateway.http.connection import ClientConnection
+from services.gateway.http.doorman import Doorman, FrontDesk
+from services.gateway.http.guard import (
+    CALLER,
+    INTERNAL_ID,
+    JSON_TYPE,
+    REQUEST_ID,
+    SERVER,
+    Guard,
+)
 from services.gateway.streams.answer import Collected
 from services.gateway.streams.sse import SseAnswer
 
-REQUEST_ID = "x-request-id"
-INTERNAL_ID = web.RequestKey("request_id", str)
-CALLER = web.RequestKey("caller", Caller)
-OPEN = frozenset({"/health", "/live"})
-JSON_TYPE = "application/json"
 SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
+    "Server": SERVER,
 }
 SHUTDOWN_SECONDS = 1.0
 BACKLOG = 2_048
@@ -50,14 +55,19 @@ class HttpServer:
     """Listens from `start` to `close`. Raises BatonError(CONFIG_INVALID) if it cannot."""
 
     def __init__(
-        self, app: App, config: GatewayConfig, authenticator: Authenticator, log: Logger
+        self,
+        app: App,
+        config: GatewayConfig,
+        authenticator: Authenticator,
+        tls: ssl.SSLContext | None,
+        log: Logger,
     ) -> None:
+        self._tls = tls
         self._app = app
-        self._authenticator = authenticator
         self._config = config
-        self._log = log
         application = web.Application(
-            client_max_size=config.body_bytes_max, middlewares=[self._guard()]
+            client_max_size=config.body_bytes_max,
+            middlewares=[Guard(config, authenticator, log).middleware()],
         )
         application.router.add_routes(
             [
@@ -74,8 +84,12 @@ class HttpServer:
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
+            logger=_silent(),
+            keepalive_timeout=config.idle_ms_max / 1000,
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
+        self.desk = FrontDesk(config)
+        self._listener: asyncio.Server | None = None
 
     @property
     def routes(self) -> list[tuple[str, str]]:
@@ -87,57 +101,33 @@ class HttpServer:
         """Returns the address it listens on."""
         host, port = self._config.host, self._config.port
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, reuse_port=True, backlog=BACKLOG)
+        server = self._runner.server
+        assert server is not None
         try:
-            await site.start()
+            self._listener = listener = await asyncio.get_running_loop().create_server(
+                lambda: Doorman(self.desk, server),
+                host,
+                port,
+                ssl=self._tls,
+                ssl_handshake_timeout=self.desk.header_seconds if self._tls else None,
+                reuse_port=True,
+                backlog=BACKLOG,
+            )
         except OSError as error:
             raise BatonError(
                 Code.CONFIG_INVALID, f"cannot listen on {host}:{port}: {error.strerror or error}"
             ) from error
-        bound = self._runner.addresses[0]
+        bound = listener.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
+    def stop_listening(self) -> None:
+        """What is connected stays. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+
     async def close(self) -> None:
+        self.stop_listening()
         await self._runner.cleanup()
-
-    # ------------------------------------------------------------ every request
-
-    def _guard(self) -> Middleware:
-        @web.middleware
-        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            client = client_id(request.headers.get(REQUEST_ID))
-            request[INTERNAL_ID] = internal = request_id(client)
-            shown = client or internal
-            try:
-                self._identify(request)
-                response = await handler(request)
-            except BatonError as error:
-                response = _error(error)
-            except web.HTTPException as error:
-                response = _error(_translated(error, self._config.body_bytes_max))
-                if "Allow" in error.headers:
-                    response.headers["Allow"] = error.headers["Allow"]
-            except asyncio.CancelledError:
-                raise
-            except ConnectionError:
-                response = _gone(request)
-            except Exception as error:  # noqa: BLE001 - a defect must not take the connection along
-                self._log.error("request.crashed", request_id=internal, exc_info=error)
-                response = _error(BatonError(Code.INTERNAL, "internal error"))
-            if not response.prepared:
-                response.headers[REQUEST_ID] = shown
-            return response
-
-        return guard
-
-    def _identify(self, request: web.Request) -> None:
-        """Raises BatonError(INVALID_API_KEY)."""
-        resource = request.match_info.route.resource
-        if resource is None or resource.canonical not in OPEN:
-            headers = request.headers
-            request[CALLER] = self._authenticator.caller(
-                headers.getall("Authorization", ()), headers.getall("x-api-key", ())
-            )
 
     # ------------------------------------------------------------ generation
 
@@ -150,16 +140,21 @@ class HttpServer:
     async def _generate(self, request: web.Request, kind: Kind) -> web.StreamResponse:
         deadline = deadline_ms(request.headers.get("x-deadline-ms"))
         session = session_id(request.headers.get("x-session-id"))
-        if "Content-Encoding" in request.headers:
-            sentence = "a compressed request body is not accepted"
-            raise BatonError(Code.INVALID_REQUEST, sentence, param="content-encoding")
-        body = await request.read()
+        body = await self._body(request)
         call = await self._app.call(kind, body, request[INTERNAL_ID], deadline)
         call = replace(call, session=session)
         caller = request[CALLER]
         if call.stream:
             return await self._stream(request, call, caller)
         return await self._whole(call, caller)
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._config.body_ms_max / 1000):
+                return await request.read()
+        except TimeoutError:
+            sentence = f"the request body did not come within {self._config.body_ms_max:.0f} ms"
+            raise BatonError(Code.REQUEST_TIMEOUT, sentence) from None
 
     async def _whole(self, call: Call, caller: Caller) -> web.Response:
         answer, done = Collected(), asyncio.Event()
@@ -193,6 +188,8 @@ class HttpServer:
         client = client_id(request.headers.get(REQUEST_ID))
         headers = {**SSE_HEADERS, REQUEST_ID: client or request[INTERNAL_ID]}
         response = web.StreamResponse(headers=headers)
+        if "Upgrade" in request.headers:
+            response.force_close()
         if chunked:
             response.enable_chunked_encoding()
         writer = await response.prepare(request)
@@ -231,33 +228,9 @@ class HttpServer:
         return web.json_response({"status": "live"})
 
 
-def _error(error: BatonError) -> web.Response:
-    response = web.Response(
-        body=error_body(error), status=error.face.http_status, content_type=JSON_TYPE
-    )
-    if error.code is Code.INVALID_API_KEY:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    seconds = retry_after_seconds(error)
-    if seconds is not None:
-        response.headers["Retry-After"] = str(seconds)
-    return response
-
-
-def _gone(request: web.Request) -> web.Response:
-    """Nobody reads this answer; it spares aiohttp a traceback in the log."""
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response(status=499)
-
-
-def _translated(error: web.HTTPException, body_bytes_max: int) -> BatonError:
-    match error.status:
-        case 404:
-            return BatonError(Code.NOT_FOUND, "there is nothing at this path")
-        case 405:
-            return BatonError(Code.METHOD_NOT_ALLOWED, "this path does not take this method")
-        case 413:
-            sentence = f"the request body is larger than {body_bytes_max} bytes"
-            return BatonError(Code.BODY_TOO_LARGE, sentence)
-        case _:
-            return BatonError(Code.INVALID_REQUEST, error.reason or "bad request")
+def _silent() -> logging.Logger:
+    """aiohttp logs a traceback for each malformed request, which anybody may send at any rate; our
+    own failures are logged by the guard."""
+    logger = logging.getLogger("services.gateway.http")
+    logger.disabled = True
+    return logger

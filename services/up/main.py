@@ -13,7 +13,7 @@ from common.config import Config, default_run_dir
 from common.errors import ConfigError
 from common.model.resolve import resolve_model
 from services.up import preflight
-from services.up.plan import WORKERS_MAX, Flags, children, fleet_toml
+from services.up.plan import GATEWAYS_MAX, WORKERS_MAX, Flags, children, fleet_toml
 from services.up.supervisor import Supervisor
 
 EXAMPLES = """\
@@ -50,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="vllm",
         help="vllm (default), or sim: modelled time, no inference",
     )
+    parser.add_argument(
+        "--gateways", type=int, default=1, metavar="N", help="gateway processes on the port (1)"
+    )
+    parser.add_argument("--keys", default="", metavar="FILE", help="API keys, by `baton keys add`")
+    parser.add_argument(
+        "--allow-anonymous", action="store_true", help="serve other hosts without keys"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address the gateway listens on")
     parser.add_argument("--port", type=int, default=8000, help="port the gateway listens on (8000)")
     parser.add_argument(
@@ -74,7 +81,7 @@ def main(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         logger.error("up.refused", sentence=error.message)
         return 2
-    fleet = children(list(config.prefill), list(config.decode), gpus)
+    fleet = children(list(config.prefill), list(config.decode), gpus, config.gateway.processes)
     supervisors: list[Supervisor] = []
 
     def make() -> Supervisor:
@@ -97,6 +104,8 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError("--prefill", "cannot be negative; 0 means decode workers prefill too")
     if arguments.prefill + arguments.decode > WORKERS_MAX:
         raise ConfigError("--prefill/--decode", f"more than {WORKERS_MAX} workers on one machine")
+    if not 1 <= arguments.gateways <= GATEWAYS_MAX:
+        raise ConfigError("--gateways", f"must be between 1 and {GATEWAYS_MAX}")
     for flag in ("port", "health_port"):
         if not 1 <= getattr(arguments, flag) <= 65535:
             raise ConfigError(f"--{flag.replace('_', '-')}", "must be between 1 and 65535")
@@ -136,6 +145,9 @@ def _flags(arguments: argparse.Namespace, run_dir: Path, gpus: tuple[int, ...]) 
         run_dir=str(run_dir),
         cores=len(os.sched_getaffinity(0)),
         gpus=gpus,
+        gateways=arguments.gateways,
+        keys_file=str(Path(arguments.keys).absolute()) if arguments.keys else "",
+        allow_anonymous=arguments.allow_anonymous,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from common.messages import Role
 
 WORKERS_MAX = 64
+GATEWAYS_MAX = 64
 GPU_MEMORY_SHARE = 0.9
 STOP_ORDER = (Role.GATEWAY, Role.DECODE, Role.PREFILL, Role.HEALTH, Role.ROUTER)
 
@@ -30,6 +31,9 @@ class Flags:
     run_dir: str
     cores: int
     gpus: tuple[int, ...] = ()
+    gateways: int = 1
+    keys_file: str = ""
+    allow_anonymous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ def fleet_toml(flags: Flags) -> str:
         "[gateway]",
         f"host = {_quoted(flags.host)}",
         f"port = {flags.port}",
+        f"processes = {flags.gateways}",
+        *_access(flags),
         "[health]",
         f"port = {flags.health_port}",
     ]
@@ -71,14 +77,23 @@ def fleet_toml(flags: Flags) -> str:
     return "\n".join(lines) + "\n"
 
 
-def children(prefill: list[str], decode: list[str], gpus: tuple[int, ...]) -> list[Child]:
-    """Router and gateway first (they are up in a second), then workers, a GPU each in turn."""
-    fleet = [Child(Role.ROUTER, "r0"), Child(Role.GATEWAY, "g0"), Child(Role.HEALTH, "h0")]
+def children(
+    prefill: list[str], decode: list[str], gpus: tuple[int, ...], gateways: int = 1
+) -> list[Child]:
+    """Router and gateways first (they are up in a second), then workers, a GPU each in turn."""
+    fleet = [Child(Role.ROUTER, "r0")]
+    fleet += [Child(Role.GATEWAY, f"g{index}") for index in range(gateways)]
+    fleet.append(Child(Role.HEALTH, "h0"))
     workers = [(Role.PREFILL, name) for name in prefill] + [(Role.DECODE, name) for name in decode]
     for index, (role, name) in enumerate(workers):
         gpu = {"CUDA_VISIBLE_DEVICES": str(gpus[index % len(gpus)])} if gpus else {}
         fleet.append(Child(role, name, gpu))
     return fleet
+
+
+def _access(flags: Flags) -> list[str]:
+    lines = [f"keys_file = {_quoted(flags.keys_file)}"] if flags.keys_file else []
+    return [*lines, "allow_anonymous = true"] if flags.allow_anonymous else lines
 
 
 def _gpu_share(flags: Flags, workers: int) -> list[str]:

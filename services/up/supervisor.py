@@ -138,8 +138,9 @@ class Supervisor:
             await process.ready.wait()
 
     async def _is_healthy(self, session: aiohttp.ClientSession) -> bool:
+        """Our own child on this host; its certificate names the public one."""
         try:
-            async with session.get(f"{self._url()}/health") as answer:
+            async with session.get(f"{self._url()}/health", ssl=False) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
@@ -177,7 +178,8 @@ class Supervisor:
     def _url(self) -> str:
         gateway = self._config.gateway
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(gateway.host, gateway.host)
-        return f"http://{host}:{gateway.port}"
+        scheme = "https" if gateway.tls_certificate_file else "http"
+        return f"{scheme}://{host}:{gateway.port}"
 
     def _ready_text(self) -> str:
         model = self._config.model.served_name
@@ -186,10 +188,11 @@ class Supervisor:
             f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], '
             '"max_tokens": 32}'
         )
+        key = '-H "authorization: Bearer $BATON_KEY" ' if self._config.gateway.keys_file else ""
         return (
             f"\nReady in {seconds:.1f} s: {self._url()}/v1 serves {model}. Try:\n\n"
             f"  curl {self._url()}/v1/chat/completions -H 'content-type: application/json' \\\n"
-            f"    -d '{body}'\n\n"
+            f"    {key}-d '{body}'\n\n"
             f"Look inside: baton ctl status --run-dir {self._config.fleet.run_dir}\n"
             f"Logs: {Path(self._config.fleet.run_dir) / 'logs'}    Stop: Ctrl-C"
         )

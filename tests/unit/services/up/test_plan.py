@@ -43,6 +43,22 @@ def test_any_model_path_survives_the_file(path: str) -> None:
     assert raw["model"]["path"] == path
 
 
+def test_gateways_and_their_keys_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    flags = dataclasses.replace(
+        FLAGS, host="0.0.0.0", gateways=3, keys_file="/etc/k.json", allow_anonymous=True
+    )
+    path.write_text(fleet_toml(flags))
+    gateway = configuration.load(path, {}).gateway
+    assert (gateway.processes, gateway.keys_file, gateway.allow_anonymous) == (
+        3,
+        "/etc/k.json",
+        True,
+    )
+    fleet = children(["p0"], ["d0"], (), gateway.processes)
+    assert [c.name for c in fleet if c.role is Role.GATEWAY] == ["g0", "g1", "g2"]
+
+
 def test_router_comes_first_and_goes_last() -> None:
     fleet = children(["p0"], ["d0", "d1"], ())
     assert fleet[0].role is Role.ROUTER

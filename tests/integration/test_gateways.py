@@ -48,9 +48,13 @@ class Stream:
 
 def served_by(process: psutil.Process, streams: list[Stream]) -> set[int]:
     """Client ports of the connections that this gateway holds."""
-    peers = [connection.raddr for connection in process.net_connections("tcp")]
+    established = [
+        connection
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_ESTABLISHED
+    ]
     ports = {stream.port for stream in streams}
-    return {peer[1] for peer in peers if len(peer) == 2} & ports
+    return {connection.raddr.port for connection in established} & ports
 
 
 def test_a_killed_gateway_ends_only_its_own_streams(two_gateways: Fleet) -> None:

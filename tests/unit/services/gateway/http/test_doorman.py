@@ -29,7 +29,8 @@ async def test_300_slowloris_connections_harm_no_stream_and_are_ended(make_rig: 
     for client in slow:
         client.send(HEAD + b"X-Slow: ")
     dripping = rig.tasks.start("drip", drip(slow, 0.05), ends=True)
-    await until(rig, lambda: rig.gateway.desk.connections >= 300)
+    desk = rig.gateway.desk
+    await until(rig, lambda: desk.connections + desk.too_late >= 300)
     for index in range(199):
         worker.send(delta(submit, index, "a"))
     response = await asked.response()

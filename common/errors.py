@@ -34,6 +34,7 @@ class Code(enum.StrEnum):
     STREAM_INTERRUPTED = "stream_interrupted"
     KV_TRANSFER_FAILED = "kv_transfer_failed"
     ENGINE_FAILED = "engine_failed"
+    REQUEST_QUARANTINED = "request_quarantined"
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     DRAINING = "draining"
@@ -75,6 +76,7 @@ FACES: dict[Code, Face] = {
     Code.STREAM_INTERRUPTED: Face(500, _SERVER, retryable=True),
     Code.KV_TRANSFER_FAILED: Face(500, _SERVER, retryable=True),
     Code.ENGINE_FAILED: Face(500, _SERVER, retryable=True),
+    Code.REQUEST_QUARANTINED: Face(500, _SERVER, retryable=False),
     Code.CANCELLED: Face(499, _BAD, retryable=False),
     Code.DEADLINE_EXCEEDED: Face(504, _OVERLOADED, retryable=True),
     Code.DRAINING: Face(503, _OVERLOADED, retryable=True),

@@ -93,6 +93,8 @@ class GatewayConfig(Section, frozen=True):
     `tls_*_file`: PEM; both or none. `header_ms_max`: for a request's whole head; `body_ms_max`: for
     its body after that; `idle_ms_max`: a kept connection between requests. `header_bytes_max`:
     request line and all headers. `connections_per_ip_max`: 0 = no limit, as behind a proxy.
+    `recovery`: a stream whose worker is lost goes on elsewhere; it waits for a place at most
+    `recovery_ms`, and not after `worker_deaths_max` workers died under it.
     `processes`: gateways g0, g1, ... that `baton up` starts on the one port; the limits here are
     for each."""
 
@@ -114,6 +116,9 @@ class GatewayConfig(Section, frozen=True):
     body_bytes_max: Count = 8 << 20
     max_streams: Count = 4096
     router_wait_ms: Milliseconds = 5_000.0
+    recovery: bool = True
+    recovery_ms: Milliseconds = 45_000.0
+    worker_deaths_max: Count = 2
     default_max_tokens: Annotated[int, Meta(ge=0)] = 0
     slow_client_bytes_max: Count = 1 << 20
     slow_client_ms_max: Milliseconds = 10_000.0

@@ -7,7 +7,6 @@ import pytest
 from common.errors import Code
 from common.messages import Abort, Cancel, Failed, Fleet, Placed, Refused, Submit
 from common.wire import unpack_ids
-from services.gateway.core import RECENT_MAX
 from services.gateway.entry import TERMINAL, TRANSITIONS, IllegalTransitionError, State
 from services.gateway.events import (
     Closed,
@@ -22,6 +21,7 @@ from services.gateway.events import (
     WorkerGone,
     WorkerUp,
 )
+from services.gateway.table import RECENT_MAX
 from tests.unit.services.gateway.gate import D0, D1, Gate, told
 
 
@@ -248,7 +248,7 @@ def test_a_restarted_router_does_not_make_the_length_unknown() -> None:
 def test_no_state_is_left_from_a_terminal_one() -> None:
     gate = Gate()
     gate.open()
-    (entry,) = gate.core._entries.values()
+    (entry,) = gate.core._table.entries.values()
     gate.do(Closed("r", ""))
     assert entry.state in TERMINAL
     for state in State:

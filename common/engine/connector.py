@@ -23,10 +23,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.request import RequestStatus
 
 from common.config import KvConfig
-from common.engine.connector_memory import kv_memory, settler
+from common.engine.connector_memory import kv_memory, layer_names, settler
 from common.engine.connector_meta import StepPlan
 from common.engine.connector_scheduler import SchedulerHalf
-from common.engine.connector_worker import WorkerHalf
+from common.engine.connector_worker import LayerClock, WorkerHalf
 from common.kv.control import Identity
 from common.kv.service import KvService
 
@@ -83,7 +83,16 @@ class BatonConnector(KVConnectorBase_V1):
         identity = Identity(setup.name, setup.incarnation, setup.fingerprint)
         self._service = KvService(identity, setup.kv, memory, setup.side_address)
         self._service.start()
-        self._worker = WorkerHalf(self._service, settler(kv_caches))
+        groups = setup.kv.layer_groups
+        layers = layer_names(kv_caches) if groups > 1 else []
+        clock = LayerClock(layers, -(-len(layers) // groups)) if layers else None
+        self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
+
+    def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
+        """Called before the forward pass, and unlike `start_load_kv` always."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.begin(connector_metadata.plan)
 
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         if self._worker is not None:
@@ -97,9 +106,14 @@ class BatonConnector(KVConnectorBase_V1):
         """Loads are asynchronous, between steps."""
 
     def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,  # noqa: ARG002
+        attn_metadata: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Blocks are sent per step, not per layer."""
+        if self._worker is not None:
+            self._worker.layer_saved(self._step_plan(), layer_name)
 
     def wait_for_save(self) -> None:
         if self._worker is not None:

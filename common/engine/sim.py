@@ -145,7 +145,8 @@ class SimEngine:
     def _progress(self, held: SimRequest) -> None:
         key = (held.request.request_id, held.request.attempt)
         blocks = held.blocks[: self._core.prompt_blocks(held.request)]
-        self._service.progress(key, blocks, self._core.computed_blocks(held))
+        computed = self._core.computed_blocks(held)
+        self._service.progress(key, blocks, computed, ended=computed == len(blocks))
 
     def _handoffs(self) -> list[KvDone]:
         done = self._service.drain()

@@ -167,11 +167,11 @@ def test_damaged_kv_changes_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The control: if KV were wrong after verification, the tests above would see it."""
     original = HostMemory.scatter
 
-    def damaging(self: HostMemory, block_ids: list[int], data: np.ndarray) -> None:
+    def damaging(self: HostMemory, block_ids: list[int], data: np.ndarray, layers: range) -> None:
         damaged = data.copy()
         floats = damaged.view(np.float32)
         floats[: len(floats) // 2] += 0.5
-        original(self, block_ids, damaged)
+        original(self, block_ids, damaged, layers)
 
     monkeypatch.setattr(HostMemory, "scatter", damaging)
     pair = open_pair(make_config(tmp_path))

@@ -27,6 +27,7 @@ from common.engine.connector_memory import kv_memory, layer_names, settler
 from common.engine.connector_meta import StepPlan
 from common.engine.connector_scheduler import SchedulerHalf
 from common.engine.connector_worker import LayerClock, WorkerHalf
+from common.engine.vllm_support import refuse_groups
 from common.kv.control import Identity
 from common.kv.service import KvService
 
@@ -66,8 +67,7 @@ class BatonConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._setup = msgspec.convert(extra["baton"], Setup)
-        if len(kv_cache_config.kv_cache_groups) != 1:
-            raise ValueError("Baton hands over models with one KV cache group only")
+        refuse_groups(kv_cache_config.kv_cache_groups)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._service: KvService | None = None

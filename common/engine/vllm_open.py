@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ def open_vllm(
     from vllm.v1.executor import Executor
 
     side_address = kv_side_address(config, name)
-    setup = {
+    setup: dict[str, Any] = {
         "name": name,
         "incarnation": incarnation,
         "fingerprint": "",
@@ -70,5 +71,11 @@ def open_vllm(
         max_model_len=made.model_config.max_model_len,
         max_num_seqs=worker.engine.max_num_seqs,
     )
-    info = EngineInfo(config.model.served_name, setup["fingerprint"], kv_address, capacity)
+    info = EngineInfo(
+        config.model.served_name,
+        setup["fingerprint"],
+        kv_address,
+        capacity,
+        setup["fingerprint_parts"],
+    )
     return VllmEngine(info, client, processor, side)

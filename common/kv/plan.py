@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common.kv.digest import INDEX_MAX, Expected
 
-MESSAGE_BYTES_MIN = 1 << 20
+MESSAGE_BYTES_MIN = 2 << 20
 MESSAGES_WISHED = 8
 
 
@@ -85,7 +85,7 @@ class Plan:
 
 def message_blocks(message_bytes: int, shape: Shape, layer_groups: int, blocks: int) -> int:
     """Blocks of one message: about an eighth of the transfer, so that most of it leaves while the
-    rest is computed, but no less than a MiB and no more than `message_bytes` (one block at
+    rest is computed, but no less than 2 MiB and no more than `message_bytes` (one block at
     least)."""
     unit = shape.group_layers(layer_groups) * shape.page_bytes
     wished = max(MESSAGE_BYTES_MIN // unit, -(-blocks // MESSAGES_WISHED))

@@ -29,7 +29,8 @@ from common.messages import KvHold, KvReport, Ticket
 
 TICK_S = 0.05
 STATUS_S = 0.5
-WINDOW = 4
+WINDOW_MIN, WINDOW_MAX = 4, 8
+WINDOW_BYTES = 16 << 20
 KV_HOLDS_MAX = 256
 
 
@@ -103,11 +104,13 @@ class Plane:
     def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
         config, blocks = self._config, len(block_ids)
         groups = config.layer_groups
+        size = message_blocks(config.message_bytes, self._shape, groups, blocks)
+        message_bytes = size * self._shape.group_layers(groups) * self._shape.page_bytes
         wanted = Wanted(
             first_block=first_block,
             blocks=blocks,
-            message_blocks=message_blocks(config.message_bytes, self._shape, groups, blocks),
-            window=WINDOW,
+            message_blocks=size,
+            window=max(WINDOW_MIN, min(WINDOW_MAX, WINDOW_BYTES // message_bytes)),
             deadline=self.now() + config.load_timeout_ms / 1000,
             retries=config.retries,
             layer_groups=groups,

@@ -42,9 +42,9 @@ def test_a_message_outside_the_plan_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("groups", "blocks", "expected"),
-    [(1, 4, 4), (1, 24, 4), (1, 48, 6), (1, 400, 16), (2, 4, 8), (2, 400, 32), (4, 80, 16)],
+    [(1, 4, 8), (1, 24, 8), (1, 80, 10), (1, 400, 16), (2, 4, 16), (2, 400, 32), (4, 400, 50)],
 )
-def test_a_message_is_an_eighth_of_the_transfer_between_one_mib_and_the_limit(
+def test_a_message_is_an_eighth_of_the_transfer_between_two_mib_and_the_limit(
     groups: int, blocks: int, expected: int
 ) -> None:
     shape = Shape(layers=4, block_bytes=1 << 18)

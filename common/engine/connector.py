@@ -1,9 +1,10 @@
 """The KV connector that vLLM loads (`kv_connector_module_path`): thin over `common.kv`.
 
 Theory of operation: vLLM makes one instance per role, both in the EngineCore process (executor
-`uni`). The scheduler instance also ties the process to its daemon: it dies when the daemon is
-killed, and leaves Ctrl-C to the daemon. The worker instance starts the KV thread once the KV cache
-exists, which is after the fork: UCX and ZeroMQ must not cross one.
+`uni`), or with tensor parallelism the worker's once per rank, in the rank's own process. The
+scheduler instance also ties the process to its daemon: it dies when the daemon is killed, and
+leaves Ctrl-C to the daemon. The worker instance starts the KV thread once the KV cache exists,
+which is after the fork: UCX and ZeroMQ must not cross one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
 from common.config import KvConfig
@@ -48,7 +50,7 @@ class Setup(msgspec.Struct, frozen=True):
     name: str
     incarnation: str
     fingerprint: str
-    side_address: str
+    side_addresses: list[str]
     daemon_pid: int
     kv: KvConfig
 
@@ -80,8 +82,11 @@ class BatonConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         setup = self._setup
         memory = kv_memory(kv_caches, self._kv_cache_config.num_blocks)
-        identity = Identity(setup.name, setup.incarnation, setup.fingerprint)
-        self._service = KvService(identity, setup.kv, memory, setup.side_address)
+        rank = get_tensor_model_parallel_rank()
+        identity = Identity(setup.name, setup.incarnation, setup.fingerprint, rank)
+        port = setup.kv.port + rank if setup.kv.port else 0
+        kv = msgspec.structs.replace(setup.kv, port=port)
+        self._service = KvService(identity, kv, memory, setup.side_addresses[rank])
         self._service.start()
         groups = setup.kv.layer_groups
         layers = layer_names(kv_caches) if groups > 1 else []

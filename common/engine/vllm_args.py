@@ -106,7 +106,7 @@ def make_vllm_config(
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             enable_prefix_caching=engine.prefix_caching,
-            distributed_executor_backend="uni",
+            distributed_executor_backend="uni" if tensor_parallel(engine) == 1 else "mp",
             disable_hybrid_kv_cache_manager=True,
             kv_transfer_config=transfer,
             use_tqdm_on_load=False,
@@ -121,6 +121,16 @@ def make_vllm_config(
     setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
     _choose_start_method()
     return made
+
+
+def tensor_parallel(engine: EngineConfig) -> int:
+    """Ranks, each in a process of its own when there are several."""
+    asked = engine.args.get("tensor_parallel_size", 1)
+    if not isinstance(asked, int) or asked < 1:
+        raise ConfigError(
+            "engine.args.tensor_parallel_size", "must be a whole number of at least 1"
+        )
+    return asked
 
 
 def _dtype(config: Config) -> str:

@@ -41,6 +41,7 @@ from common.kv.handoff.words import (
 from common.kv.layout import KvMemory
 from common.kv.messages import KvRefused
 from common.kv.plan import Plan, Shape
+from common.kv.ranks import address_of
 from common.kv.staging import Buffer, Staging
 from common.kv.ucx import Link, data_tag
 from common.messages import KvHold, KvReport, Ticket
@@ -158,13 +159,14 @@ class Incoming:
     def connect(self, address: str) -> None:
         """Ahead of need; a failure only means that the first handoff connects again."""
         with contextlib.suppress(BatonError, ValueError):
-            self._way(address)
+            self._way(address_of(address, self._identity.rank))
 
     def _connect(self, key: Key) -> None:
         try:
-            way = self._way(self._fetches[key].receiver.ticket.kv_address)
+            kv_address = self._fetches[key].receiver.ticket.kv_address
+            way = self._way(address_of(kv_address, self._identity.rank))
         except (BatonError, ValueError) as error:
-            self._feed(key, ConnectFailed(str(error)))
+            self._feed(key, ConnectFailed(str(error), final=isinstance(error, ValueError)))
             return
         if way.channel.peer is None:
             way.waiting.append(key)

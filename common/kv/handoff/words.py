@@ -129,7 +129,8 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class ConnectFailed:
-    """`final`: P answered, and will not talk to us (wire version, fingerprint, incarnation)."""
+    """`final`: it will never work: P answered and will not talk to us (wire version, fingerprint,
+    incarnation), or the ticket has no address for us."""
 
     message: str
     final: bool = False

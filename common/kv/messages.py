@@ -23,7 +23,8 @@ class KvReady(Message, frozen=True):
     """D to P: I have blocks for `secret`'s prompt and want blocks [first_block, first_block+blocks)
     of it under `transfer`, an id new for this try, cut as `common.kv.plan` says: `message_blocks`
     blocks a message, their layers in `layer_groups` messages. Slots [0, granted) have a receive
-    posted, each for any one message."""
+    posted, each for any one message. `patience_ms`: how long D goes on waiting, and P keeps this
+    request if its ticket has not come yet (0: as long as a lease)."""
 
     secret: bytes
     request_id: str
@@ -34,6 +35,7 @@ class KvReady(Message, frozen=True):
     message_blocks: int
     granted: int
     layer_groups: int = 1
+    patience_ms: float = 0.0
 
 
 class KvCredit(Message, frozen=True):

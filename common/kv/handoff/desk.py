@@ -1,11 +1,11 @@
 """P's counter: all tickets offered here, all D peers that ask, and what is left of both.
 
 Theory of operation: pure, as the machines it holds. A `KvReady` finds its ticket by the secret; one
-that comes before its ticket waits at the counter (bounded, expiring), for P's queue may be long. A
-ticket serves only the D it names, in the incarnation it names. The lease runs from the offer;
-losing D's connection shortens it to a grace in which D may come back. Transfers that have ended
-keep a tombstone with the count of messages already answered, so that a late credit still gets its
-voids.
+that comes before its ticket waits at the counter, for P's queue may be long: bounded, and as long
+as D itself waits. A ticket serves only the D it names, in the incarnation it names. The lease runs
+from the offer; losing D's connection shortens it to a grace in which D may come back. Transfers
+that have ended keep a tombstone with the count of slots already answered, so that a late credit
+still gets its voids.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ LEASES = 4096
 PARKED = 1024
 TOMBSTONES = 8192
 GRACE_S = 1.0
+PATIENCE_MS_MAX = 600_000.0
 
 Key = tuple[str, int]
 
@@ -138,7 +139,8 @@ class Desk:
         if len(self._parked) >= PARKED:
             why = "no room for an early request"
             return [*outs, *self._refuse(peer, message, message.granted, why)]
-        expires = now + self._lease_ms / 1000
+        patience_ms = min(message.patience_ms or self._lease_ms, PATIENCE_MS_MAX)
+        expires = now + patience_ms / 1000
         self._parked[message.secret] = _Parked(peer, message, message.granted, expires)
         return outs
 

@@ -113,7 +113,7 @@ class Receiver:
             case Start():
                 return [Connect()]
             case Connected(peer, transfer) if self.state is ReceiveState.CONNECTING:
-                return self._begin(peer, transfer)
+                return self._begin(peer, transfer, now)
             case ConnectFailed(message, final) if self.state is ReceiveState.CONNECTING:
                 return self._fail(message) if final else self._back_off(message, now)
             case Posted(transfer, upto) if transfer == self.transfer:
@@ -134,7 +134,7 @@ class Receiver:
                 return [Connect()]
         return []
 
-    def _begin(self, peer: int, transfer: int) -> list[Action]:
+    def _begin(self, peer: int, transfer: int, now: float) -> list[Action]:
         wanted = self.wanted
         left = wanted.first_block + wanted.blocks - self._next_block
         plan = Plan(
@@ -149,7 +149,7 @@ class Receiver:
         self._asked, self._verified = 0, set()
         self._become(ReceiveState.WAITING)
         if plan.blocks == 0:
-            ready = self._ready(plan, 0)
+            ready = self._ready(plan, 0, now)
             self._plan = None
             return [Tell(peer, ready), *self._end(ReceiveState.DONE, "", "")]
         return self._post()
@@ -172,9 +172,9 @@ class Receiver:
         self._told = (peer, plan.transfer)
         if self._asked_at is None:
             self._asked_at = now
-        return [Tell(peer, self._ready(plan, upto))]
+        return [Tell(peer, self._ready(plan, upto, now))]
 
-    def _ready(self, plan: Plan, granted: int) -> KvReady:
+    def _ready(self, plan: Plan, granted: int, now: float) -> KvReady:
         return KvReady(
             secret=self.ticket.secret,
             request_id=self.ticket.request_id,
@@ -185,6 +185,7 @@ class Receiver:
             message_blocks=plan.message_blocks,
             granted=granted,
             layer_groups=plan.layer_groups,
+            patience_ms=max(0.0, self.wanted.deadline - now) * 1000,
         )
 
     def _arrived(self, arrival: Arrival, now: float) -> list[Action]:

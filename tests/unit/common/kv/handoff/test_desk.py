@@ -1,5 +1,6 @@
 """P's counter: every granted message is answered exactly once, every offer ends exactly once."""
 
+import msgspec
 import pytest
 
 from common.errors import Code
@@ -107,6 +108,14 @@ def test_ready_before_its_ticket_waits_and_is_served(desk: Desk) -> None:
     assert desk.credit(D0, KvCredit(transfer=7, granted=2)) == []
     assert desk.offer(ticket(), 10, now=0.5) == []
     assert stages(desk.computed(KEY, 10)) == [0, 1]
+
+
+def test_an_early_ready_waits_as_long_as_d_does(desk: Desk) -> None:
+    """P's queue may be longer than a lease, which only runs from the offer."""
+    early = msgspec.structs.replace(ready(granted=1), patience_ms=5000.0)
+    desk.ready(D0, early, now=0.0)
+    assert desk.tick(4.9) == []
+    assert refusals(desk.tick(5.0)) == ["no such ticket came"]
 
 
 def test_a_repeated_early_ready_is_answered_once(desk: Desk) -> None:

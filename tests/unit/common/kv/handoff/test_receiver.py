@@ -99,6 +99,7 @@ def test_the_whole_way() -> None:
     made = receiver()
     first = connected(made)
     assert (first.first_block, first.blocks, first.message_blocks, first.granted) == (2, 10, 4, 2)
+    assert first.patience_ms == 15_000.0
     place, post = made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
     assert place == Place(1, Expected(1, 0, 2, 4, 0, 2, 400))
     assert isinstance(post, Post)

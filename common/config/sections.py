@@ -67,12 +67,14 @@ class EngineConfig(Section, frozen=True):
 
 class KvConfig(Section, frozen=True):
     """The data plane of one worker. `host`/`port`: where its UCX listener binds (0 = any free
-    port). `transports`: UCX_TLS (`rc,cuda_copy,cuda_ipc,tcp,sm,self` with RDMA and GPUs).
-    `interfaces`: UCX_NET_DEVICES, empty = all. `rails`: interfaces one message may be split over.
-    `baton doctor` tells what UCX makes of these three. `message_bytes`: payload of one message.
-    `staging_mib`: bound of staging memory on each side. `lease_ms`: how long P holds blocks that
-    nobody took. `load_timeout_ms`: how long D waits for a handoff before it computes the prompt
-    itself."""
+    port; tensor parallel rank i takes port + i). `transports`: UCX_TLS
+    (`rc,cuda_copy,cuda_ipc,tcp,sm,self` with RDMA and GPUs). `interfaces`: UCX_NET_DEVICES, empty =
+    all. `rails`: interfaces one message may be split over. `baton doctor` tells what UCX makes of
+    these three. `message_bytes`: payload of one message at most. `staging_mib`: bound of staging
+    memory on each side. `lease_ms`: how long P holds blocks that nobody took. `load_timeout_ms`:
+    how long D waits for a handoff before it computes the prompt itself. `layer_groups`: into how
+    many messages the layers of a run of blocks are cut, so that the first layers leave while the
+    later ones are computed; 1 = blocks leave when all layers are done."""
 
     host: str = "127.0.0.1"
     port: Port = 0
@@ -84,6 +86,7 @@ class KvConfig(Section, frozen=True):
     lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0
     load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 3
+    layer_groups: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class GatewayConfig(Section, frozen=True):

@@ -19,7 +19,7 @@ from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_
 from common.engine.vllm_args import engine_failed
 from common.errors import BatonError, Code
 from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
-from common.kv.side import SideChannel
+from common.kv.ranks import SideChannels
 from common.messages import FinishReason, Load, Role, Sampling
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class VllmEngine:
         info: EngineInfo,
         client: AsyncMPClient,
         processor: InputProcessor,
-        side: SideChannel,
+        side: SideChannels,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._info = info

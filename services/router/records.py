@@ -121,6 +121,7 @@ class Worker:
     held: dict[Key, int] = field(default_factory=dict)
     computing: dict[Key, int] = field(default_factory=dict)
     decoding: dict[Key, None] = field(default_factory=dict)
+    fingerprint_parts: dict[str, str] = field(default_factory=dict)
     held_tokens: int = 0
     queued_tokens: int = 0
     given: int = 0
@@ -149,6 +150,7 @@ class Worker:
             name=hello.name,
             incarnation=hello.incarnation,
             fingerprint=hello.fingerprint,
+            fingerprint_parts=hello.fingerprint_parts,
             model=hello.model,
             kv_address=hello.kv_address,
             pid=hello.pid,
@@ -232,6 +234,7 @@ class Worker:
             identity=self.identity,
             incarnation=self.incarnation,
             fingerprint=self.fingerprint,
+            fingerprint_parts=self.fingerprint_parts,
             kv_address=self.kv_address,
             block_tokens=self.capacity.block_tokens,
             max_model_len=self.capacity.max_model_len,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bench import aborts, idle, kv
+from tests.bench import aborts, handoff, idle, kv
 
-BENCHES = {"idle": idle.main, "kv": kv.main, "aborts": aborts.main}
+BENCHES = {"idle": idle.main, "kv": kv.main, "handoff": handoff.main, "aborts": aborts.main}
 
 
 def main() -> int:

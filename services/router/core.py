@@ -25,6 +25,7 @@ from common.messages import (
     Submit,
 )
 from services.router import core_peers, core_placing, core_requests
+from services.router.admission.measure import measure, ramp
 from services.router.events import (
     Action,
     DrainExpired,
@@ -55,13 +56,14 @@ class Core:
         tables = self.tables
         actions = self._react(event, now)
         if tables.workers_changed:
+            ramp(tables, now)
             actions += self._fleet_changed(now)
         if isinstance(event, Tick):
             actions += core_placing.expire(tables, now)
         if tables.freed:
             actions += core_placing.pump(tables, now)
             tables.freed = False
-        if not tables.settings.max_queue and len(tables.waiting):
+        if not tables.limits.max_queue and len(tables.waiting):
             sentence = "no worker is free, and this router keeps no queue"
             actions += core_placing.refuse_all(tables, Code.QUEUE_FULL, sentence, now)
         return actions
@@ -73,6 +75,7 @@ class Core:
             case PeerGone():
                 return core_peers.gone(self.tables, event.peer, event.reason, now)
             case Tick():
+                measure(self.tables, now)
                 return core_peers.tick(self.tables, now)
             case DrainStarted():
                 self.tables.draining = self.tables.workers_changed = True

@@ -75,7 +75,7 @@ class Waiting:
         """It leaves without being served."""
         self._drop(each)
         self._classes[each.priority].remove(each)
-        self._forgive()
+        self._forgive(each.priority)
 
     def serve(self, each: Try) -> None:
         """It leaves because it is placed."""
@@ -84,17 +84,18 @@ class Waiting:
         self._owed[each.priority] = max(0.0, self._owed[each.priority] - each.cost)
         for lower in CLASSES[each.priority + 1 :]:
             if len(self._classes[lower]):
-                due = next(self._classes[lower].in_order()).cost
+                due = self._classes[lower].first().cost
                 owed = self._owed[lower] + each.cost * self._floor / (1.0 - self._floor)
                 self._owed[lower] = min(due, owed)
-        self._forgive()
+        self._forgive(each.priority)
 
     def settle(self, each: Try, cost: float) -> None:
         """A served try cost this much more than predicted."""
         self._classes[each.priority].settle(each.tenant, cost)
 
     def head(self) -> Try:
-        return next(self.window())
+        """The one that is served next."""
+        return self._next_class().first()
 
     def window(self) -> Iterator[Try]:
         """Those that may be tried now, in order. The queue must not change meanwhile."""
@@ -126,23 +127,26 @@ class Waiting:
         del self._tries[each.key]
         self.bytes_held -= len(each.body)
 
-    def _forgive(self) -> None:
+    def _forgive(self, kind: PriorityClass) -> None:
         """A class with nobody waiting is owed nothing."""
-        for kind, waiting in zip(CLASSES, self._classes, strict=True):
-            if not len(waiting):
-                self._owed[kind] = 0.0
+        if not len(self._classes[kind]):
+            self._owed[kind] = 0.0
 
     def _in_order(self) -> Iterator[Try]:
-        first: FairClass | None = None
-        for kind in reversed(CLASSES):
-            waiting = self._classes[kind]
-            if self._owed[kind] > 0 and self._owed[kind] >= next(waiting.in_order()).cost:
-                first = waiting
-                yield next(waiting.in_order())
-                break
+        if not self._tries:
+            return
+        favoured = self._next_class()
+        yield favoured.first()
         for waiting in self._classes:
             if len(waiting):
-                yield from islice(waiting.in_order(), 1 if waiting is first else 0, None)
+                yield from islice(waiting.in_order(), 1 if waiting is favoured else 0, None)
+
+    def _next_class(self) -> FairClass:
+        """The lowest that is owed the cost of its first request, else the highest that waits."""
+        for kind in reversed(CLASSES[1:]):
+            if self._owed[kind] > 0 and self._owed[kind] >= self._classes[kind].first().cost:
+                return self._classes[kind]
+        return next(waiting for waiting in self._classes if len(waiting))
 
     def check_invariants(self) -> None:
         assert len(self._tries) <= self._count_max

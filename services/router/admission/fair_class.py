@@ -115,6 +115,11 @@ class FairClass:
         if tenant is not None:
             self._pay(tenant, cost)
 
+    def first(self) -> Try:
+        """The one that is served next; there must be one."""
+        tries = self._active[self._order[0][1]].tries
+        return next(iter(tries.values()))
+
     def in_order(self) -> Iterator[Try]:
         """All queued tries as they would be served. The class must not change meanwhile."""
         heap: list[tuple[float, str, Iterator[Try], Try]] = []

@@ -24,13 +24,14 @@ from common.messages import (
     Role,
     Submit,
 )
-from services.router import core_peers, core_placing, core_requests
+from services.router import core_limits, core_peers, core_placing, core_requests
 from services.router.admission.measure import measure, ramp
 from services.router.events import (
     Action,
     DrainExpired,
     DrainStarted,
     Event,
+    LimitsChosen,
     PeerGone,
     PolicyChosen,
     Received,
@@ -85,6 +86,8 @@ class Core:
                 return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
             case PolicyChosen():
                 return core_placing.choose_policy(self.tables, event)
+            case LimitsChosen():
+                return core_limits.choose(self.tables, event, now)
 
     def role_of(self, peer: str) -> Role | None:
         """None for a peer that has not said Hello, or was fenced."""

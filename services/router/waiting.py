@@ -41,6 +41,13 @@ class Waiting:
         self._owed = [0.0 for _ in CLASSES]
         self.bytes_held = 0
 
+    def bound(self, count_max: int, bytes_max: int) -> None:
+        """New bounds; the caller removes what is over them."""
+        self._count_max, self._bytes_max = count_max, bytes_max
+
+    def within_bounds(self) -> bool:
+        return len(self._tries) <= self._count_max and self.bytes_held <= self._bytes_max
+
     def __len__(self) -> int:
         return len(self._tries)
 
@@ -99,7 +106,7 @@ class Waiting:
 
     def window(self) -> Iterator[Try]:
         """Those that may be tried now, in order. The queue must not change meanwhile."""
-        for each in islice(self._in_order(), LOOK_PAST):
+        for each in islice(self.in_order(), LOOK_PAST):
             yield each
             if each.passed_by >= PASSED_MAX:
                 return
@@ -132,7 +139,8 @@ class Waiting:
         if not len(self._classes[kind]):
             self._owed[kind] = 0.0
 
-    def _in_order(self) -> Iterator[Try]:
+    def in_order(self) -> Iterator[Try]:
+        """All, as they would be served now. The queue must not change meanwhile."""
         if not self._tries:
             return
         favoured = self._next_class()
@@ -149,8 +157,7 @@ class Waiting:
         return next(waiting for waiting in self._classes if len(waiting))
 
     def check_invariants(self) -> None:
-        assert len(self._tries) <= self._count_max
-        assert self.bytes_held <= self._bytes_max
+        assert self.within_bounds()
         assert self.bytes_held == sum(len(each.body) for each in self._tries.values())
         assert len(self._tries) == sum(len(waiting) for waiting in self._classes)
         for kind, waiting in zip(CLASSES, self._classes, strict=True):

@@ -15,8 +15,7 @@ def served(rig: Rig) -> list[str]:
     ended."""
     order = []
     while placed := rig.take(Placed):
-        for message in placed:
-            order.append(message.request_id.partition("-")[0])
+        order += [message.request_id.partition("-")[0] for message in placed]
         for message in placed:
             rig.ended(message.request_id)
     return order

@@ -130,6 +130,8 @@ class GatewayConfig(Section, frozen=True):
 class RouterConfig(Section, frozen=True):
     """`control`: ZMQ endpoint; empty = an ipc socket in run_dir. `max_active`: requests placed at
     once; 0 = sum of the decode workers' max_num_seqs. `max_queue`: requests waiting.
+    `ttft_slo_ms`: in which the first token of interactive and standard requests should come; what
+    cannot is refused at once; 0 = only a request's own deadline counts.
 
     `mode`: `disaggregated` pairs prefill and decode workers; in `replicated` and `single` all (or
     the one) are decode workers that compute prompts themselves. `policy`: who among the workers
@@ -138,6 +140,7 @@ class RouterConfig(Section, frozen=True):
     control: str = ""
     max_active: Annotated[int, Meta(ge=0)] = 0
     max_queue: Annotated[int, Meta(ge=0)] = 1024
+    ttft_slo_ms: Milliseconds = 0.0
     queue_bytes_max: Count = 256 << 20
     kv_grant_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
     worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.ctl.verbs import explain, help_, kv, policy, requests, status, workers
+from services.ctl.verbs import explain, help_, kv, limits, policy, requests, status, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,5 +25,6 @@ VERBS: dict[str, Shown] = {
     "explain": Shown(("id",), explain.render),
     "kv": Shown(("worker",), kv.render),
     "policy": Shown(("name",), policy.render),
+    "limits": Shown((), limits.render),
     "help": Shown(("verb",), help_.render),
 }

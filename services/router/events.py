@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.messages import Message, ToRouter
+from common.messages import KeyLimits, Message, ToRouter
+from services.router.admission.limits import Limits
 
 
 @dataclass(slots=True)
@@ -52,7 +53,17 @@ class PolicyChosen:
     remote_prefill: str
 
 
-Event = Received | PeerGone | Tick | DrainStarted | DrainExpired | PolicyChosen
+@dataclass(frozen=True, slots=True)
+class LimitsChosen:
+    """An operator sets limits, all of them checked. `key_id`: whose `key_limits` are set, None =
+    back to what gateways say."""
+
+    limits: Limits
+    key_id: str = ""
+    key_limits: KeyLimits | None = None
+
+
+Event = Received | PeerGone | Tick | DrainStarted | DrainExpired | PolicyChosen | LimitsChosen
 
 
 @dataclass(slots=True)

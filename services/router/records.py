@@ -11,6 +11,7 @@ from common.messages import (
     DecodeStarted,
     Ended,
     Hello,
+    KeyLimits,
     KvCounts,
     KvHold,
     Load,
@@ -36,7 +37,8 @@ class Try:
     """One attempt of one request, and its timeline. Instants are the core's `now`.
 
     `prefill_open`: P may still hold something for it. `body` is kept only while queued. `batch`:
-    streams that D decoded when this one began.
+    streams that D decoded when this one began. `output_tokens`, `cost`: predicted
+    (`admission/cost.py`). `start_by`: when it is too late to place it; 0 = never.
     """
 
     request_id: str
@@ -49,6 +51,11 @@ class Try:
     key_id: str = ""
     tenant: str = ""
     priority: PriorityClass = PriorityClass.STANDARD
+    limits: KeyLimits | None = None
+    weight: float = 1.0
+    output_tokens: int = 0
+    cost: float = 0.0
+    start_by: float = 0.0
     state: TryState = TryState.QUEUED
     waits_for: WaitFor | None = None
     passed_by: int = 0
@@ -97,8 +104,10 @@ class Worker:
     the last placement that it was part of.
     `foreign_tokens`, `foreign_requests`: what its engine held when it joined and has not freed
     since, that is, work of an earlier router. `orphans`: tries given up while it was out of reach,
-    to be aborted when it comes back. `empty_since`: first of the latest row of Beats that showed an
-    engine without work. `kv_*`: what its KV plane told last, at `kv_seen`.
+    to be aborted when it comes back. `slots`: requests it may be given now, fewer than it has while
+    it starts slowly, from `ramp_from` on. `returned`: it was away, or is a new incarnation of one
+    that was, and starts slowly when it is ready. `empty_since`: first of the latest row of Beats
+    that showed an engine without work. `kv_*`: what its KV plane told last, at `kv_seen`.
     """
 
     identity: str
@@ -132,6 +141,9 @@ class Worker:
     kv_holds: tuple[KvHold, ...] = ()
     kv_holds_total: int = 0
     kv_seen: float = 0.0
+    slots: int = 0
+    ramp_from: float | None = None
+    returned: bool = False
     orphans: list[Key] = field(default_factory=list)
 
     @classmethod
@@ -159,6 +171,7 @@ class Worker:
             changed=changed,
             last_seen=now,
             since=now,
+            slots=capacity.max_num_seqs,
         )
 
     @property
@@ -175,7 +188,13 @@ class Worker:
         return int(self.capacity.kv_blocks * self.kv_grant_max) * self.capacity.block_tokens
 
     def move(self, new: WorkerState, reason: str, now: float) -> None:
-        self.state = checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new)
+        was, self.state = (
+            self.state,
+            checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new),
+        )
+        self.returned |= was is WorkerState.GONE
+        if self.ready and self.returned:
+            self.returned, self.ramp_from = False, now
         self.reason, self.since = reason, now
         self.changed[self.identity] = self
 
@@ -241,7 +260,7 @@ class Worker:
             kv_tokens=self.held_tokens + self.foreign_tokens,
             kv_tokens_max=self.kv_tokens_max,
             requests=len(self.held) + self.foreign_requests,
-            requests_max=self.capacity.max_num_seqs,
+            requests_max=self.slots,
             queued=self.queued_tokens,
             decoding=len(self.decoding),
             given=self.given,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
+from zlib import crc32
 
 from common.messages import Fleet, Role
+from services.router.admission.limits import Limits
+from services.router.admission.state import Admission
 from services.router.board import Board
 from services.router.drain_rate import DrainRate
 from services.router.estimators.estimates import Estimates
@@ -39,6 +42,7 @@ class Tables:
     """`tries`: those not over, by key; `current`: the newest attempt of each. `freed`: something
     that the queue waits for became free since placement last looked; `wants_prefill`: that includes
     prefill workers. `workers_changed`: what gateways were told may be stale.
+    `active_before`: what ran when an operator lowered `limits.max_active`.
     `without_decode_since`: None while a decode worker is ready."""
 
     def __init__(self, settings: Settings, secrets: Callable[[], bytes], now: float) -> None:
@@ -54,12 +58,25 @@ class Tables:
         self.tries: dict[Key, Try] = {}
         self.current: dict[str, int] = {}
         self.active = 0
-        self.waiting = Waiting(settings.max_queue, settings.queue_bytes_max)
+        self.active_before = 0
+        self.waiting = Waiting(
+            settings.max_queue,
+            settings.queue_bytes_max,
+            settings.admission.class_floor,
+            settings.admission.queue_reserve,
+        )
         self.history = History(settings.history)
         self.refusals = History(settings.history)
         self.drain_rate = DrainRate()
         self.estimates = Estimates(settings.admission)
         self.placing = Placing(settings)
+        self.admission = Admission(settings.admission, crc32(settings.incarnation.encode()))
+        self.limits = Limits(
+            max_active=settings.max_active,
+            max_queue=settings.max_queue,
+            queue_bytes_max=settings.queue_bytes_max,
+            ttft_slo_ms=settings.ttft_slo_ms,
+        )
         self.counts = Counts()
         self.draining = False
         self.freed = False
@@ -116,12 +133,21 @@ class Tables:
             self._check_try(each)
         assert on_worker == self.active
         assert len(queued) == len(self.waiting)
-        if self.settings.max_active:
-            assert self.active <= self.settings.max_active
+        if self.limits.max_active:
+            assert self.active <= max(self.limits.max_active, self.active_before)
+        self._check_admission()
         for request_id, attempt in self.current.items():
             assert (request_id, attempt) in self.tries
         for worker in self.workers.values():
             self._check_worker(worker)
+
+    def _check_admission(self) -> None:
+        state = self.admission
+        assert state.charged <= self.tries.keys()
+        state.keys.check_invariants(len(state.charged))
+        state.returns.check_invariants()
+        assert sum(state.live) == len(self.tries)
+        assert state.handed.keys() <= self.tries.keys()
 
     def _check_try(self, each: Try) -> None:
         if each.state not in ON_WORKER:

@@ -19,7 +19,7 @@ from common.config import KvConfig
 from common.kv import digest
 from common.kv.control import Identity
 from common.kv.layout import Geometry, HostMemory
-from common.kv.service import WINDOW, KvService
+from common.kv.service import KvService
 from common.kv.ucx import Link, Ucx, data_tag
 from common.messages import Ticket
 
@@ -27,6 +27,8 @@ LAYERS, PAGE, BLOCKS = 4, 65_536, 256
 BLOCK_BYTES = LAYERS * PAGE
 GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
 NANO = 1e-9
+WINDOW = 4
+"""Receives posted at a time by the raw path, as many as a handoff has of such messages."""
 START_S = 30.0
 PEERS = "BATON_PEERS"
 NIXL_MODE = "thread"
@@ -90,7 +92,7 @@ class Handoffs:
         payload = np.ones(part, np.uint8)
         start = time.perf_counter()
         for index in range(2 * size // part):
-            _payload_digest(payload, 1, index)
+            _payload_digest(payload, 1, index, digest.NOT_YET)
         return time.perf_counter() - start
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.admin import explain, help_, kv, policy, requests, status, workers
+from services.router.admin import explain, help_, kv, limits, policy, requests, status, workers
 
 VERBS = (
     status.VERB,
@@ -11,5 +11,6 @@ VERBS = (
     explain.VERB,
     kv.VERB,
     policy.VERB,
+    limits.VERB,
     help_.VERB,
 )

@@ -12,6 +12,7 @@ from msgspec import Meta, field
 
 from common.config.admission import AdmissionConfig
 from common.config.base import Count, Milliseconds, Port, Positive, Section
+from common.config.liveness import LivenessConfig
 from common.errors import ConfigError
 from common.messages import Role
 
@@ -140,6 +141,7 @@ class RouterConfig(Section, frozen=True):
         "cost", "least_loaded", "prefix_affinity", "round_robin", "session_affinity"
     ] = "cost"
     remote_prefill: Literal["auto", "always", "never"] = "auto"
+    liveness: LivenessConfig = LivenessConfig()
 
 
 class HealthConfig(Section, frozen=True):

@@ -84,12 +84,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker's engine holds now. `step_age_ms`: time since the engine last made a step while
-    it had work, 0 when idle."""
+    it had work, 0 when idle. `step_ms_p99`: of its latest steps, 0 while too few were made."""
 
     running: int = 0
     waiting: int = 0
     kv_used: float = 0.0
     step_age_ms: float = 0.0
+    step_ms_p99: float = 0.0
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):

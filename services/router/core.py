@@ -24,7 +24,7 @@ from common.messages import (
     Role,
     Submit,
 )
-from services.router import core_peers, core_placing, core_requests
+from services.router import core_health, core_peers, core_placing, core_requests
 from services.router.events import (
     Action,
     DrainExpired,
@@ -38,7 +38,6 @@ from services.router.events import (
 )
 from services.router.records import Gateway, Worker
 from services.router.settings import Settings
-from services.router.state import WorkerState
 from services.router.tables import Shape, Tables
 from services.router.waiting import LOOK_PAST
 
@@ -73,7 +72,7 @@ class Core:
             case PeerGone():
                 return core_peers.gone(self.tables, event.peer, event.reason, now)
             case Tick():
-                return core_peers.tick(self.tables, now)
+                return core_health.tick(self.tables, now)
             case DrainStarted():
                 self.tables.draining = self.tables.workers_changed = True
                 return []
@@ -111,14 +110,14 @@ class Core:
         if peer is None:
             tables.counts.drop("before hello")
             return []
-        core_peers.seen(tables, peer, now)
+        actions = core_health.seen(tables, peer, now)
         if isinstance(message, Beat):
-            return core_peers.beat(tables, peer, message, now)
+            return actions + core_peers.beat(tables, peer, message, now)
         if isinstance(message, Leaving):
-            return core_peers.leaving(tables, peer, message, now)
+            return actions + core_peers.leaving(tables, peer, message, now)
         if isinstance(peer, Gateway):
-            return self._from_gateway(peer, event, now)
-        return self._from_worker(peer, event, now)
+            return actions + self._from_gateway(peer, event, now)
+        return actions + self._from_worker(peer, event, now)
 
     def _from_gateway(self, gateway: Gateway, event: Received, now: float) -> list[Action]:
         match event.message:
@@ -136,7 +135,7 @@ class Core:
 
     def _from_worker(self, worker: Worker, event: Received, now: float) -> list[Action]:
         match event.message, worker.role:
-            case _ if worker.state is WorkerState.GONE:
+            case _ if worker.away:
                 self.tables.counts.drop("gone peer")
             case PrefillEnded() as message, Role.PREFILL:
                 return core_requests.prefill_ended(self.tables, worker, message, now)
@@ -152,7 +151,7 @@ class Core:
         """Recomputes what gateways are told, and tells them if it differs."""
         tables = self.tables
         tables.workers_changed, tables.freed = False, True
-        there = [w for w in tables.workers.values() if w.state is not WorkerState.GONE]
+        there = [w for w in tables.workers.values() if not w.away]
         decodes = [w for w in there if w.role is Role.DECODE]
         ready = [w for w in decodes if w.ready]
         shapes = [

@@ -20,6 +20,7 @@ from common.messages import (
 )
 from services.router.placement_types import Ask, Placement, WaitFor, WorkerView
 from services.router.state import (
+    AWAY,
     TRY_TRANSITIONS,
     WORKER_TRANSITIONS,
     TryState,
@@ -99,6 +100,9 @@ class Worker:
     since, that is, work of an earlier router. `orphans`: tries given up while it was out of reach,
     to be aborted when it comes back. `empty_since`: first of the latest row of Beats that showed an
     engine without work. `kv_*`: what its KV plane told last, at `kv_seen`.
+    engine without work. `flaps`: times that it was doubted of late, the last at `flapped_at`;
+    `sound_since`: since when it has shown no fault after that. `left`: it drained before it went.
+    `served`: it was ready at least once.
     """
 
     identity: str
@@ -132,6 +136,11 @@ class Worker:
     kv_holds_total: int = 0
     kv_seen: float = 0.0
     orphans: list[Key] = field(default_factory=list)
+    flaps: int = 0
+    flapped_at: float = 0.0
+    sound_since: float | None = None
+    left: bool = False
+    served: bool = False
 
     @classmethod
     def of(
@@ -168,6 +177,11 @@ class Worker:
         return self.state is not WorkerState.GONE
 
     @property
+    def away(self) -> bool:
+        """Nothing is expected of it, and nothing it says of requests counts."""
+        return self.state in AWAY
+
+    @property
     def kv_tokens_max(self) -> int:
         """What may be granted of its KV, in tokens."""
         return int(self.capacity.kv_blocks * self.kv_grant_max) * self.capacity.block_tokens
@@ -175,6 +189,7 @@ class Worker:
     def move(self, new: WorkerState, reason: str, now: float) -> None:
         self.state = checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new)
         self.reason, self.since = reason, now
+        self.served |= new is WorkerState.READY
         self.changed[self.identity] = self
 
     def hold(self, key: Key, tokens: int) -> None:

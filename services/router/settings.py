@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.config import AdmissionConfig, Config
+from services.router import liveness
+from services.router.liveness import Liveness
 from services.router.placement_types import Mode, RemotePrefill
 
 IDLE_MARGIN_SECONDS = 2.0
@@ -33,6 +35,7 @@ class Settings:
     policy: str = "cost"
     mode: Mode = "disaggregated"
     remote_prefill: RemotePrefill = "always"
+    liveness: Liveness = field(default_factory=Liveness)
 
 
 def from_config(config: Config, name: str, incarnation: str) -> Settings:
@@ -47,6 +50,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         worker_timeout=router.worker_timeout_ms / 1000,
         history=router.history,
         lease_ms=config.kv.lease_ms,
+        liveness=liveness.from_config(config),
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         admission=router.admission,
         prefixes=_keeps_prefixes(config),

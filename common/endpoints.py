@@ -51,6 +51,11 @@ def control_address(config: Config) -> str:
     return config.router.control or _ipc(config, "control.sock")
 
 
+def control_addresses(config: Config) -> dict[str, str]:
+    """Where each router of the fleet binds, by its name."""
+    return {"r0": control_address(config)}
+
+
 def admin_address(config: Config) -> str:
     return _ipc(config, "admin.sock")
 

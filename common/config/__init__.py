@@ -2,6 +2,7 @@
 
 from common.config.admission import AdmissionConfig
 from common.config.base import Section
+from common.config.liveness import LivenessConfig
 from common.config.reading import (
     NAME_PATTERN,
     default_run_dir,
@@ -32,6 +33,7 @@ __all__ = [
     "GatewayConfig",
     "HealthConfig",
     "KvConfig",
+    "LivenessConfig",
     "ModelConfig",
     "RouterConfig",
     "Section",

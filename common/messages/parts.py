@@ -93,6 +93,21 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     step_ms_p99: float = 0.0
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """One try as a worker holds it. `decode`, `prefill`, `gateway`: identities
+    (`name|incarnation`), `prefill` empty when none has a part in it, `gateway` empty when a prefill
+    worker says it. `started`: D has made its first token; P has computed the prompt."""
+
+    request_id: str
+    attempt: int
+    prompt_tokens: int
+    max_tokens: int
+    decode: str
+    prefill: str = ""
+    gateway: str = ""
+    started: bool = False
+
+
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The right to take one request's KV from P once. Made by the router, sent to P and D together.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.messages.parts import (
     Capacity,
+    Held,
     KeyLimits,
     KvCounts,
     KvHold,
@@ -13,6 +14,8 @@ from common.messages.parts import (
     PriorityClass,
     Role,
 )
+
+HOLDING_MAX = 2_048
 
 
 class Hello(Message, frozen=True):
@@ -42,6 +45,33 @@ class Beat(Message, frozen=True):
     kv_counts: KvCounts | None = None
     kv_holds: tuple[KvHold, ...] = ()
     kv_holds_total: int = 0
+
+
+class Holding(Message, frozen=True):
+    """Worker, in answer to every Welcome and before its next Beat: the tries that it holds, at most
+    the `HOLDING_MAX` first given; `complete`: there are no others. What the router placed here
+    before the Hello and does not find in a complete one is over; what it finds and does not know,
+    another router placed, perhaps itself before a restart. No answer."""
+
+    tries: tuple[Held, ...] = ()
+    complete: bool = True
+
+
+class Took(Message, frozen=True):
+    """Worker, to every router but the one that placed it: this try holds room here now. Its reports
+    go to all routers alike. No answer."""
+
+    held: Held
+
+
+class Live(Message, frozen=True):
+    """Gateway, in answer to every Welcome: (request_id, attempt) of what it still wants, at most
+    `HOLDING_MAX`; `complete`: there are no others. What the router had of this gateway before the
+    Hello and does not find in a complete one is aborted. What is not known to be placed follows as
+    Submit. No answer."""
+
+    tries: tuple[tuple[str, int], ...] = ()
+    complete: bool = True
 
 
 class Leaving(Message, frozen=True):

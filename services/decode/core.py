@@ -17,7 +17,17 @@ import msgspec
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
 from common.kv.messages import KvDone
-from common.messages import Abort, Decode, DecodeStarted, Delta, Ended, KvReport, PairTrouble, Role
+from common.messages import (
+    Abort,
+    Decode,
+    DecodeStarted,
+    Delta,
+    Ended,
+    Held,
+    KvReport,
+    PairTrouble,
+    Role,
+)
 from common.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,
@@ -42,6 +52,7 @@ class Stream:
     endpoint: str
     arrived: float
     awaits_report: bool
+    held: Held
     first_token: float | None = None
     started: DecodeStarted | None = None
     emitted: int = 0
@@ -66,6 +77,17 @@ class DecodeCore:
     @property
     def active(self) -> int:
         return len(self._streams)
+
+    def holding(self) -> list[Held]:
+        """Oldest first."""
+        return [
+            msgspec.structs.replace(each.held, started=each.first_token is not None)
+            for each in self._streams.values()
+        ]
+
+    def held(self, request_id: str, attempt: int) -> Held | None:
+        stream = self._streams.get(engine_key(request_id, attempt))
+        return None if stream is None else stream.held
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator. `now`: seconds, monotonic."""
@@ -101,15 +123,16 @@ class DecodeCore:
             actions += self._aborted(
                 Abort(request_id=message.request_id, attempt=current, reason="newer attempt"), now
             )
+        ticket, prompt_ids = message.ticket, unpack_ids(event.body.prompt_ids)
         stream = Stream(
             request_id=message.request_id,
             attempt=message.attempt,
             gateway=(message.gateway, message.gateway_incarnation),
             endpoint=message.stream_endpoint,
             arrived=now,
-            awaits_report=message.ticket is not None,
+            awaits_report=ticket is not None,
+            held=self._as_held(message, len(prompt_ids), event.body.sampling.max_tokens),
         )
-        ticket = message.ticket
         mine = (self._name, self._incarnation)
         if ticket is not None and (ticket.decode, ticket.decode_incarnation) != mine:
             sentence = "the ticket names another incarnation of this worker"
@@ -123,12 +146,24 @@ class DecodeCore:
             request_id=message.request_id,
             attempt=message.attempt,
             role=Role.DECODE,
-            prompt_ids=unpack_ids(event.body.prompt_ids),
+            prompt_ids=prompt_ids,
             sampling=event.body.sampling,
             ticket=ticket,
             cache_salt=event.body.cache_salt,
         )
         return [*actions, AddToEngine(request)]
+
+    def _as_held(self, message: Decode, prompt_tokens: int, max_tokens: int) -> Held:
+        ticket = message.ticket
+        return Held(
+            message.request_id,
+            message.attempt,
+            prompt_tokens,
+            max_tokens,
+            decode=f"{self._name}|{self._incarnation}",
+            prefill=f"{ticket.prefill}|{ticket.prefill_incarnation}" if ticket else "",
+            gateway=f"{message.gateway}|{message.gateway_incarnation}",
+        )
 
     def _stepped(self, batch: Batch, now: float) -> list[Action]:
         routed: dict[tuple[str, str], tuple[str, list[Delta]]] = {}

@@ -6,10 +6,11 @@ and leaves it exactly once (`_leave`), which is also where D and the router are 
 still work on it. The token path is `_stepped`; everything else happens a few times per request.
 
 While no router answers, new work is held for `router_wait_ms` and what was submitted but not
-placed goes back to being held; after the router's welcome it is submitted again, which the router
-takes as the same request. Tokens of a request that this gateway does not know are answered with
-an Abort, so that a worker cannot go on for nobody; those just ended are only dropped, for their
-Abort is under way.
+placed goes back to being held; after a router's welcome it is submitted again, and so is what was
+placed and has not spoken yet, for its order may have died with the router. The router takes it as
+the same request; should it yet run twice, the worker that is not listened to is told to stop.
+Tokens of a request that this gateway does not know are answered with an Abort, so that a worker
+cannot go on for nobody; those just ended are only dropped, for their Abort is under way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import BatonError, Code
-from common.messages import Abort, Cancel, Delta, Failed, Fleet, Placed, Refused
+from common.messages import (
+    HOLDING_MAX,
+    Abort,
+    Cancel,
+    Delta,
+    Failed,
+    Fleet,
+    Live,
+    Placed,
+    Refused,
+)
+from services.gateway.assignments import Assignments
 from services.gateway.entry import WAITING, Entry, State
 from services.gateway.events import (
     Action,
@@ -63,8 +75,8 @@ class Core:
         self._max_streams = max_streams
         self._router_wait = router_wait_ms / 1000
         self._entries: dict[str, Entry] = {}
-        self._of_worker: dict[bytes, dict[str, Entry]] = {}
-        self._recent: dict[str, None] = {}
+        self._assigned = Assignments()
+        self._recent: dict[str, bool] = {}
         self._owed: list[Cancel] = []
         self.router_up = False
         self.draining = False
@@ -77,7 +89,12 @@ class Core:
 
     def busy_workers(self) -> list[bytes]:
         """Those that stream something now."""
-        return [worker for worker, entries in self._of_worker.items() if entries]
+        return self._assigned.busy()
+
+    def live(self) -> Live:
+        """What a router is told after its welcome."""
+        tries = [(request_id, entry.attempt) for request_id, entry in self._entries.items()]
+        return Live(tries=tuple(tries[:HOLDING_MAX]), complete=len(tries) <= HOLDING_MAX)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator. `now`: seconds, monotonic."""
@@ -103,11 +120,8 @@ class Core:
         for request_id, entry in self._entries.items():
             assert entry.call.request_id == request_id
             assert entry.worker or entry.state not in (State.PLACED, State.STREAMING)
-            if entry.worker:
-                assert self._of_worker[entry.worker][request_id] is entry
             assert entry.state is not State.SUBMITTED or self.router_up
-        owned = sum(len(entries) for entries in self._of_worker.values())
-        assert owned == sum(1 for entry in self._entries.values() if entry.worker)
+        self._assigned.check_invariants(self._entries)
 
     # ------------------------------------------------------------ requests
 
@@ -134,6 +148,7 @@ class Core:
 
     def _submit(self, entry: Entry, now: float) -> Action:
         entry.move(State.SUBMITTED)
+        entry.resubmitted = entry.submitted
         entry.submitted = True
         block_tokens = self.fleet.block_tokens if self.fleet is not None else 0
         return ToRouter(*entry.submission(now, block_tokens))
@@ -162,19 +177,15 @@ class Core:
         request_id, attempt = entry.call.request_id, entry.attempt
         entry.move(state)
         del self._entries[request_id]
-        if entry.worker:
-            owned = self._of_worker[entry.worker]
-            del owned[request_id]
-            if not owned:
-                del self._of_worker[entry.worker]
-        self._recent[request_id] = None
+        worker = self._assigned.release(entry)
+        self._recent[request_id] = entry.resubmitted
         if len(self._recent) > RECENT_MAX:
             del self._recent[next(iter(self._recent))]
         actions: list[Action] = []
-        if tell_worker and entry.worker:
+        if tell_worker and worker:
             abort = Abort(request_id=request_id, attempt=attempt, reason=reason)
-            actions.append(ToWorker(entry.worker, abort))
-        if tell_router:
+            actions.append(ToWorker(worker, abort))
+        if tell_router or entry.resubmitted:
             cancel = Cancel(request_id=request_id, attempt=attempt, reason=reason)
             if self.router_up:
                 actions.append(ToRouter(cancel))
@@ -193,7 +204,7 @@ class Core:
                 actions += self._unknown(worker, delta)
                 continue
             if entry.worker != worker and not self._adopt(entry, worker, delta):
-                self.counts.stale += 1
+                actions += self._stray(worker, delta)
                 continue
             verdict = entry.stream.push(delta)
             if verdict is Verdict.RUNNING:
@@ -208,14 +219,19 @@ class Core:
     def _adopt(self, entry: Entry, worker: bytes, delta: Delta) -> bool:
         """Tokens may overtake `Placed`, which comes by another way."""
         next_ = entry.stream.journal.place(delta.attempt, delta.index) is Seen.NEXT
-        if entry.worker or not next_:
+        if (entry.worker and entry.state not in WAITING) or not next_:
             return False
-        self._assign(entry, worker)
+        self._assigned.assign(entry, worker)
         return True
 
-    def _assign(self, entry: Entry, worker: bytes) -> None:
-        entry.worker = worker
-        self._of_worker.setdefault(worker, {})[entry.call.request_id] = entry
+    def _stray(self, worker: bytes, delta: Delta) -> list[Action]:
+        """Of a live request, but not from where it runs: two routers placed it, or one twice."""
+        self.counts.stale += 1
+        if delta.finish_reason or delta.error:
+            return []
+        reason = "this request runs elsewhere"
+        abort = Abort(request_id=delta.request_id, attempt=delta.attempt, reason=reason)
+        return [ToWorker(worker, abort)]
 
     def _last(self, entry: Entry, verdict: Verdict) -> list[Action]:
         if verdict is Verdict.FINISHED:
@@ -232,7 +248,8 @@ class Core:
 
     def _unknown(self, worker: bytes, delta: Delta) -> list[Action]:
         self.counts.unknown += 1
-        if delta.request_id in self._recent or delta.finish_reason or delta.error:
+        aborted = self._recent.get(delta.request_id) is False
+        if aborted or delta.finish_reason or delta.error:
             return []
         reason = "unknown to this gateway"
         abort = Abort(request_id=delta.request_id, attempt=delta.attempt, reason=reason)
@@ -261,7 +278,7 @@ class Core:
         if entry.state is State.HELD:
             entry.move(State.SUBMITTED)
         entry.move(State.PLACED)
-        self._assign(entry, f"{placed.decode}|{placed.decode_incarnation}".encode())
+        self._assigned.assign(entry, f"{placed.decode}|{placed.decode_incarnation}".encode())
 
     def _refused(self, refused: Refused) -> list[Action]:
         entry = self._current(refused.request_id, refused.attempt)
@@ -270,7 +287,7 @@ class Core:
         error = BatonError(
             known_code(refused.code), refused.message, retry_after_ms=refused.retry_after_ms or None
         )
-        return self._fail(entry, error, tell_worker=False, tell_router=False)
+        return self._fail(entry, error, tell_worker=True, tell_router=False)
 
     def _failed(self, failed: Failed) -> list[Action]:
         entry = self._current(failed.request_id, failed.attempt)
@@ -296,8 +313,9 @@ class Core:
         self.router_up = True
         actions: list[Action] = [ToRouter(cancel) for cancel in self._owed]
         self._owed.clear()
-        held = [entry for entry in self._entries.values() if entry.state is State.HELD]
-        return [*actions, *[self._submit(entry, now) for entry in held]]
+        silent = (State.HELD, State.PLACED)
+        again = [entry for entry in self._entries.values() if entry.state in silent]
+        return [*actions, *[self._submit(entry, now) for entry in again]]
 
     def _router_went(self, now: float) -> list[Action]:
         if not self.router_up:
@@ -314,9 +332,13 @@ class Core:
     def _worker_changed(self, event: WorkerUp | WorkerGone) -> list[Action]:
         """On a new connection, streams that had spoken on the earlier one are lost; those merely
         placed may be about to begin on this one."""
-        entries = list(self._of_worker.get(event.worker, {}).values())
+        entries = self._assigned.of(event.worker)
         if isinstance(event, WorkerGone):
-            return self._lose(entries, event.worker, event.reason, tell_worker=False)
+            for entry in entries:
+                if entry.state in WAITING:
+                    self._assigned.release(entry)
+            lost = [entry for entry in entries if entry.worker]
+            return self._lose(lost, event.worker, event.reason, tell_worker=False)
         spoken = [entry for entry in entries if entry.state is State.STREAMING]
         reason = "its stream connection was replaced"
         return self._lose(spoken, event.worker, reason, tell_worker=True)

@@ -137,6 +137,7 @@ class Gateway:
             address=control_address(self._config),
             stream_endpoint=self._workers.address,
             handle=self._handle,
+            live=self._core.live,
             on_refused=self._on_refused,
             log=self._log,
         )

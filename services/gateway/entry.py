@@ -34,7 +34,7 @@ WAITING = frozenset({State.HELD, State.SUBMITTED})
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.HELD: TERMINAL | {State.SUBMITTED, State.STREAMING},
     State.SUBMITTED: TERMINAL | {State.HELD, State.PLACED, State.STREAMING},
-    State.PLACED: TERMINAL | {State.STREAMING},
+    State.PLACED: TERMINAL | {State.SUBMITTED, State.STREAMING},
     State.STREAMING: TERMINAL,
     State.ENDED: frozenset(),
     State.FAILED: frozenset(),
@@ -49,7 +49,8 @@ class IllegalTransitionError(Exception):
 @dataclass(slots=True, eq=False)
 class Entry:
     """`worker`: identity of the decode worker that streams it, empty until known. `hold_until` and
-    `deadline`: instants; `deadline` 0 = none. `submitted`: a router may know it."""
+    `deadline`: instants; `deadline` 0 = none. `submitted`: a router may know it, `resubmitted`: or
+    two of them, or one twice."""
 
     call: Call
     stream: TextStream
@@ -60,6 +61,7 @@ class Entry:
     state: State = State.HELD
     worker: bytes = b""
     submitted: bool = False
+    resubmitted: bool = False
 
     def move(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:

@@ -19,12 +19,22 @@ from common.messages import (
     Ended,
     Fleet,
     Hello,
+    Holding,
     Leaving,
+    Live,
     PrefillEnded,
     Role,
     Submit,
+    Took,
 )
-from services.router import core_health, core_peers, core_placing, core_requests
+from services.router import (
+    core_health,
+    core_holding,
+    core_peers,
+    core_placing,
+    core_rebuild,
+    core_requests,
+)
 from services.router.events import (
     Action,
     DrainExpired,
@@ -57,7 +67,8 @@ class Core:
             actions += self._fleet_changed(now)
         if isinstance(event, Tick):
             actions += core_placing.expire(tables, now)
-        if tables.freed:
+        actions += core_rebuild.check(tables, now)
+        if tables.freed and not tables.rebuilding:
             actions += core_placing.pump(tables, now)
             tables.freed = False
         if not tables.settings.max_queue and len(tables.waiting):
@@ -127,6 +138,8 @@ class Core:
                 actions = core_requests.submit(self.tables, gateway, message, event.body, now)
                 self.tables.freed |= len(self.tables.waiting) <= LOOK_PAST
                 return actions
+            case Live() as message:
+                return core_holding.live(self.tables, gateway, message, now)
             case Cancel() as message:
                 return core_requests.cancel(self.tables, gateway, message, now)
             case _:
@@ -137,6 +150,10 @@ class Core:
         match event.message, worker.role:
             case _ if worker.away:
                 self.tables.counts.drop("gone peer")
+            case Holding() as message, _:
+                return core_holding.holding(self.tables, worker, message, now)
+            case Took() as message, _:
+                return core_holding.took(self.tables, worker, message, now)
             case PrefillEnded() as message, Role.PREFILL:
                 return core_requests.prefill_ended(self.tables, worker, message, now)
             case DecodeStarted() as message, Role.DECODE:

@@ -29,6 +29,8 @@ def hello(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]
             since=now,
         )
         tables.gateways[peer] = gateway
+    gateway.stream_endpoint, gateway.pid = message.stream_endpoint, message.pid
+    gateway.unconfirmed = dict(gateway.tries)
     gateway.unqueued.clear()
     actions = returned(gateway, now)
     note = Note("info", "gateway.joined", f"gateway {gateway.name} is here")
@@ -59,14 +61,16 @@ def gone(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Acti
 
 
 def give_up(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Action]:
-    """Aborts all that it had. Idempotent."""
-    if not gateway.tries:
+    """Aborts what it had submitted here; adopted ones have another owner, or D drops them itself.
+    Idempotent."""
+    mine = [tables.tries[key] for key in gateway.tries if not tables.tries[key].adopted]
+    if not mine:
         return []
     sentence = f"gateway {gateway.name} was lost: {reason}"
-    note = Note("warning", "gateway.given_up", f"{sentence}; {len(gateway.tries)} requests end")
+    note = Note("warning", "gateway.given_up", f"{sentence}; {len(mine)} requests end")
     actions: list[Action] = [note]
-    for key in list(gateway.tries):
-        each = tables.tries[key]
+    for each in mine:
+        key = each.key
         if each.state in (TryState.PLACED, TryState.DECODING):
             gateway.lost.append(key)
         elif each.state is TryState.QUEUED:

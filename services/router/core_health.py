@@ -90,6 +90,7 @@ def tick(tables: Tables, now: float) -> list[Action]:
 def give_up(tables: Tables, worker: Worker, sentence: str, now: float) -> list[Action]:
     """What it holds is lost to the router; it is told so when it is back (`orphans`)."""
     lost = list(worker.held)
+    adopted = {key: tables.tries[key].adopted for key in lost}
     actions: list[Action] = []
     for key in lost:
         each = tables.tries[key]
@@ -97,7 +98,9 @@ def give_up(tables: Tables, worker: Worker, sentence: str, now: float) -> list[A
             actions += core_requests.fail(tables, each, sentence, now)
         else:
             core_requests.prefill_lost(tables, each, sentence)
-    worker.orphans = (worker.orphans + lost)[-ORPHANS_MAX:]
+    mine = [key for key in lost if not adopted[key]]
+    worker.orphans = (worker.orphans + mine)[-ORPHANS_MAX:]
+    worker.unconfirmed = {}
     worker.foreign_tokens = worker.foreign_requests = 0
     return actions
 
@@ -130,7 +133,7 @@ def _eject(tables: Tables, worker: Worker, reason: str, now: float) -> list[Acti
         return []
     sentence = f"{worker.role} worker {worker.name} was ejected: {reason}"
     note = Note("warning", "worker.ejected", f"{sentence}; it held {len(worker.held)} requests")
-    held = list(worker.held)
+    held = [key for key in worker.held if not tables.tries[key].adopted]
     actions = [note, *give_up(tables, worker, sentence, now)]
     worker.move(WorkerState.EJECTED, reason, now)
     tables.workers_changed = True

@@ -38,14 +38,19 @@ def hello(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]
         ]
     actions = _fence_older(tables, peer, message, now)
     tables.names[message.role, message.name] = peer
+    actions.append(_welcome(tables, peer))
+    if message.role is Role.GATEWAY:
+        return actions + core_gateways.hello(tables, peer, message, now)
+    return actions + _hello_worker(tables, peer, message, now)
+
+
+def _welcome(tables: Tables, peer: str) -> Action:
+    """The peer answers with what it holds."""
     settings = tables.settings
     welcome = Welcome(
         wire_version=WIRE_VERSION, name=settings.name, incarnation=settings.incarnation
     )
-    actions.append(Send(peer, welcome))
-    if message.role is Role.GATEWAY:
-        return actions + core_gateways.hello(tables, peer, message, now)
-    return actions + _hello_worker(tables, peer, message, now)
+    return Send(peer, welcome)
 
 
 def _fence_older(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
@@ -64,7 +69,7 @@ def _fence_older(tables: Tables, peer: str, message: Hello, now: float) -> list[
 def _hello_worker(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
     worker = tables.workers.get(peer)
     if worker is not None and not worker.away:
-        worker.last_seen = now
+        worker.last_seen, worker.unconfirmed = now, dict.fromkeys(worker.held)
         return []
     if worker is not None:
         return _return_worker(tables, worker, now)
@@ -106,7 +111,9 @@ def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> l
         return core_gateways.returned(peer, now) if peer.gone else []
     if peer.away:
         hung = message.load is not None and stalled(tables.settings.liveness, message.load)
-        return [] if hung else _return_worker(tables, peer, now)
+        if hung:
+            return []
+        return [_welcome(tables, peer.identity), *_return_worker(tables, peer, now)]
     if message.load is None:
         return []
     peer.told_kv(message, now)

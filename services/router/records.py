@@ -37,7 +37,8 @@ class Try:
     """One attempt of one request, and its timeline. Instants are the core's `now`.
 
     `prefill_open`: P may still hold something for it. `body` is kept only while queued. `batch`:
-    streams that D decoded when this one began.
+    streams that D decoded when this one began. `adopted`: a worker was found holding it; another
+    router placed it, or this one before a restart.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class Try:
     end_report: Ended | None = None
     outcome: str = ""
     sentence: str = ""
+    adopted: bool = False
 
     @property
     def key(self) -> Key:
@@ -102,7 +104,8 @@ class Worker:
     engine without work. `kv_*`: what its KV plane told last, at `kv_seen`.
     engine without work. `flaps`: times that it was doubted of late, the last at `flapped_at`;
     `sound_since`: since when it has shown no fault after that. `left`: it drained before it went.
-    `served`: it was ready at least once.
+    `served`: it was ready at least once. `unconfirmed`: what it was given before its latest Hello,
+    until it says what it holds.
     """
 
     identity: str
@@ -141,6 +144,7 @@ class Worker:
     sound_since: float | None = None
     left: bool = False
     served: bool = False
+    unconfirmed: dict[Key, None] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -227,9 +231,12 @@ class Worker:
         foreign = (self.foreign_tokens, self.foreign_requests)
         used = round(load.kv_used * self.capacity.kv_blocks) * self.capacity.block_tokens
         requests = load.running + load.waiting
-        joining = self.state is WorkerState.JOINING
-        self.foreign_tokens = used if joining else min(self.foreign_tokens, used)
-        self.foreign_requests = requests if joining else min(self.foreign_requests, requests)
+        if self.state is WorkerState.JOINING:
+            self.foreign_tokens = max(0, used - self.held_tokens)
+            self.foreign_requests = max(0, requests - len(self.held))
+        else:
+            self.foreign_tokens = min(self.foreign_tokens, used)
+            self.foreign_requests = min(self.foreign_requests, requests)
         empty = not requests and not used
         self.empty_since = (self.empty_since or now) if empty else None
         self.load = load
@@ -267,7 +274,8 @@ class Gateway:
     failed or were given up while it was out of reach; it hears `Failed` for them again whenever it
     says Hello, for what was under way to it when its connection closed is lost. `unqueued`: tries
     taken from the queue while it was out of reach; it submits them again after a Hello, and hears
-    `Failed` if it comes back without one, never having noticed."""
+    `Failed` if it comes back without one, never having noticed. `unconfirmed`: its tries at its
+    latest Hello, until it says which it still wants."""
 
     identity: str
     name: str
@@ -280,6 +288,7 @@ class Gateway:
     leaving: bool = False
     reason: str = ""
     tries: dict[Key, None] = field(default_factory=dict)
+    unconfirmed: dict[Key, None] = field(default_factory=dict)
     unqueued: list[Key] = field(default_factory=list)
     lost: deque[Key] = field(default_factory=lambda: deque(maxlen=LOST_MAX))
 
@@ -291,6 +300,7 @@ class Counts:
     submitted: int = 0
     placed: int = 0
     placed_local: int = 0
+    adopted: int = 0
     ended: int = 0
     failed: int = 0
     cancelled: int = 0

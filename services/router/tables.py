@@ -51,7 +51,8 @@ class Tables:
     """`tries`: those not over, by key; `current`: the newest attempt of each. `freed`: something
     that the queue waits for became free since placement last looked; `wants_prefill`: that includes
     prefill workers. `workers_changed`: what gateways were told may be stale.
-    `without_decode_since`: None while a decode worker is ready."""
+    `rebuilding`: it has just started, see `core_rebuild`. `without_decode_since`: None while a
+    decode worker is ready."""
 
     def __init__(self, settings: Settings, secrets: Callable[[], bytes], now: float) -> None:
         self.settings = settings
@@ -74,6 +75,7 @@ class Tables:
         self.placing = Placing(settings)
         self.counts = Counts()
         self.draining = False
+        self.rebuilding = settings.rebuild_seconds > 0 and settings.max_queue > 0
         self.freed = False
         self.wants_prefill = False
         self.workers_changed = False
@@ -142,7 +144,8 @@ class Tables:
         assert on_worker == self.active
         assert len(queued) == len(self.waiting)
         if self.settings.max_active:
-            assert self.active <= self.settings.max_active
+            adopted = sum(each.adopted for each in self.tries.values())
+            assert self.active <= self.settings.max_active + adopted
         for request_id, attempt in self.current.items():
             assert (request_id, attempt) in self.tries
         for worker in self.workers.values():
@@ -165,9 +168,10 @@ class Tables:
         assert worker.held_tokens == sum(worker.held.values())
         assert worker.queued_tokens == sum(worker.computing.values())
         assert not (worker.held and worker.away), f"{worker.name} is {worker.state.value}"
-        promised = worker.held_tokens + worker.foreign_tokens
-        assert not worker.held or promised <= worker.kv_tokens_max, f"{worker.name} over-granted"
-        assert len(worker.held) <= worker.capacity.max_num_seqs
+        if not any(self.tries[key].adopted for key in worker.held):
+            promised = worker.held_tokens + worker.foreign_tokens
+            assert not worker.held or promised <= worker.kv_tokens_max, f"{worker.name} over"
+            assert len(worker.held) <= worker.capacity.max_num_seqs
         for key in worker.held:
             each = self.tries[key]
             if worker.role is Role.DECODE:

@@ -17,6 +17,7 @@ from common.messages import (
     Beat,
     Hello,
     Leaving,
+    Live,
     Message,
     Refused,
     Role,
@@ -29,7 +30,8 @@ from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
 
 
 class RouterLink:
-    """`handle` takes events into the core; `on_refused` hears that the Hello was not accepted."""
+    """`handle` takes events into the core; `live` is what it still wants; `on_refused` hears that
+    the Hello was not accepted."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class RouterLink:
         address: str,
         stream_endpoint: str,
         handle: Callable[[Event], None],
+        live: Callable[[], Live],
         on_refused: Callable[[str], None],
         log: Logger,
     ) -> None:
@@ -51,6 +54,7 @@ class RouterLink:
             stream_endpoint=stream_endpoint,
         )
         self._handle = handle
+        self._live = live
         self._on_refused = on_refused
         self._log = log
         self._decoder: Decoder[RouterToGateway] = Decoder(RouterToGateway)
@@ -126,6 +130,7 @@ class RouterLink:
                 self._handle(FromRouter(message))
 
     def _welcomed(self, welcome: Welcome) -> None:
+        self._socket.send([encode(self._live())])
         if not self._up:
             self._up = True
             self._log.info("router.welcomed", router=welcome.name)

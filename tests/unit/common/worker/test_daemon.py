@@ -21,7 +21,9 @@ from common.messages import (
     Decode,
     DecodeStarted,
     Ended,
+    Held,
     Hello,
+    Holding,
     Introduce,
     KvCounts,
     KvHold,
@@ -33,6 +35,7 @@ from common.messages import (
     Role,
     Sampling,
     ToRouter,
+    Welcome,
 )
 from common.sockets import Socket
 from common.wire import Decoder, encode, pack_ids
@@ -256,7 +259,15 @@ async def test_a_drain_says_so_and_waits_for_what_runs(bench: Bench) -> None:
     assert await bench.asked() == "close"
 
 
-async def test_it_beats_with_its_load(bench: Bench) -> None:
+async def test_it_says_what_it_holds_then_beats_once_it_is_welcome(bench: Bench) -> None:
+    bench.tell(decode(), BODY)
+    await bench.asked()
+    assert bench.heard.empty(), "no beat before the welcome"
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    async with asyncio.timeout(5):
+        holding = await bench.heard.get()
+    held = Held("r", 1, 3, 4, decode="d0|i", gateway="g0|k")
+    assert holding == Holding(tries=(held,), complete=True)
     beat = await bench.hear(Beat)
     assert isinstance(beat, Beat)
     assert beat.kv_counts == STATUS.counts

@@ -17,6 +17,7 @@ History: 1 = first version.
 from common.messages.from_router import (
     Abort,
     Decode,
+    Drain,
     Failed,
     Fleet,
     Introduce,
@@ -70,7 +71,7 @@ WorkerToRouter = (
 )
 ToRouter = GatewayToRouter | WorkerToRouter
 RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
-RouterToWorker = Welcome | Refused | Ping | Introduce | Prefill | Decode | Abort
+RouterToWorker = Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort
 DecodeToGateway = Hello | Tokens
 GatewayToDecode = Welcome | Refused | Ping | Abort
 
@@ -85,6 +86,7 @@ __all__ = [
     "DecodeStarted",
     "DecodeToGateway",
     "Delta",
+    "Drain",
     "Ended",
     "Failed",
     "FinishReason",

@@ -89,6 +89,14 @@ class Decode(Message, frozen=True):
     ticket: Ticket | None = None
 
 
+class Drain(Message, frozen=True):
+    """Router to worker, when an operator says so: nothing new is to be placed there (`on`), or
+    again. The worker only remembers it and says it in every Beat, so that all routers know,
+    restarted ones too. Said again until a Beat agrees. Idempotent."""
+
+    on: bool
+
+
 class Abort(Message, frozen=True):
     """Router to P or D, or gateway to D on the stream socket: stop this attempt, free everything.
     Idempotent. D answers the router with `Ended(error=cancelled)` if it still held it."""

@@ -39,12 +39,14 @@ class Hello(Message, frozen=True):
 class Beat(Message, frozen=True):
     """Gateway or worker, every 500 ms and whenever load changed much. No answer. Workers add their
     KV plane's counts and what it holds for others, at most the `KV_HOLDS_MAX` oldest of
-    `kv_holds_total`; both are up to 500 ms old, None and empty until the KV plane spoke."""
+    `kv_holds_total`; both are up to 500 ms old, None and empty until the KV plane spoke. `drained`:
+    as the latest `Drain` said."""
 
     load: Load | None = None
     kv_counts: KvCounts | None = None
     kv_holds: tuple[KvHold, ...] = ()
     kv_holds_total: int = 0
+    drained: bool = False
 
 
 class Holding(Message, frozen=True):

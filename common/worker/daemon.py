@@ -27,6 +27,7 @@ from common.messages import (
     Abort,
     Beat,
     Decode,
+    Drain,
     Held,
     Hello,
     Holding,
@@ -112,6 +113,7 @@ class Worker:
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._draining = False
+        self._drained = False
 
     @property
     def stop_seconds(self) -> float:
@@ -209,6 +211,9 @@ class Worker:
                 self._tell_others(link, message)
             elif isinstance(message, Abort):
                 self.handle(message)
+            elif isinstance(message, Drain):
+                self._drained = message.on
+                self._to_router(self._make_beat())
             elif isinstance(message, Introduce):
                 self._engine.connect_kv(message.kv_address)
             else:
@@ -272,10 +277,11 @@ class Worker:
     def _make_beat(self) -> Beat:
         status = self._engine.kv_status()
         if status is None:
-            return Beat(load=self._engine.load())
+            return Beat(load=self._engine.load(), drained=self._drained)
         return Beat(
             load=self._engine.load(),
             kv_counts=status.counts,
             kv_holds=status.holds,
             kv_holds_total=status.holds_total,
+            drained=self._drained,
         )

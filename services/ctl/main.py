@@ -30,6 +30,9 @@ Looks inside a running fleet, through its router's admin socket.
   requests [STATE]    what is queued and running now (also limit=N)
   explain ID          one request's timeline and why it went where it went;
                       the start of an id is enough
+  drain WORKER        place nothing new there, let it finish; again: how far it is
+  resume WORKER       end a drain
+  evict WORKER        drop what it holds, now (evict request=ID: one request)
   policy [NAME]       how workers are chosen, and which policies there are; a NAME sets it now
                       (also remote_prefill=auto|always|never)
   help [VERB]         all that this router can be asked

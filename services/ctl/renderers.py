@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.ctl.verbs import explain, help_, kv, policy, requests, status, workers
+from services.ctl.verbs import drain, explain, help_, kv, policy, requests, status, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,5 +25,8 @@ VERBS: dict[str, Shown] = {
     "explain": Shown(("id",), explain.render),
     "kv": Shown(("worker",), kv.render),
     "policy": Shown(("name",), policy.render),
+    "drain": Shown(("worker",), drain.render),
+    "resume": Shown(("worker",), drain.render),
+    "evict": Shown(("worker",), drain.render),
     "help": Shown(("verb",), help_.render),
 }

@@ -30,6 +30,7 @@ from common.messages import (
 from services.router import (
     core_health,
     core_holding,
+    core_operator,
     core_peers,
     core_placing,
     core_rebuild,
@@ -43,8 +44,11 @@ from services.router.events import (
     PeerGone,
     PolicyChosen,
     Received,
+    RequestEvicted,
     Send,
     Tick,
+    WorkerDrained,
+    WorkerEvicted,
 )
 from services.router.records import Gateway, Worker
 from services.router.settings import Settings
@@ -84,6 +88,8 @@ class Core:
                 return core_peers.gone(self.tables, event.peer, event.reason, now)
             case Tick():
                 return core_health.tick(self.tables, now)
+            case WorkerDrained() | WorkerEvicted() | RequestEvicted():
+                return core_operator.ordered(self.tables, event, now)
             case DrainStarted():
                 self.tables.draining = self.tables.workers_changed = True
                 return []

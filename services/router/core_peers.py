@@ -19,7 +19,7 @@ from common.messages import (
     Role,
     Welcome,
 )
-from services.router import core_gateways, core_health, core_requests, hello_check
+from services.router import core_gateways, core_health, core_operator, core_requests, hello_check
 from services.router.events import Action, Note, Send
 from services.router.liveness import stalled
 from services.router.records import Gateway, Worker
@@ -116,9 +116,10 @@ def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> l
         return [_welcome(tables, peer.identity), *_return_worker(tables, peer, now)]
     if message.load is None:
         return []
+    actions = core_operator.beat(tables, peer, message)
     peer.told_kv(message, now)
     tables.freed |= peer.reported(message.load, now)
-    actions = core_health.watch_engine(tables, peer, now)
+    actions += core_health.watch_engine(tables, peer, now)
     if peer.state is WorkerState.JOINING and core_health.proven(tables, peer, now):
         peer.orphans.clear()
         peer.move(WorkerState.READY, "", now)

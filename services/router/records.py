@@ -105,7 +105,7 @@ class Worker:
     engine without work. `flaps`: times that it was doubted of late, the last at `flapped_at`;
     `sound_since`: since when it has shown no fault after that. `left`: it drained before it went.
     `served`: it was ready at least once. `unconfirmed`: what it was given before its latest Hello,
-    until it says what it holds.
+    until it says what it holds. `drained`: by an operator, `drain_ordered` until it has heard so.
     """
 
     identity: str
@@ -145,6 +145,8 @@ class Worker:
     left: bool = False
     served: bool = False
     unconfirmed: dict[Key, None] = field(default_factory=dict)
+    drained: bool = False
+    drain_ordered: bool | None = None
 
     @classmethod
     def of(
@@ -174,7 +176,14 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        return self.state is WorkerState.READY
+        return self.state is WorkerState.READY and not self.drained
+
+    @property
+    def shown(self) -> str:
+        """Its state, for an operator."""
+        if self.drained and self.state is WorkerState.READY:
+            return "draining" if self.held else "drained"
+        return self.state.value
 
     @property
     def connected(self) -> bool:
@@ -194,6 +203,10 @@ class Worker:
         self.state = checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new)
         self.reason, self.since = reason, now
         self.served |= new is WorkerState.READY
+        self.changed[self.identity] = self
+
+    def set_drained(self, drained: bool) -> None:
+        self.drained = drained
         self.changed[self.identity] = self
 
     def hold(self, key: Key, tokens: int) -> None:

@@ -92,7 +92,7 @@ class Tables:
         ready = known = 0
         for worker in self.workers.values():
             away_long = worker.away and now - worker.since > memory
-            planned = worker.left or worker.state is WorkerState.DRAINING
+            planned = worker.left or worker.drained or worker.state is WorkerState.DRAINING
             if worker.role is not Role.DECODE or planned or away_long or not worker.served:
                 continue
             known += worker.kv_tokens_max

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from services.router.admin import explain, help_, kv, policy, requests, status, workers
+from services.router.admin import (
+    drain,
+    evict,
+    explain,
+    help_,
+    kv,
+    policy,
+    requests,
+    resume,
+    status,
+    workers,
+)
 
 VERBS = (
     status.VERB,
@@ -11,5 +22,8 @@ VERBS = (
     explain.VERB,
     kv.VERB,
     policy.VERB,
+    drain.VERB,
+    resume.VERB,
+    evict.VERB,
     help_.VERB,
 )

@@ -20,6 +20,7 @@ from common.messages import (
     Capacity,
     Decode,
     DecodeStarted,
+    Drain,
     Ended,
     Held,
     Hello,
@@ -257,6 +258,18 @@ async def test_a_drain_says_so_and_waits_for_what_runs(bench: Bench) -> None:
     await bench.hear(Ended)
     await stopping
     assert await bench.asked() == "close"
+
+
+async def test_an_operators_drain_is_remembered_and_said_in_each_beat(bench: Bench) -> None:
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    for on in (True, False):
+        bench.tell(Drain(on=on))
+        async with asyncio.timeout(5):
+            while True:
+                beat = await bench.hear(Beat)
+                assert isinstance(beat, Beat)
+                if beat.drained is on:
+                    break
 
 
 async def test_it_says_what_it_holds_then_beats_once_it_is_welcome(bench: Bench) -> None:

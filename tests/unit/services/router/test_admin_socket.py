@@ -17,7 +17,7 @@ from services.router.policies.registry import POLICIES
 from tests.unit.services.router.daemon_rig import Running, running
 from tests.unit.services.router.rig import hello, worker_hello
 
-NAMES = "status, workers, requests, explain, kv, policy, help"
+NAMES = "status, workers, requests, explain, kv, policy, drain, resume, evict, help"
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def test_more_frames_than_one_are_answered_with_an_error(live: Running) ->
             "must be one of: cost, least_loaded, prefix_affinity, round_robin, session_affinity",
         ),
         ("policy", {"remote_prefill": "yes"}, "invalid_request", "one of: auto, always, never"),
-        ("help", {"verb": "drain"}, "not_found", NAMES),
+        ("help", {"verb": "limit"}, "not_found", NAMES),
     ],
 )
 async def test_wrong_arguments_are_named(

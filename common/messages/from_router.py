@@ -54,7 +54,8 @@ class Placed(Message, frozen=True):
 
 class Failed(Message, frozen=True):
     """Router to gateway: a placed attempt died (worker lost). Said again after a new Hello, and to
-    a Submit of that attempt, since the first may have been lost with a connection."""
+    a Submit of that attempt, since the first may have been lost with a connection. With code
+    `no_capacity` D refused it, nothing was begun: the gateway submits it anew."""
 
     request_id: str
     attempt: int

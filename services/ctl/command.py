@@ -9,7 +9,7 @@ from typing import Any
 
 from services.ctl.renderers import VERBS
 
-VALUED = ("--run-dir", "--config", "--timeout")
+VALUED = ("--run-dir", "--config", "--timeout", "--router")
 TIMEOUT_SECONDS = 5.0
 
 
@@ -28,6 +28,7 @@ class Command:
     run_dir: Path | None = None
     config: Path | None = None
     timeout: float = TIMEOUT_SECONDS
+    router: str = ""
 
 
 def parse(argv: list[str]) -> Command:
@@ -49,7 +50,9 @@ def parse(argv: list[str]) -> Command:
         elif word == "--json":
             command.json = True
         elif word.startswith("-"):
-            raise UsageError(f"unknown flag {word}; flags: --json --run-dir --config --timeout")
+            raise UsageError(
+                f"unknown flag {word}; flags: --json --run-dir --config --timeout --router"
+            )
         else:
             words.append(word)
     if words:
@@ -64,6 +67,8 @@ def _set(command: Command, flag: str, value: str) -> None:
         command.run_dir = Path(value)
     elif flag == "--config":
         command.config = Path(value)
+    elif flag == "--router":
+        command.router = value
     else:
         try:
             command.timeout = float(value)

@@ -54,6 +54,7 @@ from services.gateway.streams.journal import Seen
 from services.gateway.streams.stream import Verdict
 
 RECENT_MAX = 4_096
+ATTEMPTS_MAX = 3
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class Core:
             case Closed():
                 return self._closed(event)
             case FromRouter():
-                return self._from_router(event)
+                return self._from_router(event, now)
             case RouterUp() | RouterDown():
                 return self._router_came(now) if event == RouterUp() else self._router_went(now)
             case WorkerUp() | WorkerGone():
@@ -257,14 +258,14 @@ class Core:
 
     # ------------------------------------------------------------ router
 
-    def _from_router(self, event: FromRouter) -> list[Action]:
+    def _from_router(self, event: FromRouter, now: float) -> list[Action]:
         match event.message:
             case Placed() as placed:
                 self._placed(placed)
             case Refused() as refused if refused.request_id:
                 return self._refused(refused)
             case Failed() as failed:
-                return self._failed(failed)
+                return self._failed(failed, now)
             case Fleet() as fleet:
                 return self._fleet_changed(fleet)
             case _:
@@ -289,10 +290,15 @@ class Core:
         )
         return self._fail(entry, error, tell_worker=True, tell_router=False)
 
-    def _failed(self, failed: Failed) -> list[Action]:
+    def _failed(self, failed: Failed, now: float) -> list[Action]:
         entry = self._current(failed.request_id, failed.attempt)
         if entry is None:
             return []
+        refused = failed.code == Code.NO_CAPACITY and entry.state is State.PLACED
+        if refused and entry.attempt < ATTEMPTS_MAX and self.router_up:
+            self._assigned.release(entry)
+            entry.stream.journal.next_attempt()
+            return [self._submit(entry, now)]
         error = BatonError(known_code(failed.code), failed.message)
         return self._fail(entry, error, tell_worker=True, tell_router=False)
 

@@ -5,10 +5,13 @@ import re
 import signal
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from tests.fleet.load import Load, Streams
 from tests.fleet.running import Fleet, fleet, wait_until
 
 PROMPT = "All happy families are alike. " * 20
+pytestmark = pytest.mark.timeout(240)
 SIM = ("--engine", "sim", "--prefill", "2", "--decode", "2")
 TOKENS = 120
 SLOW = {"BATON_ENGINE__SIM__DECODE_STEP_MS": "100", "BATON_GATEWAY__ROUTER_WAIT_MS": "30000"}

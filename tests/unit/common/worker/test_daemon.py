@@ -43,6 +43,7 @@ from common.wire import Decoder, encode, pack_ids
 from common.worker.actions import ToGateway
 from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
+from services.decode.room import Room
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
 PEER = b"d0|i"
@@ -128,7 +129,7 @@ class Bench:
         )
         self.router.start()
         self.tasks = Tasks()
-        self.core = DecodeCore("d0", "i", 2)
+        self.core = DecodeCore("d0", "i", Room(2, 1024, 16))
         self.worker = Worker(
             config,
             role=Role.DECODE,

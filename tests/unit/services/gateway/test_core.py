@@ -233,6 +233,31 @@ def test_the_end_of_what_was_submitted_twice_is_told_to_routers_and_stray_worker
     assert told(gate.token("x", worker=D1)) == [(D1, "Abort")]
 
 
+def declined(gate: Gate, attempt: int) -> object:
+    failed = Failed(request_id="r", attempt=attempt, code="no_capacity", message="full")
+    return told(gate.do(FromRouter(failed)))
+
+
+def test_what_d_declined_before_it_began_is_submitted_anew_and_not_for_ever() -> None:
+    gate = Gate()
+    gate.open()
+    for attempt in (1, 2, 3):
+        placed = Placed(request_id="r", attempt=attempt, decode="d0", decode_incarnation="1")
+        gate.do(FromRouter(placed))
+        last = attempt == 3
+        assert declined(gate, attempt) == ([(D0, "Abort"), "Cancel"] if last else ["Submit"])
+    assert gate.error().code is Code.NO_CAPACITY
+
+
+def test_what_has_spoken_is_not_submitted_anew() -> None:
+    gate = Gate()
+    gate.open()
+    gate.place()
+    gate.token("a")
+    declined(gate, 1)
+    assert gate.error().code is Code.NO_CAPACITY
+
+
 def test_a_resubmission_that_is_refused_stops_the_worker() -> None:
     gate = resubmitted()
     refused = Refused(code="queue_full", message="full", request_id="r", attempt=1)

@@ -262,6 +262,16 @@ def test_the_second_of_two_places_is_left_to_the_gateway() -> None:
     assert rig.state("r1") == "placed"
 
 
+def test_what_d_declines_is_told_to_the_gateway_and_holds_nothing() -> None:
+    rig = standard()
+    rig.submit("r1")
+    rig.ended("r1", error="no_capacity")
+    assert [(f.request_id, f.code) for f in rig.take(Failed)] == [("r1", "no_capacity")]
+    assert rig.nothing_held()
+    rig.submit("r1", 2)
+    assert rig.state("r1", 2) == "placed"
+
+
 LOSSES: dict[str, Callable[[Rig], object]] = {
     "d0": lambda rig: rig.gone("d0|1"),
     "p0": lambda rig: rig.gone("p0|1"),

@@ -21,6 +21,7 @@ from common.config import Config
 from common.errors import ConfigError
 
 IPC_PATH_BYTES_MAX = 107
+MAIN = "main"
 
 
 class Pattern(enum.Enum):
@@ -47,11 +48,22 @@ KV_SIDE = Endpoint("kv_side", Pattern.PAIR, Pattern.PAIR, hwm=16_384)
 ENDPOINTS = (CONTROL, STREAM, ADMIN, KV_SIDE)
 
 
-def control_address(config: Config) -> str:
+def control_address(config: Config, router: str = MAIN) -> str:
+    """Where this router binds; one that is no standby of the file is the main one."""
+    if router in config.router.standby:
+        return config.router.standby[router] or _ipc(config, f"{router}.control.sock")
     return config.router.control or _ipc(config, "control.sock")
 
 
-def admin_address(config: Config) -> str:
+def control_addresses(config: Config) -> dict[str, str]:
+    """Of every router of the fleet, by name, the main one first."""
+    names = (MAIN, *config.router.standby)
+    return {name: control_address(config, name) for name in names}
+
+
+def admin_address(config: Config, router: str = MAIN) -> str:
+    if router in config.router.standby:
+        return _ipc(config, f"{router}.admin.sock")
     return _ipc(config, "admin.sock")
 
 

@@ -1,9 +1,9 @@
 """The fleet file: its sections (`sections.py`) and how it is read (`reading.py`)."""
 
 from common.config.admission import AdmissionConfig
-from common.config.base import Section
+from common.config.base import NAME_PATTERN, Section
+from common.config.liveness import LivenessConfig
 from common.config.reading import (
-    NAME_PATTERN,
     default_run_dir,
     effective,
     flatten,
@@ -32,6 +32,7 @@ __all__ = [
     "GatewayConfig",
     "HealthConfig",
     "KvConfig",
+    "LivenessConfig",
     "ModelConfig",
     "RouterConfig",
     "Section",

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,31}$"
+
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Milliseconds = Annotated[float, Meta(ge=0)]

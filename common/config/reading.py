@@ -19,13 +19,12 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from common.config.base import Section
+from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_exposure
 from common.config.sections import Config, WorkerConfig
 from common.errors import ConfigError
 from common.messages import Role
 
-NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,31}$"
 S = TypeVar("S", bound=Section)
 
 

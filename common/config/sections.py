@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from common.config.admission import AdmissionConfig
-from common.config.base import Count, Milliseconds, Port, Positive, Section
+from common.config.base import NAME_PATTERN, Count, Milliseconds, Port, Positive, Section
+from common.config.liveness import LivenessConfig
 from common.errors import ConfigError
 from common.messages import Role
 
@@ -98,6 +99,7 @@ class GatewayConfig(Section, frozen=True):
     request line and all headers. `connections_per_ip_max`: 0 = no limit, as behind a proxy.
     `recovery`: a stream whose worker is lost goes on elsewhere; it waits for a place at most
     `recovery_ms`, and not after `worker_deaths_max` workers died under it.
+    `router_silence_ms`: a router that says nothing for so long is left for another that speaks.
     `processes`: gateways g0, g1, ... that `baton up` starts on the one port; the limits here are
     for each."""
 
@@ -122,6 +124,7 @@ class GatewayConfig(Section, frozen=True):
     recovery: bool = True
     recovery_ms: Milliseconds = 45_000.0
     worker_deaths_max: Count = 2
+    router_silence_ms: Annotated[float, Meta(ge=400)] = 1_000.0
     default_max_tokens: Annotated[int, Meta(ge=0)] = 0
     slow_client_bytes_max: Count = 1 << 20
     slow_client_ms_max: Milliseconds = 10_000.0
@@ -135,7 +138,9 @@ class RouterConfig(Section, frozen=True):
 
     `mode`: `disaggregated` pairs prefill and decode workers; in `replicated` and `single` all (or
     the one) are decode workers that compute prompts themselves. `policy`: who among the workers
-    with room is taken. `remote_prefill`: `auto` = where measured curves say that it pays."""
+    with room is taken. `remote_prefill`: `auto` = where measured curves say that it pays.
+    `standby`: further routers by name, each with its control endpoint, empty = an ipc socket in
+    run_dir; workers report to all, a gateway uses the first that answers."""
 
     control: str = ""
     max_active: Annotated[int, Meta(ge=0)] = 0
@@ -151,6 +156,8 @@ class RouterConfig(Section, frozen=True):
         "cost", "least_loaded", "prefix_affinity", "round_robin", "session_affinity"
     ] = "cost"
     remote_prefill: Literal["auto", "always", "never"] = "auto"
+    liveness: LivenessConfig = LivenessConfig()
+    standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
 
 
 class HealthConfig(Section, frozen=True):

@@ -19,6 +19,7 @@ from common.engine.fingerprint import fingerprint_of, parts_of
 from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key
 from common.engine.sim_core import SimCore, SimRequest
 from common.engine.sim_model import SimKv
+from common.engine.step_times import StepTimes
 from common.errors import BatonError, Code
 from common.kv.control import Identity
 from common.kv.layout import Geometry, HostMemory
@@ -49,6 +50,7 @@ class SimEngine:
         self._wake = wake
         self._clock = clock
         self._step_due: float | None = None
+        self._steps = StepTimes()
         self._closed = False
 
     @property
@@ -63,6 +65,7 @@ class SimEngine:
             waiting=core.waiting,
             kv_used=core.kv_used,
             step_age_ms=max(0.0, late) * 1000,
+            step_ms_p99=self._steps.p99_ms(),
         )
 
     async def add(self, request: EngineRequest) -> None:
@@ -126,6 +129,7 @@ class SimEngine:
     async def _step(self) -> None:
         seconds = self._core.step_seconds()
         self._step_due = self._clock() + seconds
+        self._steps.add(seconds)
         try:
             await asyncio.sleep(seconds)
         finally:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.engine.connector_meta import to_params
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
+from common.engine.step_times import StepTimes
 from common.engine.vllm_args import engine_failed
 from common.errors import BatonError, Code
 from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
@@ -51,6 +52,7 @@ class VllmEngine:
         self._active: dict[str, EngineRequest] = {}
         self._load = Load()
         self._stepped_at = clock()
+        self._steps = StepTimes()
         self._attached = False
         self._closed = False
 
@@ -62,7 +64,11 @@ class VllmEngine:
         age = (self._clock() - self._stepped_at) * 1000 if self._active else 0.0
         load = self._load
         return Load(
-            running=load.running, waiting=load.waiting, kv_used=load.kv_used, step_age_ms=age
+            running=load.running,
+            waiting=load.waiting,
+            kv_used=load.kv_used,
+            step_age_ms=age,
+            step_ms_p99=self._steps.p99_ms(),
         )
 
     async def add(self, request: EngineRequest) -> None:
@@ -150,7 +156,9 @@ class VllmEngine:
 
     def _batch(self, step: EngineCoreOutputs) -> Batch | None:
         """None when the step brought nothing that anyone waits for."""
-        self._stepped_at = self._clock()
+        now = self._clock()
+        self._steps.add(now - self._stepped_at)
+        self._stepped_at = now
         before, stats = self._load, step.scheduler_stats
         if stats is not None:
             self._load = Load(

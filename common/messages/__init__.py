@@ -17,6 +17,7 @@ History: 1 = first version.
 from common.messages.from_router import (
     Abort,
     Decode,
+    Drain,
     Failed,
     Fleet,
     Introduce,
@@ -29,6 +30,7 @@ from common.messages.from_router import (
 from common.messages.parts import (
     Capacity,
     FinishReason,
+    Held,
     KeyLimits,
     KvCounts,
     KvHold,
@@ -46,30 +48,35 @@ from common.messages.to_gateway import (
     Tokens,
 )
 from common.messages.to_router import (
+    HOLDING_MAX,
     Beat,
     Cancel,
     DecodeStarted,
     Ended,
     Hello,
+    Holding,
     Leaving,
+    Live,
     PairTrouble,
     PrefillEnded,
     Submit,
+    Took,
 )
 
 WIRE_VERSION = 1
 
-GatewayToRouter = Hello | Beat | Leaving | Submit | Cancel
-WorkerToRouter = Hello | Beat | Leaving | PrefillEnded | DecodeStarted | PairTrouble | Ended
-ToRouter = (
-    Hello | Beat | Leaving | Submit | Cancel | PrefillEnded | DecodeStarted | PairTrouble | Ended
+GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Cancel
+WorkerToRouter = (
+    Hello | Beat | Leaving | Holding | Took | PrefillEnded | DecodeStarted | PairTrouble | Ended
 )
+ToRouter = GatewayToRouter | WorkerToRouter
 RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
-RouterToWorker = Welcome | Refused | Ping | Introduce | Prefill | Decode | Abort
+RouterToWorker = Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort
 DecodeToGateway = Hello | Tokens
 GatewayToDecode = Welcome | Refused | Ping | Abort
 
 __all__ = [
+    "HOLDING_MAX",
     "WIRE_VERSION",
     "Abort",
     "Beat",
@@ -79,19 +86,23 @@ __all__ = [
     "DecodeStarted",
     "DecodeToGateway",
     "Delta",
+    "Drain",
     "Ended",
     "Failed",
     "FinishReason",
     "Fleet",
     "GatewayToDecode",
     "GatewayToRouter",
+    "Held",
     "Hello",
+    "Holding",
     "Introduce",
     "KeyLimits",
     "KvCounts",
     "KvHold",
     "KvReport",
     "Leaving",
+    "Live",
     "Load",
     "Message",
     "PairTrouble",
@@ -110,6 +121,7 @@ __all__ = [
     "Ticket",
     "ToRouter",
     "Tokens",
+    "Took",
     "Welcome",
     "WorkerToRouter",
 ]

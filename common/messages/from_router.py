@@ -54,7 +54,8 @@ class Placed(Message, frozen=True):
 
 class Failed(Message, frozen=True):
     """Router to gateway: a placed attempt died (worker lost). Said again after a new Hello, and to
-    a Submit of that attempt, since the first may have been lost with a connection."""
+    a Submit of that attempt, since the first may have been lost with a connection. With code
+    `no_capacity` D refused it, nothing was begun: the gateway submits it anew."""
 
     request_id: str
     attempt: int
@@ -87,6 +88,14 @@ class Decode(Message, frozen=True):
     gateway_incarnation: str
     stream_endpoint: str
     ticket: Ticket | None = None
+
+
+class Drain(Message, frozen=True):
+    """Router to worker, when an operator says so: nothing new is to be placed there (`on`), or
+    again. The worker only remembers it and says it in every Beat, so that all routers know,
+    restarted ones too. Said again until a Beat agrees. Idempotent."""
+
+    on: bool
 
 
 class Abort(Message, frozen=True):

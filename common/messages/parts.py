@@ -84,12 +84,28 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker's engine holds now. `step_age_ms`: time since the engine last made a step while
-    it had work, 0 when idle."""
+    it had work, 0 when idle. `step_ms_p99`: of its latest steps, 0 while too few were made."""
 
     running: int = 0
     waiting: int = 0
     kv_used: float = 0.0
     step_age_ms: float = 0.0
+    step_ms_p99: float = 0.0
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """One try as a worker holds it. `decode`, `prefill`, `gateway`: identities
+    (`name|incarnation`), `prefill` empty when none has a part in it, `gateway` empty when a prefill
+    worker says it. `started`: D has made its first token; P has computed the prompt."""
+
+    request_id: str
+    attempt: int
+    prompt_tokens: int
+    max_tokens: int
+    decode: str
+    prefill: str = ""
+    gateway: str = ""
+    started: bool = False
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from common.messages.parts import (
     Capacity,
+    Held,
     KeyLimits,
     KvCounts,
     KvHold,
@@ -15,6 +16,8 @@ from common.messages.parts import (
     PriorityClass,
     Role,
 )
+
+HOLDING_MAX = 2_048
 
 
 class Hello(Message, frozen=True):
@@ -40,12 +43,41 @@ class Hello(Message, frozen=True):
 class Beat(Message, frozen=True):
     """Gateway or worker, every 500 ms and whenever load changed much. No answer. Workers add their
     KV plane's counts and what it holds for others, at most the `KV_HOLDS_MAX` oldest of
-    `kv_holds_total`; both are up to 500 ms old, None and empty until the KV plane spoke."""
+    `kv_holds_total`; both are up to 500 ms old, None and empty until the KV plane spoke. `drained`:
+    as the latest `Drain` said."""
 
     load: Load | None = None
     kv_counts: KvCounts | None = None
     kv_holds: tuple[KvHold, ...] = ()
     kv_holds_total: int = 0
+    drained: bool = False
+
+
+class Holding(Message, frozen=True):
+    """Worker, in answer to every Welcome and before its next Beat: the tries that it holds, at most
+    the `HOLDING_MAX` first given; `complete`: there are no others. What the router placed here
+    before the Hello and does not find in a complete one is over; what it finds and does not know,
+    another router placed, perhaps itself before a restart. No answer."""
+
+    tries: tuple[Held, ...] = ()
+    complete: bool = True
+
+
+class Took(Message, frozen=True):
+    """Worker, to every router but the one that placed it: this try holds room here now. Its reports
+    go to all routers alike. No answer."""
+
+    held: Held
+
+
+class Live(Message, frozen=True):
+    """Gateway, in answer to every Welcome: (request_id, attempt) of what it still wants, at most
+    `HOLDING_MAX`; `complete`: there are no others. What the router had of this gateway before the
+    Hello and does not find in a complete one is aborted. What is not known to be placed follows as
+    Submit. No answer."""
+
+    tries: tuple[tuple[str, int], ...] = ()
+    complete: bool = True
 
 
 class Leaving(Message, frozen=True):

@@ -16,17 +16,21 @@ from typing import Protocol
 
 from common.clock import Clock
 from common.config import Config
-from common.endpoints import CONTROL, control_address
+from common.endpoints import control_addresses
 from common.engine.port import Engine
 from common.errors import BatonError, Code, WireError
 from common.lifecycle import Tasks
 from common.log import Logger
 from common.messages import (
+    HOLDING_MAX,
     WIRE_VERSION,
     Abort,
     Beat,
     Decode,
+    Drain,
+    Held,
     Hello,
+    Holding,
     Introduce,
     Leaving,
     Message,
@@ -35,10 +39,10 @@ from common.messages import (
     Refused,
     Role,
     RouterToWorker,
+    Took,
     Welcome,
 )
-from common.sockets import Sent, Socket
-from common.wire import Decoder, decode_body, encode
+from common.wire import Decoder, decode_body
 from common.worker.actions import (
     AbortInEngine,
     Action,
@@ -51,6 +55,7 @@ from common.worker.actions import (
     ToRouter,
 )
 from common.worker.kv_log import log_handoff
+from common.worker.routers import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
 
@@ -62,6 +67,10 @@ class Core(Protocol):
 
     @property
     def active(self) -> int: ...
+
+    def holding(self) -> list[Held]: ...
+
+    def held(self, request_id: str, attempt: int) -> Held | None: ...
 
     def handle(self, event: Event, now: float) -> list[Action]: ...
 
@@ -98,13 +107,13 @@ class Worker:
         self._clock = clock
         self._log = log
         self._gateways: Gateways | None = None
-        self._control: Socket | None = None
+        self._routers: RouterLinks | None = None
         self._decoder: Decoder[RouterToWorker] = Decoder(RouterToWorker)
         self._commands: asyncio.Queue[AddToEngine | AbortInEngine] = asyncio.Queue()
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._draining = False
-        self._greeted = False
+        self._drained = False
 
     @property
     def stop_seconds(self) -> float:
@@ -116,15 +125,14 @@ class Worker:
 
     async def start(self, tasks: Tasks) -> str:
         info = self._engine.info
-        self._control = Socket(
-            CONTROL,
-            connect=control_address(self._config),
-            identity=f"{self._name}|{self._incarnation}".encode(),
+        self._routers = RouterLinks(
+            control_addresses(self._config),
+            f"{self._name}|{self._incarnation}".encode(),
+            hello=self._hello,
             on_frames=self._on_control,
-            on_connected=self._say_hello,
-            on_disconnected=self._on_router_lost,
+            log=self._log,
         )
-        self._control.start()
+        self._routers.start()
         tasks.start("engine-events", self._pump_events())
         tasks.start("engine-commands", self._run_commands())
         tasks.start("beat", self._beat())
@@ -153,8 +161,8 @@ class Worker:
         await self._engine.close()
         if self._gateways is not None:
             self._gateways.close()
-        if self._control is not None:
-            self._control.close()
+        if self._routers is not None:
+            self._routers.close()
 
     def handle(self, event: Event) -> None:
         """One event through the core and its actions out; on the loop's thread only."""
@@ -175,14 +183,10 @@ class Worker:
                     self.handle(GatewayGone(action.gateway, action.incarnation, "stream is full"))
 
     def _to_router(self, message: Message) -> None:
-        """Lost while no router is greeted: whatever it was, the next router asks anew."""
-        if self._control is None or not self._greeted:
-            return
-        if self._control.send([encode(message)]) is Sent.FULL:
-            self._log.debug("router.unreachable", lost=type(message).__name__)
+        if self._routers is not None:
+            self._routers.say(message)
 
-    def _say_hello(self) -> None:
-        self._greeted = True
+    def _hello(self) -> list[Message]:
         info = self._engine.info
         hello = Hello(
             wire_version=WIRE_VERSION,
@@ -196,38 +200,43 @@ class Worker:
             kv_address=info.kv_address,
             capacity=info.capacity,
         )
-        self._to_router(hello)
-        if self._draining:
-            self._to_router(Leaving(reason="stopping"))
+        return [hello, Leaving(reason="stopping")] if self._draining else [hello]
 
-    def _on_router_lost(self) -> None:
-        self._greeted = False
-        self._log.warning(
-            "router.lost",
-            sentence="streams go on; the router is greeted again when it is back",
-        )
-
-    def _on_control(self, frames: list[bytes]) -> None:
+    def _on_control(self, link: RouterLink, frames: list[bytes]) -> None:
         try:
             message = self._decoder.decode(frames[0])
             if isinstance(message, Prefill | Decode):
                 if len(frames) != 2:
                     raise WireError(f"{type(message).__name__} came without its body")
                 self.handle(Dispatched(message, decode_body(frames[1])))
+                self._tell_others(link, message)
             elif isinstance(message, Abort):
                 self.handle(message)
+            elif isinstance(message, Drain):
+                self._drained = message.on
+                self._to_router(self._make_beat())
             elif isinstance(message, Introduce):
                 self._engine.connect_kv(message.kv_address)
             else:
-                self._on_link(message)
+                self._on_link(link, message)
         except WireError as error:
             self._core.dropped += 1
             self._log.warning("frame.dropped", sentence=error.message)
 
-    def _on_link(self, message: Welcome | Refused | Ping) -> None:
+    def _tell_others(self, link: RouterLink, message: Prefill | Decode) -> None:
+        held = self._core.held(message.request_id, message.attempt)
+        if self._routers is not None and held is not None:
+            self._routers.say(Took(held=held), but=link)
+
+    def _on_link(self, link: RouterLink, message: Welcome | Refused | Ping) -> None:
         match message:
             case Welcome():
                 self._log.info("router.welcomed", router=message.name)
+                held = self._core.holding()
+                tries = tuple(held[:HOLDING_MAX])
+                link.welcomed()
+                link.say(Holding(tries=tries, complete=len(tries) == len(held)))
+                link.say(self._make_beat())
             case Refused():
                 if not self._refused.done():
                     self._refused.set_result(message)
@@ -269,10 +278,11 @@ class Worker:
     def _make_beat(self) -> Beat:
         status = self._engine.kv_status()
         if status is None:
-            return Beat(load=self._engine.load())
+            return Beat(load=self._engine.load(), drained=self._drained)
         return Beat(
             load=self._engine.load(),
             kv_counts=status.counts,
             kv_holds=status.holds,
             kv_holds_total=status.holds_total,
+            drained=self._drained,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.ctl.renderers import VERBS
 
-VALUED = ("--run-dir", "--config", "--timeout")
+VALUED = ("--run-dir", "--config", "--timeout", "--router")
 SWITCHES = ("--json", "--queue", "--help", "-h")
 TIMEOUT_SECONDS = 5.0
 
@@ -29,6 +29,7 @@ class Command:
     run_dir: Path | None = None
     config: Path | None = None
     timeout: float = TIMEOUT_SECONDS
+    router: str = ""
 
 
 def parse(argv: list[str]) -> Command:
@@ -68,6 +69,8 @@ def _set(command: Command, flag: str, value: str) -> None:
         command.run_dir = Path(value)
     elif flag == "--config":
         command.config = Path(value)
+    elif flag == "--router":
+        command.router = value
     else:
         try:
             command.timeout = float(value)

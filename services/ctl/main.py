@@ -14,10 +14,10 @@ from typing import Any
 from common import config as configuration
 from common.admin import AdminAnswer, ask
 from common.config import Config, FleetConfig, default_run_dir
-from common.endpoints import admin_address
 from common.errors import BatonError, Code
 from services.ctl.command import Command, UsageError, parse
 from services.ctl.renderers import VERBS
+from services.ctl.routers import patience, sockets
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 HELP = """\
@@ -30,6 +30,9 @@ Looks inside a running fleet, through its router's admin socket.
   requests [STATE]    what is queued and running now (also limit=N)
   explain ID          one request's timeline and why it went where it went;
                       the start of an id is enough
+  drain WORKER        place nothing new there, let it finish; again: how far it is
+  resume WORKER       end a drain
+  evict WORKER        drop what it holds, now (evict request=ID: one request)
   policy [NAME]       how workers are chosen, and which policies there are; a NAME sets it now
                       (also remote_prefill=auto|always|never)
   help [VERB]         all that this router can be asked
@@ -37,6 +40,7 @@ Looks inside a running fleet, through its router's admin socket.
 --json      the router's answer as JSON, for scripts
 --run-dir   the fleet's run directory (default: $BATON_RUN_DIR, else where `baton up` puts it)
 --config    the fleet file instead
+--router    of several, this one: main, or a standby's name (default: the first that answers)
 --timeout   seconds to wait for an answer (5)
 
 examples:
@@ -56,13 +60,13 @@ def main(argv: list[str]) -> int:
         if command.help:
             print(HELP, end="")
             return OK
-        address = admin_address(_config(command))
+        addresses = sockets(_config(command), command.router)
     except UsageError as error:
         return _complain(USAGE, f"{error} (baton ctl --help shows more)")
     except BatonError as error:
         return _complain(USAGE, error.message)
     try:
-        answer = _ask(address, command)
+        answer = _ask(addresses, command)
     except BatonError as error:
         if error.code is not Code.ROUTER_UNREACHABLE:
             return _complain(FAILED, error.message)
@@ -79,10 +83,20 @@ def _config(command: Command) -> Config:
     return Config(fleet=FleetConfig(run_dir=str(run_dir)))
 
 
-def _ask(address: str, command: Command) -> AdminAnswer:
-    if not Path(address.removeprefix("ipc://")).exists():
-        raise BatonError(Code.ROUTER_UNREACHABLE, f"there is no router socket at {address}")
-    return asyncio.run(ask(address, command.verb, command.args, command.timeout))
+def _ask(addresses: list[str], command: Command) -> AdminAnswer:
+    """Of the first that answers."""
+    there = [each for each in addresses if Path(each.removeprefix("ipc://")).exists()]
+    if not there:
+        raise BatonError(Code.ROUTER_UNREACHABLE, f"there is no router socket at {addresses[0]}")
+    for address in there[:-1]:
+        seconds = patience(command.timeout, last=False)
+        try:
+            return asyncio.run(ask(address, command.verb, command.args, seconds))
+        except BatonError as error:
+            if error.code is not Code.ROUTER_UNREACHABLE:
+                raise
+    seconds = patience(command.timeout, last=True)
+    return asyncio.run(ask(there[-1], command.verb, command.args, seconds))
 
 
 def _fix(command: Command) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.ctl.verbs import explain, help_, kv, limits, policy, requests, status, workers
+from services.ctl.verbs import drain, explain, help_, kv, limits, policy, requests, status, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +26,8 @@ VERBS: dict[str, Shown] = {
     "kv": Shown(("worker",), kv.render),
     "policy": Shown(("name",), policy.render),
     "limits": Shown((), limits.render),
+    "drain": Shown(("worker",), drain.render),
+    "resume": Shown(("worker",), drain.render),
+    "evict": Shown(("worker",), drain.render),
     "help": Shown(("verb",), help_.render),
 }

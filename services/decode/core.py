@@ -17,7 +17,17 @@ import msgspec
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
 from common.kv.messages import KvDone
-from common.messages import Abort, Decode, DecodeStarted, Delta, Ended, KvReport, PairTrouble, Role
+from common.messages import (
+    Abort,
+    Decode,
+    DecodeStarted,
+    Delta,
+    Ended,
+    Held,
+    KvReport,
+    PairTrouble,
+    Role,
+)
 from common.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,
@@ -30,8 +40,7 @@ from common.worker.actions import (
     ToGateway,
     ToRouter,
 )
-
-STREAMS_PER_SEQ_MAX = 8
+from services.decode.room import Room
 
 
 @dataclass(slots=True)
@@ -42,6 +51,8 @@ class Stream:
     endpoint: str
     arrived: float
     awaits_report: bool
+    held: Held
+    kv_tokens: int
     first_token: float | None = None
     started: DecodeStarted | None = None
     emitted: int = 0
@@ -53,12 +64,14 @@ class Stream:
 
 
 class DecodeCore:
-    """The table of streams, bounded by `STREAMS_PER_SEQ_MAX` times the engine's batch."""
+    """The table of streams: at most `streams_max` of them, and at most `kv_tokens_max` promised in
+    whole blocks; what is over either is refused, for a router that gave it knows too little."""
 
-    def __init__(self, name: str, incarnation: str, max_num_seqs: int) -> None:
+    def __init__(self, name: str, incarnation: str, room: Room) -> None:
         self._name = name
         self._incarnation = incarnation
-        self._streams_max = STREAMS_PER_SEQ_MAX * max_num_seqs
+        self._room = room
+        self._promised = 0
         self._streams: dict[str, Stream] = {}
         self._current: dict[str, int] = {}
         self.dropped = 0
@@ -66,6 +79,17 @@ class DecodeCore:
     @property
     def active(self) -> int:
         return len(self._streams)
+
+    def holding(self) -> list[Held]:
+        """Oldest first."""
+        return [
+            msgspec.structs.replace(each.held, started=each.first_token is not None)
+            for each in self._streams.values()
+        ]
+
+    def held(self, request_id: str, attempt: int) -> Held | None:
+        stream = self._streams.get(engine_key(request_id, attempt))
+        return None if stream is None else stream.held
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator. `now`: seconds, monotonic."""
@@ -85,7 +109,9 @@ class DecodeCore:
                 return []
 
     def check_invariants(self) -> None:
-        assert len(self._streams) <= self._streams_max
+        assert len(self._streams) <= self._room.streams_max
+        assert self._promised == sum(each.kv_tokens for each in self._streams.values())
+        assert self._promised <= self._room.kv_tokens_max
         assert len(self._current) == len(self._streams)
         for key, stream in self._streams.items():
             assert key == stream.key
@@ -101,34 +127,49 @@ class DecodeCore:
             actions += self._aborted(
                 Abort(request_id=message.request_id, attempt=current, reason="newer attempt"), now
             )
+        ticket, prompt_ids = message.ticket, unpack_ids(event.body.prompt_ids)
         stream = Stream(
             request_id=message.request_id,
             attempt=message.attempt,
             gateway=(message.gateway, message.gateway_incarnation),
             endpoint=message.stream_endpoint,
             arrived=now,
-            awaits_report=message.ticket is not None,
+            awaits_report=ticket is not None,
+            held=self._as_held(message, len(prompt_ids), event.body.sampling.max_tokens),
+            kv_tokens=self._room.needed(len(prompt_ids) + event.body.sampling.max_tokens),
         )
-        ticket = message.ticket
         mine = (self._name, self._incarnation)
         if ticket is not None and (ticket.decode, ticket.decode_incarnation) != mine:
             sentence = "the ticket names another incarnation of this worker"
             return [*actions, *self._stillborn(stream, Code.WORKER_LOST, sentence)]
-        if len(self._streams) >= self._streams_max:
-            sentence = f"{self._streams_max} streams are already held"
-            return [*actions, *self._stillborn(stream, Code.NO_CAPACITY, sentence)]
+        over = self._room.objection(len(self._streams), self._promised + stream.kv_tokens)
+        if over:
+            return [*actions, self._declined(stream, over)]
         self._streams[stream.key] = stream
+        self._promised += stream.kv_tokens
         self._current[stream.request_id] = stream.attempt
         request = EngineRequest(
             request_id=message.request_id,
             attempt=message.attempt,
             role=Role.DECODE,
-            prompt_ids=unpack_ids(event.body.prompt_ids),
+            prompt_ids=prompt_ids,
             sampling=event.body.sampling,
             ticket=ticket,
             cache_salt=event.body.cache_salt,
         )
         return [*actions, AddToEngine(request)]
+
+    def _as_held(self, message: Decode, prompt_tokens: int, max_tokens: int) -> Held:
+        ticket = message.ticket
+        return Held(
+            message.request_id,
+            message.attempt,
+            prompt_tokens,
+            max_tokens,
+            decode=f"{self._name}|{self._incarnation}",
+            prefill=f"{ticket.prefill}|{ticket.prefill_incarnation}" if ticket else "",
+            gateway=f"{message.gateway}|{message.gateway_incarnation}",
+        )
 
     def _stepped(self, batch: Batch, now: float) -> list[Action]:
         routed: dict[tuple[str, str], tuple[str, list[Delta]]] = {}
@@ -225,6 +266,7 @@ class DecodeCore:
     ) -> list[Action]:
         del self._streams[stream.key]
         del self._current[stream.request_id]
+        self._promised -= stream.kv_tokens
         ended = Ended(
             request_id=stream.request_id,
             attempt=stream.attempt,
@@ -235,6 +277,18 @@ class DecodeCore:
             message=message,
         )
         return [*self._tell_started(stream), ToRouter(ended)]
+
+    @staticmethod
+    def _declined(stream: Stream, sentence: str) -> Action:
+        """The router's to mend: the gateway hears of it from there, and tries anew."""
+        return ToRouter(
+            Ended(
+                request_id=stream.request_id,
+                attempt=stream.attempt,
+                error=Code.NO_CAPACITY,
+                message=sentence,
+            )
+        )
 
     @staticmethod
     def _stillborn(stream: Stream, code: Code, sentence: str) -> list[Action]:

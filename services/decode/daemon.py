@@ -10,11 +10,12 @@ from common.messages import Role
 from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
 from services.decode.links import GatewayLinks
+from services.decode.room import room_of
 
 
 def make(config: Config, name: str, incarnation: str, engine: Engine, log: Logger) -> Worker:
     """Inside the running loop; the engine is already open."""
-    core = DecodeCore(name, incarnation, engine.info.capacity.max_num_seqs)
+    core = DecodeCore(name, incarnation, room_of(engine.info.capacity, config.router.kv_grant_max))
     worker = Worker(
         config,
         role=Role.DECODE,

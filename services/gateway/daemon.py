@@ -8,16 +8,18 @@ end the rest with an explicit error, close HTTP, then the sockets.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 from common.clock import Clock, SystemClock
 from common.config import Config
-from common.endpoints import control_address, stream_address
+from common.endpoints import control_addresses, stream_address
 from common.errors import BatonError, Code
 from common.lifecycle import Service, Tasks
 from common.log import Logger
+from common.messages import WIRE_VERSION, Hello, Role
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import resolve_model
 from common.wire import encode
@@ -37,7 +39,7 @@ from services.gateway.events import (
 )
 from services.gateway.http.doorman import FrontDesk
 from services.gateway.http.tls import open_certificate
-from services.gateway.links.router import RouterLink
+from services.gateway.links.routers import RouterLinks
 from services.gateway.links.workers import WorkerLinks
 from services.gateway.server import HttpServer
 from services.gateway.text.light import LightText
@@ -98,7 +100,7 @@ class Gateway:
             log,
         )
         self._workers: WorkerLinks | None = None
-        self._router: RouterLink | None = None
+        self._router: RouterLinks | None = None
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.http_address = ("", 0)
@@ -131,12 +133,13 @@ class Gateway:
         address = stream_address(self._config, self._name)
         self._workers = WorkerLinks(self._name, self._incarnation, address, self._handle, self._log)
         self._workers.start()
-        self._router = RouterLink(
-            self._name,
-            self._incarnation,
-            address=control_address(self._config),
-            stream_endpoint=self._workers.address,
+        self._router = RouterLinks(
+            self._hello(self._workers.address),
+            addresses=control_addresses(self._config),
+            silence_seconds=self._config.gateway.router_silence_ms / 1000,
+            clock=self._clock,
             handle=self._handle,
+            live=self._core.live,
             on_refused=self._on_refused,
             log=self._log,
         )
@@ -148,6 +151,16 @@ class Gateway:
         host, port = self.http_address
         scheme = "http" if self._certificate is None else "https"
         return f"gateway {self._name} listens on {scheme}://{host}:{port}"
+
+    def _hello(self, stream_endpoint: str) -> Hello:
+        return Hello(
+            wire_version=WIRE_VERSION,
+            role=Role.GATEWAY,
+            name=self._name,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            stream_endpoint=stream_endpoint,
+        )
 
     async def stop(self) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
@@ -213,12 +226,13 @@ class Gateway:
         reason = await self._refused
         raise BatonError(Code.WIRE_MISMATCH, f"the router refused this gateway: {reason}")
 
-    async def _tick(self, workers: WorkerLinks, router: RouterLink) -> None:
+    async def _tick(self, workers: WorkerLinks, router: RouterLinks) -> None:
         ticks = 0
         while True:
             await asyncio.sleep(TICK_SECONDS)
             ticks += 1
             self._handle(Tick())
+            router.tick()
             if ticks % TICKS_PER_PING == 0:
                 workers.ping(self._core.busy_workers())
             if ticks % TICKS_PER_BEAT == 0:

@@ -35,7 +35,7 @@ WAITING = frozenset({State.HELD, State.SUBMITTED})
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.HELD: TERMINAL | {State.SUBMITTED, State.STREAMING},
     State.SUBMITTED: TERMINAL | {State.HELD, State.PLACED, State.STREAMING},
-    State.PLACED: TERMINAL | {State.HELD, State.STREAMING},
+    State.PLACED: TERMINAL | {State.HELD, State.SUBMITTED, State.STREAMING},
     State.STREAMING: TERMINAL | {State.HELD},
     State.ENDED: frozenset(),
     State.FAILED: frozenset(),
@@ -49,10 +49,11 @@ class IllegalTransitionError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """`worker`: identity of the decode worker that streams it, empty until known. `hold_until` and
-    `deadline`: instants; `deadline` 0 = none. `submitted`: a router may know it. `deaths`: workers
-    that were lost while it was theirs. `retry_at`: when it is submitted again after a refusal, 0 =
-    at once."""
+    """`worker`: identity of the decode worker that streams it, empty until known. `deadline`:
+    instant, 0 = none. `hold_until`: instant at which a held request fails, and a placed one that
+    has not spoken is asked for again. `submitted`: a router may know it, `resubmitted`: or two of
+    them, or one twice. `deaths`: workers that were lost while it was theirs. `retry_at`: when it is
+    submitted again after a refusal, 0 = at once."""
 
     call: Call
     stream: TextStream
@@ -63,6 +64,7 @@ class Entry:
     state: State = State.HELD
     worker: bytes = b""
     submitted: bool = False
+    resubmitted: bool = False
     deaths: frozenset[bytes] = frozenset()
     retry_at: float = 0.0
 

@@ -24,6 +24,8 @@ MOVABLE = frozenset(
     }
 )
 ATTEMPTS_MAX = 16
+PLACEMENTS_MAX = 3
+"""How often a request is placed anew because D declined it before it began."""
 
 
 def obstacle(sampling: Sampling, emitted: int) -> str:

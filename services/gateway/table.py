@@ -10,12 +10,13 @@ RECENT_MAX = 4_096
 
 
 class Table:
-    """Bounded by `limit`; `recent` by `RECENT_MAX`, the oldest forgotten first."""
+    """Bounded by `limit`; `recent` by `RECENT_MAX`, the oldest forgotten first. Its value: whether
+    the request may run at a second worker, which nobody has told to stop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.entries: dict[str, Entry] = {}
-        self.recent: dict[str, None] = {}
+        self.recent: dict[str, bool] = {}
         self._of_worker: dict[bytes, dict[str, Entry]] = {}
 
     def __len__(self) -> int:
@@ -44,6 +45,8 @@ class Table:
         self.entries[entry.call.request_id] = entry
 
     def assign(self, entry: Entry, worker: bytes) -> None:
+        """Its tokens are taken from there from now on, and from nowhere else."""
+        self.disown(entry)
         entry.worker = worker
         self._of_worker.setdefault(worker, {})[entry.call.request_id] = entry
 
@@ -61,7 +64,7 @@ class Table:
         """It has ended; returns whose it was."""
         request_id = entry.call.request_id
         del self.entries[request_id]
-        self.recent[request_id] = None
+        self.recent[request_id] = entry.resubmitted
         if len(self.recent) > RECENT_MAX:
             del self.recent[next(iter(self.recent))]
         return self.disown(entry)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
 from common.kv.messages import KvDone
-from common.messages import Abort, Prefill, PrefillEnded, Role, Sampling
+from common.messages import Abort, Held, Prefill, PrefillEnded, Role, Sampling
 from common.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,
@@ -38,6 +40,7 @@ class Try:
     request_id: str
     attempt: int
     arrived: float
+    held: Held
     computed: bool = False
     handed: bool = False
 
@@ -55,6 +58,17 @@ class PrefillCore:
     @property
     def active(self) -> int:
         return len(self._tries)
+
+    def holding(self) -> list[Held]:
+        """Oldest first."""
+        return [
+            msgspec.structs.replace(each.held, started=each.computed)
+            for each in self._tries.values()
+        ]
+
+    def held(self, request_id: str, attempt: int) -> Held | None:
+        each = self._tries.get(engine_key(request_id, attempt))
+        return None if each is None else each.held
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator. `now`: seconds, monotonic."""
@@ -94,12 +108,21 @@ class PrefillCore:
             problem = f"{self._tries_max} prefills are already held"
         if problem:
             return [ToRouter(self._answer(message, Code.NO_CAPACITY, problem))]
-        self._tries[key] = Try(message.request_id, message.attempt, now)
+        prompt_ids = unpack_ids(event.body.prompt_ids)
+        held = Held(
+            message.request_id,
+            message.attempt,
+            len(prompt_ids),
+            event.body.sampling.max_tokens,
+            decode=f"{ticket.decode}|{ticket.decode_incarnation}",
+            prefill=f"{self._name}|{self._incarnation}",
+        )
+        self._tries[key] = Try(message.request_id, message.attempt, now, held)
         request = EngineRequest(
             request_id=message.request_id,
             attempt=message.attempt,
             role=Role.PREFILL,
-            prompt_ids=unpack_ids(event.body.prompt_ids),
+            prompt_ids=prompt_ids,
             sampling=PREFILL_SAMPLING,
             ticket=ticket,
             cache_salt=event.body.cache_salt,

@@ -19,12 +19,24 @@ from common.messages import (
     Ended,
     Fleet,
     Hello,
+    Holding,
     Leaving,
+    Live,
     PrefillEnded,
     Role,
     Submit,
+    Took,
 )
-from services.router import core_limits, core_peers, core_placing, core_requests
+from services.router import (
+    core_health,
+    core_holding,
+    core_limits,
+    core_operator,
+    core_peers,
+    core_placing,
+    core_rebuild,
+    core_requests,
+)
 from services.router.admission.measure import measure, ramp
 from services.router.events import (
     Action,
@@ -35,12 +47,14 @@ from services.router.events import (
     PeerGone,
     PolicyChosen,
     Received,
+    RequestEvicted,
     Send,
     Tick,
+    WorkerDrained,
+    WorkerEvicted,
 )
 from services.router.records import Gateway, Worker
 from services.router.settings import Settings
-from services.router.state import WorkerState
 from services.router.tables import Shape, Tables
 from services.router.waiting import LOOK_PAST
 
@@ -61,7 +75,8 @@ class Core:
             actions += self._fleet_changed(now)
         if isinstance(event, Tick):
             actions += core_placing.expire(tables, now)
-        if tables.freed:
+        actions += core_rebuild.check(tables, now)
+        if tables.freed and not tables.rebuilding:
             actions += core_placing.pump(tables, now)
             tables.freed = False
         if not tables.limits.max_queue and len(tables.waiting):
@@ -77,7 +92,9 @@ class Core:
                 return core_peers.gone(self.tables, event.peer, event.reason, now)
             case Tick():
                 measure(self.tables, now)
-                return core_peers.tick(self.tables, now)
+                return core_health.tick(self.tables, now)
+            case WorkerDrained() | WorkerEvicted() | RequestEvicted():
+                return core_operator.ordered(self.tables, event, now)
             case DrainStarted():
                 self.tables.draining = self.tables.workers_changed = True
                 return []
@@ -117,14 +134,14 @@ class Core:
         if peer is None:
             tables.counts.drop("before hello")
             return []
-        core_peers.seen(tables, peer, now)
+        actions = core_health.seen(tables, peer, now)
         if isinstance(message, Beat):
-            return core_peers.beat(tables, peer, message, now)
+            return actions + core_peers.beat(tables, peer, message, now)
         if isinstance(message, Leaving):
-            return core_peers.leaving(tables, peer, message, now)
+            return actions + core_peers.leaving(tables, peer, message, now)
         if isinstance(peer, Gateway):
-            return self._from_gateway(peer, event, now)
-        return self._from_worker(peer, event, now)
+            return actions + self._from_gateway(peer, event, now)
+        return actions + self._from_worker(peer, event, now)
 
     def _from_gateway(self, gateway: Gateway, event: Received, now: float) -> list[Action]:
         match event.message:
@@ -134,6 +151,8 @@ class Core:
                 actions = core_requests.submit(self.tables, gateway, message, event.body, now)
                 self.tables.freed |= len(self.tables.waiting) <= LOOK_PAST
                 return actions
+            case Live() as message:
+                return core_holding.live(self.tables, gateway, message, now)
             case Cancel() as message:
                 return core_requests.cancel(self.tables, gateway, message, now)
             case _:
@@ -142,8 +161,12 @@ class Core:
 
     def _from_worker(self, worker: Worker, event: Received, now: float) -> list[Action]:
         match event.message, worker.role:
-            case _ if worker.state is WorkerState.GONE:
+            case _ if worker.away:
                 self.tables.counts.drop("gone peer")
+            case Holding() as message, _:
+                return core_holding.holding(self.tables, worker, message, now)
+            case Took() as message, _:
+                return core_holding.took(self.tables, worker, message, now)
             case PrefillEnded() as message, Role.PREFILL:
                 return core_requests.prefill_ended(self.tables, worker, message, now)
             case DecodeStarted() as message, Role.DECODE:
@@ -158,7 +181,7 @@ class Core:
         """Recomputes what gateways are told, and tells them if it differs."""
         tables = self.tables
         tables.workers_changed, tables.freed = False, True
-        there = [w for w in tables.workers.values() if w.state is not WorkerState.GONE]
+        there = [w for w in tables.workers.values() if not w.away]
         decodes = [w for w in there if w.role is Role.DECODE]
         ready = [w for w in decodes if w.ready]
         shapes = [

@@ -300,7 +300,10 @@ def ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list[Ac
     else:
         state = TryState.FAILED if message.error else TryState.ENDED
     sentence = each.sentence or message.message
+    declined = state is TryState.FAILED and message.error == Code.NO_CAPACITY
     leave(tables, each, state, message.error or message.finish_reason, sentence, now)
+    if declined:
+        actions.append(failed_answer(each.gateway, each.key, sentence, Code.NO_CAPACITY))
     return actions
 
 
@@ -315,8 +318,8 @@ def fail(tables: Tables, each: Try, sentence: str, now: float) -> list[Action]:
     return [failed_answer(each.gateway, each.key, sentence), *actions]
 
 
-def failed_answer(gateway: str, key: Key, sentence: str) -> Send:
-    failed = Failed(request_id=key[0], attempt=key[1], code=Code.WORKER_LOST, message=sentence)
+def failed_answer(gateway: str, key: Key, sentence: str, code: Code = Code.WORKER_LOST) -> Send:
+    failed = Failed(request_id=key[0], attempt=key[1], code=code, message=sentence)
     return Send(gateway, failed)
 
 

@@ -82,7 +82,8 @@ class Router:
         return self._config.fleet.drain_ms / 1000 + CLOSE_SECONDS
 
     async def start(self, tasks: Tasks) -> str:
-        control, admin = control_address(self._config), admin_address(self._config)
+        control = control_address(self._config, self._name)
+        admin = admin_address(self._config, self._name)
         self._control = Socket(CONTROL, bind=control, on_frames=self._on_control)
         self._admin = Socket(ADMIN, bind=admin, on_frames=self._on_admin)
         self._control.start()

@@ -63,7 +63,41 @@ class LimitsChosen:
     key_limits: KeyLimits | None = None
 
 
-Event = Received | PeerGone | Tick | DrainStarted | DrainExpired | PolicyChosen | LimitsChosen
+@dataclass(slots=True)
+class WorkerDrained:
+    """An operator: place nothing new on this worker (identity), or again."""
+
+    worker: str
+    on: bool
+
+
+@dataclass(slots=True)
+class WorkerEvicted:
+    """An operator: drop what this worker (identity) holds, now."""
+
+    worker: str
+
+
+@dataclass(slots=True)
+class RequestEvicted:
+    """An operator: end this try, now."""
+
+    request_id: str
+    attempt: int
+
+
+Event = (
+    Received
+    | PeerGone
+    | Tick
+    | DrainStarted
+    | DrainExpired
+    | PolicyChosen
+    | LimitsChosen
+    | WorkerDrained
+    | WorkerEvicted
+    | RequestEvicted
+)
 
 
 @dataclass(slots=True)

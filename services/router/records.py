@@ -21,6 +21,7 @@ from common.messages import (
 )
 from services.router.placement_types import Ask, Placement, WaitFor, WorkerView
 from services.router.state import (
+    AWAY,
     TRY_TRANSITIONS,
     WORKER_TRANSITIONS,
     TryState,
@@ -38,7 +39,8 @@ class Try:
 
     `prefill_open`: P may still hold something for it. `body` is kept only while queued. `batch`:
     streams that D decoded when this one began. `output_tokens`, `cost`: predicted
-    (`admission/cost.py`). `start_by`: when it is too late to place it; 0 = never.
+    (`admission/cost.py`). `start_by`: when it is too late to place it; 0 = never. `adopted`: a
+    worker was found holding it; another router placed it, or this one before a restart.
     """
 
     request_id: str
@@ -72,6 +74,7 @@ class Try:
     end_report: Ended | None = None
     outcome: str = ""
     sentence: str = ""
+    adopted: bool = False
 
     @property
     def key(self) -> Key:
@@ -108,6 +111,10 @@ class Worker:
     it starts slowly, from `ramp_from` on. `returned`: it was away, or is a new incarnation of one
     that was, and starts slowly when it is ready. `empty_since`: first of the latest row of Beats
     that showed an engine without work. `kv_*`: what its KV plane told last, at `kv_seen`.
+    `flaps`: times that it was doubted of late, the last at `flapped_at`; `sound_since`: since when
+    it has shown no fault after that. `left`: it drained before it went. `served`: it was ready at
+    least once. `unconfirmed`: what it was given before its latest Hello, until it says what it
+    holds. `drained`: by an operator, `drain_ordered` until it has heard so.
     """
 
     identity: str
@@ -145,6 +152,14 @@ class Worker:
     ramp_from: float | None = None
     returned: bool = False
     orphans: list[Key] = field(default_factory=list)
+    flaps: int = 0
+    flapped_at: float = 0.0
+    sound_since: float | None = None
+    left: bool = False
+    served: bool = False
+    unconfirmed: dict[Key, None] = field(default_factory=dict)
+    drained: bool = False
+    drain_ordered: bool | None = None
 
     @classmethod
     def of(
@@ -176,11 +191,23 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        return self.state is WorkerState.READY
+        return self.state is WorkerState.READY and not self.drained
+
+    @property
+    def shown(self) -> str:
+        """Its state, for an operator."""
+        if self.drained and self.state is WorkerState.READY:
+            return "draining" if self.held else "drained"
+        return self.state.value
 
     @property
     def connected(self) -> bool:
         return self.state is not WorkerState.GONE
+
+    @property
+    def away(self) -> bool:
+        """Nothing is expected of it, and nothing it says of requests counts."""
+        return self.state in AWAY
 
     @property
     def kv_tokens_max(self) -> int:
@@ -192,10 +219,15 @@ class Worker:
             self.state,
             checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new),
         )
-        self.returned |= was is WorkerState.GONE
+        self.returned |= was in AWAY
         if self.ready and self.returned:
             self.returned, self.ramp_from = False, now
         self.reason, self.since = reason, now
+        self.served |= new is WorkerState.READY
+        self.changed[self.identity] = self
+
+    def set_drained(self, drained: bool) -> None:
+        self.drained = drained
         self.changed[self.identity] = self
 
     def hold(self, key: Key, tokens: int) -> None:
@@ -233,9 +265,12 @@ class Worker:
         foreign = (self.foreign_tokens, self.foreign_requests)
         used = round(load.kv_used * self.capacity.kv_blocks) * self.capacity.block_tokens
         requests = load.running + load.waiting
-        joining = self.state is WorkerState.JOINING
-        self.foreign_tokens = used if joining else min(self.foreign_tokens, used)
-        self.foreign_requests = requests if joining else min(self.foreign_requests, requests)
+        if self.state is WorkerState.JOINING:
+            self.foreign_tokens = max(0, used - self.held_tokens)
+            self.foreign_requests = max(0, requests - len(self.held))
+        else:
+            self.foreign_tokens = min(self.foreign_tokens, used)
+            self.foreign_requests = min(self.foreign_requests, requests)
         empty = not requests and not used
         self.empty_since = (self.empty_since or now) if empty else None
         self.load = load
@@ -274,7 +309,8 @@ class Gateway:
     failed or were given up while it was out of reach; it hears `Failed` for them again whenever it
     says Hello, for what was under way to it when its connection closed is lost. `unqueued`: tries
     taken from the queue while it was out of reach; it submits them again after a Hello, and hears
-    `Failed` if it comes back without one, never having noticed."""
+    `Failed` if it comes back without one, never having noticed. `unconfirmed`: its tries at its
+    latest Hello, until it says which it still wants."""
 
     identity: str
     name: str
@@ -287,6 +323,7 @@ class Gateway:
     leaving: bool = False
     reason: str = ""
     tries: dict[Key, None] = field(default_factory=dict)
+    unconfirmed: dict[Key, None] = field(default_factory=dict)
     unqueued: list[Key] = field(default_factory=list)
     lost: deque[Key] = field(default_factory=lambda: deque(maxlen=LOST_MAX))
 
@@ -298,6 +335,7 @@ class Counts:
     submitted: int = 0
     placed: int = 0
     placed_local: int = 0
+    adopted: int = 0
     ended: int = 0
     failed: int = 0
     cancelled: int = 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.config import AdmissionConfig, Config
+from common.messages import Role
+from services.router import liveness
+from services.router.liveness import Liveness
 from services.router.placement_types import Mode, RemotePrefill
 
 IDLE_MARGIN_SECONDS = 2.0
@@ -16,7 +19,9 @@ class Settings:
     `kv_grant_max`: share of a worker's KV tokens that may be promised. `idle_seconds`: how long a
     decode worker must report an empty engine before what the router thinks it holds is given up;
     longer than a handoff may last. `policy`: a name in `policies/registry.py`.
-    `prefixes`: an engine keeps prefixes, so that it is worth knowing who has which."""
+    `prefixes`: an engine keeps prefixes, so that it is worth knowing who has which.
+    `rebuild_seconds`: after its start, how long it waits for the first reports of the `expected`
+    workers before it places."""
 
     name: str = "router"
     incarnation: str = "0"
@@ -29,11 +34,14 @@ class Settings:
     history: int = 1024
     lease_ms: float = 30_000.0
     idle_seconds: float = 17.0
+    rebuild_seconds: float = 0.0
+    expected: frozenset[tuple[Role, str]] = frozenset()
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     prefixes: bool = True
     policy: str = "cost"
     mode: Mode = "disaggregated"
     remote_prefill: RemotePrefill = "always"
+    liveness: Liveness = field(default_factory=Liveness)
 
 
 def from_config(config: Config, name: str, incarnation: str) -> Settings:
@@ -49,6 +57,12 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         worker_timeout=router.worker_timeout_ms / 1000,
         history=router.history,
         lease_ms=config.kv.lease_ms,
+        rebuild_seconds=router.liveness.rebuild_ms / 1000,
+        expected=frozenset(
+            [(Role.PREFILL, name) for name in config.prefill]
+            + [(Role.DECODE, name) for name in config.decode]
+        ),
+        liveness=liveness.from_config(config),
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         admission=router.admission,
         prefixes=_keeps_prefixes(config),

@@ -29,12 +29,14 @@ class TryState(enum.Enum):
 
 
 class WorkerState(enum.Enum):
-    """`joining`: said Hello, its load is not known yet. `suspect`: silent for half of the timeout;
-    gets nothing new. `draining`: said Leaving. `gone`: lost; may come back as it is."""
+    """`joining`: said Hello, its load is not known yet, or it must prove itself. `suspect`: silent,
+    or its engine does not step; gets nothing new. `ejected`: suspect for too long, its requests
+    were given up. `draining`: said Leaving. `gone`: its connection closed; may come back."""
 
     JOINING = "joining"
     READY = "ready"
     SUSPECT = "suspect"
+    EJECTED = "ejected"
     DRAINING = "draining"
     GONE = "gone"
 
@@ -54,11 +56,13 @@ TERMINAL = frozenset({_T.ENDED, _T.FAILED, _T.CANCELLED, _T.REFUSED})
 ON_WORKER = frozenset({_T.PLACED, _T.DECODING, _T.ABORTING})
 
 _W = WorkerState
+AWAY = frozenset({_W.EJECTED, _W.GONE})
 WORKER_TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = {
     _W.JOINING: frozenset({_W.READY, _W.SUSPECT, _W.DRAINING, _W.GONE}),
     _W.READY: frozenset({_W.SUSPECT, _W.DRAINING, _W.GONE}),
-    _W.SUSPECT: frozenset({_W.READY, _W.JOINING, _W.DRAINING, _W.GONE}),
-    _W.DRAINING: frozenset({_W.GONE}),
+    _W.SUSPECT: frozenset({_W.READY, _W.JOINING, _W.EJECTED, _W.DRAINING, _W.GONE}),
+    _W.EJECTED: frozenset({_W.JOINING, _W.GONE}),
+    _W.DRAINING: frozenset({_W.EJECTED, _W.GONE}),
     _W.GONE: frozenset({_W.JOINING}),
 }
 

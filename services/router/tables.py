@@ -38,12 +38,25 @@ class Shape(NamedTuple):
         return fits and ask.total_tokens <= self.max_model_len
 
 
+class DecodeCapacity(NamedTuple):
+    """KV tokens that may be granted: on ready decode workers, and with those that are missed."""
+
+    ready_tokens: int
+    known_tokens: int
+
+    @property
+    def share(self) -> float:
+        """1.0 when nothing is missing, or nothing was ever there."""
+        return self.ready_tokens / self.known_tokens if self.known_tokens else 1.0
+
+
 class Tables:
     """`tries`: those not over, by key; `current`: the newest attempt of each. `freed`: something
     that the queue waits for became free since placement last looked; `wants_prefill`: that includes
     prefill workers. `workers_changed`: what gateways were told may be stale.
-    `active_before`: what ran when an operator lowered `limits.max_active`.
-    `without_decode_since`: None while a decode worker is ready."""
+    `active_before`: what ran when an operator lowered `limits.max_active`. `rebuilding`: it has
+    just started, see `core_rebuild`. `without_decode_since`: None while a decode worker is
+    ready."""
 
     def __init__(self, settings: Settings, secrets: Callable[[], bytes], now: float) -> None:
         self.settings = settings
@@ -79,6 +92,7 @@ class Tables:
         )
         self.counts = Counts()
         self.draining = False
+        self.rebuilding = settings.rebuild_seconds > 0 and settings.max_queue > 0
         self.freed = False
         self.wants_prefill = False
         self.workers_changed = False
@@ -88,6 +102,19 @@ class Tables:
 
     def live_gateways(self) -> list[Gateway]:
         return [gateway for gateway in self.gateways.values() if not gateway.gone]
+
+    def decode_capacity(self, now: float) -> DecodeCapacity:
+        """A worker that drained or was never ready is no loss; one lost long ago is forgotten."""
+        memory = self.settings.liveness.lost_capacity_seconds
+        ready = known = 0
+        for worker in self.workers.values():
+            away_long = worker.away and now - worker.since > memory
+            planned = worker.left or worker.drained or worker.state is WorkerState.DRAINING
+            if worker.role is not Role.DECODE or planned or away_long or not worker.served:
+                continue
+            known += worker.kv_tokens_max
+            ready += worker.kv_tokens_max if worker.ready else 0
+        return DecodeCapacity(ready, known)
 
     def can_ever_hold(self, ask: Ask) -> bool:
         """True, too, while no decode worker is known."""
@@ -134,7 +161,8 @@ class Tables:
         assert on_worker == self.active
         assert len(queued) == len(self.waiting)
         if self.limits.max_active:
-            assert self.active <= max(self.limits.max_active, self.active_before)
+            adopted = sum(each.adopted for each in self.tries.values())
+            assert self.active <= max(self.limits.max_active, self.active_before) + adopted
         self._check_admission()
         for request_id, attempt in self.current.items():
             assert (request_id, attempt) in self.tries
@@ -165,10 +193,11 @@ class Tables:
     def _check_worker(self, worker: Worker) -> None:
         assert worker.held_tokens == sum(worker.held.values())
         assert worker.queued_tokens == sum(worker.computing.values())
-        assert not (worker.held and worker.state is WorkerState.GONE), f"{worker.name} is gone"
-        promised = worker.held_tokens + worker.foreign_tokens
-        assert not worker.held or promised <= worker.kv_tokens_max, f"{worker.name} over-granted"
-        assert len(worker.held) <= worker.capacity.max_num_seqs
+        assert not (worker.held and worker.away), f"{worker.name} is {worker.state.value}"
+        if not any(self.tries[key].adopted for key in worker.held):
+            promised = worker.held_tokens + worker.foreign_tokens
+            assert not worker.held or promised <= worker.kv_tokens_max, f"{worker.name} over"
+            assert len(worker.held) <= worker.capacity.max_num_seqs
         for key in worker.held:
             each = self.tries[key]
             if worker.role is Role.DECODE:

@@ -53,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gateways", type=int, default=1, metavar="N", help="gateway processes on the port (1)"
     )
+    parser.add_argument(
+        "--routers", type=int, choices=(1, 2), default=1, help="2: one more, as standby (1)"
+    )
     parser.add_argument("--keys", default="", metavar="FILE", help="API keys, by `baton keys add`")
     parser.add_argument(
         "--allow-anonymous", action="store_true", help="serve other hosts without keys"
@@ -81,7 +84,13 @@ def main(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         logger.error("up.refused", sentence=error.message)
         return 2
-    fleet = children(list(config.prefill), list(config.decode), gpus, config.gateway.processes)
+    fleet = children(
+        list(config.prefill),
+        list(config.decode),
+        gpus,
+        config.gateway.processes,
+        tuple(config.router.standby),
+    )
     supervisors: list[Supervisor] = []
 
     def make() -> Supervisor:
@@ -146,6 +155,7 @@ def _flags(arguments: argparse.Namespace, run_dir: Path, gpus: tuple[int, ...]) 
         cores=len(os.sched_getaffinity(0)),
         gpus=gpus,
         gateways=arguments.gateways,
+        routers=arguments.routers,
         keys_file=str(Path(arguments.keys).absolute()) if arguments.keys else "",
         allow_anonymous=arguments.allow_anonymous,
     )

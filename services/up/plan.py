@@ -32,6 +32,7 @@ class Flags:
     cores: int
     gpus: tuple[int, ...] = ()
     gateways: int = 1
+    routers: int = 1
     keys_file: str = ""
     allow_anonymous: bool = False
 
@@ -72,16 +73,22 @@ def fleet_toml(flags: Flags) -> str:
         "[health]",
         f"port = {flags.health_port}",
     ]
+    if flags.routers > 1:
+        lines += ["[router.standby]", *[f'r{i} = ""' for i in range(1, flags.routers)]]
     lines += [f"[prefill.p{i}]" for i in range(flags.prefill)]
     lines += [f"[decode.d{i}]" for i in range(flags.decode)]
     return "\n".join(lines) + "\n"
 
 
 def children(
-    prefill: list[str], decode: list[str], gpus: tuple[int, ...], gateways: int = 1
+    prefill: list[str],
+    decode: list[str],
+    gpus: tuple[int, ...],
+    gateways: int = 1,
+    standby: tuple[str, ...] = (),
 ) -> list[Child]:
-    """Router and gateways first (they are up in a second), then workers, a GPU each in turn."""
-    fleet = [Child(Role.ROUTER, "r0")]
+    """Routers and gateways first (they are up in a second), then workers, a GPU each in turn."""
+    fleet = [Child(Role.ROUTER, name) for name in ("r0", *standby)]
     fleet += [Child(Role.GATEWAY, f"g{index}") for index in range(gateways)]
     fleet.append(Child(Role.HEALTH, "h0"))
     workers = [(Role.PREFILL, name) for name in prefill] + [(Role.DECODE, name) for name in decode]

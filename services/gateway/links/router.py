@@ -6,20 +6,19 @@ it is connected but not up says Hello again, so that a full queue heals without 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
+from common.clock import Clock
 from common.endpoints import CONTROL
 from common.errors import WireError
 from common.log import Logger
 from common.messages import (
-    WIRE_VERSION,
     Beat,
     Hello,
     Leaving,
+    Live,
     Message,
     Refused,
-    Role,
     RouterToGateway,
     Welcome,
 )
@@ -29,28 +28,28 @@ from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
 
 
 class RouterLink:
-    """`handle` takes events into the core; `on_refused` hears that the Hello was not accepted."""
+    """`handle` hears what this router says and whether it is there; `live` is what the core still
+    wants; `on_refused` hears that the Hello was not accepted. `heard`: when it last said anything.
+    """
 
     def __init__(
         self,
-        name: str,
-        incarnation: str,
+        hello: Hello,
         *,
+        router: str,
         address: str,
-        stream_endpoint: str,
-        handle: Callable[[Event], None],
+        clock: Clock,
+        handle: Callable[[RouterLink, Event], None],
+        live: Callable[[], Live],
         on_refused: Callable[[str], None],
         log: Logger,
     ) -> None:
-        self._hello = Hello(
-            wire_version=WIRE_VERSION,
-            role=Role.GATEWAY,
-            name=name,
-            incarnation=incarnation,
-            pid=os.getpid(),
-            stream_endpoint=stream_endpoint,
-        )
+        self._hello = hello
+        self.router = router
+        self.heard = clock.monotonic()
+        self._clock = clock
         self._handle = handle
+        self._live = live
         self._on_refused = on_refused
         self._log = log
         self._decoder: Decoder[RouterToGateway] = Decoder(RouterToGateway)
@@ -61,11 +60,15 @@ class RouterLink:
         self._socket = Socket(
             CONTROL,
             connect=address,
-            identity=f"{name}|{incarnation}".encode(),
+            identity=f"{hello.name}|{hello.incarnation}".encode(),
             on_frames=self._on_frames,
             on_connected=self._on_connected,
             on_disconnected=self._on_disconnected,
         )
+
+    @property
+    def up(self) -> bool:
+        return self._up
 
     def start(self) -> None:
         self._socket.start()
@@ -105,12 +108,12 @@ class RouterLink:
         if not self._up:
             return
         self._up = False
-        self._log.warning(
-            "router.lost", sentence=f"{reason}; streams go on, new work waits for a router"
-        )
-        self._handle(RouterDown())
+        sentence = f"{reason}; streams go on, new work waits for a router"
+        self._log.warning("router.lost", router=self.router, sentence=sentence)
+        self._handle(self, RouterDown())
 
     def _on_frames(self, frames: list[bytes]) -> None:
+        self.heard = self._clock.monotonic()
         try:
             message = self._decoder.decode(frames[0])
         except WireError as error:
@@ -123,12 +126,13 @@ class RouterLink:
             case Refused(request_id=""):
                 self._on_refused(message.message)
             case _:
-                self._handle(FromRouter(message))
+                self._handle(self, FromRouter(message))
 
     def _welcomed(self, welcome: Welcome) -> None:
+        self._socket.send([encode(self._live())])
         if not self._up:
             self._up = True
             self._log.info("router.welcomed", router=welcome.name)
-            self._handle(RouterUp())
+            self._handle(self, RouterUp())
         if self._leaving:
             self.send(Leaving(reason="stopping"))

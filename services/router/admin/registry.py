@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from services.router.admin import explain, help_, kv, limits, policy, requests, status, workers
+from services.router.admin import (
+    drain,
+    evict,
+    explain,
+    help_,
+    kv,
+    limits,
+    policy,
+    requests,
+    resume,
+    status,
+    workers,
+)
 
 VERBS = (
     status.VERB,
@@ -12,5 +24,8 @@ VERBS = (
     kv.VERB,
     policy.VERB,
     limits.VERB,
+    drain.VERB,
+    resume.VERB,
+    evict.VERB,
     help_.VERB,
 )

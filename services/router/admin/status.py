@@ -6,14 +6,13 @@ from typing import Any
 
 from common.messages import Role
 from services.router.admin.verb import Value, Verb, View
-from services.router.state import WorkerState
 
 
 def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
     tables, counts = view.tables, view.tables.counts
     fleet, settings, limits = tables.fleet, tables.settings, tables.limits
     rate = tables.drain_rate.per_second(view.now)
-    states = [w for w in tables.workers.values() if w.state is not WorkerState.GONE]
+    states = [w for w in tables.workers.values() if not w.away]
     slots = sum(w.capacity.max_num_seqs for w in states if w.role is Role.DECODE and w.ready)
     return {
         "ready": fleet.ready,
@@ -42,6 +41,7 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
             "submitted": counts.submitted,
             "placed": counts.placed,
             "placed_local": counts.placed_local,
+            "adopted": counts.adopted,
             "ended": counts.ended,
             "failed": counts.failed,
             "cancelled": counts.cancelled,

@@ -21,8 +21,8 @@ def _row(worker: Worker, now: float) -> dict[str, Any]:
     return {
         "name": worker.name,
         "role": worker.role.value,
-        "state": worker.state.value,
-        "reason": worker.reason,
+        "state": worker.shown,
+        "reason": "by an operator" if worker.drained else worker.reason,
         "since_s": round(now - worker.since, 1),
         "seen_ms": round((now - worker.last_seen) * 1000),
         "requests": len(worker.held),

@@ -20,8 +20,11 @@ from common.messages import (
     Capacity,
     Decode,
     DecodeStarted,
+    Drain,
     Ended,
+    Held,
     Hello,
+    Holding,
     Introduce,
     KvCounts,
     KvHold,
@@ -33,12 +36,14 @@ from common.messages import (
     Role,
     Sampling,
     ToRouter,
+    Welcome,
 )
 from common.sockets import Socket
 from common.wire import Decoder, encode, pack_ids
 from common.worker.actions import ToGateway
 from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
+from services.decode.room import Room
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
 PEER = b"d0|i"
@@ -124,7 +129,7 @@ class Bench:
         )
         self.router.start()
         self.tasks = Tasks()
-        self.core = DecodeCore("d0", "i", 2)
+        self.core = DecodeCore("d0", "i", Room(2, 1024, 16))
         self.worker = Worker(
             config,
             role=Role.DECODE,
@@ -256,7 +261,27 @@ async def test_a_drain_says_so_and_waits_for_what_runs(bench: Bench) -> None:
     assert await bench.asked() == "close"
 
 
-async def test_it_beats_with_its_load(bench: Bench) -> None:
+async def test_an_operators_drain_is_remembered_and_said_in_each_beat(bench: Bench) -> None:
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    for on in (True, False):
+        bench.tell(Drain(on=on))
+        async with asyncio.timeout(5):
+            while True:
+                beat = await bench.hear(Beat)
+                assert isinstance(beat, Beat)
+                if beat.drained is on:
+                    break
+
+
+async def test_it_says_what_it_holds_then_beats_once_it_is_welcome(bench: Bench) -> None:
+    bench.tell(decode(), BODY)
+    await bench.asked()
+    assert bench.heard.empty(), "no beat before the welcome"
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    async with asyncio.timeout(5):
+        holding = await bench.heard.get()
+    held = Held("r", 1, 3, 4, decode="d0|i", gateway="g0|k")
+    assert holding == Holding(tries=(held,), complete=True)
     beat = await bench.hear(Beat)
     assert isinstance(beat, Beat)
     assert beat.kv_counts == STATUS.counts

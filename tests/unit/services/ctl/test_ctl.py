@@ -319,3 +319,18 @@ def test_the_ledger_names_orphans_and_what_each_worker_moved() -> None:
     assert "75%" in shown
     empty = VERBS["kv"].render(answer | {"holds": [], "holds_total": 0, "orphans": 0})
     assert empty.startswith("no worker holds KV for another\n\nWORKER")
+
+
+def test_a_router_is_asked_by_name_or_the_first_that_answers(
+    router: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r1.admin.sock").touch()
+    assert ctl.main(["workers", "--router", "r1"]) == 0
+    assert router["asked"][0].endswith("/r1.admin.sock")
+    assert ctl.main(["workers", "--router=main"]) == 0
+    assert router["asked"][0].endswith("/admin.sock")
+    assert ctl.main(["workers", "--router", "r7"]) == 2
+    assert "no router 'r7'; there are: main, r1" in capsys.readouterr().err
+    router["answer"] = BatonError(Code.ROUTER_UNREACHABLE, "no router answers")
+    assert ctl.main(["workers"]) == 3
+    assert router["asked"][0].endswith("/r1.admin.sock"), "the last one there is was asked too"

@@ -7,6 +7,7 @@ from common.errors import Code
 from common.kv.messages import KvDone
 from common.messages import (
     Abort,
+    Capacity,
     Decode,
     DecodeStarted,
     Delta,
@@ -30,7 +31,8 @@ from common.worker.actions import (
     ToGateway,
     ToRouter,
 )
-from services.decode.core import STREAMS_PER_SEQ_MAX, DecodeCore
+from services.decode.core import DecodeCore
+from services.decode.room import Room, room_of
 
 BODY = RequestBody(prompt_ids=pack_ids([5, 6]), sampling=Sampling(max_tokens=9, seed=3))
 
@@ -71,8 +73,8 @@ def step(*outputs: Output) -> Batch:
 class Bench:
     """A core whose invariants are checked after every event."""
 
-    def __init__(self, seqs: int = 4) -> None:
-        self.core = DecodeCore("d0", "i", seqs)
+    def __init__(self, seqs: int = 4, kv_tokens: int = 10_000) -> None:
+        self.core = DecodeCore("d0", "i", Room(seqs, kv_tokens, 16))
 
     def __call__(self, event: object, now: float = 0.0) -> list[Action]:
         actions = self.core.handle(event, now)  # type: ignore[arg-type]
@@ -228,13 +230,49 @@ def test_a_ticket_for_another_incarnation_is_refused_to_both() -> None:
     assert bench.core.active == 0
 
 
-def test_the_table_is_bounded_and_says_so() -> None:
-    bench = Bench(seqs=1)
-    for i in range(STREAMS_PER_SEQ_MAX):
+@pytest.mark.parametrize(
+    ("bench", "says"),
+    [
+        (Bench(seqs=2), "2 streams are already held"),
+        (Bench(kv_tokens=40), "48 KV tokens would be promised, 40 may be"),
+    ],
+)
+def test_what_no_router_should_have_promised_is_declined_to_the_router(
+    bench: Bench, says: str
+) -> None:
+    """Two routers may each believe the same slot free. The gateway hears of it by its router."""
+    for i in range(2):
         bench(dispatch(f"r{i}"))
-    (delta,) = deltas(bench(dispatch("one-more")))
-    assert delta.error == "no_capacity"
-    assert bench.core.active == STREAMS_PER_SEQ_MAX
+    actions = bench(dispatch("one-more"))
+    assert deltas(actions) == []
+    (ended,) = to_router(actions)
+    assert isinstance(ended, Ended)
+    assert (ended.error, ended.message) == ("no_capacity", says)
+    assert bench.core.active == 2
+    bench(Abort(request_id="r0", attempt=1, reason="test"))
+    assert to_router(bench(dispatch("again"))) == []
+    assert bench.core.active == 2
+
+
+def test_its_room_is_what_routers_count() -> None:
+    capacity = Capacity(
+        block_tokens=16, kv_blocks=100, kv_block_bytes=1, max_model_len=1000, max_num_seqs=8
+    )
+    room = room_of(capacity, 0.95)
+    assert room == Room(8, 95 * 16, 16)
+    assert (room.needed(1), room.needed(16), room.needed(17)) == (16, 16, 32)
+
+
+def test_it_says_what_it_holds() -> None:
+    bench = Bench()
+    bench(dispatch("r1"))
+    bench(dispatch("r2", with_ticket=ticket()))
+    bench(step(Output("r1#1", [5])))
+    first, second = bench.core.holding()
+    assert (first.request_id, first.started, first.prefill) == ("r1", True, "")
+    assert (second.request_id, second.started, second.prefill) == ("r2", False, "p0|q")
+    assert bench.core.held("r1", 1) == first.__class__("r1", 1, 2, 9, "d0|i", "", first.gateway)
+    assert bench.core.held("r1", 2) is None
 
 
 def test_a_prefill_is_not_its_business() -> None:

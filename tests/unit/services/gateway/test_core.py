@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import Code
-from common.messages import Abort, Cancel, Failed, Fleet, Placed, Refused, Submit
+from common.messages import Abort, Cancel, Failed, Fleet, Live, Placed, Refused, Submit
 from common.wire import unpack_ids
 from services.gateway.entry import TERMINAL, TRANSITIONS, IllegalTransitionError, State
 from services.gateway.events import (
@@ -163,20 +163,105 @@ def test_without_a_router_work_is_held_for_a_while() -> None:
     assert gate.error().code is Code.ROUTER_UNREACHABLE
 
 
-def test_what_was_submitted_is_submitted_again_and_what_was_placed_is_not() -> None:
+def test_what_has_not_spoken_is_submitted_again_and_what_streams_is_not() -> None:
+    """An order to D may have died with the router; a stream proves that it did not."""
     gate = Gate()
-    gate.open("r")
-    gate.open("s")
-    gate.place("s")
+    for name in ("p", "q", "r"):
+        gate.open(name)
+    gate.place("p")
+    gate.place("r")
+    gate.token("a")
     gate.now = 5.0
     gate.do(RouterDown())
     gate.now = 5.9
     gate.do(Tick())
-    assert gate.core.active == 2
-    (again,) = gate.do(RouterUp())
-    assert isinstance(again, ToRouter)
-    assert again.message.request_id == "r"
-    assert again.message.attempt == 1
+    assert gate.core.active == 3
+    again = gate.do(RouterUp())
+    submits = [
+        a.message for a in again if isinstance(a, ToRouter) and isinstance(a.message, Submit)
+    ]
+    assert [(s.request_id, s.attempt) for s in submits] == [("p", 1), ("q", 1)]
+    assert gate.core.live() == Live(tries=(("p", 1), ("q", 1), ("r", 1)), complete=True)
+
+
+def resubmitted() -> Gate:
+    """`r` was placed on D0, and submitted again to a new router."""
+    gate = Gate()
+    gate.open()
+    gate.place()
+    gate.do(RouterDown())
+    gate.do(RouterUp())
+    return gate
+
+
+def test_a_new_router_may_find_it_where_it_is() -> None:
+    gate = resubmitted()
+    gate.place(decode="d0")
+    gate.token("a", worker=D0)
+    assert gate.answers["r"].whole_text == "a"
+
+
+def test_a_new_router_may_place_it_elsewhere_and_the_other_is_told_to_stop() -> None:
+    gate = resubmitted()
+    gate.place(decode="d1")
+    assert gate.core.busy_workers() == [D1]
+    assert told(gate.token("x", worker=D0)) == [(D0, "Abort")]
+    gate.token("a", worker=D1)
+    assert gate.answers["r"].whole_text == "a"
+
+
+def test_the_first_to_speak_is_listened_to_whatever_is_said_of_placement() -> None:
+    gate = resubmitted()
+    gate.token("a", worker=D1)
+    gate.place(decode="d0")
+    assert gate.core.busy_workers() == [D1]
+    assert told(gate.token("x", worker=D0)) == [(D0, "Abort")]
+
+
+def test_a_worker_lost_before_it_spoke_is_the_new_routers_affair() -> None:
+    gate = resubmitted()
+    assert gate.do(WorkerGone(D0, "gone")) == []
+    assert gate.core.active == 1
+    gate.place(decode="d1")
+    gate.token("a", worker=D1, end="length")
+    assert gate.answers["r"].whole_text == "a"
+
+
+def test_the_end_of_what_was_submitted_twice_is_told_to_routers_and_stray_workers() -> None:
+    gate = resubmitted()
+    assert told(gate.token("a", worker=D0, end="length")) == ["Cancel"]
+    assert told(gate.token("x", worker=D1)) == [(D1, "Abort")]
+
+
+def declined(gate: Gate, attempt: int) -> object:
+    failed = Failed(request_id="r", attempt=attempt, code="no_capacity", message="full")
+    return told(gate.do(FromRouter(failed)))
+
+
+def test_what_d_declined_before_it_began_is_submitted_anew_and_not_for_ever() -> None:
+    gate = Gate()
+    gate.open()
+    for attempt in (1, 2, 3):
+        placed = Placed(request_id="r", attempt=attempt, decode="d0", decode_incarnation="1")
+        gate.do(FromRouter(placed))
+        last = attempt == 3
+        assert declined(gate, attempt) == ([(D0, "Abort"), "Cancel"] if last else ["Submit"])
+    assert gate.error().code is Code.NO_CAPACITY
+
+
+def test_what_has_spoken_is_not_submitted_anew() -> None:
+    gate = Gate()
+    gate.open()
+    gate.place()
+    gate.token("a")
+    assert declined(gate, 1) == [(D0, "Abort")]
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_a_resubmission_that_is_refused_stops_the_worker() -> None:
+    gate = resubmitted()
+    refused = Refused(code="queue_full", message="full", request_id="r", attempt=1)
+    assert told(gate.do(FromRouter(refused))) == [(D0, "Abort"), "Cancel"]
 
 
 def test_cancels_owed_to_a_lost_router_are_paid_on_its_return() -> None:

@@ -99,7 +99,7 @@ def test_tokens_lost_on_the_way_begin_a_new_attempt_and_stop_the_old() -> None:
 
 def test_without_recovery_the_client_hears_of_it_at_once() -> None:
     gate = running(recovery_ms=0)
-    gate.core._recovery = False
+    gate.core.requests._recovers = False
     assert "Submit" not in told(gate.do(WorkerGone(D0, "x")))
     assert gate.error().code is Code.STREAM_INTERRUPTED
 
@@ -206,6 +206,6 @@ def test_a_loss_while_no_router_answers_ends_when_its_time_is_over() -> None:
 
 def test_a_stopping_gateway_begins_nothing_anew() -> None:
     gate = running()
-    gate.core.draining = True
+    gate.core.requests.draining = True
     gate.do(WorkerGone(D0, "x"))
     assert gate.error().code is Code.STREAM_INTERRUPTED

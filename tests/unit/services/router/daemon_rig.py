@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from common.config import Config, FleetConfig, RouterConfig
+from common.config import Config, FleetConfig, LivenessConfig, RouterConfig
 from common.endpoints import CONTROL, admin_address, control_address
 from common.lifecycle import Tasks
 from common.messages import Message, RouterToGateway, RouterToWorker
@@ -70,6 +70,7 @@ class Running:
 @asynccontextmanager
 async def running(run_dir: Path, **router: Any) -> AsyncIterator[Running]:
     fleet = FleetConfig(run_dir=str(run_dir), drain_ms=500.0)
+    router.setdefault("liveness", LivenessConfig(rebuild_ms=0.0))
     config = Config(fleet=fleet, router=RouterConfig(**router))
     tasks = Tasks()
     daemon = make(config, "r0", structlog.get_logger("test"))

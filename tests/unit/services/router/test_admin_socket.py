@@ -17,7 +17,7 @@ from services.router.policies.registry import POLICIES
 from tests.unit.services.router.daemon_rig import Running, running
 from tests.unit.services.router.rig import hello, worker_hello
 
-NAMES = "status, workers, requests, explain, kv, policy, limits, help"
+NAMES = "status, workers, requests, explain, kv, policy, limits, drain, resume, evict, help"
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ async def test_more_frames_than_one_are_answered_with_an_error(live: Running) ->
         ("limits", {"ttft_slo_ms": "soon"}, "invalid_request", "must be a whole number"),
         ("limits", {"concurrency": 3}, "invalid_request", "is of one key; name it with key="),
         ("limits", {"key": "k", "weight": 0}, "invalid_request", "between 1 and 1000"),
-        ("help", {"verb": "drain"}, "not_found", NAMES),
+        ("help", {"verb": "limit"}, "not_found", NAMES),
     ],
 )
 async def test_wrong_arguments_are_named(

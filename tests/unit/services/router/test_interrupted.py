@@ -15,17 +15,24 @@ STEPS: dict[str, Callable[[Rig], object]] = {
     "decode_started": lambda rig: rig.started(),
     "ended": lambda rig: rig.ended(),
 }
+
+
+def gateway_lost(rig: Rig) -> object:
+    """Its connection closes and its grace ends."""
+    return rig.gone("g0|1"), rig.tick(2.2, alive=("p0|1", "d0|1"))
+
+
 LOSSES: dict[str, Callable[[Rig], object]] = {
     "p_gone": lambda rig: rig.gone("p0|1"),
     "d_gone": lambda rig: rig.gone("d0|1"),
-    "g_gone": lambda rig: rig.gone("g0|1"),
+    "g_gone": gateway_lost,
     "d_fenced": lambda rig: rig.decode("d0", "2"),
     "p_fenced": lambda rig: rig.prefill("p0", "2"),
     "g_fenced": lambda rig: rig.gateway("g0", "2"),
     "cancel": lambda rig: rig.cancel(),
     "newer": lambda rig: rig.submit("r1", 2),
     "p_d_gone": lambda rig: (rig.gone("p0|1"), rig.gone("d0|1")),
-    "g_d_gone": lambda rig: (rig.gone("g0|1"), rig.gone("d0|1")),
+    "g_d_gone": lambda rig: (gateway_lost(rig), rig.gone("d0|1")),
 }
 DONE = len(STEPS)
 

@@ -111,7 +111,7 @@ def test_pairs_are_made_of_equal_fingerprints_only() -> None:
     assert (ticket.prefill, ticket.fingerprint) == ("pb", "b")
 
 
-def test_silence_makes_suspect_then_gone_and_a_sign_of_life_heals() -> None:
+def test_silence_makes_suspect_then_ejected_and_steady_life_heals() -> None:
     rig = standard(worker_timeout=3.0)
     others = ("g0|1", "p0|1")
     rig.tick(1.4, alive=others)
@@ -122,10 +122,14 @@ def test_silence_makes_suspect_then_gone_and_a_sign_of_life_heals() -> None:
     rig.submit()
     assert rig.state() == "queued"
     rig.beat("d0|1")
+    assert rig.row("d0|1").state is WorkerState.SUSPECT, "one sign of life is no proof"
+    rig.tick(0.8, alive=(*others, "d0|1"))
+    assert rig.row("d0|1").state is WorkerState.SUSPECT
+    rig.tick(0.4, alive=(*others, "d0|1"))
     assert rig.row("d0|1").state is WorkerState.READY
     assert rig.state() == "placed"
     rig.tick(3.2, alive=others)
-    assert rig.row("d0|1").state is WorkerState.GONE
+    assert rig.row("d0|1").state is WorkerState.EJECTED
     assert rig.take(Failed)[0].code == "worker_lost"
     assert rig.nothing_held()
 
@@ -135,6 +139,8 @@ def test_a_suspect_that_had_not_joined_still_has_to() -> None:
     rig.say("d0|1", worker_hello(Role.DECODE, "d0"))
     rig.tick(1.8)
     assert rig.row("d0|1").state is WorkerState.SUSPECT
+    rig.say("d0|1", Beat())
+    rig.now += 1.0
     rig.say("d0|1", Beat())
     assert rig.row("d0|1").state is WorkerState.JOINING
     rig.beat("d0|1")
@@ -203,6 +209,8 @@ def test_a_lost_gateway_takes_its_requests_along() -> None:
     rig.submit("r3")
     rig.sent.clear()
     rig.gone("g0|1")
+    assert not rig.take(Abort), "it may be back in a moment"
+    rig.tick(2.2, alive=("p0|1", "d0|1", "g1|1"))
     aborted = [(s.peer, s.message.request_id) for s in rig.sent if isinstance(s.message, Abort)]
     assert aborted == [("d0|1", "r1"), ("p0|1", "r1")]
     assert (rig.state("r1"), rig.state("r2"), rig.state("r3")) == (

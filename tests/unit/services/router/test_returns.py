@@ -6,10 +6,10 @@ from common.messages import (
     Abort,
     Failed,
     Load,
+    Placed,
     Role,
     Welcome,
 )
-from services.router.core_peers import LATE_TICK_SECONDS
 from services.router.state import WorkerState
 from tests.unit.services.router.rig import MOVED, Rig, standard, worker_hello
 
@@ -22,12 +22,12 @@ def test_a_router_that_slept_blames_nobody() -> None:
     rig = standard()
     rig.tick()
     rig.submit()
-    rig.now += 20 * LATE_TICK_SECONDS
+    rig.now += 20.0
     rig.tick()
     assert rig.state() == "placed"
     assert rig.row("d0|1").state is WorkerState.READY
     rig.tick(3.2)
-    assert rig.row("d0|1").state is WorkerState.GONE
+    assert rig.row("d0|1").state is WorkerState.EJECTED
 
 
 @pytest.mark.parametrize("by", ["hello", "beat"])
@@ -43,6 +43,9 @@ def test_a_worker_that_was_out_of_reach_comes_back_and_its_orphans_are_aborted(b
         rig.beat("d0|1")
     assert rig.row("d0|1").state is WorkerState.JOINING
     assert [(a.request_id, a.attempt) for a in rig.take(Abort, "d0|1")] == [("r1", 1)]
+    rig.beat("d0|1", Load())
+    assert rig.row("d0|1").state is WorkerState.JOINING, "it was lost a moment ago"
+    rig.now += 1.0
     rig.beat("d0|1", Load())
     assert rig.row("d0|1").state is WorkerState.READY
     rig.ended("r1", error="cancelled")
@@ -68,6 +71,7 @@ def test_a_gateway_that_comes_back_hears_what_it_lost_and_resubmits_what_waited(
     rig.gone("g0|1")
     rig.submit("r2")
     assert drops(rig)["gone peer"] == 1
+    rig.tick(2.2, alive=("p0|1", "d0|1"))
     rig.ended("r1", error="cancelled")
     rig.sent.clear()
     rig.gateway()
@@ -81,6 +85,32 @@ def test_a_gateway_that_comes_back_hears_what_it_lost_and_resubmits_what_waited(
     rig.ended("r2")
     rig.submit("r2")
     assert not rig.take(Failed)
+
+
+def test_a_gateway_that_is_back_in_a_moment_has_lost_nothing() -> None:
+    rig = standard(max_active=1)
+    rig.submit("r1")
+    rig.submit("r2")
+    rig.take(Placed)
+    rig.gone("g0|1")
+    rig.tick(1.0, alive=("p0|1", "d0|1"))
+    rig.ended("r1")
+    assert rig.state("r2") == "placed", "it keeps its place and its turn"
+    rig.gateway()
+    rig.submit("r2")
+    assert [p.request_id for p in rig.take(Placed)][-1] == "r2"
+    assert not rig.take(Abort, "d0|1")
+    assert not rig.take(Failed)
+
+
+def test_a_gateway_that_is_back_hears_of_a_worker_lost_meanwhile() -> None:
+    rig = standard()
+    rig.submit("r1")
+    rig.gone("g0|1")
+    rig.gone("d0|1")
+    rig.sent.clear()
+    rig.gateway()
+    assert [f.request_id for f in rig.take(Failed)] == ["r1"]
 
 
 def test_a_gateway_that_never_noticed_that_it_was_away_hears_of_what_waited_too() -> None:

@@ -19,9 +19,11 @@ from common.messages import (
     Submit,
 )
 from services.router.events import DrainStarted
+from services.router.liveness import Liveness
 from tests.unit.services.router.rig import Rig, standard
 
 INTERACTIVE, STANDARD, BATCH = PriorityClass
+TRUSTING = Liveness(proof_seconds=0.0)
 
 
 def submit(rig: Rig, request_id: str, **more: Any) -> None:
@@ -359,7 +361,7 @@ def test_who_comes_back_when_told_finds_the_room_kept() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_worker_that_came_back_among_others_is_filled_slowly(*, restarted: bool) -> None:
-    rig = standard()
+    rig = standard(liveness=TRUSTING)
     rig.decode("d1")
     alive = ("g0|1", "p0|1", "d0|1", "d1|2" if restarted else "d1|1")
     rig.gone("d1|1")
@@ -380,7 +382,7 @@ def test_a_worker_that_came_back_among_others_is_filled_slowly(*, restarted: boo
 
 
 def test_a_ramp_is_what_placement_sees() -> None:
-    rig = standard()
+    rig = standard(liveness=TRUSTING)
     rig.decode("d1")
     rig.gone("d1|1")
     rig.beat("d1|1", Load())

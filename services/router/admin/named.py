@@ -1,0 +1,29 @@
+"""Finds the worker that an operator named, or says which there are."""
+
+from __future__ import annotations
+
+from common.errors import BatonError, Code
+from services.router.records import Worker
+from services.router.tables import Tables
+
+NAMES_MAX = 32
+
+
+def worker_named(tables: Tables, name: str) -> Worker:
+    """Raises BatonError(NOT_FOUND | INVALID_REQUEST). A name used in both roles needs its role:
+    `decode/x`."""
+    role, _, bare = name.rpartition("/")
+    found = [
+        worker
+        for worker in tables.workers.values()
+        if worker.connected and worker.name == bare and role in ("", worker.role.value)
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        choices = " or ".join(f"{worker.role}/{worker.name}" for worker in found)
+        raise BatonError(Code.INVALID_REQUEST, f"two workers are named {bare}: say {choices}")
+    names = sorted(worker.name for worker in tables.workers.values() if worker.connected)
+    known = ", ".join(names[:NAMES_MAX]) or "none"
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    raise BatonError(Code.NOT_FOUND, f"no worker {name[:64]!r}; there are: {known}{more}")

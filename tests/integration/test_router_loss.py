@@ -1,0 +1,62 @@
+"""A router dies under load: no stream fails, no submit is lost, nothing is placed twice."""
+
+import asyncio
+import re
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.fleet.load import Load, Streams
+from tests.fleet.running import Fleet, fleet, wait_until
+
+PROMPT = "All happy families are alike. " * 20
+pytestmark = pytest.mark.timeout(240)
+SIM = ("--engine", "sim", "--prefill", "2", "--decode", "2")
+TOKENS = 120
+SLOW = {"BATON_ENGINE__SIM__DECODE_STEP_MS": "100", "BATON_GATEWAY__ROUTER_WAIT_MS": "30000"}
+
+
+async def under_load(running: Fleet, fault: Callable[[Streams], Awaitable[None]]) -> Load:
+    streams = Streams(running, gap_seconds=0.4, max_tokens=TOKENS, prompt=PROMPT)
+    async with asyncio.TaskGroup() as group:
+        done = group.create_task(streams.run())
+        await until(lambda: streams.running >= 12)
+        await fault(streams)
+        started = streams.started
+        await until(lambda: streams.started >= started + 20)
+        streams.stop()
+    return done.result()
+
+
+async def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    """As `wait_until`, beside running streams."""
+    await asyncio.to_thread(wait_until, "streams are where they should be", true, seconds)
+
+
+def total(running: Fleet, name: str, *ctl: str) -> int:
+    count: int = running.ctl("status", *ctl)["totals"][name]
+    return count
+
+
+def test_a_killed_router_fails_no_stream_loses_no_submit_and_finds_what_runs() -> None:
+    async def kill(streams: Streams) -> None:
+        victim = running.children()["r0"]
+        victim.send_signal(signal.SIGKILL)
+        await until(lambda: not victim.is_running() or victim.status() == "zombie")
+
+    with fleet(*SIM, env=SLOW) as running:
+        running.wait_ready()
+        first = running.ctl("status")["incarnation"]
+        load = asyncio.run(under_load(running, kill))
+        assert load.errors == []
+        assert set(load.tokens) == {TOKENS}
+        status = running.ctl("status")
+        assert status["incarnation"] != first, "it was really killed"
+        assert total(running, "adopted") >= 5, "streams that ran on were found on their workers"
+        assert total(running, "failed") == 0
+        waited = re.findall(r"placing begins ([\d.]+) s after the start: 4", running.log("r0"))
+        assert waited, "the second router knew all four workers before it placed"
+        assert float(waited[-1]) <= 2.1
+        assert running.ctl("requests") == []
+        assert all(w["kv_tokens_promised"] == 0 for w in running.ctl("workers"))

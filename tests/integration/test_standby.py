@@ -1,0 +1,83 @@
+"""Two routers: the one in use dies or stops under load, the other takes over, none is harmed."""
+
+import asyncio
+import signal
+
+import psutil
+import pytest
+
+from tests.fleet.load import Streams
+from tests.fleet.running import Fleet, fleet, wait_until
+from tests.integration.test_router_loss import SIM, SLOW, TOKENS, under_load, until
+
+pytestmark = pytest.mark.timeout(240)
+PAIR = (*SIM, "--routers", "2")
+
+
+def used(running: Fleet) -> str:
+    """The router that the gateway says it uses."""
+    lines = [line for line in running.log("g0").splitlines() if '"router.used"' in line]
+    return "r1" if '"router": "r1"' in lines[-1] else "r0"
+
+
+def placed(running: Fleet, router: str) -> int:
+    count: int = running.ctl("status", "--router", router)["totals"]["placed"]
+    return count
+
+
+def settled(running: Fleet, router: str) -> bool:
+    workers = running.ctl("workers", "--router", router)
+    return not running.ctl("requests", "--router", router) and all(
+        worker["kv_tokens_promised"] == 0 for worker in workers
+    )
+
+
+def socket_of(router: str) -> str:
+    return {"r0": "main", "r1": "r1"}[router]
+
+
+def test_a_killed_router_is_followed_by_the_other_within_two_seconds() -> None:
+    with fleet(*PAIR, env=SLOW) as running:
+        running.wait_ready()
+        active = used(running)
+        other = "r1" if active == "r0" else "r0"
+        first_pid = running.children()[other].pid
+
+        async def kill(streams: Streams) -> None:
+            known = running.ctl("requests", "--router", socket_of(other))
+            assert len(known) >= 8, "the standby knows what the other placed"
+            running.children()[active].send_signal(signal.SIGKILL)
+            started = streams.started
+            await until(lambda: used(running) == other, 2.0)
+            await until(lambda: streams.started > started)
+
+        load = asyncio.run(under_load(running, kill))
+        assert load.errors == []
+        assert set(load.tokens) == {TOKENS}
+        assert running.children()[other].pid == first_pid, "it was there, not restarted"
+        assert placed(running, socket_of(other)) >= 10
+        wait_until("no credit is left", lambda: settled(running, socket_of(other)))
+
+
+def test_a_stopped_router_is_left_for_the_other_and_does_no_harm_when_it_wakes() -> None:
+    with fleet(*PAIR, env=SLOW) as running:
+        running.wait_ready()
+        active = used(running)
+        other = "r1" if active == "r0" else "r0"
+
+        async def stop(streams: Streams) -> None:
+            victim = running.children()[active]
+            victim.send_signal(signal.SIGSTOP)
+            await until(lambda: victim.status() == psutil.STATUS_STOPPED)
+            await until(lambda: used(running) == other, 4.0)
+            started = streams.started
+            await until(lambda: streams.started >= started + 10)
+            victim.send_signal(signal.SIGCONT)
+
+        load = asyncio.run(under_load(running, stop))
+        assert load.errors == []
+        assert set(load.tokens) == {TOKENS}
+        assert "says nothing for 1 s" in running.log("g0"), "found by silence, not by a close"
+        assert used(running) == other, "nobody fails back"
+        wait_until("no credit is left in main", lambda: settled(running, "main"))
+        wait_until("no credit is left in r1", lambda: settled(running, "r1"))

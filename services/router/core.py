@@ -24,7 +24,7 @@ from common.messages import (
     Role,
     Submit,
 )
-from services.router import core_limits, core_peers, core_placing, core_requests
+from services.router import core_limits, core_peers, core_placing, core_requests, core_yielding
 from services.router.admission.measure import measure, ramp
 from services.router.events import (
     Action,
@@ -61,6 +61,7 @@ class Core:
             actions += self._fleet_changed(now)
         if isinstance(event, Tick):
             actions += core_placing.expire(tables, now)
+            actions += core_yielding.make_room(tables, now)
         if tables.freed:
             actions += core_placing.pump(tables, now)
             tables.freed = False

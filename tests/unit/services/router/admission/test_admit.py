@@ -8,8 +8,10 @@ import pytest
 
 from common.config import AdmissionConfig
 from common.messages import (
+    Abort,
     Decode,
     Ended,
+    Failed,
     KeyLimits,
     Load,
     Placed,
@@ -200,6 +202,36 @@ def test_batch_yields_to_others_while_kv_is_short() -> None:
     answer = refused(rig)
     assert answer is not None
     assert answer.request_id == "b2"
+
+
+def kv_short(used: float) -> Rig:
+    """Two of batch on D, one of them streaming, no slot left, an interactive one waits."""
+    rig = standard(max_active=2)
+    submit(rig, "b1", priority=BATCH)
+    submit(rig, "b2", priority=BATCH)
+    rig.started("b1")
+    submit(rig, "i1", priority=INTERACTIVE)
+    rig.sent.clear()
+    rig.beat("d0|1", Load(running=2, kv_used=used))
+    rig.tick(0.2, alive=("g0|1", "p0|1"))
+    return rig
+
+
+def test_under_kv_pressure_what_did_not_stream_of_the_lowest_class_gives_way() -> None:
+    rig = kv_short(0.9)
+    (failed,) = rig.take(Failed)
+    assert (failed.request_id, failed.code) == ("b2", "overloaded")
+    assert "had not begun to stream" in failed.message
+    assert {s.peer for s in rig.sent if isinstance(s.message, Abort)} == {"d0|1", "p0|1"}
+    assert rig.state("b1") == "decoding"
+    rig.ended("b2", error="cancelled")
+    assert rig.state("i1") == "placed"
+
+
+def test_without_pressure_nobody_gives_way() -> None:
+    rig = kv_short(0.8)
+    assert not rig.take(Failed)
+    assert rig.state("b2") == "placed"
 
 
 def test_a_fleet_that_lost_half_its_decode_admits_in_proportion_once_work_waits() -> None:

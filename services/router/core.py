@@ -36,6 +36,7 @@ from services.router import (
     core_placing,
     core_rebuild,
     core_requests,
+    core_yielding,
 )
 from services.router.admission.measure import measure, ramp
 from services.router.events import (
@@ -75,6 +76,7 @@ class Core:
             actions += self._fleet_changed(now)
         if isinstance(event, Tick):
             actions += core_placing.expire(tables, now)
+            actions += core_yielding.make_room(tables, now)
         actions += core_rebuild.check(tables, now)
         if tables.freed and not tables.rebuilding:
             actions += core_placing.pump(tables, now)

@@ -36,6 +36,7 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
     """Places or refuses one; None when nothing in the window can move."""
     limit = tables.limits.max_active
     if limit and tables.active >= limit:
+        tables.waiting.head().waits_for = WaitFor.SLOT
         return None
     decodes = tables.board.open_decodes()
     if not decodes:

@@ -24,6 +24,6 @@ def rates(estimates: Estimates, each: Try) -> Rates:
         handoff_s=estimates.tail_seconds(),
         step_s=step,
         step_s_per_seq=max(0.0, slower),
-        out_tokens=estimates.output_tokens(each.tenant, each.priority, each.ask.max_tokens),
+        out_tokens=each.output_tokens,
         measured=seen >= SAMPLES_MIN,
     )

@@ -81,15 +81,10 @@ def _no_room(tables: Tables, each: Try, now: float, *, promised: bool) -> Refusa
 
 def _gated(tables: Tables, each: Try) -> Refusal | None:
     state, config = tables.admission, tables.admission.config
-    decodes = tables.board.totals(Role.DECODE).workers
-    sentence = gates.decode_queue(state.stuck, decodes, config.decode_queue_per_worker)
-    sentence = sentence or gates.kv_pressure(state.kv_used, config.kv_refuse)
-    sentence = sentence or gates.kv_yields(
-        state.kv_used,
-        config.kv_yield,
-        lowest=each.priority is LOWEST,
-        higher_live=sum(state.live[: each.priority]),
-    )
+    sentence = state.closed
+    if sentence is None and each.priority is LOWEST:
+        higher = sum(state.live[: each.priority])
+        sentence = gates.kv_yields(state.kv_used, config.kv_yield, higher_live=higher)
     if sentence is None and len(tables.waiting):
         sentence = state.thinning.refuses(each.priority, state.capacity, config.capacity_full)
     return None if sentence is None else Refusal(Code.OVERLOADED, sentence)

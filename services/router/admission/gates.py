@@ -29,9 +29,9 @@ def kv_pressure(used: float, refuse_above: float) -> str | None:
     return f"{used:.0%} of the decode workers' KV is in use, more than {refuse_above:.0%}"
 
 
-def kv_yields(used: float, yield_above: float, *, lowest: bool, higher_live: int) -> str | None:
+def kv_yields(used: float, yield_above: float, *, higher_live: int) -> str | None:
     """A request of the lowest class yields while KV is short and higher classes need it."""
-    if used <= yield_above or not lowest or not higher_live:
+    if used <= yield_above or not higher_live:
         return None
     return (
         f"{used:.0%} of the decode workers' KV is in use, more than {yield_above:.0%}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.messages import Role
+from services.router.admission import gates
 from services.router.admission.slow_start import slots
 from services.router.records import Worker
 from services.router.state import WorkerState
@@ -25,6 +26,8 @@ def measure(tables: Tables, now: float) -> None:
         if since > overdue:
             break
         state.stuck += 1
+    state.closed = gates.decode_queue(state.stuck, len(ready), config.decode_queue_per_worker)
+    state.closed = state.closed or gates.kv_pressure(state.kv_used, config.kv_refuse)
     ramp(tables, now)
 
 

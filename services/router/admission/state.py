@@ -13,9 +13,9 @@ from services.router.admission.returns import Returns
 class Admission:
     """`handed`: tries whose prompt P has computed and whose first token is not there, with when
     that was, oldest first. `charged`: live tries that their key pays for. `live`: tries that are
-    not over, by class. As of the last Tick: `capacity`, the share of decode slots that is healthy;
-    `kv_used`, of decode KV in use; `stuck`, the overdue entries of `handed`; `largest_worker`, the
-    most slots that one decode worker has."""
+    not over, by class. As of the last Tick: `closed`, why nothing new is admitted, or None;
+    `capacity`, the share of decode slots that is healthy; `kv_used`, of decode KV in use; `stuck`,
+    the overdue entries of `handed`; `largest_worker`, the most slots that one decode worker has."""
 
     def __init__(self, config: AdmissionConfig, seed: int) -> None:
         self.config = config
@@ -30,4 +30,5 @@ class Admission:
         self.capacity = 1.0
         self.kv_used = 0.0
         self.stuck = 0
+        self.closed: str | None = None
         self.largest_worker = 0

@@ -8,8 +8,10 @@ import pytest
 
 from common.config import AdmissionConfig
 from common.messages import (
+    Abort,
     Decode,
     Ended,
+    Failed,
     KeyLimits,
     Load,
     Placed,
@@ -204,6 +206,36 @@ def test_batch_yields_to_others_while_kv_is_short() -> None:
     assert answer.request_id == "b2"
 
 
+def kv_short(used: float) -> Rig:
+    """Two of batch on D, one of them streaming, no slot left, an interactive one waits."""
+    rig = standard(max_active=2)
+    submit(rig, "b1", priority=BATCH)
+    submit(rig, "b2", priority=BATCH)
+    rig.started("b1")
+    submit(rig, "i1", priority=INTERACTIVE)
+    rig.sent.clear()
+    rig.beat("d0|1", Load(running=2, kv_used=used))
+    rig.tick(0.2, alive=("g0|1", "p0|1"))
+    return rig
+
+
+def test_under_kv_pressure_what_did_not_stream_of_the_lowest_class_gives_way() -> None:
+    rig = kv_short(0.9)
+    (failed,) = rig.take(Failed)
+    assert (failed.request_id, failed.code) == ("b2", "overloaded")
+    assert "had not begun to stream" in failed.message
+    assert {s.peer for s in rig.sent if isinstance(s.message, Abort)} == {"d0|1", "p0|1"}
+    assert rig.state("b1") == "decoding"
+    rig.ended("b2", error="cancelled")
+    assert rig.state("i1") == "placed"
+
+
+def test_without_pressure_nobody_gives_way() -> None:
+    rig = kv_short(0.8)
+    assert not rig.take(Failed)
+    assert rig.state("b2") == "placed"
+
+
 def test_a_fleet_that_lost_half_its_decode_admits_in_proportion_once_work_waits() -> None:
     rig = standard(max_active=1)
     rig.decode("d1")
@@ -325,6 +357,47 @@ def test_the_queue_serves_tenants_by_weight() -> None:
     served = [placed.request_id[0] for placed in rig.take(Placed)]
     assert served.count("h") == pytest.approx(12, abs=1)
     assert served.count("l") == pytest.approx(3, abs=1)
+
+
+def test_a_tenant_pays_for_what_it_really_got() -> None:
+    """Both are predicted alike; one's answers are short, so it is served more often."""
+    rig = standard(max_active=1)
+    submit(rig, "runs", prompt_tokens=8)
+    for i in range(20):
+        submit(rig, f"short{i}", tenant="short", prompt_tokens=8, max_tokens=200)
+        submit(rig, f"full{i}", tenant="full", prompt_tokens=8, max_tokens=200)
+    rig.ended("runs")
+    rig.take(Placed)
+    for _ in range(15):
+        (running,) = [e for e in rig.core.tables.tries.values() if e.state.value == "placed"]
+        made = 10 if running.tenant == "short" else 200
+        name = running.request_id
+        rig.say(
+            "d0|1",
+            Ended(request_id=name, attempt=1, finish_reason="stop", completion_tokens=made),
+        )
+    served = [placed.request_id for placed in rig.take(Placed)]
+    assert sum(name.startswith("short") for name in served) >= 12
+
+
+def test_a_newcomer_is_judged_as_if_those_with_appointments_were_ahead() -> None:
+    rig = standard(ttft_slo_ms=1000.0)
+    measured(rig, prompt=400, seconds=0.1)
+    for i in range(20):
+        submit(rig, f"r{i}", prompt_tokens=400)
+    rig.take(Refused)
+    for i in range(20):
+        submit(rig, f"told{i}", prompt_tokens=400)
+    waits = [answer.retry_after_ms for answer in rig.take(Refused)]
+    for each in list(rig.core.tables.tries.values()):
+        rig.cancel(each.request_id)
+        rig.ended(each.request_id, error="cancelled")
+    rig.sent.clear()
+    rig.now += min(waits) / 1000
+    submit(rig, "newcomer", prompt_tokens=400)
+    assert refused(rig) is not None
+    submit(rig, "comes-as-told", prompt_tokens=400, body=b"told0")
+    assert refused(rig) is None
 
 
 def test_every_refusal_that_may_pass_later_says_when() -> None:

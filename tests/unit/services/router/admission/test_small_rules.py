@@ -69,13 +69,12 @@ def test_the_kv_gate(used: float, refuses: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "lowest", "higher", "yields"),
-    [(0.9, True, 3, True), (0.85, True, 3, False), (0.9, False, 3, False), (0.9, True, 0, False)],
+    ("used", "higher", "yields"), [(0.9, 3, True), (0.85, 3, False), (0.9, 0, False)]
 )
 def test_the_lowest_class_yields_to_others_that_are_there(
-    used: float, lowest: bool, higher: int, yields: bool
+    used: float, higher: int, yields: bool
 ) -> None:
-    sentence = gates.kv_yields(used, 0.85, lowest=lowest, higher_live=higher)
+    sentence = gates.kv_yields(used, 0.85, higher_live=higher)
     assert (sentence is not None) == yields
 
 

@@ -304,6 +304,8 @@ class Incoming:
             elif arrival.verdict is Verdict.OK:
                 self._tally.stale += 1
             self._staging.give(buffer)
+            if error is not None:
+                channel.close(f"a receive failed in the transport: {error}")
 
         channel.link.receive(message, data_tag(*owed, INDEX_BITS), done)
 

@@ -105,6 +105,12 @@ def test_layers_count_as_they_lie_in_memory_whatever_order_they_come_in() -> Non
     assert [clock.saved(name) for name in NAMES] == [0, 2, 0, 4, 0]
 
 
+def test_the_last_group_is_never_told_ahead_also_when_groups_are_even() -> None:
+    """P would say that it is sent early, and the step is not over."""
+    clock = LayerClock(NAMES[:4], 2)
+    assert [clock.saved(name) for name in NAMES[:4]] == [0, 2, 0, 0]
+
+
 def test_a_failed_receive_is_reported_once_as_finished_and_failed(service: FakeService) -> None:
     worker = half(service)
     worker.load(StepPlan(fetches=[Fetch(ticket(), 0, [7])]))

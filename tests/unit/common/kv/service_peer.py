@@ -1,7 +1,8 @@
 """A KV service in a process of its own, driven over a pipe; and how tests drive it.
 
 `fault`: "flip-first" damages one bit of the first data message after it was sealed, "flip-all" of
-every one, "swallow" answers nothing at all.
+every one, "oversize" makes the first longer than what D can have posted, "swallow" answers nothing
+at all.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def _serve(
 
 def _install(fault: str) -> None:
     original = ucx.Link.send
-    left = {"flip-first": 1, "flip-all": 1 << 30}.get(fault, 0)
+    left = {"flip-first": 1, "flip-all": 1 << 30, "oversize": 1}.get(fault, 0)
 
     def send(link: ucx.Link, buffer: np.ndarray, tag: int, done: ucx.Done) -> None:
         nonlocal left
@@ -170,7 +171,10 @@ def _install(fault: str) -> None:
             return
         if data and left and buffer.nbytes > HEADER_BYTES:
             left -= 1
-            buffer[buffer.nbytes // 2] ^= 4
+            if fault == "oversize":
+                buffer = np.concatenate([buffer, buffer])
+            else:
+                buffer[buffer.nbytes // 2] ^= 4
         original(link, buffer, tag, done)
 
     ucx.Link.send = send  # type: ignore[method-assign,assignment]

@@ -229,6 +229,27 @@ def test_damage_that_stays_fails_and_no_damaged_byte_is_placed(
         wait_for(lambda: staging_used(decode) == 0 and prefill.call("staging") == 0)
 
 
+def test_a_failed_receive_is_tried_again_on_a_new_connection(
+    decode: KvService, base: np.ndarray
+) -> None:
+    with remote("p0", fault="oversize") as prefill:
+        decode.connect(prefill.address)
+        core = decode._core
+        assert core is not None
+        ways = core.incoming._ways
+        wait_for(lambda: prefill.address in ways and ways[prefill.address].channel.peer)
+        first = ways[prefill.address].channel
+        handed = ticket("r", prefill.address)
+        decode.fetch(handed, 0, TARGET)
+        prefill.offer_all(handed, SOURCE)
+        (end,) = drained(decode)
+        assert (end.error, end.report.retries, end.report.refetches) == ("", 1, 0)
+        assert ways[prefill.address].channel is not first
+        assert first.closed
+        assert_moved(base, SOURCE, TARGET)
+        wait_for(lambda: staging_used(decode) == 0 and prefill.call("staging") == 0)
+
+
 def test_killing_p_fails_its_handoffs_soon_and_another_p_still_serves(
     decode: KvService, base: np.ndarray
 ) -> None:

@@ -179,7 +179,7 @@ class Core:
         entry.move(state)
         del self._entries[request_id]
         worker = self._assigned.release(entry)
-        self._recent[request_id] = entry.resubmitted
+        self._recent[request_id] = entry.resubmitted or state is State.FAILED
         if len(self._recent) > RECENT_MAX:
             del self._recent[next(iter(self._recent))]
         actions: list[Action] = []

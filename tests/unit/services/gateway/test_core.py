@@ -249,6 +249,15 @@ def test_what_d_declined_before_it_began_is_submitted_anew_and_not_for_ever() ->
     assert gate.error().code is Code.NO_CAPACITY
 
 
+def test_a_worker_whose_failed_request_goes_on_is_told_to_stop() -> None:
+    """It may not have been connected when the request failed."""
+    gate = Gate()
+    gate.open()
+    gate.place()
+    gate.do(FromRouter(Failed(request_id="r", attempt=1, code="worker_lost", message="")))
+    assert told(gate.token("a")) == [(D0, "Abort")]
+
+
 def test_what_has_spoken_is_not_submitted_anew() -> None:
     gate = Gate()
     gate.open()

@@ -72,8 +72,8 @@ def stream_address(config: Config, gateway: str) -> str:
     return config.gateway.stream_bind or _ipc(config, f"{gateway}.stream.sock")
 
 
-def kv_side_address(config: Config, worker: str) -> str:
-    return _ipc(config, f"{worker}.kv.sock")
+def kv_side_address(config: Config, worker: str, rank: int = 0) -> str:
+    return _ipc(config, f"{worker}.kv{rank}.sock" if rank else f"{worker}.kv.sock")
 
 
 def _ipc(config: Config, file: str) -> str:

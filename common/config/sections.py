@@ -68,12 +68,14 @@ class EngineConfig(Section, frozen=True):
 
 class KvConfig(Section, frozen=True):
     """The data plane of one worker. `host`/`port`: where its UCX listener binds (0 = any free
-    port). `transports`: UCX_TLS (`rc,cuda_copy,cuda_ipc,tcp,sm,self` with RDMA and GPUs).
-    `interfaces`: UCX_NET_DEVICES, empty = all. `rails`: interfaces one message may be split over.
-    `baton doctor` tells what UCX makes of these three. `message_bytes`: payload of one message.
-    `staging_mib`: bound of staging memory on each side. `lease_ms`: how long P holds blocks that
-    nobody took. `load_timeout_ms`: how long D waits for a handoff before it computes the prompt
-    itself."""
+    port; tensor parallel rank i takes port + i). `transports`: UCX_TLS
+    (`rc,cuda_copy,cuda_ipc,tcp,sm,self` with RDMA and GPUs). `interfaces`: UCX_NET_DEVICES, empty =
+    all. `rails`: interfaces one message may be split over. `baton doctor` tells what UCX makes of
+    these three. `message_bytes`: payload of one message at most. `staging_mib`: bound of staging
+    memory on each side. `lease_ms`: how long P holds blocks that nobody took. `load_timeout_ms`:
+    how long D waits for a handoff before it computes the prompt itself. `layer_groups`: into how
+    many messages the layers of a run of blocks are cut, so that the first layers leave while the
+    later ones are computed; 1 = blocks leave when all layers are done."""
 
     host: str = "127.0.0.1"
     port: Port = 0
@@ -85,6 +87,7 @@ class KvConfig(Section, frozen=True):
     lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0
     load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 3
+    layer_groups: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class GatewayConfig(Section, frozen=True):
@@ -95,6 +98,8 @@ class GatewayConfig(Section, frozen=True):
     its body after that; `idle_ms_max`: a kept connection between requests. `header_bytes_max`:
     request line and all headers. `connections_per_ip_max`: 0 = no limit, as behind a proxy.
     `router_silence_ms`: a router that says nothing for so long is left for another that speaks.
+    `recovery`: a stream whose worker is lost goes on elsewhere; it waits for a place at most
+    `recovery_ms`, and not after `worker_deaths_max` workers died under it.
     `processes`: gateways g0, g1, ... that `baton up` starts on the one port; the limits here are
     for each."""
 
@@ -117,6 +122,9 @@ class GatewayConfig(Section, frozen=True):
     max_streams: Count = 4096
     router_wait_ms: Milliseconds = 5_000.0
     router_silence_ms: Annotated[float, Meta(ge=400)] = 1_000.0
+    recovery: bool = True
+    recovery_ms: Milliseconds = 45_000.0
+    worker_deaths_max: Count = 2
     default_max_tokens: Annotated[int, Meta(ge=0)] = 0
     slow_client_bytes_max: Count = 1 << 20
     slow_client_ms_max: Milliseconds = 10_000.0
@@ -125,6 +133,8 @@ class GatewayConfig(Section, frozen=True):
 class RouterConfig(Section, frozen=True):
     """`control`: ZMQ endpoint; empty = an ipc socket in run_dir. `max_active`: requests placed at
     once; 0 = sum of the decode workers' max_num_seqs. `max_queue`: requests waiting.
+    `ttft_slo_ms`: in which the first token of interactive and standard requests should come; what
+    cannot is refused at once; 0 = only a request's own deadline counts.
 
     `mode`: `disaggregated` pairs prefill and decode workers; in `replicated` and `single` all (or
     the one) are decode workers that compute prompts themselves. `policy`: who among the workers
@@ -135,6 +145,7 @@ class RouterConfig(Section, frozen=True):
     control: str = ""
     max_active: Annotated[int, Meta(ge=0)] = 0
     max_queue: Annotated[int, Meta(ge=0)] = 1024
+    ttft_slo_ms: Milliseconds = 0.0
     queue_bytes_max: Count = 256 << 20
     kv_grant_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
     worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0

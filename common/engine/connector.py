@@ -1,9 +1,10 @@
 """The KV connector that vLLM loads (`kv_connector_module_path`): thin over `common.kv`.
 
 Theory of operation: vLLM makes one instance per role, both in the EngineCore process (executor
-`uni`). The scheduler instance also ties the process to its daemon: it dies when the daemon is
-killed, and leaves Ctrl-C to the daemon. The worker instance starts the KV thread once the KV cache
-exists, which is after the fork: UCX and ZeroMQ must not cross one.
+`uni`), or with tensor parallelism the worker's once per rank, in the rank's own process. The
+scheduler instance also ties the process to its daemon: it dies when the daemon is killed, and
+leaves Ctrl-C to the daemon. The worker instance starts the KV thread once the KV cache exists,
+which is after the fork: UCX and ZeroMQ must not cross one.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
 from common.config import KvConfig
-from common.engine.connector_memory import kv_memory, settler
+from common.engine.connector_memory import kv_memory, layer_names, settler
 from common.engine.connector_meta import StepPlan
 from common.engine.connector_scheduler import SchedulerHalf
-from common.engine.connector_worker import WorkerHalf
+from common.engine.connector_worker import LayerClock, WorkerHalf
+from common.engine.vllm_support import refuse_groups
 from common.kv.control import Identity
 from common.kv.service import KvService
 
@@ -47,7 +50,7 @@ class Setup(msgspec.Struct, frozen=True):
     name: str
     incarnation: str
     fingerprint: str
-    side_address: str
+    side_addresses: list[str]
     daemon_pid: int
     kv: KvConfig
 
@@ -66,8 +69,7 @@ class BatonConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._setup = msgspec.convert(extra["baton"], Setup)
-        if len(kv_cache_config.kv_cache_groups) != 1:
-            raise ValueError("Baton hands over models with one KV cache group only")
+        refuse_groups(kv_cache_config.kv_cache_groups)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._service: KvService | None = None
@@ -80,10 +82,22 @@ class BatonConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         setup = self._setup
         memory = kv_memory(kv_caches, self._kv_cache_config.num_blocks)
-        identity = Identity(setup.name, setup.incarnation, setup.fingerprint)
-        self._service = KvService(identity, setup.kv, memory, setup.side_address)
+        rank = get_tensor_model_parallel_rank()
+        identity = Identity(setup.name, setup.incarnation, setup.fingerprint, rank)
+        port = setup.kv.port + rank if setup.kv.port else 0
+        kv = msgspec.structs.replace(setup.kv, port=port)
+        self._service = KvService(identity, kv, memory, setup.side_addresses[rank])
         self._service.start()
-        self._worker = WorkerHalf(self._service, settler(kv_caches))
+        groups = setup.kv.layer_groups
+        layers = layer_names(kv_caches) if groups > 1 else []
+        clock = LayerClock(layers, -(-len(layers) // groups)) if layers else None
+        self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
+
+    def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
+        """Called before the forward pass, and unlike `start_load_kv` always."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.begin(connector_metadata.plan)
 
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         if self._worker is not None:
@@ -97,9 +111,14 @@ class BatonConnector(KVConnectorBase_V1):
         """Loads are asynchronous, between steps."""
 
     def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,  # noqa: ARG002
+        attn_metadata: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Blocks are sent per step, not per layer."""
+        if self._worker is not None:
+            self._worker.layer_saved(self._step_plan(), layer_name)
 
     def wait_for_save(self) -> None:
         if self._worker is not None:

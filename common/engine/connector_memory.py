@@ -40,6 +40,14 @@ def settler(kv_caches: dict[str, torch.Tensor]) -> Callable[[], None]:
     return lambda: torch.cuda.current_stream(device).synchronize()
 
 
+def layer_names(kv_caches: dict[str, torch.Tensor]) -> list[str]:
+    """In memory's order, which is that of the KV layer. Empty on a device: there a layer's kernel
+    is only launched when vLLM says that it is saved, and blocks leave when the step has settled."""
+    if next(iter(kv_caches.values())).device.type != "cpu":
+        return []
+    return sorted(kv_caches, key=lambda name: kv_caches[name].data_ptr())
+
+
 def _geometry(tensors: list[torch.Tensor], blocks: int) -> Geometry:
     first = tensors[0]
     storage = first.untyped_storage()
@@ -85,28 +93,28 @@ class DeviceMemory:
         )
         self._stream = torch.cuda.Stream(flat.device) if flat.device.type == "cuda" else None
 
-    def gather(self, block_ids: Sequence[int], out: Bytes) -> None:
-        staged = self._staged(block_ids, out)
+    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> None:
+        pages, staged = self._staged(block_ids, out, layers)
         with torch.cuda.stream(self._stream):
-            staged.copy_(self._pages.index_select(1, self._index(block_ids)))
+            staged.copy_(pages.index_select(1, self._index(block_ids)))
         self._wait()
 
-    def scatter(self, block_ids: Sequence[int], data: Bytes) -> None:
+    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> None:
         if len(set(block_ids)) != len(block_ids):
             raise ValueError("a block may be written once only")
-        staged = self._staged(block_ids, data)
+        pages, staged = self._staged(block_ids, data, layers)
         with torch.cuda.stream(self._stream):
-            self._pages.index_copy_(1, self._index(block_ids), staged.to(self._pages.device))
+            pages.index_copy_(1, self._index(block_ids), staged.to(pages.device))
         self._wait()
 
-    def _staged(self, block_ids: Sequence[int], data: Bytes) -> torch.Tensor:
-        expected = len(block_ids) * self.geometry.block_bytes
-        if data.dtype != np.uint8 or data.nbytes != expected or not data.flags.c_contiguous:
-            raise ValueError(f"expected {expected} contiguous bytes for {len(block_ids)} blocks")
+    def _staged(
+        self, block_ids: Sequence[int], data: Bytes, layers: range | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = self.geometry.flight(len(block_ids), data, layers)
         if not all(0 <= block < self.geometry.blocks for block in block_ids):
             raise ValueError(f"a block is outside 0..{self.geometry.blocks}")
-        shape = (self.geometry.layers, len(block_ids), self.geometry.page_bytes)
-        return torch.from_numpy(data.reshape(shape))
+        pages = self._pages if layers is None else self._pages[layers.start : layers.stop]
+        return pages, torch.from_numpy(data.reshape(shape))
 
     def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(block_ids, dtype=torch.int64, device=self._pages.device)

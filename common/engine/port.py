@@ -69,13 +69,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Fixed for the life of the engine. `fingerprint`: hex; equal fingerprints may exchange KV.
+    """Fixed for the life of the engine. `fingerprint`: hex; equal fingerprints may exchange KV;
+    `fingerprint_parts`: what it is made of.
     `kv_address`: `host:port` of the UCX listener."""
 
     model: str
     fingerprint: str
     kv_address: str
     capacity: Capacity
+    fingerprint_parts: dict[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):

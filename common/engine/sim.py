@@ -8,7 +8,6 @@ sleeps on one event that `add`, `abort` and the KV thread set.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from common.config import Config
+from common.engine.fingerprint import fingerprint_of, parts_of
 from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key
 from common.engine.sim_core import SimCore, SimRequest
 from common.engine.sim_model import SimKv
@@ -149,7 +149,8 @@ class SimEngine:
     def _progress(self, held: SimRequest) -> None:
         key = (held.request.request_id, held.request.attempt)
         blocks = held.blocks[: self._core.prompt_blocks(held.request)]
-        self._service.progress(key, blocks, self._core.computed_blocks(held))
+        computed = self._core.computed_blocks(held)
+        self._service.progress(key, blocks, computed, ended=computed == len(blocks))
 
     def _handoffs(self) -> list[KvDone]:
         done = self._service.drain()
@@ -195,8 +196,17 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
     geometry = Geometry(layers, sim.kv_blocks, page, page * sim.kv_blocks, page)
     memory = HostMemory(np.zeros(sim.kv_blocks * sim.kv_block_bytes, np.uint8), geometry)
     max_model_len = config.model.max_model_len or _model_len(config)
-    parts = ["sim", WIRE_VERSION, config.model.served_name, block_tokens, layers, page]
-    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    parts = parts_of(
+        {
+            "engine": "sim",
+            "wire": WIRE_VERSION,
+            "model": config.model.served_name,
+            "block_tokens": block_tokens,
+            "layers": layers,
+            "page_bytes": page,
+        }
+    )
+    fingerprint = fingerprint_of(parts)
     wake = _Wake()
     service = KvService(
         Identity(name, incarnation, fingerprint),
@@ -219,7 +229,7 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         max_model_len=max_model_len,
         max_num_seqs=worker.engine.max_num_seqs,
     )
-    info = EngineInfo(config.model.served_name, fingerprint, kv_address, capacity)
+    info = EngineInfo(config.model.served_name, fingerprint, kv_address, capacity, parts)
     return SimEngine(info, core, service, wake)
 
 

@@ -10,7 +10,6 @@ before the fork is refused here in one sentence, because the child can only say 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import warnings
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from common.config import Config, EngineConfig, WorkerConfig
+from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.vllm_support import refuse_unsupported
 from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION
 from common.model.embedded import EMBEDDED_MODEL_NAME
@@ -105,7 +106,7 @@ def make_vllm_config(
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             enable_prefix_caching=engine.prefix_caching,
-            distributed_executor_backend="uni",
+            distributed_executor_backend="uni" if tensor_parallel(engine) == 1 else "mp",
             disable_hybrid_kv_cache_manager=True,
             kv_transfer_config=transfer,
             use_tqdm_on_load=False,
@@ -114,10 +115,22 @@ def make_vllm_config(
         made = args.create_engine_config()
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise ConfigError("engine", _first_line(error)) from error
+    refuse_unsupported(made)
     _size_kv_cache(made, engine)
-    setup["fingerprint"] = fingerprint(made, model)
+    setup["fingerprint_parts"] = fingerprint_parts(made, model)
+    setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
     _choose_start_method()
     return made
+
+
+def tensor_parallel(engine: EngineConfig) -> int:
+    """Ranks, each in a process of its own when there are several."""
+    asked = engine.args.get("tensor_parallel_size", 1)
+    if not isinstance(asked, int) or asked < 1:
+        raise ConfigError(
+            "engine.args.tensor_parallel_size", "must be a whole number of at least 1"
+        )
+    return asked
 
 
 def _dtype(config: Config) -> str:
@@ -151,14 +164,14 @@ def kv_token_bytes(made: VllmConfig) -> int:
     return int(layers * heads * size * 2 * _kv_dtype_bytes(made))
 
 
-def fingerprint(made: VllmConfig, model: Path) -> str:
-    """Equal for workers whose KV blocks mean the same. The device is part of it, because what a
-    page holds where is the attention kernel's affair, and kernels are chosen by device."""
+def fingerprint_parts(made: VllmConfig, model: Path) -> dict[str, str]:
+    """The device is part of it, because what a page holds where is the attention kernel's affair,
+    and kernels are chosen by device."""
     from vllm.platforms import current_platform
 
     parallel = made.parallel_config
     architecture = made.model_config.hf_config.to_dict()
-    parts: dict[str, Any] = {
+    values: dict[str, Any] = {
         "wire": WIRE_VERSION,
         "device": [current_platform.device_type, current_platform.get_device_name()],
         "config": {k: v for k, v in architecture.items() if k not in PLACE_DEPENDENT},
@@ -172,8 +185,7 @@ def fingerprint(made: VllmConfig, model: Path) -> str:
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
     }
-    encoded = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(encoded.encode()).hexdigest()[:32]
+    return parts_of(values)
 
 
 def _weights_revision(model: Path) -> list[str]:

@@ -20,7 +20,7 @@ from common.engine.step_times import StepTimes
 from common.engine.vllm_args import engine_failed
 from common.errors import BatonError, Code
 from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
-from common.kv.side import SideChannel
+from common.kv.ranks import SideChannels
 from common.messages import FinishReason, Load, Role, Sampling
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class VllmEngine:
         info: EngineInfo,
         client: AsyncMPClient,
         processor: InputProcessor,
-        side: SideChannel,
+        side: SideChannels,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._info = info

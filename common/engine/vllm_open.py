@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -11,10 +12,16 @@ from common.config import Config
 from common.endpoints import kv_side_address
 from common.engine.connector_meta import PARAMS_KEY
 from common.engine.port import EngineInfo
-from common.engine.vllm_args import engine_failed, kv_token_bytes, make_vllm_config, prepare_process
+from common.engine.vllm_args import (
+    engine_failed,
+    kv_token_bytes,
+    make_vllm_config,
+    prepare_process,
+    tensor_parallel,
+)
 from common.engine.vllm_engine import VllmEngine
 from common.errors import BatonError
-from common.kv.side import SideChannel
+from common.kv.ranks import SideChannels
 from common.messages import Capacity, Role
 from common.model.resolve import resolve_model
 
@@ -33,12 +40,13 @@ def open_vllm(
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.executor import Executor
 
-    side_address = kv_side_address(config, name)
-    setup = {
+    ranks = range(tensor_parallel(worker.engine))
+    side_addresses = [kv_side_address(config, name, rank) for rank in ranks]
+    setup: dict[str, Any] = {
         "name": name,
         "incarnation": incarnation,
         "fingerprint": "",
-        "side_address": side_address,
+        "side_addresses": side_addresses,
         "daemon_pid": os.getpid(),
         "kv": msgspec.to_builtins(worker.kv),
     }
@@ -55,7 +63,7 @@ def open_vllm(
     except Exception as error:
         raise engine_failed(error) from error
     progress("waiting for the KV listener")
-    side = SideChannel(side_address)
+    side = SideChannels(side_addresses)
     try:
         kv_address = side.wait_listening(LISTEN_SECONDS)
     except BatonError:
@@ -66,9 +74,15 @@ def open_vllm(
     capacity = Capacity(
         block_tokens=cache.block_size,
         kv_blocks=cache.num_gpu_blocks,
-        kv_block_bytes=kv_token_bytes(made) * cache.block_size,
+        kv_block_bytes=kv_token_bytes(made) * cache.block_size * len(ranks),
         max_model_len=made.model_config.max_model_len,
         max_num_seqs=worker.engine.max_num_seqs,
     )
-    info = EngineInfo(config.model.served_name, setup["fingerprint"], kv_address, capacity)
+    info = EngineInfo(
+        config.model.served_name,
+        setup["fingerprint"],
+        kv_address,
+        capacity,
+        setup["fingerprint_parts"],
+    )
     return VllmEngine(info, client, processor, side)

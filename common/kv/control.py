@@ -57,11 +57,13 @@ def unpack(slot: Slot) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this worker is to other workers."""
+    """Who this worker is to other workers. `rank`: of its tensor parallel ranks, which of them this
+    process is."""
 
     name: str
     incarnation: str
     fingerprint: str
+    rank: int = 0
 
 
 class Channel:

@@ -1,7 +1,8 @@
 """The 64 bytes before every KV payload, and the digest that decides whether it may be used.
 
-Theory of operation: the receiver knows what it asked for (`Expected`) and accepts a message only if
-the header says exactly that and xxh3_64 of the payload, seeded by transfer and index, is the
+Theory of operation: the receiver knows the transfer's plan, so it knows what every message must
+be; a header only claims which one this is. It is accepted if the header says exactly what the plan
+has at that index and xxh3_64 of the payload, seeded by transfer, index and `early_bytes`, is the
 header's. The seed makes a payload that belongs elsewhere fail as a damaged one does. Anything else
 is a verdict, never an exception: what arrives is what a peer or a wire made of it.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +20,18 @@ from numpy.typing import NDArray
 
 HEADER_BYTES = 64
 MAGIC = b"bKV1"
-VERSION = 1
+VERSION = 2
 INDEX_BITS = 20
 INDEX_MAX = 1 << INDEX_BITS
-_HEADER = struct.Struct("<4sBBHQIIIHHQQ16x")
+NOT_YET = (1 << 64) - 1
+"""`early_bytes` of a message that left while the prefill went on."""
+_HEADER = struct.Struct("<4sBBHQIIIHHQQQQ")
 assert _HEADER.size == HEADER_BYTES
+_U64 = (1 << 64) - 1
 
 
 class Flag(enum.IntEnum):
-    """`VOID`: the sender answers a granted message without data; it gave the transfer up."""
+    """`VOID`: the sender answers a granted slot without data; it gave the transfer up."""
 
     DATA = 1
     VOID = 2
@@ -49,6 +54,7 @@ class Expected:
     index: int
     first_block: int
     blocks: int
+    first_layer: int
     layers: int
     payload_bytes: int
 
@@ -56,66 +62,91 @@ class Expected:
     def message_bytes(self) -> int:
         return HEADER_BYTES + self.payload_bytes
 
+    @property
+    def end_block(self) -> int:
+        return self.first_block + self.blocks
 
-def payload_digest(payload: NDArray[np.uint8], transfer: int, index: int) -> int:
-    seed = ((transfer << INDEX_BITS) ^ index) & 0xFFFF_FFFF_FFFF_FFFF
-    return xxhash.xxh3_64_intdigest(payload.data, seed=seed)
+    @property
+    def end_layer(self) -> int:
+        return self.first_layer + self.layers
 
 
-def seal(message: NDArray[np.uint8], what: Expected) -> None:
-    """Writes the header before a payload that is in place: `message` is the whole buffer."""
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """`index` and `early_bytes` mean something only for an OK one."""
+
+    verdict: Verdict
+    index: int = 0
+    early_bytes: int = NOT_YET
+
+
+LOST = Arrival(Verdict.LOST)
+CORRUPT = Arrival(Verdict.CORRUPT)
+
+
+def payload_digest(payload: NDArray[np.uint8], transfer: int, index: int, early_bytes: int) -> int:
+    mark = (transfer << INDEX_BITS) ^ index ^ ((early_bytes * 0x9E3779B97F4A7C15) & _U64)
+    return xxhash.xxh3_64_intdigest(payload.data, seed=mark & _U64)
+
+
+def seal(message: NDArray[np.uint8], what: Expected, early_bytes: int = NOT_YET) -> None:
+    """Writes the header before a payload that is in place: `message` is the whole buffer.
+    `early_bytes`: payload of this request that had been sent when its prefill ended."""
     payload = message[HEADER_BYTES : what.message_bytes]
-    digest = payload_digest(payload, what.transfer, what.index)
-    _pack(message, Flag.DATA, what, what.payload_bytes, digest)
+    digest = payload_digest(payload, what.transfer, what.index, early_bytes)
+    _HEADER.pack_into(message.data, 0, *_data_fields(what), digest, early_bytes, 0)
 
 
-def seal_void(message: NDArray[np.uint8], transfer: int, index: int) -> None:
+def seal_void(message: NDArray[np.uint8], transfer: int, slot: int) -> None:
     """Writes a header-only message."""
-    what = Expected(transfer, index, 0, 0, 0, 0)
-    _pack(message, Flag.VOID, what, 0, 0)
+    _HEADER.pack_into(message.data, 0, *_void_fields(transfer, slot))
+
+
+def judge(
+    message: NDArray[np.uint8],
+    transfer: int,
+    slot: int,
+    planned: Callable[[int], Expected | None],
+) -> Arrival:
+    """What came on a slot of this transfer. `planned`: the message with an index, None when there
+    is none."""
+    fields = _HEADER.unpack_from(message.data, 0)
+    if fields == _void_fields(transfer, slot):
+        return Arrival(Verdict.VOID)
+    what = planned(fields[5])
+    digest, early_bytes, rest = fields[-3:]
+    if what is None or fields[:-3] != _data_fields(what) or rest != 0:
+        return CORRUPT
+    payload = message[HEADER_BYTES : what.message_bytes]
+    if payload_digest(payload, what.transfer, what.index, early_bytes) != digest:
+        return CORRUPT
+    return Arrival(Verdict.OK, what.index, early_bytes)
 
 
 def check(message: NDArray[np.uint8], expected: Expected) -> Verdict:
-    """The verdict on a received buffer of at least `expected.message_bytes`."""
-    fields = _HEADER.unpack_from(message.data, 0)
-    magic, version, flag, _, transfer, index = fields[:6]
-    if (magic, version, transfer, index) != (MAGIC, VERSION, expected.transfer, expected.index):
-        return Verdict.CORRUPT
-    if flag == Flag.VOID:
-        return Verdict.VOID
-    first_block, blocks, first_layer, layers, payload_bytes, digest = fields[6:]
-    shape = (flag, first_block, blocks, first_layer, layers, payload_bytes)
-    if shape != (
-        Flag.DATA,
-        expected.first_block,
-        expected.blocks,
-        0,
-        expected.layers,
-        expected.payload_bytes,
-    ):
-        return Verdict.CORRUPT
-    payload = message[HEADER_BYTES : expected.message_bytes]
-    if payload_digest(payload, expected.transfer, expected.index) != digest:
-        return Verdict.CORRUPT
-    return Verdict.OK
+    """The verdict on a buffer in which exactly this message is expected."""
+
+    def planned(index: int) -> Expected | None:
+        return expected if index == expected.index else None
+
+    return judge(message, expected.transfer, expected.index, planned).verdict
 
 
-def _pack(
-    message: NDArray[np.uint8], flag: Flag, what: Expected, payload_bytes: int, digest: int
-) -> None:
-    _HEADER.pack_into(
-        message.data,
-        0,
+def _data_fields(what: Expected) -> tuple[object, ...]:
+    return (
         MAGIC,
         VERSION,
-        flag,
+        int(Flag.DATA),
         0,
         what.transfer,
         what.index,
         what.first_block,
         what.blocks,
-        0,
+        what.first_layer,
         what.layers,
-        payload_bytes,
-        digest,
+        what.payload_bytes,
     )
+
+
+def _void_fields(transfer: int, slot: int) -> tuple[object, ...]:
+    return (MAGIC, VERSION, int(Flag.VOID), 0, transfer, slot, 0, 0, 0, 0, 0, 0, NOT_YET, 0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from common.errors import BatonError, Code
 from common.kv.control import Channel, Heard, Identity
-from common.kv.digest import HEADER_BYTES, INDEX_BITS, Expected, Verdict, check
+from common.kv.digest import HEADER_BYTES, INDEX_BITS, LOST, Expected, Verdict, judge
 from common.kv.handoff.desk import Key
 from common.kv.handoff.receiver import Receiver, Wanted
 from common.kv.handoff.tally import Tally
@@ -41,6 +41,7 @@ from common.kv.handoff.words import (
 from common.kv.layout import KvMemory
 from common.kv.messages import KvRefused
 from common.kv.plan import Plan, Shape
+from common.kv.ranks import address_of
 from common.kv.staging import Buffer, Staging
 from common.kv.ucx import Link, data_tag
 from common.messages import KvHold, KvReport, Ticket
@@ -158,13 +159,14 @@ class Incoming:
     def connect(self, address: str) -> None:
         """Ahead of need; a failure only means that the first handoff connects again."""
         with contextlib.suppress(BatonError, ValueError):
-            self._way(address)
+            self._way(address_of(address, self._identity.rank))
 
     def _connect(self, key: Key) -> None:
         try:
-            way = self._way(self._fetches[key].receiver.ticket.kv_address)
+            kv_address = self._fetches[key].receiver.ticket.kv_address
+            way = self._way(address_of(kv_address, self._identity.rank))
         except (BatonError, ValueError) as error:
-            self._feed(key, ConnectFailed(str(error)))
+            self._feed(key, ConnectFailed(str(error), final=isinstance(error, ValueError)))
             return
         if way.channel.peer is None:
             way.waiting.append(key)
@@ -252,8 +254,8 @@ class Incoming:
                     self._post(key, fetch, plan, first, upto)
                 case Tell(peer, message) if peer in self._channels:
                     self._channels[peer].tell(message)
-                case Place() if arrived is not None:
-                    self._place(fetch, action, arrived)
+                case Place(_, what) if arrived is not None:
+                    self._place(fetch, what, arrived)
                 case Ended():
                     self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), action)
 
@@ -262,45 +264,53 @@ class Incoming:
         channel = fetch.channel
         if channel is None:
             return
-        index = first
-        while index < upto and (buffer := self._staging.take()) is not None:
-            self._receive(channel, plan.message(index), buffer)
-            index += 1
-        if index > first:
-            self._feed(key, Posted(plan.transfer, index))
-        if index < upto:
-            self._claim(key, channel, plan, index, upto)
+        slot = first
+        while slot < upto and (buffer := self._staging.take()) is not None:
+            self._receive(channel, plan, slot, buffer)
+            slot += 1
+        if slot > first:
+            self._feed(key, Posted(plan.transfer, slot))
+        if slot < upto:
+            self._claim(key, channel, plan, slot, upto)
 
-    def _claim(self, key: Key, channel: Channel, plan: Plan, index: int, upto: int) -> None:
+    def _claim(self, key: Key, channel: Channel, plan: Plan, slot: int, upto: int) -> None:
         def use(buffer: Buffer) -> bool:
             if self._by_transfer.get(plan.transfer) != key or channel.closed:
                 return False
-            self._receive(channel, plan.message(index), buffer)
-            self._feed(key, Posted(plan.transfer, index + 1))
-            if index + 1 < upto:
-                self._claim(key, channel, plan, index + 1, upto)
+            self._receive(channel, plan, slot, buffer)
+            self._feed(key, Posted(plan.transfer, slot + 1))
+            if slot + 1 < upto:
+                self._claim(key, channel, plan, slot + 1, upto)
             return True
 
         self._staging.claim(use)
 
-    def _receive(self, channel: Channel, expected: Expected, buffer: Buffer) -> None:
-        message = buffer[: expected.message_bytes]
+    def _receive(self, channel: Channel, plan: Plan, slot: int, buffer: Buffer) -> None:
+        """Any one message of the plan may come."""
+        message = buffer[: HEADER_BYTES + plan.payload_bytes_max]
         message[:HEADER_BYTES] = 0
-        owed = (expected.transfer, expected.index)
+        owed = (plan.transfer, slot)
         self._owed[owed] = (channel, self._clock() + ORPHAN_S)
+
+        def planned(index: int) -> Expected | None:
+            return plan.message(index) if index < plan.messages else None
 
         def done(error: str | None) -> None:
             del self._owed[owed]
-            key = self._by_transfer.get(expected.transfer)
-            verdict = Verdict.LOST if error is not None else check(message, expected)
+            key = self._by_transfer.get(plan.transfer)
+            arrival = LOST if error is not None else judge(message, *owed, planned)
             if key is not None:
-                self._feed(key, Arrived(expected.transfer, expected.index, verdict), message)
-            elif verdict is Verdict.OK:
+                self._feed(key, Arrived(plan.transfer, arrival), message)
+            elif arrival.verdict is Verdict.OK:
                 self._tally.stale += 1
             self._staging.give(buffer)
 
         channel.link.receive(message, data_tag(*owed, INDEX_BITS), done)
 
-    def _place(self, fetch: _Fetch, place: Place, message: Buffer) -> None:
-        at = place.first_block - fetch.receiver.wanted.first_block
-        self._memory.scatter(fetch.block_ids[at : at + place.blocks], message[HEADER_BYTES:])
+    def _place(self, fetch: _Fetch, what: Expected, message: Buffer) -> None:
+        at = what.first_block - fetch.receiver.wanted.first_block
+        self._memory.scatter(
+            fetch.block_ids[at : at + what.blocks],
+            message[HEADER_BYTES : what.message_bytes],
+            range(what.first_layer, what.end_layer),
+        )

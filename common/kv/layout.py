@@ -41,6 +41,17 @@ class Geometry:
         last_page = (self.layers - 1) * self.layer_stride + (self.blocks - 1) * self.block_stride
         return self.offset + last_page + self.page_bytes
 
+    def flight(self, blocks: int, data: Bytes, layers: range | None) -> tuple[int, int, int]:
+        """The shape of these layers of so many blocks in `data`. Raises ValueError if it is not
+        exactly that."""
+        layers = range(self.layers) if layers is None else layers
+        if layers.step != 1 or not 0 <= layers.start < layers.stop <= self.layers:
+            raise ValueError(f"layers {layers} of {self.layers}")
+        expected = len(layers) * blocks * self.page_bytes
+        if data.dtype != np.uint8 or data.nbytes != expected or not data.flags.c_contiguous:
+            raise ValueError(f"expected {expected} contiguous bytes for {blocks} blocks")
+        return len(layers), blocks, self.page_bytes
+
     def check(self, allocation_bytes: int) -> None:
         """Raises ValueError if pages overlap each other or leave the allocation."""
         if min(self.layers, self.blocks, self.page_bytes) < 1 or self.offset < 0:
@@ -65,11 +76,11 @@ class KvMemory(Protocol):
     @property
     def geometry(self) -> Geometry: ...
 
-    def gather(self, block_ids: Sequence[int], out: Bytes) -> None:
-        """Copies the blocks, all layers, to `out` of len(block_ids) * block_bytes."""
+    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> None:
+        """Copies these layers (None: all) of the blocks to `out`, which has their exact size."""
         ...
 
-    def scatter(self, block_ids: Sequence[int], data: Bytes) -> None:
+    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> None:
         """The reverse. Block ids must be distinct."""
         ...
 
@@ -90,28 +101,30 @@ class HostMemory:
             strides=(geometry.layer_stride, geometry.block_stride, 1),
         )
 
-    def gather(self, block_ids: Sequence[int], out: Bytes) -> None:
-        flight = self._flight(block_ids, out)
+    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> None:
+        pages, flight = self._flight(block_ids, out, layers)
         for at, first, count in self._runs(block_ids):
-            flight[:, at : at + count] = self._pages[:, first : first + count]
+            flight[:, at : at + count] = pages[:, first : first + count]
 
-    def scatter(self, block_ids: Sequence[int], data: Bytes) -> None:
+    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> None:
         if len(set(block_ids)) != len(block_ids):
             raise ValueError("a block may be written once only")
-        flight = self._flight(block_ids, data)
+        pages, flight = self._flight(block_ids, data, layers)
         for at, first, count in self._runs(block_ids):
-            self._pages[:, first : first + count] = flight[:, at : at + count]
+            pages[:, first : first + count] = flight[:, at : at + count]
 
     def page(self, layer: int, block: int) -> Bytes:
         """A live view of one page."""
         page: Bytes = self._pages[layer, block]
         return page
 
-    def _flight(self, block_ids: Sequence[int], data: Bytes) -> NDArray[np.uint8]:
-        expected = len(block_ids) * self.geometry.block_bytes
-        if data.dtype != np.uint8 or data.nbytes != expected or not data.flags.c_contiguous:
-            raise ValueError(f"expected {expected} contiguous bytes for {len(block_ids)} blocks")
-        return data.reshape(self.geometry.layers, len(block_ids), self.geometry.page_bytes)
+    def _flight(
+        self, block_ids: Sequence[int], data: Bytes, layers: range | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """The pages of these layers, and `data` in the shape of their flight."""
+        shape = self.geometry.flight(len(block_ids), data, layers)
+        pages = self._pages if layers is None else self._pages[layers.start : layers.stop]
+        return pages, data.reshape(shape)
 
     def _runs(self, block_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """(index in flight, first block id, count) of each run of consecutive ids."""

@@ -21,8 +21,10 @@ class KvHello(Message, frozen=True):
 
 class KvReady(Message, frozen=True):
     """D to P: I have blocks for `secret`'s prompt and want blocks [first_block, first_block+blocks)
-    of it, all layers, in messages of `message_blocks` blocks (the last may be shorter), sent under
-    `transfer`, an id new for this try. Messages [0, granted) may be sent at once."""
+    of it under `transfer`, an id new for this try, cut as `common.kv.plan` says: `message_blocks`
+    blocks a message, their layers in `layer_groups` messages. Slots [0, granted) have a receive
+    posted, each for any one message. `patience_ms`: how long D goes on waiting, and P keeps this
+    request if its ticket has not come yet (0: as long as a lease)."""
 
     secret: bytes
     request_id: str
@@ -32,10 +34,12 @@ class KvReady(Message, frozen=True):
     blocks: int
     message_blocks: int
     granted: int
+    layer_groups: int = 1
+    patience_ms: float = 0.0
 
 
 class KvCredit(Message, frozen=True):
-    """D to P: messages [0, granted) of this transfer now have a receive posted."""
+    """D to P: slots [0, granted) of this transfer now have a receive posted."""
 
     transfer: int
     granted: int
@@ -48,7 +52,7 @@ class KvReleased(Message, frozen=True):
 
 
 class KvAbort(Message, frozen=True):
-    """D to P: give up this transfer; P answers every granted, unsent message with a void one."""
+    """D to P: give up this transfer; P answers every open slot with a void message."""
 
     transfer: int
     reason: str
@@ -56,7 +60,7 @@ class KvAbort(Message, frozen=True):
 
 class KvRefused(Message, frozen=True):
     """P to D: no such ticket, or not for you, or expired. The transfer is over; every granted
-    message has been or will be answered by a void one."""
+    slot has been or will be answered by a void message."""
 
     transfer: int
     code: str

@@ -16,7 +16,7 @@ import numpy as np
 
 from common.errors import Code
 from common.kv.control import Channel, Heard
-from common.kv.digest import HEADER_BYTES, INDEX_BITS, seal, seal_void
+from common.kv.digest import HEADER_BYTES, INDEX_BITS, NOT_YET, seal, seal_void
 from common.kv.handoff.desk import TOMBSTONES, Desk, Key, Out
 from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import Ended, SendData, SendVoid, Stage, Tell
@@ -32,12 +32,15 @@ OnEnded = Callable[[Ticket, KvReport, Ended], None]
 
 @dataclass(slots=True)
 class _Source:
-    """Where the prompt's blocks are; empty once the engine took them back."""
+    """`blocks`: where the prompt's blocks are; empty once the engine took them back. `sent_bytes`:
+    payload whose sending has completed, `early_bytes` what it was when the prefill ended."""
 
     ticket: Ticket
     blocks: list[int] = field(default_factory=list)
     messages: int = 0
     payload_bytes: int = 0
+    sent_bytes: int = 0
+    early_bytes: int | None = None
 
 
 class Outgoing:
@@ -72,15 +75,37 @@ class Outgoing:
     def progress(self, key: Key, block_ids: Sequence[int], computed: int, generation: int) -> None:
         """`block_ids`: all of the prompt that are allocated; the first `computed` hold KV.
         `generation`: how often blocks were withdrawn before this was said; older news is void."""
+        if self._know(key, block_ids, generation):
+            self._run(self._desk.computed(key, min(computed, len(block_ids))))
+
+    def ahead(
+        self, key: Key, block_ids: Sequence[int], blocks: int, layers: int, generation: int
+    ) -> None:
+        """As `progress`, but only the first `layers` layers of the first `blocks` hold KV."""
+        if self._know(key, block_ids, generation):
+            self._run(self._desk.ahead(key, min(blocks, len(block_ids)), layers))
+
+    def prefill_ended(self, key: Key, sent_bytes: int) -> None:
+        """The first word counts. `sent_bytes`: as `sent_bytes()` said then."""
+        source = self._sources.get(key)
+        if source is not None and source.early_bytes is None:
+            source.early_bytes = sent_bytes
+
+    def sent_bytes(self, key: Key) -> int:
+        """Any thread."""
+        source = self._sources.get(key)
+        return source.sent_bytes if source is not None else 0
+
+    def _know(self, key: Key, block_ids: Sequence[int], generation: int) -> bool:
         source = self._sources.get(key)
         if source is None:
-            return
+            return False
         with self._copying:
             if generation < (self._withdrawn.get(key) or 0):
                 self._tally.stale += 1
-                return
+                return False
             source.blocks = list(block_ids)
-        self._run(self._desk.computed(key, min(computed, len(block_ids))))
+        return True
 
     def withdraw(self, key: Key) -> int:
         """Any thread; returns the generation from which progress counts again. The caller then has
@@ -150,8 +175,8 @@ class Outgoing:
                     self._stage(out.key, transfer, index)
                 case SendData() if staged is not None and out.key is not None:
                     used = self._send(out.key, out.action, staged)
-                case SendVoid(peer, transfer, index):
-                    self._void(peer, transfer, index)
+                case SendVoid(peer, transfer, slot):
+                    self._void(peer, transfer, slot)
                 case Ended() if out.key is not None:
                     self._end(out.key, out.action)
         return used
@@ -170,27 +195,33 @@ class Outgoing:
         what = send.plan.message(send.index)
         message = buffer[: what.message_bytes]
         source = self._sources[key]
+        layers = range(what.first_layer, what.end_layer)
         with self._copying:
-            blocks = source.blocks[what.first_block : what.first_block + what.blocks]
+            blocks = source.blocks[what.first_block : what.end_block]
             if len(blocks) == what.blocks:
-                self._memory.gather(blocks, message[HEADER_BYTES:])
+                self._memory.gather(blocks, message[HEADER_BYTES:], layers)
         if len(blocks) != what.blocks:
-            self._void(send.peer, what.transfer, what.index)
+            self._void(send.peer, what.transfer, send.slot)
             return False
-        seal(message, what)
+        seal(message, what, NOT_YET if source.early_bytes is None else source.early_bytes)
         source.messages += 1
         source.payload_bytes += what.payload_bytes
-        tag = data_tag(what.transfer, what.index, INDEX_BITS)
-        channel.link.send(message, tag, lambda _: self._staging.give(buffer))
+
+        def sent(error: str | None) -> None:
+            if error is None:
+                source.sent_bytes += what.payload_bytes
+            self._staging.give(buffer)
+
+        channel.link.send(message, data_tag(what.transfer, send.slot, INDEX_BITS), sent)
         return True
 
-    def _void(self, peer: int, transfer: int, index: int) -> None:
+    def _void(self, peer: int, transfer: int, slot: int) -> None:
         channel = self._channels.get(peer)
         if channel is None:
             return
         message = np.zeros(HEADER_BYTES, np.uint8)
-        seal_void(message, transfer, index)
-        channel.link.send(message, data_tag(transfer, index, INDEX_BITS), lambda _: None)
+        seal_void(message, transfer, slot)
+        channel.link.send(message, data_tag(transfer, slot, INDEX_BITS), lambda _: None)
 
     def _end(self, key: Key, ended: Ended) -> None:
         with self._copying:
@@ -199,5 +230,6 @@ class Outgoing:
             messages=source.messages,
             payload_bytes=source.payload_bytes,
             wire_bytes=source.payload_bytes + HEADER_BYTES * source.messages,
+            early_bytes=source.early_bytes or 0,
         )
         self._on_ended(source.ticket, report, ended)

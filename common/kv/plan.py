@@ -1,7 +1,8 @@
 """How one transfer is cut into messages: both sides compute it, neither is told.
 
-A transfer moves blocks [first_block, first_block + blocks) of a prompt in messages of
-`message_blocks` blocks, the last maybe shorter, all layers of a block in one message.
+A transfer moves blocks [first_block, first_block + blocks) of a prompt. A message is one group of
+layers of a run of `message_blocks` blocks (the last run maybe shorter); its index counts the groups
+of a run first, then the runs. P sends them in the order in which they are computed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 
 from common.kv.digest import INDEX_MAX, Expected
 
+MESSAGE_BYTES_MIN = 2 << 20
+MESSAGES_WISHED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -17,6 +21,14 @@ class Shape:
 
     layers: int
     block_bytes: int
+
+    @property
+    def page_bytes(self) -> int:
+        return self.block_bytes // self.layers
+
+    def group_layers(self, layer_groups: int) -> int:
+        """Layers of each group but the last, which may have fewer."""
+        return -(-self.layers // max(1, min(layer_groups, self.layers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +40,53 @@ class Plan:
     blocks: int
     message_blocks: int
     shape: Shape
+    layer_groups: int = 1
 
     def __post_init__(self) -> None:
-        if self.first_block < 0 or self.blocks < 0 or self.message_blocks < 1:
+        if (
+            min(self.first_block, self.blocks) < 0
+            or min(self.message_blocks, self.layer_groups) < 1
+        ):
             raise ValueError(f"impossible transfer: {self}")
         if self.messages > INDEX_MAX:
             raise ValueError(f"{self.messages} messages exceed {INDEX_MAX} in one transfer")
 
     @property
+    def groups(self) -> int:
+        """Messages of one run."""
+        return -(-self.shape.layers // self.shape.group_layers(self.layer_groups))
+
+    @property
     def messages(self) -> int:
-        return -(-self.blocks // self.message_blocks)
+        return -(-self.blocks // self.message_blocks) * self.groups
 
     @property
     def end(self) -> int:
         return self.first_block + self.blocks
 
+    @property
+    def payload_bytes_max(self) -> int:
+        """Of the largest message."""
+        layers = self.shape.group_layers(self.layer_groups)
+        return min(self.message_blocks, self.blocks) * layers * self.shape.page_bytes
+
     def message(self, index: int) -> Expected:
         if not 0 <= index < self.messages:
             raise ValueError(f"message {index} of {self.messages}")
-        first = self.first_block + index * self.message_blocks
-        count = min(self.message_blocks, self.end - first)
-        payload = count * self.shape.block_bytes
-        return Expected(self.transfer, index, first, count, self.shape.layers, payload)
+        run, group = divmod(index, self.groups)
+        first_block = self.first_block + run * self.message_blocks
+        blocks = min(self.message_blocks, self.end - first_block)
+        group_layers = self.shape.group_layers(self.layer_groups)
+        first_layer = group * group_layers
+        layers = min(group_layers, self.shape.layers - first_layer)
+        payload = blocks * layers * self.shape.page_bytes
+        return Expected(self.transfer, index, first_block, blocks, first_layer, layers, payload)
 
 
-def message_blocks(message_bytes: int, block_bytes: int) -> int:
-    """As many whole blocks as fit; one, if even one is larger."""
-    return max(1, message_bytes // block_bytes)
+def message_blocks(message_bytes: int, shape: Shape, layer_groups: int, blocks: int) -> int:
+    """Blocks of one message: about an eighth of the transfer, so that most of it leaves while the
+    rest is computed, but no less than 2 MiB and no more than `message_bytes` (one block at
+    least)."""
+    unit = shape.group_layers(layer_groups) * shape.page_bytes
+    wished = max(MESSAGE_BYTES_MIN // unit, -(-blocks // MESSAGES_WISHED))
+    return max(1, min(wished, message_bytes // unit))

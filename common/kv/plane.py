@@ -29,7 +29,8 @@ from common.messages import KvHold, KvReport, Ticket
 
 TICK_S = 0.05
 STATUS_S = 0.5
-WINDOW = 4
+WINDOW_MIN, WINDOW_MAX = 4, 8
+WINDOW_BYTES = 16 << 20
 KV_HOLDS_MAX = 256
 
 
@@ -56,10 +57,9 @@ class Plane:
         self._status_due = 0.0
         self._unsaid = True
         geometry = memory.geometry
-        self._message_blocks = message_blocks(config.message_bytes, geometry.block_bytes)
-        payload = self._message_blocks * geometry.block_bytes
+        payload = max(config.message_bytes, geometry.block_bytes)
         total = config.staging_mib << 20
-        shape = Shape(geometry.layers, geometry.block_bytes)
+        self._shape = shape = Shape(geometry.layers, geometry.block_bytes)
         self.ucx = Ucx(
             config.transports,
             self._accepted,
@@ -102,13 +102,18 @@ class Plane:
         self._keep_time()
 
     def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
+        config, blocks = self._config, len(block_ids)
+        groups = config.layer_groups
+        size = message_blocks(config.message_bytes, self._shape, groups, blocks)
+        message_bytes = size * self._shape.group_layers(groups) * self._shape.page_bytes
         wanted = Wanted(
             first_block=first_block,
-            blocks=len(block_ids),
-            message_blocks=self._message_blocks,
-            window=WINDOW,
-            deadline=self.now() + self._config.load_timeout_ms / 1000,
-            retries=self._config.retries,
+            blocks=blocks,
+            message_blocks=size,
+            window=max(WINDOW_MIN, min(WINDOW_MAX, WINDOW_BYTES // message_bytes)),
+            deadline=self.now() + config.load_timeout_ms / 1000,
+            retries=config.retries,
+            layer_groups=groups,
         )
         self.incoming.fetch(ticket, wanted, block_ids)
 

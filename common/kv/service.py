@@ -76,10 +76,22 @@ class KvService:
         """P: the prompt of `blocks` blocks will be computed here. Ends once as `send`."""
         self._call(lambda core: core.outgoing.offer(ticket, blocks, core.now()))
 
-    def progress(self, key: Key, block_ids: Sequence[int], computed: int) -> None:
-        """P: the first `computed` of these blocks of the prompt hold KV."""
-        ids, generation = list(block_ids), self._generations.get(key) or 0
+    def progress(
+        self, key: Key, block_ids: Sequence[int], computed: int, *, ended: bool = False
+    ) -> None:
+        """P: the first `computed` of these blocks of the prompt hold KV. `ended`: the prefill ends
+        now; what was sent by now was sent in its time."""
+        core, ids, generation = self._core, list(block_ids), self._generations.get(key) or 0
+        if ended and core is not None:
+            early = core.outgoing.sent_bytes(key)
+            self._call(lambda core: core.outgoing.prefill_ended(key, early))
         self._call(lambda core: core.outgoing.progress(key, ids, computed, generation))
+
+    def ahead(self, key: Key, block_ids: Sequence[int], blocks: int, layers: int) -> None:
+        """P: in the first `blocks` of these blocks the first `layers` layers hold KV for good; the
+        others will after this step."""
+        ids, generation = list(block_ids), self._generations.get(key) or 0
+        self._call(lambda core: core.outgoing.ahead(key, ids, blocks, layers, generation))
 
     def withdraw(self, key: Key) -> None:
         """P: the engine takes the blocks back now; after this returns none is read."""
@@ -115,7 +127,7 @@ class KvService:
         return ended
 
     def wait_end(self, seconds: float) -> None:
-        """Returns when a handoff has ended that `drain` has not told, or the time is over."""
+        """Returns when `drain` has something to tell or to raise, or the time is over."""
         self._news.wait(seconds)
 
     @property
@@ -178,3 +190,6 @@ class KvService:
         error = context.get("exception")
         loop.default_exception_handler(context)
         self._failure = error if isinstance(error, BaseException) else RuntimeError(str(context))
+        self._news.set()
+        if self._on_ended is not None:
+            self._on_ended()

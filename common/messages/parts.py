@@ -111,7 +111,8 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The right to take one request's KV from P once. Made by the router, sent to P and D together.
 
-    `secret`: 16 random bytes, single use. `kv_address`: `host:port` of P's UCX listener.
+    `secret`: 16 random bytes, single use. `kv_address`: `host:port` of P's UCX listener,
+    of each tensor parallel rank in order, with commas between.
     `lease_ms`: how long P may hold blocks for it, counted on P from arrival. P and D each refuse a
     ticket whose fingerprint or incarnation is not their own.
     """

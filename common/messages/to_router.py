@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from common.messages.parts import (
     Capacity,
     Held,
@@ -21,7 +23,8 @@ HOLDING_MAX = 2_048
 class Hello(Message, frozen=True):
     """First message of every gateway and worker to the router, and of D to a gateway on a stream
     socket. Answered by `Welcome` or `Refused`. Nothing else from this peer is decoded before it.
-    Workers say fingerprint, kv_address (`host:port`, UCX) and capacity; gateways
+    Workers say fingerprint (and its parts, to be read when two differ), kv_address (`host:port`,
+    UCX) and capacity; gateways
     stream_endpoint."""
 
     wire_version: int
@@ -30,6 +33,7 @@ class Hello(Message, frozen=True):
     incarnation: str
     pid: int = 0
     fingerprint: str = ""
+    fingerprint_parts: dict[str, str] = msgspec.field(default_factory=dict)
     model: str = ""
     kv_address: str = ""
     stream_endpoint: str = ""

@@ -195,6 +195,7 @@ class Worker:
             incarnation=self._incarnation,
             pid=os.getpid(),
             fingerprint=info.fingerprint,
+            fingerprint_parts=info.fingerprint_parts,
             model=info.model,
             kv_address=info.kv_address,
             capacity=info.capacity,

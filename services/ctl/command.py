@@ -10,6 +10,7 @@ from typing import Any
 from services.ctl.renderers import VERBS
 
 VALUED = ("--run-dir", "--config", "--timeout", "--router")
+SWITCHES = ("--json", "--queue", "--help", "-h")
 TIMEOUT_SECONDS = 5.0
 
 
@@ -35,6 +36,7 @@ def parse(argv: list[str]) -> Command:
     """Raises UsageError. Flags may stand anywhere, as `--flag VALUE` or `--flag=VALUE`."""
     command = Command()
     words: list[str] = []
+    switches: set[str] = set()
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -45,18 +47,18 @@ def parse(argv: list[str]) -> Command:
                     raise UsageError(f"{flag} needs a value")
                 value = rest.pop(0)
             _set(command, flag, value)
-        elif word in ("--help", "-h"):
-            command.help = True
-        elif word == "--json":
-            command.json = True
+        elif word in SWITCHES:
+            switches.add(word)
         elif word.startswith("-"):
-            raise UsageError(
-                f"unknown flag {word}; flags: --json --run-dir --config --timeout --router"
-            )
+            known = ", ".join((*SWITCHES, *VALUED))
+            raise UsageError(f"unknown flag {word}; there are: {known}")
         else:
             words.append(word)
+    command.json, command.help = "--json" in switches, bool(switches & {"--help", "-h"})
     if words:
         command.verb, command.args = words[0], _args(words[0], words[1:])
+        if "--queue" in switches:
+            command.args["queue"] = True
     elif not command.help:
         raise UsageError("name a verb, for example: baton ctl status")
     return command
@@ -98,4 +100,4 @@ def _args(verb: str, words: list[str]) -> dict[str, Any]:
 def _value(text: str) -> str | int | bool:
     if text in ("true", "false"):
         return text == "true"
-    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
+    return int(text) if re.fullmatch(r"-?\d{1,15}", text) else text

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.ctl.verbs import drain, explain, help_, kv, policy, requests, status, workers
+from services.ctl.verbs import drain, explain, help_, kv, limits, policy, requests, status, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +28,6 @@ VERBS: dict[str, Shown] = {
     "drain": Shown(("worker",), drain.render),
     "resume": Shown(("worker",), drain.render),
     "evict": Shown(("worker",), drain.render),
+    "limits": Shown((), limits.render),
     "help": Shown(("verb",), help_.render),
 }

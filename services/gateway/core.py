@@ -5,6 +5,9 @@ Sans-IO. A request is in the table from `Opened` until its answer is complete, f
 and leaves it exactly once (`_leave`), which is also where D and the router are told, if they
 still work on it. The token path is `_stepped`; everything else happens a few times per request.
 
+A request whose worker is lost goes on as a new attempt (`recovery.py`), held as new work is until
+it can be submitted; the client sees a pause.
+
 While no router answers, new work is held for `router_wait_ms` and what was submitted but not
 placed goes back to being held; after a router's welcome it is submitted again, and so is what was
 placed and has not spoken yet, for its order may have died with the router. The router takes it as
@@ -15,21 +18,11 @@ cannot go on for nobody; those just ended are only dropped, for their Abort is u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from common.config import GatewayConfig
 from common.errors import BatonError, Code
-from common.messages import (
-    HOLDING_MAX,
-    Abort,
-    Cancel,
-    Delta,
-    Failed,
-    Fleet,
-    Live,
-    Placed,
-    Refused,
-)
-from services.gateway.assignments import Assignments
+from common.messages import Abort, Cancel, Delta, Failed, Fleet, Live, Placed, Refused
+from services.gateway import recovery
+from services.gateway.counts import Counts
 from services.gateway.entry import WAITING, Entry, State
 from services.gateway.events import (
     Action,
@@ -52,32 +45,19 @@ from services.gateway.events import (
 from services.gateway.refusals import RETRY_SOON_MS, draining, known_code, unreachable, with_length
 from services.gateway.streams.journal import Seen
 from services.gateway.streams.stream import Verdict
-
-RECENT_MAX = 4_096
-ATTEMPTS_MAX = 3
-
-
-@dataclass(slots=True)
-class Counts:
-    """`stale`: deltas dropped for their attempt, index or sender; `unknown`: of no live request."""
-
-    opened: int = 0
-    ended: int = 0
-    failed: int = 0
-    closed: int = 0
-    stale: int = 0
-    unknown: int = 0
+from services.gateway.table import Table
 
 
 class Core:
     """The table of live requests, bounded by `max_streams`."""
 
-    def __init__(self, max_streams: int, router_wait_ms: float) -> None:
-        self._max_streams = max_streams
-        self._router_wait = router_wait_ms / 1000
-        self._entries: dict[str, Entry] = {}
-        self._assigned = Assignments()
-        self._recent: dict[str, bool] = {}
+    def __init__(self, limits: GatewayConfig) -> None:
+        self._table = Table(limits.max_streams)
+        self._router_wait = limits.router_wait_ms / 1000
+        self._recovery = limits.recovery
+        self._recovery_wait = limits.recovery_ms / 1000
+        self._deaths_max = limits.worker_deaths_max
+        self._broken: list[Entry] = []
         self._owed: list[Cancel] = []
         self.router_up = False
         self.draining = False
@@ -86,19 +66,24 @@ class Core:
 
     @property
     def active(self) -> int:
-        return len(self._entries)
+        return len(self._table)
 
     def busy_workers(self) -> list[bytes]:
         """Those that stream something now."""
-        return self._assigned.busy()
+        return self._table.busy_workers()
 
     def live(self) -> Live:
         """What a router is told after its welcome."""
-        tries = [(request_id, entry.attempt) for request_id, entry in self._entries.items()]
-        return Live(tries=tuple(tries[:HOLDING_MAX]), complete=len(tries) <= HOLDING_MAX)
+        return self._table.live()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator. `now`: seconds, monotonic."""
+        actions = self._react(event, now)
+        if self._broken:
+            actions += self._go_on(now)
+        return actions
+
+    def _react(self, event: Event, now: float) -> list[Action]:
         match event:
             case Stepped():
                 return self._stepped(event)
@@ -116,13 +101,9 @@ class Core:
                 return self._time_passed(event, now)
 
     def check_invariants(self) -> None:
-        assert len(self._entries) <= self._max_streams
-        assert len(self._recent) <= RECENT_MAX
-        for request_id, entry in self._entries.items():
-            assert entry.call.request_id == request_id
-            assert entry.worker or entry.state not in (State.PLACED, State.STREAMING)
-            assert entry.state is not State.SUBMITTED or self.router_up
-        self._assigned.check_invariants(self._entries)
+        """Raises AssertionError."""
+        self._table.check_invariants(router_up=self.router_up)
+        assert not self._broken
 
     # ------------------------------------------------------------ requests
 
@@ -131,8 +112,8 @@ class Core:
         if self.draining:
             event.answer.fail(draining())
             return []
-        if len(self._entries) >= self._max_streams:
-            sentence = f"this gateway already runs {self._max_streams} requests, its limit"
+        if self._table.full:
+            sentence = f"this gateway already runs {self._table.limit} requests, its limit"
             event.answer.fail(BatonError(Code.QUEUE_FULL, sentence, retry_after_ms=RETRY_SOON_MS))
             return []
         self.counts.opened += 1
@@ -144,18 +125,18 @@ class Core:
             hold_until=now + self._router_wait,
             deadline=now + call.deadline_ms / 1000 if call.deadline_ms else 0.0,
         )
-        self._entries[call.request_id] = entry
+        self._table.add(entry)
         return [self._submit(entry, now)] if self.router_up else []
 
     def _submit(self, entry: Entry, now: float) -> Action:
         entry.move(State.SUBMITTED)
-        entry.resubmitted = entry.submitted
+        entry.resubmitted, entry.sent = entry.sent == entry.attempt, entry.attempt
         entry.submitted = True
         block_tokens = self.fleet.block_tokens if self.fleet is not None else 0
         return ToRouter(*entry.submission(now, block_tokens))
 
     def _closed(self, event: Closed) -> list[Action]:
-        entry = self._entries.get(event.request_id)
+        entry = self._table.entries.get(event.request_id)
         if entry is None:
             return []
         self.counts.closed += 1
@@ -177,11 +158,7 @@ class Core:
     ) -> list[Action]:
         request_id, attempt = entry.call.request_id, entry.attempt
         entry.move(state)
-        del self._entries[request_id]
-        worker = self._assigned.release(entry)
-        self._recent[request_id] = entry.resubmitted or state is State.FAILED
-        if len(self._recent) > RECENT_MAX:
-            del self._recent[next(iter(self._recent))]
+        worker = self._table.remove(entry)
         actions: list[Action] = []
         if tell_worker and worker:
             abort = Abort(request_id=request_id, attempt=attempt, reason=reason)
@@ -190,7 +167,7 @@ class Core:
             cancel = Cancel(request_id=request_id, attempt=attempt, reason=reason)
             if self.router_up:
                 actions.append(ToRouter(cancel))
-            elif entry.submitted and len(self._owed) < self._max_streams:
+            elif entry.submitted and len(self._owed) < self._table.limit:
                 self._owed.append(cancel)
         return actions
 
@@ -198,7 +175,7 @@ class Core:
 
     def _stepped(self, event: Stepped) -> list[Action]:
         actions: list[Action] = []
-        entries, worker = self._entries, event.worker
+        entries, worker = self._table.entries, event.worker
         for delta in event.deltas:
             entry = entries.get(delta.request_id)
             if entry is None:
@@ -222,7 +199,7 @@ class Core:
         next_ = entry.stream.journal.place(delta.attempt, delta.index) is Seen.NEXT
         if (entry.worker and entry.state not in WAITING) or not next_:
             return False
-        self._assigned.assign(entry, worker)
+        self._table.assign(entry, worker)
         return True
 
     def _stray(self, worker: bytes, delta: Delta) -> list[Action]:
@@ -245,16 +222,54 @@ class Core:
             )
         error = entry.stream.error or BatonError(Code.INTERNAL, "the stream failed")
         broken = verdict is Verdict.BROKEN
-        return self._fail(entry, error, tell_worker=broken, tell_router=broken)
+        return self._break_off(entry, error, tell_worker=broken, tell_router=broken)
 
     def _unknown(self, worker: bytes, delta: Delta) -> list[Action]:
         self.counts.unknown += 1
-        aborted = self._recent.get(delta.request_id) is False
+        aborted = self._table.recent.get(delta.request_id) is False
         if aborted or delta.finish_reason or delta.error:
             return []
         reason = "unknown to this gateway"
         abort = Abort(request_id=delta.request_id, attempt=delta.attempt, reason=reason)
         return [ToWorker(worker, abort)]
+
+    # ------------------------------------------------------------ recovery
+
+    def _break_off(
+        self, entry: Entry, error: BatonError, *, tell_worker: bool, tell_router: bool
+    ) -> list[Action]:
+        """Its worker is lost, or lost it: it goes on as a new attempt, or fails."""
+        emitted = len(entry.stream.journal.emitted)
+        lacking = recovery.obstacle(entry.call.sampling, emitted)
+        if entry.worker:
+            entry.deaths |= {entry.worker}
+        if len(entry.deaths) >= self._deaths_max and error.code is Code.WORKER_LOST:
+            error = recovery.quarantined(len(entry.deaths))
+        movable = error.code in recovery.MOVABLE and not lacking and not self.draining
+        if not self._recovery or not movable or entry.attempt >= recovery.ATTEMPTS_MAX:
+            ended = recovery.interrupted(error, emitted, lacking)
+            return self._fail(entry, ended, tell_worker=tell_worker, tell_router=tell_router)
+        actions: list[Action] = []
+        if tell_worker and entry.worker:
+            abort = Abort(
+                request_id=entry.call.request_id, attempt=entry.attempt, reason=error.code.value
+            )
+            actions.append(ToWorker(entry.worker, abort))
+        self._table.disown(entry)
+        if entry.state is not State.HELD:
+            entry.move(State.HELD)
+        entry.stream.journal.next_attempt()
+        self._broken.append(entry)
+        sentence = f"{error.message}; it goes on after {emitted} tokens as a new attempt"
+        return [*actions, Note("request.recovered", sentence, entry.call.request_id)]
+
+    def _go_on(self, now: float) -> list[Action]:
+        """The new attempts of what broke off in this event."""
+        broken, self._broken = self._broken, []
+        self.counts.recovered += len(broken)
+        for entry in broken:
+            entry.hold_until, entry.retry_at = now + self._recovery_wait, 0.0
+        return [self._submit(entry, now) for entry in broken] if self.router_up else []
 
     # ------------------------------------------------------------ router
 
@@ -263,9 +278,9 @@ class Core:
             case Placed() as placed:
                 self._placed(placed)
             case Refused() as refused if refused.request_id:
-                return self._refused(refused)
+                return self._refused(refused, now)
             case Failed() as failed:
-                return self._failed(failed, now)
+                return self._failed(failed)
             case Fleet() as fleet:
                 return self._fleet_changed(fleet)
             case _:
@@ -273,38 +288,37 @@ class Core:
         return []
 
     def _placed(self, placed: Placed) -> None:
-        entry = self._current(placed.request_id, placed.attempt)
+        entry = self._table.current(placed.request_id, placed.attempt)
         if entry is None or entry.state not in WAITING:
             return
         if entry.state is State.HELD:
             entry.move(State.SUBMITTED)
         entry.move(State.PLACED)
-        self._assigned.assign(entry, f"{placed.decode}|{placed.decode_incarnation}".encode())
+        self._table.assign(entry, f"{placed.decode}|{placed.decode_incarnation}".encode())
 
-    def _refused(self, refused: Refused) -> list[Action]:
-        entry = self._current(refused.request_id, refused.attempt)
+    def _refused(self, refused: Refused, now: float) -> list[Action]:
+        entry = self._table.current(refused.request_id, refused.attempt)
         if entry is None or entry.state not in WAITING:
             return []
         error = BatonError(
             known_code(refused.code), refused.message, retry_after_ms=refused.retry_after_ms or None
         )
-        return self._fail(entry, error, tell_worker=True, tell_router=False)
+        if entry.attempt > 1 and error.face.retryable and now < entry.hold_until:
+            entry.move(State.HELD)
+            entry.retry_at = now + max(refused.retry_after_ms, RETRY_SOON_MS) / 1000
+            return []
+        emitted = len(entry.stream.journal.emitted)
+        ended = recovery.interrupted(error, emitted, "")
+        return self._fail(entry, ended, tell_worker=True, tell_router=False)
 
-    def _failed(self, failed: Failed, now: float) -> list[Action]:
-        entry = self._current(failed.request_id, failed.attempt)
+    def _failed(self, failed: Failed) -> list[Action]:
+        entry = self._table.current(failed.request_id, failed.attempt)
         if entry is None:
             return []
-        refused = failed.code == Code.NO_CAPACITY and entry.state is State.PLACED
-        if refused and entry.attempt < ATTEMPTS_MAX and self.router_up:
-            self._assigned.release(entry)
-            entry.stream.journal.next_attempt()
-            return [self._submit(entry, now)]
+        if failed.code == Code.NO_CAPACITY and entry.state is State.PLACED:
+            self._table.disown(entry)
         error = BatonError(known_code(failed.code), failed.message)
-        return self._fail(entry, error, tell_worker=True, tell_router=False)
-
-    def _current(self, request_id: str, attempt: int) -> Entry | None:
-        entry = self._entries.get(request_id)
-        return entry if entry is not None and entry.attempt == attempt else None
+        return self._break_off(entry, error, tell_worker=True, tell_router=False)
 
     def _fleet_changed(self, fleet: Fleet) -> list[Action]:
         was, self.fleet = self.fleet, fleet
@@ -319,18 +333,22 @@ class Core:
         self.router_up = True
         actions: list[Action] = [ToRouter(cancel) for cancel in self._owed]
         self._owed.clear()
-        silent = (State.HELD, State.PLACED)
-        again = [entry for entry in self._entries.values() if entry.state in silent]
-        return [*actions, *[self._submit(entry, now) for entry in again]]
+        placed = [entry for entry in self._table if entry.state is State.PLACED]
+        actions += [self._submit(entry, now) for entry in placed]
+        return actions + self._submit_held(now)
+
+    def _submit_held(self, now: float) -> list[Action]:
+        due = [e for e in self._table if e.state is State.HELD and now >= e.retry_at]
+        return [self._submit(entry, now) for entry in due]
 
     def _router_went(self, now: float) -> list[Action]:
         if not self.router_up:
             return []
         self.router_up = False
-        for entry in self._entries.values():
+        for entry in self._table:
             if entry.state is State.SUBMITTED:
                 entry.move(State.HELD)
-                entry.hold_until = now + self._router_wait
+                entry.hold_until = max(entry.hold_until, now + self._router_wait)
         return []
 
     # ------------------------------------------------------------ workers, time
@@ -338,11 +356,11 @@ class Core:
     def _worker_changed(self, event: WorkerUp | WorkerGone) -> list[Action]:
         """On a new connection, streams that had spoken on the earlier one are lost; those merely
         placed may be about to begin on this one."""
-        entries = self._assigned.of(event.worker)
+        entries = self._table.of_worker(event.worker)
         if isinstance(event, WorkerGone):
             for entry in entries:
                 if entry.state in WAITING:
-                    self._assigned.release(entry)
+                    self._table.disown(entry)
             lost = [entry for entry in entries if entry.worker]
             return self._lose(lost, event.worker, event.reason, tell_worker=False)
         spoken = [entry for entry in entries if entry.state is State.STREAMING]
@@ -356,13 +374,14 @@ class Core:
         actions: list[Action] = []
         for entry in entries:
             error = BatonError(Code.WORKER_LOST, f"decode worker {name} was lost: {reason}")
-            actions += self._fail(entry, error, tell_worker=tell_worker, tell_router=True)
+            actions += self._break_off(entry, error, tell_worker=tell_worker, tell_router=True)
         return actions
 
     def _time_passed(self, event: Tick | DrainStarted | DrainExpired, now: float) -> list[Action]:
         match event:
             case Tick():
-                return [] if self.router_up else self._expire_held(now)
+                actions = self._expire_held(now)
+                return actions + (self._submit_held(now) if self.router_up else [])
             case DrainStarted():
                 self.draining = True
                 return []
@@ -371,19 +390,20 @@ class Core:
 
     def _expire_held(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for entry in list(self._entries.values()):
+        for entry in self._table:
             if entry.state is not State.HELD:
                 continue
             if entry.deadline and now >= entry.deadline:
-                sentence = "the request's deadline passed while no router answered"
+                sentence = "the request's deadline passed before it could be placed"
                 late = BatonError(Code.DEADLINE_EXCEEDED, sentence)
                 actions += self._fail(entry, late, tell_worker=False, tell_router=True)
             elif now >= entry.hold_until:
-                actions += self._fail(entry, unreachable(), tell_worker=False, tell_router=True)
+                late = recovery.interrupted(unreachable(), len(entry.stream.journal.emitted), "")
+                actions += self._fail(entry, late, tell_worker=False, tell_router=True)
         return actions
 
     def _expire_drain(self) -> list[Action]:
         actions: list[Action] = []
-        for entry in list(self._entries.values()):
+        for entry in self._table:
             actions += self._fail(entry, draining(), tell_worker=True, tell_router=True)
         return actions

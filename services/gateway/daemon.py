@@ -79,7 +79,7 @@ class Gateway:
         self._log = log
         self._name = name
         self._incarnation = secrets.token_hex(8)
-        self._core = Core(config.gateway.max_streams, config.gateway.router_wait_ms)
+        self._core = Core(config.gateway)
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._app = App(
             config,

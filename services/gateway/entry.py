@@ -10,14 +10,15 @@ from common.prefix import prefix_hashes
 from common.wire import pack_ids
 from services.gateway.api.kinds import Call
 from services.gateway.auth.caller import Caller
+from services.gateway.recovery import rest_of
 from services.gateway.streams.answer import Answer
 from services.gateway.streams.stream import TextStream
 
 
 class State(enum.Enum):
-    """HELD: no router answers. SUBMITTED: the router has it. PLACED: a decode worker is named.
-    STREAMING: it has spoken. ENDED: the answer is complete; FAILED: the answer says an error;
-    CLOSED: the client left."""
+    """HELD: no router answers, or its worker was lost and it waits for another. SUBMITTED: the
+    router has it. PLACED: a decode worker is named. STREAMING: it has spoken. ENDED: the answer is
+    complete; FAILED: the answer says an error; CLOSED: the client left."""
 
     HELD = "held"
     SUBMITTED = "submitted"
@@ -34,8 +35,8 @@ WAITING = frozenset({State.HELD, State.SUBMITTED})
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.HELD: TERMINAL | {State.SUBMITTED, State.STREAMING},
     State.SUBMITTED: TERMINAL | {State.HELD, State.PLACED, State.STREAMING},
-    State.PLACED: TERMINAL | {State.SUBMITTED, State.STREAMING},
-    State.STREAMING: TERMINAL,
+    State.PLACED: TERMINAL | {State.HELD, State.SUBMITTED, State.STREAMING},
+    State.STREAMING: TERMINAL | {State.HELD},
     State.ENDED: frozenset(),
     State.FAILED: frozenset(),
     State.CLOSED: frozenset(),
@@ -49,8 +50,11 @@ class IllegalTransitionError(Exception):
 @dataclass(slots=True, eq=False)
 class Entry:
     """`worker`: identity of the decode worker that streams it, empty until known. `hold_until` and
-    `deadline`: instants; `deadline` 0 = none. `submitted`: a router may know it, `resubmitted`: or
-    two of them, or one twice."""
+    `deadline`: instants; `deadline` 0 = none. `submitted`: a router may know it,
+    `sent`: the attempt last submitted,
+    `resubmitted`: more than once, so that two routers may have it. `deaths`: workers
+    that were lost while it was theirs. `retry_at`: when it is submitted again after a refusal, 0 =
+    at once."""
 
     call: Call
     stream: TextStream
@@ -61,7 +65,10 @@ class Entry:
     state: State = State.HELD
     worker: bytes = b""
     submitted: bool = False
+    sent: int = 0
     resubmitted: bool = False
+    deaths: frozenset[bytes] = frozenset()
+    retry_at: float = 0.0
 
     def move(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -78,13 +85,15 @@ class Entry:
         journal, call, caller = self.stream.journal, self.call, self.caller
         ids = [*journal.prompt_ids, *journal.emitted]
         body = RequestBody(
-            prompt_ids=pack_ids(ids), sampling=call.sampling, cache_salt=caller.cache_salt
+            prompt_ids=pack_ids(ids),
+            sampling=rest_of(call.sampling, len(journal.emitted)),
+            cache_salt=caller.cache_salt,
         )
         submit = Submit(
             request_id=call.request_id,
             attempt=journal.attempt,
             prompt_tokens=len(ids),
-            max_tokens=call.sampling.max_tokens - len(journal.emitted),
+            max_tokens=body.sampling.max_tokens,
             deadline_ms=max(1.0, (self.deadline - now) * 1000) if self.deadline else 0.0,
             key_id=caller.key_id,
             tenant=caller.tenant,

@@ -4,6 +4,7 @@ workers without a free slot are set aside, so that a full fleet costs placement 
 from __future__ import annotations
 
 from common.messages import Role
+from services.router.admission.totals import Totals
 from services.router.placement_types import WorkerView
 from services.router.records import Worker
 
@@ -16,6 +17,7 @@ class Board:
         self._prefills: dict[str, WorkerView] = {}
         self._open: dict[str, WorkerView] = {}
         self._full: dict[str, WorkerView] = {}
+        self._totals = {Role.PREFILL: Totals(), Role.DECODE: Totals()}
 
     def prefills(self) -> list[WorkerView]:
         """All ready prefill workers."""
@@ -32,14 +34,22 @@ class Board:
         self._refresh()
         return bool(self._open or self._full)
 
+    def totals(self, role: Role) -> Totals:
+        """Sums over the ready workers of this role."""
+        self._refresh()
+        return self._totals[role]
+
     def _refresh(self) -> None:
         for identity, worker in self.changed.items():
-            self._prefills.pop(identity, None)
-            self._open.pop(identity, None)
-            self._full.pop(identity, None)
+            totals = self._totals[worker.role]
+            for shelf in (self._prefills, self._open, self._full):
+                old = shelf.pop(identity, None)
+                if old is not None:
+                    totals.count(old, -1)
             if worker.ready:
                 view = worker.view()
                 self._shelf(worker.role, view)[identity] = view
+                totals.count(view, 1)
         self.changed.clear()
 
     def _shelf(self, role: Role, view: WorkerView) -> dict[str, WorkerView]:

@@ -30,17 +30,20 @@ from common.messages import (
 from services.router import (
     core_health,
     core_holding,
+    core_limits,
     core_operator,
     core_peers,
     core_placing,
     core_rebuild,
     core_requests,
 )
+from services.router.admission.measure import measure, ramp
 from services.router.events import (
     Action,
     DrainExpired,
     DrainStarted,
     Event,
+    LimitsChosen,
     PeerGone,
     PolicyChosen,
     Received,
@@ -68,6 +71,7 @@ class Core:
         tables = self.tables
         actions = self._react(event, now)
         if tables.workers_changed:
+            ramp(tables, now)
             actions += self._fleet_changed(now)
         if isinstance(event, Tick):
             actions += core_placing.expire(tables, now)
@@ -75,7 +79,7 @@ class Core:
         if tables.freed and not tables.rebuilding:
             actions += core_placing.pump(tables, now)
             tables.freed = False
-        if not tables.settings.max_queue and len(tables.waiting):
+        if not tables.limits.max_queue and len(tables.waiting):
             sentence = "no worker is free, and this router keeps no queue"
             actions += core_placing.refuse_all(tables, Code.QUEUE_FULL, sentence, now)
         return actions
@@ -87,6 +91,7 @@ class Core:
             case PeerGone():
                 return core_peers.gone(self.tables, event.peer, event.reason, now)
             case Tick():
+                measure(self.tables, now)
                 return core_health.tick(self.tables, now)
             case WorkerDrained() | WorkerEvicted() | RequestEvicted():
                 return core_operator.ordered(self.tables, event, now)
@@ -98,6 +103,8 @@ class Core:
                 return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
             case PolicyChosen():
                 return core_placing.choose_policy(self.tables, event)
+            case LimitsChosen():
+                return core_limits.choose(self.tables, event, now)
 
     def role_of(self, peer: str) -> Role | None:
         """None for a peer that has not said Hello, or was fenced."""

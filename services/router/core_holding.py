@@ -143,6 +143,7 @@ def _row(tables: Tables, gateway: Gateway, held: Held, now: float) -> Try:
     tables.tries[each.key] = each
     tables.current[each.request_id] = each.attempt
     gateway.tries[each.key] = None
+    tables.admission.live[each.priority] += 1
     return each
 
 

@@ -76,6 +76,7 @@ def _hello_worker(tables: Tables, peer: str, message: Hello, now: float) -> list
     assert message.capacity is not None
     grant, changed = tables.settings.kv_grant_max, tables.board.changed
     tables.workers[peer] = Worker.of(peer, message, message.capacity, grant, changed, now)
+    tables.workers[peer].returned = peer in tables.fenced.values()
     tables.workers_changed = True
     sentence = f"{message.role} {message.name} says hello; it gets work after its first beat"
     return [Note("info", "worker.joining", sentence, {"fingerprint": message.fingerprint})]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from common.errors import Code
 from common.messages import Decode, Prefill, Ticket
 from services.router import core_requests, placement
+from services.router.admission import admit
 from services.router.events import Action, Note, PolicyChosen, Send
 from services.router.placement_types import Known, Placement, WaitFor
 from services.router.rates import rates
@@ -33,7 +34,7 @@ def pump(tables: Tables, now: float) -> list[Action]:
 
 def _pass(tables: Tables, now: float) -> list[Action] | None:
     """Places or refuses one; None when nothing in the window can move."""
-    limit = tables.settings.max_active
+    limit = tables.limits.max_active
     if limit and tables.active >= limit:
         return None
     decodes = tables.board.open_decodes()
@@ -46,7 +47,7 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
     passed: list[Try] = []
     tables.wants_prefill = False
     for each in tables.waiting.window():
-        if each.deadline and now >= each.deadline:
+        if each.start_by and now >= each.start_by:
             return _too_late(tables, each, now)
         if each.ask.total_tokens >= too_big or each.ask.prompt_tokens >= too_long:
             passed.append(each)
@@ -60,7 +61,7 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
         each.waits_for = choice
         if choice is WaitFor.PREFILL:
             tables.wants_prefill = True
-            too_long = min(too_long, each.ask.prompt_tokens)
+            too_long = min(too_long, each.ask.prompt_tokens // 8)
         else:
             if not tables.can_ever_hold(each.ask):
                 sentence = core_requests.never_fits(each.ask)
@@ -100,7 +101,7 @@ def choose_policy(tables: Tables, event: PolicyChosen) -> list[Action]:
 def expire(tables: Tables, now: float) -> list[Action]:
     """Refuses what has waited past its deadline, and all when there is nobody to wait for."""
     actions: list[Action] = []
-    for each in [e for e in tables.waiting if e.deadline and now >= e.deadline]:
+    for each in [e for e in tables.waiting if e.start_by and now >= e.start_by]:
         actions += _too_late(tables, each, now)
     if core_requests.lacks_decode(tables, now):
         sentence = "no decode worker became ready in time"
@@ -117,13 +118,15 @@ def refuse_all(tables: Tables, code: Code, sentence: str, now: float) -> list[Ac
 
 def _too_late(tables: Tables, each: Try, now: float) -> list[Action]:
     waited = (now - each.received) * 1000
-    sentence = f"its deadline passed after {waited:.0f} ms in the queue"
-    return core_requests.refuse(tables, each, Code.DEADLINE_EXCEEDED, sentence, now)
+    own = each.deadline and admit.limit_seconds(tables, each) == each.deadline - each.received
+    what, code = ("deadline", Code.DEADLINE_EXCEEDED) if own else ("TTFT SLO", Code.OVERLOADED)
+    sentence = f"its {what} cannot be met any more after {waited:.0f} ms in the queue"
+    return core_requests.refuse(tables, each, code, sentence, now)
 
 
 def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[Action]:
     """Credits are taken, then the gateway, P and D hear of it at once, P and D with one ticket."""
-    tables.waiting.remove(each)
+    tables.waiting.serve(each)
     body, each.body = each.body, b""
     each.move(TryState.PLACED)
     each.placement, each.placed, each.waits_for = choice, now, None

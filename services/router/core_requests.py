@@ -8,7 +8,7 @@ taken it or the try is over, and P is told (`Abort`) whenever D did not take it.
 from __future__ import annotations
 
 from common import prefix
-from common.errors import Code
+from common.errors import FACES, Code
 from common.messages import (
     Abort,
     Cancel,
@@ -20,7 +20,8 @@ from common.messages import (
     Refused,
     Submit,
 )
-from services.router.drain_rate import RETRY_AFTER_MS_MIN
+from services.router.admission import admit, cost
+from services.router.admission.admit import Refusal
 from services.router.estimators import learning
 from services.router.events import Action, Note, Send
 from services.router.placement_types import Ask
@@ -28,9 +29,8 @@ from services.router.records import Gateway, Key, Try, Worker
 from services.router.state import TERMINAL, TryState
 from services.router.tables import Tables
 
-DECODE_WAIT_SECONDS = 5.0
-NO_CAPACITY_RETRY_MS = 5_000
 REQUEST_ID_CHARS_MAX = 256
+BY_DRAIN_RATE = frozenset({Code.QUEUE_FULL, Code.OVERLOADED})
 
 
 def submit(
@@ -78,6 +78,7 @@ def submit(
         priority=message.priority,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )
+    admit.price(tables, each, message)
     return actions + _admit(tables, each, gateway, now)
 
 
@@ -106,32 +107,32 @@ def _admit(tables: Tables, each: Try, gateway: Gateway, now: float) -> list[Acti
     tables.tries[each.key] = each
     tables.current[each.request_id] = each.attempt
     gateway.tries[each.key] = None
-    code, sentence = _objection(tables, each, now)
-    if code is not None:
-        return refuse(tables, each, code, sentence, now)
+    tables.admission.live[each.priority] += 1
+    found = _senseless(tables, each, now) or admit.objection(tables, each, now)
+    if found is not None:
+        return _refuse(tables, each, found, now)
     tables.waiting.append(each)
+    tables.freed |= tables.waiting.head() is each
     return []
 
 
-def _objection(tables: Tables, each: Try, now: float) -> tuple[Code | None, str]:
-    """Why this request may not even wait."""
-    ask, waiting = each.ask, tables.waiting
+def _senseless(tables: Tables, each: Try, now: float) -> Refusal | None:
+    """Why this request could not be served by an idle fleet either."""
+    ask = each.ask
     if not 0 < len(each.request_id) <= REQUEST_ID_CHARS_MAX or each.attempt < 1:
-        return Code.INVALID_REQUEST, "a request needs an id and an attempt from 1 on"
+        sentence = "a request needs an id and an attempt from 1 on"
+        return Refusal(Code.INVALID_REQUEST, sentence)
     if ask.prompt_tokens < 1 or ask.max_tokens < 1 or not each.body:
-        return Code.INVALID_REQUEST, "a request needs a body, prompt_tokens and max_tokens above 0"
+        sentence = "a request needs a body, prompt_tokens and max_tokens above 0"
+        return Refusal(Code.INVALID_REQUEST, sentence)
     if tables.draining:
-        return Code.DRAINING, "the router is stopping"
+        return Refusal(Code.DRAINING, "the router is stopping")
     if not tables.can_ever_hold(ask):
-        return Code.CONTEXT_LENGTH_EXCEEDED, never_fits(ask)
+        return Refusal(Code.CONTEXT_LENGTH_EXCEEDED, never_fits(ask))
     if lacks_decode(tables, now):
-        return Code.NO_CAPACITY, f"no decode worker was ready in {DECODE_WAIT_SECONDS:g} s"
-    if waiting.has_room(len(each.body)):
-        return None, ""
-    return (
-        Code.QUEUE_FULL,
-        f"{len(waiting)} requests ({waiting.bytes_held} bytes) already wait for a worker",
-    )
+        waited = tables.admission.config.no_decode_wait_ms / 1000
+        return Refusal(Code.NO_CAPACITY, f"no decode worker was ready in {waited:g} s")
+    return None
 
 
 def never_fits(ask: Ask) -> str:
@@ -144,34 +145,48 @@ def never_fits(ask: Ask) -> str:
 def lacks_decode(tables: Tables, now: float) -> bool:
     """No decode worker is ready, and waiting for one has gone on long enough."""
     since = tables.without_decode_since
-    return since is not None and now - since > DECODE_WAIT_SECONDS
+    patience = tables.admission.config.no_decode_wait_ms / 1000
+    return since is not None and now - since > patience
 
 
 def refuse(tables: Tables, each: Try, code: Code, sentence: str, now: float) -> list[Action]:
     """A queued try that nothing was placed of is over."""
-    answer = _answer_refused(tables, each.gateway, each.key, code, sentence, now)
+    return _refuse(tables, each, Refusal(code, sentence), now)
+
+
+def _refuse(tables: Tables, each: Try, refusal: Refusal, now: float) -> list[Action]:
+    code, sentence = refusal.code, refusal.sentence
+    retry = _retry_after_ms(tables, each, refusal, now)
+    answer = _answer_refused(tables, each.gateway, each.key, code, sentence, retry)
     leave(tables, each, TryState.REFUSED, code, sentence, now)
     fields: dict[str, object] = {"request_id": each.request_id, "code": code.value}
     return [answer, Note("debug", "request.refused", sentence, fields)]
 
 
+def _retry_after_ms(tables: Tables, each: Try, refusal: Refusal, now: float) -> int:
+    """On every refusal that a later try may pass."""
+    if not FACES[refusal.code].retryable:
+        return 0
+    if refusal.retry_after is None and refusal.code not in BY_DRAIN_RATE:
+        config = tables.admission.config
+        late = refusal.code is Code.NO_CAPACITY
+        wait = config.no_decode_wait_ms if late else config.retry_after_min_ms
+        refusal = refusal._replace(retry_after=wait / 1000)
+    return admit.retry_after_ms(tables, each, refusal, now)
+
+
 def _answer_refused(
-    tables: Tables, gateway: str, key: Key, code: Code, sentence: str, now: float | None = None
+    tables: Tables, gateway: str, key: Key, code: Code, sentence: str, retry_after_ms: int = 0
 ) -> Send:
     tables.counts.refuse(code.value)
-    retry = 0
-    if code is Code.QUEUE_FULL and now is not None:
-        retry = tables.drain_rate.retry_after_ms(len(tables.waiting), now)
-    elif code is Code.NO_CAPACITY:
-        retry = NO_CAPACITY_RETRY_MS
-    elif code in (Code.DRAINING, Code.DEADLINE_EXCEEDED):
-        retry = RETRY_AFTER_MS_MIN
-    return Send(
-        gateway,
-        Refused(
-            code=code, message=sentence, request_id=key[0], attempt=key[1], retry_after_ms=retry
-        ),
+    refused = Refused(
+        code=code,
+        message=sentence,
+        request_id=key[0],
+        attempt=key[1],
+        retry_after_ms=retry_after_ms,
     )
+    return Send(gateway, refused)
 
 
 def placed_answer(each: Try) -> Send:
@@ -245,6 +260,8 @@ def prefill_ended(
     tables.freed |= tables.wants_prefill
     if message.error or each.decode_report is not None:
         _release_prefill(tables, each)
+    elif each.state is TryState.PLACED:
+        tables.admission.handed[each.key] = now
     return []
 
 
@@ -257,6 +274,7 @@ def decode_started(
         return []
     each.decode_report, each.decode_started = message, now
     worker.decodes(each.key)
+    tables.admission.handed.pop(each.key, None)
     each.batch = len(worker.decoding)
     learning.started(tables.estimates, worker, each, now)
     worker.computed(each.key)
@@ -327,6 +345,7 @@ def leave(
         tables.active -= 1
         tables.workers[each.decode].release(each.key)
         tables.drain_rate.ended(now)
+    _settle(tables, each, served=was is not TryState.QUEUED)
     del tables.tries[each.key]
     if tables.current.get(each.request_id) == each.attempt:
         del tables.current[each.request_id]
@@ -334,6 +353,19 @@ def leave(
     tables.freed = True
     _count(tables, state)
     (tables.refusals if state is TryState.REFUSED else tables.history).add(each)
+
+
+def _settle(tables: Tables, each: Try, *, served: bool) -> None:
+    """What it really cost, to its key and its tenant; nothing if it was never placed."""
+    state = tables.admission
+    state.live[each.priority] -= 1
+    state.handed.pop(each.key, None)
+    more = (cost.actual(each, state.config.output_cost) if served else 0.0) - each.cost
+    if served:
+        tables.waiting.settle(each, more)
+    if each.key in state.charged:
+        state.charged.remove(each.key)
+        state.keys.ended(each.key_id, more)
 
 
 def _count(tables: Tables, state: TryState) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-SAMPLES = 64
-RETRY_AFTER_MS_MIN = 1_000
-RETRY_AFTER_MS_MAX = 60_000
+SAMPLES = 256
 
 
 class DrainRate:
@@ -25,11 +23,3 @@ class DrainRate:
             return None
         span = now - self._ends[0]
         return len(self._ends) / span if span > 0 else None
-
-    def retry_after_ms(self, ahead: int, now: float) -> int:
-        """When a request that comes behind `ahead` others may find room."""
-        rate = self.per_second(now)
-        if rate is None:
-            return RETRY_AFTER_MS_MIN
-        wait = int(1000 * (ahead + 1) / rate)
-        return max(RETRY_AFTER_MS_MIN, min(RETRY_AFTER_MS_MAX, wait))

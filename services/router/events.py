@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.messages import Message, ToRouter
+from common.messages import KeyLimits, Message, ToRouter
+from services.router.admission.limits import Limits
 
 
 @dataclass(slots=True)
@@ -52,6 +53,16 @@ class PolicyChosen:
     remote_prefill: str
 
 
+@dataclass(frozen=True, slots=True)
+class LimitsChosen:
+    """An operator sets limits, all of them checked. `key_id`: whose `key_limits` are set, None =
+    back to what gateways say."""
+
+    limits: Limits
+    key_id: str = ""
+    key_limits: KeyLimits | None = None
+
+
 @dataclass(slots=True)
 class WorkerDrained:
     """An operator: place nothing new on this worker (identity), or again."""
@@ -82,6 +93,7 @@ Event = (
     | DrainStarted
     | DrainExpired
     | PolicyChosen
+    | LimitsChosen
     | WorkerDrained
     | WorkerEvicted
     | RequestEvicted

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from services.router.pairing import why_unpaired
 from services.router.placement_types import NOTHING, Ask, Known, WorkerView
 
 HYSTERESIS = 0.2
@@ -42,9 +43,7 @@ def decide(
     name = decode.fingerprint
     matching = [view for view in prefills if view.fingerprint == name]
     if not matching:
-        return Verdict(
-            (), f"local prefill: no ready prefill worker has the fingerprint of {decode.name}"
-        )
+        return Verdict((), f"local prefill: {why_unpaired(decode, prefills)}")
     able = [
         view
         for view in matching

@@ -55,6 +55,7 @@ class WorkerView(NamedTuple):
     decoding: int = 0
     given: int = 0
     kv_token_bytes: float = 0.0
+    fingerprint_parts: Mapping[str, str] = {}
 
     def kv_need(self, tokens: int) -> int:
         """Whole blocks for this many tokens, in tokens."""

@@ -11,6 +11,7 @@ from common.messages import (
     DecodeStarted,
     Ended,
     Hello,
+    KeyLimits,
     KvCounts,
     KvHold,
     Load,
@@ -37,8 +38,9 @@ class Try:
     """One attempt of one request, and its timeline. Instants are the core's `now`.
 
     `prefill_open`: P may still hold something for it. `body` is kept only while queued. `batch`:
-    streams that D decoded when this one began. `adopted`: a worker was found holding it; another
-    router placed it, or this one before a restart.
+    streams that D decoded when this one began. `output_tokens`, `cost`: predicted
+    (`admission/cost.py`). `start_by`: when it is too late to place it; 0 = never. `adopted`: a
+    worker was found holding it; another router placed it, or this one before a restart.
     """
 
     request_id: str
@@ -51,6 +53,11 @@ class Try:
     key_id: str = ""
     tenant: str = ""
     priority: PriorityClass = PriorityClass.STANDARD
+    limits: KeyLimits | None = None
+    weight: float = 1.0
+    output_tokens: int = 0
+    cost: float = 0.0
+    start_by: float = 0.0
     state: TryState = TryState.QUEUED
     waits_for: WaitFor | None = None
     passed_by: int = 0
@@ -100,12 +107,14 @@ class Worker:
     the last placement that it was part of.
     `foreign_tokens`, `foreign_requests`: what its engine held when it joined and has not freed
     since, that is, work of an earlier router. `orphans`: tries given up while it was out of reach,
-    to be aborted when it comes back. `empty_since`: first of the latest row of Beats that showed an
-    engine without work. `kv_*`: what its KV plane told last, at `kv_seen`.
-    engine without work. `flaps`: times that it was doubted of late, the last at `flapped_at`;
-    `sound_since`: since when it has shown no fault after that. `left`: it drained before it went.
-    `served`: it was ready at least once. `unconfirmed`: what it was given before its latest Hello,
-    until it says what it holds. `drained`: by an operator, `drain_ordered` until it has heard so.
+    to be aborted when it comes back. `slots`: requests it may be given now, fewer than it has while
+    it starts slowly, from `ramp_from` on. `returned`: it was away, or is a new incarnation of one
+    that was, and starts slowly when it is ready. `empty_since`: first of the latest row of Beats
+    that showed an engine without work. `kv_*`: what its KV plane told last, at `kv_seen`.
+    `flaps`: times that it was doubted of late, the last at `flapped_at`; `sound_since`: since when
+    it has shown no fault after that. `left`: it drained before it went. `unconfirmed`: what it was
+    given before its latest Hello, until it says what it holds. `drained`: by an operator,
+    `drain_ordered` until it has heard so.
     """
 
     identity: str
@@ -128,6 +137,7 @@ class Worker:
     held: dict[Key, int] = field(default_factory=dict)
     computing: dict[Key, int] = field(default_factory=dict)
     decoding: dict[Key, None] = field(default_factory=dict)
+    fingerprint_parts: dict[str, str] = field(default_factory=dict)
     held_tokens: int = 0
     queued_tokens: int = 0
     given: int = 0
@@ -138,12 +148,14 @@ class Worker:
     kv_holds: tuple[KvHold, ...] = ()
     kv_holds_total: int = 0
     kv_seen: float = 0.0
+    slots: int = 0
+    ramp_from: float | None = None
+    returned: bool = False
     orphans: list[Key] = field(default_factory=list)
     flaps: int = 0
     flapped_at: float = 0.0
     sound_since: float | None = None
     left: bool = False
-    served: bool = False
     unconfirmed: dict[Key, None] = field(default_factory=dict)
     drained: bool = False
     drain_ordered: bool | None = None
@@ -164,6 +176,7 @@ class Worker:
             name=hello.name,
             incarnation=hello.incarnation,
             fingerprint=hello.fingerprint,
+            fingerprint_parts=hello.fingerprint_parts,
             model=hello.model,
             kv_address=hello.kv_address,
             pid=hello.pid,
@@ -172,6 +185,7 @@ class Worker:
             changed=changed,
             last_seen=now,
             since=now,
+            slots=capacity.max_num_seqs,
         )
 
     @property
@@ -200,9 +214,14 @@ class Worker:
         return int(self.capacity.kv_blocks * self.kv_grant_max) * self.capacity.block_tokens
 
     def move(self, new: WorkerState, reason: str, now: float) -> None:
-        self.state = checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new)
+        was, self.state = (
+            self.state,
+            checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new),
+        )
+        self.returned |= was in AWAY
+        if self.ready and self.returned:
+            self.returned, self.ramp_from = False, now
         self.reason, self.since = reason, now
-        self.served |= new is WorkerState.READY
         self.changed[self.identity] = self
 
     def set_drained(self, drained: bool) -> None:
@@ -267,13 +286,14 @@ class Worker:
             identity=self.identity,
             incarnation=self.incarnation,
             fingerprint=self.fingerprint,
+            fingerprint_parts=self.fingerprint_parts,
             kv_address=self.kv_address,
             block_tokens=self.capacity.block_tokens,
             max_model_len=self.capacity.max_model_len,
             kv_tokens=self.held_tokens + self.foreign_tokens,
             kv_tokens_max=self.kv_tokens_max,
             requests=len(self.held) + self.foreign_requests,
-            requests_max=self.capacity.max_num_seqs,
+            requests_max=self.slots,
             queued=self.queued_tokens,
             decoding=len(self.decoding),
             given=self.given,

@@ -27,6 +27,7 @@ class Settings:
     incarnation: str = "0"
     max_active: int = 0
     max_queue: int = 1024
+    ttft_slo_ms: float = 0.0
     queue_bytes_max: int = 256 << 20
     kv_grant_max: float = 0.95
     worker_timeout: float = 3.0
@@ -51,6 +52,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         incarnation=incarnation,
         max_active=router.max_active,
         max_queue=router.max_queue,
+        ttft_slo_ms=router.ttft_slo_ms,
         queue_bytes_max=router.queue_bytes_max,
         kv_grant_max=router.kv_grant_max,
         worker_timeout=router.worker_timeout_ms / 1000,

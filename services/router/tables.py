@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
+from zlib import crc32
 
 from common.messages import Fleet, Role
+from services.router.admission.limits import Limits
+from services.router.admission.state import Admission
 from services.router.board import Board
 from services.router.drain_rate import DrainRate
 from services.router.estimators.estimates import Estimates
@@ -35,22 +38,11 @@ class Shape(NamedTuple):
         return fits and ask.total_tokens <= self.max_model_len
 
 
-class DecodeCapacity(NamedTuple):
-    """KV tokens that may be granted: on ready decode workers, and with those that are missed."""
-
-    ready_tokens: int
-    known_tokens: int
-
-    @property
-    def share(self) -> float:
-        """1.0 when nothing is missing, or nothing was ever there."""
-        return self.ready_tokens / self.known_tokens if self.known_tokens else 1.0
-
-
 class Tables:
     """`tries`: those not over, by key; `current`: the newest attempt of each. `freed`: something
     that the queue waits for became free since placement last looked; `wants_prefill`: that includes
     prefill workers. `workers_changed`: what gateways were told may be stale.
+    `active_before`: what ran when an operator lowered `limits.max_active`.
     `rebuilding`: it has just started, see `core_rebuild`. `without_decode_since`: None while a
     decode worker is ready."""
 
@@ -67,12 +59,25 @@ class Tables:
         self.tries: dict[Key, Try] = {}
         self.current: dict[str, int] = {}
         self.active = 0
-        self.waiting = Waiting(settings.max_queue, settings.queue_bytes_max)
+        self.active_before = 0
+        self.waiting = Waiting(
+            settings.max_queue,
+            settings.queue_bytes_max,
+            settings.admission.class_floor,
+            settings.admission.queue_reserve,
+        )
         self.history = History(settings.history)
         self.refusals = History(settings.history)
         self.drain_rate = DrainRate()
         self.estimates = Estimates(settings.admission)
         self.placing = Placing(settings)
+        self.admission = Admission(settings.admission, crc32(settings.incarnation.encode()))
+        self.limits = Limits(
+            max_active=settings.max_active,
+            max_queue=settings.max_queue,
+            queue_bytes_max=settings.queue_bytes_max,
+            ttft_slo_ms=settings.ttft_slo_ms,
+        )
         self.counts = Counts()
         self.draining = False
         self.rebuilding = settings.rebuild_seconds > 0 and settings.max_queue > 0
@@ -85,19 +90,6 @@ class Tables:
 
     def live_gateways(self) -> list[Gateway]:
         return [gateway for gateway in self.gateways.values() if not gateway.gone]
-
-    def decode_capacity(self, now: float) -> DecodeCapacity:
-        """A worker that drained or was never ready is no loss; one lost long ago is forgotten."""
-        memory = self.settings.liveness.lost_capacity_seconds
-        ready = known = 0
-        for worker in self.workers.values():
-            away_long = worker.away and now - worker.since > memory
-            planned = worker.left or worker.drained or worker.state is WorkerState.DRAINING
-            if worker.role is not Role.DECODE or planned or away_long or not worker.served:
-                continue
-            known += worker.kv_tokens_max
-            ready += worker.kv_tokens_max if worker.ready else 0
-        return DecodeCapacity(ready, known)
 
     def can_ever_hold(self, ask: Ask) -> bool:
         """True, too, while no decode worker is known."""
@@ -143,13 +135,22 @@ class Tables:
             self._check_try(each)
         assert on_worker == self.active
         assert len(queued) == len(self.waiting)
-        if self.settings.max_active:
+        if self.limits.max_active:
             adopted = sum(each.adopted for each in self.tries.values())
-            assert self.active <= self.settings.max_active + adopted
+            assert self.active <= max(self.limits.max_active, self.active_before) + adopted
+        self._check_admission()
         for request_id, attempt in self.current.items():
             assert (request_id, attempt) in self.tries
         for worker in self.workers.values():
             self._check_worker(worker)
+
+    def _check_admission(self) -> None:
+        state = self.admission
+        assert state.charged <= self.tries.keys()
+        state.keys.check_invariants(len(state.charged))
+        state.returns.check_invariants()
+        assert sum(state.live) == len(self.tries)
+        assert state.handed.keys() <= self.tries.keys()
 
     def _check_try(self, each: Try) -> None:
         if each.state not in ON_WORKER:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bench import aborts, idle, kv
+from tests.bench import aborts, handoff, idle, kv, overload
 
-BENCHES = {"idle": idle.main, "kv": kv.main, "aborts": aborts.main}
+BENCHES = {
+    "idle": idle.main,
+    "kv": kv.main,
+    "handoff": handoff.main,
+    "aborts": aborts.main,
+    "overload": overload.main,
+}
 
 
 def main() -> int:

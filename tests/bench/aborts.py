@@ -1,4 +1,5 @@
-"""How soon an abort frees both sides of a handoff, by the phase it comes in, on the KV layer alone.
+"""How soon an abort frees both sides of a handoff, by the phase it comes in: on the KV layer alone,
+then on engines (`aborts_engine`).
 
 P is a process of its own. Each try aborts on D and stops the clock when P holds nothing and neither
 side has staging in use; asking P costs a pipe's round trip, which is measured too and named.
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from common.kv.service import KvService
+from tests.bench import aborts_engine
 from tests.unit.common.kv.service_peer import (
     GEOMETRY,
     Remote,
@@ -46,6 +48,7 @@ def main() -> None:
                 f"{times[int(TRIES * 0.99) - 1]:7.1f} {times[-1]:7.1f}"
             )
     decode.stop()
+    aborts_engine.main()
 
 
 def _abort(decode: KvService, prefill: Remote, phase: str, number: int) -> float:

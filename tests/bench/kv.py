@@ -1,205 +1,128 @@
-"""KV handoff, blocks to blocks with digests, against raw UCXX and memcpy in the same run.
+"""KV handoff, blocks to blocks with digests, against raw UCXX, NIXL and memcpy in the same run.
 
-Two processes on this host: the child is P (or the raw sender), this one is D. Each size is moved
-`ROUNDS` times; the best round counts, since noise only slows. CPU is of both processes together.
+Two processes of each kind on this host; a round moves every path once for each size, one after the
+other, so that what else the machine does falls on all alike. Printed are medians over the rounds
+and the spread between the quartiles. CPU is of all threads of both processes. NIXL's processes are
+stopped while others are measured, for its progress thread spins.
+
+`raw`: tagged UCXX messages of the handoff's size, as many in flight, over the same transports.
+`no digest`: the handoff with digests not computed, for what they cost. `nixl`: see `kv_nixl`; its
+UCX is its own and may choose other transports of the list, so a second run over TCP alone follows.
 """
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
-import os
-import time
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
 
 import numpy as np
-import psutil
 
-from common.config import KvConfig
-from common.kv.control import Identity
-from common.kv.layout import Geometry, HostMemory
-from common.kv.service import KvService
-from common.kv.ucx import Link, Ucx
-from common.messages import Ticket
+from tests.bench.kv_paths import BLOCK_BYTES, Handoffs, Nixl, Raw, Sample, measured, serve, settings
 
-LAYERS, PAGE, BLOCKS = 4, 131_072, 256
-BLOCK_BYTES = LAYERS * PAGE
-GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
-CONFIG = KvConfig()
-SIZES = (2, 16, 128)
-ROUNDS = 7
-WINDOW = 4
+SIZES = (1, 4, 16, 64, 256)
+ROUNDS = 9
+ROUND_BYTES = 8 << 20
 GIGA = 1e9
+TRANSPORTS = ("tcp,sm,self", "tcp,self")
+Moves = Callable[[int], list[Sample]]
+"""Moves so many times, and says of each what it cost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class Figures:
     seconds: float
+    low: float
+    high: float
     cpu_seconds: float
 
 
 def main() -> None:
+    for transports in TRANSPORTS:
+        compare(transports)
+
+
+def compare(transports: str) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_serve, args=(theirs,), daemon=True)
+    child = context.Process(target=serve, args=(theirs, transports), daemon=True)
     child.start()
     kv_address, raw_port = ours.recv()
-    peer = psutil.Process(child.pid)
-    raw = Raw(raw_port, ours)
-    base = np.zeros(GEOMETRY.end, np.uint8)
-    service = KvService(Identity("d0", "i", "f"), CONFIG, HostMemory(base, GEOMETRY))
-    service.start()
-    print(" blocks    MiB     path    GB/s  CPU s/GB  of raw  of memcpy")
+    assert child.pid is not None
+    handoffs = Handoffs(ours, child.pid, kv_address, transports)
+    raw = Raw(ours, child.pid, raw_port, transports)
+    nixl = Nixl.start(transports)
+    print(f"UCX_TLS={transports}, messages of {settings(transports).message_bytes >> 10} KiB")
+    print("     MiB       path       ms   quartiles    GB/s  CPU s/GB  of raw  of memcpy")
     for blocks in SIZES:
         size = blocks * BLOCK_BYTES
-        copy = _best(peer, _memcpy(size))
-        plain = _best(peer, raw.mover(size))
-        ours_best = _best(peer, _handoff(service, ours, kv_address, blocks))
-        for name, best in (("memcpy", copy), ("raw", plain), ("handoff", ours_best)):
-            rate = size / best.seconds / GIGA
-            print(
-                f"{blocks:>7} {size >> 20:>6} {name:>8} {rate:7.2f} "
-                f"{best.cpu_seconds / (size / GIGA):9.2f} {plain.seconds / best.seconds:7.0%} "
-                f"{copy.seconds / best.seconds:10.0%}"
-            )
+        paths: dict[str, Moves] = {
+            "memcpy": each(memcpy(size)),
+            "raw": each(partial(raw.move, blocks)),
+            "handoff": each(partial(handoffs.move, blocks)),
+            "no digest": each(partial(handoffs.move, blocks, digest=False)),
+        }
+        if isinstance(nixl, Nixl):
+            paths["nixl"] = partial(nixl.moves, blocks)
+        show(size, interleaved(paths, max(1, ROUND_BYTES // size)), handoffs.digest_seconds(size))
+    handoffs.close()
     ours.send(("exit",))
-    service.stop()
     child.join(5)
+    if isinstance(nixl, Nixl):
+        nixl.close()
+    else:
+        print(f"nixl was not measured: {nixl}")
 
 
-def _best(peer: psutil.Process, move: Callable[[], None]) -> Best:
-    move()
-    rounds = []
+def each(move: Callable[[], Sample]) -> Moves:
+    return lambda count: [move() for _ in range(count)]
+
+
+def interleaved(paths: dict[str, Moves], moves: int) -> dict[str, Figures]:
+    """Medians of one move, over rounds of `moves` moves of each path in turn."""
+    for path in paths.values():
+        path(1)
+    rounds: dict[str, list[Sample]] = {name: [] for name in paths}
     for _ in range(ROUNDS):
-        cpu, start = _cpu(peer), time.perf_counter()
-        move()
-        rounds.append(Best(time.perf_counter() - start, _cpu(peer) - cpu))
-    return min(rounds, key=lambda best: best.seconds)
+        for name, path in paths.items():
+            samples = path(moves)
+            seconds = sum(sample.seconds for sample in samples) / moves
+            cpu_seconds = sum(sample.cpu_seconds for sample in samples) / moves
+            rounds[name].append(Sample(seconds, cpu_seconds))
+    figures = {}
+    for name, samples in rounds.items():
+        low, middle, high = statistics.quantiles([one.seconds for one in samples], n=4)
+        cpu = statistics.median(one.cpu_seconds for one in samples)
+        figures[name] = Figures(middle, low, high, cpu)
+    return figures
 
 
-def _cpu(peer: psutil.Process) -> float:
-    times = peer.cpu_times()
-    return time.process_time() + float(times.user + times.system)
-
-
-def _memcpy(size: int) -> Callable[[], None]:
+def memcpy(size: int) -> Callable[[], Sample]:
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    return lambda: np.copyto(target, source)
+    return lambda: measured(lambda: np.copyto(target, source), ())
 
 
-def _handoff(service: KvService, pipe: Connection, address: str, blocks: int) -> Callable[[], None]:
-    def move() -> None:
-        ticket = Ticket(
-            secret=os.urandom(16),
-            request_id=os.urandom(8).hex(),
-            attempt=1,
-            fingerprint="f",
-            prefill="p0",
-            prefill_incarnation="i",
-            decode="d0",
-            decode_incarnation="i",
-            kv_address=address,
-            lease_ms=30_000.0,
+def show(size: int, figures: dict[str, Figures], digest_seconds: float) -> None:
+    raw, copy, handoff = figures["raw"], figures["memcpy"], figures["handoff"]
+    for name, path in figures.items():
+        print(
+            f"{size / (1 << 20):8.2f} {name:>10} {path.seconds * 1000:8.2f} "
+            f"{path.low * 1000:6.2f}-{path.high * 1000:<7.2f}{size / path.seconds / GIGA:6.2f} "
+            f"{path.cpu_seconds / (size / GIGA):9.2f} {raw.seconds / path.seconds:7.0%} "
+            f"{copy.seconds / path.seconds:10.0%}"
         )
-        pipe.send(("offer", ticket, blocks))
-        pipe.recv()
-        service.fetch(ticket, 0, list(range(blocks)))
-        while not (ended := service.drain()):
-            service.wait_end(1.0)
-        if ended[0].error:
-            raise RuntimeError(ended[0].message)
-
-    return move
-
-
-class Raw:
-    """One plain UCX connection to the child, kept over all rounds."""
-
-    def __init__(self, port: int, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._runner = asyncio.Runner()
-        self._tag = 0
-        self._buffers = [np.empty(CONFIG.message_bytes, np.uint8) for _ in range(WINDOW)]
-        self._runner.run(self._connect(port))
-
-    def mover(self, size: int) -> Callable[[], None]:
-        return lambda: self._runner.run(self._receive(size))
-
-    async def _connect(self, port: int) -> None:
-        self._ucx = Ucx(CONFIG.transports, lambda _: None)
-        self._ucx.start()
-        self._link = self._ucx.connect("127.0.0.1", port)
-        opened: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._link.open(opened.set_result)
-        await opened
-
-    async def _receive(self, size: int) -> None:
-        """`size` bytes in messages of the handoff's size, `WINDOW` posted at a time."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        count = -(-size // CONFIG.message_bytes)
-        first, self._tag = self._tag + 1, self._tag + count
-        left = count
-
-        def post(tag: int, buffer: np.ndarray) -> None:
-            def arrived(error: str | None) -> None:
-                nonlocal left
-                left -= 1
-                if error is not None:
-                    done.set_exception(RuntimeError(error))
-                elif tag + WINDOW < first + count:
-                    post(tag + WINDOW, buffer)
-                elif not left:
-                    done.set_result(None)
-
-            self._link.receive(buffer, tag, arrived)
-
-        for at, buffer in enumerate(self._buffers[:count]):
-            post(first + at, buffer)
-        self._pipe.send(("raw", size, first))
-        await done
-
-
-def _serve(pipe: Connection) -> None:
-    base = np.random.default_rng(1).integers(0, 256, GEOMETRY.end, dtype=np.uint8)
-    service = KvService(Identity("p0", "i", "f"), CONFIG, HostMemory(base, GEOMETRY))
-    address = service.start()
-    asyncio.run(_serve_loop(pipe, service, address))
-    service.stop()
-
-
-async def _serve_loop(pipe: Connection, service: KvService, address: str) -> None:
-    stopped = asyncio.Event()
-    message = np.ones(CONFIG.message_bytes, np.uint8)
-    links: list[Link] = []
-
-    def accepted(link: Link) -> None:
-        links.append(link)
-        link.open(lambda _: None)
-
-    def send_raw(size: int, tag: int) -> None:
-        while size > 0:
-            part = message[: min(size, CONFIG.message_bytes)]
-            links[0].send(part, tag, lambda _: None)
-            size, tag = size - part.nbytes, tag + 1
-
-    def asked() -> None:
-        verb, *args = pipe.recv()
-        if verb == "exit":
-            stopped.set()
-        elif verb == "raw":
-            send_raw(*args)
-        else:
-            ticket, blocks = args
-            service.offer(ticket, blocks)
-            service.progress((ticket.request_id, 1), list(range(blocks)), blocks)
-            service.drain()
-            pipe.send("ok")
-
-    ucx = Ucx(CONFIG.transports, accepted)
-    ucx.start()
-    asyncio.get_running_loop().add_reader(pipe.fileno(), asked)
-    pipe.send((address, ucx.listen(0)))
-    await stopped.wait()
-    ucx.close()
+    off = handoff.seconds / figures["no digest"].seconds - 1
+    print(
+        f"{'':8} handoff: {raw.seconds / handoff.seconds:.0%} of raw; digests of both ends "
+        f"{digest_seconds / handoff.seconds:.1%} of its time, "
+        f"{digest_seconds / max(handoff.cpu_seconds, 1e-9):.1%} of its CPU (on against off "
+        f"{off:+.1%})"
+    )
+    if "nixl" in figures:
+        nixl = figures["nixl"]
+        print(
+            f"{'':8} handoff: {nixl.seconds / handoff.seconds:.2f} times as fast as nixl, with "
+            f"{handoff.cpu_seconds / max(nixl.cpu_seconds, 1e-9):.2f} of its CPU"
+        )

@@ -16,6 +16,7 @@ from tests.faults.world import World
 CALM_SHARE = 0.2
 FAULT_SHARE = 0.6
 ROUND = 2000
+WARM = 50
 KILL_EVERY = 200
 
 
@@ -36,6 +37,7 @@ def main() -> int:
 def run_calm(seed: int, first: int, count: int) -> list[str]:
     world = World(seed, fault_share=0.0, kill_every=0)
     try:
+        world.warm(WARM)
         world.run(first, count)
     finally:
         world.close()

@@ -25,7 +25,7 @@ import numpy as np
 
 from common.kv import incoming
 from common.kv.control import Identity
-from common.kv.digest import HEADER_BYTES, Expected, Verdict, check
+from common.kv.digest import HEADER_BYTES, Arrival, Expected, Verdict, judge
 from common.kv.handoff.desk import Key
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
@@ -60,7 +60,7 @@ class Worker:
         self._shim = Shim(self._bent, "-missed" if control == "misaimed" else "")
         self._shim.install()
         self._blind = control == "blind"
-        incoming.check = self._check  # type: ignore[attr-defined]
+        incoming.judge = self._judge  # type: ignore[attr-defined]
         self._service = KvService(
             Identity(name, incarnation, "f"),
             CONFIG,
@@ -153,26 +153,35 @@ class Worker:
 
         self._later(delay_s, fetch)
 
-    def _check(self, message: np.ndarray, expected: Expected) -> Verdict:
+    def _judge(
+        self,
+        message: np.ndarray,
+        transfer: int,
+        slot: int,
+        planned: Callable[[int], Expected | None],
+    ) -> Arrival:
         """The product's verdict, and whether it was a wrong one; runs on the KV thread."""
-        verdict = check(message, expected)
-        if verdict is Verdict.CORRUPT:
-            self._tell("verdict", expected.transfer, expected.index, False)
+        arrival = judge(message, transfer, slot, planned)
+        if arrival.verdict is Verdict.CORRUPT:
+            self._tell("verdict", transfer, slot, False)
             if self._blind:
-                verdict = Verdict.OK
+                arrival = Arrival(Verdict.OK, slot)
         core = self._service._core
         assert core is not None
-        key = core.incoming._by_transfer.get(expected.transfer)
+        key = core.incoming._by_transfer.get(transfer)
         held = self._held.get(("receive", key)) if key is not None else None
-        if verdict is Verdict.OK and held is not None:
+        expected = planned(arrival.index)
+        if arrival.verdict is Verdict.OK and held is not None and expected is not None:
             flight = message[HEADER_BYTES : expected.message_bytes]
-            pages = flight.reshape(GEOMETRY.layers, expected.blocks, GEOMETRY.page_bytes)
+            pages = flight.reshape(expected.layers, expected.blocks, GEOMETRY.page_bytes)
+            layers = slice(expected.first_layer, expected.end_layer)
             for at in range(expected.blocks):
                 truth = block_content(held.spec.name, expected.first_block + at)
-                if not np.array_equal(pages[:, at].reshape(-1), truth):
-                    self._tell("verdict", expected.transfer, expected.index, True)
+                due = truth.reshape(GEOMETRY.layers, GEOMETRY.page_bytes)[layers]
+                if not np.array_equal(pages[:, at], due):
+                    self._tell("verdict", transfer, slot, True)
                     break
-        return verdict
+        return arrival
 
     # ------------------------------------------------------------ either
 

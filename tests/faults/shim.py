@@ -21,8 +21,6 @@ from common.wire import Decoder
 from tests.faults.plan import DATA, Fault
 
 HOLD_MAX_S = 0.06
-PADDING = 16
-"""Bytes at the end of a data header that say nothing."""
 LATE_S = 0.4
 LASTING = frozenset({"flip-always"})
 Say = Callable[[str, str, int, int], None]
@@ -136,7 +134,7 @@ class Shim:
         first, upto = {
             "flip": (HEADER_BYTES, message.nbytes),
             "flip-always": (HEADER_BYTES, message.nbytes),
-            "header": (0, HEADER_BYTES - PADDING),
+            "header": (0, HEADER_BYTES),
             "garble": (0, _used(message, fault.target)),
             "replay": (HEADER_BYTES, message.nbytes),
         }[fault.what]

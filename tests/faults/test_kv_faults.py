@@ -29,6 +29,7 @@ def played(
     worlds: list[World], count: int, *, fault_share: float, kill_every: int = 0, control: str = ""
 ) -> Notes:
     worlds.append(World(SEED, fault_share=fault_share, kill_every=kill_every, control=control))
+    worlds[-1].warm(8)
     worlds[-1].run(0, count)
     return worlds[-1].notes
 

@@ -27,7 +27,12 @@ def stream(running: Fleet, max_tokens: int) -> Iterator[Any]:
     api = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=30)
     return iter(
         api.completions.create(
-            model=MODEL, prompt=PROMPT, max_tokens=max_tokens, temperature=0, stream=True
+            model=MODEL,
+            prompt=PROMPT,
+            max_tokens=max_tokens,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
 
@@ -52,16 +57,57 @@ def restarted(running: Fleet, name: str, old_pid: int) -> bool:
     return child is not None and child.pid != old_pid
 
 
-def test_a_lost_decode_worker_ends_its_stream_with_an_error_and_comes_back(
-    one_pair: Fleet,
-) -> None:
-    chunks = stream(one_pair, 2000)
-    next(chunks)
+def text_of(chunks: Iterator[Any]) -> tuple[str, Any]:
+    """What a stream says, and its usage."""
+    pieces, usage = [], None
+    for chunk in chunks:
+        pieces += [choice.text for choice in chunk.choices]
+        usage = chunk.usage or usage
+    return "".join(pieces), usage
+
+
+def serving(running: Fleet) -> str:
+    """The decode worker that streams something now."""
+    (request,) = running.ctl("requests")
+    return str(request["decode"])
+
+
+def test_a_stream_goes_on_when_its_decode_worker_is_killed() -> None:
+    with fleet("--engine", "sim", "--decode", "2") as running:
+        running.wait_ready()
+        undisturbed = text_of(stream(running, 300))
+        chunks = stream(running, 300)
+        first = next(chunks).choices[0].text
+        name = serving(running)
+        kill(running, name)
+        rest, usage = text_of(chunks)
+        assert (first + rest, usage) == undisturbed
+        assert usage.completion_tokens == 300
+        gateway = running.log("g0")
+        assert "request.recovered" in gateway
+        assert f"decode worker {name} was lost" in gateway
+
+
+def test_the_only_decode_worker_is_waited_for(one_pair: Fleet) -> None:
+    undisturbed = text_of(stream(one_pair, 300))
+    chunks = stream(one_pair, 300)
+    first = next(chunks).choices[0].text
     pid = kill(one_pair, "d0")
-    with pytest.raises(openai.APIError, match="d0"):
-        list(chunks)
-    wait_until("d0 is started again", lambda: restarted(one_pair, "d0", pid))
-    wait_until("requests are served again", lambda: complete(one_pair) == 200, 20)
+    rest, usage = text_of(chunks)
+    assert (first + rest, usage) == undisturbed
+    assert restarted(one_pair, "d0", pid)
+
+
+def test_without_recovery_a_lost_decode_worker_ends_its_stream_with_an_error() -> None:
+    with fleet("--engine", "sim", env={"BATON_GATEWAY__RECOVERY": "false"}) as running:
+        running.wait_ready()
+        chunks = stream(running, 2000)
+        next(chunks)
+        pid = kill(running, "d0")
+        with pytest.raises(openai.APIError, match="d0"):
+            list(chunks)
+        wait_until("d0 is started again", lambda: restarted(running, "d0", pid))
+        wait_until("requests are served again", lambda: complete(running) == 200, 20)
 
 
 def test_a_lost_prefill_worker_costs_no_request(one_pair: Fleet) -> None:
@@ -81,7 +127,7 @@ def test_streams_do_not_notice_a_lost_router_and_new_work_waits_for_its_return(
     pid = kill(one_pair, "r0")
     assert complete(one_pair) == 200
     assert restarted(one_pair, "r0", pid)
-    assert len(list(chunks)) >= 149
+    assert text_of(chunks)[1].completion_tokens == 150
 
 
 def test_a_killed_supervisor_takes_its_fleet_along(one_pair: Fleet) -> None:
@@ -98,9 +144,9 @@ def test_ctrl_c_lets_a_running_stream_finish(one_pair: Fleet) -> None:
     daemons = psutil.Process(one_pair.process.pid).children(recursive=True)
     stopper = threading.Thread(target=one_pair.stop)
     stopper.start()
-    rest = list(chunks)
+    _, usage = text_of(chunks)
     stopper.join()
-    assert rest[-1].choices[0].finish_reason == "length"
+    assert usage.completion_tokens == 120
     assert one_pair.process.returncode == 0
     assert not [d for d in daemons if d.is_running()]
     for name in ("g0", "r0", "p0", "d0", "h0"):

@@ -1,16 +1,18 @@
 """P's counter: all tickets offered here, all D peers that ask, and what is left of both.
 
 Theory of operation: pure, as the machines it holds. A `KvReady` finds its ticket by the secret; one
-that comes before its ticket waits at the counter (bounded, expiring), for P's queue may be long. A
-ticket serves only the D it names, in the incarnation it names. The lease runs from the offer;
-losing D's connection shortens it to a grace in which D may come back. Transfers that have ended
-keep a tombstone with the count of messages already answered, so that a late credit still gets its
-voids.
+that comes before its ticket waits at the counter, for P's queue may be long: bounded, and as long
+as D itself waits. A ticket serves only the D it names, in the incarnation it names. The lease runs
+from the offer; losing D's connection shortens it to a grace in which D may come back. Transfers
+that have ended keep a tombstone with the count of slots already answered, so that a late credit
+still gets its voids.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import msgspec
 
 from common.errors import Code
 from common.kv.handoff.sender import Sender
@@ -18,6 +20,7 @@ from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import (
     SEND_TERMINAL,
     Action,
+    Ahead,
     Cancel,
     Computed,
     Expire,
@@ -30,13 +33,14 @@ from common.kv.handoff.words import (
 )
 from common.kv.lease import Lease, LeaseTable, Tombstones
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from common.kv.plan import Shape
+from common.kv.plan import Plan, Shape
 from common.messages import Ticket
 
 LEASES = 4096
 PARKED = 1024
 TOMBSTONES = 8192
 GRACE_S = 1.0
+PATIENCE_MS_MAX = 600_000.0
 
 Key = tuple[str, int]
 
@@ -104,6 +108,9 @@ class Desk:
     def computed(self, key: Key, blocks: int) -> list[Out]:
         return self._feed(key, Computed(blocks))
 
+    def ahead(self, key: Key, blocks: int, layers: int) -> list[Out]:
+        return self._feed(key, Ahead(blocks, layers))
+
     def release(self, key: Key, reason: str) -> list[Out]:
         """Idempotent; an unknown key is remembered, so that its offer will be refused."""
         if key not in self._senders:
@@ -120,13 +127,29 @@ class Desk:
         key = self._by_secret.get(message.secret)
         if key is not None:
             return self._serve(key, peer, message, message.granted)
+        if self._seen(message.transfer):
+            return []
         if (message.request_id, message.attempt) in self._ended:
             return self._refuse(peer, message, message.granted, "the ticket has ended")
-        if message.secret in self._parked or len(self._parked) >= PARKED:
-            return self._refuse(peer, message, message.granted, "no room for an early request")
-        expires = now + self._lease_ms / 1000
+        outs: list[Out] = []
+        older = self._parked.pop(message.secret, None)
+        if older is not None:
+            self._answered.bury(older.message.transfer, older.granted)
+            outs = self._voids(older.peer, older.message.transfer, 0, older.granted)
+        if len(self._parked) >= PARKED:
+            why = "no room for an early request"
+            return [*outs, *self._refuse(peer, message, message.granted, why)]
+        patience_ms = min(message.patience_ms or self._lease_ms, PATIENCE_MS_MAX)
+        expires = now + patience_ms / 1000
         self._parked[message.secret] = _Parked(peer, message, message.granted, expires)
-        return []
+        return outs
+
+    def _seen(self, transfer: int) -> bool:
+        """A repeated KvReady: the first one is or was answered."""
+        parked = any(each.message.transfer == transfer for each in self._parked.values())
+        again = parked or transfer in self._by_transfer or transfer in self._answered
+        self._tally.stale += again
+        return again
 
     def credit(self, peer: Peer, message: KvCredit) -> list[Out]:
         key = self._by_transfer.get(message.transfer)
@@ -214,17 +237,27 @@ class Desk:
         ticket = sender.ticket
         if (peer.name, peer.incarnation) != (ticket.decode, ticket.decode_incarnation):
             return self._refuse(peer, message, granted, "the ticket names another decode worker")
-        if message.transfer in self._by_transfer or message.transfer in self._answered:
-            self._tally.stale += 1
+        if self._seen(message.transfer):
             return []
-        end = message.first_block + message.blocks
-        payload = min(message.message_blocks, message.blocks) * self._shape.block_bytes
-        shape_ok = 0 <= message.first_block <= end <= sender.blocks and message.message_blocks > 0
-        if not shape_ok or payload > self._buffer_bytes or message.blocks < 0:
+        if not self._possible(message, sender):
             return self._refuse(peer, message, granted, "blocks or message size out of bounds")
         self._by_transfer[message.transfer] = key
         ready = Ready(peer.id, _granting(message, granted))
         return self._feed(key, ready)
+
+    def _possible(self, message: KvReady, sender: Sender) -> bool:
+        try:
+            plan = Plan(
+                message.transfer,
+                message.first_block,
+                message.blocks,
+                message.message_blocks,
+                self._shape,
+                message.layer_groups,
+            )
+        except ValueError:
+            return False
+        return plan.end <= sender.blocks and plan.payload_bytes_max <= self._buffer_bytes
 
     def _feed(self, key: Key, event: SendEvent) -> list[Out]:
         sender = self._senders.get(key)
@@ -269,15 +302,4 @@ class Desk:
 
 
 def _granting(message: KvReady, granted: int) -> KvReady:
-    if granted == message.granted:
-        return message
-    return KvReady(
-        secret=message.secret,
-        request_id=message.request_id,
-        attempt=message.attempt,
-        transfer=message.transfer,
-        first_block=message.first_block,
-        blocks=message.blocks,
-        message_blocks=message.message_blocks,
-        granted=granted,
-    )
+    return msgspec.structs.replace(message, granted=granted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import Code
-from common.kv.digest import HEADER_BYTES, Verdict
+from common.kv.digest import HEADER_BYTES, NOT_YET, Arrival, Verdict
 from common.kv.handoff.words import (
     RECEIVE_TERMINAL,
     RECEIVE_TRANSITIONS,
@@ -40,8 +40,8 @@ REFETCHES = 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What D lacks of a prompt, and how it may be fetched. `deadline`: instant; `window`: messages
-    that may be posted at once; `retries`: tries after the first that a lost transport may cost."""
+    """What D lacks of a prompt, and how to fetch it. `deadline`: instant; `window`: open slots at
+    most; `retries`: tries after the first that a lost transport may cost."""
 
     first_block: int
     blocks: int
@@ -49,6 +49,7 @@ class Wanted:
     window: int
     deadline: float
     retries: int
+    layer_groups: int = 1
 
 
 class Receiver:
@@ -72,7 +73,9 @@ class Receiver:
         self._asked_at: float | None = None
         self._first_at: float | None = None
         self._last_at = 0.0
-        self._counts = [0, 0, 0]
+        self._messages = 0
+        self._payload_bytes = 0
+        self._early_bytes = 0
 
     @property
     def transfer(self) -> int | None:
@@ -88,13 +91,13 @@ class Receiver:
         return self.retry_at if self.state is ReceiveState.BACKOFF else self.wanted.deadline
 
     def report(self) -> KvReport:
-        blocks, messages, payload = self._counts
         asked, first = self._asked_at, self._first_at
         return KvReport(
-            blocks=blocks,
-            messages=messages,
-            payload_bytes=payload,
-            wire_bytes=payload + HEADER_BYTES * messages,
+            blocks=self._next_block - self.wanted.first_block,
+            messages=self._messages,
+            payload_bytes=self._payload_bytes,
+            wire_bytes=self._payload_bytes + HEADER_BYTES * self._messages,
+            early_bytes=min(self._early_bytes, self._payload_bytes),
             wait_ms=(first - asked) * 1000 if first is not None and asked is not None else 0.0,
             transfer_ms=(self._last_at - first) * 1000 if first is not None else 0.0,
             retries=self.retries,
@@ -110,13 +113,13 @@ class Receiver:
             case Start():
                 return [Connect()]
             case Connected(peer, transfer) if self.state is ReceiveState.CONNECTING:
-                return self._begin(peer, transfer)
+                return self._begin(peer, transfer, now)
             case ConnectFailed(message, final) if self.state is ReceiveState.CONNECTING:
                 return self._fail(message) if final else self._back_off(message, now)
             case Posted(transfer, upto) if transfer == self.transfer:
                 return self._grant(upto, now)
-            case Arrived(transfer, index, verdict) if transfer == self.transfer:
-                return self._arrived(index, verdict, now)
+            case Arrived(transfer, arrival) if transfer == self.transfer:
+                return self._arrived(arrival, now)
             case KvRefused() if event.transfer == self.transfer:
                 return self._fail(f"{self.ticket.prefill} refused the KV: {event.message}")
             case PeerLost(peer) if peer == self._peer and self._plan is not None:
@@ -131,15 +134,22 @@ class Receiver:
                 return [Connect()]
         return []
 
-    def _begin(self, peer: int, transfer: int) -> list[Action]:
+    def _begin(self, peer: int, transfer: int, now: float) -> list[Action]:
         wanted = self.wanted
         left = wanted.first_block + wanted.blocks - self._next_block
-        plan = Plan(transfer, self._next_block, left, wanted.message_blocks, self._shape)
+        plan = Plan(
+            transfer,
+            self._next_block,
+            left,
+            wanted.message_blocks,
+            self._shape,
+            wanted.layer_groups,
+        )
         self._peer, self._plan = peer, plan
         self._asked, self._verified = 0, set()
         self._become(ReceiveState.WAITING)
         if plan.blocks == 0:
-            ready = self._ready(plan, 0)
+            ready = self._ready(plan, 0, now)
             self._plan = None
             return [Tell(peer, ready), *self._end(ReceiveState.DONE, "", "")]
         return self._post()
@@ -162,9 +172,9 @@ class Receiver:
         self._told = (peer, plan.transfer)
         if self._asked_at is None:
             self._asked_at = now
-        return [Tell(peer, self._ready(plan, upto))]
+        return [Tell(peer, self._ready(plan, upto, now))]
 
-    def _ready(self, plan: Plan, granted: int) -> KvReady:
+    def _ready(self, plan: Plan, granted: int, now: float) -> KvReady:
         return KvReady(
             secret=self.ticket.secret,
             request_id=self.ticket.request_id,
@@ -174,32 +184,38 @@ class Receiver:
             blocks=plan.blocks,
             message_blocks=plan.message_blocks,
             granted=granted,
+            layer_groups=plan.layer_groups,
+            patience_ms=max(0.0, self.wanted.deadline - now) * 1000,
         )
 
-    def _arrived(self, index: int, verdict: Verdict, now: float) -> list[Action]:
-        if verdict is Verdict.LOST:
-            return self._back_off("a receive failed in the transport", now)
-        if verdict is Verdict.VOID:
-            return self._fail(f"{self.ticket.prefill} gave the transfer up")
-        if verdict is Verdict.CORRUPT:
-            return self._refetch()
-        return self._place(index, now)
+    def _arrived(self, arrival: Arrival, now: float) -> list[Action]:
+        match arrival.verdict:
+            case Verdict.LOST:
+                return self._back_off("a receive failed in the transport", now)
+            case Verdict.VOID:
+                return self._fail(f"{self.ticket.prefill} gave the transfer up")
+            case Verdict.CORRUPT:
+                return self._refetch()
+            case Verdict.OK:
+                return self._place(arrival, now)
 
-    def _place(self, index: int, now: float) -> list[Action]:
+    def _place(self, arrival: Arrival, now: float) -> list[Action]:
         plan, peer = self._plan, self._peer
         assert plan is not None and peer is not None  # noqa: PT018
-        if index in self._verified:
+        if arrival.index in self._verified:
             return []
         if self.state is ReceiveState.WAITING:
             self._become(ReceiveState.RECEIVING)
-        message = plan.message(index)
-        self._verified.add(index)
+        message = plan.message(arrival.index)
+        self._verified.add(arrival.index)
         self._first_at = now if self._first_at is None else self._first_at
         self._last_at = now
-        for at, amount in enumerate((message.blocks, 1, message.payload_bytes)):
-            self._counts[at] += amount
+        self._messages += 1
+        self._payload_bytes += message.payload_bytes
+        if arrival.early_bytes != NOT_YET:
+            self._early_bytes = arrival.early_bytes
         self._advance(plan)
-        place = Place(plan.transfer, index, message.first_block, message.blocks)
+        place = Place(plan.transfer, message)
         if len(self._verified) < plan.messages:
             return [place, *self._post()]
         released = Tell(peer, KvReleased(transfer=plan.transfer))
@@ -207,13 +223,13 @@ class Receiver:
         return [place, released, *self._end(ReceiveState.DONE, "", "")]
 
     def _advance(self, plan: Plan) -> None:
-        """Moves `_next_block` past what is verified without a gap."""
+        """Moves `_next_block` past the runs that are verified, all layers, without a gap."""
+        groups = plan.groups
         while self._next_block < plan.end:
-            index = (self._next_block - plan.first_block) // plan.message_blocks
-            if index not in self._verified:
+            run = (self._next_block - plan.first_block) // plan.message_blocks
+            if not all(run * groups + group in self._verified for group in range(groups)):
                 return
-            message = plan.message(index)
-            self._next_block = message.first_block + message.blocks
+            self._next_block = plan.message(run * groups).end_block
 
     def _refetch(self) -> list[Action]:
         self._damaged += 1

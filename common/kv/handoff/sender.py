@@ -1,17 +1,22 @@
-"""P's end of one handoff: answers every granted message once, sends what is computed.
+"""P's end of one handoff: answers every granted slot once, sends what is computed.
 
-Theory of operation: in `words`.
+Theory of operation: in `words`. A slot is a receive that D has posted; P chooses which message goes
+into it: the first one in the plan whose blocks and layers hold KV.
 """
 
 from __future__ import annotations
 
+import bisect
+from collections import deque
 from dataclasses import dataclass, field
 
 from common.errors import Code
+from common.kv.digest import Expected
 from common.kv.handoff.words import (
     SEND_TERMINAL,
     SEND_TRANSITIONS,
     Action,
+    Ahead,
     Cancel,
     Computed,
     Ended,
@@ -33,11 +38,15 @@ from common.messages import Ticket
 
 @dataclass(slots=True)
 class _Outgoing:
+    """`slots`: granted and not answered. `pending`: messages neither staged nor sent, by index.
+    `staging`: those that wait for a staging buffer, never more than there are slots."""
+
     peer: int
     plan: Plan
+    pending: list[int]
     granted: int = 0
-    staged: int = 0
-    unanswered: set[int] = field(default_factory=set)
+    slots: deque[int] = field(default_factory=deque)
+    staging: set[int] = field(default_factory=set)
 
 
 class Sender:
@@ -48,8 +57,7 @@ class Sender:
         self.blocks = blocks
         self.state = SendState.OFFERED
         self.computed = 0
-        self.messages = 0
-        self.payload_bytes = 0
+        self._ahead = Ahead(0, 0)
         self._shape = shape
         self._out: _Outgoing | None = None
 
@@ -60,7 +68,7 @@ class Sender:
 
     @property
     def granted(self) -> int:
-        """Messages that D has granted of it."""
+        """Slots that D has granted for it."""
         return self._out.granted if self._out else 0
 
     def handle(self, event: SendEvent) -> list[Action]:  # noqa: C901, PLR0911
@@ -69,7 +77,10 @@ class Sender:
             return []
         match event:
             case Computed(blocks):
-                self.computed = blocks
+                self.computed, self._ahead = blocks, Ahead(0, 0)
+                return self._stage()
+            case Ahead():
+                self._ahead = event
                 return self._stage()
             case Ready(peer, message):
                 return self._begin(peer, message)
@@ -99,11 +110,16 @@ class Sender:
         """A second Ready is D's retry: the older transfer is answered with voids."""
         actions = self._void_rest()
         plan = Plan(
-            ready.transfer, ready.first_block, ready.blocks, ready.message_blocks, self._shape
+            ready.transfer,
+            ready.first_block,
+            ready.blocks,
+            ready.message_blocks,
+            self._shape,
+            ready.layer_groups,
         )
         if plan.end > self.blocks:
             raise ValueError(f"blocks up to {plan.end} of a prompt of {self.blocks}")
-        self._out = _Outgoing(peer, plan)
+        self._out = _Outgoing(peer, plan, list(range(plan.messages)))
         self._become(SendState.SENDING)
         if plan.blocks == 0:
             return actions + self._end(SendState.RELEASED, "", "")
@@ -113,40 +129,51 @@ class Sender:
         out = self._out
         assert out is not None
         granted = min(granted, out.plan.messages)
-        out.unanswered.update(range(out.granted, granted))
+        out.slots.extend(range(out.granted, granted))
         out.granted = max(out.granted, granted)
         return self._stage()
 
     def _stage(self) -> list[Action]:
-        """Asks for staging of every granted message whose blocks are computed, in order."""
-        actions: list[Action] = []
+        """Asks for staging of messages that hold KV, in the plan's order, as slots allow."""
         out = self._out
-        while out is not None and out.staged < out.granted:
-            message = out.plan.message(out.staged)
-            if message.first_block + message.blocks > self.computed:
+        if out is None:
+            return []
+        room = len(out.slots) - len(out.staging)
+        reach = max(self.computed, self._ahead.blocks)
+        chosen: list[int] = []
+        for at, index in enumerate(out.pending):
+            message = out.plan.message(index)
+            if len(chosen) >= room or message.end_block > reach:
                 break
-            actions.append(Stage(out.plan.transfer, out.staged))
-            out.staged += 1
-        return actions
+            if self._holds(message):
+                chosen.append(at)
+        indices = [out.pending[at] for at in chosen]
+        for at in reversed(chosen):
+            del out.pending[at]
+        out.staging.update(indices)
+        return [Stage(out.plan.transfer, index) for index in indices]
+
+    def _holds(self, message: Expected) -> bool:
+        if message.end_block <= self.computed:
+            return True
+        ahead = self._ahead
+        return message.end_block <= ahead.blocks and message.end_layer <= ahead.layers
 
     def _send(self, index: int) -> list[Action]:
         out = self._out
-        if out is None or index not in out.unanswered:
+        if out is None or index not in out.staging:
             return []
-        message = out.plan.message(index)
-        if message.first_block + message.blocks > self.computed:
-            out.staged = min(out.staged, index)
+        out.staging.remove(index)
+        if not self._holds(out.plan.message(index)):
+            bisect.insort(out.pending, index)
             return []
-        out.unanswered.remove(index)
-        self.messages += 1
-        self.payload_bytes += message.payload_bytes
-        return [SendData(out.peer, out.plan, index)]
+        return [SendData(out.peer, out.plan, index, out.slots.popleft())]
 
     def _void_rest(self) -> list[Action]:
         out, self._out = self._out, None
         if out is None:
             return []
-        return [SendVoid(out.peer, out.plan.transfer, i) for i in sorted(out.unanswered)]
+        return [SendVoid(out.peer, out.plan.transfer, slot) for slot in out.slots]
 
     def _end(self, state: SendState, error: str, message: str) -> list[Action]:
         out = self._out
@@ -166,8 +193,9 @@ class Sender:
         out = self._out
         if (self.state is SendState.SENDING) != (out is not None):
             raise AssertionError(f"{self.state} with transfer {self.transfer}")
-        if out is not None and not (
-            out.staged <= out.granted <= out.plan.messages
-            and all(0 <= i < out.granted for i in out.unanswered)
-        ):
+        if out is None:
+            return
+        unsent = len(out.pending) + len(out.staging)
+        answered = out.granted - len(out.slots)
+        if len(out.staging) > len(out.slots) or answered + unsent != out.plan.messages:
             raise AssertionError(f"impossible counters: {out}")

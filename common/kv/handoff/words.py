@@ -2,9 +2,10 @@
 
 Theory of operation: `handle(event, now)` is the sole mutator and returns actions in the order in
 which the shell must do them; every action that takes time comes back as an event. A *transfer* is
-one try: an id that D never used before. D grants a message only when its receive is posted, and P
-answers every granted message once, with data or with a void, also after the handoff has ended, so
-that no posted receive is left behind. What D gives to the engine was verified; a message of an
+one try: an id that D never used before. A *slot* is a receive that D has posted for it, for any
+one message of the transfer; D grants a slot only then, and P answers every granted slot once, with
+a message not sent yet or with a void, also after the handoff has ended, so that no posted receive
+is left behind. What D gives to the engine was verified; a message of an
 older transfer is never placed. A retry asks only for what is not yet verified.
 
     P: OFFERED -> SENDING -> RELEASED          D: CONNECTING -> WAITING -> RECEIVING -> DONE
@@ -17,7 +18,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from common.kv.digest import Verdict
+from common.kv.digest import Arrival, Expected
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
 from common.kv.plan import Plan
 
@@ -74,6 +75,15 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """P: of the first `blocks` blocks the first `layers` layers are computed, the others will be
+    within this step. Void at the next `Computed`."""
+
+    blocks: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     peer: int
     message: KvReady
@@ -119,7 +129,8 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class ConnectFailed:
-    """`final`: P answered, and will not talk to us (wire version, fingerprint, incarnation)."""
+    """`final`: it will never work: P answered and will not talk to us (wire version, fingerprint,
+    incarnation), or the ticket has no address for us."""
 
     message: str
     final: bool = False
@@ -127,7 +138,7 @@ class ConnectFailed:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """D: receives of messages [0, upto) were posted."""
+    """D: receives for slots [0, upto) were posted."""
 
     transfer: int
     upto: int
@@ -135,9 +146,10 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
+    """D: a slot was answered."""
+
     transfer: int
-    index: int
-    verdict: Verdict
+    arrival: Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +157,9 @@ class Tick:
     """Time has passed."""
 
 
-SendEvent = Computed | Ready | KvCredit | Staged | KvAbort | KvReleased | PeerLost | Cancel | Expire
+SendEvent = (
+    Computed | Ahead | Ready | KvCredit | Staged | KvAbort | KvReleased | PeerLost | Cancel | Expire
+)
 ReceiveEvent = (
     Start | Connected | ConnectFailed | Posted | Arrived | KvRefused | PeerLost | Cancel | Tick
 )
@@ -169,18 +183,19 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class SendData:
-    """P: copy the blocks out and send them. Comes only as the answer to `Staged`."""
+    """P: copy the blocks out and send them to this slot. Comes only as the answer to `Staged`."""
 
     peer: int
     plan: Plan
     index: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendVoid:
     peer: int
     transfer: int
-    index: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +205,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """D: post receives of messages [first, upto), as staging allows, then `Posted`."""
+    """D: post receives for slots [first, upto), as staging allows, then `Posted`."""
 
     peer: int
     plan: Plan
@@ -203,9 +218,7 @@ class Place:
     """D: copy the verified message that has just arrived to its blocks (counted in the prompt)."""
 
     transfer: int
-    index: int
-    first_block: int
-    blocks: int
+    message: Expected
 
 
 @dataclass(frozen=True, slots=True)

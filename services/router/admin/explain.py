@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from common.errors import BatonError, Code
+from common.messages import KvReport
 from services.router.admin.verb import Arg, Value, Verb, View
 from services.router.records import Try
 from services.router.state import TERMINAL, TryState
@@ -76,8 +77,18 @@ def _attempt(each: Try, now: float) -> dict[str, Any]:
 
 
 def _kv(each: Try) -> dict[str, Any] | None:
+    """`overlap`: share of the bytes that left before the prefill ended, None when none moved."""
     report = each.decode_report.kv if each.decode_report else None
-    return None if report is None else msgspec.to_builtins(report)
+    if report is None:
+        return None
+    fields: dict[str, Any] = msgspec.to_builtins(report)
+    return {**fields, "overlap": _overlap(report)}
+
+
+def _overlap(report: KvReport) -> float | None:
+    if not report.payload_bytes:
+        return None
+    return round(report.early_bytes / report.payload_bytes, 4)
 
 
 def _phases(each: Try) -> list[dict[str, Any]]:
@@ -153,6 +164,9 @@ def _first_token(each: Try) -> list[str]:
             f"messages: {kv.wait_ms:.1f} ms until data came, {kv.transfer_ms:.1f} ms of data"
             f"{retries}"
         )
+        overlap = _overlap(kv)
+        if overlap is not None:
+            told.append(f"{overlap:.0%} of the bytes were sent before the prefill ended")
     told.append(
         f"{placement.decode.name} made the first token {report.elapsed_ms:.1f} ms after it was "
         f"asked; {report.cached_tokens} of {each.ask.prompt_tokens} prompt tokens were not "

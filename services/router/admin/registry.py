@@ -8,6 +8,7 @@ from services.router.admin import (
     explain,
     help_,
     kv,
+    limits,
     policy,
     requests,
     resume,
@@ -25,5 +26,6 @@ VERBS = (
     drain.VERB,
     resume.VERB,
     evict.VERB,
+    limits.VERB,
     help_.VERB,
 )

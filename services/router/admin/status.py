@@ -10,7 +10,7 @@ from services.router.admin.verb import Value, Verb, View
 
 def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
     tables, counts = view.tables, view.tables.counts
-    fleet, settings = tables.fleet, tables.settings
+    fleet, settings, limits = tables.fleet, tables.settings, tables.limits
     rate = tables.drain_rate.per_second(view.now)
     states = [w for w in tables.workers.values() if not w.away]
     slots = sum(w.capacity.max_num_seqs for w in states if w.role is Role.DECODE and w.ready)
@@ -30,11 +30,11 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "prefill_ready": fleet.prefill_ready,
         "decode_ready": fleet.decode_ready,
         "active": tables.active,
-        "active_max": min(settings.max_active, slots) if settings.max_active else slots,
+        "active_max": min(limits.max_active, slots) if limits.max_active else slots,
         "queued": len(tables.waiting),
-        "queued_max": settings.max_queue,
+        "queued_max": limits.max_queue,
         "queued_bytes": tables.waiting.bytes_held,
-        "queued_bytes_max": settings.queue_bytes_max,
+        "queued_bytes_max": limits.queue_bytes_max,
         "drained_per_s": None if rate is None else round(rate, 2),
         "estimates": tables.estimates.shown(),
         "totals": {

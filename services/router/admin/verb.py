@@ -54,7 +54,10 @@ class Verb:
     run: Callable[[View, dict[str, Value]], Any]
 
     def usage(self) -> str:
-        shown = [f"{a.name}" if a.default is None else f"[{a.name}={a.default}]" for a in self.args]
+        shown = [
+            a.name if a.default is None else f"[{a.name}={a.default}]".replace("=-1]", "]")
+            for a in self.args
+        ]
         return " ".join([self.name, *shown])
 
 

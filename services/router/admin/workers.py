@@ -41,6 +41,7 @@ def _row(worker: Worker, now: float) -> dict[str, Any]:
         "max_model_len": capacity.max_model_len,
         "model": worker.model,
         "fingerprint": worker.fingerprint,
+        "fingerprint_parts": worker.fingerprint_parts,
         "kv_address": worker.kv_address,
         "incarnation": worker.incarnation,
         "pid": worker.pid,

@@ -30,9 +30,12 @@ class _Pace:
 
 
 class PrefillRate:
+    """`measured_at`: when the latest prompt ended."""
+
     def __init__(self, memory: int, prior_tokens_per_s: float) -> None:
         self._memory = memory
         self._seconds_per_token = BySize(memory, 1.0 / prior_tokens_per_s)
+        self.measured_at = float("-inf")
         self._paces: OrderedDict[str, _Pace] = OrderedDict()
 
     @property
@@ -48,6 +51,7 @@ class PrefillRate:
         pace.ended = now
         if tokens < 1:
             return
+        self.measured_at = now
         self._seconds_per_token.add(tokens, seconds, tokens)
         pace.ratio.add(self._seconds_per_token.value(tokens) * tokens, seconds)
 

@@ -82,7 +82,7 @@ def test_tokens_equal_one_plain_engine_one_at_a_time(
 
 def check_moved(prompt: list[int], result: Result, end: KvDone) -> None:
     """The bytes of exactly the blocks that D lacked came, and D computed only the last token."""
-    assert end.error == ""
+    assert end.error == "", end.message
     blocks = -(-(len(prompt) - 1) // MODEL["block_tokens"])
     assert end.report.blocks == blocks
     assert end.report.payload_bytes == kv_bytes(blocks)
@@ -100,7 +100,7 @@ def test_tokens_equal_one_plain_engine_all_at_once(
         answers = await asyncio.gather(*(pair.hand_over(prompt) for prompt in texts))
         for prompt, (result, end), expected in zip(texts, answers, plain, strict=True):
             assert result.tokens == expected, len(prompt)
-            assert end.error == ""
+            assert end.error == "", end.message
             assert result.cached == len(prompt) - 1
         await pair.prefill.empty()
         await pair.decode.empty()
@@ -167,11 +167,11 @@ def test_damaged_kv_changes_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The control: if KV were wrong after verification, the tests above would see it."""
     original = HostMemory.scatter
 
-    def damaging(self: HostMemory, block_ids: list[int], data: np.ndarray) -> None:
+    def damaging(self: HostMemory, block_ids: list[int], data: np.ndarray, layers: range) -> None:
         damaged = data.copy()
         floats = damaged.view(np.float32)
         floats[: len(floats) // 2] += 0.5
-        original(self, block_ids, damaged)
+        original(self, block_ids, damaged, layers)
 
     monkeypatch.setattr(HostMemory, "scatter", damaging)
     pair = open_pair(make_config(tmp_path))
@@ -183,7 +183,7 @@ def test_damaged_kv_changes_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for length in (2, 100, 200, 500, 900):
                 prompt = [draw.randint(10, 250) for _ in range(length)]
                 result, end = await pair.hand_over(prompt)
-                assert end.error == ""
+                assert end.error == "", end.message
                 changed += result.tokens != (await pair.alone(prompt)).tokens
             assert changed == 5
         await pair.decode.engine.close()

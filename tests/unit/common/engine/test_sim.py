@@ -103,10 +103,10 @@ async def test_one_wrong_byte_anywhere_changes_the_text(
     text = (await pair.alone(prompt, TEXT)).tokens
     original = HostMemory.scatter
 
-    def damaging(self: HostMemory, block_ids: list[int], data: np.ndarray) -> None:
+    def damaging(self: HostMemory, block_ids: list[int], data: np.ndarray, layers: range) -> None:
         damaged = data.copy()
         damaged[-1] ^= 1
-        original(self, block_ids, damaged)
+        original(self, block_ids, damaged, layers)
 
     monkeypatch.setattr(HostMemory, "scatter", damaging)
     result, end = await pair.hand_over(prompt, TEXT)

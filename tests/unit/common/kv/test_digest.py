@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv.digest import HEADER_BYTES, Expected, Verdict, check, seal, seal_void
+from common.kv.digest import HEADER_BYTES, Arrival, Expected, Verdict, check, judge, seal, seal_void
 
-EXPECTED = Expected(transfer=77, index=3, first_block=12, blocks=2, layers=4, payload_bytes=4096)
+EXPECTED = Expected(
+    transfer=77, index=3, first_block=12, blocks=2, first_layer=4, layers=4, payload_bytes=4096
+)
 
 
 def sealed(expected: Expected = EXPECTED) -> np.ndarray:
@@ -22,12 +24,34 @@ def test_what_was_sealed_is_ok() -> None:
     assert check(sealed(), EXPECTED) is Verdict.OK
 
 
-@given(bit=st.integers(0, 8 * (HEADER_BYTES - 16) - 1))
-def test_no_flipped_header_bit_passes(bit: int) -> None:
-    message = sealed()
-    message[bit // 8] ^= 1 << bit % 8
-    reserved = bit // 8 in (6, 7)
-    assert reserved or check(message, EXPECTED) is not Verdict.OK
+@pytest.mark.parametrize("early_bytes", [0, 4096])
+def test_no_flipped_header_bit_passes(early_bytes: int) -> None:
+    for bit in range(8 * HEADER_BYTES):
+        message = np.zeros(EXPECTED.message_bytes, np.uint8)
+        seal(message, EXPECTED, early_bytes)
+        message[bit // 8] ^= 1 << bit % 8
+        assert check(message, EXPECTED) is Verdict.CORRUPT, bit
+
+
+def test_no_flipped_bit_of_a_void_passes() -> None:
+    for bit in range(8 * HEADER_BYTES):
+        message = np.zeros(EXPECTED.message_bytes, np.uint8)
+        seal_void(message, EXPECTED.transfer, EXPECTED.index)
+        message[bit // 8] ^= 1 << bit % 8
+        assert check(message, EXPECTED) is Verdict.CORRUPT, bit
+
+
+def test_a_slot_takes_any_message_of_its_transfer_and_says_which() -> None:
+    other = replace(EXPECTED, index=4, first_block=14)
+
+    def planned(index: int) -> Expected | None:
+        return {3: EXPECTED, 4: other}.get(index)
+
+    message = sealed(other)
+    assert judge(message, 77, 0, planned) == Arrival(Verdict.OK, 4)
+    assert judge(message, 77, 0, lambda _: None).verdict is Verdict.CORRUPT
+    seal(message, EXPECTED, early_bytes=9)
+    assert judge(message, 77, 0, planned) == Arrival(Verdict.OK, 3, 9)
 
 
 @given(bit=st.integers(0, 8 * 4096 - 1))
@@ -44,6 +68,7 @@ def test_any_flipped_payload_bit_is_corrupt(bit: int) -> None:
         replace(EXPECTED, index=2),
         replace(EXPECTED, first_block=13),
         replace(EXPECTED, blocks=1),
+        replace(EXPECTED, first_layer=3),
         replace(EXPECTED, layers=3),
         replace(EXPECTED, payload_bytes=2048),
     ],

@@ -47,6 +47,26 @@ def test_gather_is_layer_block_page_and_scatter_is_its_inverse(
             assert (target.page(layer, block) == 255).all()
 
 
+@pytest.mark.parametrize("geometry", [LAYER_OUTER, BLOCK_OUTER, PADDED])
+def test_some_layers_move_alone(geometry: Geometry) -> None:
+    _, source = memory(geometry)
+    flight = np.zeros(2 * 2 * PAGE, np.uint8)
+    source.gather([4, 2], flight, range(1, 3))
+    target = HostMemory(np.full(geometry.end, 255, np.uint8), geometry)
+    target.scatter([0, 7], flight, range(1, 3))
+    for theirs, ours in ((4, 0), (2, 7)):
+        assert (target.page(0, ours) == 255).all()
+        for layer in (1, 2):
+            assert (target.page(layer, ours) == source.page(layer, theirs)).all()
+
+
+@pytest.mark.parametrize("layers", [range(2, 4), range(-1, 2), range(2, 2), range(0, 3, 2)])
+def test_layers_that_are_not_there_are_refused(layers: range) -> None:
+    _, host = memory(LAYER_OUTER)
+    with pytest.raises(ValueError, match="layers"):
+        host.gather([1], np.zeros(2 * PAGE, np.uint8), layers)
+
+
 @pytest.mark.parametrize(
     "broken",
     [

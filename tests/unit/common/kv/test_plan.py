@@ -9,22 +9,30 @@ from common.kv.plan import Plan, Shape, message_blocks
 SHAPE = Shape(layers=4, block_bytes=1000)
 
 
-@given(st.integers(0, 500), st.integers(0, 300), st.integers(1, 40))
-def test_messages_cover_every_block_once_in_order(first: int, blocks: int, size: int) -> None:
-    plan = Plan(1, first, blocks, size, SHAPE)
-    covered: list[int] = []
+@given(st.integers(0, 500), st.integers(0, 300), st.integers(1, 40), st.integers(1, 9))
+def test_messages_cover_every_layer_of_every_block_once_in_order(
+    first: int, blocks: int, size: int, groups: int
+) -> None:
+    plan = Plan(1, first, blocks, size, SHAPE, groups)
+    covered: dict[int, list[int]] = {}
     for index in range(plan.messages):
         message = plan.message(index)
         assert 1 <= message.blocks <= size
-        assert message.payload_bytes == message.blocks * 1000
-        covered += range(message.first_block, message.first_block + message.blocks)
-    assert covered == list(range(first, first + blocks))
+        assert message.payload_bytes == message.blocks * message.layers * 250
+        assert message.payload_bytes <= plan.payload_bytes_max
+        for block in range(message.first_block, message.end_block):
+            covered.setdefault(block, []).extend(range(message.first_layer, message.end_layer))
+    assert covered == {block: [0, 1, 2, 3] for block in range(first, first + blocks)}
+    assert list(covered) == sorted(covered)
 
 
-@pytest.mark.parametrize("bad", [(-1, 1, 1), (0, -1, 1), (0, 1, 0), (0, 1 << 21, 1)])
-def test_impossible_transfers_are_refused(bad: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "bad", [(-1, 1, 1), (0, -1, 1), (0, 1, 0), (0, 1 << 21, 1), (0, 1 << 19, 1, 4), (0, 1, 1, 0)]
+)
+def test_impossible_transfers_are_refused(bad: tuple[int, ...]) -> None:
+    first, blocks, size, *groups = bad
     with pytest.raises(ValueError, match="transfer"):
-        Plan(1, *bad, SHAPE)
+        Plan(1, first, blocks, size, SHAPE, *groups)
 
 
 def test_a_message_outside_the_plan_is_refused() -> None:
@@ -32,6 +40,16 @@ def test_a_message_outside_the_plan_is_refused() -> None:
         Plan(1, 0, 4, 2, SHAPE).message(2)
 
 
+@pytest.mark.parametrize(
+    ("groups", "blocks", "expected"),
+    [(1, 4, 8), (1, 24, 8), (1, 80, 10), (1, 400, 16), (2, 4, 16), (2, 400, 32), (4, 400, 50)],
+)
+def test_a_message_is_an_eighth_of_the_transfer_between_two_mib_and_the_limit(
+    groups: int, blocks: int, expected: int
+) -> None:
+    shape = Shape(layers=4, block_bytes=1 << 18)
+    assert message_blocks(4 << 20, shape, groups, blocks) == expected
+
+
 def test_a_block_larger_than_a_message_travels_alone() -> None:
-    assert message_blocks(4096, 1000) == 4
-    assert message_blocks(4096, 5000) == 1
+    assert message_blocks(4096, Shape(4, 8192), 1, 100) == 1

@@ -149,6 +149,48 @@ def test_chunks_leave_before_the_prompt_is_computed(decode: KvService, base: np.
         assert_moved(base, SOURCE, TARGET)
 
 
+def test_both_sides_report_what_left_before_the_prefill_ended(base: np.ndarray) -> None:
+    origin = filled(1)
+    service, address = make_service("p0", origin)
+    with remote("d0") as decode:
+        handed = ticket("r", address)
+        service.offer(handed, len(SOURCE))
+        decode.call("fetch", handed, 0, TARGET)
+        service.progress(("r", 0), SOURCE, 16)
+        outgoing = service._core.outgoing  # type: ignore[union-attr]
+        early = 16 * LAYERS * PAGE
+        wait_for(lambda: outgoing.sent_bytes(("r", 0)) == early)
+        service.progress(("r", 0), SOURCE, len(SOURCE), ended=True)
+        (sent,) = drained(service)
+        (got,) = decode.ends()
+        assert (sent.error, got.error) == ("", "")
+        assert sent.report.early_bytes == got.report.early_bytes == early
+        assert got.report.payload_bytes == len(SOURCE) * LAYERS * PAGE
+    service.stop()
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_layers_arrive_while_later_ones_are_computed(base: np.ndarray, groups: int) -> None:
+    config = msgspec.structs.replace(CONFIG, layer_groups=groups)
+    decode, _ = make_service("d0", base, config)
+    with remote("p0") as prefill:
+        handed = ticket("r", prefill.address)
+        prefill.call("offer", handed, len(SOURCE))
+        decode.fetch(handed, 0, TARGET)
+        prefill.call("ahead", ("r", 0), SOURCE, len(SOURCE), 2)
+        held = HostMemory(base, GEOMETRY)
+        for layer in (0, 1):
+            wait_for(lambda layer=layer: held.page(layer, TARGET[-1]).any())  # type: ignore[misc]
+        assert not any(held.page(layer, at).any() for layer in (2, 3) for at in TARGET)
+        assert decode.drain() == []
+        prefill.call("progress", ("r", 0), SOURCE, len(SOURCE))
+        (end,) = drained(decode)
+        assert (end.error, end.report.blocks) == ("", len(SOURCE))
+        assert end.report.messages % groups == 0
+        assert_moved(base, SOURCE, TARGET)
+    decode.stop()
+
+
 def test_many_handoffs_at_once_share_bounded_staging(decode: KvService, base: np.ndarray) -> None:
     with remote("p0") as prefill:
         tickets = [ticket(f"r{at}", prefill.address) for at in range(40)]

@@ -84,6 +84,21 @@ POLICY = {
     "mode": "disaggregated",
     "policies": {"cost": "predicted seconds", "round_robin": "each in turn"},
 }
+QUEUED = {
+    "request_id": "abc",
+    "class": "interactive",
+    "tenant": "t",
+    "waited_ms": 12.0,
+    "start_within_ms": 3000.0,
+    "prompt_tokens": 40,
+    "output_tokens": 8,
+    "waits_for": "a free decode slot",
+}
+LIMITS = {
+    "limits": {"max_queue": 1024, "ttft_slo_ms": 0.0},
+    "set_here": {"k": {"weight": 4.0}},
+    "keys": [{"key_id": "k", "live": 1, "requests_left": None, "cost_left": 90.5}],
+}
 HELP = {
     "usage": "explain id",
     "help": "a timeline",
@@ -120,6 +135,8 @@ def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         (["explain", "req-1=2"], "explain", {"id": "req-1=2"}),
         (["requests", "queued", "limit=5"], "requests", {"state": "queued", "limit": 5}),
         (["workers", "decode"], "workers", {"role": "decode"}),
+        (["requests", "--queue", "limit=5"], "requests", {"limit": 5, "queue": True}),
+        (["limits", "queue_bytes_max=99999999999"], "limits", {"queue_bytes_max": 99999999999}),
         (["drain", "worker=d0", "force=true"], "drain", {"worker": "d0", "force": True}),
     ],
 )
@@ -231,6 +248,8 @@ def test_json_is_the_result_as_it_is(
         (["policy"], POLICY, ["remote prefill  auto", "*  cost", "round_robin  each in turn"]),
         (["help"], [HELP], ["explain id", "a timeline"]),
         (["newverb"], {"x": 1}, ['"x": 1']),
+        (["limits"], LIMITS, ["max_queue", "set here for key k: weight 4", "RUNNING", "90.5"]),
+        (["requests", "--queue"], [QUEUED], ["MUST START IN", "interactive", "3.0 s"]),
         (["status"], {"other": "shape"}, ['"other": "shape"']),
     ],
 )

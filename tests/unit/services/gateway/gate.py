@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from common.config import GatewayConfig
 from common.errors import BatonError
 from common.messages import Delta, Placed, Sampling
 from common.model.byte_tokenizer import build_tokenizer
@@ -41,8 +44,9 @@ class Once(Collected):
 class Gate:
     """One core and the answers of its requests, by id."""
 
-    def __init__(self, *, up: bool = True, max_streams: int = 100) -> None:
-        self.core = Core(max_streams, WAIT_MS)
+    def __init__(self, *, up: bool = True, max_streams: int = 100, **limits: Any) -> None:
+        limits = {"recovery": False, "router_wait_ms": WAIT_MS} | limits
+        self.core = Core(GatewayConfig(max_streams=max_streams, **limits))
         self.now = 0.0
         self.answers: dict[str, Once] = {}
         if up:

@@ -7,7 +7,6 @@ import pytest
 from common.errors import Code
 from common.messages import Abort, Cancel, Failed, Fleet, Live, Placed, Refused, Submit
 from common.wire import unpack_ids
-from services.gateway.core import RECENT_MAX
 from services.gateway.entry import TERMINAL, TRANSITIONS, IllegalTransitionError, State
 from services.gateway.events import (
     Closed,
@@ -22,6 +21,7 @@ from services.gateway.events import (
     WorkerGone,
     WorkerUp,
 )
+from services.gateway.table import RECENT_MAX
 from tests.unit.services.gateway.gate import D0, D1, Gate, told
 
 
@@ -238,15 +238,14 @@ def declined(gate: Gate, attempt: int) -> object:
     return told(gate.do(FromRouter(failed)))
 
 
-def test_what_d_declined_before_it_began_is_submitted_anew_and_not_for_ever() -> None:
-    gate = Gate()
+def test_what_d_declined_before_it_began_is_submitted_anew_and_is_no_death() -> None:
+    gate = Gate(recovery=True)
     gate.open()
-    for attempt in (1, 2, 3):
+    for attempt in (1, 2, 3, 4):
         placed = Placed(request_id="r", attempt=attempt, decode="d0", decode_incarnation="1")
         gate.do(FromRouter(placed))
-        last = attempt == 3
-        assert declined(gate, attempt) == ([(D0, "Abort"), "Cancel"] if last else ["Submit"])
-    assert gate.error().code is Code.NO_CAPACITY
+        assert declined(gate, attempt) == ["Submit"]
+    assert gate.core.active == 1
 
 
 def test_a_worker_whose_failed_request_goes_on_is_told_to_stop() -> None:
@@ -256,15 +255,6 @@ def test_a_worker_whose_failed_request_goes_on_is_told_to_stop() -> None:
     gate.place()
     gate.do(FromRouter(Failed(request_id="r", attempt=1, code="worker_lost", message="")))
     assert told(gate.token("a")) == [(D0, "Abort")]
-
-
-def test_what_has_spoken_is_not_submitted_anew() -> None:
-    gate = Gate()
-    gate.open()
-    gate.place()
-    gate.token("a")
-    declined(gate, 1)
-    assert gate.error().code is Code.NO_CAPACITY
 
 
 def test_a_resubmission_that_is_refused_stops_the_worker() -> None:
@@ -342,7 +332,7 @@ def test_a_restarted_router_does_not_make_the_length_unknown() -> None:
 def test_no_state_is_left_from_a_terminal_one() -> None:
     gate = Gate()
     gate.open()
-    (entry,) = gate.core._entries.values()
+    (entry,) = gate.core._table.entries.values()
     gate.do(Closed("r", ""))
     assert entry.state in TERMINAL
     for state in State:

@@ -69,11 +69,11 @@ EVENTS = st.one_of(
 
 
 @settings(max_examples=300)
-@given(st.lists(EVENTS, max_size=40), st.booleans())
+@given(st.lists(EVENTS, max_size=40), st.booleans(), st.booleans())
 def test_any_sequence_keeps_the_invariants_and_ends_every_answer(
-    events: list[Event | str], up: bool
+    events: list[Event | str], up: bool, recovery: bool
 ) -> None:
-    gate = Gate(up=up, max_streams=2)
+    gate = Gate(up=up, max_streams=2, recovery=recovery)
     opened = 0
     answers: list[Once] = []
     for event in events:
@@ -82,7 +82,7 @@ def test_any_sequence_keeps_the_invariants_and_ends_every_answer(
             gate.do(event)
             continue
         opened += 1
-        request_id = event if event not in gate.core._entries else f"{event}{opened}"
+        request_id = event if event not in gate.core._table.entries else f"{event}{opened}"
         gate.open(request_id, stop="ab")
         answers.append(gate.answers[request_id])
     gate.do(DrainExpired())

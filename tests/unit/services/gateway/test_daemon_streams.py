@@ -12,9 +12,23 @@ from openai import APIError, AsyncOpenAI, BadRequestError
 
 from common.messages import Abort, Cancel, Delta, Failed, Refused, Role, Submit
 from common.wire import unpack_ids
-from tests.unit.services.gateway.rig import FakeWorker, MakeRig, Rig, all_events, delta, next_event
+from tests.unit.services.gateway.rig import (
+    FakeWorker,
+    MakeRig,
+    Rig,
+    all_events,
+    delta,
+    next_event,
+    place_on,
+)
 
 HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def frail(make_rig: MakeRig) -> Rig:
+    """A gateway that does not move streams of lost workers."""
+    return await make_rig(recovery=False)
 
 
 async def started_chat(
@@ -139,30 +153,52 @@ async def test_a_client_that_leaves_while_it_is_answered_is_no_error(
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-async def test_a_dead_worker_gives_an_error_event_and_no_done(rig: Rig) -> None:
-    worker = await rig.worker()
-    _, response = await started_chat(rig, worker)
+async def test_a_dead_worker_gives_an_error_event_and_no_done(frail: Rig) -> None:
+    worker = await frail.worker()
+    _, response = await started_chat(frail, worker)
     worker.close()
     (event,) = await all_events(response)
     assert event["error"]["code"] == "stream_interrupted"
     assert "d0" in event["error"]["message"]
 
 
-async def test_a_dead_worker_gives_500_before_the_first_byte(rig: Rig) -> None:
+async def test_a_dead_workers_stream_goes_on_at_another(rig: Rig) -> None:
     worker = await rig.worker()
-    asked = rig.ask("/v1/chat/completions", model="m", messages=HI)
-    await rig.router.inbox.next(Submit)
+    submit, response = await started_chat(
+        rig, worker, max_tokens=4, stream_options={"include_usage": True}
+    )
+    rig.router.answer = place_on("d1")
+    worker.close()
+    again = await rig.router.inbox.next(Submit)
+    assert (again.request_id, again.attempt) == (submit.request_id, 2)
+    body = rig.router.bodies[submit.request_id]
+    assert unpack_ids(body.prompt_ids) == [256, 260, *b"hi", 257, 261, *b"a"]
+    other = await rig.worker("d1")
+    other.send(delta(again, 0, "b"))
+    other.send(delta(again, 1, "cd", finish_reason="length"))
+    *_, usage, done = events = await all_events(response)
+    text = "".join(e["choices"][0]["delta"]["content"] for e in events[:-2])
+    assert text == "bcd"
+    assert usage["usage"]["prompt_tokens"] == submit.prompt_tokens
+    assert usage["usage"]["completion_tokens"] == 4
+    assert done == "[DONE]"
+
+
+async def test_a_dead_worker_gives_500_before_the_first_byte(frail: Rig) -> None:
+    worker = await frail.worker()
+    asked = frail.ask("/v1/chat/completions", model="m", messages=HI)
+    await frail.router.inbox.next(Submit)
     worker.close()
     response = await asked.response()
     assert response.status == 500
     assert (await response.json())["error"]["code"] == "worker_lost"
 
 
-async def test_a_failed_placement_is_told_as_an_error(rig: Rig) -> None:
-    await rig.ready()
-    asked = rig.ask("/v1/chat/completions", model="m", messages=HI, stream=True)
-    submit = await rig.router.inbox.next(Submit)
-    rig.router.send(
+async def test_a_failed_placement_is_told_as_an_error(frail: Rig) -> None:
+    await frail.ready()
+    asked = frail.ask("/v1/chat/completions", model="m", messages=HI, stream=True)
+    submit = await frail.router.inbox.next(Submit)
+    frail.router.send(
         Failed(request_id=submit.request_id, attempt=1, code="worker_lost", message="d0 is dead")
     )
     response = await asked.response()
@@ -170,17 +206,17 @@ async def test_a_failed_placement_is_told_as_an_error(rig: Rig) -> None:
     assert (await response.json())["error"]["message"] == "d0 is dead"
 
 
-async def test_a_restarted_workers_hello_ends_what_the_old_connection_carried(rig: Rig) -> None:
-    worker = await rig.worker()
-    _, response = await started_chat(rig, worker)
-    await rig.worker()
+async def test_a_restarted_workers_hello_ends_what_the_old_connection_carried(frail: Rig) -> None:
+    worker = await frail.worker()
+    _, response = await started_chat(frail, worker)
+    await frail.worker()
     (event,) = await all_events(response)
     assert event["error"]["code"] == "stream_interrupted"
 
 
-async def test_missing_tokens_break_the_stream_explicitly(rig: Rig) -> None:
-    worker = await rig.worker()
-    submit, response = await started_chat(rig, worker)
+async def test_missing_tokens_break_the_stream_explicitly(frail: Rig) -> None:
+    worker = await frail.worker()
+    submit, response = await started_chat(frail, worker)
     worker.send(delta(submit, 5, "z"))
     (event,) = await all_events(response)
     assert event["error"]["code"] == "stream_interrupted"
@@ -231,16 +267,16 @@ async def test_bad_frames_are_dropped_and_harm_nobody(rig: Rig) -> None:
     assert rig.gateway.core.counts.stale == 2
 
 
-async def test_tokens_before_hello_are_nothing(rig: Rig) -> None:
-    rude = await rig.stranger(greets=False)
-    asked = rig.ask("/v1/completions", model="m", prompt="p", max_tokens=1)
-    submit = await rig.router.inbox.next(Submit)
+async def test_tokens_before_hello_are_nothing(frail: Rig) -> None:
+    rude = await frail.stranger(greets=False)
+    asked = frail.ask("/v1/completions", model="m", prompt="p", max_tokens=1)
+    submit = await frail.router.inbox.next(Submit)
     rude.send(delta(submit, 0, "x", finish_reason="length"))
-    while not rig.gateway.frames_dropped:
-        await rig.turn()
-    assert rig.gateway.core.active == 1
-    worker = await rig.worker("d1")
-    rig.router.send(
+    while not frail.gateway.frames_dropped:
+        await frail.turn()
+    assert frail.gateway.core.active == 1
+    worker = await frail.worker("d1")
+    frail.router.send(
         Failed(request_id=submit.request_id, attempt=1, code="worker_lost", message="lost")
     )
     assert (await asked.response()).status == 500
@@ -297,9 +333,9 @@ async def test_the_openai_client_works(rig: Rig) -> None:
     await client.close()
 
 
-async def test_the_openai_client_raises_on_an_interrupted_stream(rig: Rig) -> None:
-    worker = await rig.worker()
-    client = AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0)
+async def test_the_openai_client_raises_on_an_interrupted_stream(frail: Rig) -> None:
+    worker = await frail.worker()
+    client = AsyncOpenAI(base_url=f"{frail.url}/v1", api_key="none", max_retries=0)
 
     async def converse() -> None:
         stream = await client.chat.completions.create(
@@ -311,8 +347,8 @@ async def test_the_openai_client_raises_on_an_interrupted_stream(rig: Rig) -> No
         with pytest.raises(APIError):
             await anext(stream)
 
-    talk = rig.tasks.start("client", converse(), ends=True)
-    submit = await rig.router.inbox.next(Submit)
+    talk = frail.tasks.start("client", converse(), ends=True)
+    submit = await frail.router.inbox.next(Submit)
     worker.send(delta(submit, 0, "he"))
     await talk
     await client.close()

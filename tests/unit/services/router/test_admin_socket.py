@@ -17,7 +17,7 @@ from services.router.policies.registry import POLICIES
 from tests.unit.services.router.daemon_rig import Running, running
 from tests.unit.services.router.rig import hello, worker_hello
 
-NAMES = "status, workers, requests, explain, kv, policy, drain, resume, evict, help"
+NAMES = "status, workers, requests, explain, kv, policy, drain, resume, evict, limits, help"
 
 
 @pytest.fixture
@@ -136,6 +136,10 @@ async def test_more_frames_than_one_are_answered_with_an_error(live: Running) ->
             "must be one of: cost, least_loaded, prefix_affinity, round_robin, session_affinity",
         ),
         ("policy", {"remote_prefill": "yes"}, "invalid_request", "one of: auto, always, never"),
+        ("limits", {"max_queue": -5}, "invalid_request", "max_queue must be between 0 and 1000000"),
+        ("limits", {"ttft_slo_ms": "soon"}, "invalid_request", "must be a whole number"),
+        ("limits", {"concurrency": 3}, "invalid_request", "is of one key; name it with key="),
+        ("limits", {"key": "k", "weight": 0}, "invalid_request", "between 1 and 1000"),
         ("help", {"verb": "limit"}, "not_found", NAMES),
     ],
 )
@@ -213,3 +217,18 @@ async def test_many_clients_at_once_each_get_their_own_answer(live: Running) -> 
     answers = await asyncio.gather(*(exchange(live, zmq.REQ, [q]) for q in questions))
     for i, answer in enumerate(answers):
         assert f"'v{i}'" in json.loads(answer[0])["error"]["message"]
+
+
+async def test_limits_are_shown_and_set_live(live: Running) -> None:
+    before = (await ask(live.admin, "limits")).result
+    assert before["limits"]["max_queue"] == 1024
+    asked = {"max_queue": 5, "ttft_slo_ms": 900, "key": "k1", "tokens_per_min": 6000}
+    after = (await ask(live.admin, "limits", asked)).result
+    assert (after["limits"]["max_queue"], after["limits"]["ttft_slo_ms"]) == (5, 900)
+    assert after["set_here"]["k1"]["tokens_per_min"] == 6000
+    assert (await ask(live.admin, "status")).result["queued_max"] == 5
+    await ask(live.admin, "limits", {"key": "k1", "concurrency": 2})
+    both = (await ask(live.admin, "limits", {"key": "k1"})).result["set_here"]["k1"]
+    assert (both["tokens_per_min"], both["concurrency"]) == (6000, 2)
+    gone = (await ask(live.admin, "limits", {"key": "k1", "reset": True})).result
+    assert gone["set_here"] == {}

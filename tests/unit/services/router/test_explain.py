@@ -39,10 +39,12 @@ def test_the_whole_story_of_a_handoff() -> None:
     ]
     assert (told["state"], told["outcome"], told["total_ms"]) == ("ended", "length", 85.0)
     assert told["kv"]["payload_bytes"] == 3072
+    assert told["kv"]["overlap"] == 0.75
     text = story(rig)
     assert "placed by cost: p0 costs the least of 1 prefill workers with room" in text
     assert "p0 computed the prompt in 3.0 ms" in text
     assert "the handoff moved 3 KV blocks, 3072 bytes in 1 messages" in text
+    assert "75% of the bytes were sent before the prefill ended" in text
     assert "d0 made the first token 5.0 ms after it was asked" in text
     assert "ended (length) with 8 tokens, 10.00 ms each after the first" in text
     assert {c["name"] for c in told["candidates"]} == {"p0", "d0"}

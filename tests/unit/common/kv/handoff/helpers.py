@@ -32,6 +32,7 @@ def ready(
     message_blocks: int = 4,
     granted: int = 1,
     request_id: str = "r",
+    layer_groups: int = 1,
 ) -> KvReady:
     return KvReady(
         secret=ticket(request_id).secret,
@@ -42,4 +43,5 @@ def ready(
         blocks=blocks,
         message_blocks=message_blocks,
         granted=granted,
+        layer_groups=layer_groups,
     )

@@ -1,5 +1,6 @@
 """P's counter: every granted message is answered exactly once, every offer ends exactly once."""
 
+import msgspec
 import pytest
 
 from common.errors import Code
@@ -22,7 +23,7 @@ def stages(outs: list[Out]) -> list[int]:
 
 
 def voids(outs: list[Out]) -> list[int]:
-    return [out.action.index for out in outs if isinstance(out.action, SendVoid)]
+    return [out.action.slot for out in outs if isinstance(out.action, SendVoid)]
 
 
 def sent(outs: list[Out]) -> list[int]:
@@ -109,6 +110,30 @@ def test_ready_before_its_ticket_waits_and_is_served(desk: Desk) -> None:
     assert stages(desk.computed(KEY, 10)) == [0, 1]
 
 
+def test_an_early_ready_waits_as_long_as_d_does(desk: Desk) -> None:
+    """P's queue may be longer than a lease, which only runs from the offer."""
+    early = msgspec.structs.replace(ready(granted=1), patience_ms=5000.0)
+    desk.ready(D0, early, now=0.0)
+    assert desk.tick(4.9) == []
+    assert refusals(desk.tick(5.0)) == ["no such ticket came"]
+
+
+def test_a_repeated_early_ready_is_answered_once(desk: Desk) -> None:
+    assert desk.ready(D0, ready(granted=2), now=0.0) == []
+    assert desk.ready(D0, ready(granted=2), now=0.1) == []
+    outs = desk.release(KEY, "client gone")
+    assert voids(outs) == [0, 1]
+    assert desk.ready(D0, ready(granted=2), now=0.2) == []
+
+
+def test_a_newer_early_ready_takes_the_place_of_an_older(desk: Desk) -> None:
+    desk.ready(D0, ready(granted=2), now=0.0)
+    assert voids(desk.ready(D0, ready(transfer=8, granted=1), now=0.1)) == [0, 1]
+    assert desk.offer(ticket(), 10, now=0.2) == []
+    assert stages(desk.computed(KEY, 10)) == [0]
+    assert desk.sender(KEY).transfer == 8  # type: ignore[union-attr]
+
+
 def test_an_early_ready_expires_with_voids_and_a_refusal(desk: Desk) -> None:
     desk.ready(D0, ready(granted=1), now=0.0)
     desk.credit(D0, KvCredit(transfer=7, granted=2))
@@ -191,6 +216,8 @@ def test_losing_d_for_good_frees_before_the_lease_would_have() -> None:
         ready(first_block=-1),
         ready(message_blocks=0),
         ready(message_blocks=5),
+        ready(message_blocks=9, layer_groups=2),
+        ready(layer_groups=0),
     ],
 )
 def test_what_no_honest_peer_asks_is_refused(desk: Desk, bad: KvReady) -> None:
@@ -210,6 +237,44 @@ def test_preemption_takes_blocks_back_and_sends_again_only_what_was_not_sent(des
     outs = desk.computed(KEY, 10)
     assert stages(outs) == [1, 2]
     assert sent(desk.staged(KEY, 7, 1)) == [1]
+
+
+def test_layers_leave_while_later_ones_are_computed(desk: Desk) -> None:
+    """Two groups of one layer: index 2r is the first layer of run r, 2r + 1 the second."""
+    desk.offer(ticket(), 10, now=0.0)
+    desk.ready(D0, ready(granted=6, layer_groups=2), now=0.0)
+    assert stages(desk.ahead(KEY, 8, 1)) == [0, 2]
+    assert sent(desk.staged(KEY, 7, 2)) == [2]
+    assert stages(desk.ahead(KEY, 8, 1)) == []
+    assert stages(desk.computed(KEY, 8)) == [1, 3]
+    assert stages(desk.ahead(KEY, 10, 1)) == [4]
+    assert stages(desk.computed(KEY, 10)) == [5]
+    desk.check_invariants()
+
+
+def test_layers_ahead_are_void_when_the_step_did_not_come_to_its_end(desk: Desk) -> None:
+    """Preemption: what was told ahead and not yet copied is not read."""
+    desk.offer(ticket(), 10, now=0.0)
+    desk.ready(D0, ready(granted=6, layer_groups=2), now=0.0)
+    assert stages(desk.ahead(KEY, 8, 1)) == [0, 2]
+    assert stages(desk.computed(KEY, 0)) == []
+    assert sent(desk.staged(KEY, 7, 0)) == []
+    desk.check_invariants()
+    assert stages(desk.computed(KEY, 4)) == [0, 1]
+
+
+def test_slots_are_used_in_order_whatever_message_goes_into_them(desk: Desk) -> None:
+    desk.offer(ticket(), 10, now=0.0)
+    desk.ready(D0, ready(granted=2, layer_groups=2), now=0.0)
+    assert stages(desk.ahead(KEY, 10, 1)) == [0, 2], "no more than there are slots"
+    slots = [
+        (out.action.index, out.action.slot)
+        for index in (2, 0)
+        for out in desk.staged(KEY, 7, index)
+        if isinstance(out.action, SendData)
+    ]
+    assert slots == [(2, 0), (0, 1)]
+    assert stages(desk.credit(D0, KvCredit(transfer=7, granted=4))) == [4]
 
 
 def test_nothing_wanted_releases_at_once(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import Code
-from common.kv.digest import Verdict
+from common.kv.digest import NOT_YET, Arrival, Expected, Verdict
 from common.kv.handoff.receiver import Receiver, Wanted
 from common.kv.handoff.words import (
     RECEIVE_TERMINAL,
@@ -54,6 +54,10 @@ def connected(made: Receiver, transfer: int = 1, peer: int = PEER, now: float = 
     return tell.message
 
 
+def arrival(index: int, verdict: Verdict = Verdict.OK, early_bytes: int = NOT_YET) -> Arrival:
+    return Arrival(verdict, index, early_bytes)
+
+
 def told(actions: list[Action], kind: type) -> list[object]:
     return [
         action.message
@@ -76,7 +80,7 @@ def troubles(actions: list[Action]) -> list[str]:
         (False, Tick(), ""),
         (True, Tick(), "transfer"),
         (True, Cancel("client gone"), ""),
-        (False, Arrived(1, 0, Verdict.VOID), ""),
+        (False, Arrived(1, arrival(0, Verdict.VOID)), ""),
         (False, KvRefused(transfer=1, code="not_found", message="expired"), ""),
     ],
 )
@@ -95,15 +99,22 @@ def test_the_whole_way() -> None:
     made = receiver()
     first = connected(made)
     assert (first.first_block, first.blocks, first.message_blocks, first.granted) == (2, 10, 4, 2)
-    place, post = made.handle(Arrived(1, 0, Verdict.OK), 1.0)
-    assert place == Place(1, 0, 2, 4)
+    assert first.patience_ms == 15_000.0
+    place, post = made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
+    assert place == Place(1, Expected(1, 0, 2, 4, 0, 2, 400))
     assert isinstance(post, Post)
     assert (post.first, post.upto) == (2, 3)
     (credit,) = made.handle(Posted(1, 3), 1.0)
     assert credit == Tell(PEER, KvCredit(transfer=1, granted=3))
-    assert made.handle(Arrived(1, 2, Verdict.OK), 1.5) == [Place(1, 2, 10, 2)]
-    last = made.handle(Arrived(1, 1, Verdict.OK), 2.0)
-    assert last == [Place(1, 1, 6, 4), Tell(PEER, KvReleased(transfer=1)), Ended()]
+    assert made.handle(Arrived(1, arrival(2, Verdict.OK)), 1.5) == [
+        Place(1, Expected(1, 2, 10, 2, 0, 2, 200))
+    ]
+    last = made.handle(Arrived(1, arrival(1, Verdict.OK)), 2.0)
+    assert last == [
+        Place(1, Expected(1, 1, 6, 4, 0, 2, 400)),
+        Tell(PEER, KvReleased(transfer=1)),
+        Ended(),
+    ]
     report = made.report()
     assert (report.blocks, report.messages, report.payload_bytes) == (10, 3, 1000)
     assert report.wire_bytes == 1000 + 3 * 64
@@ -114,27 +125,27 @@ def test_the_whole_way() -> None:
 def test_a_duplicate_arrival_is_placed_once() -> None:
     made = receiver()
     connected(made)
-    made.handle(Arrived(1, 0, Verdict.OK), 1.0)
-    assert made.handle(Arrived(1, 0, Verdict.OK), 1.1) == []
+    made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
+    assert made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.1) == []
 
 
 def test_a_message_of_an_older_transfer_is_never_placed() -> None:
     made = receiver()
     connected(made, transfer=1)
-    made.handle(Arrived(1, 1, Verdict.CORRUPT), 1.0)
+    made.handle(Arrived(1, arrival(1, Verdict.CORRUPT)), 1.0)
     connected(made, transfer=2)
-    assert made.handle(Arrived(1, 0, Verdict.OK), 1.1) == []
+    assert made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.1) == []
     assert made.transfer == 2
 
 
 def test_damage_is_fetched_again_once_and_only_what_is_missing() -> None:
     made = receiver()
     connected(made)
-    made.handle(Arrived(1, 0, Verdict.OK), 1.0)
-    assert made.handle(Arrived(1, 1, Verdict.CORRUPT), 1.1) == [Connect()]
+    made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
+    assert made.handle(Arrived(1, arrival(1, Verdict.CORRUPT)), 1.1) == [Connect()]
     again = connected(made, transfer=2)
     assert (again.first_block, again.blocks) == (6, 6)
-    actions = made.handle(Arrived(2, 0, Verdict.CORRUPT), 1.2)
+    actions = made.handle(Arrived(2, arrival(0, Verdict.CORRUPT)), 1.2)
     assert errors(actions) == [Code.KV_TRANSFER_FAILED]
     ended = actions[-1]
     assert isinstance(ended, Ended)
@@ -146,7 +157,7 @@ def test_damage_is_fetched_again_once_and_only_what_is_missing() -> None:
 def test_an_abort_between_damage_and_refetch_still_reaches_p() -> None:
     made = receiver()
     connected(made)
-    made.handle(Arrived(1, 0, Verdict.CORRUPT), 1.0)
+    made.handle(Arrived(1, arrival(0, Verdict.CORRUPT)), 1.0)
     actions = made.handle(Cancel("client gone"), 1.1)
     assert told(actions, KvAbort) == [KvAbort(transfer=1, reason="client gone")]
 
@@ -171,6 +182,34 @@ def test_a_lost_connection_backs_off_with_bounded_jitter_and_gives_up() -> None:
     assert made.report().retries == 2
 
 
+def test_the_overlap_is_what_p_had_sent_when_its_prefill_ended() -> None:
+    made = receiver()
+    connected(made)
+    made.handle(Arrived(1, arrival(0)), 1.0)
+    made.handle(Arrived(1, arrival(1, early_bytes=400)), 1.0)
+    assert made.report().early_bytes == 400
+    made.handle(Arrived(1, arrival(2, early_bytes=1 << 40)), 1.0)
+    assert made.report().early_bytes == made.report().payload_bytes == 1000
+
+
+def test_a_run_is_there_only_with_all_its_layer_groups() -> None:
+    wanted = Wanted(2, 10, 4, 6, 15.0, 3, layer_groups=2)
+    made = Receiver(ticket(), wanted, SHAPE)
+    made.handle(Start(), 0.0)
+    assert connected(made).layer_groups == 2
+    for index in (0, 2, 3):
+        (place, *_) = made.handle(Arrived(1, arrival(index)), 1.0)
+        assert isinstance(place, Place)
+        assert (place.message.first_layer, place.message.layers) == (index % 2, 1)
+    assert made.report().blocks == 0, "the second layer of the first run is not there"
+    made.handle(PeerLost(PEER), 1.1)
+    made.handle(Tick(), 1.2)
+    again = connected(made, transfer=2)
+    assert (again.first_block, again.blocks) == (2, 10)
+    ends = [errors(made.handle(Arrived(2, arrival(index)), 2.0)) for index in (5, 4, 3, 2, 1, 0)]
+    assert ends == [[], [], [], [], [], [""]]
+
+
 def test_jitter_differs_between_tickets() -> None:
     moments = set()
     for name in ("a", "b", "c", "d"):
@@ -187,7 +226,7 @@ def test_p_giving_up_fails_at_once(verdict: Verdict | str) -> None:
     made = receiver()
     connected(made)
     if isinstance(verdict, Verdict):
-        actions = made.handle(Arrived(1, 0, verdict), 1.0)
+        actions = made.handle(Arrived(1, arrival(0, verdict)), 1.0)
     else:
         actions = made.handle(KvRefused(transfer=1, code="not_found", message="gone"), 1.0)
     assert errors(actions) == [Code.KV_TRANSFER_FAILED]
@@ -215,9 +254,9 @@ def test_every_interrupted_prefix_ends_once_and_places_nothing_after(how: str, s
     script: list[tuple[ReceiveEvent, float]] = [
         (Connected(PEER, 1), 0.0),
         (Posted(1, 3), 0.0),
-        (Arrived(1, 0, Verdict.OK), 0.1),
-        (Arrived(1, 1, Verdict.OK), 0.2),
-        (Arrived(1, 2, Verdict.OK), 0.3),
+        (Arrived(1, arrival(0, Verdict.OK)), 0.1),
+        (Arrived(1, arrival(1, Verdict.OK)), 0.2),
+        (Arrived(1, arrival(2, Verdict.OK)), 0.3),
     ]
     ended = [error for step in script[:steps] for error in errors(made.handle(*step))]
     interruptions: dict[str, ReceiveEvent] = {
@@ -236,7 +275,7 @@ def test_every_interrupted_prefix_ends_once_and_places_nothing_after(how: str, s
     told_p = 2 <= steps < 5 and how != "lost"
     assert bool(told(actions, KvAbort)) == told_p
     for index in range(3):
-        assert made.handle(Arrived(1, index, Verdict.OK), 16.0) == []
+        assert made.handle(Arrived(1, arrival(index, Verdict.OK)), 16.0) == []
     assert made.handle(Cancel("again"), 16.0) == []
     made.check_invariants()
 

@@ -1,0 +1,30 @@
+"""The fingerprint: equal for workers whose KV blocks mean the same.
+
+Each part is a short readable text, so that a difference can be told by name; what is long is hashed
+first. The fingerprint itself is a hash over all parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+SHORT_CHARS = 48
+
+
+def parts_of(values: Mapping[str, object]) -> dict[str, str]:
+    """Readable parts: a value's text, or its hash where the text is long or structured."""
+    return {key: _text(value) for key, value in values.items()}
+
+
+def fingerprint_of(parts: Mapping[str, str]) -> str:
+    encoded = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(encoded.encode()).hexdigest()[:32]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (str, int, float, bool)) and len(str(value)) <= SHORT_CHARS:
+        return str(value)
+    encoded = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(encoded.encode()).hexdigest()[:12]

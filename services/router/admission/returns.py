@@ -1,0 +1,105 @@
+"""Refused requests that were told when to come back.
+
+`Retry-After` is an appointment: each refusal of an overloaded fleet is given the next time at which
+the measured drain rate will have room, one after the other, and what keeps it finds that room kept:
+a newcomer without an appointment is judged as if those who are due and will likely come were ahead
+of it. How many come is measured, so that clients that never return cost nothing for long. A request
+is known again by its key, its tenant, its sizes and its content.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from zlib import crc32
+
+from services.router.admission.fair_class import Ahead
+from services.router.records import Try
+
+Mark = tuple[str, str, int, int, int]
+
+BOOKED_MAX = 4_096
+EARLY_SECONDS = 0.25
+
+
+def mark(each: Try) -> Mark:
+    ask = each.ask
+    return (each.key_id, each.tenant, ask.prompt_tokens, ask.max_tokens, crc32(each.body))
+
+
+class Returns:
+    """`grace`: seconds that an appointment is kept; `Retry-After` has whole seconds, and clients
+    have clocks. `memory`: appointments after which the share of those kept is half forgotten."""
+
+    def __init__(self, grace: float, memory: int) -> None:
+        self._grace = grace
+        self._keep = 1.0 - 1.0 / memory
+        self._kept, self._over = 1.0, 2.0
+        self._due: dict[Mark, list[float]] = {}
+        self._order: list[tuple[float, Mark]] = []
+        self._last = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def book(self, each: Try, earliest: float, spacing: float, now: float, horizon: float) -> float:
+        """When to come back, at the earliest at `earliest`, `spacing` seconds after the one before.
+        Nothing is booked beyond `horizon` seconds, or when `BOOKED_MAX` are."""
+        self._expire(now)
+        due = max(earliest, self._last + spacing * self.share)
+        if due <= now + horizon and len(self._order) < BOOKED_MAX:
+            self._last = due
+            found = mark(each)
+            insort(self._due.setdefault(found, []), due)
+            insort(self._order, (due, found))
+        return min(due, now + horizon)
+
+    def claim(self, each: Try, now: float) -> bool:
+        """Whether this request comes by appointment, which it uses up."""
+        if not self._order:
+            return False
+        self._expire(now)
+        found = mark(each)
+        dues = self._due.get(found)
+        if dues is None or now < dues[0] - EARLY_SECONDS:
+            return False
+        del self._order[bisect_left(self._order, (dues[0], found))]
+        self._forget_first(found)
+        self._learn(kept=True)
+        return True
+
+    @property
+    def share(self) -> float:
+        """Of the appointments, those that are kept."""
+        return self._kept / self._over
+
+    def expected(self, now: float, horizon: float) -> Ahead:
+        """Who will likely come by appointment within `horizon` seconds."""
+        if not self._order:
+            return Ahead()
+        self._expire(now)
+        due = bisect_right(self._order, now + horizon, key=lambda entry: entry[0])
+        prompt = sum(found[2] for _, found in self._order[:due])
+        total = prompt + sum(found[3] for _, found in self._order[:due])
+        return Ahead().plus(Ahead(due, prompt, total), self.share)
+
+    def _expire(self, now: float) -> None:
+        late = bisect_right(self._order, now - self._grace, key=lambda entry: entry[0])
+        for _, found in self._order[:late]:
+            self._forget_first(found)
+            self._learn(kept=False)
+        del self._order[:late]
+
+    def _forget_first(self, found: Mark) -> None:
+        dues = self._due[found]
+        del dues[0]
+        if not dues:
+            del self._due[found]
+
+    def _learn(self, *, kept: bool) -> None:
+        self._over = self._over * self._keep + 1.0
+        self._kept = self._kept * self._keep + (1.0 if kept else 0.0)
+
+    def check_invariants(self) -> None:
+        assert sum(len(dues) for dues in self._due.values()) == len(self._order) <= BOOKED_MAX
+        assert self._order == sorted(self._order)
+        assert 0.0 <= self.share <= 1.0

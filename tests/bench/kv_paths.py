@@ -1,0 +1,284 @@
+"""The ways to move KV that `kv` compares. Each `move` returns wall and CPU seconds of one move."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from common.config import KvConfig
+from common.kv import digest
+from common.kv.control import Identity
+from common.kv.layout import Geometry, HostMemory
+from common.kv.service import KvService
+from common.kv.ucx import Link, Ucx, data_tag
+from common.messages import Ticket
+
+LAYERS, PAGE, BLOCKS = 4, 65_536, 256
+BLOCK_BYTES = LAYERS * PAGE
+GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
+NANO = 1e-9
+WINDOW = 4
+"""Receives posted at a time by the raw path, as many as a handoff has of such messages."""
+START_S = 30.0
+PEERS = "BATON_PEERS"
+NIXL_MODE = "thread"
+"""Its progress thread on, as vLLM's NixlConnector has it; `poll` is on TCP no faster."""
+_payload_digest = digest.payload_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    seconds: float
+    cpu_seconds: float
+
+
+def settings(transports: str) -> KvConfig:
+    return KvConfig(transports=transports)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads alive."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0])
+    return total * NANO
+
+
+def measured(move: Callable[[], object], others: Iterable[int]) -> Sample:
+    """CPU: of this process and `others`."""
+    pids = (os.getpid(), *others)
+    cpu, start = sum(map(cpu_seconds, pids)), time.perf_counter()
+    move()
+    seconds = time.perf_counter() - start
+    return Sample(seconds, sum(map(cpu_seconds, pids)) - cpu)
+
+
+class Handoffs:
+    """This process as D, the child as P."""
+
+    def __init__(self, pipe: Connection, pid: int, address: str, transports: str) -> None:
+        self._pipe = pipe
+        self._pid = pid
+        self._address = address
+        self._digest = True
+        base = np.zeros(GEOMETRY.end, np.uint8)
+        memory = HostMemory(base, GEOMETRY)
+        self._service = KvService(Identity("d0", "i", "f"), settings(transports), memory)
+        self._service.start()
+
+    def move(self, blocks: int, *, digest: bool = True) -> Sample:
+        if digest is not self._digest:
+            self._digest = digest
+            use_digest(digest)
+            self._pipe.send(("digest", digest))
+        return measured(lambda: self._move(blocks), (self._pid,))
+
+    def digest_seconds(self, size: int) -> float:
+        """What the digests of one handoff cost at both ends, message by message."""
+        use_digest(True)
+        self._pipe.send(("digest", True))
+        self._digest = True
+        part = min(size, settings("").message_bytes)
+        payload = np.ones(part, np.uint8)
+        start = time.perf_counter()
+        for index in range(2 * size // part):
+            _payload_digest(payload, 1, index, digest.NOT_YET)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self._service.stop()
+
+    def _move(self, blocks: int) -> None:
+        ticket = Ticket(
+            secret=os.urandom(16),
+            request_id=os.urandom(8).hex(),
+            attempt=1,
+            fingerprint="f",
+            prefill="p0",
+            prefill_incarnation="i",
+            decode="d0",
+            decode_incarnation="i",
+            kv_address=self._address,
+            lease_ms=30_000.0,
+        )
+        self._pipe.send(("offer", ticket, blocks))
+        self._service.fetch(ticket, 0, list(range(blocks)))
+        while not (ended := self._service.drain()):
+            self._service.wait_end(1.0)
+        if ended[0].error:
+            raise RuntimeError(ended[0].message)
+
+
+class Raw:
+    """One plain UCX connection to the child, kept over all rounds."""
+
+    def __init__(self, pipe: Connection, pid: int, port: int, transports: str) -> None:
+        self._pipe = pipe
+        self._pid = pid
+        self._message = settings(transports).message_bytes
+        self._runner = asyncio.Runner()
+        self._tag = 0
+        self._buffers = [np.empty(self._message, np.uint8) for _ in range(WINDOW)]
+        self._runner.run(self._connect(port, transports))
+
+    def move(self, blocks: int) -> Sample:
+        size = blocks * BLOCK_BYTES
+        return measured(lambda: self._runner.run(self._receive(size)), (self._pid,))
+
+    async def _connect(self, port: int, transports: str) -> None:
+        self._ucx = Ucx(transports, lambda _: None)
+        self._ucx.start()
+        self._link = self._ucx.connect("127.0.0.1", port)
+        opened: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._link.open(opened.set_result)
+        await opened
+
+    async def _receive(self, size: int) -> None:
+        """`size` bytes in messages of the handoff's size, `WINDOW` posted at a time."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        count = -(-size // self._message)
+        first, self._tag = self._tag + 1, self._tag + count
+        left = count
+
+        def post(tag: int, buffer: np.ndarray) -> None:
+            def arrived(error: str | None) -> None:
+                nonlocal left
+                left -= 1
+                if error is not None:
+                    done.set_exception(RuntimeError(error))
+                elif tag + WINDOW < first + count:
+                    post(tag + WINDOW, buffer)
+                elif not left:
+                    done.set_result(None)
+
+            self._link.receive(buffer, data_tag(tag, 0, 0), arrived)
+
+        for at, buffer in enumerate(self._buffers[:count]):
+            post(first + at, buffer)
+        self._pipe.send(("raw", size, first))
+        await done
+
+
+class Nixl:
+    """The pair of `kv_nixl`, stopped but while it moves."""
+
+    def __init__(self, process: subprocess.Popen[str], child: int) -> None:
+        self._process = process
+        self._pids = (process.pid, child)
+        self._signal(signal.SIGSTOP)
+
+    @classmethod
+    def start(cls, transports: str) -> Self | str:
+        """Or why there is none."""
+        python = Path(os.environ.get(PEERS, "")) / "bin" / "python"
+        if not os.environ.get(PEERS) or not python.exists():
+            return f"{PEERS} names no environment with NIXL (see tests/bench/kv_nixl.py)"
+        script = Path(__file__).with_name("kv_nixl.py")
+        process = subprocess.Popen(
+            [str(python), str(script), str(LAYERS), str(BLOCKS), str(PAGE), NIXL_MODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"UCX_TLS": transports},
+            text=True,
+        )
+        child = _answer(process)
+        return cls(process, int(child[0])) if child else "it did not start"
+
+    def moves(self, blocks: int, count: int) -> list[Sample]:
+        """Awake for all of them, after one that does not count."""
+        self._signal(signal.SIGCONT)
+        samples = [self._move(blocks) for _ in range(count + 1)]
+        self._signal(signal.SIGSTOP)
+        return samples[1:]
+
+    def _move(self, blocks: int) -> Sample:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"move 0 {blocks}\n")
+        self._process.stdin.flush()
+        answer = _answer(self._process)
+        if not answer:
+            raise RuntimeError("NIXL stopped to answer")
+        return Sample(float(answer[0]), float(answer[1]))
+
+    def close(self) -> None:
+        for pid in reversed(self._pids):
+            os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, which: signal.Signals) -> None:
+        for pid in self._pids:
+            os.kill(pid, which)
+
+
+def _answer(process: subprocess.Popen[str]) -> list[str]:
+    """The words after the marker of the next line that is for us; empty when it ended."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("nixl-ready"):
+            return line.split()[1:]
+    return []
+
+
+def use_digest(on: bool) -> None:
+    digest.payload_digest = _payload_digest if on else lambda *_: 0
+
+
+# ---------------------------------------------------------------- the child
+
+
+def serve(pipe: Connection, transports: str) -> None:
+    """P of the handoffs and sender of the raw messages; both sleep when nothing is asked."""
+    base = np.random.default_rng(1).integers(0, 256, GEOMETRY.end, dtype=np.uint8)
+    service = KvService(Identity("p0", "i", "f"), settings(transports), HostMemory(base, GEOMETRY))
+    address = service.start()
+    asyncio.run(_serve_loop(pipe, service, address, transports))
+    service.stop()
+
+
+async def _serve_loop(pipe: Connection, service: KvService, address: str, transports: str) -> None:
+    stopped = asyncio.Event()
+    message_bytes = settings(transports).message_bytes
+    message = np.ones(message_bytes, np.uint8)
+    links: list[Link] = []
+
+    def accepted(link: Link) -> None:
+        links.append(link)
+        link.open(lambda _: None)
+
+    def send_raw(size: int, tag: int) -> None:
+        while size > 0:
+            part = message[: min(size, message_bytes)]
+            links[0].send(part, data_tag(tag, 0, 0), lambda _: None)
+            size, tag = size - part.nbytes, tag + 1
+
+    def asked() -> None:
+        verb, *args = pipe.recv()
+        if verb == "exit":
+            stopped.set()
+        elif verb == "digest":
+            use_digest(*args)
+        elif verb == "raw":
+            send_raw(*args)
+        else:
+            ticket, blocks = args
+            service.offer(ticket, blocks)
+            service.progress((ticket.request_id, 1), list(range(blocks)), blocks)
+            service.drain()
+
+    ucx = Ucx(transports, accepted)
+    ucx.start()
+    asyncio.get_running_loop().add_reader(pipe.fileno(), asked)
+    pipe.send((address, ucx.listen(0)))
+    await stopped.wait()
+    ucx.close()

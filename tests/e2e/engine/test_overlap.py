@@ -1,0 +1,51 @@
+"""KV leaves while its prompt is still computed: by chunk, and by groups of layers in a chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from common.config import KvConfig
+from tests.e2e.engine.pair import make_config, open_pair
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+CHUNK_TOKENS = 512
+LENGTHS = (3000, 2600, 3900)
+MODEL_LAYERS = 4
+
+
+@pytest.mark.parametrize("layer_groups", [KvConfig().layer_groups, MODEL_LAYERS])
+def test_most_bytes_of_a_prompt_of_several_chunks_leave_before_its_prefill_ends(
+    tmp_path: Path, layer_groups: int
+) -> None:
+    engine = {"max_num_batched_tokens": CHUNK_TOKENS}
+    pair = open_pair(make_config(tmp_path, engine, layer_groups=layer_groups))
+
+    async def work() -> None:
+        async with pair:
+            await pair.hand_over([5] * 40)
+            for length in LENGTHS:
+                draw = random.Random(length)
+                prompt = [draw.randint(10, 250) for _ in range(length)]
+                result, end = await pair.hand_over(prompt)
+                report = end.report
+                overlap = report.early_bytes / report.payload_bytes
+                print(
+                    f"layer_groups {layer_groups}, {length} tokens in chunks of {CHUNK_TOKENS}: "
+                    f"{report.messages} messages, {overlap:.0%} sent before the prefill ended, "
+                    f"first token after {result.seconds * 1000:.0f} ms"
+                )
+                assert end.error == ""
+                assert result.tokens == (await pair.alone(prompt)).tokens
+                assert overlap >= 0.7
+                assert report.messages % layer_groups == 0
+            await pair.prefill.empty()
+            await pair.decode.empty()
+        await pair.decode.engine.close()
+        await pair.prefill.engine.close()
+
+    asyncio.run(work())

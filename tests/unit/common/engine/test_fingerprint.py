@@ -1,0 +1,24 @@
+"""Equal for what means the same, readable where a person must compare."""
+
+from common.engine.fingerprint import fingerprint_of, parts_of
+
+VALUES: dict[str, object] = {
+    "block_tokens": 128,
+    "dtype": "torch.float32",
+    "config": {"layers": 4, "rope": {"theta": 1.0}},
+    "weights": ["a.safetensors:12:ff"],
+}
+
+
+def test_short_values_are_readable_and_long_ones_hashed() -> None:
+    parts = parts_of(VALUES)
+    assert (parts["block_tokens"], parts["dtype"]) == ("128", "torch.float32")
+    assert len(parts["config"]) == len(parts["weights"]) == 12
+    assert len(parts_of({"name": "x" * 99})["name"]) == 12
+
+
+def test_every_part_counts_and_their_order_does_not() -> None:
+    whole = fingerprint_of(parts_of(VALUES))
+    assert fingerprint_of(parts_of(dict(reversed(VALUES.items())))) == whole
+    for key in VALUES:
+        assert fingerprint_of(parts_of({**VALUES, key: "other"})) != whole

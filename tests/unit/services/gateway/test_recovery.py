@@ -1,0 +1,211 @@
+"""A request whose worker is lost: it goes on exactly, or says why it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.errors import Code
+from common.messages import Abort, Delta, Failed, Placed, Refused, RequestBody, Sampling, Submit
+from common.wire import unpack_ids
+from services.gateway import recovery
+from services.gateway.events import (
+    Action,
+    FromRouter,
+    RouterDown,
+    RouterUp,
+    Stepped,
+    Tick,
+    ToRouter,
+    ToWorker,
+    WorkerGone,
+)
+from services.gateway.recovery import obstacle, rest_of
+from tests.unit.services.gateway.gate import D0, D1, Gate, told
+
+
+def running(**limits: Any) -> Gate:
+    """One stream on d0 that has said `ab`, of a prompt of two tokens and at most 50 more."""
+    gate = Gate(recovery=True, **limits)
+    gate.open()
+    gate.place()
+    gate.token("ab")
+    return gate
+
+
+def submitted(actions: list[Action]) -> tuple[Submit, RequestBody]:
+    (sent,) = [a for a in actions if isinstance(a, ToRouter) and isinstance(a.message, Submit)]
+    assert isinstance(sent.message, Submit)
+    assert sent.body is not None
+    return sent.message, sent.body
+
+
+def place(gate: Gate, attempt: int, decode: str = "d1") -> None:
+    gate.do(
+        FromRouter(Placed(request_id="r", attempt=attempt, decode=decode, decode_incarnation="1"))
+    )
+
+
+def step(gate: Gate, attempt: int, index: int, text: str, end: str = "") -> list[Action]:
+    delta = Delta("r", attempt, index, list(text.encode()), finish_reason=end)
+    return gate.do(Stepped(D1, [delta]))
+
+
+def test_a_stream_goes_on_after_what_was_said_with_exact_usage() -> None:
+    gate = running()
+    submit, body = submitted(gate.do(WorkerGone(D0, "its connection closed")))
+    assert (submit.attempt, submit.prompt_tokens, submit.max_tokens) == (2, 4, 48)
+    assert unpack_ids(body.prompt_ids) == [1, 2, *b"ab"]
+    assert body.sampling.max_tokens == 48
+    place(gate, 2)
+    step(gate, 2, 0, "c")
+    step(gate, 2, 1, "d", end="length")
+    answer = gate.answers["r"]
+    assert answer.whole_text == "abcd"
+    assert answer.ending is not None
+    assert answer.ending.usage.prompt == 2
+    assert answer.ending.usage.completion == 4
+    assert gate.core.counts.recovered == 1
+
+
+def test_what_the_lost_worker_still_says_is_never_said_again() -> None:
+    gate = running()
+    gate.do(WorkerGone(D0, "x"))
+    place(gate, 2)
+    stale = gate.core.counts.stale
+    gate.token("c", 2)
+    assert gate.core.counts.stale == stale + 1
+    step(gate, 2, 0, "c", end="length")
+    assert gate.answers["r"].whole_text == "abc"
+
+
+def test_a_loss_that_the_router_tells_of_first() -> None:
+    gate = running()
+    lost = Failed(request_id="r", attempt=1, code=Code.WORKER_LOST, message="d0 was lost")
+    actions = gate.do(FromRouter(lost))
+    assert told(actions) == [(D0, "Abort"), "Submit"]
+    assert gate.do(WorkerGone(D0, "x")) == []
+    assert gate.do(FromRouter(lost)) == []
+
+
+def test_tokens_lost_on_the_way_begin_a_new_attempt_and_stop_the_old() -> None:
+    gate = running()
+    actions = gate.token("d", 3)
+    assert told(actions) == [(D0, "Abort"), "Submit"]
+    (abort,) = [a.message for a in actions if isinstance(a, ToWorker)]
+    assert abort == Abort(request_id="r", attempt=1, reason=Code.STREAM_INTERRUPTED)
+
+
+def test_without_recovery_the_client_hears_of_it_at_once() -> None:
+    gate = running(recovery_ms=0)
+    gate.core._recovery = False
+    assert "Submit" not in told(gate.do(WorkerGone(D0, "x")))
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("sampling", "emitted", "what"),
+    [
+        (Sampling(max_tokens=9, seed=1), 1, "seed"),
+        (Sampling(max_tokens=9, seed=1), 0, ""),
+        (Sampling(max_tokens=9, seed=1, temperature=0.0), 1, ""),
+        (Sampling(max_tokens=9, presence_penalty=0.5), 1, "penalties"),
+        (Sampling(max_tokens=9, frequency_penalty=0.5), 1, "penalties"),
+        (Sampling(max_tokens=9, repetition_penalty=1.5, logit_bias={1: 2.0}), 1, ""),
+    ],
+)
+def test_what_a_new_worker_cannot_know(sampling: Sampling, emitted: int, what: str) -> None:
+    found = obstacle(sampling, emitted)
+    assert (what in found) if what else not found
+
+
+def test_the_rest_of_what_was_asked() -> None:
+    asked = Sampling(max_tokens=10, min_tokens=4, temperature=0.5)
+    assert rest_of(asked, 0) is asked
+    assert rest_of(asked, 3) == Sampling(max_tokens=7, min_tokens=1, temperature=0.5)
+    assert rest_of(asked, 6).min_tokens == 0
+
+
+def test_an_obstacle_is_said_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "obstacle", lambda _sampling, _emitted: "its seed")
+    gate = running()
+    assert "Submit" not in told(gate.do(WorkerGone(D0, "x")))
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+    assert "without its seed" in gate.error().message
+
+
+def test_a_request_under_which_two_workers_died_is_tried_no_more() -> None:
+    gate = running()
+    gate.do(WorkerGone(D0, "x"))
+    place(gate, 2)
+    assert "Submit" not in told(gate.do(WorkerGone(D1, "x")))
+    assert gate.core.active == 0
+    assert "2 decode workers died" in gate.error().message
+
+
+def test_before_any_token_the_quarantine_has_its_own_code() -> None:
+    gate = Gate(recovery=True)
+    gate.open()
+    gate.place()
+    gate.do(WorkerGone(D0, "x"))
+    place(gate, 2)
+    gate.do(WorkerGone(D1, "x"))
+    assert gate.error().code is Code.REQUEST_QUARANTINED
+
+
+def test_one_death_told_twice_is_one_death() -> None:
+    """The router may place on the dead worker once more before it knows."""
+    gate = running()
+    gate.do(WorkerGone(D0, "x"))
+    place(gate, 2, decode="d0")
+    lost = Failed(request_id="r", attempt=2, code=Code.WORKER_LOST, message="d0 was lost")
+    assert submitted(gate.do(FromRouter(lost)))[0].attempt == 3
+
+
+def test_a_refusal_while_no_worker_is_there_is_waited_out() -> None:
+    gate = running(recovery_ms=5_000)
+    gate.do(WorkerGone(D0, "x"))
+    refused = Refused(
+        request_id="r", attempt=2, code=Code.NO_CAPACITY, message="none", retry_after_ms=2_000
+    )
+    assert gate.do(FromRouter(refused)) == []
+    gate.now += 1.9
+    assert gate.do(Tick()) == []
+    gate.now += 0.2
+    assert submitted(gate.do(Tick()))[0].attempt == 2
+    gate.now += 3.0
+    gate.do(FromRouter(refused))
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_a_first_attempt_that_is_refused_is_answered_at_once() -> None:
+    gate = Gate(recovery=True)
+    gate.open()
+    gate.do(FromRouter(Refused(request_id="r", attempt=1, code=Code.NO_CAPACITY, message="none")))
+    assert gate.error().code is Code.NO_CAPACITY
+
+
+def test_a_loss_while_no_router_answers_is_held_until_one_does() -> None:
+    gate = running(recovery_ms=5_000)
+    gate.do(RouterDown())
+    assert told(gate.do(WorkerGone(D0, "x"))) == []
+    gate.now += 4.9
+    assert gate.do(Tick()) == []
+    assert submitted(gate.do(RouterUp()))[0].attempt == 2
+
+
+def test_a_loss_while_no_router_answers_ends_when_its_time_is_over() -> None:
+    gate = running(recovery_ms=5_000)
+    gate.do(RouterDown())
+    gate.do(WorkerGone(D0, "x"))
+    gate.now += 5.1
+    gate.do(Tick())
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_a_stopping_gateway_begins_nothing_anew() -> None:
+    gate = running()
+    gate.core.draining = True
+    gate.do(WorkerGone(D0, "x"))
+    assert gate.error().code is Code.STREAM_INTERRUPTED

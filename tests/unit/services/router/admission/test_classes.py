@@ -1,0 +1,121 @@
+"""The whole queue: strict classes with a floor, the reserve, what is ahead."""
+
+import pytest
+
+from common.messages import PriorityClass
+from services.router.records import Try
+from services.router.waiting import Waiting
+from tests.unit.services.router.admission.tries import queued
+
+INTERACTIVE, STANDARD, BATCH = PriorityClass
+
+
+def fill(waiting: Waiting, priority: PriorityClass, count: int, cost: float = 100.0) -> None:
+    for _ in range(count):
+        waiting.append(queued(f"t{priority}", priority=priority, cost=cost))
+
+
+def serve(waiting: Waiting, times: int) -> list[PriorityClass]:
+    served = []
+    for _ in range(times):
+        each = waiting.head()
+        waiting.serve(each)
+        served.append(each.priority)
+    waiting.check_invariants()
+    return served
+
+
+def test_a_higher_class_goes_first() -> None:
+    waiting = Waiting(100, 10_000, floor=0.0)
+    fill(waiting, BATCH, 2)
+    fill(waiting, STANDARD, 2)
+    fill(waiting, INTERACTIVE, 2)
+    assert serve(waiting, 6) == [INTERACTIVE] * 2 + [STANDARD] * 2 + [BATCH] * 2
+
+
+@pytest.mark.parametrize("cost", [25.0, 100.0, 400.0])
+def test_lower_classes_get_their_floor_by_cost(cost: float) -> None:
+    waiting = Waiting(3000, 100_000, floor=0.05)
+    fill(waiting, INTERACTIVE, 1000)
+    fill(waiting, BATCH, 500, cost)
+    served = serve(waiting, 800)
+    batch = cost * served.count(BATCH)
+    share = batch / (batch + 100.0 * served.count(INTERACTIVE))
+    assert share == pytest.approx(0.05, abs=0.005)
+
+
+def test_each_lower_class_has_a_floor_of_its_own() -> None:
+    waiting = Waiting(3000, 100_000, floor=0.05)
+    for priority in PriorityClass:
+        fill(waiting, priority, 900)
+    served = serve(waiting, 800)
+    for lower in (STANDARD, BATCH):
+        assert served.count(lower) / 800 >= 0.045
+    assert served.count(INTERACTIVE) / 800 >= 0.88
+
+
+def test_who_does_not_wait_is_owed_nothing() -> None:
+    waiting = Waiting(3000, 100_000, floor=0.05)
+    fill(waiting, INTERACTIVE, 500)
+    serve(waiting, 300)
+    fill(waiting, BATCH, 5)
+    assert BATCH not in serve(waiting, 15)
+
+
+def test_ahead_counts_higher_classes_and_not_lower_ones() -> None:
+    waiting = Waiting(100, 10_000)
+    fill(waiting, INTERACTIVE, 3)
+    fill(waiting, BATCH, 7)
+    newcomer = queued("new", priority=STANDARD)
+    assert waiting.ahead(newcomer).requests == 3
+    assert waiting.ahead(queued("t2", priority=BATCH)).requests == 10
+
+
+def test_the_window_goes_over_all_classes() -> None:
+    waiting = Waiting(100, 10_000)
+    fill(waiting, BATCH, 3)
+    fill(waiting, INTERACTIVE, 3)
+    assert [each.priority for each in waiting.window()] == [INTERACTIVE] * 3 + [BATCH] * 3
+    serve(waiting, 3)
+    waiting._owed[BATCH] = 0.0
+    assert len(list(waiting.window())) == 3
+
+
+def test_an_owed_class_is_in_the_window_once() -> None:
+    waiting = Waiting(100, 10_000, floor=0.5)
+    fill(waiting, INTERACTIVE, 4)
+    fill(waiting, BATCH, 4)
+    serve(waiting, 1)
+    window: list[Try] = list(waiting.window())
+    assert window[0].priority is BATCH
+    assert len({each.key for each in window}) == len(window) == 7
+
+
+def test_the_last_of_the_queue_is_for_tenants_below_their_share() -> None:
+    waiting = Waiting(20, 10_000, reserve=0.1)
+    for _ in range(18):
+        each = queued("flood")
+        assert waiting.may_use_reserve(each)
+        waiting.append(each)
+    waiting.append(queued("calm"))
+    assert not waiting.may_use_reserve(queued("flood"))
+    assert waiting.may_use_reserve(queued("calm"))
+    assert not waiting.may_use_reserve(queued("calm", priority=BATCH))
+    assert waiting.has_room(4)
+
+
+def test_a_single_tenant_may_use_the_whole_queue() -> None:
+    waiting = Waiting(20, 10_000, reserve=0.1)
+    for _ in range(20):
+        each = queued("only")
+        assert waiting.may_use_reserve(each)
+        waiting.append(each)
+    assert not waiting.has_room(4)
+
+
+def test_the_reserve_counts_bytes_too() -> None:
+    waiting = Waiting(1000, 1000, reserve=0.1)
+    waiting.append(queued("flood", body=bytes(800)))
+    waiting.append(queued("calm", body=bytes(50)))
+    assert not waiting.may_use_reserve(queued("x", body=bytes(100), priority=BATCH))
+    assert waiting.may_use_reserve(queued("x", body=bytes(100)))

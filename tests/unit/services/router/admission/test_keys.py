@@ -1,0 +1,120 @@
+"""API keys: buckets in cost and requests, concurrency, settlement, forgetting."""
+
+import pytest
+
+from common.messages import KeyLimits
+from services.router.admission.keys import Denied, Keys
+
+
+def keys(keys_max: int = 100, burst_ms: float = 60_000.0) -> Keys:
+    return Keys(keys_max, burst_ms)
+
+
+def ask(table: Keys, limits: KeyLimits, cost: float, now: float, key: str = "k") -> Denied | None:
+    """Charges it if it is not denied."""
+    denied = table.denies(key, limits, cost, 2.0, now)
+    if denied is None:
+        table.charge(key, limits, cost, now)
+    return denied
+
+
+def test_requests_a_minute_with_the_wait_until_the_next() -> None:
+    table, limits = keys(), KeyLimits(requests_per_min=60)
+    assert [ask(table, limits, 1, 10.0) for _ in range(60)] == [None] * 60
+    denied = ask(table, limits, 1, 10.0)
+    assert denied is not None
+    assert denied.retry_after == pytest.approx(1.0)
+    assert "60 requests a minute" in denied.sentence
+    assert ask(table, limits, 1, 10.0 + denied.retry_after) is None
+    assert ask(table, limits, 1, 10.0 + denied.retry_after) is not None
+
+
+def test_a_denied_request_costs_nothing() -> None:
+    table, limits = keys(), KeyLimits(requests_per_min=60)
+    for _ in range(60):
+        ask(table, limits, 1, 10.0)
+    for _ in range(500):
+        ask(table, limits, 1, 10.0)
+    assert ask(table, limits, 1, 11.01) is None
+
+
+def test_tokens_a_minute_with_the_wait_until_there_is_enough() -> None:
+    table, limits = keys(), KeyLimits(tokens_per_min=6000)
+    assert ask(table, limits, 5900, 10.0) is None
+    denied = ask(table, limits, 600, 10.0)
+    assert denied is not None
+    assert denied.retry_after == pytest.approx(5.0)
+    assert ask(table, limits, 600, 14.9) is not None
+    assert ask(table, limits, 600, 15.01) is None
+
+
+def test_what_was_not_used_comes_back_and_what_was_used_more_is_owed() -> None:
+    table, limits = keys(), KeyLimits(tokens_per_min=6000)
+    ask(table, limits, 6000, 10.0)
+    table.ended("k", -5000)
+    assert ask(table, limits, 4900, 10.0) is None
+    table.ended("k", 8000)
+    denied = ask(table, limits, 100, 10.0)
+    assert denied is not None
+    assert denied.retry_after == pytest.approx(80.0)
+
+
+def test_what_costs_more_than_a_full_bucket_is_admitted_by_a_full_one() -> None:
+    table, limits = keys(burst_ms=10_000.0), KeyLimits(tokens_per_min=6000)
+    assert ask(table, limits, 3000, 10.0) is None
+    assert ask(table, limits, 3000, 20.0) is not None
+    assert ask(table, limits, 3000, 40.01) is None
+
+
+def test_idleness_saves_no_more_than_the_burst() -> None:
+    table, limits = keys(burst_ms=10_000.0), KeyLimits(requests_per_min=60)
+    ask(table, limits, 1, 10.0)
+    assert [ask(table, limits, 1, 9000.0) for _ in range(10)] == [None] * 10
+    assert ask(table, limits, 1, 9000.0) is not None
+
+
+def test_concurrency_counts_until_the_end() -> None:
+    table, limits = keys(), KeyLimits(concurrency=2)
+    assert ask(table, limits, 1, 10.0) is None
+    assert ask(table, limits, 1, 10.0) is None
+    denied = ask(table, limits, 1, 10.0)
+    assert denied is not None
+    assert denied.retry_after == pytest.approx(1.0)
+    table.ended("k", 0)
+    assert ask(table, limits, 1, 10.0) is None
+
+
+def test_keys_are_apart_and_no_limit_is_no_account() -> None:
+    table, limits = keys(), KeyLimits(concurrency=1)
+    assert ask(table, limits, 1, 10.0, "a") is None
+    assert ask(table, limits, 1, 10.0, "b") is None
+    assert ask(table, limits, 1, 10.0, "a") is not None
+    assert table.denies("c", None, 1e9, 1.0, 10.0) is None
+    assert len(table) == 2
+
+
+def test_a_limit_set_by_an_operator_is_in_force() -> None:
+    table = keys()
+    table.overrides["k"] = KeyLimits(concurrency=1)
+    assert table.limits("k", KeyLimits(concurrency=5)) == KeyLimits(concurrency=1)
+    assert table.limits("other", None) is None
+
+
+def test_a_lowered_limit_is_in_force_at_once() -> None:
+    table = keys()
+    ask(table, KeyLimits(requests_per_min=600), 1, 10.0)
+    for _ in range(10):
+        assert ask(table, KeyLimits(requests_per_min=10), 1, 10.0) is None
+    assert ask(table, KeyLimits(requests_per_min=10), 1, 10.0) is not None
+
+
+def test_idle_keys_are_forgotten_and_live_ones_are_not() -> None:
+    table, limits = keys(keys_max=3), KeyLimits(concurrency=1, requests_per_min=1)
+    ask(table, limits, 1, 10.0, "live")
+    for i in range(20):
+        ask(table, limits, 1, 10.0, f"k{i}")
+        table.ended(f"k{i}", 0)
+    table.check_invariants(1)
+    assert ask(table, limits, 1, 10.0, "live") is not None
+    assert ask(table, limits, 1, 10.0, "k19") is not None
+    assert ask(table, limits, 1, 10.0, "k0") is None

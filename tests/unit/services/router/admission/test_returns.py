@@ -1,0 +1,92 @@
+"""Appointments: spaced, known again, kept room for, forgotten."""
+
+from itertools import pairwise
+
+import pytest
+
+from services.router.admission import returns
+from services.router.admission.returns import Returns
+from services.router.records import Try
+from tests.unit.services.router.admission.tries import queued
+
+
+def book(table: Returns, each: Try, now: float, wait: float = 1.0, spacing: float = 0.5) -> float:
+    due = table.book(each, now + wait, spacing, now, 60.0)
+    table.check_invariants()
+    return due
+
+
+def again(each: Try) -> Try:
+    """The same request as its client sends it again: another id."""
+    same = queued(each.tenant, prompt=each.ask.prompt_tokens, body=each.body)
+    assert same.key != each.key
+    return same
+
+
+def test_a_return_is_known_by_what_it_asks_and_only_in_its_time() -> None:
+    table, each = Returns(2.0, 64), queued(body=b"one")
+    due = book(table, each, 10.0)
+    assert due == 11.0
+    assert not table.claim(again(each), 10.5)
+    assert not table.claim(queued(body=b"two"), 11.0)
+    assert not table.claim(queued("other", body=b"one"), 11.0)
+    assert table.claim(again(each), 11.0)
+    assert not table.claim(again(each), 11.0)
+    table.check_invariants()
+
+
+def test_an_appointment_that_is_not_kept_is_forgotten() -> None:
+    table, each = Returns(2.0, 64), queued()
+    book(table, each, 10.0)
+    assert not table.claim(again(each), 13.1)
+    assert len(table) == 0
+
+
+def test_appointments_follow_one_another_at_the_drain_rate() -> None:
+    table = Returns(2.0, 64)
+    dues = [book(table, queued(body=b"%d" % i), 10.0, spacing=1.0) for i in range(10)]
+    gaps = [b - a for a, b in pairwise(dues)]
+    assert gaps == pytest.approx([table.share] * 9)
+
+
+def test_equal_requests_have_an_appointment_each() -> None:
+    table, each = Returns(2.0, 64), queued()
+    for _ in range(3):
+        book(table, each, 10.0)
+    assert [table.claim(again(each), 12.5) for _ in range(4)] == [True, True, True, False]
+
+
+def test_nothing_is_booked_beyond_the_horizon_or_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(returns, "BOOKED_MAX", 5)
+    table = Returns(2.0, 64)
+    assert table.book(queued(), 100.0, 1.0, 10.0, 60.0) == 70.0
+    assert len(table) == 0
+    for i in range(9):
+        book(table, queued(body=b"%d" % i), 10.0)
+    assert len(table) == 5
+
+
+def test_who_is_expected_is_who_is_due_by_the_share_that_comes() -> None:
+    table = Returns(2.0, 8)
+    tries = [queued(body=b"%d" % i) for i in range(40)]
+    for each in tries[:20]:
+        book(table, each, 10.0, spacing=0.0)
+    assert table.expected(10.0, 0.5).requests == 0
+    for each in tries[:20]:
+        assert table.claim(again(each), 11.0)
+    assert table.share > 0.9
+    for each in tries[20:]:
+        book(table, each, 20.0, spacing=0.0)
+    expected = table.expected(20.5, 1.0)
+    assert expected.requests == pytest.approx(20 * table.share)
+    assert expected.prompt_tokens == pytest.approx(20 * 80 * table.share)
+
+
+def test_clients_that_never_come_cost_nothing_for_long() -> None:
+    table = Returns(2.0, 8)
+    for i in range(40):
+        book(table, queued(body=b"%d" % i), 10.0, spacing=0.0)
+    assert table.expected(20.0, 1.0).requests == 0
+    assert table.share < 0.05

@@ -19,9 +19,8 @@ class LivenessConfig(Section, frozen=True):
     doubted must be sound for `proof_ms` before it gets work again, twice as long each time that it
     is doubted within `flap_window_ms`, at most `proof_ms_max`. `late_tick_ms`: a router that itself
     stood still for longer blames nobody. `gateway_grace_ms`: how long the requests of a gateway
-    whose connection closed are kept for its return. `lost_capacity_ms`: how long a lost worker
-    counts as missing capacity. `rebuild_ms`: a router that starts places nothing before all workers
-    of the file have reported, or this time has passed."""
+    whose connection closed are kept for its return. `rebuild_ms`: a router that starts places
+    nothing before all workers of the file have reported, or this time has passed."""
 
     suspect_share: Annotated[float, Meta(gt=0, lt=1)] = 0.5
     stall_ms: Annotated[float, Meta(ge=100)] = 1_000.0
@@ -32,5 +31,4 @@ class LivenessConfig(Section, frozen=True):
     flap_window_ms: Milliseconds = 60_000.0
     late_tick_ms: Annotated[float, Meta(ge=300)] = 1_000.0
     gateway_grace_ms: Milliseconds = 2_000.0
-    lost_capacity_ms: Milliseconds = 300_000.0
     rebuild_ms: Milliseconds = 2_000.0

@@ -22,7 +22,6 @@ from __future__ import annotations
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.messages import (
-    HOLDING_MAX,
     Abort,
     Delta,
     Failed,
@@ -92,8 +91,7 @@ class Core:
 
     def live(self) -> Live:
         """What a router is told after its welcome."""
-        tries = [(request_id, entry.attempt) for request_id, entry in self._table.entries.items()]
-        return Live(tries=tuple(tries[:HOLDING_MAX]), complete=len(tries) <= HOLDING_MAX)
+        return self._table.live()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator. `now`: seconds, monotonic."""

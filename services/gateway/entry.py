@@ -51,9 +51,10 @@ class IllegalTransitionError(Exception):
 class Entry:
     """`worker`: identity of the decode worker that streams it, empty until known. `deadline`:
     instant, 0 = none. `hold_until`: instant at which a held request fails, and a placed one that
-    has not spoken is asked for again. `submitted`: a router may know it, `resubmitted`: or two of
-    them, or one twice. `deaths`: workers that were lost while it was theirs. `retry_at`: when it is
-    submitted again after a refusal, 0 = at once."""
+    has not spoken is asked for again. `submitted`: a router may know it. `sent`: the attempt last
+    submitted; `resubmitted`: more than once, so that two routers may have it. `deaths`: workers
+    that were lost while it was theirs. `retry_at`: when it is submitted again after a refusal, 0 =
+    at once."""
 
     call: Call
     stream: TextStream
@@ -64,6 +65,7 @@ class Entry:
     state: State = State.HELD
     worker: bytes = b""
     submitted: bool = False
+    sent: int = 0
     resubmitted: bool = False
     deaths: frozenset[bytes] = frozenset()
     retry_at: float = 0.0

@@ -58,7 +58,7 @@ class Requests:
 
     def submit(self, entry: Entry, now: float) -> Action:
         entry.move(State.SUBMITTED)
-        entry.resubmitted = entry.submitted
+        entry.resubmitted, entry.sent = entry.sent == entry.attempt, entry.attempt
         entry.submitted = True
         return self.submission(entry, now)
 
@@ -108,7 +108,7 @@ class Requests:
         """Its worker is lost, or lost it: it goes on as a new attempt, or fails."""
         emitted = len(entry.stream.journal.emitted)
         lacking = recovery.obstacle(entry.call.sampling, emitted)
-        if entry.worker:
+        if entry.worker and error.code is Code.WORKER_LOST:
             entry.deaths |= {entry.worker}
         if len(entry.deaths) >= self._deaths_max and error.code is Code.WORKER_LOST:
             error = recovery.quarantined(len(entry.deaths))

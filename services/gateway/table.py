@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from common.messages import HOLDING_MAX, Live
 from services.gateway.entry import Entry, State
 
 RECENT_MAX = 4_096
 
 
 class Table:
-    """Bounded by `limit`; `recent` by `RECENT_MAX`, the oldest forgotten first. Its value: whether
-    the request may run at a second worker, which nobody has told to stop."""
+    """Bounded by `limit`; `recent` by `RECENT_MAX`, the oldest forgotten first. Of those it says
+    whether a worker may yet go on with it unknowingly."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -44,8 +45,13 @@ class Table:
     def add(self, entry: Entry) -> None:
         self.entries[entry.call.request_id] = entry
 
+    def live(self) -> Live:
+        """What a router is told after its welcome."""
+        tries = [(request_id, entry.attempt) for request_id, entry in self.entries.items()]
+        return Live(tries=tuple(tries[:HOLDING_MAX]), complete=len(tries) <= HOLDING_MAX)
+
     def assign(self, entry: Entry, worker: bytes) -> None:
-        """Its tokens are taken from there from now on, and from nowhere else."""
+        """From here on its tokens are taken from this worker only."""
         self.disown(entry)
         entry.worker = worker
         self._of_worker.setdefault(worker, {})[entry.call.request_id] = entry
@@ -64,7 +70,7 @@ class Table:
         """It has ended; returns whose it was."""
         request_id = entry.call.request_id
         del self.entries[request_id]
-        self.recent[request_id] = entry.resubmitted
+        self.recent[request_id] = entry.resubmitted or entry.state is State.FAILED
         if len(self.recent) > RECENT_MAX:
             del self.recent[next(iter(self.recent))]
         return self.disown(entry)

@@ -62,8 +62,10 @@ def gone(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Acti
 
 def give_up(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Action]:
     """Aborts what it had submitted here; adopted ones have another owner, or D drops them itself.
-    Idempotent."""
-    mine = [tables.tries[key] for key in gateway.tries if not tables.tries[key].adopted]
+    With another router, the gateway may merely be out of our reach: only what waits here is
+    dropped. Idempotent."""
+    alone, tries = tables.settings.alone, [tables.tries[key] for key in gateway.tries]
+    mine = [each for each in tries if (alone and not each.adopted) or each.state is TryState.QUEUED]
     if not mine:
         return []
     sentence = f"gateway {gateway.name} was lost: {reason}"

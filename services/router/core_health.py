@@ -3,9 +3,10 @@
 A worker is doubted when it is silent or when its engine does not step (`liveness.py`); it then gets
 nothing new. If that goes on it is ejected: what it holds is given up, so that clients need not wait
 for it, but only of a part of its pool, for when many look dead at once, the fault is likelier ours.
-A closed connection is no doubt but knowledge, and knows no such limit. Trust returns after a time
-without fault, longer for a worker that flaps. When the router itself was stopped, the silence that
-it then finds proves nothing, and is forgiven.
+A router that is not alone aborts nothing that it merely lost sight of: its gateway may have gone to
+the other router, for which it still runs. A closed connection is no doubt but knowledge, and knows
+no such limit. Trust returns after a time without fault, longer for a worker that flaps. When the
+router itself was stopped, the silence that it then finds proves nothing, and is forgiven.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def give_up(tables: Tables, worker: Worker, sentence: str, now: float) -> list[A
             actions += core_requests.fail(tables, each, sentence, now)
         else:
             core_requests.prefill_lost(tables, each, sentence)
-    mine = [key for key in lost if not adopted[key]]
+    mine = [key for key in lost if tables.settings.alone and not adopted[key]]
     worker.orphans = (worker.orphans + mine)[-ORPHANS_MAX:]
     worker.unconfirmed = {}
     worker.foreign_tokens = worker.foreign_requests = 0
@@ -133,7 +134,8 @@ def _eject(tables: Tables, worker: Worker, reason: str, now: float) -> list[Acti
         return []
     sentence = f"{worker.role} worker {worker.name} was ejected: {reason}"
     note = Note("warning", "worker.ejected", f"{sentence}; it held {len(worker.held)} requests")
-    held = [key for key in worker.held if not tables.tries[key].adopted]
+    alone = tables.settings.alone
+    held = [key for key in worker.held if alone and not tables.tries[key].adopted]
     actions = [note, *give_up(tables, worker, sentence, now)]
     worker.move(WorkerState.EJECTED, reason, now)
     tables.workers_changed = True

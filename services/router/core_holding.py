@@ -102,6 +102,8 @@ def _is_over(tables: Tables, worker: Worker, key: Key) -> bool:
     over = tables.history.latest(request_id)
     if over is None or over.attempt < attempt or over.adopted:
         return False
+    if over.attempt == attempt and over.state is TryState.FAILED and not tables.settings.alone:
+        return False
     return over.attempt > attempt or over.placement is not None
 
 

@@ -71,7 +71,7 @@ def evict_worker(tables: Tables, event: WorkerEvicted, now: float) -> list[Actio
 
 
 def evict_request(tables: Tables, event: RequestEvicted, now: float) -> list[Action]:
-    """Its client hears an error; idempotent."""
+    """Its client hears an error; with this code its gateway takes it nowhere else. Idempotent."""
     each = tables.tries.get((event.request_id, event.attempt))
     if each is None:
         return []
@@ -80,5 +80,7 @@ def evict_request(tables: Tables, event: RequestEvicted, now: float) -> list[Act
     told = each.state is not TryState.ABORTING
     actions = core_requests.abort(tables, each, BY_OPERATOR, now)
     if told:
-        actions.append(core_requests.failed_answer(each.gateway, each.key, BY_OPERATOR))
+        actions.append(
+            core_requests.failed_answer(each.gateway, each.key, BY_OPERATOR, Code.CANCELLED)
+        )
     return actions

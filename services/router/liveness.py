@@ -28,7 +28,6 @@ class Liveness:
     flap_window_seconds: float = 60.0
     late_tick_seconds: float = 1.0
     gateway_grace_seconds: float = 2.0
-    lost_capacity_seconds: float = 300.0
 
 
 def from_config(config: Config) -> Liveness:
@@ -43,7 +42,6 @@ def from_config(config: Config) -> Liveness:
         flap_window_seconds=said.flap_window_ms / 1000,
         late_tick_seconds=said.late_tick_ms / 1000,
         gateway_grace_seconds=said.gateway_grace_ms / 1000,
-        lost_capacity_seconds=said.lost_capacity_ms / 1000,
     )
 
 

@@ -156,7 +156,6 @@ class Worker:
     flapped_at: float = 0.0
     sound_since: float | None = None
     left: bool = False
-    served: bool = False
     unconfirmed: dict[Key, None] = field(default_factory=dict)
     drained: bool = False
     drain_ordered: bool | None = None
@@ -223,7 +222,6 @@ class Worker:
         if self.ready and self.returned:
             self.returned, self.ramp_from = False, now
         self.reason, self.since = reason, now
-        self.served |= new is WorkerState.READY
         self.changed[self.identity] = self
 
     def set_drained(self, drained: bool) -> None:

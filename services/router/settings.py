@@ -21,7 +21,7 @@ class Settings:
     longer than a handoff may last. `policy`: a name in `policies/registry.py`.
     `prefixes`: an engine keeps prefixes, so that it is worth knowing who has which.
     `rebuild_seconds`: after its start, how long it waits for the first reports of the `expected`
-    workers before it places."""
+    workers before it places. `alone`: no other router serves this fleet."""
 
     name: str = "router"
     incarnation: str = "0"
@@ -36,6 +36,7 @@ class Settings:
     idle_seconds: float = 17.0
     rebuild_seconds: float = 0.0
     expected: frozenset[tuple[Role, str]] = frozenset()
+    alone: bool = True
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     prefixes: bool = True
     policy: str = "cost"
@@ -57,6 +58,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         worker_timeout=router.worker_timeout_ms / 1000,
         history=router.history,
         lease_ms=config.kv.lease_ms,
+        alone=not router.standby,
         rebuild_seconds=router.liveness.rebuild_ms / 1000,
         expected=frozenset(
             [(Role.PREFILL, name) for name in config.prefill]

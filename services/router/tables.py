@@ -38,18 +38,6 @@ class Shape(NamedTuple):
         return fits and ask.total_tokens <= self.max_model_len
 
 
-class DecodeCapacity(NamedTuple):
-    """KV tokens that may be granted: on ready decode workers, and with those that are missed."""
-
-    ready_tokens: int
-    known_tokens: int
-
-    @property
-    def share(self) -> float:
-        """1.0 when nothing is missing, or nothing was ever there."""
-        return self.ready_tokens / self.known_tokens if self.known_tokens else 1.0
-
-
 class Tables:
     """`tries`: those not over, by key; `current`: the newest attempt of each. `freed`: something
     that the queue waits for became free since placement last looked; `wants_prefill`: that includes
@@ -102,19 +90,6 @@ class Tables:
 
     def live_gateways(self) -> list[Gateway]:
         return [gateway for gateway in self.gateways.values() if not gateway.gone]
-
-    def decode_capacity(self, now: float) -> DecodeCapacity:
-        """A worker that drained or was never ready is no loss; one lost long ago is forgotten."""
-        memory = self.settings.liveness.lost_capacity_seconds
-        ready = known = 0
-        for worker in self.workers.values():
-            away_long = worker.away and now - worker.since > memory
-            planned = worker.left or worker.drained or worker.state is WorkerState.DRAINING
-            if worker.role is not Role.DECODE or planned or away_long or not worker.served:
-                continue
-            known += worker.kv_tokens_max
-            ready += worker.kv_tokens_max if worker.ready else 0
-        return DecodeCapacity(ready, known)
 
     def can_ever_hold(self, ask: Ask) -> bool:
         """True, too, while no decode worker is known."""

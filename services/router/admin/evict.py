@@ -1,5 +1,5 @@
-"""`evict`: drops work now. A worker is drained and all that it holds is given up; of a request, the
-client hears an error at once."""
+"""`evict`: drops work now. A worker is drained and all that it holds is given up, so that gateways
+take it elsewhere; of a request, the client hears an error at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _request(view: View, request_id: str) -> dict[str, Any]:
 
 VERB = Verb(
     "evict",
-    "drop a worker's requests, or one request, now; clients hear an error",
+    "a worker: drain it, its requests go elsewhere now; a request: end it with an error",
     (
         Arg("worker", "a worker's name, as `workers` lists it", default=""),
         Arg("request", "a request id, as `requests` lists it", default=""),

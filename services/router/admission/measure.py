@@ -43,7 +43,7 @@ def _capacity(decodes: list[Worker], memory: float, now: float) -> float:
     ago. Who drains leaves by intent and does not count."""
     healthy = known = 0
     for worker in decodes:
-        lost = worker.state is WorkerState.GONE and now - worker.since <= memory
+        lost = worker.away and not worker.left and now - worker.since <= memory
         if worker.ready:
             healthy += worker.capacity.max_num_seqs
         if worker.ready or worker.state is WorkerState.SUSPECT or lost:

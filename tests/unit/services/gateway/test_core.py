@@ -245,7 +245,7 @@ def test_what_d_declined_before_it_began_is_submitted_anew_and_not_for_ever() ->
         placed = Placed(request_id="r", attempt=attempt, decode="d0", decode_incarnation="1")
         gate.do(FromRouter(placed))
         last = attempt == 3
-        assert declined(gate, attempt) == ([(D0, "Abort"), "Cancel"] if last else ["Submit"])
+        assert declined(gate, attempt) == ([(D0, "Abort")] if last else ["Submit"])
     assert gate.error().code is Code.NO_CAPACITY
 
 
@@ -256,6 +256,15 @@ def test_what_has_spoken_is_not_submitted_anew() -> None:
     gate.token("a")
     assert declined(gate, 1) == [(D0, "Abort")]
     assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_a_worker_whose_failed_request_goes_on_is_told_to_stop() -> None:
+    """It may not have been connected when the request failed."""
+    gate = Gate()
+    gate.open()
+    gate.place()
+    gate.do(FromRouter(Failed(request_id="r", attempt=1, code="worker_lost", message="")))
+    assert told(gate.token("a")) == [(D0, "Abort")]
 
 
 def test_a_resubmission_that_is_refused_stops_the_worker() -> None:

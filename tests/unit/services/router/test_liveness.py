@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.messages import Abort, Failed, Load, Role
+from common.messages import Abort, Failed, Load
 from services.router.liveness import (
     Liveness,
     hopeless,
@@ -12,7 +12,7 @@ from services.router.liveness import (
     step_limit,
 )
 from services.router.state import WorkerState
-from tests.unit.services.router.rig import Rig, standard, worker_hello
+from tests.unit.services.router.rig import Rig, standard
 
 L = Liveness()
 
@@ -143,19 +143,3 @@ def test_an_ejected_worker_is_still_pinged_so_that_its_death_is_found() -> None:
     rig.gone("d0|1")
     assert rig.row("d0|1").state is WorkerState.GONE
     assert "d0|1" not in rig.core.peers()
-
-
-def test_missing_decode_capacity_is_counted_until_it_is_planned_or_long_ago() -> None:
-    rig = standard()
-    for i in (1, 2, 3):
-        rig.decode(f"d{i}")
-    tables = rig.core.tables
-    rig.say("d9|1", worker_hello(Role.DECODE, "d9"))
-    assert tables.decode_capacity(rig.now).share == 1.0, "what has never served is not missed"
-    rig.gone("d1|1")
-    assert tables.decode_capacity(rig.now).share == 0.75
-    rig.beat("d2|1", busy(1_200))
-    assert tables.decode_capacity(rig.now).share == 0.5
-    rig.leave("d3|1")
-    assert tables.decode_capacity(rig.now).share == pytest.approx(1 / 3)
-    assert tables.decode_capacity(rig.now + 301).share == 0.5

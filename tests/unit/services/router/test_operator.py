@@ -164,4 +164,3 @@ def test_a_drained_worker_that_leaves_or_dies_does_so_as_ever() -> None:
     ask(rig, "drain", worker="d0")
     rig.gone("d0|1")
     assert rig.row("d0|1").state is WorkerState.GONE
-    assert rig.core.tables.decode_capacity(rig.now).share == 1.0, "a planned loss is none"

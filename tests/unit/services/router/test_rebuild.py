@@ -297,6 +297,34 @@ def test_losing_sight_of_a_peer_never_aborts_what_another_router_placed(
     assert rig.nothing_held()
 
 
+@pytest.mark.parametrize("loss", ["d0", "d0 ejected", "g0"])
+def test_of_two_routers_none_aborts_what_it_merely_lost_sight_of(loss: str) -> None:
+    """A stopped router wakes: all connections are closed, and its gateway went to the other."""
+    rig = standard(alone=False)
+    rig.submit("r1")
+    rig.started("r1")
+    if loss == "d0":
+        rig.gone("d0|1")
+    elif loss == "g0":
+        LOSSES["g0"](rig)
+    else:
+        rig.beat("d0|1", Load(running=1, step_age_ms=90_000.0))
+    returns(rig, Role.DECODE, "d0", held("r1", started=True))
+    assert not rig.take(Abort, "d0|1")
+    assert rig.row("d0|1").held_tokens == 48
+    rig.ended("r1")
+    assert rig.nothing_held()
+    assert not rig.core.tables.tries
+
+
+def test_of_two_routers_each_drops_what_waits_for_a_gateway_that_went() -> None:
+    rig = standard(alone=False, max_active=1)
+    rig.submit("r1")
+    rig.submit("r2")
+    LOSSES["g0"](rig)
+    assert (rig.state("r1"), rig.state("r2")) == ("placed", "cancelled")
+
+
 def test_reports_may_come_twice_and_late() -> None:
     rig = standard()
     for _ in range(2):

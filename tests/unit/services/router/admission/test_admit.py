@@ -441,7 +441,9 @@ def test_a_worker_that_came_back_among_others_is_filled_slowly(*, restarted: boo
     if restarted:
         rig.decode("d1", "2")
     rig.beat(alive[-1], Load())
-    rig.beat(alive[-1], Load())
+    rig.now += 0.0 if restarted else 1.0
+    for peer in alive:
+        rig.beat(peer, Load())
     row = rig.row(alive[-1])
     given = [row.slots]
     for _ in range(6):
@@ -459,6 +461,7 @@ def test_a_ramp_is_what_placement_sees() -> None:
     rig.decode("d1")
     rig.gone("d1|1")
     rig.beat("d1|1", Load())
+    rig.now += 1.0
     rig.beat("d1|1", Load())
     for i in range(20):
         submit(rig, f"r{i}", prompt_tokens=8)
@@ -469,6 +472,7 @@ def test_the_only_worker_gets_all_its_slots_back_at_once() -> None:
     rig = standard()
     rig.gone("d0|1")
     rig.beat("d0|1", Load())
+    rig.now += 1.0
     rig.beat("d0|1", Load())
     rig.tick(0.2)
     assert rig.row("d0|1").slots == 8

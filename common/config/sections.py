@@ -16,6 +16,9 @@ from common.config.liveness import LivenessConfig
 from common.errors import ConfigError
 from common.messages import Role
 
+Mode = Literal["disaggregated", "replicated", "single"]
+RemotePrefill = Literal["auto", "always", "never"]
+
 
 class FleetConfig(Section, frozen=True):
     """`run_dir`: sockets and state of this host's daemons, mode 0750. `drain_ms`: how long a daemon
@@ -151,13 +154,13 @@ class RouterConfig(Section, frozen=True):
     worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0
     history: Count = 1024
     admission: AdmissionConfig = AdmissionConfig()
-    mode: Literal["disaggregated", "replicated", "single"] = "disaggregated"
+    mode: Mode = "disaggregated"
     policy: Literal[
         "cost", "least_loaded", "prefix_affinity", "round_robin", "session_affinity"
     ] = "cost"
-    remote_prefill: Literal["auto", "always", "never"] = "auto"
     liveness: LivenessConfig = LivenessConfig()
     standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
+    remote_prefill: RemotePrefill = "auto"
 
 
 class HealthConfig(Section, frozen=True):

@@ -22,6 +22,7 @@ from common.messages import (
     Holding,
     Leaving,
     Live,
+    PairTrouble,
     PrefillEnded,
     Role,
     Submit,
@@ -32,6 +33,7 @@ from services.router import (
     core_holding,
     core_limits,
     core_operator,
+    core_pairs,
     core_peers,
     core_placing,
     core_rebuild,
@@ -44,6 +46,7 @@ from services.router.events import (
     DrainStarted,
     Event,
     LimitsChosen,
+    PairsCleared,
     PeerGone,
     PolicyChosen,
     Received,
@@ -101,6 +104,8 @@ class Core:
             case DrainExpired():
                 sentence = "the router is stopping"
                 return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
+            case PairsCleared():
+                return core_pairs.clear(self.tables, event)
             case PolicyChosen():
                 return core_placing.choose_policy(self.tables, event)
             case LimitsChosen():
@@ -171,6 +176,8 @@ class Core:
                 return core_requests.prefill_ended(self.tables, worker, message, now)
             case DecodeStarted() as message, Role.DECODE:
                 return core_requests.decode_started(self.tables, worker, message, now)
+            case PairTrouble() as message, Role.DECODE:
+                return core_pairs.trouble(self.tables, worker, message, now)
             case Ended() as message, Role.DECODE:
                 return core_requests.ended(self.tables, worker, message, now)
             case _:

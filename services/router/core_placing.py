@@ -52,7 +52,7 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
         if each.ask.total_tokens >= too_big or each.ask.prompt_tokens >= too_long:
             passed.append(each)
             continue
-        known = _known(tables, each, any_prefill=bool(prefills))
+        known = _known(tables, each, now, any_prefill=bool(prefills))
         choice = placement.place(each.ask, decodes, prefills, tables.placing.policy, known)
         if isinstance(choice, Placement):
             for earlier in passed:
@@ -72,7 +72,7 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
     return None
 
 
-def _known(tables: Tables, each: Try, *, any_prefill: bool) -> Known:
+def _known(tables: Tables, each: Try, now: float, *, any_prefill: bool) -> Known:
     placing = tables.placing
     blocks = placing.prefixes.match(each.ask.prefix) if each.ask.prefix else {}
     workers = tables.workers
@@ -81,6 +81,7 @@ def _known(tables: Tables, each: Try, *, any_prefill: bool) -> Known:
         rules=placing.rules,
         local=not any_prefill or placing.all_local or bool(each.ask.local_reason),
         rates=rates(tables.estimates, each),
+        barred=placing.pairs.barred(now),
         was_remote=placing.was_remote(each.ask),
         probe=placing.probes(each.ask),
     )
@@ -147,6 +148,7 @@ def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[
     else:
         worker = tables.workers[prefill.identity]
         worker.given = serial
+        tables.placing.pairs.placed((prefill.identity, decode.identity), each.key, now)
         worker.hold(each.key, prefill.kv_need(each.ask.prompt_tokens))
         worker.queue(each.key, each.ask.prompt_tokens)
         each.prefill_open = True

@@ -56,17 +56,23 @@ def decide(
             f"local prefill: {ask.prompt_tokens} prompt tokens are more than any ready prefill "
             "worker can hold",
         )
+    rest = ""
     if known.barred:
-        able = [view for view in able if (view.identity, decode.identity) not in known.barred]
+        paired = [view for view in able if (view.identity, decode.identity) not in known.barred]
+        if len(paired) < len(able):
+            rest = (
+                f"{len(able) - len(paired)} prefill workers are not paired with {decode.name} now"
+            )
+        able = paired
         if not able:
             return Verdict(
                 (),
-                f"local prefill: {decode.name} is paired with no prefill worker for now, after "
+                f"local prefill: {decode.name} is paired with no prefill worker now, after "
                 "handoffs that failed",
             )
     if known.rules.remote_prefill == "auto" and known.rates.measured:
         return _weigh(ask, decode, able, known)
-    return Verdict(able, "")
+    return Verdict(able, rest)
 
 
 def _forced(ask: Ask, decode: WorkerView, prefills: Sequence[WorkerView], known: Known) -> str:

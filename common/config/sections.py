@@ -56,7 +56,8 @@ class SimConfig(Section, frozen=True):
 
 class EngineConfig(Section, frozen=True):
     """`block_tokens`: 0 = engine's own (128 on CPU). `kv_cache_mib`: 0 = engine's own choice.
-    `threads`: OpenMP threads, 0 = cores shared evenly. `args`: further vLLM engine arguments."""
+    `threads`: OpenMP threads, 0 = cores shared evenly. `args`: further vLLM engine arguments.
+    `kv_events`: the engine tells what its prefix cache holds, so that the router need not guess."""
 
     kind: Literal["vllm", "sim"] = "vllm"
     block_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -65,8 +66,13 @@ class EngineConfig(Section, frozen=True):
     max_num_batched_tokens: Count = 2048
     threads: Annotated[int, Meta(ge=0)] = 0
     prefix_caching: bool = True
+    kv_events: bool = True
     args: dict[str, Any] = field(default_factory=dict)
     sim: SimConfig = SimConfig()
+
+    @property
+    def tells_prefixes(self) -> bool:
+        return self.kv_events and self.prefix_caching
 
 
 class KvConfig(Section, frozen=True):

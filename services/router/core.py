@@ -24,6 +24,7 @@ from common.messages import (
     Live,
     PairTrouble,
     PrefillEnded,
+    PrefixDelta,
     Role,
     Submit,
     Took,
@@ -104,10 +105,8 @@ class Core:
             case DrainExpired():
                 sentence = "the router is stopping"
                 return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
-            case PairsCleared():
-                return core_pairs.clear(self.tables, event)
-            case PolicyChosen():
-                return core_placing.choose_policy(self.tables, event)
+            case PolicyChosen() | PairsCleared():
+                return core_placing.ordered(self.tables, event)
             case LimitsChosen():
                 return core_limits.choose(self.tables, event, now)
 
@@ -176,6 +175,8 @@ class Core:
                 return core_requests.prefill_ended(self.tables, worker, message, now)
             case DecodeStarted() as message, Role.DECODE:
                 return core_requests.decode_started(self.tables, worker, message, now)
+            case PrefixDelta() as message, _:
+                core_placing.prefixes_changed(self.tables, worker, message)
             case PairTrouble() as message, Role.DECODE:
                 return core_pairs.trouble(self.tables, worker, message, now)
             case Ended() as message, Role.DECODE:

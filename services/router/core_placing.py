@@ -7,14 +7,15 @@ asked.
 
 from __future__ import annotations
 
+from common import prefix
 from common.errors import Code
-from common.messages import Decode, Prefill, Ticket
-from services.router import core_requests, placement
+from common.messages import PREFIX_DELTA_HASHES_MAX, Decode, Prefill, PrefixDelta, Ticket
+from services.router import core_pairs, core_requests, placement
 from services.router.admission import admit
-from services.router.events import Action, Note, PolicyChosen, Send
+from services.router.events import Action, Note, PairsCleared, PolicyChosen, Send
 from services.router.placement_types import Known, Placement, WaitFor
 from services.router.rates import rates
-from services.router.records import Try
+from services.router.records import Try, Worker
 from services.router.state import TryState
 from services.router.tables import Tables
 
@@ -87,8 +88,10 @@ def _known(tables: Tables, each: Try, now: float, *, any_prefill: bool) -> Known
     )
 
 
-def choose_policy(tables: Tables, event: PolicyChosen) -> list[Action]:
-    """For what is placed from now on."""
+def ordered(tables: Tables, event: PolicyChosen | PairsCleared) -> list[Action]:
+    """By an operator, for what is placed from now on."""
+    if isinstance(event, PairsCleared):
+        return core_pairs.clear(tables, event)
     placing = tables.placing
     placing.choose(event.policy, event.remote_prefill)
     tables.freed = True
@@ -178,6 +181,17 @@ def _remember_prefix(tables: Tables, each: Try, choice: Placement) -> None:
             limit = tables.workers[view.identity].capacity.kv_blocks
             tables.placing.prefixes.add(view.identity, hashes, limit)
     each.ask = each.ask._replace(prefix=())
+
+
+def prefixes_changed(tables: Tables, worker: Worker, message: PrefixDelta) -> None:
+    """The worker's engine has told."""
+    prefixes, limit = tables.placing.prefixes, worker.capacity.kv_blocks
+    if message.cleared:
+        prefixes.clear(worker.identity)
+    prefixes.remove(worker.identity, prefix.split(message.removed)[:PREFIX_DELTA_HASHES_MAX])
+    stored = prefix.split(message.stored)[:PREFIX_DELTA_HASHES_MAX]
+    if stored:
+        prefixes.add(worker.identity, stored, limit)
 
 
 def _ticket(tables: Tables, each: Try, choice: Placement) -> Ticket:

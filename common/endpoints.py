@@ -6,6 +6,7 @@
 | stream   | gateway ROUTER | decode DEALER          | D aborts its streams of that gateway    |
 | admin    | router ROUTER  | `baton ctl` DEALER     | the answer is dropped, the client waits |
 | kv_side  | worker PAIR    | its engine's KV thread | the engine is treated as hung           |
+| events   | vLLM PUB       | its worker's SUB       | events are lost, which their numbers say |
 
 Default addresses are ipc sockets in the run directory (mode 0660); a fleet over several hosts names
 tcp endpoints in its configuration.
@@ -28,6 +29,8 @@ class Pattern(enum.Enum):
     ROUTER = "router"
     DEALER = "dealer"
     PAIR = "pair"
+    PUB = "pub"
+    SUB = "sub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,9 @@ CONTROL = Endpoint("control", Pattern.ROUTER, Pattern.DEALER, hwm=16_384)
 STREAM = Endpoint("stream", Pattern.ROUTER, Pattern.DEALER, hwm=16_384)
 ADMIN = Endpoint("admin", Pattern.ROUTER, Pattern.DEALER, hwm=256)
 KV_SIDE = Endpoint("kv_side", Pattern.PAIR, Pattern.PAIR, hwm=16_384)
+KV_EVENTS = Endpoint("events", Pattern.PUB, Pattern.SUB, hwm=16_384)
 
-ENDPOINTS = (CONTROL, STREAM, ADMIN, KV_SIDE)
+ENDPOINTS = (CONTROL, STREAM, ADMIN, KV_SIDE, KV_EVENTS)
 
 
 def control_address(config: Config, router: str = MAIN) -> str:
@@ -74,6 +78,10 @@ def stream_address(config: Config, gateway: str) -> str:
 
 def kv_side_address(config: Config, worker: str, rank: int = 0) -> str:
     return _ipc(config, f"{worker}.kv{rank}.sock" if rank else f"{worker}.kv.sock")
+
+
+def kv_events_address(config: Config, worker: str) -> str:
+    return _ipc(config, f"{worker}.events.sock")
 
 
 def _ipc(config: Config, file: str) -> str:

@@ -31,7 +31,13 @@ HEARTBEAT_TIMEOUT_MS = 3_000
 LINGER_MS = 200
 IPC_MODE = 0o660
 
-_TYPES = {Pattern.ROUTER: zmq.ROUTER, Pattern.DEALER: zmq.DEALER, Pattern.PAIR: zmq.PAIR}
+_TYPES = {
+    Pattern.ROUTER: zmq.ROUTER,
+    Pattern.DEALER: zmq.DEALER,
+    Pattern.PAIR: zmq.PAIR,
+    Pattern.PUB: zmq.PUB,
+    Pattern.SUB: zmq.SUB,
+}
 
 
 class Sent(enum.Enum):
@@ -97,10 +103,12 @@ class Socket:
         }
         if pattern is Pattern.ROUTER:
             options |= {zmq.ROUTER_MANDATORY: 1, zmq.ROUTER_HANDOVER: 1}
-        else:
+        elif pattern not in (Pattern.PUB, Pattern.SUB):
             options[zmq.IMMEDIATE] = 1
         for option, value in options.items():
             self._socket.setsockopt(option, value)
+        if pattern is Pattern.SUB:
+            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         if identity:
             self._socket.setsockopt(zmq.IDENTITY, identity)
 

@@ -21,6 +21,7 @@ import msgspec
 
 from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_exposure
+from common.config.modes import check_mode
 from common.config.sections import Config, WorkerConfig
 from common.errors import ConfigError
 from common.messages import Role
@@ -72,6 +73,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
             _convert(table, WorkerConfig, f"{role}.{name}")
     config = _convert(raw, Config, "")
     check_exposure(config.gateway)
+    check_mode(config)
     return config
 
 

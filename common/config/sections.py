@@ -16,6 +16,9 @@ from common.config.liveness import LivenessConfig
 from common.errors import ConfigError
 from common.messages import Role
 
+Mode = Literal["disaggregated", "replicated", "single"]
+RemotePrefill = Literal["auto", "always", "never"]
+
 
 class FleetConfig(Section, frozen=True):
     """`run_dir`: sockets and state of this host's daemons, mode 0750. `drain_ms`: how long a daemon
@@ -53,7 +56,8 @@ class SimConfig(Section, frozen=True):
 
 class EngineConfig(Section, frozen=True):
     """`block_tokens`: 0 = engine's own (128 on CPU). `kv_cache_mib`: 0 = engine's own choice.
-    `threads`: OpenMP threads, 0 = cores shared evenly. `args`: further vLLM engine arguments."""
+    `threads`: OpenMP threads, 0 = cores shared evenly. `args`: further vLLM engine arguments.
+    `kv_events`: the engine tells what its prefix cache holds, so that the router need not guess."""
 
     kind: Literal["vllm", "sim"] = "vllm"
     block_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -62,8 +66,13 @@ class EngineConfig(Section, frozen=True):
     max_num_batched_tokens: Count = 2048
     threads: Annotated[int, Meta(ge=0)] = 0
     prefix_caching: bool = True
+    kv_events: bool = True
     args: dict[str, Any] = field(default_factory=dict)
     sim: SimConfig = SimConfig()
+
+    @property
+    def tells_prefixes(self) -> bool:
+        return self.kv_events and self.prefix_caching
 
 
 class KvConfig(Section, frozen=True):
@@ -151,13 +160,13 @@ class RouterConfig(Section, frozen=True):
     worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0
     history: Count = 1024
     admission: AdmissionConfig = AdmissionConfig()
-    mode: Literal["disaggregated", "replicated", "single"] = "disaggregated"
+    mode: Mode = "disaggregated"
     policy: Literal[
         "cost", "least_loaded", "prefix_affinity", "round_robin", "session_affinity"
     ] = "cost"
-    remote_prefill: Literal["auto", "always", "never"] = "auto"
     liveness: LivenessConfig = LivenessConfig()
     standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
+    remote_prefill: RemotePrefill = "auto"
 
 
 class HealthConfig(Section, frozen=True):

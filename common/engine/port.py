@@ -13,11 +13,12 @@ handoff ended (the `KvDone` event), its lease expired, or `abort`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.kv.messages import KvDone, KvStatus
-from common.messages import Capacity, Load, Role, Sampling, Ticket
+from common.messages import Capacity, Load, PrefixDelta, Role, Sampling, Ticket
 
 
 def engine_key(request_id: str, attempt: int) -> str:
@@ -107,6 +108,11 @@ class Engine(Protocol):
 
     def kv_status(self) -> KvStatus | None:
         """The KV plane's counts and holds, at most half a second old; None before the first."""
+        ...
+
+    def prefix_news(self, *, whole: bool) -> Iterable[PrefixDelta]:
+        """What its prefix cache gained and lost since the last call; `whole`: all it has, for a
+        router that knows nothing. Nothing where the engine does not tell."""
         ...
 
     async def next_batch(self) -> Batch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from common.kv.control import Identity
 from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvDone, KvStatus
 from common.kv.service import KvService
-from common.messages import WIRE_VERSION, Capacity, Load, Role
+from common.messages import WIRE_VERSION, Capacity, Load, PrefixDelta, Role
 from common.model.resolve import resolve_model
 
 LAYERS = 2
@@ -100,6 +100,11 @@ class SimEngine:
 
     def kv_status(self) -> KvStatus | None:
         return self._service.status
+
+    def prefix_news(self, *, whole: bool) -> Iterable[PrefixDelta]:
+        """It computes every prompt anew."""
+        del whole
+        return ()
 
     async def next_batch(self) -> Batch:
         self._wake.attach()

@@ -33,6 +33,7 @@ MEMORY_SHARE = 0.25
 RESERVED = {
     "model",
     "kv_transfer_config",
+    "kv_events_config",
     "kv_cache_memory_bytes",
     "block_size",
     "distributed_executor_backend",
@@ -76,11 +77,11 @@ def prepare_process(engine: EngineConfig, workers: int) -> None:
 
 
 def make_vllm_config(
-    config: Config, worker: WorkerConfig, model: Path, setup: dict[str, Any]
+    config: Config, worker: WorkerConfig, model: Path, setup: dict[str, Any], events: str = ""
 ) -> VllmConfig:
-    """`setup`: the connector's, without its fingerprint, which is filled in here. Raises
-    BatonError(CONFIG_INVALID)."""
-    from vllm.config import KVTransferConfig
+    """`setup`: the connector's, without its fingerprint, which is filled in here. `events`: where
+    KV events are published, empty = nowhere. Raises BatonError(CONFIG_INVALID)."""
+    from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
     engine = worker.engine
@@ -109,6 +110,11 @@ def make_vllm_config(
             distributed_executor_backend="uni" if tensor_parallel(engine) == 1 else "mp",
             disable_hybrid_kv_cache_manager=True,
             kv_transfer_config=transfer,
+            kv_events_config=KVEventsConfig(
+                enable_kv_cache_events=bool(events),
+                publisher="zmq" if events else "null",
+                endpoint=events,
+            ),
             use_tqdm_on_load=False,
             **arguments,
         )

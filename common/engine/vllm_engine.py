@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from common.endpoints import KV_EVENTS
 from common.engine.connector_meta import to_params
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
 from common.engine.step_times import StepTimes
 from common.engine.vllm_args import engine_failed
+from common.engine.vllm_events import PrefixWatch
 from common.errors import BatonError, Code
 from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
 from common.kv.ranks import SideChannels
-from common.messages import FinishReason, Load, Role, Sampling
+from common.messages import FinishReason, Load, PrefixDelta, Role, Sampling
+from common.sockets import Socket
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -34,7 +37,8 @@ TASKS = ("generate",)
 
 
 class VllmEngine:
-    """Made by `common.engine.vllm_open`, before the loop starts; used on one loop."""
+    """Made by `common.engine.vllm_open`, before the loop starts; used on one loop.
+    `events_address`: where EngineCore publishes KV events; empty = it does not."""
 
     def __init__(
         self,
@@ -42,12 +46,16 @@ class VllmEngine:
         client: AsyncMPClient,
         processor: InputProcessor,
         side: SideChannels,
+        events_address: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._info = info
         self._client = client
         self._processor = processor
         self._side = side
+        self._events_address = events_address
+        self._events: Socket | None = None
+        self._prefixes = PrefixWatch(info.capacity.block_tokens, info.capacity.kv_blocks)
         self._clock = clock
         self._active: dict[str, EngineRequest] = {}
         self._load = Load()
@@ -112,6 +120,9 @@ class VllmEngine:
     def kv_status(self) -> KvStatus | None:
         return self._side.status
 
+    def prefix_news(self, *, whole: bool) -> Iterable[PrefixDelta]:
+        return self._prefixes.news(whole=whole)
+
     async def next_batch(self) -> Batch:
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -134,6 +145,8 @@ class VllmEngine:
             return
         self._closed = True
         self._side.close()
+        if self._events is not None:
+            self._events.close()
         await asyncio.to_thread(self._client.shutdown, CLOSE_SECONDS)
 
     def _attach(self) -> None:
@@ -141,6 +154,11 @@ class VllmEngine:
         if not self._attached:
             self._attached = True
             self._side.start(self._client.outputs_queue.put_nowait)
+            if self._events_address:
+                self._events = Socket(
+                    KV_EVENTS, connect=self._events_address, on_frames=self._prefixes.heard
+                )
+                self._events.start()
 
     def _processed(self, request: EngineRequest) -> Any:
         from vllm.exceptions import VLLMError

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from common.config import Config
-from common.endpoints import kv_side_address
+from common.endpoints import kv_events_address, kv_side_address
 from common.engine.connector_meta import PARAMS_KEY
 from common.engine.port import EngineInfo
 from common.engine.vllm_args import (
@@ -50,7 +50,8 @@ def open_vllm(
         "daemon_pid": os.getpid(),
         "kv": msgspec.to_builtins(worker.kv),
     }
-    made = make_vllm_config(config, worker, model, setup)
+    events = kv_events_address(config, name) if worker.engine.tells_prefixes else ""
+    made = make_vllm_config(config, worker, model, setup, events)
     made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
     progress("starting the engine")
     try:
@@ -85,4 +86,4 @@ def open_vllm(
         capacity,
         setup["fingerprint_parts"],
     )
-    return VllmEngine(info, client, processor, side)
+    return VllmEngine(info, client, processor, side, events)

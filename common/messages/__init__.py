@@ -49,6 +49,7 @@ from common.messages.to_gateway import (
 )
 from common.messages.to_router import (
     HOLDING_MAX,
+    PREFIX_DELTA_HASHES_MAX,
     Beat,
     Cancel,
     DecodeStarted,
@@ -59,6 +60,7 @@ from common.messages.to_router import (
     Live,
     PairTrouble,
     PrefillEnded,
+    PrefixDelta,
     Submit,
     Took,
 )
@@ -67,7 +69,16 @@ WIRE_VERSION = 1
 
 GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Cancel
 WorkerToRouter = (
-    Hello | Beat | Leaving | Holding | Took | PrefillEnded | DecodeStarted | PairTrouble | Ended
+    Hello
+    | Beat
+    | Leaving
+    | Holding
+    | Took
+    | PrefillEnded
+    | DecodeStarted
+    | PairTrouble
+    | PrefixDelta
+    | Ended
 )
 ToRouter = GatewayToRouter | WorkerToRouter
 RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
@@ -77,6 +88,7 @@ GatewayToDecode = Welcome | Refused | Ping | Abort
 
 __all__ = [
     "HOLDING_MAX",
+    "PREFIX_DELTA_HASHES_MAX",
     "WIRE_VERSION",
     "Abort",
     "Beat",
@@ -110,6 +122,7 @@ __all__ = [
     "Placed",
     "Prefill",
     "PrefillEnded",
+    "PrefixDelta",
     "PriorityClass",
     "Refused",
     "RequestBody",

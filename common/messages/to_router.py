@@ -18,6 +18,7 @@ from common.messages.parts import (
 )
 
 HOLDING_MAX = 2_048
+PREFIX_DELTA_HASHES_MAX = 8_192
 
 
 class Hello(Message, frozen=True):
@@ -137,6 +138,16 @@ class DecodeStarted(Message, frozen=True):
     elapsed_ms: float
     cached_tokens: int = 0
     kv: KvReport | None = None
+
+
+class PrefixDelta(Message, frozen=True):
+    """Worker: what its engine's prefix cache gained and lost since it last said, as hashes of
+    `common.prefix`, `PREFIX_DELTA_HASHES_MAX` at most in each. `cleared`: forget all that was said
+    before. No answer; what is lost with a connection is told anew after `Welcome`."""
+
+    stored: bytes = b""
+    removed: bytes = b""
+    cleared: bool = False
 
 
 class PairTrouble(Message, frozen=True):

@@ -237,6 +237,7 @@ class Worker:
                 link.welcomed()
                 link.say(Holding(tries=tries, complete=len(tries) == len(held)))
                 link.say(self._make_beat())
+                self._tell_prefixes(whole=True)
             case Refused():
                 if not self._refused.done():
                     self._refused.set_result(message)
@@ -273,7 +274,12 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             self._to_router(self._make_beat())
+            self._tell_prefixes(whole=False)
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _tell_prefixes(self, *, whole: bool) -> None:
+        for delta in self._engine.prefix_news(whole=whole):
+            self._to_router(delta)
 
     def _make_beat(self) -> Beat:
         status = self._engine.kv_status()

@@ -22,7 +22,9 @@ from common.messages import (
     Holding,
     Leaving,
     Live,
+    PairTrouble,
     PrefillEnded,
+    PrefixDelta,
     Role,
     Submit,
     Took,
@@ -32,6 +34,7 @@ from services.router import (
     core_holding,
     core_limits,
     core_operator,
+    core_pairs,
     core_peers,
     core_placing,
     core_rebuild,
@@ -45,6 +48,7 @@ from services.router.events import (
     DrainStarted,
     Event,
     LimitsChosen,
+    PairsCleared,
     PeerGone,
     PolicyChosen,
     Received,
@@ -103,8 +107,8 @@ class Core:
             case DrainExpired():
                 sentence = "the router is stopping"
                 return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
-            case PolicyChosen():
-                return core_placing.choose_policy(self.tables, event)
+            case PolicyChosen() | PairsCleared():
+                return core_placing.ordered(self.tables, event)
             case LimitsChosen():
                 return core_limits.choose(self.tables, event, now)
 
@@ -173,6 +177,10 @@ class Core:
                 return core_requests.prefill_ended(self.tables, worker, message, now)
             case DecodeStarted() as message, Role.DECODE:
                 return core_requests.decode_started(self.tables, worker, message, now)
+            case PrefixDelta() as message, _:
+                core_placing.prefixes_changed(self.tables, worker, message)
+            case PairTrouble() as message, Role.DECODE:
+                return core_pairs.trouble(self.tables, worker, message, now)
             case Ended() as message, Role.DECODE:
                 return core_requests.ended(self.tables, worker, message, now)
             case _:

@@ -7,14 +7,15 @@ asked.
 
 from __future__ import annotations
 
+from common import prefix
 from common.errors import Code
-from common.messages import Decode, Prefill, Ticket
-from services.router import core_requests, placement
+from common.messages import PREFIX_DELTA_HASHES_MAX, Decode, Prefill, PrefixDelta, Ticket
+from services.router import core_pairs, core_requests, placement
 from services.router.admission import admit
-from services.router.events import Action, Note, PolicyChosen, Send
+from services.router.events import Action, Note, PairsCleared, PolicyChosen, Send
 from services.router.placement_types import Known, Placement, WaitFor
 from services.router.rates import rates
-from services.router.records import Try
+from services.router.records import Try, Worker
 from services.router.state import TryState
 from services.router.tables import Tables
 
@@ -53,7 +54,7 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
         if each.ask.total_tokens >= too_big or each.ask.prompt_tokens >= too_long:
             passed.append(each)
             continue
-        known = _known(tables, each, any_prefill=bool(prefills))
+        known = _known(tables, each, now, any_prefill=bool(prefills))
         choice = placement.place(each.ask, decodes, prefills, tables.placing.policy, known)
         if isinstance(choice, Placement):
             for earlier in passed:
@@ -73,7 +74,7 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
     return None
 
 
-def _known(tables: Tables, each: Try, *, any_prefill: bool) -> Known:
+def _known(tables: Tables, each: Try, now: float, *, any_prefill: bool) -> Known:
     placing = tables.placing
     blocks = placing.prefixes.match(each.ask.prefix) if each.ask.prefix else {}
     workers = tables.workers
@@ -82,13 +83,16 @@ def _known(tables: Tables, each: Try, *, any_prefill: bool) -> Known:
         rules=placing.rules,
         local=not any_prefill or placing.all_local or bool(each.ask.local_reason),
         rates=rates(tables.estimates, each),
+        barred=placing.pairs.barred(now),
         was_remote=placing.was_remote(each.ask),
         probe=placing.probes(each.ask),
     )
 
 
-def choose_policy(tables: Tables, event: PolicyChosen) -> list[Action]:
-    """For what is placed from now on."""
+def ordered(tables: Tables, event: PolicyChosen | PairsCleared) -> list[Action]:
+    """By an operator, for what is placed from now on."""
+    if isinstance(event, PairsCleared):
+        return core_pairs.clear(tables, event)
     placing = tables.placing
     placing.choose(event.policy, event.remote_prefill)
     tables.freed = True
@@ -148,6 +152,7 @@ def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[
     else:
         worker = tables.workers[prefill.identity]
         worker.given = serial
+        tables.placing.pairs.placed((prefill.identity, decode.identity), each.key, now)
         worker.hold(each.key, prefill.kv_need(each.ask.prompt_tokens))
         worker.queue(each.key, each.ask.prompt_tokens)
         each.prefill_open = True
@@ -177,6 +182,17 @@ def _remember_prefix(tables: Tables, each: Try, choice: Placement) -> None:
             limit = tables.workers[view.identity].capacity.kv_blocks
             tables.placing.prefixes.add(view.identity, hashes, limit)
     each.ask = each.ask._replace(prefix=())
+
+
+def prefixes_changed(tables: Tables, worker: Worker, message: PrefixDelta) -> None:
+    """The worker's engine has told."""
+    prefixes, limit = tables.placing.prefixes, worker.capacity.kv_blocks
+    if message.cleared:
+        prefixes.clear(worker.identity)
+    prefixes.remove(worker.identity, prefix.split(message.removed)[:PREFIX_DELTA_HASHES_MAX])
+    stored = prefix.split(message.stored)[:PREFIX_DELTA_HASHES_MAX]
+    if stored:
+        prefixes.add(worker.identity, stored, limit)
 
 
 def _ticket(tables: Tables, each: Try, choice: Placement) -> Ticket:

@@ -20,6 +20,7 @@ from common.messages import (
     Refused,
     Submit,
 )
+from services.router import core_pairs
 from services.router.admission import admit, cost
 from services.router.admission.admit import Refusal
 from services.router.estimators import learning
@@ -280,11 +281,12 @@ def decode_started(
     worker.computed(each.key)
     if each.state is TryState.PLACED:
         each.move(TryState.DECODING)
+    actions = core_pairs.started(tables, each, message, now)
     if message.kv is None or not message.kv.blocks:
-        return close_prefill(tables, each, "decode did without this KV")
+        return actions + close_prefill(tables, each, "decode did without this KV")
     if each.prefill_report is not None:
         _release_prefill(tables, each)
-    return []
+    return actions
 
 
 def ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list[Action]:
@@ -345,6 +347,7 @@ def leave(
         tables.active -= 1
         tables.workers[each.decode].release(each.key)
         tables.drain_rate.ended(now)
+        core_pairs.over(tables, each, now)
     _settle(tables, each, served=was is not TryState.QUEUED)
     del tables.tries[each.key]
     if tables.current.get(each.request_id) == each.attempt:

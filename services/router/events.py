@@ -86,6 +86,14 @@ class RequestEvicted:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class PairsCleared:
+    """An operator lets these pairs hand KV over again: names of P and D, empty = any."""
+
+    prefill: str = ""
+    decode: str = ""
+
+
 Event = (
     Received
     | PeerGone
@@ -97,6 +105,7 @@ Event = (
     | WorkerDrained
     | WorkerEvicted
     | RequestEvicted
+    | PairsCleared
 )
 
 

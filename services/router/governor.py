@@ -40,33 +40,39 @@ def decide(
     forced = _forced(ask, decode, prefills, known)
     if forced:
         return Verdict((), f"local prefill: {forced}")
-    name = decode.fingerprint
-    matching = [view for view in prefills if view.fingerprint == name]
-    if not matching:
-        return Verdict((), f"local prefill: {why_unpaired(decode, prefills)}")
+    prompt, fingerprint = ask.prompt_tokens, decode.fingerprint
     able = [
         view
-        for view in matching
-        if ask.prompt_tokens < view.max_model_len
-        and view.kv_need(ask.prompt_tokens) <= view.kv_tokens_max
+        for view in prefills
+        if view.fingerprint == fingerprint
+        and prompt < view.max_model_len
+        and -(-prompt // view.block_tokens) * view.block_tokens <= view.kv_tokens_max
     ]
     if not able:
-        return Verdict(
-            (),
-            f"local prefill: {ask.prompt_tokens} prompt tokens are more than any ready prefill "
-            "worker can hold",
-        )
-    if known.barred:
-        able = [view for view in able if (view.identity, decode.identity) not in known.barred]
-        if not able:
-            return Verdict(
-                (),
-                f"local prefill: {decode.name} is paired with no prefill worker for now, after "
-                "handoffs that failed",
-            )
+        return Verdict((), f"local prefill: {_nobody(ask, decode, prefills)}")
+    if not known.barred:
+        return _choose(ask, decode, able, known, "")
+    paired = [view for view in able if (view.identity, decode.identity) not in known.barred]
+    if not paired:
+        sentence = f"{decode.name} is paired with no prefill worker now, after handoffs that failed"
+        return Verdict((), f"local prefill: {sentence}")
+    apart = len(able) - len(paired)
+    sentence = f"{apart} prefill workers are not paired with {decode.name} now" if apart else ""
+    return _choose(ask, decode, paired, known, sentence)
+
+
+def _choose(
+    ask: Ask, decode: WorkerView, able: list[WorkerView], known: Known, sentence: str
+) -> Verdict:
     if known.rules.remote_prefill == "auto" and known.rates.measured:
         return _weigh(ask, decode, able, known)
-    return Verdict(able, "")
+    return Verdict(able, sentence)
+
+
+def _nobody(ask: Ask, decode: WorkerView, prefills: Sequence[WorkerView]) -> str:
+    if all(view.fingerprint != decode.fingerprint for view in prefills):
+        return why_unpaired(decode, prefills)
+    return f"{ask.prompt_tokens} prompt tokens are more than any ready prefill worker can hold"
 
 
 def _forced(ask: Ask, decode: WorkerView, prefills: Sequence[WorkerView], known: Known) -> str:

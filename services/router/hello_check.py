@@ -31,7 +31,7 @@ def objection(tables: Tables, peer: str, hello: Hello) -> Objection | None:
         return Code.INVALID_REQUEST, f"{who} was here before in another role"
     if not known and len(tables.workers) + len(tables.gateways) >= PEERS_MAX:
         return Code.NO_CAPACITY, f"{PEERS_MAX} peers are already known"
-    sentence = _says_enough(hello)
+    sentence = _says_enough(hello) or _against_mode(tables, hello)
     return (Code.INVALID_REQUEST, f"{who} {sentence}") if sentence else None
 
 
@@ -53,3 +53,19 @@ def _positive(capacity: Capacity) -> bool:
         capacity.max_num_seqs,
     )
     return min(parts) > 0
+
+
+def _against_mode(tables: Tables, hello: Hello) -> str:
+    mode = tables.settings.mode
+    if mode == "disaggregated" or hello.role is Role.GATEWAY:
+        return ""
+    if hello.role is Role.PREFILL:
+        return f"has no place in mode {mode}: start it as a decode worker"
+    others = [
+        worker.name
+        for worker in tables.workers.values()
+        if worker.connected and worker.name != hello.name
+    ]
+    if mode == "single" and others:
+        return f"is one too many in mode single, {others[0]} is here: use mode replicated"
+    return ""

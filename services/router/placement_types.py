@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from common.config import Mode, RemotePrefill
 
 CANDIDATES_MAX = 8
 
 Score = tuple[float, ...]
-Mode = Literal["disaggregated", "replicated", "single"]
-RemotePrefill = Literal["auto", "always", "never"]
 
 
 class Ask(NamedTuple):

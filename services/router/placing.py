@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from services.router.pairs import Pairs
 from services.router.placement_types import Ask, Policy, Rules
 from services.router.policies.registry import POLICIES
 from services.router.prefixes import Prefixes
@@ -21,6 +22,7 @@ class Placing:
         self.policy: Policy = POLICIES[settings.policy]
         self.rules = Rules(settings.mode, settings.remote_prefill)
         self.prefixes = Prefixes()
+        self.pairs = Pairs()
         self.serial = 0
         self._was_remote: list[bool | None] = [None] * SIZES
         self._locals = [0] * SIZES
@@ -58,6 +60,11 @@ class Placing:
             self._locals[size] += not remote
         if remote:
             self._locals[size] = 0
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError."""
+        self.prefixes.check_invariants()
+        self.pairs.check_invariants()
 
 
 def _size(ask: Ask) -> int:

@@ -21,8 +21,6 @@ HASHES_MAX = 1 << 20
 
 
 class Prefixes:
-    """`reported`: identities of the workers that report KV events."""
-
     def __init__(self, hashes_max: int = HASHES_MAX) -> None:
         self._hashes_max = hashes_max
         self._holders: dict[bytes, int] = {}
@@ -31,7 +29,6 @@ class Prefixes:
         self._names: list[str] = []
         self._free: list[int] = []
         self._count = 0
-        self.reported: dict[str, None] = {}
 
     def __len__(self) -> int:
         """Hashes known, over all workers."""
@@ -74,7 +71,6 @@ class Prefixes:
     def clear(self, identity: str) -> None:
         """The worker holds nothing any more, or is gone. Idempotent."""
         held = self._held.pop(identity, None)
-        self.reported.pop(identity, None)
         if held is None:
             return
         slot = self._slots.pop(identity)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from common.config import AdmissionConfig, Config
+from common.config import AdmissionConfig, Config, Mode, RemotePrefill
 from common.messages import Role
 from services.router import liveness
 from services.router.liveness import Liveness
-from services.router.placement_types import Mode, RemotePrefill
 
 IDLE_MARGIN_SECONDS = 2.0
 

@@ -119,7 +119,7 @@ class Tables:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         self.waiting.check_invariants()
-        self.placing.prefixes.check_invariants()
+        self.placing.check_invariants()
         self.history.check_invariants()
         self.refusals.check_invariants()
         assert len(self.fenced) <= FENCED_MAX

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import get_args
 
 from common import config as configuration
 from common import lifecycle, log
 from common.clock import SystemClock
-from common.config import Config, default_run_dir
+from common.config import Config, Mode, default_run_dir
 from common.errors import ConfigError
 from common.model.resolve import resolve_model
 from services.up import preflight
@@ -21,6 +22,7 @@ examples:
   baton up                                    the embedded model, 1 prefill + 1 decode worker
   baton up --model ~/models/Llama-3.2-1B      your model, from a Hugging Face folder or cached id
   baton up --prefill 2 --decode 4 --port 9000 a larger fleet on this machine
+  baton up --mode replicated --decode 2       two workers that both prefill and decode
   baton up --engine sim --decode 8            simulated engines: control plane only, no inference
   baton up --config fleet.toml                exactly the fleet of a file
 
@@ -42,7 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", default="", help="what clients call the model (default: its path's last part)"
     )
-    parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers (1)")
+    parser.add_argument(
+        "--mode",
+        choices=get_args(Mode),
+        default="disaggregated",
+        help="disaggregated (default): prefill and decode on separate workers; replicated: every "
+        "worker does both; single: one worker does both",
+    )
+    parser.add_argument(
+        "--prefill", type=int, metavar="N", help="prefill workers (1; 0 unless disaggregated)"
+    )
     parser.add_argument("--decode", type=int, default=1, metavar="K", help="decode workers (1)")
     parser.add_argument(
         "--engine",
@@ -78,6 +89,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Returns the exit status: 0 after Ctrl-C or SIGTERM, 1 when the fleet failed, 2 bad flags."""
     logger = log.configure("up", "up", "warning", for_people=True)
     try:
+        if arguments.prefill is None:
+            arguments.prefill = 1 if arguments.mode == "disaggregated" else 0
         _check_flags(arguments)
         gpus = preflight.find_gpus() if arguments.engine == "vllm" else ()
         config, path, lock = _prepare(arguments, gpus)
@@ -115,6 +128,12 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError("--prefill/--decode", f"more than {WORKERS_MAX} workers on one machine")
     if not 1 <= arguments.gateways <= GATEWAYS_MAX:
         raise ConfigError("--gateways", f"must be between 1 and {GATEWAYS_MAX}")
+    if arguments.mode != "disaggregated" and arguments.prefill:
+        raise ConfigError(
+            "--prefill", f"mode {arguments.mode} has no prefill workers; use --decode"
+        )
+    if arguments.mode == "single" and arguments.decode > 1:
+        raise ConfigError("--decode", "mode single is one worker; use --mode replicated for more")
     for flag in ("port", "health_port"):
         if not 1 <= getattr(arguments, flag) <= 65535:
             raise ConfigError(f"--{flag.replace('_', '-')}", "must be between 1 and 65535")
@@ -158,6 +177,7 @@ def _flags(arguments: argparse.Namespace, run_dir: Path, gpus: tuple[int, ...]) 
         routers=arguments.routers,
         keys_file=str(Path(arguments.keys).absolute()) if arguments.keys else "",
         allow_anonymous=arguments.allow_anonymous,
+        mode=arguments.mode,
     )
 
 
@@ -165,10 +185,11 @@ def _opening(config: Config) -> str:
     kinds = sorted({w.engine.kind for w in (*config.prefill.values(), *config.decode.values())})
     what = "/".join(kinds)
     note = "  (simulated engines: no real inference)" if "sim" in kinds else ""
-    return (
-        f"baton up: {config.model.served_name} on {len(config.prefill)} prefill + "
-        f"{len(config.decode)} decode workers ({what}){note}"
-    )
+    mode, count = config.router.mode, len(config.decode)
+    workers = f"{len(config.prefill)} prefill + {count} decode workers"
+    if mode != "disaggregated":
+        workers = f"{count} {mode} worker{'s' if count > 1 else ''}"
+    return f"baton up: {config.model.served_name} on {workers} ({what}){note}"
 
 
 def _say(line: str) -> None:

@@ -35,6 +35,7 @@ class Flags:
     routers: int = 1
     keys_file: str = ""
     allow_anonymous: bool = False
+    mode: str = "disaggregated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def fleet_toml(flags: Flags) -> str:
         f"kind = {_quoted(flags.engine)}",
         f"threads = {threads}",
         *_gpu_share(flags, workers),
+        "[router]",
+        f"mode = {_quoted(flags.mode)}",
         "[gateway]",
         f"host = {_quoted(flags.host)}",
         f"port = {flags.port}",

@@ -55,12 +55,13 @@ class Fleet:
         self._printed: queue.Queue[str | None] = queue.Queue()
         arguments = ["--run-dir", str(run_dir), "--port", str(self.port)]
         arguments += ["--health-port", str(self.health_port), *flags]
+        fixed_route = {} if "--mode" in flags else FIXED_ROUTE
         self.process = subprocess.Popen(
             [sys.executable, "-m", "services.cli", "up", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | FIXED_ROUTE | (env or {}),
+            env=os.environ | fixed_route | (env or {}),
             start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()

@@ -35,6 +35,8 @@ def test_a_port_in_use_names_the_flag(tmp_path: Path) -> None:
         (("--model", "someone/some-model"), "hf download someone/some-model"),
         (("--decode", "0"), "at least one decode worker"),
         (("--prefill", "-1"), "cannot be negative"),
+        (("--mode", "replicated", "--prefill", "1"), "has no prefill workers; use --decode"),
+        (("--mode", "single", "--decode", "2"), "use --mode replicated for more"),
         (("--port", "99999"), "between 1 and 65535"),
         (("--config", "/no/such/file.toml"), "cannot be read"),
         (("--decode", "60", "--engine", "vllm"), "GiB is free"),

@@ -3,6 +3,7 @@
 Each row is the whole cycle of one request (Submit, PrefillEnded, DecodeStarted, Ended) with a full
 queue behind it, in process CPU time. The baseline of the same run is the least any Python router
 could do for it: the same four messages decoded from MessagePack and nothing decided.
+The last rows are a choice alone, by each policy, for a prompt whose prefix all workers have.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ from common.messages import (
 from common.wire import Decoder, encode
 from services.router.core import Core
 from services.router.events import Action, Received, Send
+from services.router.placement import place
+from services.router.placement_types import Ask, Known, Placement, Policy
+from services.router.policies.registry import POLICIES
 from services.router.settings import Settings
 from tests.unit.services.router.rig import hello, worker_hello
 
 QUEUE = 2_000
 CYCLES = 2_000
+CHOICES = 300
+PREFIX = 64
 BODY = bytes(800)
 
 
@@ -115,6 +121,30 @@ def main() -> None:
             f"{workers:5} workers: {1 / each:6.0f} requests/s, {each / least:5.1f} x the baseline, "
             f"one event p99 {p99 * 1e3:.2f} ms"
         )
+    for workers in (64, 1000):
+        for policy in POLICIES.values():
+            each = choosing(workers, policy)
+            print(
+                f"{workers:5} workers, {policy.NAME}: {1 / each:6.0f} choices/s, "
+                f"{each / least:5.1f} x the baseline"
+            )
+
+
+def choosing(workers: int, policy: Policy) -> float:
+    """Seconds to match a prompt of `PREFIX` blocks, which every worker has, and to choose."""
+    core = Drive(workers).core
+    hashes = [n.to_bytes(8) for n in range(PREFIX)]
+    ask = Ask(PREFIX * 16 + 1, 64, session="s", prefix=tuple(hashes))
+    prefixes, board = core.tables.placing.prefixes, core.tables.board
+    for identity in core.tables.workers:
+        prefixes.add(identity, hashes, 1000)
+    decodes, prefills = board.open_decodes(), board.prefills()
+    start = time.process_time()
+    for _ in range(CHOICES):
+        cached = {name: n * 16 for name, n in prefixes.match(ask.prefix).items()}
+        choice = place(ask, decodes, prefills, policy, Known(cached=cached))
+        assert isinstance(choice, Placement)
+    return (time.process_time() - start) / CHOICES
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ def render(result: Any) -> str:
             "policy",
             f"{result['policy']}, {result['mode']}, remote prefill {result['remote_prefill']}",
         ),
+        ("prefix blocks known", result.get("prefix_hashes", 0)),
+        ("pairs not used now", result.get("pairs_resting", 0)),
         *_estimates(result.get("estimates", {})),
     ]
     rows += [(f"total {name}", value) for name, value in result["totals"].items()]

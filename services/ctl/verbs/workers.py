@@ -26,5 +26,11 @@ def _row(each: Any) -> tuple[Cell, ...]:
         each["queued_tokens"],
         f"{promised / max(1, each['kv_tokens_max']):.0%}",
         f"{each['kv_used']:.0%}",
-        each["reason"],
+        _why(each),
     )
+
+
+def _why(each: Any) -> str:
+    apart = each.get("not_paired_with", [])
+    rest = f"not paired with {', '.join(apart)}" if apart else ""
+    return "; ".join(part for part in (each["reason"], rest) if part)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from common.config import RemotePrefill
 from services.router.admin.verb import Arg, Value, Verb, View
 from services.router.events import PolicyChosen
-from services.router.placement_types import RemotePrefill
 from services.router.policies.registry import POLICIES
 
 

@@ -37,6 +37,8 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "queued_bytes_max": limits.queue_bytes_max,
         "drained_per_s": None if rate is None else round(rate, 2),
         "estimates": tables.estimates.shown(),
+        "prefix_hashes": len(tables.placing.prefixes),
+        "pairs_resting": tables.placing.pairs.resting(),
         "totals": {
             "submitted": counts.submitted,
             "placed": counts.placed,

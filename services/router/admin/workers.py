@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from common.messages import Role
+from services.router.admin.pair_rows import not_paired_with
 from services.router.admin.verb import Arg, Value, Verb, View
 from services.router.records import Worker
+from services.router.tables import Tables
 
 
 def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
     role = args["role"]
     workers = [w for w in view.tables.workers.values() if not role or w.role.value == role]
     workers.sort(key=lambda w: (w.role is not Role.PREFILL, w.name))
-    return [_row(worker, view.now) for worker in workers]
+    return [_row(view.tables, worker, view.now) for worker in workers]
 
 
-def _row(worker: Worker, now: float) -> dict[str, Any]:
+def _row(tables: Tables, worker: Worker, now: float) -> dict[str, Any]:
     capacity, load = worker.capacity, worker.load
     return {
         "name": worker.name,
@@ -28,6 +30,8 @@ def _row(worker: Worker, now: float) -> dict[str, Any]:
         "requests": len(worker.held),
         "requests_max": capacity.max_num_seqs,
         "queued_tokens": worker.queued_tokens,
+        "prefix_hashes": tables.placing.prefixes.held(worker.identity),
+        "not_paired_with": not_paired_with(tables, worker.identity),
         "kv_tokens_promised": worker.held_tokens,
         "kv_tokens_foreign": worker.foreign_tokens,
         "kv_tokens_max": worker.kv_tokens_max,

@@ -15,6 +15,7 @@ from common.errors import BatonError, Code
 from common.kv.messages import KvStatus
 from common.lifecycle import Tasks
 from common.messages import (
+    WIRE_VERSION,
     Abort,
     Beat,
     Capacity,
@@ -31,6 +32,7 @@ from common.messages import (
     Leaving,
     Load,
     Message,
+    PrefixDelta,
     Refused,
     RequestBody,
     Role,
@@ -71,6 +73,7 @@ class FakeEngine:
         self.asked: asyncio.Queue[str] = asyncio.Queue()
         self.batches: asyncio.Queue[Batch | BatonError] = asyncio.Queue()
         self.refuse = ""
+        self.news: list[PrefixDelta] = []
 
     def load(self) -> Load:
         return Load(running=1)
@@ -85,6 +88,10 @@ class FakeEngine:
 
     def connect_kv(self, kv_address: str) -> None:
         self.asked.put_nowait(f"connect {kv_address}")
+
+    def prefix_news(self, *, whole: bool) -> list[PrefixDelta]:
+        news, self.news = self.news, []
+        return [PrefixDelta(cleared=True), *news] if whole else news
 
     def kv_status(self) -> KvStatus | None:
         return STATUS
@@ -287,3 +294,17 @@ async def test_it_says_what_it_holds_then_beats_once_it_is_welcome(bench: Bench)
     assert beat.kv_counts == STATUS.counts
     assert (beat.kv_holds, beat.kv_holds_total) == ((HOLD,), 9)
     assert beat.load == Load(running=1)
+
+
+async def test_prefixes_are_told_whole_after_a_welcome_and_then_as_they_change(
+    bench: Bench,
+) -> None:
+    bench.engine.news = [PrefixDelta(stored=bytes(8))]
+    bench.tell(Welcome(wire_version=WIRE_VERSION, name="r0", incarnation="1"))
+    told = [await bench.hear(PrefixDelta) for _ in range(2)]
+    if told[0] == PrefixDelta(stored=bytes(8)):  # a beat came between
+        assert told[1] == PrefixDelta(cleared=True)
+    else:
+        assert told == [PrefixDelta(cleared=True), PrefixDelta(stored=bytes(8))]
+    bench.engine.news = [PrefixDelta(removed=bytes(8))]
+    assert await bench.hear(PrefixDelta) == PrefixDelta(removed=bytes(8))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.config import reading
-from common.messages import Decode, Fleet, Prefill, Submit
+from common.messages import Decode, Fleet, Prefill, PrefixDelta, Submit
 from common.prefix import prefix_hashes
 from common.wire import pack_ids
 from services.router.settings import from_config
@@ -133,3 +133,34 @@ def test_prefixes_are_kept_by_vllm_with_prefix_caching(
 ) -> None:
     config = reading.from_mapping({"decode": {"d0": {"engine": engine}}})
     assert from_config(config, "r0", "1").prefixes is kept
+
+
+def test_what_a_worker_s_engine_tells_corrects_what_was_assumed() -> None:
+    rig = fleet("prefix_affinity")
+    home = submit(rig, "a", IDS)
+    finish(rig, "a", home)
+    names = prefix_hashes(pack_ids(IDS), BLOCK, None)
+    for worker in home:
+        rig.say(worker, PrefixDelta(removed=names[8:]))
+    others = ("p1|1", "d1|1") if home == ("p0|1", "d0|1") else ("p0|1", "d0|1")
+    for worker in others:
+        rig.say(worker, PrefixDelta(stored=names))
+    assert submit(rig, "b", IDS) == others
+
+
+def test_a_cleared_cache_is_forgotten_before_the_rest_of_the_message() -> None:
+    rig = fleet("cost")
+    names = prefix_hashes(pack_ids(IDS), BLOCK, None)
+    rig.say("d0|1", PrefixDelta(stored=names))
+    rig.say("d0|1", PrefixDelta(stored=names[:8], cleared=True))
+    assert rig.core.tables.placing.prefixes.held("d0|1") == 1
+    rig.say("d0|1", PrefixDelta(removed=b"odd", stored=b"odd"))
+    rig.say("g0|1", PrefixDelta(stored=names))
+    assert rig.core.tables.counts.dropped == {"wrong role": 1}
+
+
+def test_a_worker_is_never_believed_to_hold_more_than_its_kv_cache() -> None:
+    rig = Rig()
+    rig.decode("d0", blocks=20)
+    rig.say("d0|1", PrefixDelta(stored=bytes(range(256)) * 2))
+    assert rig.core.tables.placing.prefixes.held("d0|1") == 20

@@ -143,9 +143,10 @@ def test_always_does_not_weigh() -> None:
 def test_a_barred_pair_is_left_out_and_all_barred_means_local() -> None:
     ask, decode, prefills = Ask(400, 10), view("d0"), (view("p0"), view("p1"))
     one, both = frozenset({("p0|1", "d0|1")}), frozenset({("p0|1", "d0|1"), ("p1|1", "d0|1")})
-    left = governor.decide(ask, decode, prefills, Known(barred=one)).eligible
-    assert [each.name for each in left] == ["p1"]
+    left = governor.decide(ask, decode, prefills, Known(barred=one))
+    assert [each.name for each in left.eligible] == ["p1"]
+    assert left.sentence == "1 prefill workers are not paired with d0 now"
     verdict = governor.decide(ask, decode, prefills, Known(barred=both))
     assert not verdict.eligible
-    assert "paired with no prefill worker for now" in verdict.sentence
+    assert "paired with no prefill worker now" in verdict.sentence
     assert len(governor.decide(ask, view("d1"), prefills, Known(barred=both)).eligible) == 2

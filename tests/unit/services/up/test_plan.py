@@ -95,3 +95,10 @@ def test_old_deaths_are_forgotten() -> None:
         wait = restarts.died(now=i * 30.0)
         assert wait is not None
         assert wait <= BACKOFF_SECONDS_MAX
+
+
+def test_a_mode_is_written_and_its_workers_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(fleet_toml(dataclasses.replace(FLAGS, mode="replicated", prefill=0)))
+    config = configuration.load(path, {})
+    assert (config.router.mode, len(config.prefill), len(config.decode)) == ("replicated", 0, 3)

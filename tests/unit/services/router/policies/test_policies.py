@@ -10,10 +10,8 @@ from services.router.placement import place
 from services.router.placement_types import (
     Ask,
     Known,
-    Mode,
     Placement,
     Rates,
-    RemotePrefill,
     Rules,
     WorkerView,
 )
@@ -43,8 +41,6 @@ def pair(choice: Placement) -> tuple[str, str]:
 def test_configuration_and_registry_name_the_same_policies() -> None:
     fields = {field.name: field.type for field in msgspec.structs.fields(RouterConfig)}
     assert sorted(get_args(fields["policy"])) == sorted(POLICIES)
-    assert get_args(fields["remote_prefill"]) == get_args(RemotePrefill)
-    assert get_args(fields["mode"]) == get_args(Mode)
     assert all(name == policy.NAME and policy.HELP for name, policy in POLICIES.items())
 
 

@@ -1,0 +1,31 @@
+"""Modes and the workers that a fleet file names must agree."""
+
+from __future__ import annotations
+
+from common.config.sections import Config
+from common.errors import ConfigError
+
+
+def check_mode(config: Config) -> None:
+    """Raises ConfigError naming the key to change."""
+    router = config.router
+    if router.mode == "disaggregated":
+        return
+    if config.prefill:
+        names = ", ".join(f"[prefill.{name}]" for name in config.prefill)
+        raise ConfigError(
+            "router.mode",
+            f"{router.mode} has no prefill workers, but the file has {names}; make them [decode.*] "
+            'or set mode = "disaggregated"',
+        )
+    if router.remote_prefill == "always":
+        raise ConfigError(
+            "router.remote_prefill",
+            f'"always" needs prefill workers, and mode {router.mode} has none; use "auto"',
+        )
+    if router.mode == "single" and len(config.decode) > 1:
+        raise ConfigError(
+            "router.mode",
+            f"single is exactly one decode worker, but the file has {len(config.decode)}; "
+            'remove some, or set mode = "replicated"',
+        )

@@ -124,8 +124,8 @@ def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
     others = [
         worker
         for worker in tables.workers.values()
-        if worker.ready
-        and worker.role is not newcomer.role
+        if worker.role is not newcomer.role
+        and worker.ready
         and worker.fingerprint == newcomer.fingerprint
     ]
     if newcomer.role is Role.DECODE:

@@ -10,7 +10,9 @@ it can be submitted; the client sees a pause.
 
 While no router answers, new work is held for `router_wait_ms` and what was submitted but not
 placed goes back to being held; after the router's welcome it is submitted again, which the router
-takes as the same request. Tokens of a request that this gateway does not know are answered with
+takes as the same request. A request that was placed and stays silent as long is submitted again
+too: its tokens, or the word that it was lost, may have gone with a connection, and only the router
+can tell. Tokens of a request that this gateway does not know are answered with
 an Abort, so that a worker cannot go on for nobody; those just ended are only dropped, for their
 Abort is under way.
 """
@@ -126,6 +128,9 @@ class Core:
     def _submit(self, entry: Entry, now: float) -> Action:
         entry.move(State.SUBMITTED)
         entry.submitted = True
+        return self._submission(entry, now)
+
+    def _submission(self, entry: Entry, now: float) -> Action:
         block_tokens = self.fleet.block_tokens if self.fleet is not None else 0
         return ToRouter(*entry.submission(now, block_tokens))
 
@@ -260,7 +265,7 @@ class Core:
     def _from_router(self, event: FromRouter, now: float) -> list[Action]:
         match event.message:
             case Placed() as placed:
-                self._placed(placed)
+                self._placed(placed, now)
             case Refused() as refused if refused.request_id:
                 return self._refused(refused, now)
             case Failed() as failed:
@@ -271,13 +276,14 @@ class Core:
                 pass
         return []
 
-    def _placed(self, placed: Placed) -> None:
+    def _placed(self, placed: Placed, now: float) -> None:
         entry = self._table.current(placed.request_id, placed.attempt)
         if entry is None or entry.state not in WAITING:
             return
         if entry.state is State.HELD:
             entry.move(State.SUBMITTED)
         entry.move(State.PLACED)
+        entry.hold_until = now + self._router_wait
         self._table.assign(entry, f"{placed.decode}|{placed.decode_incarnation}".encode())
 
     def _refused(self, refused: Refused, now: float) -> list[Action]:
@@ -357,12 +363,24 @@ class Core:
         match event:
             case Tick():
                 actions = self._expire_held(now)
-                return actions + (self._submit_held(now) if self.router_up else [])
+                if self.router_up:
+                    actions += self._submit_held(now) + self._ask_again(now)
+                return actions
             case DrainStarted():
                 self.draining = True
                 return []
             case DrainExpired():
                 return self._expire_drain()
+
+    def _ask_again(self, now: float) -> list[Action]:
+        silent = [
+            entry
+            for entry in self._table
+            if entry.state is State.PLACED and now >= entry.hold_until
+        ]
+        for entry in silent:
+            entry.hold_until = now + self._router_wait
+        return [self._submission(entry, now) for entry in silent]
 
     def _expire_held(self, now: float) -> list[Action]:
         actions: list[Action] = []

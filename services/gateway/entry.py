@@ -49,10 +49,11 @@ class IllegalTransitionError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """`worker`: identity of the decode worker that streams it, empty until known. `hold_until` and
-    `deadline`: instants; `deadline` 0 = none. `submitted`: a router may know it. `deaths`: workers
-    that were lost while it was theirs. `retry_at`: when it is submitted again after a refusal, 0 =
-    at once."""
+    """`worker`: identity of the decode worker that streams it, empty until known. `deadline`:
+    instant, 0 = none. `hold_until`: instant at which a held request fails, and a placed one that
+    has not spoken is asked for again. `submitted`: a router may know it. `deaths`: workers that
+    were lost while it was theirs. `retry_at`: when it is submitted again after a refusal, 0 = at
+    once."""
 
     call: Call
     stream: TextStream

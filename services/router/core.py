@@ -117,7 +117,7 @@ class Core:
             peer = tables.gateways.get(event.peer)
         if peer is None:
             tables.counts.drop("before hello")
-            return []
+            return core_peers.turn_away(tables, event.peer, message)
         core_peers.seen(tables, peer, now)
         if isinstance(message, Beat):
             return core_peers.beat(tables, peer, message, now)

@@ -9,6 +9,7 @@ then finds proves nothing, and is forgiven.
 
 from __future__ import annotations
 
+from common.errors import Code
 from common.messages import (
     WIRE_VERSION,
     Abort,
@@ -18,6 +19,7 @@ from common.messages import (
     Leaving,
     Refused,
     Role,
+    ToRouter,
     Welcome,
 )
 from services.router import core_requests, hello_check
@@ -59,6 +61,16 @@ def _fence_older(tables: Tables, peer: str, message: Hello, now: float) -> list[
     tables.workers.pop(older, None)
     tables.fence(older, peer)
     return actions
+
+
+def turn_away(tables: Tables, peer: str, message: ToRouter) -> list[Action]:
+    """A worker whose name another process has taken lives on and does not know it: at its next Beat
+    it hears `Refused`, and ends. What it holds is nobody's any more."""
+    by = tables.fenced.get(peer)
+    if by is None or peer in tables.gateways or not isinstance(message, Beat):
+        return []
+    sentence = f"{peer} was replaced by {by}; two processes use one name"
+    return [Send(peer, Refused(code=Code.WORKER_LOST, message=sentence))]
 
 
 def _hello_gateway(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:

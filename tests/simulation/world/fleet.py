@@ -111,4 +111,8 @@ class Fleet:
         if any(gateway.core.active for gateway in self.gateways() if gateway.alive):
             return False
         busy = any(worker.core.active or worker.engine.held for worker in self.workers())
-        return not busy and all(self.newest[w.name] is w for w in self.workers())
+        return not busy and not any(self.twins(worker) for worker in self.workers())
+
+    def twins(self, worker: WorkerProcess) -> bool:
+        """Another process of this name lives, too: one must give way."""
+        return sum(each.name == worker.name for each in self.workers()) > 1

@@ -108,6 +108,8 @@ class Client:
 class GatewayProcess(Process):
     """`clients`: all it ever had. `speaker`: the worker whose tokens it handles just now."""
 
+    role = Role.GATEWAY
+
     def __init__(self, fleet: Fleet, name: str, incarnation: int = 1) -> None:
         super().__init__(fleet, name, incarnation)
         self.clients: dict[str, Client] = {}

@@ -24,7 +24,14 @@ IDLE_SECONDS = 0.5
 CALM_SECONDS = 1.5
 AMPLIFICATION = 0.1
 FAULTLESS = frozenset(
-    {"finished", "left", "queue_full", "deadline_exceeded", "context_length_exceeded"}
+    {
+        "finished",
+        "left",
+        "queue_full",
+        "overloaded",
+        "deadline_exceeded",
+        "context_length_exceeded",
+    }
 )
 
 
@@ -164,8 +171,8 @@ class Judge:
         for router in self._fleet.routers():
             self._judge_router(router)
         for worker in self._fleet.workers():
-            if self._fleet.newest[worker.name] is not worker:
-                self._clock.violate(f"{worker.identity} was replaced and lives on")
+            if self._fleet.twins(worker):
+                self._clock.violate(f"two processes are {worker.name}")
             if worker.engine.held:
                 self._clock.violate(f"{worker.name} still holds {list(worker.engine.held)}")
             if worker.core.active:

@@ -6,16 +6,28 @@ broken by a fault; then all that was under way is lost, and what the dialling si
 not yet read. The side that dialled is told at once and dials again; the side that was dialled finds
 out when it next sends (mandatory routing). Connections know nothing of each other, so messages of
 different connections overtake each other at will. Beyond what ZeroMQ does, a seed may ask for
-messages that vanish (`loss`) or come twice (`twice`).
+messages that vanish (`loss`) or come twice (`twice`). Messages travel as they are, except in seeds
+that ask for the real encoding (`wire`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from common.messages import Hello, Message
+from common.messages import (
+    DecodeToGateway,
+    GatewayToDecode,
+    GatewayToRouter,
+    Hello,
+    Message,
+    Role,
+    RouterToGateway,
+    RouterToWorker,
+    WorkerToRouter,
+)
+from common.wire import Decoder, encode
 from tests.simulation.world.clock import Clock
 
 if TYPE_CHECKING:
@@ -25,6 +37,16 @@ HEARTBEAT = 1.2
 DIAL = 0.02
 DIAL_AGAIN = 0.1
 NOTICE = 0.01
+TO_LISTENER, TO_DIALER = 0, 1
+
+UNIONS: dict[tuple[str, int], Any] = {
+    ("gateway", TO_LISTENER): GatewayToRouter,
+    ("gateway", TO_DIALER): RouterToGateway,
+    ("worker", TO_LISTENER): WorkerToRouter,
+    ("worker", TO_DIALER): RouterToWorker,
+    ("stream", TO_LISTENER): DecodeToGateway,
+    ("stream", TO_DIALER): GatewayToDecode,
+}
 
 
 class Network:
@@ -36,9 +58,17 @@ class Network:
         self.delay = delay
         self.loss = loss
         self.twice = twice
+        self.wire = False
         self.blocked: dict[tuple[str, str], int] = {}
         self.data_blocked: dict[tuple[str, str], int] = {}
         self._connections: dict[Connection, None] = {}
+
+    def carried(self, message: Message, kind: str, way: int) -> Message:
+        """What the other side decodes."""
+        if not self.wire:
+            return message
+        decoder: Decoder[Message] = Decoder(UNIONS[kind, way])
+        return decoder.decode(encode(message))
 
     def open(self, source: str, target: str) -> bool:
         return (source, target) not in self.blocked
@@ -97,6 +127,9 @@ class Connection:
         self._on_message = on_message
         self._on_closed = on_closed
         self._arrival = [0.0, 0.0]
+        self._kind = port
+        if port == "control":
+            self._kind = "worker" if dialer.role is not Role.GATEWAY else "gateway"
         self._held: tuple[deque[tuple[Message, bytes | None]], ...] = (deque(), deque())
         self._watched = False
         network.add(self)
@@ -107,11 +140,11 @@ class Connection:
         if not self.open:
             return
         network = self.network
-        way = 0 if source is self.dialer else 1
+        way = TO_LISTENER if source is self.dialer else TO_DIALER
         if network.loss and self._clock.random.random() < network.loss:
             self._clock.note(f"lost {source.name} {type(message).__name__}")
             return
-        copies = 1
+        message, copies = network.carried(message, self._kind, way), 1
         if network.twice and not isinstance(message, Hello):
             copies += self._clock.random.random() < network.twice
         for _ in range(copies):

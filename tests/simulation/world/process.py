@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from common.messages import Message
+from common.messages import Message, Role
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.network import DIAL, DIAL_AGAIN, Connection, Network
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Process:
     """`disturbed`: when a fault last touched it. `doors`: its accepted connections, by port and by
     the dialler's identity."""
+
+    role: Role
 
     def __init__(self, fleet: Fleet, name: str, incarnation: int = 1) -> None:
         self.fleet = fleet

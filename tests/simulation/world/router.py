@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from common.messages import Message
+from common.messages import Message, Role
 from services.router.core import Core
 from services.router.events import Event, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
@@ -30,6 +30,8 @@ def settings(name: str, incarnation: str) -> Settings:
 
 
 class RouterProcess(Process):
+    role = Role.ROUTER
+
     def start(self) -> None:
         draw = self.clock.random
         self.core = Core(

@@ -44,7 +44,10 @@ class RouterWatch:
         if isinstance(event, Received) and isinstance(event.message, Cancel):
             key = (event.message.request_id, event.message.attempt)
             each = tables.tries.get(key)
-            if each is not None and each.state in ON_D and each.gateway == event.peer:
+            gateway = tables.gateways.get(event.peer)
+            known = gateway is not None and not gateway.gone and event.peer not in tables.fenced
+            mine = each is not None and each.gateway == event.peer
+            if each is not None and each.state in ON_D and mine and known:
                 self._cancelled = (key, each.decode)
 
     def after(self, event: Event, actions: list[Action]) -> None:

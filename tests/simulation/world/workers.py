@@ -60,7 +60,6 @@ class WorkerProcess(Process):
     """What P and D share: the control connection to each router, the beat, the engine's events.
     `added`, `ended`: requests given to the engine, and those that the routers heard the end of."""
 
-    role: Role
     core: PrefillCore | DecodeCore
     engine: PrefillEngine | DecodeEngine
 

@@ -14,6 +14,7 @@ LOAD_SECONDS = 1.5
 SETTLE_SECONDS = 14.0
 CALM_AFTER = 0.8
 PULSE = 0.2
+WIRE_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class World:
         self.fleet = Fleet(self.clock, self.network)
         self.faults = Faults(self.fleet)
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
+        self.network.wire = self.clock.random.random() < WIRE_SHARE
         self._serial = 0
 
     @property

@@ -373,11 +373,7 @@ class Core:
                 return self._expire_drain()
 
     def _ask_again(self, now: float) -> list[Action]:
-        silent = [
-            entry
-            for entry in self._table
-            if entry.state is State.PLACED and now >= entry.hold_until
-        ]
+        silent = self._table.silent(now)
         for entry in silent:
             entry.hold_until = now + self._router_wait
         return [self._submission(entry, now) for entry in silent]

@@ -102,6 +102,10 @@ class Fleet:
         routers = [self.router(name) for name in self.router_names]
         return any(router is not None and router.number > 1 for router in routers)
 
+    def submitted(self) -> int:
+        """Requests that clients asked for."""
+        return sum(len(gateway.clients) for gateway in self.gateways())
+
     def at_rest(self) -> bool:
         """Nobody holds anything any more."""
         for router in self.routers():

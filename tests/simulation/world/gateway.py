@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.messages import (
     WIRE_VERSION,
@@ -114,7 +115,7 @@ class GatewayProcess(Process):
         super().__init__(fleet, name, incarnation)
         self.clients: dict[str, Client] = {}
         self.speaker = ""
-        self.core = Core(MAX_STREAMS, ROUTER_WAIT_MS)
+        self.core = Core(GatewayConfig(max_streams=MAX_STREAMS, router_wait_ms=ROUTER_WAIT_MS))
         self._peers: dict[str, None] = {}
         self._up = False
         self._ticks = 0

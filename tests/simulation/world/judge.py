@@ -12,7 +12,7 @@ from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import LEASE_SECONDS
 from tests.simulation.world.gateway import Client, GatewayProcess
 from tests.simulation.world.process import Process
-from tests.simulation.world.router import RouterProcess
+from tests.simulation.world.router import RETRY_BURST, RETRY_SHARE, RouterProcess
 from tests.simulation.world.workers import WorkerProcess
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ FOUND_SECONDS = 0.45
 ZOMBIE_SECONDS = 0.5
 IDLE_SECONDS = 0.5
 CALM_SECONDS = 1.5
-AMPLIFICATION = 0.1
 FAULTLESS = frozenset(
     {
         "finished",
@@ -197,11 +196,13 @@ class Judge:
                 self._clock.violate(f"{worker.name} still holds credits at {router.name}")
 
     def _judge_amplification(self) -> None:
-        """No attempt is given to a worker twice by one router, and few requests need a second."""
+        """No attempt is given to a worker twice by one router, and further attempts keep to the
+        retry budget."""
         dispatches = self._fleet.tally.dispatches
         requests = {request_id for request_id, _ in dispatches}
         attempts = len(dispatches) - len(requests)
-        if attempts > AMPLIFICATION * len(requests) + 3:
+        budget = RETRY_SHARE * self._fleet.submitted() + RETRY_BURST
+        if attempts > budget and not self._fleet.router_restarted():
             self._clock.violate(f"{attempts} further attempts of {len(requests)} requests")
         if self._fleet.routers_undisturbed() and not self._fleet.network.twice:
             twice = [key for key, times in dispatches.items() if times > 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from common.config import AdmissionConfig
 from common.messages import Message, Role
 from services.router.core import Core
 from services.router.events import Event, PeerGone, Received, Send, Tick
@@ -13,6 +14,8 @@ from tests.simulation.world.process import Process
 from tests.simulation.world.watch import RouterWatch
 
 PULSE = 0.2
+RETRY_SHARE = 0.1
+RETRY_BURST = 32.0
 
 
 def settings(name: str, incarnation: str) -> Settings:
@@ -26,6 +29,7 @@ def settings(name: str, incarnation: str) -> Settings:
         history=100_000,
         lease_ms=3_000.0,
         idle_seconds=2.0,
+        admission=AdmissionConfig(retry_share=RETRY_SHARE, retry_burst=RETRY_BURST),
     )
 
 

@@ -25,7 +25,7 @@ def test_every_promise_holds_under_every_seed() -> None:
     failures = "\n".join(f"seed {seed}: {sentence}" for seed, sentence in sums.failures[:20])
     assert not sums.failed, f"{sums.failed} of {SEEDS} seeds, {commit()}\n{failures}"
     assert sums.seeds == SEEDS
-    assert sums.amplification <= 1.1
+    assert 1.0 < sums.amplification <= 1.1, "streams move, and no more than the budget allows"
     _did_real_work(dict(sums.ends), dict(sums.faults))
     assert set(sums.weathers) == set(WEATHERS)
 
@@ -33,7 +33,7 @@ def test_every_promise_holds_under_every_seed() -> None:
 def _did_real_work(ends: dict[str, int], faults: dict[str, int]) -> None:
     """Guards against worlds in which nothing happens."""
     assert ends["finished"] > 20 * SEEDS
-    for end in ("left", "queue_full", "deadline_exceeded", "worker_lost", "stream_interrupted"):
+    for end in ("left", "queue_full", "overloaded", "deadline_exceeded", "router_unreachable"):
         assert ends[end] > SEEDS / 50, end
     kinds = {kind for weather in WEATHERS.values() for kind in weather}
     assert set(faults) == kinds

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 MAX_STREAMS = 40
 ROUTER_WAIT_MS = 1_500.0
+RECOVERY_WAIT_MS = 4_000.0
 TICK = 0.2
 BEAT_EVERY = 3
 
@@ -115,7 +116,12 @@ class GatewayProcess(Process):
         super().__init__(fleet, name, incarnation)
         self.clients: dict[str, Client] = {}
         self.speaker = ""
-        self.core = Core(GatewayConfig(max_streams=MAX_STREAMS, router_wait_ms=ROUTER_WAIT_MS))
+        limits = GatewayConfig(
+            max_streams=MAX_STREAMS,
+            router_wait_ms=ROUTER_WAIT_MS,
+            recovery_ms=RECOVERY_WAIT_MS,
+        )
+        self.core = Core(limits)
         self._peers: dict[str, None] = {}
         self._up = False
         self._ticks = 0

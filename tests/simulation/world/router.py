@@ -15,7 +15,7 @@ from tests.simulation.world.watch import RouterWatch
 
 PULSE = 0.2
 RETRY_SHARE = 0.1
-RETRY_BURST = 32.0
+RETRY_BURST = 8.0
 
 
 def settings(name: str, incarnation: str) -> Settings:

@@ -1,2 +1,2 @@
-"""Load against a running fleet: trace replay, comparisons, planning. Empty so far; the benchmarks
-that exist are in tests/bench (`make bench`)."""
+"""Load and what follows from it. `capacity` answers what a fleet can do, in virtual time; the
+benchmarks of real daemons are in tests/bench (`make bench`)."""

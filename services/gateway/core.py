@@ -313,7 +313,7 @@ class Core:
                 return self._expire_drain()
 
     def _ask_again(self, now: float) -> list[Action]:
-        silent = [e for e in self._table if e.state is State.PLACED and now >= e.hold_until]
+        silent = self._table.silent(now)
         for entry in silent:
             entry.hold_until = now + self._router_wait
         return [self.requests.submission(entry, now) for entry in silent]

@@ -42,6 +42,11 @@ class Table:
         """Those that stream something now."""
         return list(self._of_worker)
 
+    def silent(self, now: float) -> list[Entry]:
+        """Placed, and not heard of by `hold_until`."""
+        entries = self.entries.values()
+        return [e for e in entries if e.state is State.PLACED and now >= e.hold_until]
+
     def add(self, entry: Entry) -> None:
         self.entries[entry.call.request_id] = entry
 

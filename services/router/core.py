@@ -42,6 +42,7 @@ from services.router import (
     core_yielding,
 )
 from services.router.admission.measure import measure, ramp
+from services.router.census import census
 from services.router.events import (
     Action,
     DrainExpired,
@@ -60,7 +61,7 @@ from services.router.events import (
 )
 from services.router.records import Gateway, Worker
 from services.router.settings import Settings
-from services.router.tables import Shape, Tables
+from services.router.tables import Tables
 from services.router.waiting import LOOK_PAST
 
 
@@ -139,7 +140,7 @@ class Core:
             peer = tables.gateways.get(event.peer)
         if peer is None:
             tables.counts.drop("before hello")
-            return []
+            return core_peers.turn_away(tables, event.peer, message)
         actions = core_health.seen(tables, peer, now)
         if isinstance(message, Beat):
             return actions + core_peers.beat(tables, peer, message, now)
@@ -191,27 +192,21 @@ class Core:
         """Recomputes what gateways are told, and tells them if it differs."""
         tables = self.tables
         tables.workers_changed, tables.freed = False, True
-        there = [w for w in tables.workers.values() if not w.away]
-        decodes = [w for w in there if w.role is Role.DECODE]
-        ready = [w for w in decodes if w.ready]
-        shapes = [
-            Shape(w.capacity.max_model_len, w.kv_tokens_max, w.capacity.block_tokens)
-            for w in decodes
-        ]
-        tables.shapes = tuple(dict.fromkeys(shapes))
-        if ready:
+        there = census(tables.workers.values())
+        tables.shapes = there.shapes
+        if there.decode_ready:
             tables.without_decode_since = None
         elif tables.without_decode_since is None:
             tables.without_decode_since = now
         by_prefix = tables.settings.prefixes
         fleet = Fleet(
-            ready=bool(ready) and not tables.draining,
-            prefill_ready=sum(w.ready for w in there if w.role is Role.PREFILL),
-            decode_ready=len(ready),
+            ready=bool(there.decode_ready) and not tables.draining,
+            prefill_ready=there.prefill_ready,
+            decode_ready=there.decode_ready,
             max_model_len=max((s.max_model_len for s in tables.shapes), default=0),
-            model=ready[0].model if ready else "",
-            reason=self._why_not_ready(len(ready), len(decodes)),
-            block_tokens=ready[0].capacity.block_tokens if ready and by_prefix else 0,
+            model=there.model,
+            reason=self._why_not_ready(there.decode_ready, there.decodes),
+            block_tokens=there.block_tokens if by_prefix else 0,
         )
         if fleet == tables.fleet:
             return []

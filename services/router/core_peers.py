@@ -8,6 +8,7 @@ work only after a Beat has shown its load. Who is doubted, and trusted again, is
 
 from __future__ import annotations
 
+from common.errors import Code
 from common.messages import (
     WIRE_VERSION,
     Abort,
@@ -17,6 +18,7 @@ from common.messages import (
     Leaving,
     Refused,
     Role,
+    ToRouter,
     Welcome,
 )
 from services.router import core_gateways, core_health, core_operator, core_requests, hello_check
@@ -66,6 +68,16 @@ def _fence_older(tables: Tables, peer: str, message: Hello, now: float) -> list[
     return actions
 
 
+def turn_away(tables: Tables, peer: str, message: ToRouter) -> list[Action]:
+    """A worker whose name another process has taken lives on and does not know it: at its next Beat
+    it hears `Refused`, and ends. What it holds is nobody's any more."""
+    by = tables.fenced.get(peer)
+    if by is None or peer in tables.gateways or not isinstance(message, Beat):
+        return []
+    sentence = f"{peer} was replaced by {by}; two processes use one name"
+    return [Send(peer, Refused(code=Code.WORKER_LOST, message=sentence))]
+
+
 def _hello_worker(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
     worker = tables.workers.get(peer)
     if worker is not None and not worker.away:
@@ -97,8 +109,8 @@ def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
     others = [
         worker
         for worker in tables.workers.values()
-        if worker.ready
-        and worker.role is not newcomer.role
+        if worker.role is not newcomer.role
+        and worker.ready
         and worker.fingerprint == newcomer.fingerprint
     ]
     if newcomer.role is Role.DECODE:

@@ -89,12 +89,13 @@ def _may_come_again(over: Try, attempt: int) -> bool:
 
 
 def _answer_over(over: Try, gateway: Gateway, attempt: int) -> list[Action]:
-    """Its gateway asks again for what was lost: it did not hear so. Of a try that ended well, the
-    tokens are on their way and say more."""
-    lost = over.state in (TryState.FAILED, TryState.CANCELLED) and over.attempt == attempt
-    if not lost or over.gateway != gateway.identity:
+    """Its gateway asks again for what is over: it did not hear so, and heard no token either."""
+    if over.gateway != gateway.identity or over.attempt != attempt:
         return []
-    return [failed_answer(gateway.identity, over.key, over.sentence or "the request was lost")]
+    sentence = over.sentence or "the request was lost"
+    if over.state is TryState.ENDED:
+        sentence = "the request ended, but its tokens were lost on their way"
+    return [failed_answer(gateway.identity, over.key, sentence)]
 
 
 def _repeated(tables: Tables, live: Try) -> list[Action]:

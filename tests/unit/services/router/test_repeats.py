@@ -3,6 +3,7 @@
 from common.messages import (
     Abort,
     Ended,
+    Failed,
     Placed,
     PrefillEnded,
     Refused,
@@ -28,11 +29,22 @@ def test_a_repeated_submit_is_answered_alike_and_places_nothing() -> None:
     assert not rig.sent
     assert len(rig.core.tables.waiting) == 1
     assert rig.core.tables.counts.dropped["repeated submit"] == 2
+
+
+def test_what_ended_and_is_asked_for_again_is_said_to_be_lost() -> None:
+    """A gateway asks again only for what has not spoken: the tokens went with a connection."""
+    rig = standard()
+    rig.gateway("g1")
+    rig.submit("r1")
     rig.ended("r1")
     rig.sent.clear()
     rig.submit("r1")
+    (failed,) = rig.take(Failed)
+    assert (failed.request_id, failed.attempt) == ("r1", 1)
+    assert "tokens were lost" in failed.message
+    rig.submit("r1", gateway="g1|1")
     assert not rig.sent
-    assert rig.core.tables.counts.dropped["old attempt"] == 1
+    assert rig.core.tables.counts.dropped["old attempt"] == 2
 
 
 def test_a_refused_attempt_may_be_submitted_again() -> None:

@@ -1,0 +1,143 @@
+"""`python -m loadtest.capacity`: what would this fleet do with that load?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from common.errors import ConfigError
+from loadtest.capacity.fleet import Scenario, run
+from loadtest.capacity.overload import Bench, capacity_rps, overload
+from loadtest.capacity.profile import Profile, load
+from loadtest.capacity.report import Slo, lines
+from loadtest.capacity.workload import Shape, poisson
+from services.router.settings import Settings
+
+ABOUT = """\
+Plays open-loop load against the production router core with modelled workers, in virtual time.
+
+  python -m loadtest.capacity --prefill 4 --decode 8 --rate 40 --prompt 1500 --output 200
+      TTFT, ITL, goodput and utilization of 4 + 8 workers at 40 requests/s
+  python -m loadtest.capacity --prefill 2 --decode 2 --overload 1,2,4 --bound prefill
+      goodput at multiples of what the fleet can just do
+
+A profile is a TOML file of one worker's measured numbers; without one, these are used:
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 2 for a profile or argument that cannot be used."""
+    options = _parser().parse_args(argv)
+    try:
+        profile = load(options.profile) if options.profile else Profile()
+    except ConfigError as error:
+        print(f"loadtest.capacity: {error.message}", file=sys.stderr)
+        return 2
+    if options.overload:
+        _overload(options, profile)
+        return 0
+    shape = Shape(options.prompt, options.output)
+    can = capacity_rps(profile, options.prefill, options.decode, shape, Settings().kv_grant_max)
+    rate = options.rate or can
+    report = run(
+        Scenario(
+            profile=profile,
+            prefills=options.prefill,
+            decodes=options.decode,
+            arrivals=poisson(rate, options.seconds, shape, options.seed),
+            seconds=options.seconds,
+            slo=_slo(options),
+            settings=Settings(max_queue=options.queue),
+        )
+    )
+    if options.json:
+        print(msgspec.json.encode(report).decode())
+        return 0
+    print(f"offered       {rate:.2f} requests/s; on paper the fleet can do {can:.2f}")
+    print("\n".join(lines(report)))
+    return 0
+
+
+def _overload(options: argparse.Namespace, profile: Profile) -> None:
+    bench = Bench(
+        profile=profile,
+        prefills=options.prefill,
+        decodes=options.decode,
+        seconds=options.seconds,
+        slo=_slo(options),
+        seed=options.seed,
+    )
+    settings = Settings(max_queue=options.queue)
+    reports = [(n, overload(n, options.bound, settings, bench)) for n in options.overload]
+    if options.json:
+        print(msgspec.json.encode([report for _, report in reports]).decode())
+        return
+    peak = max(report.goodput_rps for _, report in reports) or 1.0
+    print(f"{options.bound}-bound; goodput in requests/s, its share of the best row, SLO met")
+    for times, report in reports:
+        print(
+            f"{times:4g} x  {report.goodput_rps:8.2f}  {report.goodput_rps / peak:5.0%}  "
+            f"{report.attainment:6.1%}  refused {sum(report.refused.values())} of {report.requests}"
+        )
+
+
+def _slo(options: argparse.Namespace) -> Slo:
+    return Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = msgspec.structs.asdict(Profile())
+    about = ABOUT + "\n".join(f"  {key} = {value}" for key, value in defaults.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.capacity",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--profile", type=Path, help="TOML file with any of the keys above")
+    add("--prefill", type=_count, default=2, help="prefill workers (2); 0 = all prefill is local")
+    add("--decode", type=_positive_count, default=2, help="decode workers (2)")
+    add("--rate", type=_positive, help="requests per second (what the fleet can do on paper)")
+    add("--seconds", type=_positive, default=30.0, help="virtual time measured (30)")
+    add("--prompt", type=_positive_count, default=1_500, help="mean prompt tokens (1500)")
+    add("--output", type=_positive_count, default=200, help="mean output tokens (200)")
+    add("--queue", type=_positive_count, default=1_024, help="the router's max_queue (1024)")
+    add("--slo-ttft-ms", type=_positive, default=2_000.0, help="a good request's TTFT (2000)")
+    add("--slo-tpot-ms", type=_positive, default=100.0, help="a good request's TPOT (100)")
+    add("--overload", type=_multiples, help="multiples of capacity, such as 1,2,3,4")
+    add("--bound", choices=["prefill", "decode"], default="prefill", help="with --overload")
+    add("--seed", type=int, default=1)
+    add("--json", action="store_true", help="the whole report, for programs")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return value
+
+
+def _positive_count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _multiples(text: str) -> list[float]:
+    return [_positive(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Who asks for what and when: open-loop arrivals, since clients do not wait for each other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Arrival(NamedTuple):
+    """At `at` seconds a request with `prompt` tokens that will say `output`, and says that it wants
+    `max_tokens`. `deadline_ms` as in Submit, 0 = none."""
+
+    at: float
+    prompt: int
+    output: int
+    max_tokens: int
+    tenant: str = ""
+    deadline_ms: float = 0.0
+
+
+class Shape(NamedTuple):
+    """Mean tokens. `spread`: each is drawn uniformly from mean x (1 - spread .. 1 + spread).
+    `slack`: max_tokens is the output's mean times this, at least the output drawn."""
+
+    prompt: int = 1_500
+    output: int = 200
+    spread: float = 0.5
+    slack: float = 2.0
+    deadline_ms: float = 0.0
+
+
+def poisson(
+    rate: float, seconds: float, shape: Shape, seed: int, tenant: str = ""
+) -> Iterator[Arrival]:
+    """`rate` requests per second for `seconds`."""
+    draw = random.Random(seed)
+    at = draw.expovariate(rate)
+    while at < seconds:
+        output = _around(draw, shape.output, shape.spread)
+        yield Arrival(
+            at=at,
+            prompt=_around(draw, shape.prompt, shape.spread),
+            output=output,
+            max_tokens=max(output, int(shape.output * shape.slack)),
+            tenant=tenant,
+            deadline_ms=shape.deadline_ms,
+        )
+        at += draw.expovariate(rate)
+
+
+def _around(draw: random.Random, mean: int, spread: float) -> int:
+    return max(1, round(mean * draw.uniform(1 - spread, 1 + spread)))

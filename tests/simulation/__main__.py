@@ -1,0 +1,95 @@
+"""`python -m tests.simulation`: seeds without end, or one seed told aloud."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+from tests.simulation.campaign import Sums, campaign
+from tests.simulation.world.clock import PromiseBrokenError
+from tests.simulation.world.world import World
+
+REPORT_SECONDS = 10.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 1 when a promise broke."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation",
+        description="Plays seeds of load and faults against all production cores in virtual time.",
+    )
+    add = parser.add_argument
+    add("--seeds", type=int, default=2_000, help="how many (2000)")
+    add("--first", type=int, default=0, help="the first of them (0)")
+    add("--jobs", type=int, default=0, help="processes (one a core)")
+    add("--seed", type=int, help="only this one, in this process")
+    add("--trace", action="store_true", help="with --seed: print everything that happened")
+    options = parser.parse_args(argv)
+    if options.seed is not None:
+        return _one(options.seed, trace=options.trace)
+    return _many(options.first, options.seeds, options.jobs)
+
+
+def _one(seed: int, *, trace: bool) -> int:
+    world = World(seed, trace=trace)
+    broken = ""
+    try:
+        outcome = world.run()
+        print("\n".join(world.lines), end="\n" if world.lines else "")
+        print(outcome)
+    except PromiseBrokenError as error:
+        broken = str(error)
+        print("\n".join([*world.lines, f"BROKEN {broken}"]))
+    print(f"seed {seed}, weather {world.faults.weather}, hash {world.clock.hash()}, {commit()}")
+    return 1 if broken else 0
+
+
+def _many(first: int, seeds: int, jobs: int) -> int:
+    began = time.monotonic()
+    told = [began]
+
+    def progress(sums: Sums) -> None:
+        now = time.monotonic()
+        if now - told[0] >= REPORT_SECONDS:
+            told[0] = now
+            rate = sums.seeds / (now - began)
+            left = (seeds - sums.seeds) / rate
+            print(
+                f"{sums.seeds}/{seeds} seeds, {rate:.1f}/s, {left / 60:.1f} min left, "
+                f"{sums.failed} failed",
+                flush=True,
+            )
+
+    sums = campaign(seeds, first=first, jobs=jobs, progress=progress)
+    _report(sums, seeds, time.monotonic() - began)
+    return 1 if sums.failed else 0
+
+
+def _report(sums: Sums, asked: int, seconds: float) -> None:
+    print(
+        f"{sums.seeds} of {asked} seeds in {seconds:.0f} s ({sums.seeds / seconds:.1f}/s), "
+        f"{sums.events} events, {sums.virtual_seconds / 3600:.2f} virtual hours, "
+        f"{sums.requests} requests, {sums.amplification:.4f} dispatches each, {commit()}"
+    )
+    for title, counter in (
+        ("ends", sums.ends), ("faults", sums.faults), ("weathers", sums.weathers),
+    ):  # fmt: skip
+        parts = ", ".join(f"{name} {times}" for name, times in counter.most_common())
+        print(f"  {title}: {parts}")
+    for seed, sentence in sums.failures:
+        print(f"FAILED seed {seed}: {sentence}")
+    if sums.failures:
+        print(f"replay: python -m tests.simulation --seed {sums.failures[0][0]} --trace")
+
+
+def commit() -> str:
+    """What a seed's number is worth nothing without."""
+    asked = ["git", "describe", "--always", "--dirty"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return f"commit {told.stdout.strip() or 'unknown'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Each planted bug is found, by a promise that breaks, within a bounded number of seeds; the same
+seeds are survived without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.campaign import Sums, play, play_one
+from tests.simulation.mutants import MUTANTS, planted
+
+SEEDS = 150
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.timeout(240)
+def test_each_mutant_is_killed(name: str) -> None:
+    target, attribute, replacement = MUTANTS[name]
+    with planted(target, attribute, replacement):
+        for seed in range(SEEDS):
+            broken = play_one(seed, Sums())
+            if broken:
+                print(f"seed {seed}: {broken}")
+                break
+        else:
+            raise AssertionError(f"{SEEDS} seeds did not notice: {name}")
+    assert not play(seed, 1).failures, "the seed fails without the mutant, too"

@@ -1,0 +1,231 @@
+"""Modelled engines, to the contract of `common.engine.port`: how long things take, not what they
+say. The token at absolute position n of a request is a function of the request and n alone, so
+whoever continues a text, in whatever attempt, says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.engine.port import Batch, EngineRequest, Output
+from common.kv.messages import KvDone
+from common.messages import FinishReason, KvReport, Load, Ticket
+from tests.simulation.world.process import Process
+
+PREFILL_SECONDS = (0.004, 0.06)
+STEP_SECONDS = (0.008, 0.03)
+LOAD_TIMEOUT = 1.0
+LEASE_SECONDS = 3.0
+CHUNK_MAX = 4
+
+
+def token(first_prompt_id: int, position: int) -> int:
+    return (first_prompt_id * 7919 + position * 31) % 50_021
+
+
+@dataclass(slots=True)
+class Held:
+    """One try in an engine. `taker`: called once when P has computed it, or will not."""
+
+    request: EngineRequest
+    blocks: int
+    computed: bool = False
+    expired: bool = False
+    running: bool = False
+    emitted: int = 0
+    taker: Callable[[bool], None] | None = None
+
+
+class ModelEngine:
+    """`slow`: how many times longer everything takes just now."""
+
+    def __init__(
+        self, owner: Process, blocks: int, block_tokens: int, emit: Callable[[Batch], None]
+    ) -> None:
+        self.held: dict[str, Held] = {}
+        self.slow = 1.0
+        self._owner = owner
+        self._clock = owner.clock
+        self._blocks = blocks
+        self._block_tokens = block_tokens
+        self._emit = emit
+
+    @property
+    def tokens_held(self) -> int:
+        return sum(each.blocks for each in self.held.values()) * self._block_tokens
+
+    def load(self) -> Load:
+        used = sum(each.blocks for each in self.held.values()) / self._blocks
+        return Load(running=len(self.held), kv_used=min(1.0, used))
+
+    def need(self, tokens: int) -> int:
+        return -(-tokens // self._block_tokens)
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._clock.after(seconds * self.slow, lambda: self._owner.when_awake(act))
+
+    def draw(self, span: tuple[float, float]) -> float:
+        return self._clock.random.uniform(*span)
+
+
+class PrefillEngine(ModelEngine):
+    """Computes prompts one after the other; keeps the KV until it was taken."""
+
+    def __init__(
+        self, owner: Process, blocks: int, block_tokens: int, emit: Callable[[Batch], None]
+    ) -> None:
+        super().__init__(owner, blocks, block_tokens, emit)
+        self._free_at = 0.0
+
+    def add(self, request: EngineRequest) -> None:
+        each = Held(request, self.need(len(request.prompt_ids)))
+        self.held[request.key] = each
+        now = self._clock.now
+        self._free_at = max(now, self._free_at) + self.draw(PREFILL_SECONDS) * self.slow
+        self._clock.at(self._free_at, lambda: self._owner.when_awake(lambda: self._computed(each)))
+        self._clock.after(LEASE_SECONDS, lambda: self._expire(each))
+
+    def abort(self, key: str) -> None:
+        each = self.held.pop(key, None)
+        if each is not None and each.taker is not None:
+            each.taker(False)
+
+    def take(self, key: str, taker: Callable[[bool], None]) -> None:
+        """D asks for a prompt's KV. `taker` hears True once it is there, False when it is not and
+        will not be."""
+        each = self.held.get(key)
+        if each is None:
+            self._clock.after(0.05, lambda: taker(False))
+        elif each.computed:
+            self._hand(each, taker)
+        else:
+            each.taker = taker
+
+    def _hand(self, each: Held, taker: Callable[[bool], None]) -> None:
+        del self.held[each.request.key]
+        taker(True)
+        request = each.request
+        done = KvDone(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            side="send",
+            report=KvReport(blocks=each.blocks, messages=1, payload_bytes=64, wire_bytes=80),
+        )
+        self._emit(Batch(kv_done=[done]))
+
+    def _computed(self, each: Held) -> None:
+        if self.held.get(each.request.key) is not each:
+            return
+        each.computed = True
+        output = Output(each.request.key, [1], FinishReason.LENGTH)
+        self._emit(Batch(outputs=[output]))
+        if self.held.get(each.request.key) is not each:
+            return
+        if each.taker is not None:
+            self._hand(each, each.taker)
+        elif each.expired:
+            self._expire(each)
+
+    def _expire(self, each: Held) -> None:
+        """A prompt that is not computed yet is kept until it is: it ends in one output."""
+        each.expired = True
+        request = each.request
+        if not self._owner.alive or self.held.get(request.key) is not each or not each.computed:
+            return
+        self._owner.fleet.judge.lease_expired(self._owner, request.key)
+        del self.held[request.key]
+        done = KvDone(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            side="send",
+            report=KvReport(),
+            error="kv_transfer_failed",
+        )
+        self._emit(Batch(kv_done=[done]))
+
+
+class DecodeEngine(ModelEngine):
+    """Continuous batching in steps; everybody in the batch gets up to `CHUNK_MAX` tokens a step."""
+
+    def __init__(
+        self, owner: Process, blocks: int, block_tokens: int, emit: Callable[[Batch], None]
+    ) -> None:
+        super().__init__(owner, blocks, block_tokens, emit)
+        self._stepping = False
+
+    def add(self, request: EngineRequest) -> None:
+        total = len(request.prompt_ids) + request.sampling.max_tokens
+        each = Held(request, self.need(total))
+        self.held[request.key] = each
+        if request.ticket is None:
+            self.after(self.draw(PREFILL_SECONDS), lambda: self._run(each))
+        else:
+            self.after(0.002, lambda: self._fetch(each, request.ticket))
+
+    def abort(self, key: str) -> None:
+        self.held.pop(key, None)
+
+    def _fetch(self, each: Held, ticket: Ticket | None) -> None:
+        assert ticket is not None
+        fleet = self._owner.fleet
+        peer = fleet.prefill_engine(f"{ticket.prefill}|{ticket.prefill_incarnation}")
+        answered: list[bool] = []
+
+        def taken(good: bool) -> None:
+            if answered or self.held.get(each.request.key) is not each:
+                return
+            answered.append(good)
+            self._owner.when_awake(lambda: self._loaded(each, good))
+
+        if peer is None or not fleet.network.data_open(ticket.prefill, self._owner.name):
+            self._clock.after(0.3, lambda: taken(False))
+            return
+        peer.take(each.request.key, taken)
+        self._clock.after(LOAD_TIMEOUT, lambda: taken(False))
+
+    def _loaded(self, each: Held, good: bool) -> None:
+        request = each.request
+        report = KvReport(blocks=each.blocks, messages=1, payload_bytes=64, wire_bytes=80)
+        done = KvDone(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            side="receive",
+            report=report if good else KvReport(retries=3),
+            error="" if good else "kv_transfer_failed",
+        )
+        self._emit(Batch(kv_done=[done]))
+        if good:
+            self._run(each)
+        else:
+            self.after(self.draw(PREFILL_SECONDS), lambda: self._run(each))
+
+    def _run(self, each: Held) -> None:
+        if self.held.get(each.request.key) is not each:
+            return
+        each.running = True
+        if not self._stepping:
+            self._stepping = True
+            self.after(self.draw(STEP_SECONDS), self._step)
+
+    def _step(self) -> None:
+        running = [each for each in self.held.values() if each.running]
+        if not running:
+            self._stepping = False
+            return
+        outputs = [self._more(each) for each in running]
+        self.after(self.draw(STEP_SECONDS), self._step)
+        self._emit(Batch(outputs=outputs))
+
+    def _more(self, each: Held) -> Output:
+        request = each.request
+        wanted = request.sampling.max_tokens - each.emitted
+        size = min(wanted, self._clock.random.randint(1, CHUNK_MAX))
+        at = len(request.prompt_ids) + each.emitted
+        first = request.prompt_ids[0]
+        ids = [token(first, at + n) for n in range(size)]
+        each.emitted += size
+        reason = FinishReason.LENGTH if size == wanted else ""
+        if reason:
+            del self.held[request.key]
+        return Output(request.key, ids, reason)

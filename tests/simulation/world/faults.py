@@ -1,0 +1,187 @@
+"""What goes wrong, drawn from the seed. Everything that begins ends by itself: the dead come back
+with a new incarnation, partitions heal, the stopped go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation.world.fleet import Fleet
+from tests.simulation.world.gateway import GatewayProcess
+from tests.simulation.world.process import Process
+from tests.simulation.world.router import RouterProcess
+from tests.simulation.world.workers import DecodeProcess, PrefillProcess, WorkerProcess
+
+KINDS = ("kill", "blip", "hang", "slow", "cut", "deaf", "data", "usurp", "router")
+WEATHERS: dict[str, tuple[str, ...]] = {
+    "calm": (),
+    "crashes": ("kill", "kill", "kill", "router"),
+    "network": ("blip", "blip", "cut", "deaf", "data"),
+    "stalls": ("hang", "slow", "hang", "kill"),
+    "mixed": KINDS,
+    "router": ("router", "blip", "kill"),
+    "twice": ("kill", "blip"),
+    "loss": ("kill", "blip", "cut"),
+}
+ODDS = (1, 3, 3, 2, 4, 2, 1, 1)
+
+
+class Faults:
+    """`weather` names the mix of a seed; `counts`: how often each kind happened."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._clock = fleet.clock
+        self._random = fleet.clock.random
+        self.weather = self._random.choices(list(WEATHERS), ODDS)[0]
+        self.counts: dict[str, int] = {}
+        self.last_end = 0.0
+        self._until = 0.0
+        fleet.network.twice = 0.05 if self.weather == "twice" else 0.0
+        fleet.network.loss = 0.02 if self.weather == "loss" else 0.0
+        fleet.judge.strict = self.weather != "loss"
+        fleet.judge.faultless = self.weather == "calm"
+
+    def start(self, until: float) -> None:
+        self._until = until
+        if WEATHERS[self.weather]:
+            self._clock.after(self._random.uniform(0.3, 0.8), self._next)
+
+    def _next(self) -> None:
+        if self._clock.now >= self._until:
+            return
+        kind = self._random.choice(WEATHERS[self.weather])
+        inflict: dict[str, Callable[[], None]] = {
+            "kill": self._kill,
+            "blip": self._blip,
+            "hang": self._hang,
+            "slow": self._slow,
+            "cut": lambda: self._cut(both=True),
+            "deaf": lambda: self._cut(both=False),
+            "data": self._data,
+            "usurp": self._usurp,
+            "router": self._router,
+        }
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        inflict[kind]()
+        self._clock.after(self._random.uniform(0.1, 0.5), self._next)
+
+    def _ends(self, seconds: float, act: Callable[[], None]) -> None:
+        self.last_end = max(self.last_end, self._clock.now + seconds)
+        self._clock.after(seconds, act)
+
+    def _alive(self, *kinds: type[Process]) -> list[Process]:
+        newest = self._fleet.newest.values()
+        return [p for p in newest if p.alive and isinstance(p, kinds)]
+
+    def _pick(self, *kinds: type[Process]) -> Process | None:
+        there = self._alive(*kinds)
+        return self._random.choice(there) if there else None
+
+    def _say(self, what: str, *victims: Process) -> None:
+        names = " ".join(victim.identity for victim in victims)
+        self._clock.note(f"fault: {what} {names}")
+
+    # ------------------------------------------------------------ processes
+
+    def _kill(self) -> None:
+        victim = self._pick(WorkerProcess, WorkerProcess, GatewayProcess)
+        if victim is None:
+            return
+        self._say("kill", victim)
+        self._fleet.judge.killed(victim)
+        victim.die()
+        self._ends(self._random.uniform(0.05, 1.2), lambda: self._replace(victim))
+
+    def _replace(self, victim: Process) -> None:
+        if self._fleet.newest[victim.name] is victim:
+            self._fleet.add(victim.successor())
+
+    def _router(self) -> None:
+        victim = self._pick(RouterProcess)
+        if victim is None:
+            return
+        if self._random.random() < 0.3:
+            self._say("hang", victim)
+            seconds = self._random.uniform(0.2, 2.0)
+            victim.hang(seconds)
+            self._ends(seconds, lambda: None)
+            return
+        self._say("kill", victim)
+        victim.die()
+        self._ends(self._random.uniform(0.05, 0.8), lambda: self._replace(victim))
+
+    def _hang(self) -> None:
+        victim = self._pick(WorkerProcess, GatewayProcess)
+        if victim is None:
+            return
+        self._say("hang", victim)
+        seconds = self._random.uniform(0.1, 2.5)
+        victim.hang(seconds)
+        self._ends(seconds, lambda: None)
+
+    def _slow(self) -> None:
+        victim = self._pick(WorkerProcess)
+        if not isinstance(victim, PrefillProcess | DecodeProcess):
+            return
+        self._say("slow", victim)
+        engine = victim.engine
+        engine.slow = self._random.uniform(3.0, 20.0)
+        victim.disturb()
+
+        def recover() -> None:
+            engine.slow = 1.0
+            victim.disturb()
+
+        self._ends(self._random.uniform(0.3, 1.5), recover)
+
+    def _usurp(self) -> None:
+        """A second process takes a worker's name while the first one lives on."""
+        victim = self._pick(WorkerProcess)
+        if victim is not None:
+            self._say("usurp", victim)
+            victim.disturb()
+            self.last_end = max(self.last_end, self._clock.now + 0.5)
+            self._fleet.add(victim.successor())
+
+    # ------------------------------------------------------------ network
+
+    def _blip(self) -> None:
+        """One connection breaks."""
+        there = self._fleet.network.connections()
+        if there:
+            connection = self._random.choice(there)
+            self._say("blip", connection.dialer, connection.listener)
+            connection.dialer.disturb()
+            connection.listener.disturb()
+            connection.close()
+            self.last_end = max(self.last_end, self._clock.now + 0.5)
+
+    def _cut(self, *, both: bool) -> None:
+        """Nothing comes through between two processes, in one direction or both."""
+        there = self._alive(Process)
+        if len(there) < 2:
+            return
+        one, other = self._random.sample(there, 2)
+        pairs = [(one.name, other.name)] + ([(other.name, one.name)] if both else [])
+        self._say("cut" if both else "deaf", one, other)
+        for victim in (one, other):
+            victim.disturb()
+        self._fleet.network.block(pairs)
+        self._ends(self._random.uniform(0.1, 2.5), lambda: self._heal(pairs, data=False))
+
+    def _data(self) -> None:
+        """Only the KV plane between a P and a D."""
+        prefill, decode = self._pick(PrefillProcess), self._pick(DecodeProcess)
+        if prefill is None or decode is None:
+            return
+        self._say("data", prefill, decode)
+        pairs = [(prefill.name, decode.name)]
+        prefill.disturb()
+        self._fleet.network.block(pairs, data=True)
+        self._ends(self._random.uniform(0.3, 1.5), lambda: self._heal(pairs, data=True))
+
+    def _heal(self, pairs: list[tuple[str, str]], *, data: bool) -> None:
+        self._clock.note(f"heal {pairs}")
+        self._fleet.network.heal(pairs, data=data)
+        for name in {name for pair in pairs for name in pair}:
+            self._fleet.newest[name].disturb()

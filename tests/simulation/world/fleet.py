@@ -1,0 +1,122 @@
+"""All processes of a world and who knows whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.simulation.world.clock import Clock
+from tests.simulation.world.engines import PrefillEngine
+from tests.simulation.world.gateway import GatewayProcess
+from tests.simulation.world.judge import Judge
+from tests.simulation.world.network import Network
+from tests.simulation.world.process import Process
+from tests.simulation.world.router import RouterProcess
+from tests.simulation.world.workers import DecodeProcess, PrefillProcess, WorkerProcess
+
+SHAPES = ((1, 1), (2, 2), (1, 3), (0, 2), (3, 1), (1, 2))
+
+
+class Tally:
+    """What was asked of decode workers: how often each (request, attempt) was dispatched."""
+
+    def __init__(self) -> None:
+        self.dispatches: Counter[tuple[str, int]] = Counter()
+
+    def dispatched(self, request_id: str, attempt: int) -> None:
+        self.dispatches[request_id, attempt] += 1
+
+
+class Fleet:
+    """`processes`: every one there ever was, by identity. `newest`: the one of each name."""
+
+    def __init__(self, clock: Clock, network: Network) -> None:
+        self.clock = clock
+        self.network = network
+        self.processes: dict[str, Process] = {}
+        self.newest: dict[str, Process] = {}
+        self.router_names = ["r0"]
+        self.tally = Tally()
+        self.judge = Judge(self)
+
+    def build(self) -> None:
+        prefills, decodes = self.clock.random.choice(SHAPES)
+        for name in self.router_names:
+            self.add(RouterProcess(self, name))
+        for i in range(2):
+            self.add(GatewayProcess(self, f"g{i}"))
+        for i in range(prefills):
+            self.add(PrefillProcess(self, f"p{i}"))
+        for i in range(decodes):
+            self.add(DecodeProcess(self, f"d{i}"))
+
+    def add(self, process: Process) -> None:
+        self.processes[process.identity] = process
+        self.newest[process.name] = process
+        self.clock.note(f"start {process.identity}")
+        process.start()
+
+    def router(self, name: str) -> RouterProcess | None:
+        process = self.newest.get(name)
+        return process if isinstance(process, RouterProcess) else None
+
+    def prefill_engine(self, identity: str) -> PrefillEngine | None:
+        """None when that process is dead."""
+        process = self.processes.get(identity)
+        if isinstance(process, PrefillProcess) and process.alive:
+            return process.engine
+        return None
+
+    def routers(self) -> Iterator[RouterProcess]:
+        """Those alive."""
+        for name in self.router_names:
+            router = self.router(name)
+            if router is not None and router.alive:
+                yield router
+
+    def gateways(self) -> Iterator[GatewayProcess]:
+        """All, the dead included: their clients were promised nothing more."""
+        for process in self.processes.values():
+            if isinstance(process, GatewayProcess):
+                yield process
+
+    def workers(self) -> Iterator[WorkerProcess]:
+        """Those alive."""
+        for process in self.processes.values():
+            if isinstance(process, WorkerProcess) and process.alive:
+                yield process
+
+    def routers_calm(self, seconds: float) -> bool:
+        names = [self.router(name) for name in self.router_names]
+        return all(router is not None and router.calm(seconds) for router in names)
+
+    def routers_undisturbed(self) -> bool:
+        """Never since the beginning."""
+        return all(
+            router is not None and router.number == 1 and router.disturbed == router.born
+            for router in (self.router(name) for name in self.router_names)
+        )
+
+    def router_restarted(self) -> bool:
+        """A new router does not know what the old one gave to whom."""
+        routers = [self.router(name) for name in self.router_names]
+        return any(router is not None and router.number > 1 for router in routers)
+
+    def submitted(self) -> int:
+        """Requests that clients asked for."""
+        return sum(len(gateway.clients) for gateway in self.gateways())
+
+    def at_rest(self) -> bool:
+        """Nobody holds anything any more."""
+        for router in self.routers():
+            tables = router.core.tables
+            if tables.tries or len(tables.waiting):
+                return False
+        if any(gateway.core.active for gateway in self.gateways() if gateway.alive):
+            return False
+        busy = any(worker.core.active or worker.engine.held for worker in self.workers())
+        return not busy and not any(self.twins(worker) for worker in self.workers())
+
+    def twins(self, worker: WorkerProcess) -> bool:
+        """Another process of this name lives, too: one must give way."""
+        return sum(each.name == worker.name for each in self.workers()) > 1

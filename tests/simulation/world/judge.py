@@ -1,0 +1,210 @@
+"""The promises, checked on the mechanism. Checks that a fault may excuse for a while ask first
+whether everybody concerned has been calm for long enough."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.messages import Role
+from services.router.records import Worker
+from services.router.state import WorkerState
+from tests.simulation.world.clock import Clock
+from tests.simulation.world.engines import LEASE_SECONDS
+from tests.simulation.world.gateway import Client, GatewayProcess
+from tests.simulation.world.process import Process
+from tests.simulation.world.router import RETRY_BURST, RETRY_SHARE, RouterProcess
+from tests.simulation.world.workers import WorkerProcess
+
+if TYPE_CHECKING:
+    from tests.simulation.world.fleet import Fleet
+
+FOUND_SECONDS = 0.45
+ZOMBIE_SECONDS = 0.5
+IDLE_SECONDS = 0.5
+CALM_SECONDS = 1.5
+FAULTLESS = frozenset(
+    {
+        "finished",
+        "left",
+        "queue_full",
+        "overloaded",
+        "deadline_exceeded",
+        "context_length_exceeded",
+    }
+)
+
+
+class Judge:
+    """`strict` is off when messages vanish at random: then only safety can be promised."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.strict = True
+        self.faultless = True
+        self._fleet = fleet
+        self._clock: Clock = fleet.clock
+        self._idle_since: dict[str, float] = {}
+        self._zombies: dict[tuple[str, str], float] = {}
+
+    # ------------------------------------------------------------ after single events
+
+    def spoke(self, gateway: GatewayProcess) -> None:
+        """A gateway took tokens: not from a worker that another incarnation has replaced."""
+        speaker = self._fleet.processes[gateway.speaker]
+        newest = self._fleet.newest[speaker.name]
+        if newest is speaker or not isinstance(newest, WorkerProcess):
+            return
+        for router in self._fleet.routers():
+            fenced = speaker.identity in router.core.tables.fenced
+            calm = all(p.calm(CALM_SECONDS) for p in (router, gateway, speaker, newest))
+            if fenced and calm and self.strict:
+                self._clock.violate(f"{gateway.name} took tokens of fenced {speaker.identity}")
+
+    def granted(self, worker: WorkerProcess, tokens: int, limit: int) -> None:
+        """KV given to a worker is never more than may be granted of it."""
+        calm = worker.calm(CALM_SECONDS) and self._fleet.routers_undisturbed()
+        if tokens > limit and calm and self.strict:
+            self._clock.violate(f"{worker.name} was given {tokens} tokens of KV, {limit} at most")
+
+    def lease_expired(self, worker: Process, key: str) -> None:
+        """A lease is the last resort: somebody frees KV before."""
+        calm = worker.calm(LEASE_SECONDS) and self._fleet.routers_calm(LEASE_SECONDS)
+        if calm and self.strict and not self._fleet.router_restarted():
+            self._clock.violate(f"{worker.name} kept the KV of {key} until its lease ran out")
+
+    def killed(self, victim: Process) -> None:
+        """A crash is found by its closed connection, not by its silence."""
+        if not isinstance(victim, WorkerProcess) or not self.strict:
+            return
+        for router in self._fleet.routers():
+            worker = router.core.tables.workers.get(victim.identity)
+            if worker is not None and worker.state is not WorkerState.GONE:
+                self._clock.after(FOUND_SECONDS, lambda r=router: self._found(r, victim))  # type: ignore[misc]
+        for gateway in self._fleet.gateways():
+            self._clock.after(FOUND_SECONDS, lambda g=gateway: self._dropped(g, victim))  # type: ignore[misc]
+
+    def _found(self, router: RouterProcess, victim: Process) -> None:
+        worker = router.core.tables.workers.get(victim.identity)
+        if worker is None or not router.calm(FOUND_SECONDS):
+            return
+        if worker.state is not WorkerState.GONE:
+            self._clock.violate(f"{router.name} has not found the death of {victim.identity}")
+        if worker.reason.startswith("silent"):
+            self._clock.violate(f"the death of {victim.identity} was found by the watchdog")
+
+    def _dropped(self, gateway: GatewayProcess, victim: Process) -> None:
+        if gateway.waits_for(victim.identity) and gateway.calm(FOUND_SECONDS):
+            self._clock.violate(f"{gateway.name} still waits for dead {victim.identity}")
+
+    # ------------------------------------------------------------ five times a second
+
+    def pulse(self) -> None:
+        if not self.strict:
+            return
+        for router in self._fleet.routers():
+            self._judge_idle(router)
+        self._judge_zombies()
+
+    def _judge_idle(self, router: RouterProcess) -> None:
+        """Nobody waits while a decode worker, and a prefill worker if there are any, does nothing
+        at all."""
+        since = self._idle_since
+        if not self._waits_in_vain(router):
+            since.pop(router.identity, None)
+        elif self._clock.now - since.setdefault(router.identity, self._clock.now) > IDLE_SECONDS:
+            key = router.core.tables.waiting.head().key
+            self._clock.violate(f"{key} waits at {router.name} while workers do nothing")
+
+    def _waits_in_vain(self, router: RouterProcess) -> bool:
+        tables = router.core.tables
+        if not len(tables.waiting) or not router.calm(CALM_SECONDS):
+            return False
+        ready = [w for w in tables.workers.values() if w.ready and self._idle(w)]
+        roles = {w.role for w in ready}
+        prefills = any(w.ready and w.role is Role.PREFILL for w in tables.workers.values())
+        return Role.DECODE in roles and (Role.PREFILL in roles or not prefills)
+
+    def _idle(self, worker: Worker) -> bool:
+        process = self._fleet.processes[worker.identity]
+        free = not worker.held and not worker.foreign_tokens and not worker.foreign_requests
+        return free and process.calm(CALM_SECONDS)
+
+    def _judge_zombies(self) -> None:
+        """No engine works on what its gateway has finished with."""
+        seen: dict[tuple[str, str], float] = {}
+        for worker in self._fleet.workers():
+            for key, held in worker.engine.held.items():
+                client = self._client(held.request.request_id)
+                if client is None or client.over_at is None:
+                    continue
+                identity = (worker.identity, key)
+                seen[identity] = since = self._zombies.get(identity, self._clock.now)
+                if self._clock.now - since > ZOMBIE_SECONDS and not self._excused(worker, client):
+                    self._clock.violate(f"{worker.name} works on {key}, which is {client.end}")
+        self._zombies = seen
+
+    def _excused(self, worker: WorkerProcess, client: Client) -> bool:
+        """Abort may have been lost with a connection. D hears it from the gateway too; for P the
+        lease is what ends it."""
+        fleet = self._fleet
+        calm = LEASE_SECONDS if worker.role is Role.PREFILL else CALM_SECONDS
+        gateway = fleet.processes[client.call.request_id.split("/", maxsplit=1)[0]]
+        everybody_calm = worker.calm(calm) and gateway.calm(CALM_SECONDS)
+        quiet = everybody_calm and fleet.routers_calm(CALM_SECONDS) and not fleet.network.blocked
+        return not quiet or fleet.router_restarted()
+
+    def _client(self, request_id: str) -> Client | None:
+        gateway = self._fleet.processes[request_id.split("/", maxsplit=1)[0]]
+        assert isinstance(gateway, GatewayProcess)
+        return gateway.clients.get(request_id)
+
+    # ------------------------------------------------------------ at the end
+
+    def verdict(self) -> None:
+        """After all has settled."""
+        self._judge_amplification()
+        if not self.strict:
+            return
+        for gateway in self._fleet.gateways():
+            if gateway.alive:
+                self._judge_gateway(gateway)
+        for router in self._fleet.routers():
+            self._judge_router(router)
+        for worker in self._fleet.workers():
+            if self._fleet.twins(worker):
+                self._clock.violate(f"two processes are {worker.name}")
+            if worker.engine.held:
+                self._clock.violate(f"{worker.name} still holds {list(worker.engine.held)}")
+            if worker.core.active:
+                self._clock.violate(f"the core of {worker.name} still holds {worker.core.active}")
+
+    def _judge_gateway(self, gateway: GatewayProcess) -> None:
+        for request_id, client in gateway.clients.items():
+            if not client.end:
+                self._clock.violate(f"{request_id} has no end")
+            if self.faultless and client.end not in FAULTLESS:
+                self._clock.violate(f"{request_id} {client.end}, though nothing went wrong")
+        if gateway.core.active:
+            self._clock.violate(f"the core of {gateway.name} still holds {gateway.core.active}")
+
+    def _judge_router(self, router: RouterProcess) -> None:
+        tables = router.core.tables
+        left = [(key, each.state.value) for key, each in tables.tries.items()]
+        if left or len(tables.waiting) or tables.active:
+            self._clock.violate(f"{router.name} still has {left}")
+        for worker in tables.workers.values():
+            if worker.held_tokens or worker.queued_tokens:
+                self._clock.violate(f"{worker.name} still holds credits at {router.name}")
+
+    def _judge_amplification(self) -> None:
+        """No attempt is given to a worker twice by one router, and further attempts keep to the
+        retry budget."""
+        dispatches = self._fleet.tally.dispatches
+        requests = {request_id for request_id, _ in dispatches}
+        attempts = len(dispatches) - len(requests)
+        budget = RETRY_SHARE * self._fleet.submitted() + RETRY_BURST
+        if attempts > budget and not self._fleet.router_restarted():
+            self._clock.violate(f"{attempts} further attempts of {len(requests)} requests")
+        if self._fleet.routers_undisturbed() and not self._fleet.network.twice:
+            twice = [key for key, times in dispatches.items() if times > 1]
+            if twice:
+                self._clock.violate(f"{twice[0]} was dispatched {dispatches[twice[0]]} times")

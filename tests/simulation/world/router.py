@@ -1,0 +1,83 @@
+"""The router: the production core in a modelled shell (`services.router.daemon`)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from common.config import AdmissionConfig
+from common.messages import Message, Role
+from services.router.core import Core
+from services.router.events import Event, PeerGone, Received, Send, Tick
+from services.router.settings import Settings
+from tests.simulation.world.network import Connection
+from tests.simulation.world.process import Process
+from tests.simulation.world.watch import RouterWatch
+
+PULSE = 0.2
+RETRY_SHARE = 0.1
+RETRY_BURST = 8.0
+
+
+def settings(name: str, incarnation: str) -> Settings:
+    """Production's, with times cut so that a scenario fits into seconds, and small limits."""
+    return Settings(
+        name=name,
+        incarnation=incarnation,
+        max_queue=12,
+        queue_bytes_max=3_500,
+        worker_timeout=1.6,
+        history=100_000,
+        lease_ms=3_000.0,
+        idle_seconds=2.0,
+        admission=AdmissionConfig(retry_share=RETRY_SHARE, retry_burst=RETRY_BURST),
+    )
+
+
+class RouterProcess(Process):
+    role = Role.ROUTER
+
+    def start(self) -> None:
+        draw = self.clock.random
+        self.core = Core(
+            settings(self.name, self.incarnation), lambda: draw.randbytes(16), self.clock.now
+        )
+        self._watch = RouterWatch(self)
+        self._events: deque[Event] = deque()
+        self.every(PULSE, self._pulse)
+        self.every(PULSE, self._second_look)
+
+    def heard(self, connection: Connection, message: Message, body: bytes | None) -> None:
+        self.feed(Received(connection.dialer.identity, message, body))  # type: ignore[arg-type]
+
+    def feed(self, event: Event) -> None:
+        """One event and all that follow from carrying it out, as the daemon does it."""
+        outer = not self._events
+        self._events.append(event)
+        while outer and self._events:
+            self._watch.before(self._events[0])
+            actions = self.core.handle(self._events[0], self.clock.now)
+            self._watch.after(self._events[0], actions)
+            for action in actions:
+                if isinstance(action, Send):
+                    if not self.answer("control", action.peer, action.message, action.body):
+                        self._events.append(PeerGone(action.peer, "its connection closed"))
+                elif action.event in ("worker.lost", "gateway.lost"):
+                    self.clock.note(f"{self.name}: {action.sentence}")
+            self._events.popleft()
+            self._check()
+
+    def _check(self) -> None:
+        try:
+            self.core.check_invariants()
+        except AssertionError as error:
+            self.clock.violate(f"an invariant of {self.name} broke: {error}")
+
+    def _pulse(self) -> None:
+        self.feed(Tick())
+        for peer in self.core.peers():
+            if not self.reaches("control", peer):
+                self.feed(PeerGone(peer, "its connection closed"))
+
+    def _second_look(self) -> None:
+        if len(self.core.tables.waiting):
+            self.feed(Tick())

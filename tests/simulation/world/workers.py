@@ -1,0 +1,275 @@
+"""Prefill and decode workers: the production cores in a modelled shell (`common.worker.daemon`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.engine.port import Batch
+from common.messages import (
+    WIRE_VERSION,
+    Abort,
+    Beat,
+    Capacity,
+    Decode,
+    Ended,
+    Hello,
+    Message,
+    Ping,
+    Prefill,
+    Refused,
+    Role,
+    Tokens,
+    Welcome,
+)
+from common.wire import decode_body
+from common.worker.actions import (
+    AbortInEngine,
+    Action,
+    AddToEngine,
+    Dispatched,
+    Event,
+    GatewayGone,
+    ToGateway,
+    ToRouter,
+)
+from services.decode.core import DecodeCore
+from services.decode.room import room_of
+from services.prefill.core import PrefillCore
+from tests.simulation.world.engines import DecodeEngine, PrefillEngine
+from tests.simulation.world.network import Connection
+from tests.simulation.world.process import Dialer, Process
+
+BLOCK = 4
+BLOCKS = 40
+SEQS = 5
+CONTEXT = 120
+GRANT = 0.95
+BEAT_SECONDS = 0.5
+CONNECT_SECONDS = 1.0
+HELD_FRAMES_MAX = 64
+
+CAPACITY = Capacity(
+    block_tokens=BLOCK,
+    kv_blocks=BLOCKS,
+    kv_block_bytes=64,
+    max_model_len=CONTEXT,
+    max_num_seqs=SEQS,
+)
+
+
+class WorkerProcess(Process):
+    """What P and D share: the control connection to each router, the beat, the engine's events.
+    `added`, `ended`: requests given to the engine, and those that the routers heard the end of."""
+
+    core: PrefillCore | DecodeCore
+    engine: PrefillEngine | DecodeEngine
+
+    def start(self) -> None:
+        self.added = self.ended = self.depth = 0
+        self._greeted: dict[str, bool] = {}
+        self._routers = {
+            name: Dialer(
+                self,
+                lambda name=name: self.fleet.router(name),  # type: ignore[misc]
+                "control",
+                on_up=lambda name=name: self._greet(name),  # type: ignore[misc]
+                on_down=lambda name=name: self._lost_router(name),  # type: ignore[misc]
+                on_message=self._from_router,
+            )
+            for name in self.fleet.router_names
+        }
+        for dialer in self._routers.values():
+            dialer.dial()
+        self._beat()
+        self.every(BEAT_SECONDS, self._beat)
+
+    def handle(self, event: Event) -> None:
+        """Carrying out an action may bring the next event, before the other actions."""
+        self.depth += 1
+        for action in self.core.handle(event, self.clock.now):
+            self._carry_out(action)
+        self.depth -= 1
+        self.core.check_invariants()
+        if not self.depth:
+            self.check()
+
+    def check(self) -> None:
+        if len(self.engine.held) > self.core.active:
+            self.clock.violate(f"the engine of {self.name} works on what its core has forgotten")
+
+    def heard(self, connection: Connection, message: Message, body: bytes | None) -> None:
+        raise AssertionError("nobody dials a worker")
+
+    def hello(self) -> Hello:
+        return Hello(
+            wire_version=WIRE_VERSION,
+            role=self.role,
+            name=self.name,
+            incarnation=self.incarnation,
+            fingerprint="f",
+            model="m",
+            kv_address=f"{self.name}:1",
+            capacity=CAPACITY,
+        )
+
+    def _greet(self, router: str) -> None:
+        self._greeted[router] = True
+        self._routers[router].send(self.hello())
+
+    def _lost_router(self, router: str) -> None:
+        self._greeted[router] = False
+
+    def _beat(self) -> None:
+        self._to_routers(Beat(load=self.engine.load()))
+
+    def _to_routers(self, message: Message) -> None:
+        for name, dialer in self._routers.items():
+            if self._greeted.get(name):
+                dialer.send(message)
+
+    def _from_router(self, message: Message, body: bytes | None) -> None:
+        if isinstance(message, Prefill | Decode):
+            assert body is not None
+            self.dispatched(message)
+            self.handle(Dispatched(message, decode_body(body)))
+        elif isinstance(message, Abort):
+            self.handle(message)
+        elif isinstance(message, Refused):
+            self.clock.note(f"{self.identity} was refused: {message.message}")
+            self.die()
+
+    def dispatched(self, message: Prefill | Decode) -> None:
+        """For the judge."""
+
+    def from_engine(self, batch: Batch) -> None:
+        if self.alive:
+            self.handle(batch)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case AddToEngine():
+                self.added += 1
+                self.engine.add(action.request)
+                limit = int(BLOCKS * GRANT) * BLOCK
+                self.fleet.judge.granted(self, self.engine.tokens_held, limit)
+            case AbortInEngine():
+                self.engine.abort(f"{action.request_id}#{action.attempt}")
+            case ToRouter():
+                self.ended += isinstance(action.message, Ended)
+                self._to_routers(action.message)
+            case ToGateway():
+                self.to_gateway(action)
+
+    def to_gateway(self, action: ToGateway) -> None:
+        raise AssertionError("only a decode worker streams")
+
+
+class PrefillProcess(WorkerProcess):
+    role = Role.PREFILL
+
+    def start(self) -> None:
+        self.core = PrefillCore(self.name, self.incarnation, SEQS)
+        self.engine: PrefillEngine = PrefillEngine(self, BLOCKS, BLOCK, self.from_engine)
+        super().start()
+
+
+class DecodeProcess(WorkerProcess):
+    role = Role.DECODE
+
+    def start(self) -> None:
+        self.core: DecodeCore = DecodeCore(self.name, self.incarnation, room_of(CAPACITY, GRANT))
+        self.engine: DecodeEngine = DecodeEngine(self, BLOCKS, BLOCK, self.from_engine)
+        self._gateways: dict[str, StreamLink] = {}
+        super().start()
+
+    def check(self) -> None:
+        super().check()
+        if self.added - self.ended != self.core.active:
+            self.clock.violate(f"{self.name} said {self.ended} ends of {self.added} streams")
+
+    def dispatched(self, message: Prefill | Decode) -> None:
+        if isinstance(message, Decode):
+            self.fleet.tally.dispatched(message.request_id, message.attempt)
+
+    def to_gateway(self, action: ToGateway) -> None:
+        identity = f"{action.gateway}|{action.incarnation}"
+        link = self._gateways.get(identity)
+        if link is None:
+            link = self._gateways[identity] = StreamLink(self, identity, self._lose, self.handle)
+        if not link.send(Tokens(deltas=action.deltas)):
+            self._lose(identity, "stream is full")
+
+    def _lose(self, identity: str, reason: str) -> None:
+        link = self._gateways.pop(identity, None)
+        if link is not None:
+            link.close()
+            name, incarnation = identity.split("|")
+            self.handle(GatewayGone(name, incarnation, reason))
+            if any(stream.gateway == (name, incarnation) for stream in self.core._streams.values()):
+                self.clock.violate(f"{self.name} goes on for lost {identity}")
+
+
+class StreamLink:
+    """`services.decode.links.Link`: one stream connection to one incarnation of one gateway."""
+
+    def __init__(
+        self,
+        owner: DecodeProcess,
+        gateway: str,
+        lose: Callable[[str, str], None],
+        handle: Callable[[Event], None],
+    ) -> None:
+        self._owner = owner
+        self._gateway = gateway
+        self._lose = lose
+        self._handle = handle
+        self._held: list[Message] = []
+        self._up = False
+        self._dialer = Dialer(
+            owner,
+            lambda: owner.fleet.processes.get(gateway),
+            "stream",
+            on_up=self._connected,
+            on_down=lambda: lose(gateway, "its stream socket closed"),
+            on_message=self._heard,
+            again=False,
+        )
+        self._dialer.dial()
+        owner.clock.after(CONNECT_SECONDS, lambda: owner.when_awake(self._timeout))
+
+    def send(self, message: Message) -> bool:
+        if self._up:
+            return self._dialer.send(message)
+        if len(self._held) >= HELD_FRAMES_MAX:
+            return False
+        self._held.append(message)
+        return True
+
+    def close(self) -> None:
+        self._dialer.stop()
+
+    def _timeout(self) -> None:
+        if not self._up:
+            self._lose(self._gateway, "no connection")
+
+    def _connected(self) -> None:
+        self._up = True
+        owner = self._owner
+        hello = Hello(
+            wire_version=WIRE_VERSION,
+            role=Role.DECODE,
+            name=owner.name,
+            incarnation=owner.incarnation,
+        )
+        held, self._held = self._held, []
+        for message in (hello, *held):
+            self._dialer.send(message)
+
+    def _heard(self, message: Message, body: bytes | None) -> None:
+        match message:
+            case Abort():
+                self._handle(message)
+            case Refused():
+                self._lose(self._gateway, "it refused the stream")
+            case Welcome() | Ping():
+                pass

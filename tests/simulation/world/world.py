@@ -1,0 +1,114 @@
+"""One seed: a fleet, its clients, its faults, its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.simulation.world.clock import Clock
+from tests.simulation.world.faults import Faults
+from tests.simulation.world.fleet import Fleet
+from tests.simulation.world.gateway import GatewayProcess, call
+from tests.simulation.world.network import Network
+
+LOAD_SECONDS = 1.5
+SETTLE_SECONDS = 14.0
+CALM_AFTER = 0.8
+PULSE = 0.2
+WIRE_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one seed came to. `ends`: how its requests ended, by how often."""
+
+    seed: int
+    hash: str
+    weather: str
+    events: int
+    requests: int
+    dispatches: int
+    first_dispatches: int
+    ends: dict[str, int]
+    faults: dict[str, int]
+    virtual_seconds: float
+
+
+class World:
+    """`lines`: the event log, when `trace` was asked for."""
+
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.seed = seed
+        self.clock = Clock(seed)
+        if trace:
+            self.clock.lines = []
+        self.network = Network(self.clock, delay=0.001, loss=0.0, twice=0.0)
+        self.fleet = Fleet(self.clock, self.network)
+        self.faults = Faults(self.fleet)
+        self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
+        self.network.wire = self.clock.random.random() < WIRE_SHARE
+        self._serial = 0
+
+    @property
+    def lines(self) -> list[str]:
+        return self.clock.lines or []
+
+    def run(self) -> Outcome:
+        """Raises PromiseBrokenError."""
+        clock = self.clock
+        self.fleet.build()
+        self.faults.start(LOAD_SECONDS)
+        clock.after(0.1, self._arrival)
+        clock.after(PULSE, self._pulse)
+        clock.run(LOAD_SECONDS)
+        clock.run(LOAD_SECONDS + SETTLE_SECONDS, self._over)
+        self.fleet.judge.verdict()
+        return self._outcome()
+
+    def _over(self) -> bool:
+        settled = self.clock.now > max(LOAD_SECONDS, self.faults.last_end) + CALM_AFTER
+        return settled and self.fleet.at_rest()
+
+    def _pulse(self) -> None:
+        self.fleet.judge.pulse()
+        self.clock.after(PULSE, self._pulse)
+
+    def _arrival(self) -> None:
+        draw, clock = self.clock.random, self.clock
+        if clock.now >= LOAD_SECONDS:
+            return
+        gateways = [g for g in self.fleet.gateways() if g.alive and not g.hung]
+        if gateways:
+            self._open(draw.choice(gateways))
+        clock.after(draw.expovariate(1 / self._pace), self._arrival)
+
+    def _open(self, gateway: GatewayProcess) -> None:
+        draw = self.clock.random
+        self._serial += 1
+        request = call(
+            f"{gateway.identity}/{self._serial}",
+            self._serial,
+            prompt=draw.choice([2, draw.randint(3, 50), draw.randint(20, 110)]),
+            output=draw.randint(1, 14),
+            deadline_ms=draw.choice([0.0, 0.0, 300.0]),
+        )
+        gateway.open(request, draw.uniform(0.0, 0.4) if draw.random() < 0.12 else 0.0)
+
+    def _outcome(self) -> Outcome:
+        ends: dict[str, int] = {}
+        for gateway in self.fleet.gateways():
+            for client in gateway.clients.values():
+                how = client.end or "cut off"
+                ends[how] = ends.get(how, 0) + 1
+        dispatches = self.fleet.tally.dispatches
+        return Outcome(
+            seed=self.seed,
+            hash=self.clock.hash(),
+            weather=self.faults.weather,
+            events=self.clock.events,
+            requests=self._serial,
+            dispatches=sum(dispatches.values()),
+            first_dispatches=len({request_id for request_id, _ in dispatches}),
+            ends=ends,
+            faults=dict(self.faults.counts),
+            virtual_seconds=self.clock.now,
+        )

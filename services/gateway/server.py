@@ -28,7 +28,7 @@ from services.gateway.api.responses import whole_answer
 from services.gateway.app import App
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
-from services.gateway.http.connection import ClientConnection
+from services.gateway.http.connection import ClientConnection, Outbox
 from services.gateway.http.doorman import Doorman, FrontDesk
 from services.gateway.http.guard import (
     CALLER,
@@ -89,6 +89,7 @@ class HttpServer:
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
         self.desk = FrontDesk(config)
+        self.outbox = Outbox()
         self._listener: asyncio.Server | None = None
 
     @property
@@ -149,6 +150,8 @@ class HttpServer:
         return await self._whole(call, caller)
 
     async def _body(self, request: web.Request) -> bytes:
+        if request.content.is_eof():
+            return await request.read()
         try:
             async with asyncio.timeout(self._config.body_ms_max / 1000):
                 return await request.read()
@@ -170,7 +173,7 @@ class HttpServer:
         return web.Response(body=body, content_type=JSON_TYPE)
 
     async def _stream(self, request: web.Request, call: Call, caller: Caller) -> web.StreamResponse:
-        connection = ClientConnection(self._config)
+        connection = ClientConnection(self._config, self.outbox)
         self._app.open(call, SseAnswer(call, connection), caller)
         try:
             await connection.started

@@ -134,7 +134,8 @@ class Core:
         if entry is None:
             return []
         self.counts.closed += 1
-        return self._leave(entry, State.CLOSED, event.reason, tell_worker=True, tell_router=True)
+        actions = self._leave(entry, State.CLOSED, event.reason, tell_worker=True, tell_router=True)
+        return [*actions, Note("request.closed", event.reason, event.request_id)]
 
     def _fail(
         self, entry: Entry, error: BatonError, *, tell_worker: bool, tell_router: bool

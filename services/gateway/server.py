@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from services.gateway.api.responses import whole_answer
 from services.gateway.app import App
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
-from services.gateway.http.connection import ClientConnection, Outbox
+from services.gateway.http.connection import ClientConnection, Outbox, reset
 from services.gateway.http.doorman import Doorman, FrontDesk
 from services.gateway.http.guard import (
     CALLER,
@@ -49,6 +50,7 @@ SSE_HEADERS = {
 }
 SHUTDOWN_SECONDS = 1.0
 BACKLOG = 2_048
+SEND_BUFFER_BYTES = 128 << 10  # else the kernel takes 4 MiB for a client that does not read
 
 
 class HttpServer:
@@ -118,6 +120,8 @@ class HttpServer:
             raise BatonError(
                 Code.CONFIG_INVALID, f"cannot listen on {host}:{port}: {error.strerror or error}"
             ) from error
+        for sock in listener.sockets:  # its connections inherit it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         bound = listener.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
@@ -210,7 +214,7 @@ class HttpServer:
                 await response.write_eof()
         except (TimeoutError, ConnectionError):
             if request.transport is not None:
-                request.transport.abort()
+                reset(request.transport)
 
     # ------------------------------------------------------------ the rest
 

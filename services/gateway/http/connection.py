@@ -13,11 +13,22 @@ then cut.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 from common.config import GatewayConfig
 from common.errors import BatonError
 
 TOKENS_MAX = 4_096
+
+
+def reset(transport: asyncio.WriteTransport) -> None:
+    """Ends a connection so that its client sees an error, not an end, and the kernel does not keep
+    what is unsent."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 class Outbox:
@@ -125,4 +136,4 @@ class ClientConnection:
 
     def _cut(self, transport: asyncio.WriteTransport, waiting: int) -> None:
         self.cut_reason = f"slow client, {waiting} bytes unsent"
-        transport.abort()
+        reset(transport)

@@ -18,12 +18,13 @@ END = b"0\r\n\r\n"
 @dataclass(frozen=True)
 class Load:
     """`streams` connections; with `requests`, they share so many whole answers, one after another
-    on kept connections; without, each makes one stream."""
+    on kept connections, resting about `pause_ms` between; without, each makes one stream."""
 
     port: int
     streams: int
     tokens: int
     requests: int = 0
+    pause_ms: float = 0.0
 
 
 @dataclass
@@ -63,10 +64,9 @@ class StreamClient(asyncio.Protocol):
 class WholeClient(asyncio.Protocol):
     """One request after another; `left` is shared by all."""
 
-    def __init__(
-        self, request: bytes, left: list[int], seen: Seen, done: asyncio.Future[None]
-    ) -> None:
-        self._request, self._left, self._seen, self._done = request, left, seen, done
+    def __init__(self, load: Load, left: list[int], seen: Seen, done: asyncio.Future[None]) -> None:
+        self._request, self._left, self._seen, self._done = request(load), left, seen, done
+        self._pause = load.pause_ms / 1000
         self._sent = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -79,7 +79,11 @@ class WholeClient(asyncio.Protocol):
             self._seen.bad += not data.startswith(b"HTTP/1.1 200")
             return
         self._seen.seconds.append(time.monotonic() - self._sent)
-        self._next()
+        if self._pause:
+            jitter = 0.5 + len(self._seen.seconds) % 11 / 10
+            asyncio.get_running_loop().call_later(self._pause * jitter, self._next)
+        else:
+            self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._done.done():
@@ -101,6 +105,7 @@ def request(load: Load) -> bytes:
             "prompt": "hello, world",
             "max_tokens": load.tokens,
             "stream": not load.requests,
+            "ignore_eos": True,
         }
     ).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
@@ -115,7 +120,7 @@ async def run(load: Load) -> Seen:
         done: asyncio.Future[None] = loop.create_future()
         ends.append(done)
         if load.requests:
-            whole = WholeClient(data, left, seen, done)
+            whole = WholeClient(load, left, seen, done)
             await loop.create_connection(lambda whole=whole: whole, "127.0.0.1", load.port)  # type: ignore[misc]
         else:
             stream = StreamClient(data, done)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.bench.gateway import clients, floor, pump
+from tests.bench.gateway import clients, floor, pump, worker
 from tests.bench.gateway.clients import Load, Seen
 from tests.bench.gateway.cpu import cpu_seconds
 from tests.bench.gateway.pump import Plan
@@ -66,6 +66,11 @@ class Rig:
         self.pump.recv()
         return self._measured(Load(self.port, streams, 1, count), streamed=False)
 
+    def ttft_ms(self, count: int, streams: int, pause_ms: float) -> list[float]:
+        """Sorted; of requests for one token, each from its first byte to the whole answer."""
+        self.clients.send(Load(self.port, streams, 1, count, pause_ms))
+        return sorted(seconds * 1000 for seconds in self.clients.recv().seconds)
+
     def _measured(self, load: Load, *, streamed: bool) -> Measured:
         before = sum(map(cpu_seconds, self.pids))
         self.clients.send(load)
@@ -75,13 +80,13 @@ class Rig:
 
 
 @contextmanager
-def rig(gateways: int) -> Iterator[Rig]:
-    """`gateways` 0: the floor instead."""
+def rig(gateways: int, *, router: bool = False) -> Iterator[Rig]:
+    """`gateways` 0: the floor instead. `router`: a real one, and a worker, instead of the pump."""
     folder = Path(tempfile.mkdtemp(prefix="baton-"))
     control = f"ipc://{folder}/control.sock"
     pipes, children = [], []
     roles: list[tuple[Callable[..., None], tuple[str, ...]]] = [
-        (pump.main, (control,)),
+        (worker.main if router else pump.main, (control,)),
         (clients.main, ()),
     ]
     if not gateways:
@@ -96,8 +101,10 @@ def rig(gateways: int) -> Iterator[Rig]:
     try:
         heard = [pipe.recv() for pipe in pipes]
         port = free_port() if gateways else heard[2]
-        processes += [_gateway(folder, port, f"g{number}") for number in range(gateways)]
-        pids = [process.pid for process in processes] or [int(children[2].pid or 0)]
+        processes += [_daemon("gateway", folder, port, f"g{n}") for n in range(gateways)]
+        if router:
+            processes.append(_daemon("router", folder, port, "r0"))
+        pids = [process.pid for process in processes[:gateways]] or [int(children[2].pid or 0)]
         if gateways:
             wait_until("the gateways are ready", lambda: _ready(folder, port, gateways), 30)
         yield Rig(port, pids, pipes[0], pipes[1])
@@ -114,12 +121,12 @@ def rig(gateways: int) -> Iterator[Rig]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _gateway(folder: Path, port: int, name: str) -> subprocess.Popen[bytes]:
+def _daemon(service: str, folder: Path, port: int, name: str) -> subprocess.Popen[bytes]:
     file = folder / "fleet.toml"
     file.write_text(
         f'[fleet]\nrun_dir = "{folder}"\ndrain_ms = 0\n[gateway]\nport = {port}\n[decode.d0]\n'
     )
-    command = [sys.executable, "-m", "services.cli", "gateway", "--config", str(file)]
+    command = [sys.executable, "-m", "services.cli", service, "--config", str(file)]
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen([*command, "--name", name], stdout=log, stderr=log)
 

@@ -16,6 +16,7 @@ STREAMS = (32, 256, 1024)
 INTERVALS_MS = (10.0, 0.0)
 REQUESTS = 2_000
 REQUEST_STREAMS = 32
+PAUSE_MS = 200.0
 
 
 @dataclass
@@ -42,6 +43,11 @@ def main() -> None:
             f" {row.token_us / bare.token_us:6.2f}"
             f" {_at(added, 0.5):10.2f} / {_at(added, 0.99):8.2f} {_at(transit, 0.99):15.2f}"
         )
+    with rig(1, router=True) as running:
+        running.ttft_ms(200, 8, 0.0)
+        ttft = running.ttft_ms(REQUESTS, REQUEST_STREAMS, PAUSE_MS)
+    print(f"TTFT through gateway and router, {REQUEST_STREAMS} clients, {len(ttft)} requests: "
+          f"p50 {_at(ttft, 0.5):.2f} ms, p99 {_at(ttft, 0.99):.2f} ms")  # fmt: skip
     print(f"per request (1 token, not streamed, {REQUEST_STREAMS} at a time): floor "
           f"{floor_request:.0f} µs, gateway {our_request:.0f} µs")  # fmt: skip
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from common.config import GatewayConfig
 from services.gateway.http.connection import TOKENS_MAX, ClientConnection, Outbox
 
@@ -31,7 +33,8 @@ class Recorder(asyncio.WriteTransport):
 
 
 def connected(outbox: Outbox, **limits: int) -> tuple[ClientConnection, Recorder]:
-    connection, transport = ClientConnection(GatewayConfig(**limits), outbox), Recorder()
+    config = msgspec.convert(limits, GatewayConfig)
+    connection, transport = ClientConnection(config, outbox), Recorder()
     connection.attach(transport, chunked=True)
     return connection, transport
 

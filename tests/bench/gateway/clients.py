@@ -35,6 +35,7 @@ class Seen:
     arrivals: list[list[float]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     bad: int = 0
+    first_bad: bytes = b""
 
 
 class StreamClient(asyncio.Protocol):
@@ -75,8 +76,12 @@ class WholeClient(asyncio.Protocol):
         self._next()
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1") and not data.startswith(b"HTTP/1.1 200"):
+            self._seen.bad += 1
+            self._seen.first_bad = self._seen.first_bad or data[:600]
+            self._next()
+            return
         if b'"finish_reason"' not in data:
-            self._seen.bad += not data.startswith(b"HTTP/1.1 200")
             return
         self._seen.seconds.append(time.monotonic() - self._sent)
         if self._pause:

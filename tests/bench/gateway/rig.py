@@ -69,7 +69,9 @@ class Rig:
     def ttft_ms(self, count: int, streams: int, pause_ms: float) -> list[float]:
         """Sorted; of requests for one token, each from its first byte to the whole answer."""
         self.clients.send(Load(self.port, streams, 1, count, pause_ms))
-        return sorted(seconds * 1000 for seconds in self.clients.recv().seconds)
+        seen = self.clients.recv()
+        assert not seen.bad, f"{seen.bad} refused: {seen.first_bad!r}"
+        return sorted(seconds * 1000 for seconds in seen.seconds)
 
     def _measured(self, load: Load, *, streamed: bool) -> Measured:
         before = sum(map(cpu_seconds, self.pids))

@@ -1,8 +1,10 @@
 """`make bench-gateway`: CPU of the gateway process per token and per request, against a floor.
 
 The floor (`floor.py`) takes the same messages from the same pump and writes a fixed chunk for each
-token: what no Python process can get under. A token's figure includes its share of opening and
-ending the request (128-token answers), as the figures of the routers do that users compare with.
+token. A token's figure includes its share of opening and ending the request (128-token answers), as
+the figures of the routers do that users compare with. The floor writes once per message; on a
+machine too busy to keep a step's time the gateway writes several steps at once and can fall below
+it, so look at the added ITL first.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def main() -> None:
             f" {_at(added, 0.5):10.2f} / {_at(added, 0.99):8.2f} {_at(transit, 0.99):15.2f}"
         )
     with rig(1, router=True) as running:
-        running.ttft_ms(200, 8, 0.0)
+        running.ttft_ms(100, 4, 20.0)
         ttft = running.ttft_ms(REQUESTS, REQUEST_STREAMS, PAUSE_MS)
     print(f"TTFT through gateway and router, {REQUEST_STREAMS} clients, {len(ttft)} requests: "
           f"p50 {_at(ttft, 0.5):.2f} ms, p99 {_at(ttft, 0.99):.2f} ms")  # fmt: skip

@@ -5,7 +5,7 @@ VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test unit integration faults-kv e2e soak lint format bench bench-kv lock clean
+.PHONY: help install run test unit integration faults-kv e2e soak lint format bench bench-gateway bench-kv lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ format: install ## rewrite what ruff can
 
 bench: install ## the benchmarks, each a ratio against something measured in the same run
 	@exec $(VENV)/python -m tests.bench $(ARGS)
+
+bench-gateway: install ## CPU per token and per request of the gateway, against a floor
+	@exec $(VENV)/python -m tests.bench gateway
 
 bench-kv: install ## the KV handoff against raw UCXX and memcpy
 	@exec $(VENV)/python -m tests.bench kv

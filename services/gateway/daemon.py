@@ -33,6 +33,7 @@ from services.gateway.events import (
     Event,
     FromRouter,
     Note,
+    Stepped,
     Tick,
     ToRouter,
     ToWorker,
@@ -195,7 +196,9 @@ class Gateway:
             self._carry_out(action)
         if not self._core.active:
             self._idle.set()
-        if isinstance(event, FromRouter):
+        if isinstance(event, Stepped):
+            self._http.outbox.worked(len(event.deltas))
+        elif isinstance(event, FromRouter):
             self._app.on_fleet()
 
     def _carry_out(self, action: Action) -> None:

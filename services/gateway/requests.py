@@ -71,7 +71,8 @@ class Requests:
         if entry is None:
             return []
         self.counts.closed += 1
-        return self.leave(entry, State.CLOSED, event.reason, tell_worker=True, tell_router=True)
+        actions = self.leave(entry, State.CLOSED, event.reason, tell_worker=True, tell_router=True)
+        return [*actions, Note("request.closed", event.reason, event.request_id)]
 
     def fail(
         self, entry: Entry, error: BatonError, *, tell_worker: bool, tell_router: bool

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from services.gateway.api.responses import whole_answer
 from services.gateway.app import App
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
-from services.gateway.http.connection import ClientConnection
+from services.gateway.http.connection import ClientConnection, Outbox, reset
 from services.gateway.http.doorman import Doorman, FrontDesk
 from services.gateway.http.guard import (
     CALLER,
@@ -49,6 +50,7 @@ SSE_HEADERS = {
 }
 SHUTDOWN_SECONDS = 1.0
 BACKLOG = 2_048
+SEND_BUFFER_BYTES = 128 << 10  # else the kernel takes 4 MiB for a client that does not read
 
 
 class HttpServer:
@@ -89,6 +91,7 @@ class HttpServer:
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
         self.desk = FrontDesk(config)
+        self.outbox = Outbox()
         self._listener: asyncio.Server | None = None
 
     @property
@@ -117,6 +120,8 @@ class HttpServer:
             raise BatonError(
                 Code.CONFIG_INVALID, f"cannot listen on {host}:{port}: {error.strerror or error}"
             ) from error
+        for sock in listener.sockets:  # its connections inherit it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         bound = listener.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
@@ -149,6 +154,8 @@ class HttpServer:
         return await self._whole(call, caller)
 
     async def _body(self, request: web.Request) -> bytes:
+        if request.content.is_eof():
+            return await request.read()
         try:
             async with asyncio.timeout(self._config.body_ms_max / 1000):
                 return await request.read()
@@ -170,7 +177,7 @@ class HttpServer:
         return web.Response(body=body, content_type=JSON_TYPE)
 
     async def _stream(self, request: web.Request, call: Call, caller: Caller) -> web.StreamResponse:
-        connection = ClientConnection(self._config)
+        connection = ClientConnection(self._config, self.outbox)
         self._app.open(call, SseAnswer(call, connection), caller)
         try:
             await connection.started
@@ -207,7 +214,7 @@ class HttpServer:
                 await response.write_eof()
         except (TimeoutError, ConnectionError):
             if request.transport is not None:
-                request.transport.abort()
+                reset(request.transport)
 
     # ------------------------------------------------------------ the rest
 

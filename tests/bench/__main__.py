@@ -6,8 +6,10 @@ import argparse
 import sys
 
 from tests.bench import aborts, handoff, idle, kv, overload
+from tests.bench.gateway import table as gateway
 
 BENCHES = {
+    "gateway": gateway.main,
     "idle": idle.main,
     "kv": kv.main,
     "handoff": handoff.main,

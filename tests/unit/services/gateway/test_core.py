@@ -355,7 +355,7 @@ def test_the_messages_that_leave_carry_the_attempt() -> None:
     gate = Gate()
     gate.open()
     gate.place()
-    abort, cancel = gate.do(Closed("r", "gone"))
+    abort, cancel, _ = gate.do(Closed("r", "gone"))
     assert isinstance(abort, ToWorker)
     assert abort.message == Abort(request_id="r", attempt=1, reason="gone")
     assert isinstance(cancel, ToRouter)

@@ -41,6 +41,7 @@ RESERVED = {
     "max_num_batched_tokens",
     "enable_prefix_caching",
     "max_model_len",
+    "reasoning_parser",
     "dtype",
 }
 
@@ -110,6 +111,7 @@ def make_vllm_config(
             disable_hybrid_kv_cache_manager=True,
             kv_transfer_config=transfer,
             use_tqdm_on_load=False,
+            reasoning_parser=config.model.reasoning_parser,
             **arguments,
         )
         made = args.create_engine_config()

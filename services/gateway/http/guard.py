@@ -21,13 +21,30 @@ from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
 from services.gateway.http.doorman import Doorman
 from services.gateway.http.form import check_form
+from services.gateway.http.reply import server_timing, traceparent
 
 REQUEST_ID = "x-request-id"
 INTERNAL_ID = web.RequestKey("request_id", str)
+ARRIVED = web.RequestKey("arrived", float)
 CALLER = web.RequestKey("caller", Caller)
 OPEN = frozenset({"/health", "/live"})
 SERVER = "baton"
 JSON_TYPE = "application/json"
+
+
+def reply_headers(request: web.Request, timing: str) -> dict[str, str]:
+    """Of every answer. `timing`: what it is that lasted until now."""
+    internal = request[INTERNAL_ID]
+    seconds = asyncio.get_running_loop().time() - request[ARRIVED]
+    headers = {
+        "Server": SERVER,
+        REQUEST_ID: client_id(request.headers.get(REQUEST_ID)) or internal,
+        "Server-Timing": server_timing(timing, seconds),
+    }
+    trace = traceparent(request.headers.get("traceparent"), internal)
+    if trace is not None:
+        headers["traceparent"] = trace
+    return headers
 
 
 class Guard:
@@ -40,7 +57,8 @@ class Guard:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             client = client_id(request.headers.get(REQUEST_ID))
-            request[INTERNAL_ID] = internal = request_id(client)
+            request[INTERNAL_ID] = request_id(client)
+            request[ARRIVED] = asyncio.get_running_loop().time()
             doorman = _doorman(request)
             if doorman is not None:
                 doorman.begin()
@@ -50,8 +68,7 @@ class Guard:
                 if doorman is not None:
                     doorman.end()
             if not response.prepared:
-                response.headers[REQUEST_ID] = client or internal
-                response.headers["Server"] = SERVER
+                response.headers.update(reply_headers(request, "total"))
                 if "Upgrade" in request.headers:
                     response.force_close()
             return response
@@ -64,9 +81,9 @@ class Guard:
             self._identify(request)
             return await handler(request)
         except BatonError as error:
-            return _error(error)
+            return error_response(error)
         except web.HTTPException as error:
-            response = _error(_translated(error, self._config.body_bytes_max))
+            response = error_response(_translated(error, self._config.body_bytes_max))
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
             return response
@@ -76,7 +93,7 @@ class Guard:
             return _gone(request)
         except Exception as error:  # noqa: BLE001 - a defect must not take the connection along
             self._log.error("request.crashed", request_id=request[INTERNAL_ID], exc_info=error)
-            return _error(BatonError(Code.INTERNAL, "internal error"))
+            return error_response(BatonError(Code.INTERNAL, "internal error"))
 
     def _identify(self, request: web.Request) -> None:
         """Raises BatonError(INVALID_API_KEY)."""
@@ -95,9 +112,10 @@ def _doorman(request: web.Request) -> Doorman | None:
     return protocol if isinstance(protocol, Doorman) else None
 
 
-def _error(error: BatonError) -> web.Response:
+def error_response(error: BatonError, body: bytes | None = None) -> web.Response:
+    """`body`: where the route has a shape of its own for errors."""
     response = web.Response(
-        body=error_body(error), status=error.face.http_status, content_type=JSON_TYPE
+        body=body or error_body(error), status=error.face.http_status, content_type=JSON_TYPE
     )
     if error.code is Code.INVALID_API_KEY:
         response.headers["WWW-Authenticate"] = "Bearer"

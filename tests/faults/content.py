@@ -10,7 +10,7 @@ from common.config import KvConfig
 from common.kv.layout import Geometry
 from tests.faults.plan import MESSAGE_BLOCKS
 
-LAYERS, BLOCKS, PAGE = 2, 1024, 4096
+LAYERS, BLOCKS, PAGE = 2, 1536, 4096
 GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
 FREE = 0xDD
 """What every byte of a free block is."""

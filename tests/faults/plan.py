@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from common.kv.plane import WINDOW_MAX
+
 MESSAGE_BLOCKS = 4
-BLOCKS_MAX = 32
-WINDOW_BLOCKS = 4 * MESSAGE_BLOCKS
+BLOCKS_MAX = 48
+WINDOW_BLOCKS = WINDOW_MAX * MESSAGE_BLOCKS
 
 DATA = "data"
 CORRUPTIONS = frozenset({"flip", "flip-always", "header", "truncate", "replay"})

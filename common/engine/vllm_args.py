@@ -59,8 +59,13 @@ PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
 
 
 def prepare_process(engine: EngineConfig, workers: int) -> None:
-    """Environment that vLLM and OpenMP read once; before the first import of either."""
-    threads = engine.threads or max(1, (os.cpu_count() or 1) // max(1, workers))
+    """Environment that vLLM and OpenMP read once; before the first import of either. vLLM binds
+    each CPU rank to a NUMA node of its own and fails where there are fewer; ranks share cores
+    here, unless the environment says which."""
+    ranks = tensor_parallel(engine)
+    threads = engine.threads or max(1, (os.cpu_count() or 1) // max(1, workers * ranks))
+    if ranks > 1:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

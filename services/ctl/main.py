@@ -33,6 +33,7 @@ Looks inside a running fleet, through its router's admin socket.
   drain WORKER        place nothing new there, let it finish; again: how far it is
   resume WORKER       end a drain
   evict WORKER        drop what it holds, now (evict request=ID: one request)
+  quarantine [clear]  pairs that do not hand KV over now; let them try again
   policy [NAME]       how workers are chosen, and which policies there are; a NAME sets it now
                       (also remote_prefill=auto|always|never)
   help [VERB]         all that this router can be asked

@@ -7,7 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.ctl.verbs import drain, explain, help_, kv, limits, policy, requests, status, workers
+from services.ctl.verbs import (
+    drain,
+    explain,
+    help_,
+    kv,
+    limits,
+    policy,
+    quarantine,
+    requests,
+    status,
+    workers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +40,6 @@ VERBS: dict[str, Shown] = {
     "drain": Shown(("worker",), drain.render),
     "resume": Shown(("worker",), drain.render),
     "evict": Shown(("worker",), drain.render),
+    "quarantine": Shown(("action",), quarantine.render),
     "help": Shown(("verb",), help_.render),
 }

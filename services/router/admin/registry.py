@@ -10,6 +10,7 @@ from services.router.admin import (
     kv,
     limits,
     policy,
+    quarantine,
     requests,
     resume,
     status,
@@ -27,5 +28,6 @@ VERBS = (
     drain.VERB,
     resume.VERB,
     evict.VERB,
+    quarantine.VERB,
     help_.VERB,
 )

@@ -334,3 +334,42 @@ def test_a_router_is_asked_by_name_or_the_first_that_answers(
     router["answer"] = BatonError(Code.ROUTER_UNREACHABLE, "no router answers")
     assert ctl.main(["workers"]) == 3
     assert router["asked"][0].endswith("/r1.admin.sock"), "the last one there is was asked too"
+
+
+@pytest.mark.parametrize(
+    ("verb", "result", "shown"),
+    [
+        (
+            "drain",
+            {
+                "worker": "d0",
+                "role": "decode",
+                "state": "draining",
+                "requests_left": 3,
+                "kv_tokens_left": 99,
+            },
+            "decode d0 is draining: 3 requests (99 KV tokens) are left; ask again",
+        ),
+        (
+            "drain",
+            {"worker": "d0", "role": "decode", "state": "drained", "requests_left": 0},
+            "decode d0 is drained: nothing runs there, it may be stopped",
+        ),
+        (
+            "evict",
+            {"request_id": "r", "attempt": 1, "was": "queued", "requests_dropped": 1},
+            "request r was queued; it is dropped",
+        ),
+        ("quarantine", {"cleared": 2, "pairs": []}, "2 pairs may try again\n\nno pair had trouble"),
+    ],
+)
+def test_what_an_order_did_is_said_in_words(
+    router: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    result: Any,
+    shown: str,
+) -> None:
+    router["answer"] = AdminAnswer(ok=True, result=result)
+    assert ctl.main([verb]) == 0
+    assert capsys.readouterr().out.strip() == shown

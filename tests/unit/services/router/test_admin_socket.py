@@ -17,7 +17,9 @@ from services.router.policies.registry import POLICIES
 from tests.unit.services.router.daemon_rig import Running, running
 from tests.unit.services.router.rig import hello, worker_hello
 
-NAMES = "status, workers, requests, explain, kv, policy, limits, drain, resume, evict, help"
+NAMES = (
+    "status, workers, requests, explain, kv, policy, limits, drain, resume, evict, quarantine, help"
+)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.errors import BatonError
-from common.messages import Abort, Beat, Decode, Drain, Failed, Load, Refused, Role
+from common.messages import Abort, Beat, Decode, Drain, Failed, Load, PairTrouble, Refused, Role
 from services.router.admin.registry import VERBS
 from services.router.admin.verb import View, checked
 from services.router.state import WorkerState
@@ -164,3 +164,41 @@ def test_a_drained_worker_that_leaves_or_dies_does_so_as_ever() -> None:
     ask(rig, "drain", worker="d0")
     rig.gone("d0|1")
     assert rig.row("d0|1").state is WorkerState.GONE
+
+
+def in_quarantine() -> Rig:
+    """The digest of what p0 sent d0 was wrong: they are not paired for a while."""
+    rig = standard()
+    rig.submit("r1")
+    trouble = PairTrouble(
+        request_id="r1",
+        attempt=1,
+        prefill="p0",
+        prefill_incarnation="1",
+        kind="digest",
+        message="the digest was wrong twice",
+    )
+    rig.say("d0|1", trouble)
+    rig.ended("r1")
+    rig.sent.clear()
+    return rig
+
+
+def test_a_pair_in_quarantine_is_listed_and_cleared() -> None:
+    rig = in_quarantine()
+    (pair,) = ask(rig, "quarantine")["pairs"]
+    assert (pair["prefill"], pair["decode"], pair["kind"]) == ("p0", "d0", "digest")
+    assert pair["retry_in_s"] > 0
+    rig.submit("r2")
+    assert rig.take(Decode)[0].ticket is None
+    assert ask(rig, "quarantine", action="clear", decode="d0") == {"cleared": 1, "pairs": []}
+    rig.submit("r3")
+    assert rig.take(Decode)[0].ticket is not None
+    assert ask(rig, "quarantine", action="clear")["cleared"] == 0
+
+
+def test_an_unknown_worker_has_no_quarantine() -> None:
+    with pytest.raises(BatonError, match=r"no prefill worker 'd0'; there are: p0$"):
+        ask(in_quarantine(), "quarantine", action="clear", prefill="d0")
+    with pytest.raises(BatonError, match="action must be one of: list, clear"):
+        ask(standard(), "quarantine", action="lift")

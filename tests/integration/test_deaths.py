@@ -1,0 +1,40 @@
+"""Each daemon is killed in turn; the router finds it by its closed connection, not by a timer."""
+
+import signal
+from functools import partial
+
+import pytest
+
+from tests.fleet.running import Fleet, fleet, wait_until
+
+FOUND = {
+    "p0": "prefill worker p0 was lost: its connection closed",
+    "d0": "decode worker d0 was lost: its connection closed",
+    "g0": "gateway g0 is out of reach: its connection closed",
+}
+
+
+def noted(running: Fleet, sentence: str) -> bool:
+    return sentence in running.log("r0")
+
+
+def states(running: Fleet) -> dict[str, str]:
+    return {worker["name"]: worker["state"] for worker in running.ctl("workers")}
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_daemon_is_found_by_its_closed_connection() -> None:
+    with fleet("--engine", "sim") as running:
+        running.wait_ready()
+        for name, sentence in FOUND.items():
+            victim = running.children()[name]
+            victim.send_signal(signal.SIGKILL)
+            wait_until(f"{name} is missed", partial(noted, running, sentence), 2.5)
+        wait_until(
+            "both workers are ready again",
+            lambda: states(running) == {"p0": "ready", "d0": "ready"},
+            60,
+        )
+        log = running.log("r0")
+        assert "silent for" not in log, "a timer saw it too"
+        assert "worker.ejected" not in log

@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
             arrivals=poisson(rate, options.seconds, shape, options.seed),
             seconds=options.seconds,
             slo=_slo(options),
-            settings=Settings(max_queue=options.queue),
+            settings=Settings(max_queue=options.queue, ttft_slo_ms=options.slo_ttft_ms),
         )
     )
     if options.json:
@@ -70,7 +70,7 @@ def _overload(options: argparse.Namespace, profile: Profile) -> None:
         slo=_slo(options),
         seed=options.seed,
     )
-    settings = Settings(max_queue=options.queue)
+    settings = Settings(max_queue=options.queue, ttft_slo_ms=options.slo_ttft_ms)
     reports = [(n, overload(n, options.bound, settings, bench)) for n in options.overload]
     if options.json:
         print(msgspec.json.encode([report for _, report in reports]).decode())

@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test is about time: a busy machine makes any example slow.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # Before numpy loads: OpenBLAS threads spin, and on a busy two-core machine they wait on each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

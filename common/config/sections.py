@@ -31,11 +31,15 @@ class FleetConfig(Section, frozen=True):
 
 class ModelConfig(Section, frozen=True):
     """`path`: a Hugging Face folder or id; `baton-tiny` is the embedded model. `name`: what clients
-    call it (default: the path's last part). `max_model_len`: tokens, 0 = the model's own."""
+    call it (default: the path's last part). `max_model_len`: tokens, 0 = the model's own.
+    `tool_parser`, `reasoning_parser`: vLLM's names of them; empty = the model's text is not read
+    for tool calls that it was not forced to make, or for reasoning."""
 
     path: str = "baton-tiny"
     name: str = ""
     max_model_len: Annotated[int, Meta(ge=0)] = 0
+    tool_parser: str = ""
+    reasoning_parser: str = ""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
     @property
@@ -110,7 +114,10 @@ class GatewayConfig(Section, frozen=True):
     `recovery_ms`, and not after `worker_deaths_max` workers died under it.
     `router_silence_ms`: a router that says nothing for so long is left for another that speaks.
     `processes`: gateways g0, g1, ... that `baton up` starts on the one port; the limits here are
-    for each."""
+    for each.
+    `text`: `auto` serves plain text at once and loads vLLM's text classes when a request first
+    needs tools, schemas, logprobs and the like (some 8 s, 600 MiB); `vllm` loads them before it is
+    ready; `light` refuses such requests by name."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
@@ -126,7 +133,7 @@ class GatewayConfig(Section, frozen=True):
     body_ms_max: Positive = 30_000.0
     idle_ms_max: Positive = 75_000.0
     stream_bind: str = ""
-    text: Literal["light"] = "light"
+    text: Literal["auto", "vllm", "light"] = "auto"
     body_bytes_max: Count = 8 << 20
     max_streams: Count = 4096
     router_wait_ms: Milliseconds = 5_000.0

@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.kv.messages import KvDone, KvStatus
-from common.messages import Capacity, Load, PrefixDelta, Role, Sampling, Ticket
+from common.messages import (
+    Capacity,
+    Load,
+    PrefixDelta,
+    Role,
+    Sampling,
+    Ticket,
+    TokenLogprobs,
+)
 
 
 def engine_key(request_id: str, attempt: int) -> str:
@@ -57,6 +65,8 @@ class Output:
     cached_tokens: int = 0
     error: str = ""
     message: str = ""
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from common.config import Config
 from common.engine.fingerprint import fingerprint_of, parts_of
 from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key
 from common.engine.sim_core import SimCore, SimRequest
-from common.engine.sim_model import SimKv
+from common.engine.sim_model import SimKv, not_modelled
 from common.engine.step_times import StepTimes
 from common.errors import BatonError, Code
 from common.kv.control import Identity
@@ -84,6 +84,13 @@ class SimEngine:
         if self._core.blocks_needed(request) > capacity.kv_blocks:
             raise BatonError(
                 Code.CONTEXT_LENGTH_EXCEEDED, "the request needs more KV blocks than there are"
+            )
+        beyond = not_modelled(request.sampling)
+        if beyond:
+            raise BatonError(
+                Code.UNSUPPORTED_PARAMETER,
+                f"the simulated engine does not model {beyond}; use engine.kind = 'vllm'",
+                param=beyond,
             )
         self._core.add(request)
         self._wake.set()

@@ -18,8 +18,24 @@ import xxhash
 from numpy.typing import NDArray
 
 from common.kv.layout import HostMemory
+from common.messages import Sampling
 
 LETTERS = b"abcdefghijklmnopqrstuvwxyz     "
+
+
+def not_modelled(sampling: Sampling) -> str:
+    """The name of what is asked for and would change the text or add to it, empty if nothing is.
+    Temperature, penalties and the like are passed over: the text is no sample of anything."""
+    asked = {
+        "logprobs": sampling.logprobs is not None,
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "logprob_token_ids": sampling.logprob_token_ids is not None,
+        "allowed_token_ids": sampling.allowed_token_ids is not None,
+        "bad_words": bool(sampling.bad_words),
+        "thinking_token_budget": sampling.thinking_token_budget is not None,
+        "structured_outputs": sampling.structured is not None,
+    }
+    return next((name for name, is_asked in asked.items() if is_asked), "")
 
 
 def block_seed(prompt: Sequence[int], end: int) -> int:

@@ -42,6 +42,7 @@ RESERVED = {
     "max_num_batched_tokens",
     "enable_prefix_caching",
     "max_model_len",
+    "reasoning_parser",
     "dtype",
 }
 
@@ -116,6 +117,7 @@ def make_vllm_config(
                 endpoint=events,
             ),
             use_tqdm_on_load=False,
+            reasoning_parser=config.model.reasoning_parser,
             **arguments,
         )
         made = args.create_engine_config()

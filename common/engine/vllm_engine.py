@@ -15,19 +15,18 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from common.endpoints import KV_EVENTS
-from common.engine.connector_meta import to_params
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
 from common.engine.step_times import StepTimes
 from common.engine.vllm_args import engine_failed
 from common.engine.vllm_events import PrefixWatch
+from common.engine.vllm_sampling import logprobs_of, prompt_logprobs_of, sampling_params
 from common.errors import BatonError, Code
 from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
 from common.kv.ranks import SideChannels
-from common.messages import FinishReason, Load, PrefixDelta, Role, Sampling
+from common.messages import FinishReason, Load, PrefixDelta, Role
 from common.sockets import Socket
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.engine.core_client import AsyncMPClient
     from vllm.v1.engine.input_processor import InputProcessor
@@ -166,11 +165,15 @@ class VllmEngine:
 
         prompt = tokens_input(list(request.prompt_ids), cache_salt=request.cache_salt)
         try:
-            return self._processor.process_inputs(
+            made = self._processor.process_inputs(
                 request.key, prompt, sampling_params(request), TASKS
             )
         except (VLLMError, ValueError, TypeError) as error:
             raise BatonError(Code.INVALID_REQUEST, str(error).splitlines()[0]) from error
+        if request.role is Role.DECODE:
+            made.reasoning_ended = request.sampling.reasoning_ended
+            made.reasoning_parser_kwargs = request.sampling.reasoning_kwargs
+        return made
 
     def _batch(self, step: EngineCoreOutputs) -> Batch | None:
         """None when the step brought nothing that anyone waits for."""
@@ -219,43 +222,6 @@ class VllmEngine:
             cached_tokens=stats.num_cached_tokens if stats is not None else 0,
             error=error,
             message="the engine gave this request up" if error else "",
+            logprobs=logprobs_of(made),
+            prompt_logprobs=prompt_logprobs_of(made),
         )
-
-
-def sampling_params(request: EngineRequest) -> SamplingParams:
-    """Raises ValueError for what vLLM refuses."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    extra: dict[str, Any] = {}
-    if request.ticket is not None:
-        side = "send" if request.role is Role.PREFILL else "receive"
-        extra["kv_transfer_params"] = to_params(side, request.ticket)  # type: ignore[arg-type]
-    sampling: Sampling = request.sampling
-    if request.role is Role.PREFILL:
-        return SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            extra_args=extra,
-        )
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        ignore_eos=sampling.ignore_eos,
-        stop_token_ids=list(sampling.stop_token_ids),
-        logit_bias=sampling.logit_bias,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args=extra or None,
-    )

@@ -41,10 +41,13 @@ from common.messages.parts import (
     RequestBody,
     Role,
     Sampling,
+    Structured,
+    StructureKind,
     Ticket,
 )
 from common.messages.to_gateway import (
     Delta,
+    TokenLogprobs,
     Tokens,
 )
 from common.messages.to_router import (
@@ -130,9 +133,12 @@ __all__ = [
     "RouterToGateway",
     "RouterToWorker",
     "Sampling",
+    "StructureKind",
+    "Structured",
     "Submit",
     "Ticket",
     "ToRouter",
+    "TokenLogprobs",
     "Tokens",
     "Took",
     "Welcome",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
@@ -35,8 +36,34 @@ class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, forbid_unknow
     """Base of all tagged messages; the tag is the class name, the key of it `type`."""
 
 
+class StructureKind(enum.StrEnum):
+    """What `Structured.source` is written in; vLLM's own words."""
+
+    JSON = "json"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every text must match. `source`: a JSON schema, a regex, a JSON array of choices, an
+    EBNF grammar or a structural tag as JSON; empty for `json_object`."""
+
+    kind: StructureKind
+    source: str = ""
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How D samples, in vLLM's terms. Stop strings are not here: the gateway scans text."""
+    """How D samples, in vLLM's terms. Stop strings are not here: the gateway scans text.
+
+    `logprobs`, `prompt_logprobs`: how many of the likeliest to report beside the token itself.
+    `reasoning_ended`, `reasoning_kwargs`: for an engine with a reasoning parser, whether the prompt
+    already ends the reasoning (so that a structure applies at once), and the parser's arguments."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -51,6 +78,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    thinking_token_budget: int | None = None
+    structured: Structured | None = None
+    reasoning_ended: bool | None = None
+    reasoning_kwargs: dict[str, Any] | None = None
 
 
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):

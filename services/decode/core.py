@@ -321,4 +321,6 @@ def _delta(stream: Stream, output: Output) -> Delta:
         output.cached_tokens,
         output.error,
         output.message,
+        output.logprobs,
+        output.prompt_logprobs,
     )

@@ -18,7 +18,7 @@ from services.gateway.auth.caller import Caller
 from services.gateway.core import Core
 from services.gateway.events import Closed, Event, Opened
 from services.gateway.refusals import RETRY_SOON_MS, draining, unreachable
-from services.gateway.streams.answer import Answer
+from services.gateway.streams.answer import Answer, Hears, TokenStream
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import TextStream
 from services.gateway.text.port import TextPort
@@ -52,7 +52,7 @@ class App:
         self._created = clock.unix_ms() // 1000
         self._handle = handle
         self._context_known = asyncio.Event()
-        self._intake = Intake(config, text, clock, executor, self._context)
+        self._intake = Intake(config, text, clock, executor, self.context)
 
     def on_fleet(self) -> None:
         """The core heard of the fleet."""
@@ -77,6 +77,12 @@ class App:
             include_stop=call.include_stop,
         )
         self._handle(Opened(call, stream, answer, caller))
+
+    def open_with(self, call: Call, stream: TokenStream, hears: Hears, caller: Caller) -> None:
+        """As `open`, for a stream that is already made."""
+        if self._core.draining:
+            raise draining()
+        self._handle(Opened(call, stream, hears, caller))
 
     def close(self, call: Call, reason: str) -> None:
         """The client is gone. Harmless after the answer's end."""
@@ -103,7 +109,7 @@ class App:
             self._config.model.served_name, self._model_root, self._created, known or None
         )
 
-    async def _context(self) -> int:
+    async def context(self) -> int:
         """Waits up to `router_wait_ms` for a fleet that knows its max_model_len."""
         if not self._context_known.is_set():
             try:

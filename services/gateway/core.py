@@ -54,7 +54,7 @@ from services.gateway.events import (
 from services.gateway.refusals import RETRY_SOON_MS, draining, known_code, unreachable, with_length
 from services.gateway.requests import Requests
 from services.gateway.streams.journal import Seen
-from services.gateway.streams.stream import Verdict
+from services.gateway.streams.verdict import Verdict
 
 
 class Core:

@@ -11,6 +11,7 @@ import asyncio
 import os
 import secrets
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from common.clock import Clock, SystemClock
@@ -23,6 +24,8 @@ from common.messages import WIRE_VERSION, Hello, Role
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import resolve_model
 from common.wire import encode
+from services.gateway.api.lazy import LazyApi
+from services.gateway.api.whole import WholeApi
 from services.gateway.app import App
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.core import Core
@@ -45,6 +48,8 @@ from services.gateway.links.workers import WorkerLinks
 from services.gateway.server import HttpServer
 from services.gateway.text.light import LightText
 from services.gateway.text.port import TextPort
+from services.gateway.vllm_api.build import build
+from services.gateway.whole_routes import WholeRoutes
 
 TICK_SECONDS = 0.1
 TICKS_PER_PING = 2
@@ -93,8 +98,10 @@ class Gateway:
         )
         self._certificate = open_certificate(config.gateway, log)
         self._authenticator = Authenticator(config.gateway.keys_file, log)
+        self._whole = LazyApi(self._loader(model_root), self._executor, clock, log)
         self._http = HttpServer(
             self._app,
+            WholeRoutes(self._whole, self._app, config.gateway),
             config.gateway,
             self._authenticator,
             self._certificate.context if self._certificate is not None else None,
@@ -145,6 +152,8 @@ class Gateway:
             log=self._log,
         )
         self._router.start()
+        if self._config.gateway.text == "vllm":
+            await self._whole.ready()
         self.http_address = await self._http.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         tasks.start("tick", self._tick(self._workers, self._router))
@@ -161,6 +170,15 @@ class Gateway:
             incarnation=self._incarnation,
             pid=os.getpid(),
             stream_endpoint=stream_endpoint,
+        )
+
+    def _loader(self, root: str) -> Callable[[], WholeApi] | None:
+        """None where only plain text is served."""
+        if self._config.gateway.text == "light":
+            return None
+        app, config = self._app, self._config
+        return lambda: build(
+            config, resolve_model(config.model.path), root, app.open_with, app.close
         )
 
     async def stop(self) -> None:

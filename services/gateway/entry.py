@@ -11,8 +11,7 @@ from common.wire import pack_ids
 from services.gateway.api.kinds import Call
 from services.gateway.auth.caller import Caller
 from services.gateway.recovery import rest_of
-from services.gateway.streams.answer import Answer
-from services.gateway.streams.stream import TextStream
+from services.gateway.streams.answer import Hears, TokenStream
 
 
 class State(enum.Enum):
@@ -57,8 +56,8 @@ class Entry:
     at once."""
 
     call: Call
-    stream: TextStream
-    answer: Answer
+    stream: TokenStream
+    answer: Hears
     caller: Caller
     hold_until: float
     deadline: float
@@ -98,8 +97,9 @@ class Entry:
             key_id=caller.key_id,
             tenant=caller.tenant,
             limits=caller.limits,
-            priority=caller.bounded(None),
+            priority=caller.bounded(call.priority),
             session=call.session,
+            local_reason=call.local_reason,
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, body.cache_salt),
         )
         return submit, body

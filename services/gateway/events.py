@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from common.messages import Abort, Cancel, Delta, RequestBody, RouterToGateway, Submit
 from services.gateway.api.kinds import Call
 from services.gateway.auth.caller import ANONYMOUS, Caller
-from services.gateway.streams.answer import Answer
-from services.gateway.streams.stream import TextStream
+from services.gateway.streams.answer import Hears, TokenStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +15,8 @@ class Opened:
     """A client's request is checked and wants to run."""
 
     call: Call
-    stream: TextStream
-    answer: Answer
+    stream: TokenStream
+    answer: Hears
     caller: Caller = ANONYMOUS
 
 

@@ -36,6 +36,12 @@ def obstacle(sampling: Sampling, emitted: int) -> str:
         return "its seed's random state"
     if sampling.presence_penalty or sampling.frequency_penalty:
         return "its presence and frequency penalties, which count generated tokens only"
+    if sampling.structured is not None:
+        return "how far it is in its schema, regex or grammar"
+    if sampling.thinking_token_budget is not None:
+        return "how much of its thinking budget is used"
+    if sampling.bad_words:
+        return "its bad words, which are matched in generated tokens only"
     return ""
 
 
@@ -47,6 +53,7 @@ def rest_of(sampling: Sampling, emitted: int) -> Sampling:
         sampling,
         max_tokens=sampling.max_tokens - emitted,
         min_tokens=max(0, sampling.min_tokens - emitted),
+        prompt_logprobs=None,
     )
 
 

@@ -19,13 +19,17 @@ from dataclasses import replace
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
+from aiohttp.typedefs import Handler
 
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.log import Logger
 from services.gateway.api.intake import client_id, deadline_ms, session_id
 from services.gateway.api.kinds import Call, Kind
+from services.gateway.api.lazy import plain_refusal
 from services.gateway.api.responses import whole_answer
+from services.gateway.api.routes import ROUTE_OF, Route
+from services.gateway.api.whole import Origin
 from services.gateway.app import App
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
@@ -36,18 +40,14 @@ from services.gateway.http.guard import (
     INTERNAL_ID,
     JSON_TYPE,
     REQUEST_ID,
-    SERVER,
     Guard,
+    error_response,
 )
 from services.gateway.streams.answer import Collected
 from services.gateway.streams.sse import SseAnswer
+from services.gateway.whole_routes import SSE_HEADERS, WholeRoutes, error_body_of
 
-SSE_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-    "Server": SERVER,
-}
+OTHER_ROUTES = [route for route in Route if route not in ROUTE_OF.values()]
 SHUTDOWN_SECONDS = 1.0
 BACKLOG = 2_048
 SEND_BUFFER_BYTES = 128 << 10  # else the kernel takes 4 MiB for a client that does not read
@@ -59,6 +59,7 @@ class HttpServer:
     def __init__(
         self,
         app: App,
+        whole: WholeRoutes,
         config: GatewayConfig,
         authenticator: Authenticator,
         tls: ssl.SSLContext | None,
@@ -66,6 +67,7 @@ class HttpServer:
     ) -> None:
         self._tls = tls
         self._app = app
+        self._whole_api = whole
         self._config = config
         application = web.Application(
             client_max_size=config.body_bytes_max,
@@ -75,6 +77,7 @@ class HttpServer:
             [
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completion),
+                *[web.post(route.value, self._other(route)) for route in OTHER_ROUTES],
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{model:.+}", self._model),
                 web.get("/health", self._health),
@@ -143,15 +146,29 @@ class HttpServer:
         return await self._generate(request, Kind.COMPLETION)
 
     async def _generate(self, request: web.Request, kind: Kind) -> web.StreamResponse:
-        deadline = deadline_ms(request.headers.get("x-deadline-ms"))
-        session = session_id(request.headers.get("x-session-id"))
+        origin, route = _origin(request), ROUTE_OF[kind]
         body = await self._body(request)
-        call = await self._app.call(kind, body, request[INTERNAL_ID], deadline)
-        call = replace(call, session=session)
-        caller = request[CALLER]
+        try:
+            call = await self._app.call(kind, body, origin.request_id, origin.deadline_ms)
+        except BatonError as error:
+            if error.code is not Code.UNSUPPORTED_PARAMETER or not self._whole_api.is_served:
+                raise plain_refusal(route, error) from error
+            return await self._whole_api.answer(request, route, body, origin)
+        call = replace(call, session=origin.session)
+        caller = origin.caller
         if call.stream:
             return await self._stream(request, call, caller)
         return await self._whole(call, caller)
+
+    def _other(self, route: Route) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            try:
+                body = await self._body(request)
+                return await self._whole_api.answer(request, route, body, _origin(request))
+            except BatonError as error:
+                return error_response(error, error_body_of(route, error))
+
+        return handler
 
     async def _body(self, request: web.Request) -> bytes:
         if request.content.is_eof():
@@ -233,6 +250,16 @@ class HttpServer:
 
     async def _live(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "live"})
+
+
+def _origin(request: web.Request) -> Origin:
+    """Raises BatonError(INVALID_REQUEST)."""
+    return Origin(
+        request_id=request[INTERNAL_ID],
+        caller=request[CALLER],
+        deadline_ms=deadline_ms(request.headers.get("x-deadline-ms")),
+        session=session_id(request.headers.get("x-session-id")),
+    )
 
 
 def _silent() -> logging.Logger:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from common.messages import Sampling
+from common.messages import PriorityClass, Sampling
 
 
 class Kind(enum.Enum):
@@ -15,11 +15,19 @@ class Kind(enum.Enum):
     COMPLETION = "cmpl"
 
 
+def priority_class(priority: int) -> PriorityClass | None:
+    """Of a request's `priority`, which is vLLM's: 0 by default, a lower one is served earlier."""
+    if priority == 0:
+        return None
+    return PriorityClass.INTERACTIVE if priority < 0 else PriorityClass.BATCH
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One checked, tokenized request. `request_id` is unique in the fleet; `created`: unix seconds;
     `deadline_ms`: remaining time in which the first token is wanted, 0 = none. `session`: the
-    client's x-session-id."""
+    client's x-session-id. `local_reason`: why D must compute the prompt itself, empty = it need
+    not. `priority`: the class that the client wants, None = its key's."""
 
     kind: Kind
     request_id: str
@@ -35,6 +43,8 @@ class Call:
     continuous_usage: bool = False
     return_token_ids: bool = False
     session: str = ""
+    local_reason: str = ""
+    priority: PriorityClass | None = None
 
     @property
     def response_id(self) -> str:

@@ -51,7 +51,7 @@ def _check_fields(kind: Kind, fields: dict[str, msgspec.Raw]) -> None:
         if name in supported:
             continue
         if name not in unsupported:
-            refuse(_shown(name), f"unknown parameter {_shown(name)!r}")
+            refuse(shown(name), f"unknown parameter {shown(name)!r}")
         if not asks_for_nothing(kind, name, msgspec.json.decode(raw)):
             refuse(name, f"{name!r} is not supported by this server")
 
@@ -85,7 +85,7 @@ def _explained(text: str) -> BatonError:
     param = param.replace("[...]", "")
     unknown = re.search(r"contains unknown field `(.*)`", what)
     if unknown:
-        param = ".".join(filter(None, (param, _shown(unknown[1]))))
+        param = ".".join(filter(None, (param, shown(unknown[1]))))
         return BatonError(Code.UNSUPPORTED_PARAMETER, f"unknown parameter {param!r}", param=param)
     missing = re.search(r"missing required field `(.*)`", what)
     if missing:
@@ -97,5 +97,5 @@ def _explained(text: str) -> BatonError:
     )
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     return name if len(name) <= NAME_CHARS_MAX else f"{name[:NAME_CHARS_MAX]}..."

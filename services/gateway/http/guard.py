@@ -64,9 +64,9 @@ class Guard:
             self._identify(request)
             return await handler(request)
         except BatonError as error:
-            return _error(error)
+            return error_response(error)
         except web.HTTPException as error:
-            response = _error(_translated(error, self._config.body_bytes_max))
+            response = error_response(_translated(error, self._config.body_bytes_max))
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
             return response
@@ -76,7 +76,7 @@ class Guard:
             return _gone(request)
         except Exception as error:  # noqa: BLE001 - a defect must not take the connection along
             self._log.error("request.crashed", request_id=request[INTERNAL_ID], exc_info=error)
-            return _error(BatonError(Code.INTERNAL, "internal error"))
+            return error_response(BatonError(Code.INTERNAL, "internal error"))
 
     def _identify(self, request: web.Request) -> None:
         """Raises BatonError(INVALID_API_KEY)."""
@@ -95,9 +95,10 @@ def _doorman(request: web.Request) -> Doorman | None:
     return protocol if isinstance(protocol, Doorman) else None
 
 
-def _error(error: BatonError) -> web.Response:
+def error_response(error: BatonError, body: bytes | None = None) -> web.Response:
+    """`body`: where the route has a shape of its own for errors."""
     response = web.Response(
-        body=error_body(error), status=error.face.http_status, content_type=JSON_TYPE
+        body=body or error_body(error), status=error.face.http_status, content_type=JSON_TYPE
     )
     if error.code is Code.INVALID_API_KEY:
         response.headers["WWW-Authenticate"] = "Bearer"

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.errors import BatonError
+from common.messages import Delta
+from services.gateway.streams.journal import Journal
+from services.gateway.streams.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,21 @@ class Ending:
     reason: str
     stop_reason: str | int | None
     usage: Usage
+
+
+class TokenStream(Protocol):
+    """What takes one request's deltas; sans-IO. `error` is set after ERROR and BROKEN."""
+
+    journal: Journal
+    error: BatonError | None
+
+    def push(self, delta: Delta) -> Verdict: ...
+
+
+class Hears(Protocol):
+    """Who is told that a request failed."""
+
+    def fail(self, error: BatonError) -> None: ...
 
 
 class Answer(Protocol):

@@ -7,26 +7,13 @@ one that completed the stop string.
 
 from __future__ import annotations
 
-import enum
-
 from common.errors import BatonError, Code
 from common.messages import Delta, FinishReason, Sampling
 from services.gateway.streams.answer import Answer, Ending, Usage
 from services.gateway.streams.journal import Journal, Seen
 from services.gateway.streams.stops import StopScanner
+from services.gateway.streams.verdict import Verdict
 from services.gateway.text.port import Detokenizer
-
-
-class Verdict(enum.Enum):
-    """What a delta did. FINISHED and ERROR: D ended the attempt itself. STOPPED: a stop string was
-    met and D must be told. BROKEN: tokens are missing or too many; D must be told."""
-
-    DROPPED = "dropped"
-    RUNNING = "running"
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    ERROR = "error"
-    BROKEN = "broken"
 
 
 class TextStream:

@@ -11,7 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OURS = ("services", "common", "loadtest", "scripts")
 TEXT = {".py", ".toml", ".txt", ".md", ".yaml", ".yml", ".service", ".cfg", ".json", ".sh", ""}
-ADAPTERS = ("common/engine/vllm_*.py", "common/engine/connector*.py")
+ADAPTERS = (
+    "common/engine/vllm_*.py",
+    "common/engine/connector*.py",
+    "services/gateway/vllm_api/*.py",
+)
 
 
 def python_files(*folders: str) -> Iterator[tuple[str, str, ast.Module]]:

@@ -46,7 +46,7 @@ async def make_rig(tmp_path: Path, light: LightText) -> AsyncIterator[MakeRig]:
             {
                 "fleet": {"run_dir": str(tmp_path), "drain_ms": drain_ms},
                 "model": {"name": "m"},
-                "gateway": {"port": 0, **gateway},
+                "gateway": {"port": 0, "text": "light", **gateway},
             }
         )
         router = FakeRouter(config, max_model_len)

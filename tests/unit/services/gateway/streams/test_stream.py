@@ -14,7 +14,8 @@ from common.messages import Delta, Sampling
 from common.model.byte_tokenizer import EOS_ID, build_tokenizer
 from services.gateway.streams.answer import Collected, Ending, Usage
 from services.gateway.streams.journal import Journal
-from services.gateway.streams.stream import TextStream, Verdict
+from services.gateway.streams.stream import TextStream
+from services.gateway.streams.verdict import Verdict
 from services.gateway.text.detokenizer import ByteLevelDetokenizer, byte_level_pieces
 
 PIECES = byte_level_pieces(build_tokenizer())

@@ -1,0 +1,112 @@
+"""Between our wire's words for sampling and vLLM's: `SamplingParams` there, logprobs back."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from common.engine.connector_meta import to_params
+from common.engine.port import EngineRequest
+from common.messages import Role, Sampling, Structured, StructureKind, TokenLogprobs
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.engine import EngineCoreOutput
+
+
+def sampling_params(request: EngineRequest) -> SamplingParams:
+    """Raises ValueError for what vLLM refuses."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    extra: dict[str, Any] = {}
+    if request.ticket is not None:
+        side = "send" if request.role is Role.PREFILL else "receive"
+        extra["kv_transfer_params"] = to_params(side, request.ticket)  # type: ignore[arg-type]
+    if request.role is Role.PREFILL:
+        return SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra,
+        )
+    return SamplingParams(
+        **_asked(request.sampling),
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=extra or None,
+    )
+
+
+def _asked(sampling: Sampling) -> dict[str, Any]:
+    structured = sampling.structured
+    return {
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "ignore_eos": sampling.ignore_eos,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logit_bias": sampling.logit_bias,
+        "logprobs": sampling.logprobs,
+        "prompt_logprobs": sampling.prompt_logprobs,
+        "logprob_token_ids": _list(sampling.logprob_token_ids),
+        "allowed_token_ids": _list(sampling.allowed_token_ids),
+        "bad_words": list(sampling.bad_words),
+        "thinking_token_budget": sampling.thinking_token_budget,
+        "structured_outputs": structured_params(structured) if structured else None,
+    }
+
+
+def structured_params(structured: Structured) -> StructuredOutputsParams:
+    """Raises ValueError for what is not JSON where it must be."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    source: Any = structured.source
+    match structured.kind:
+        case StructureKind.JSON_OBJECT:
+            source = True
+        case StructureKind.CHOICE:
+            source = json.loads(source)
+    return StructuredOutputsParams(
+        **{structured.kind.value: source},
+        disable_any_whitespace=structured.disable_any_whitespace,
+        disable_additional_properties=structured.disable_additional_properties,
+        whitespace_pattern=structured.whitespace_pattern,
+    )
+
+
+def logprobs_of(made: EngineCoreOutput) -> list[TokenLogprobs] | None:
+    """One for each new token."""
+    if made.new_logprobs is None:
+        return None
+    token_ids, logprobs, ranks, _ = made.new_logprobs
+    return _rows(token_ids, logprobs, ranks)
+
+
+def prompt_logprobs_of(made: EngineCoreOutput) -> list[TokenLogprobs] | None:
+    """One for each prompt token from the second on; vLLM gives them at once, when the prompt is
+    computed."""
+    if made.new_prompt_logprobs_tensors is None:
+        return None
+    token_ids, logprobs, ranks, *_ = made.new_prompt_logprobs_tensors
+    return _rows(token_ids, logprobs, ranks)
+
+
+def _rows(token_ids: Any, logprobs: Any, ranks: Any) -> list[TokenLogprobs]:
+    """Of arrays or tensors of equal length."""
+    rows = zip(ranks.tolist(), token_ids.tolist(), logprobs.tolist(), strict=True)
+    return [TokenLogprobs(rank, ids, values) for rank, ids, values in rows]
+
+
+def _list(ids: tuple[int, ...] | None) -> list[int] | None:
+    return None if ids is None else list(ids)

@@ -1,0 +1,27 @@
+"""The POST routes of the HTTP API, by what their bodies and answers are."""
+
+from __future__ import annotations
+
+import enum
+
+from services.gateway.api.kinds import Kind
+
+
+class Route(enum.Enum):
+    """Value: the path."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETION = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+
+    @property
+    def is_anthropic(self) -> bool:
+        """Errors and events are in Anthropic's shapes."""
+        return self in (Route.MESSAGES, Route.COUNT_TOKENS)
+
+
+ROUTE_OF: dict[Kind, Route] = {Kind.CHAT: Route.CHAT, Kind.COMPLETION: Route.COMPLETION}

@@ -1,0 +1,121 @@
+"""One engine request of the API: deltas in, vLLM's own output processing behind.
+
+The journal decides which delta is next, as on the plain path; what it accepts becomes the
+`EngineCoreOutput` that vLLM's EngineCore would have sent, and vLLM's `OutputProcessor` makes text,
+logprobs, stop strings and the merging of n choices of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.errors import BatonError, Code
+from common.messages import Delta, FinishReason, TokenLogprobs
+from services.gateway.api.whole import Asking
+from services.gateway.streams.journal import Journal, Seen
+from services.gateway.streams.verdict import Verdict
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+
+class EngineStream:
+    """A `TokenStream` that also `Hears`. `key`: vLLM's id of the request. `stop_token_ids`: those
+    that are a client's stop reason. `wake`: the request failed, its reader must look."""
+
+    def __init__(
+        self,
+        key: str,
+        journal: Journal,
+        processor: OutputProcessor,
+        asking: Asking,
+        stop_token_ids: frozenset[int],
+        wake: Callable[[BatonError], None],
+    ) -> None:
+        self.journal = journal
+        self.error: BatonError | None = None
+        self._key = key
+        self._processor = processor
+        self._asking = asking
+        self._stop_token_ids = stop_token_ids
+        self._wake = wake
+
+    def push(self, delta: Delta) -> Verdict:
+        try:
+            seen = self.journal.accept(delta.attempt, delta.index, delta.token_ids)
+        except BatonError as error:
+            self.error = error
+            return Verdict.BROKEN
+        if seen is Seen.STALE:
+            return Verdict.DROPPED
+        if seen is Seen.GAP:
+            sentence = f"tokens were lost: the decode worker sent index {delta.index} too early"
+            self.error = BatonError(Code.STREAM_INTERRUPTED, sentence)
+            return Verdict.BROKEN
+        if delta.error:
+            code = Code(delta.error) if delta.error in set(Code) else Code.INTERNAL
+            self.error = BatonError(code, delta.message or "the decode worker gave up the request")
+            return Verdict.ERROR
+        self._asking.spoke = True
+        return self._process(delta)
+
+    def fail(self, error: BatonError) -> None:
+        self._asking.fail(error)
+        self._wake(error)
+
+    def _process(self, delta: Delta) -> Verdict:
+        before = len(self.journal.emitted) - len(delta.token_ids)
+        output = self._output(delta, is_first=before == 0)
+        stopped = self._processor.process_outputs([output]).reqs_to_abort
+        if stopped:
+            self.journal.forget_after(before + len(output.new_token_ids))
+            return Verdict.STOPPED
+        return Verdict.FINISHED if delta.finish_reason else Verdict.RUNNING
+
+    def _output(self, delta: Delta, *, is_first: bool) -> EngineCoreOutput:
+        from vllm.v1.engine import EngineCoreOutput
+        from vllm.v1.engine import FinishReason as VllmFinish
+        from vllm.v1.metrics.stats import PrefillStats
+
+        finish = {FinishReason.STOP: VllmFinish.STOP, FinishReason.LENGTH: VllmFinish.LENGTH}
+        stops = delta.stop_token in self._stop_token_ids
+        return EngineCoreOutput(
+            request_id=self._key,
+            new_token_ids=list(delta.token_ids),
+            new_logprobs=_sample_logprobs(delta.logprobs),
+            new_prompt_logprobs_tensors=_prompt_logprobs(delta.prompt_logprobs),
+            finish_reason=finish[FinishReason(delta.finish_reason)]
+            if delta.finish_reason
+            else None,
+            stop_reason=delta.stop_token if stops else None,
+            prefill_stats=PrefillStats(num_cached_tokens=delta.cached_tokens) if is_first else None,
+        )
+
+
+def _sample_logprobs(rows: list[TokenLogprobs] | None) -> Any:
+    if rows is None:
+        return None
+    from vllm.v1.outputs import LogprobsLists
+
+    return LogprobsLists(
+        np.array([row.token_ids for row in rows]),
+        np.array([row.logprobs for row in rows]),
+        np.array([row.rank for row in rows]),
+    )
+
+
+def _prompt_logprobs(rows: list[TokenLogprobs] | None) -> Any:
+    if not rows:
+        return None
+    import torch
+    from vllm.v1.outputs import LogprobsTensors
+
+    return LogprobsTensors(
+        torch.tensor([row.token_ids for row in rows]),
+        torch.tensor([row.logprobs for row in rows], dtype=torch.float64),
+        torch.tensor([row.rank for row in rows]),
+    )

@@ -16,6 +16,7 @@ import logging
 import socket
 import ssl
 from dataclasses import replace
+from importlib.metadata import version
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -24,9 +25,10 @@ from aiohttp.typedefs import Handler
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.log import Logger
-from services.gateway.api.intake import client_id, deadline_ms, session_id
+from services.gateway.api.intake import deadline_ms, session_id
 from services.gateway.api.kinds import Call, Kind
 from services.gateway.api.lazy import plain_refusal
+from services.gateway.api.openapi import document
 from services.gateway.api.responses import whole_answer
 from services.gateway.api.routes import ROUTE_OF, Route
 from services.gateway.api.whole import Origin
@@ -39,9 +41,9 @@ from services.gateway.http.guard import (
     CALLER,
     INTERNAL_ID,
     JSON_TYPE,
-    REQUEST_ID,
     Guard,
     error_response,
+    reply_headers,
 )
 from services.gateway.streams.answer import Collected
 from services.gateway.streams.sse import SseAnswer
@@ -80,6 +82,7 @@ class HttpServer:
                 *[web.post(route.value, self._other(route)) for route in OTHER_ROUTES],
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{model:.+}", self._model),
+                web.get("/openapi.json", self._openapi),
                 web.get("/health", self._health),
                 web.get("/live", self._live),
             ]
@@ -209,8 +212,7 @@ class HttpServer:
         self, request: web.Request, connection: ClientConnection
     ) -> web.StreamResponse:
         chunked = request.version >= HttpVersion11
-        client = client_id(request.headers.get(REQUEST_ID))
-        headers = {**SSE_HEADERS, REQUEST_ID: client or request[INTERNAL_ID]}
+        headers = {**SSE_HEADERS, **reply_headers(request, "first-token")}
         response = web.StreamResponse(headers=headers)
         if "Upgrade" in request.headers:
             response.force_close()
@@ -240,6 +242,10 @@ class HttpServer:
 
     async def _model(self, request: web.Request) -> web.Response:
         return web.json_response(self._app.model(request.match_info["model"]))
+
+    async def _openapi(self, _request: web.Request) -> web.Response:
+        body = document(version("baton-serve"), whole=self._whole_api.is_served)
+        return web.Response(body=body, content_type=JSON_TYPE)
 
     async def _health(self, _request: web.Request) -> web.Response:
         health = self._app.health()

@@ -15,19 +15,17 @@ from aiohttp import web
 
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
-from services.gateway.api.intake import client_id
 from services.gateway.api.lazy import LazyApi
 from services.gateway.api.responses import error_object
 from services.gateway.api.routes import Route
 from services.gateway.api.whole import Asking, Origin, Whole
 from services.gateway.app import App
-from services.gateway.http.guard import JSON_TYPE, REQUEST_ID, SERVER
+from services.gateway.http.guard import JSON_TYPE, reply_headers
 
 SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
-    "Server": SERVER,
 }
 
 
@@ -59,9 +57,8 @@ class WholeRoutes:
         self, request: web.Request, asking: Asking, chunks: AsyncIterator[bytes]
     ) -> web.StreamResponse:
         early = [chunk async for chunk in _until(chunks, asking)]
-        response = web.StreamResponse(headers=SSE_HEADERS)
-        client = client_id(request.headers.get(REQUEST_ID))
-        response.headers[REQUEST_ID] = client or asking.origin.request_id
+        headers = {**SSE_HEADERS, **reply_headers(request, "first-token")}
+        response = web.StreamResponse(headers=headers)
         if "Upgrade" in request.headers:
             response.force_close()
         await response.prepare(request)

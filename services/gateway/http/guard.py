@@ -21,13 +21,30 @@ from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
 from services.gateway.http.doorman import Doorman
 from services.gateway.http.form import check_form
+from services.gateway.http.reply import server_timing, traceparent
 
 REQUEST_ID = "x-request-id"
 INTERNAL_ID = web.RequestKey("request_id", str)
+ARRIVED = web.RequestKey("arrived", float)
 CALLER = web.RequestKey("caller", Caller)
 OPEN = frozenset({"/health", "/live"})
 SERVER = "baton"
 JSON_TYPE = "application/json"
+
+
+def reply_headers(request: web.Request, timing: str) -> dict[str, str]:
+    """Of every answer. `timing`: what it is that lasted until now."""
+    internal = request[INTERNAL_ID]
+    seconds = asyncio.get_running_loop().time() - request[ARRIVED]
+    headers = {
+        "Server": SERVER,
+        REQUEST_ID: client_id(request.headers.get(REQUEST_ID)) or internal,
+        "Server-Timing": server_timing(timing, seconds),
+    }
+    trace = traceparent(request.headers.get("traceparent"), internal)
+    if trace is not None:
+        headers["traceparent"] = trace
+    return headers
 
 
 class Guard:
@@ -40,7 +57,8 @@ class Guard:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             client = client_id(request.headers.get(REQUEST_ID))
-            request[INTERNAL_ID] = internal = request_id(client)
+            request[INTERNAL_ID] = request_id(client)
+            request[ARRIVED] = asyncio.get_running_loop().time()
             doorman = _doorman(request)
             if doorman is not None:
                 doorman.begin()
@@ -50,8 +68,7 @@ class Guard:
                 if doorman is not None:
                     doorman.end()
             if not response.prepared:
-                response.headers[REQUEST_ID] = client or internal
-                response.headers["Server"] = SERVER
+                response.headers.update(reply_headers(request, "total"))
                 if "Upgrade" in request.headers:
                     response.force_close()
             return response

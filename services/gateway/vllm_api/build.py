@@ -21,7 +21,6 @@ def build(config: Config, model: Path, root: str, open_: Opens, close: Closes) -
     vLLM's own log lines about requests are off: they hold prompt text, and the client is told.
     Raises ConfigError when vLLM is not installed or cannot use the model."""
     prepare_process(EngineConfig(threads=1), 1)
-    logging.getLogger("vllm.entrypoints").setLevel(logging.CRITICAL)
     try:
         from services.gateway.vllm_api.client import FleetClient
         from services.gateway.vllm_api.serving import VllmApi
@@ -30,10 +29,12 @@ def build(config: Config, model: Path, root: str, open_: Opens, close: Closes) -
     try:
         made = _vllm_config(config, model)
         client = FleetClient(made, config.model.served_name, open_, close)
-        return VllmApi(config, root, client)
+        api = VllmApi(config, root, client)
     except (ValueError, TypeError, KeyError, OSError, RuntimeError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ConfigError("gateway.text", f"vLLM cannot serve this model: {lines[0]}") from error
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)
+    return api
 
 
 def _vllm_config(config: Config, model: Path) -> VllmConfig:

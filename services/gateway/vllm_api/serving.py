@@ -26,7 +26,6 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
-from vllm.exceptions import VLLMError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from common.config import Config
@@ -108,8 +107,8 @@ class VllmApi:
             answer = await handler.answer(request, _raw_request(asking))
         except ValidationError as error:
             raise from_validation(error) from error
-        except (VLLMError, ValueError, TypeError, NotImplementedError) as error:
-            raise asking.error or translated(error) from error
+        except Exception as error:
+            raise asking.error or _blamed(asking, error) from error
         if asking.error is not None:
             raise asking.error
         if isinstance(answer, ErrorResponse):
@@ -148,6 +147,16 @@ def _default_parser(config: Config) -> str | None:
 
 def _handler(model: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Handler:
     return Handler(TypeAdapter(model).validate_json, answer)
+
+
+def _blamed(asking: Asking, error: Exception) -> BatonError:
+    """vLLM's validators and renderers meet some wrong types with whatever error comes of them; as
+    long as no engine was asked, only the request can be to blame."""
+    known = translated(error)
+    if asking.calls or known.face.http_status < 500:
+        return known
+    sentence = f"a field's type or value is not understood ({type(error).__name__})"
+    return BatonError(Code.INVALID_REQUEST, sentence)
 
 
 def _raw_request(asking: Asking) -> Any:

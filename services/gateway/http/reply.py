@@ -1,0 +1,28 @@
+"""Headers that every answer carries: whose request it was, and how long it took.
+
+`server-timing` on a whole answer says `total`, on a stream `first-token`, since its headers leave
+with the first token; milliseconds from the end of the request's headers, measured here.
+`traceparent` comes back with the client's trace id and a span id of ours, taken from the request id
+that `baton ctl explain` knows, so that a trace leads there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+TRACE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+NOTHING = frozenset({"0" * 32, "0" * 16})
+
+
+def traceparent(given: str | None, request_id: str) -> str | None:
+    """Ours, as a child of the client's; None where it gave none or one that is not W3C's."""
+    match = TRACE.fullmatch(given) if given is not None else None
+    if match is None or NOTHING & set(match.groups()):
+        return None
+    span = hashlib.sha256(request_id.encode()).hexdigest()[:16]
+    return f"00-{match[1]}-{span}-{match[3]}"
+
+
+def server_timing(name: str, seconds: float) -> str:
+    return f"{name};dur={seconds * 1000:.1f}"

@@ -1,0 +1,232 @@
+"""vLLM's parsers and output processing over fabricated model output, through the path that real
+tokens take: a call is opened, deltas come, an answer leaves. No engine; a token is a byte, and the
+last one is the stop token, which is not shown."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import from_mapping
+from common.errors import BatonError, Code
+from common.messages import Delta, TokenLogprobs
+from common.model.embedded import ensure_embedded_model
+from services.gateway.api.kinds import Call
+from services.gateway.api.routes import Route
+from services.gateway.api.whole import Asking, Events, Origin, Whole, WholeApi
+from services.gateway.auth.caller import Caller
+from services.gateway.streams.answer import Hears, TokenStream
+from services.gateway.streams.verdict import Verdict
+from services.gateway.vllm_api.build import build
+from tests.e2e.api.cases import HELLO, MODEL, TOOLS
+from tests.e2e.api.compare import events, gathered
+
+pytestmark = pytest.mark.timeout(300)
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Römer €"}}\n</tool_call>'
+SEVERAL = CALL + "\n" + CALL.replace("weather", "news")
+
+
+class FakeFleet:
+    """Gives every call the texts it was told, cut into deltas at `cuts`."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """On each test's own loop."""
+        self.opened: list[tuple[Call, TokenStream, Hears]] = []
+        self.changed = asyncio.Event()
+
+    def open(self, call: Call, stream: TokenStream, hears: Hears, caller: Caller) -> None:
+        self.opened.append((call, stream, hears))
+        self.changed.set()
+
+    def close(self, call: Call, reason: str) -> None:
+        self.closed.append(call.request_id)
+
+
+FLEET = FakeFleet()
+
+
+@pytest.fixture(scope="module")
+def api() -> WholeApi:
+    config = from_mapping({"model": {"tool_parser": "hermes"}})
+    model: Path = ensure_embedded_model()
+    return build(config, model, "/model", FLEET.open, FLEET.close)
+
+
+def asking(route: Route = Route.CHAT, **fields: Any) -> Asking:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 500} | fields
+    return Asking(route, json.dumps(body).encode(), Origin("r"), context=4096)
+
+
+def say(call_at: int, text: str, cuts: list[int], **last: Any) -> list[Verdict]:
+    """The text of one opened call as deltas."""
+    _, stream, _ = FLEET.opened[call_at]
+    ids = list(text.encode())
+    bounds = sorted({0, *(min(cut, len(ids)) for cut in cuts), len(ids)})
+    verdicts = []
+    for start, end in itertools.pairwise(bounds):
+        final = {"finish_reason": "stop"} | last if end == len(ids) else {}
+        verdicts.append(stream.push(Delta("r", 1, start, ids[start:end], **final)))
+    return verdicts
+
+
+async def told(api: WholeApi, about: Asking, *texts: str, cuts: list[int]) -> Any:
+    """The whole answer, or the gathered stream, to what the calls say."""
+    FLEET.begin()
+
+    async def answer() -> Any:
+        made = await api.ask(about)
+        if isinstance(made, Whole):
+            return json.loads(made.body)
+        assert isinstance(made, Events)
+        chunks = [chunk async for chunk in made.chunks]
+        return gathered(events(b"".join(chunks).decode()))
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        task = group.create_task(answer())
+        await opened(len(texts))
+        for at, text in enumerate(texts):
+            say(at, text, cuts)
+            await asyncio.sleep(0)
+    api.end(about, "done")
+    return task.result()
+
+
+async def opened(count: int) -> None:
+    while len(FLEET.opened) < count:
+        FLEET.changed.clear()
+        await FLEET.changed.wait()
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+CUTS = st.lists(st.integers(1, 200), max_size=30)
+
+
+@settings(max_examples=25)
+@given(cuts=CUTS, stream=st.booleans())
+def test_tool_calls_in_the_text_are_found_however_it_is_cut(
+    api: WholeApi, cuts: list[int], stream: bool
+) -> None:
+    about = asking(tools=TOOLS, tool_choice="auto", stream=stream)
+    choices = run(told(api, about, SEVERAL + "!", cuts=cuts))["choices"]
+    choice = choices["0"] if stream else choices[0]
+    message = choice["delta"] if stream else choice["message"]
+    calls = message["tool_calls"]
+    found = list(calls.values()) if stream else calls
+    assert [call["function"]["name"] for call in found] == ["weather", "news"]
+    for call in found:
+        assert json.loads(call["function"]["arguments"]) == {"city": "Römer €"}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@settings(max_examples=25)
+@given(text=st.text("abé€😀 \n", min_size=1, max_size=30), cuts=CUTS, stream=st.booleans())
+def test_any_text_arrives_however_it_is_cut(
+    api: WholeApi, text: str, cuts: list[int], stream: bool
+) -> None:
+    choices = run(told(api, asking(user="u", stream=stream), text + "!", cuts=cuts))["choices"]
+    choice = choices["0"] if stream else choices[0]
+    said = (choice["delta"] if stream else choice["message"])["content"]
+    assert said == text
+
+
+def test_n_choices_are_calls_of_their_own(api: WholeApi) -> None:
+    about = asking(n=2, temperature=1.0, seed=5)
+    body = run(told(api, about, "one.", "two..", cuts=[2]))
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["one", "two."]
+    calls = [call for call, _, _ in FLEET.opened]
+    assert [call.request_id for call in calls] == ["r", "r-1"]
+    assert [call.sampling.seed for call in calls] == [5, 6]
+    assert body["usage"]["completion_tokens"] == 4 + 5
+    assert body["usage"]["prompt_tokens"] == len(calls[0].prompt_ids)
+
+
+def test_a_stop_string_ends_the_call_and_tells_the_worker(api: WholeApi) -> None:
+    async def body() -> Any:
+        about = asking(stop=["STOP"], logit_bias={"5": 1}, n=1, top_logprobs=0, logprobs=True)
+        FLEET.begin()
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            task = group.create_task(api.ask(about))
+            await opened(1)
+            _, stream, _ = FLEET.opened[0]
+            ids = list(b"xSTOPyz")
+            rows = [TokenLogprobs(1, [token], [-0.5]) for token in ids]
+            assert stream.push(Delta("r", 1, 0, ids, logprobs=rows)) is Verdict.STOPPED
+            assert stream.journal.emitted == ids[:5]
+        return task.result()
+
+    answer = run(body())
+    assert isinstance(answer, Whole)
+    choice = json.loads(answer.body)["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("x", "STOP")
+    assert len(choice["logprobs"]["content"]) == 5
+
+
+def test_stale_and_missing_tokens(api: WholeApi) -> None:
+    async def body() -> None:
+        about = asking()
+        FLEET.begin()
+        task = asyncio.get_running_loop().create_task(api.ask(about))
+        await opened(1)
+        _, stream, hears = FLEET.opened[0]
+        assert stream.push(Delta("r", 2, 0, [65])) is Verdict.DROPPED
+        assert stream.push(Delta("r", 1, 0, [65])) is Verdict.RUNNING
+        assert stream.push(Delta("r", 1, 0, [65])) is Verdict.DROPPED
+        assert stream.push(Delta("r", 1, 5, [65])) is Verdict.BROKEN
+        assert stream.error is not None
+        hears.fail(stream.error)
+        with pytest.raises(BatonError) as failed:
+            await task
+        assert failed.value.code is Code.STREAM_INTERRUPTED
+        FLEET.closed.clear()
+        api.end(about, "done")
+        assert FLEET.closed == ["r"]
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": [[], 1]},
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": 7},
+        {"response_format": {"type": "poem"}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"messages": [7]},
+        {"prompt_logprobs": -1},
+        {"logprobs": True, "top_logprobs": -1},
+        {"allowed_token_ids": [99_999]},
+        {"thinking_token_budget": 5},
+        {"stream": True, "prompt_logprobs": 1},
+    ],
+)
+def test_what_is_wrong_is_the_clients_fault_and_asks_no_engine(
+    api: WholeApi, fields: dict[str, Any]
+) -> None:
+    async def body() -> None:
+        FLEET.begin()
+        made = await api.ask(asking(**fields))
+        if isinstance(made, Events):
+            async for _ in made.chunks:
+                pass
+
+    with pytest.raises(BatonError) as refused:
+        run(body())
+    assert refused.value.face.http_status == 400
+    assert not FLEET.opened

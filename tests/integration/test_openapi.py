@@ -14,7 +14,7 @@ import pytest
 from tests.fleet.running import Fleet, fleet
 
 CASES_MIN = 1_000
-EXAMPLES = 180
+EXAMPLES = 130
 """For each of the operations."""
 QUICK = {
     "BATON_GATEWAY__TEXT": "vllm",
@@ -31,14 +31,14 @@ def quick_fleet() -> Iterator[Fleet]:
         yield running.wait_ready()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_thousand_requests_from_the_document_meet_no_server_error(quick_fleet: Fleet) -> None:
     command = [str(Path(sys.executable).parent / "schemathesis"), "run"]
     command += [f"{quick_fleet.url}/openapi.json", "--checks", "not_a_server_error"]
     command += ["--phases", "fuzzing", "--max-examples", str(EXAMPLES), "--mode", "all"]
     command += ["--generation-database", "none", "--seed", "1", "--request-timeout", "30"]
     command += ["--suppress-health-check", "all"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=380, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-6000:]
     counted = re.search(r"(\d[\d,]*) generated", said)

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from common.errors import Code
-from common.messages import Abort, Delta, Failed, Placed, Refused, RequestBody, Sampling, Submit
+from common.messages import (
+    Abort,
+    Delta,
+    Failed,
+    Placed,
+    Refused,
+    RequestBody,
+    Sampling,
+    Structured,
+    StructureKind,
+    Submit,
+)
 from common.wire import unpack_ids
 from services.gateway import recovery
 from services.gateway.events import (
@@ -113,6 +124,14 @@ def test_without_recovery_the_client_hears_of_it_at_once() -> None:
         (Sampling(max_tokens=9, presence_penalty=0.5), 1, "penalties"),
         (Sampling(max_tokens=9, frequency_penalty=0.5), 1, "penalties"),
         (Sampling(max_tokens=9, repetition_penalty=1.5, logit_bias={1: 2.0}), 1, ""),
+        (
+            Sampling(max_tokens=9, structured=Structured(kind=StructureKind.JSON_OBJECT)),
+            1,
+            "schema",
+        ),
+        (Sampling(max_tokens=9, thinking_token_budget=5), 1, "thinking"),
+        (Sampling(max_tokens=9, bad_words=("x",)), 1, "bad words"),
+        (Sampling(max_tokens=9, logprobs=2, prompt_logprobs=1), 1, ""),
     ],
 )
 def test_what_a_new_worker_cannot_know(sampling: Sampling, emitted: int, what: str) -> None:
@@ -125,6 +144,7 @@ def test_the_rest_of_what_was_asked() -> None:
     assert rest_of(asked, 0) is asked
     assert rest_of(asked, 3) == Sampling(max_tokens=7, min_tokens=1, temperature=0.5)
     assert rest_of(asked, 6).min_tokens == 0
+    assert rest_of(Sampling(max_tokens=9, prompt_logprobs=1), 1).prompt_logprobs is None
 
 
 def test_an_obstacle_is_said_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,10 +58,12 @@ HARMLESS_WARNINGS = (
 PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
 
 
-def prepare_process(engine: EngineConfig, workers: int) -> None:
+def prepare_process(engine: EngineConfig, workers: int, *, eager: bool = False) -> None:
     """Environment that vLLM and OpenMP read once; before the first import of either. vLLM binds
     each CPU rank to a NUMA node of its own and fails where there are fewer; ranks share cores
-    here, unless the environment says which."""
+    here, unless the environment says which. An `eager` engine compiles nothing at all: vLLM would
+    still compile the counting of logprobs at the first request for some, and stand still for it (5
+    to 30 s on CPU), which a watch over steps takes for a hung engine."""
     ranks = tensor_parallel(engine)
     threads = engine.threads or max(1, (os.cpu_count() or 1) // max(1, workers * ranks))
     if ranks > 1:
@@ -72,6 +74,8 @@ def prepare_process(engine: EngineConfig, workers: int) -> None:
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
+    if eager or engine.args.get("enforce_eager"):
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not os.environ.get("VLLM_CPU_KVCACHE_SPACE", "unset"):
@@ -155,9 +159,11 @@ def _dtype(config: Config) -> str:
 
 def _defaults(config: Config) -> dict[str, Any]:
     """The embedded model is for a first look: it starts in 4 s uncompiled, in 10 to 35 compiled."""
-    if config.model.path == EMBEDDED_MODEL_NAME:
-        return {"enforce_eager": True}
-    return {}
+    return {"enforce_eager": True} if is_eager(config) else {}
+
+
+def is_eager(config: Config) -> bool:
+    return config.model.path == EMBEDDED_MODEL_NAME
 
 
 def _choose_start_method() -> None:

@@ -14,6 +14,7 @@ from common.engine.connector_meta import PARAMS_KEY
 from common.engine.port import EngineInfo
 from common.engine.vllm_args import (
     engine_failed,
+    is_eager,
     kv_token_bytes,
     make_vllm_config,
     prepare_process,
@@ -34,7 +35,8 @@ def open_vllm(
     """Blocks until the engine can serve. Raises BatonError with one clear sentence."""
     worker = config.worker(role, name)
     model = resolve_model(config.model.path)
-    prepare_process(worker.engine, len(config.prefill) + len(config.decode))
+    workers = len(config.prefill) + len(config.decode)
+    prepare_process(worker.engine, workers, eager=is_eager(config))
     progress("importing vLLM")
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.input_processor import InputProcessor

@@ -62,11 +62,13 @@ class _Fetch:
 
 @dataclass(slots=True)
 class _Way:
-    """The channel to one P address; `waiting` for it to open until `deadline`."""
+    """The channel to one P address; `waiting` for it to open until `deadline`. `lanes`: what UCX
+    chose for it."""
 
     channel: Channel
     deadline: float
     waiting: list[Key] = field(default_factory=list)
+    lanes: tuple[str, ...] = ()
 
 
 class Incoming:
@@ -99,6 +101,11 @@ class Incoming:
         self._owed: dict[tuple[int, int], tuple[Channel, float]] = {}
         self._next_transfer = int.from_bytes(os.urandom(8), "little") >> (INDEX_BITS + 2)
         self._next_peer = 1
+
+    def lanes(self) -> dict[str, tuple[str, ...]]:
+        """By the name of each P that a connection is open to."""
+        peers = [(way.channel.peer, way.lanes) for way in self._ways.values()]
+        return {peer.name: lanes for peer, lanes in peers if peer is not None}
 
     # ------------------------------------------------------------ from the engine and the daemon
 
@@ -192,6 +199,7 @@ class Incoming:
 
     def _opened(self, address: str) -> None:
         way = self._ways[address]
+        way.lanes = way.channel.link.lanes()
         waiting, way.waiting = way.waiting, []
         for key in waiting:
             self._connected(key, way.channel)

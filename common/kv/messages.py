@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from common.messages import KvCounts, KvHold, KvReport, Message
 
 # ---------------------------------------------------------------- P and D over UCX (common/kv)
@@ -108,11 +110,13 @@ class KvDone(Message, frozen=True):
 
 class KvStatus(Message, frozen=True):
     """KV thread to daemon, every 500 ms while it holds something or counted something new: its
-    counts, and the `KV_HOLDS_MAX` oldest of its `holds_total` holds."""
+    counts, and the `KV_HOLDS_MAX` oldest of its `holds_total` holds. `lanes`: by P's name, what UCX
+    chose for the connection to it (`transport/device`)."""
 
     counts: KvCounts
     holds: tuple[KvHold, ...] = ()
     holds_total: int = 0
+    lanes: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
 KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused

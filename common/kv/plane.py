@@ -210,6 +210,7 @@ class Plane:
             counts=self._tally.snapshot(),
             holds=tuple(holds[:KV_HOLDS_MAX]),
             holds_total=len(holds),
+            lanes=self.incoming.lanes(),
         )
         self._on_status(status)
         if self._side is not None:

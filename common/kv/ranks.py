@@ -134,6 +134,7 @@ def merged_status(told: Sequence[KvStatus]) -> KvStatus:
         counts=KvCounts(**merged),
         holds=tuple(holds.values()),
         holds_total=max(status.holds_total for status in told),
+        lanes=told[0].lanes,
     )
 
 

@@ -54,7 +54,7 @@ from common.worker.actions import (
     ToGateway,
     ToRouter,
 )
-from common.worker.kv_log import log_handoff
+from common.worker.kv_log import LinkLog, log_handoff
 from common.worker.routers import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
@@ -106,6 +106,7 @@ class Worker:
         self._core = core
         self._clock = clock
         self._log = log
+        self._link_log = LinkLog(log, self._transports())
         self._gateways: Gateways | None = None
         self._routers: RouterLinks | None = None
         self._decoder: Decoder[RouterToWorker] = Decoder(RouterToWorker)
@@ -114,6 +115,12 @@ class Worker:
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._draining = False
         self._drained = False
+
+    def _transports(self) -> str:
+        """What this worker's KV was asked to travel over."""
+        table = self._config.prefill if self._role is Role.PREFILL else self._config.decode
+        own = table.get(self._name)
+        return (own.kv if own is not None else self._config.kv).transports
 
     @property
     def stop_seconds(self) -> float:
@@ -285,6 +292,7 @@ class Worker:
         status = self._engine.kv_status()
         if status is None:
             return Beat(load=self._engine.load(), drained=self._drained)
+        self._link_log.look(status)
         return Beat(
             load=self._engine.load(),
             kv_counts=status.counts,

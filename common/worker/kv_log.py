@@ -1,9 +1,12 @@
-"""The log line of a handoff that ended: silent when all is well, loud when a pair is in trouble."""
+"""What the log tells of the KV plane: handoffs that ended, silent when all is well and loud when a
+pair is in trouble; and over what each pair's KV travels, loud when that is slower than asked for.
+"""
 
 from __future__ import annotations
 
 from common.errors import Code
-from common.kv.messages import KvDone
+from common.kv.lanes import crosses_by_tcp_only, wants_more_than_tcp
+from common.kv.messages import KvDone, KvStatus
 from common.log import Logger
 
 
@@ -37,3 +40,29 @@ def log_handoff(log: Logger, done: KvDone) -> None:
         bound.warning("handoff.retried", sentence=sentence)
     else:
         bound.debug("handoff.ended", sentence=f"{report.payload_bytes} bytes of KV")
+
+
+class LinkLog:
+    """Says each connection to a P once, and again when UCX chose otherwise after a reconnection."""
+
+    def __init__(self, log: Logger, transports: str) -> None:
+        self._log = log
+        self._transports = transports
+        self._told: dict[str, tuple[str, ...]] = {}
+
+    def look(self, status: KvStatus) -> None:
+        for peer, lanes in status.lanes.items():
+            if lanes and self._told.get(peer) != lanes:
+                self._say(peer, lanes)
+        self._told = dict(status.lanes)
+
+    def _say(self, peer: str, lanes: tuple[str, ...]) -> None:
+        bound = self._log.bind(peer=peer, lanes=list(lanes))
+        if wants_more_than_tcp(self._transports) and crosses_by_tcp_only(lanes):
+            sentence = (
+                f"KV from {peer} falls back to TCP: of {self._transports!r} UCX can use nothing "
+                "faster between the two hosts; `baton doctor` on both tells what each has"
+            )
+            bound.warning("link.slow", sentence=sentence)
+        else:
+            bound.info("link.opened", sentence=f"KV from {peer} comes over {lanes[0]}")

@@ -6,9 +6,9 @@ import pytest
 import structlog
 
 from common.errors import Code
-from common.kv.messages import KvDone
-from common.messages import KvReport
-from common.worker.kv_log import log_handoff
+from common.kv.messages import KvDone, KvStatus
+from common.messages import KvCounts, KvReport
+from common.worker.kv_log import LinkLog, log_handoff
 
 Side = Literal["send", "receive"]
 
@@ -44,3 +44,29 @@ def test_the_event_says_how_it_ended(
     assert (line["event"], line["log_level"]) == (event, level)
     assert (line["request_id"], line["peer"]) == ("r", "w9")
     assert line["sentence"]
+
+
+def told(links: LinkLog, **lanes: tuple[str, ...]) -> list[tuple[str, str]]:
+    with structlog.testing.capture_logs() as lines:
+        links.look(KvStatus(counts=KvCounts(), lanes=lanes))
+    return [(line["log_level"], line["event"]) for line in lines]
+
+
+TCP, SHARED = ("tcp/eth0",), ("sysv/memory", "tcp/lo")
+
+
+def test_a_connection_is_told_once_and_again_when_it_changes() -> None:
+    links = LinkLog(structlog.get_logger(), "tcp,sm,self")
+    assert told(links) == []
+    assert told(links, p0=SHARED) == [("info", "link.opened")]
+    assert told(links, p0=SHARED, p1=TCP) == [("info", "link.opened")]
+    assert told(links, p0=TCP, p1=TCP) == [("info", "link.opened")]
+    assert told(links, p1=()) == []
+    assert told(links, p1=TCP) == [("info", "link.opened")]
+
+
+def test_a_fall_back_to_tcp_is_a_warning_only_where_more_was_asked_for() -> None:
+    links = LinkLog(structlog.get_logger(), "rc,tcp,sm,self")
+    assert told(links, p0=TCP) == [("warning", "link.slow")]
+    assert told(links, p0=("rc_mlx5/mlx5_0:1", "tcp/eth0")) == [("info", "link.opened")]
+    assert told(links, p0=SHARED) == [("info", "link.opened")]

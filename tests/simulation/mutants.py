@@ -16,18 +16,17 @@ from services.gateway.requests import Requests
 from services.gateway.streams.journal import Journal, Seen
 from services.prefill.core import PrefillCore
 from services.router import core_peers, core_placing, core_requests, placement
+from services.router.admission.retry_budget import RetryBudget
 from services.router.core import Core
 from services.router.events import Action, Note, Send
 from services.router.records import Key, Try, Worker
 from services.router.state import TryState
 from services.router.tables import Tables
-from services.router.waiting import Waiting
 
 ABORT = core_requests.abort
 CLOSE_PREFILL = core_requests.close_prefill
 FAIL = core_requests.fail
 RETURN_WORKER = core_peers._return_worker
-PUMP = core_placing.pump
 ENDED = core_requests.ended
 DISPATCH = core_placing._dispatch
 DECODE_ABORTED = DecodeCore._aborted
@@ -97,10 +96,6 @@ def fences_nobody(tables: Tables, peer: str, message: Hello, now: float) -> list
     return []
 
 
-def keeps_the_queue_waiting(tables: Tables, now: float) -> list[Action]:
-    return [] if tables.active else PUMP(tables, now)
-
-
 def keeps_credits_of_failed(tables: Tables, worker: Worker, message: Any, now: float) -> Any:
     return [] if message.error else ENDED(tables, worker, message, now)
 
@@ -117,6 +112,11 @@ def dispatches_twice(tables: Tables, each: Try, choice: Any, now: float) -> list
 def takes_any_index(journal: Journal, attempt: int, index: int, token_ids: list[int]) -> Seen:
     journal.emitted += token_ids
     return Seen.NEXT
+
+
+def forgets_what_was_said(journal: Journal) -> int:
+    journal.attempt += 1
+    return journal.attempt
 
 
 def loses_what_it_held(core: GatewayCore, now: float) -> list[Any]:
@@ -173,11 +173,9 @@ MUTANTS: dict[str, Mutant] = {
     "router: orphans not aborted": (core_peers, "_return_worker", forgets_orphans),
     "router: older incarnation not fenced": (core_peers, "_fence_older", fences_nobody),
     "router: replaced worker not told": (core_peers, "turn_away", nothing),
-    "router: unheard end never given up": (core_peers, "_give_up_unheld", nothing),
     "router: crash found by silence only": (Core, "peers", nothing),
     "router: KV not counted": (placement, "_decodes_with_room", lambda ask, views: list(views)),
-    "router: queue without a bound": (Waiting, "has_room", lambda self, size: True),
-    "router: queue served only when idle": (core_placing, "pump", keeps_the_queue_waiting),
+    "router: retries without a budget": (RetryBudget, "take", lambda self, largest: True),
     "router: ended attempts placed again": (core_requests, "_may_come_again", lambda o, a: True),
     "router: what ended unheard is not said": (core_requests, "_answer_over", nothing),
     "router: failed ends keep credits": (core_requests, "ended", keeps_credits_of_failed),
@@ -185,6 +183,7 @@ MUTANTS: dict[str, Mutant] = {
     "gateway: silence not asked about": (GatewayCore, "_ask_again", nothing),
     "gateway: loss of a worker ignored": (GatewayCore, "_worker_changed", nothing),
     "gateway: any index accepted": (Journal, "accept", takes_any_index),
+    "gateway: what was said is forgotten": (Journal, "next_attempt", forgets_what_was_said),
     "gateway: held requests forgotten": (GatewayCore, "_router_came", loses_what_it_held),
     "gateway: nobody told of a leaver": (Requests, "leave", leaves_without_a_word),
     "decode: end of an abort not said": (DecodeCore, "_aborted", ends_without_a_word),

@@ -195,6 +195,7 @@ class GatewayProcess(Process):
     def _from_router(self, message: Message, body: bytes | None) -> None:
         match message:
             case Welcome():
+                self._router.send(self.core.live())
                 if not self._up:
                     self._up = True
                     self.handle(RouterUp())

@@ -61,14 +61,14 @@ class Judge:
 
     def granted(self, worker: WorkerProcess, tokens: int, limit: int) -> None:
         """KV given to a worker is never more than may be granted of it."""
-        calm = worker.calm(CALM_SECONDS) and self._fleet.routers_undisturbed()
+        calm = worker.calm(CALM_SECONDS) and self._fleet.routers_calm(CALM_SECONDS)
         if tokens > limit and calm and self.strict:
             self._clock.violate(f"{worker.name} was given {tokens} tokens of KV, {limit} at most")
 
     def lease_expired(self, worker: Process, key: str) -> None:
         """A lease is the last resort: somebody frees KV before."""
         calm = worker.calm(LEASE_SECONDS) and self._fleet.routers_calm(LEASE_SECONDS)
-        if calm and self.strict and not self._fleet.router_restarted():
+        if calm and self.strict:
             self._clock.violate(f"{worker.name} kept the KV of {key} until its lease ran out")
 
     def killed(self, victim: Process) -> None:
@@ -150,7 +150,7 @@ class Judge:
         gateway = fleet.processes[client.call.request_id.split("/", maxsplit=1)[0]]
         everybody_calm = worker.calm(calm) and gateway.calm(CALM_SECONDS)
         quiet = everybody_calm and fleet.routers_calm(CALM_SECONDS) and not fleet.network.blocked
-        return not quiet or fleet.router_restarted()
+        return not quiet
 
     def _client(self, request_id: str) -> Client | None:
         gateway = self._fleet.processes[request_id.split("/", maxsplit=1)[0]]

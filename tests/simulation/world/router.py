@@ -14,6 +14,7 @@ from tests.simulation.world.process import Process
 from tests.simulation.world.watch import RouterWatch
 
 PULSE = 0.2
+REBUILD_SECONDS = 0.8
 RETRY_SHARE = 0.1
 RETRY_BURST = 8.0
 
@@ -29,6 +30,7 @@ def settings(name: str, incarnation: str) -> Settings:
         history=100_000,
         lease_ms=3_000.0,
         idle_seconds=2.0,
+        rebuild_seconds=0.0 if incarnation == "1" else REBUILD_SECONDS,
         admission=AdmissionConfig(retry_share=RETRY_SHARE, retry_burst=RETRY_BURST),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from common.engine.port import Batch
 from common.messages import (
@@ -13,12 +14,14 @@ from common.messages import (
     Decode,
     Ended,
     Hello,
+    Holding,
     Message,
     Ping,
     Prefill,
     Refused,
     Role,
     Tokens,
+    Took,
     Welcome,
 )
 from common.wire import decode_body
@@ -67,6 +70,7 @@ class WorkerProcess(Process):
     def start(self) -> None:
         self.added = self.ended = self.depth = 0
         self._greeted: dict[str, bool] = {}
+        self._welcomed: dict[str, bool] = {}
         self._routers = {
             name: Dialer(
                 self,
@@ -74,7 +78,7 @@ class WorkerProcess(Process):
                 "control",
                 on_up=lambda name=name: self._greet(name),  # type: ignore[misc]
                 on_down=lambda name=name: self._lost_router(name),  # type: ignore[misc]
-                on_message=self._from_router,
+                on_message=partial(self._from_router, name),
             )
             for name in self.fleet.router_names
         }
@@ -117,23 +121,32 @@ class WorkerProcess(Process):
         self._routers[router].send(self.hello())
 
     def _lost_router(self, router: str) -> None:
-        self._greeted[router] = False
+        self._greeted[router] = self._welcomed[router] = False
 
     def _beat(self) -> None:
         self._to_routers(Beat(load=self.engine.load()))
 
-    def _to_routers(self, message: Message) -> None:
+    def _to_routers(self, message: Message, *, but: str = "") -> None:
+        """A router that has not welcomed this worker gets no beats yet."""
+        known = self._welcomed if isinstance(message, Beat) else self._greeted
         for name, dialer in self._routers.items():
-            if self._greeted.get(name):
+            if known.get(name) and name != but:
                 dialer.send(message)
 
-    def _from_router(self, message: Message, body: bytes | None) -> None:
+    def _from_router(self, router: str, message: Message, body: bytes | None) -> None:
         if isinstance(message, Prefill | Decode):
             assert body is not None
             self.dispatched(message)
             self.handle(Dispatched(message, decode_body(body)))
+            held = self.core.held(message.request_id, message.attempt)
+            if held is not None:
+                self._to_routers(Took(held=held), but=router)
         elif isinstance(message, Abort):
             self.handle(message)
+        elif isinstance(message, Welcome):
+            self._welcomed[router] = True
+            self._routers[router].send(Holding(tries=tuple(self.core.holding())))
+            self._routers[router].send(Beat(load=self.engine.load()))
         elif isinstance(message, Refused):
             self.clock.note(f"{self.identity} was refused: {message.message}")
             self.die()

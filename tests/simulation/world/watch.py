@@ -38,7 +38,10 @@ class RouterWatch:
         tables = self._tables
         self._may_lose = not isinstance(event, Received) or isinstance(event.message, Hello | Beat)
         if self._may_lose:
-            self._held = {name: list(w.held) for name, w in tables.workers.items() if w.held}
+            self._held = {
+                name: [key for key in worker.held if not tables.tries[key].adopted]
+                for name, worker in tables.workers.items()
+            }
             self._gone = {n for n, w in tables.workers.items() if w.state is WorkerState.GONE}
         self._cancelled = None
         if isinstance(event, Received) and isinstance(event.message, Cancel):
@@ -81,7 +84,8 @@ class RouterWatch:
                 self._violate(f"freed the credits of {key} before {decode} did")
 
     def _after_losses(self, aborted: set[tuple[str, Key]]) -> None:
-        """A worker that comes back is told of all that was given up of it meanwhile."""
+        """A worker that comes back is told of all that was given up of it meanwhile, save what
+        another router had placed."""
         tables = self._tables
         for identity, worker in tables.workers.items():
             gone = worker.state is WorkerState.GONE

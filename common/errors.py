@@ -28,6 +28,7 @@ class Code(enum.StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     QUEUE_FULL = "queue_full"
     OVERLOADED = "overloaded"
+    PREEMPTED = "preempted"
     RATE_LIMITED = "rate_limited"
     RETRY_BUDGET = "retry_budget"
     NO_CAPACITY = "no_capacity"
@@ -72,6 +73,7 @@ FACES: dict[Code, Face] = {
     Code.REQUEST_TIMEOUT: Face(408, _BAD, retryable=True),
     Code.QUEUE_FULL: Face(429, _OVERLOADED, retryable=True),
     Code.OVERLOADED: Face(503, _OVERLOADED, retryable=True),
+    Code.PREEMPTED: Face(503, _OVERLOADED, retryable=True),
     Code.RATE_LIMITED: Face(429, "rate_limit_error", retryable=True),
     Code.RETRY_BUDGET: Face(503, _OVERLOADED, retryable=True),
     Code.NO_CAPACITY: Face(503, _OVERLOADED, retryable=True),

@@ -30,7 +30,8 @@ class AdmissionConfig(Section, frozen=True):
     `kv_refuse`; nothing waits longer than `no_decode_wait_ms` for a first decode worker.
 
     Retries: attempts after the first are at most `retry_share` of all requests, `retry_burst` of
-    them at once. `Retry-After` follows the measured drain rate between `retry_after_min_ms` and
+    them at once, and `retry_per_min` always. `Retry-After` follows the measured drain rate between
+    `retry_after_min_ms` and
     `retry_after_max_ms`, and up to `retry_after_jitter` of it is added; who comes within
     `return_grace_ms` of it finds room kept. A worker that comes back starts with
     `slow_start_share` of its slots and has all after `slow_start_ms`.
@@ -58,6 +59,7 @@ class AdmissionConfig(Section, frozen=True):
     kv_refuse: Annotated[float, Meta(gt=0, le=1)] = 0.95
     retry_share: Share = 0.1
     retry_burst: Annotated[float, Meta(ge=1)] = 32.0
+    retry_per_min: Annotated[float, Meta(ge=0)] = 30.0
     retry_after_min_ms: Annotated[float, Meta(ge=1)] = 1_000.0
     retry_after_max_ms: Annotated[float, Meta(ge=1)] = 60_000.0
     retry_after_jitter: Share = 0.2

@@ -93,7 +93,8 @@ class Submit(Message, frozen=True):
     API key's public id, empty = anonymous; `tenant`: who shares fairly with whom. `session`: the
     client's `x-session-id`. `local_reason`: why D must compute the prompt itself (prompt_logprobs),
     empty = it need not. `prefix_hashes`: 8 bytes for each leading whole block of the prompt
-    (`common.prefix`), salted by tenant, for placement by prefix; may be cut short."""
+    (`common.prefix`), salted by tenant, for placement by prefix; may be cut short. `resumable`: its
+    gateway can go on with it elsewhere after tokens were streamed, so that it may be preempted."""
 
     request_id: str
     attempt: int
@@ -107,6 +108,7 @@ class Submit(Message, frozen=True):
     session: str = ""
     local_reason: str = ""
     prefix_hashes: bytes = b""
+    resumable: bool = False
 
 
 class Cancel(Message, frozen=True):

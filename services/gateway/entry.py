@@ -10,7 +10,7 @@ from common.prefix import prefix_hashes
 from common.wire import pack_ids
 from services.gateway.api.kinds import Call
 from services.gateway.auth.caller import Caller
-from services.gateway.recovery import rest_of
+from services.gateway.recovery import obstacle, rest_of
 from services.gateway.streams.answer import Hears, TokenStream
 
 
@@ -100,6 +100,7 @@ class Entry:
             priority=caller.bounded(call.priority),
             session=call.session,
             local_reason=call.local_reason,
+            resumable=not obstacle(call.sampling, emitted=1),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, body.cache_salt),
         )
         return submit, body

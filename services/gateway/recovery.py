@@ -19,6 +19,7 @@ MOVABLE = frozenset(
         Code.WORKER_LOST,
         Code.ENGINE_FAILED,
         Code.KV_TRANSFER_FAILED,
+        Code.PREEMPTED,
         Code.STREAM_INTERRUPTED,
         Code.DRAINING,
     }

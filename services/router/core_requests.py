@@ -77,6 +77,7 @@ def submit(
         key_id=message.key_id,
         tenant=message.tenant,
         priority=message.priority,
+        resumable=message.resumable,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )
     admit.price(tables, each, message)

@@ -1,7 +1,8 @@
 """While decode KV is short, the lowest class gives its place up. Called by `core.py` only.
 
-Only what has not streamed: its client has seen nothing yet, hears 503 and may come again. One at
-each Tick, the newest first, since what it frees shows in the next reports.
+The newest of it is preempted: its gateway submits it again, and it goes on after what its client
+has already, when there is room. One that streams is taken only if its gateway can go on with it
+exactly (`Submit.resumable`). One at each Tick, since what it frees shows in the next reports.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def make_room(tables: Tables, now: float) -> list[Action]:
         return []
     sentence = (
         f"{state.kv_used:.0%} of the decode workers' KV is in use, and a request of class "
-        f"{first.priority.name.lower()} waits for it; this one had not begun to stream"
+        f"{first.priority.name.lower()} waits for it; this one goes on later"
     )
     failed = Failed(
         request_id=victim.request_id,
         attempt=victim.attempt,
-        code=Code.OVERLOADED,
+        code=Code.PREEMPTED,
         message=sentence,
     )
     fields: dict[str, object] = {"request_id": victim.request_id}
@@ -49,8 +50,13 @@ def make_room(tables: Tables, now: float) -> list[Action]:
 
 
 def _newest(tables: Tables) -> Try | None:
-    """Of the lowest class, placed and not streaming."""
+    """Of the lowest class, on a worker, and such that nothing is lost."""
     for each in reversed(tables.tries.values()):
-        if each.priority is LOWEST and each.state is TryState.PLACED:
+        free = each.state is TryState.PLACED
+        if each.priority is LOWEST and (free or _may_pause(each)):
             return each
     return None
+
+
+def _may_pause(each: Try) -> bool:
+    return each.state is TryState.DECODING and each.resumable

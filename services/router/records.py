@@ -53,6 +53,7 @@ class Try:
     key_id: str = ""
     tenant: str = ""
     priority: PriorityClass = PriorityClass.STANDARD
+    resumable: bool = False
     limits: KeyLimits | None = None
     weight: float = 1.0
     output_tokens: int = 0

@@ -55,7 +55,7 @@ def objection(tables: Tables, each: Try, now: float) -> Refusal | None:
         found = _gated(tables, each) or _too_slow(tables, each, now, promised=promised)
     if found is not None:
         return found
-    if again and not state.retry_budget.take(state.largest_worker):
+    if again and not state.retry_budget.take(state.largest_worker, now):
         sentence = "too many requests are being tried again; the retry budget is used up"
         return Refusal(Code.RETRY_BUDGET, sentence)
     if not again:

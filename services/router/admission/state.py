@@ -20,7 +20,9 @@ class Admission:
     def __init__(self, config: AdmissionConfig, seed: int) -> None:
         self.config = config
         self.keys = Keys(config.keys_max, config.key_burst_ms)
-        self.retry_budget = RetryBudget(config.retry_share, config.retry_burst)
+        self.retry_budget = RetryBudget(
+            config.retry_share, config.retry_burst, config.retry_per_min
+        )
         self.thinning = Thinning()
         self.returns = Returns(config.return_grace_ms / 1000, config.estimate_memory)
         self.jitter = Jitter(seed)

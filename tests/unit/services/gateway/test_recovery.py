@@ -229,3 +229,13 @@ def test_a_stopping_gateway_begins_nothing_anew() -> None:
     gate.core.requests.draining = True
     gate.do(WorkerGone(D0, "x"))
     assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_what_the_router_preempts_goes_on_and_is_no_death() -> None:
+    gate = running()
+    preempted = Failed(request_id="r", attempt=1, code=Code.PREEMPTED, message="KV is short")
+    actions = gate.do(FromRouter(preempted))
+    assert told(actions) == [(D0, "Abort"), "Submit"]
+    assert submitted(actions)[0].resumable
+    place(gate, 2)
+    assert submitted(gate.do(WorkerGone(D1, "x")))[0].attempt == 3

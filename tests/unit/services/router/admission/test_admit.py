@@ -219,11 +219,23 @@ def kv_short(used: float) -> Rig:
     return rig
 
 
-def test_under_kv_pressure_what_did_not_stream_of_the_lowest_class_gives_way() -> None:
+@pytest.mark.parametrize("resumable", [True, False])
+def test_what_streams_gives_way_only_if_it_can_go_on(*, resumable: bool) -> None:
+    rig = standard(max_active=1)
+    submit(rig, "b1", priority=BATCH, resumable=resumable)
+    rig.started("b1")
+    submit(rig, "i1", priority=INTERACTIVE)
+    rig.sent.clear()
+    rig.beat("d0|1", Load(running=1, kv_used=0.9))
+    rig.tick(0.2, alive=("g0|1", "p0|1"))
+    assert [failed.code for failed in rig.take(Failed)] == (["preempted"] if resumable else [])
+
+
+def test_under_kv_pressure_the_newest_of_the_lowest_class_gives_way() -> None:
     rig = kv_short(0.9)
     (failed,) = rig.take(Failed)
-    assert (failed.request_id, failed.code) == ("b2", "overloaded")
-    assert "had not begun to stream" in failed.message
+    assert (failed.request_id, failed.code) == ("b2", "preempted")
+    assert "goes on later" in failed.message
     assert {s.peer for s in rig.sent if isinstance(s.message, Abort)} == {"d0|1", "p0|1"}
     assert rig.state("b1") == "decoding"
     rig.ended("b2", error="cancelled")

@@ -18,16 +18,22 @@ def test_retries_are_a_share_of_all_requests() -> None:
     allowed = 0
     for _ in range(1000):
         budget.first_attempt()
-        allowed += budget.take(0)
+        allowed += budget.take(0, 1.0)
     assert allowed == pytest.approx(105, abs=2)
 
 
 def test_the_loss_of_one_worker_is_always_recoverable() -> None:
     budget = RetryBudget(share=0.1, burst=5)
-    assert [budget.take(64) for _ in range(65)] == [True] * 64 + [False]
+    assert [budget.take(64, 1.0) for _ in range(65)] == [True] * 64 + [False]
     for _ in range(10):
         budget.first_attempt()
-    assert [budget.take(64) for _ in range(2)] == [True, False]
+    assert [budget.take(64, 1.0) for _ in range(2)] == [True, False]
+
+
+def test_without_new_requests_retries_trickle() -> None:
+    budget = RetryBudget(share=0.1, burst=1, per_min=30)
+    times = (5.0, 5.1, 6.9, 7.1, 7.2, 60.0, 60.0)
+    assert [budget.take(0, at) for at in times] == [True, False, False, True, False, True, False]
 
 
 @pytest.mark.parametrize(

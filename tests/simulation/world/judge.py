@@ -12,7 +12,12 @@ from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import LEASE_SECONDS
 from tests.simulation.world.gateway import Client, GatewayProcess
 from tests.simulation.world.process import Process
-from tests.simulation.world.router import RETRY_BURST, RETRY_SHARE, RouterProcess
+from tests.simulation.world.router import (
+    RETRY_BURST,
+    RETRY_PER_SECOND,
+    RETRY_SHARE,
+    RouterProcess,
+)
 from tests.simulation.world.workers import WorkerProcess
 
 if TYPE_CHECKING:
@@ -201,7 +206,8 @@ class Judge:
         dispatches = self._fleet.tally.dispatches
         requests = {request_id for request_id, _ in dispatches}
         attempts = len(dispatches) - len(requests)
-        budget = RETRY_SHARE * self._fleet.submitted() + RETRY_BURST
+        trickle = RETRY_PER_SECOND * self._clock.now
+        budget = RETRY_SHARE * self._fleet.submitted() + RETRY_BURST + trickle
         if attempts > budget and not self._fleet.router_restarted():
             self._clock.violate(f"{attempts} further attempts of {len(requests)} requests")
         if self._fleet.routers_undisturbed() and not self._fleet.network.twice:

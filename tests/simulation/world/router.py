@@ -17,6 +17,7 @@ PULSE = 0.2
 REBUILD_SECONDS = 0.8
 RETRY_SHARE = 0.1
 RETRY_BURST = 8.0
+RETRY_PER_SECOND = 0.2
 
 
 def settings(name: str, incarnation: str) -> Settings:
@@ -31,7 +32,11 @@ def settings(name: str, incarnation: str) -> Settings:
         lease_ms=3_000.0,
         idle_seconds=2.0,
         rebuild_seconds=0.0 if incarnation == "1" else REBUILD_SECONDS,
-        admission=AdmissionConfig(retry_share=RETRY_SHARE, retry_burst=RETRY_BURST),
+        admission=AdmissionConfig(
+            retry_share=RETRY_SHARE,
+            retry_burst=RETRY_BURST,
+            retry_per_min=RETRY_PER_SECOND * 60,
+        ),
     )
 
 

@@ -10,6 +10,7 @@ import resource
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from common.messages import (
     WIRE_VERSION,
@@ -73,6 +74,7 @@ class Fleet:
         self.router_events = 0
         self._scenario = scenario
         self._time = Timeline()
+        self._ids = count()
         self._open: dict[str, Sample] = {}
         self._asks: dict[str, Arrival] = {}
         self._delay = scenario.profile.control_ms / 1000
@@ -178,9 +180,7 @@ class Fleet:
 
     def _submit(self, sample: Sample) -> None:
         ask = sample.ask
-        request_id = f"{len(self.samples)}.{sample.tries}"
-        while request_id in self._open:
-            request_id += "'"
+        request_id = f"r{next(self._ids)}"
         self._open[request_id] = sample
         self._asks[request_id] = ask
         submit = Submit(

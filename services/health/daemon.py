@@ -19,7 +19,7 @@ from common.errors import BatonError, Code
 from common.lifecycle import Tasks
 from common.log import Logger
 from services.health.fleet_metrics import FleetMetrics
-from services.health.probes import host_probes, router_kv, router_probe
+from services.health.probes import host_probes, router_kv, router_probe, router_status
 from services.health.verdict import Judge, Verdict
 
 
@@ -75,9 +75,11 @@ class Health:
 
     async def _probe(self) -> None:
         run_dir = Path(self._config.fleet.run_dir)
+        admin = admin_address(self._config)
         while True:
-            probes = [*host_probes(run_dir), await router_probe(admin_address(self._config))]
-            self._fleet.kv = await router_kv(admin_address(self._config))
+            self._fleet.status = await router_status(admin)
+            self._fleet.kv = await router_kv(admin)
+            probes = [*host_probes(run_dir), router_probe(self._fleet.status)]
             for probe in probes:
                 self._probe_gauge.labels(probe.name).set(probe.value)
             if self._judge.round(probes):

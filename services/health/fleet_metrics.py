@@ -9,6 +9,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.health.router_metrics import router_metrics
+
 COUNTS = {
     "handoffs_in": ("handoffs_received", "KV handoffs taken by this worker"),
     "handoffs_out": ("handoffs_sent", "KV handoffs given by this worker"),
@@ -27,21 +29,27 @@ COUNTS = {
 
 
 class FleetMetrics(Collector):
-    """Set `kv` to the latest answer of the verb, None while there is none."""
+    """Set `kv` and `status` to the latest answers of these verbs, None while there is none."""
 
     def __init__(self) -> None:
         self.kv: dict[str, Any] | None = None
+        self.status: dict[str, Any] | None = None
 
     def collect(self) -> Iterator[Metric]:
-        if self.kv is None:
-            return
-        yield from _holds(self.kv)
-        for field, (name, help_) in COUNTS.items():
-            family = CounterMetricFamily(f"baton_kv_{name}", help_, labels=["worker"])
-            for worker in self.kv["workers"]:
-                if field in worker["counts"]:
-                    family.add_metric([worker["name"]], worker["counts"][field])
-            yield family
+        if self.status is not None:
+            yield from router_metrics(self.status)
+        if self.kv is not None:
+            yield from _holds(self.kv)
+            yield from _handoffs(self.kv)
+
+
+def _handoffs(kv: dict[str, Any]) -> Iterator[Metric]:
+    for field, (name, help_) in COUNTS.items():
+        family = CounterMetricFamily(f"baton_kv_{name}", help_, labels=["worker"])
+        for worker in kv["workers"]:
+            if field in worker["counts"]:
+                family.add_metric([worker["name"]], worker["counts"][field])
+        yield family
 
 
 def _holds(kv: dict[str, Any]) -> Iterator[Metric]:

@@ -35,19 +35,24 @@ def host_probes(run_dir: Path) -> list[Probe]:
 
 async def router_kv(admin: str) -> dict[str, Any] | None:
     """The router's `kv` answer without the single holds; None when it does not answer."""
+    return await _answer(admin, "kv", {"limit": 0})
+
+
+async def router_status(admin: str) -> dict[str, Any] | None:
+    """None when it does not answer."""
+    return await _answer(admin, "status", {})
+
+
+def router_probe(status: dict[str, Any] | None) -> Probe:
+    """1 when the router did not answer its admin socket, else 0."""
+    silent = 1.0 if status is None else 0.0
+    sentence = f"the router does not answer within {ROUTER_SECONDS:g} s; is it running?"
+    return Probe("router_silent", silent, 0.5, 2.0, sentence)
+
+
+async def _answer(admin: str, verb: str, args: dict[str, Any]) -> dict[str, Any] | None:
     try:
-        answer = await ask(admin, "kv", {"limit": 0}, seconds=ROUTER_SECONDS)
+        answer = await ask(admin, verb, args, seconds=ROUTER_SECONDS)
     except BatonError:
         return None
     return answer.result if answer.ok and isinstance(answer.result, dict) else None
-
-
-async def router_probe(admin: str) -> Probe:
-    """1 when the router does not answer its admin socket, else 0."""
-    try:
-        await ask(admin, "status", seconds=ROUTER_SECONDS)
-        silent = 0.0
-    except BatonError:
-        silent = 1.0
-    sentence = f"the router does not answer within {ROUTER_SECONDS:g} s; is it running?"
-    return Probe("router_silent", silent, 0.5, 2.0, sentence)

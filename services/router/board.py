@@ -41,18 +41,24 @@ class Board:
 
     def _refresh(self) -> None:
         for identity, worker in self.changed.items():
-            totals = self._totals[worker.role]
-            for shelf in (self._prefills, self._open, self._full):
-                old = shelf.pop(identity, None)
-                if old is not None:
-                    totals.count(old, -1)
-            if worker.ready:
-                view = worker.view()
-                self._shelf(worker.role, view)[identity] = view
-                totals.count(view, 1)
+            view = worker.view() if worker.ready else None
+            if worker.role is Role.PREFILL:
+                old = _shelve(self._prefills, identity, view)
+            else:
+                full = view is not None and view.requests >= view.requests_max
+                was_open = _shelve(self._open, identity, None if full else view)
+                was_full = _shelve(self._full, identity, view if full else None)
+                old = was_open or was_full
+            self._totals[worker.role].change(old, view)
         self.changed.clear()
 
-    def _shelf(self, role: Role, view: WorkerView) -> dict[str, WorkerView]:
-        if role is Role.PREFILL:
-            return self._prefills
-        return self._open if view.requests < view.requests_max else self._full
+
+def _shelve(
+    shelf: dict[str, WorkerView], identity: str, view: WorkerView | None
+) -> WorkerView | None:
+    """Puts the view there, or takes what is there away. What was there before."""
+    if view is None:
+        return shelf.pop(identity, None)
+    old = shelf.get(identity)
+    shelf[identity] = view
+    return old

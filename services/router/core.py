@@ -167,25 +167,27 @@ class Core:
         return []
 
     def _from_worker(self, worker: Worker, event: Received, now: float) -> list[Action]:
-        match event.message, worker.role:
-            case _ if worker.away:
-                self.tables.counts.drop("gone peer")
-            case Holding() as message, _:
-                return core_holding.holding(self.tables, worker, message, now)
-            case Took() as message, _:
-                return core_holding.took(self.tables, worker, message, now)
-            case PrefillEnded() as message, Role.PREFILL:
-                return core_requests.prefill_ended(self.tables, worker, message, now)
-            case DecodeStarted() as message, Role.DECODE:
-                return core_requests.decode_started(self.tables, worker, message, now)
-            case PrefixDelta() as message, _:
-                core_placing.prefixes_changed(self.tables, worker, message)
-            case PairTrouble() as message, Role.DECODE:
-                return core_pairs.trouble(self.tables, worker, message, now)
-            case Ended() as message, Role.DECODE:
-                return core_requests.ended(self.tables, worker, message, now)
+        tables, role = self.tables, worker.role
+        if worker.away:
+            tables.counts.drop("gone peer")
+            return []
+        match event.message:
+            case PrefillEnded() as message if role is Role.PREFILL:
+                return core_requests.prefill_ended(tables, worker, message, now)
+            case DecodeStarted() as message if role is Role.DECODE:
+                return core_requests.decode_started(tables, worker, message, now)
+            case Ended() as message if role is Role.DECODE:
+                return core_requests.ended(tables, worker, message, now)
+            case PrefixDelta() as message:
+                core_placing.prefixes_changed(tables, worker, message)
+            case PairTrouble() as message if role is Role.DECODE:
+                return core_pairs.trouble(tables, worker, message, now)
+            case Holding() as message:
+                return core_holding.holding(tables, worker, message, now)
+            case Took() as message:
+                return core_holding.took(tables, worker, message, now)
             case _:
-                self.tables.counts.drop("wrong role")
+                tables.counts.drop("wrong role")
         return []
 
     def _fleet_changed(self, now: float) -> list[Action]:

@@ -181,7 +181,7 @@ def _remember_prefix(tables: Tables, each: Try, choice: Placement) -> None:
         if view is not None and hashes:
             limit = tables.workers[view.identity].capacity.kv_blocks
             tables.placing.prefixes.add(view.identity, hashes, limit)
-    each.ask = each.ask._replace(prefix=())
+    each.forget_prefix()
 
 
 def prefixes_changed(tables: Tables, worker: Worker, message: PrefixDelta) -> None:

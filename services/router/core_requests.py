@@ -115,7 +115,7 @@ def _admit(tables: Tables, each: Try, gateway: Gateway, now: float) -> list[Acti
     if found is not None:
         return _refuse(tables, each, found, now)
     tables.waiting.append(each)
-    tables.freed |= tables.waiting.head() is each
+    tables.freed = tables.freed or tables.waiting.head() is each
     return []
 
 
@@ -344,7 +344,8 @@ def leave(
     if was is TryState.QUEUED:
         if each.key in tables.waiting:
             tables.waiting.remove(each)
-        each.body, each.ask = b"", each.ask._replace(prefix=())
+        each.body = b""
+        each.forget_prefix()
     else:
         tables.active -= 1
         tables.workers[each.decode].release(each.key)

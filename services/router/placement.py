@@ -28,6 +28,7 @@ from services.router.placement_types import (
 from services.router.placement_types import WorkerView as View
 
 PREFILL_AHEAD_TOKENS = 16_384
+SORTED_MAX = 64
 
 Ranked = list[tuple[Score, str, View]]
 
@@ -87,8 +88,10 @@ def _prefills_with_room(ask: Ask, views: Sequence[View]) -> list[View]:
 
 def _best(scores: list[Score], views: list[View]) -> Ranked:
     """The first `CANDIDATES_MAX`, best first."""
-    names = [view.name for view in views]
-    return nsmallest(CANDIDATES_MAX, zip(scores, names, views, strict=True))
+    rows = zip(scores, [view.name for view in views], views, strict=True)
+    if len(views) > SORTED_MAX:
+        return nsmallest(CANDIDATES_MAX, rows)
+    return sorted(rows)[:CANDIDATES_MAX]
 
 
 def _placement(

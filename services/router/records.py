@@ -76,10 +76,10 @@ class Try:
     outcome: str = ""
     sentence: str = ""
     adopted: bool = False
+    key: Key = field(init=False)
 
-    @property
-    def key(self) -> Key:
-        return (self.request_id, self.attempt)
+    def __post_init__(self) -> None:
+        self.key = (self.request_id, self.attempt)
 
     @property
     def decode(self) -> str:
@@ -93,9 +93,13 @@ class Try:
             return ""
         return self.placement.prefill.identity
 
+    def forget_prefix(self) -> None:
+        """Once it is placed or over, its hashes are of no more use."""
+        if self.ask.prefix:
+            self.ask = self.ask._replace(prefix=())
+
     def move(self, new: TryState) -> None:
-        what = f"request {self.request_id}#{self.attempt}"
-        self.state = checked(what, TRY_TRANSITIONS, self.state, new)
+        self.state = checked(self.key, TRY_TRANSITIONS, self.state, new)
 
 
 @dataclass(slots=True)
@@ -115,7 +119,8 @@ class Worker:
     `flaps`: times that it was doubted of late, the last at `flapped_at`; `sound_since`: since when
     it has shown no fault after that. `left`: it drained before it went. `served`: it was ready at
     least once. `unconfirmed`: what it was given before its latest Hello, until it says what it
-    holds. `drained`: by an operator, `drain_ordered` until it has heard so.
+    holds. `drained`: by an operator, `drain_ordered` until it has heard so. `kv_tokens_max`:
+    what may be granted of its KV, in tokens.
     """
 
     identity: str
@@ -160,6 +165,14 @@ class Worker:
     unconfirmed: dict[Key, None] = field(default_factory=dict)
     drained: bool = False
     drain_ordered: bool | None = None
+    kv_tokens_max: int = field(init=False)
+    kv_token_bytes: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        capacity = self.capacity
+        granted = int(capacity.kv_blocks * self.kv_grant_max)
+        self.kv_tokens_max = granted * capacity.block_tokens
+        self.kv_token_bytes = capacity.kv_block_bytes / capacity.block_tokens
 
     @classmethod
     def of(
@@ -209,15 +222,10 @@ class Worker:
         """Nothing is expected of it, and nothing it says of requests counts."""
         return self.state in AWAY
 
-    @property
-    def kv_tokens_max(self) -> int:
-        """What may be granted of its KV, in tokens."""
-        return int(self.capacity.kv_blocks * self.kv_grant_max) * self.capacity.block_tokens
-
     def move(self, new: WorkerState, reason: str, now: float) -> None:
         was, self.state = (
             self.state,
-            checked(f"worker {self.name}", WORKER_TRANSITIONS, self.state, new),
+            checked(self.name, WORKER_TRANSITIONS, self.state, new),
         )
         self.returned |= was in AWAY
         if self.ready and self.returned:
@@ -281,24 +289,25 @@ class Worker:
         self.kv_holds_total, self.kv_seen = beat.kv_holds_total, now
 
     def view(self) -> WorkerView:
-        """The snapshot that placement sees."""
+        """The snapshot that placement sees. Taken several times for each request, so its fields are
+        given by place: by name they cost three times as much."""
         return WorkerView(
-            name=self.name,
-            identity=self.identity,
-            incarnation=self.incarnation,
-            fingerprint=self.fingerprint,
-            fingerprint_parts=self.fingerprint_parts,
-            kv_address=self.kv_address,
-            block_tokens=self.capacity.block_tokens,
-            max_model_len=self.capacity.max_model_len,
-            kv_tokens=self.held_tokens + self.foreign_tokens,
-            kv_tokens_max=self.kv_tokens_max,
-            requests=len(self.held) + self.foreign_requests,
-            requests_max=self.slots,
-            queued=self.queued_tokens,
-            decoding=len(self.decoding),
-            given=self.given,
-            kv_token_bytes=self.capacity.kv_block_bytes / self.capacity.block_tokens,
+            self.name,
+            self.identity,
+            self.incarnation,
+            self.fingerprint,
+            self.kv_address,
+            self.capacity.block_tokens,
+            self.capacity.max_model_len,
+            self.held_tokens + self.foreign_tokens,
+            self.kv_tokens_max,
+            len(self.held) + self.foreign_requests,
+            self.slots,
+            self.queued_tokens,
+            len(self.decoding),
+            self.given,
+            self.kv_token_bytes,
+            self.fingerprint_parts,
         )
 
 

@@ -72,12 +72,12 @@ S = TypeVar("S", TryState, WorkerState)
 class IllegalTransitionError(BatonError):
     """A bug of ours: the process must not go on with it."""
 
-    def __init__(self, what: str, old: enum.Enum, new: enum.Enum) -> None:
+    def __init__(self, what: object, old: enum.Enum, new: enum.Enum) -> None:
         super().__init__(Code.INTERNAL, f"{what} cannot go from {old.value} to {new.value}")
 
 
-def checked(what: str, table: Mapping[S, frozenset[S]], old: S, new: S) -> S:
-    """The new state. Raises IllegalTransitionError."""
+def checked(what: object, table: Mapping[S, frozenset[S]], old: S, new: S) -> S:
+    """The new state. `what` names the row. Raises IllegalTransitionError."""
     if new not in table[old]:
         raise IllegalTransitionError(what, old, new)
     return new

@@ -24,6 +24,7 @@ from services.router.records import Key, Try
 LOOK_PAST = 16
 PASSED_MAX = 64
 CLASSES = tuple(PriorityClass)
+LOWER = tuple(reversed(CLASSES[1:]))
 
 
 class Waiting:
@@ -151,10 +152,13 @@ class Waiting:
 
     def _next_class(self) -> FairClass:
         """The lowest that is owed the cost of its first request, else the highest that waits."""
-        for kind in reversed(CLASSES[1:]):
+        for kind in LOWER:
             if self._owed[kind] > 0 and self._owed[kind] >= self._classes[kind].first().cost:
                 return self._classes[kind]
-        return next(waiting for waiting in self._classes if len(waiting))
+        for waiting in self._classes:
+            if waiting.backlog.requests:
+                return waiting
+        raise IndexError("the queue is empty")
 
     def check_invariants(self) -> None:
         assert self.within_bounds()

@@ -37,6 +37,11 @@ def test_holds_are_seen_while_they_last_and_none_is_left() -> None:
         received = 'baton_kv_handoffs_received_total{worker="d0"}'
         wait_until("the handoff is in the metrics", lambda: metric(running, received) == 1.0)
         assert metric(running, "baton_kv_orphan_holds") == 0.0
+        ended = "baton_router_requests_ended_total"
+        wait_until("the request's end is in the metrics", lambda: metric(running, ended) == 1.0)
+        assert metric(running, "baton_router_requests_placed_total") == 1.0
+        assert metric(running, 'baton_router_workers_ready{role="prefill"}') == 1.0
+        assert metric(running, 'baton_router_workers_ready{role="decode"}') == 1.0
 
 
 async def watch_one_request(running: Fleet) -> None:

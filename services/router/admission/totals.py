@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from services.router.placement_types import WorkerView
 
+NOBODY = WorkerView("", "", "", "", "", 1, 0, 0, 0, 0, 0)
+
 
 class Totals:
     """`slots` may be fewer than the workers have, while one starts slowly."""
@@ -16,11 +18,12 @@ class Totals:
         self.workers = self.queued = self.requests = self.slots = 0
         self.kv_tokens = self.kv_tokens_max = 0
 
-    def count(self, view: WorkerView, sign: int) -> None:
-        """`sign`: 1 when it comes, -1 when it goes."""
-        self.workers += sign
-        self.queued += sign * view.queued
-        self.requests += sign * view.requests
-        self.slots += sign * view.requests_max
-        self.kv_tokens += sign * view.kv_tokens
-        self.kv_tokens_max += sign * view.kv_tokens_max
+    def change(self, old: WorkerView | None, new: WorkerView | None) -> None:
+        """None: it was not there before, or is there no more."""
+        old, new = old or NOBODY, new or NOBODY
+        self.workers += (new is not NOBODY) - (old is not NOBODY)
+        self.queued += new.queued - old.queued
+        self.requests += new.requests - old.requests
+        self.slots += new.requests_max - old.requests_max
+        self.kv_tokens += new.kv_tokens - old.kv_tokens
+        self.kv_tokens_max += new.kv_tokens_max - old.kv_tokens_max

@@ -79,7 +79,7 @@ class Estimates:
     def tail_seconds(self) -> float:
         """What a remote prefill adds after P's end until D's first token; one decode step until
         measured."""
-        return self._tail.value(self.step_seconds(1))
+        return self._tail.value(0.0) or self.step_seconds(1)
 
     def stay_seconds(self, default: float) -> float:
         """A request's mean time on D."""

@@ -1,0 +1,74 @@
+"""The router's `status` answer as metrics. The answer is the verb's own, so that both agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from common.errors import Code
+from services.health.fleet_metrics import FleetMetrics
+from services.health.router_metrics import GAUGES, TOTALS
+from services.router.admin.status import run
+from services.router.admin.verb import View
+from tests.unit.services.router.rig import standard
+
+
+def status() -> dict[str, Any]:
+    rig = standard()
+    counts = rig.core.tables.counts
+    counts.submitted, counts.placed, counts.placed_local = 9, 7, 2
+    counts.ended, counts.failed, counts.cancelled, counts.adopted = 4, 1, 2, 3
+    counts.refuse(Code.QUEUE_FULL.value)
+    counts.drop("before hello")
+    return run(View(rig.core.tables, rig.now, {"bad frame": 5}), {})
+
+
+def scraped(answer: dict[str, Any] | None) -> str:
+    registry, metrics = CollectorRegistry(), FleetMetrics()
+    registry.register(metrics)
+    metrics.status = answer
+    return generate_latest(registry).decode()
+
+
+def test_what_the_router_decided() -> None:
+    text = scraped(status())
+    for line in (
+        "baton_router_requests_submitted_total 9.0",
+        "baton_router_requests_placed_total 7.0",
+        "baton_router_requests_placed_local_total 2.0",
+        "baton_router_requests_adopted_total 3.0",
+        "baton_router_requests_ended_total 4.0",
+        "baton_router_requests_failed_total 1.0",
+        "baton_router_requests_cancelled_total 2.0",
+        'baton_router_requests_refused_total{code="queue_full"} 1.0',
+        'baton_router_messages_dropped_total{reason="before hello"} 1.0',
+        'baton_router_messages_dropped_total{reason="bad frame"} 5.0',
+    ):
+        assert line in text.splitlines()
+
+
+def test_how_full_it_is() -> None:
+    answer = status() | {
+        "queued": 3,
+        "queued_bytes": 800,
+        "active": 6,
+        "pairs_resting": 2,
+    }
+    lines = scraped(answer).splitlines()
+    for line in (
+        "baton_router_queue_requests 3.0",
+        "baton_router_queue_bytes 800.0",
+        "baton_router_active_requests 6.0",
+        "baton_router_open_pairs 2.0",
+        "baton_router_ready 1.0",
+        'baton_router_workers_ready{role="prefill"} 1.0',
+        'baton_router_workers_ready{role="decode"} 1.0',
+    ):
+        assert line in lines
+    helped = [line for line in lines if line.startswith("# HELP")]
+    assert len(helped) == len(TOTALS) + len(GAUGES) + 3
+
+
+def test_a_silent_router_has_no_numbers() -> None:
+    assert scraped(None) == ""

@@ -17,7 +17,14 @@ import numpy as np
 import torch
 
 from common.errors import BatonError, Code
+from common.kv.codec import Element, Format
 from common.kv.layout import Bytes, Geometry, HostMemory, KvMemory
+
+_ELEMENTS: dict[torch.dtype, Element] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 
 
 def kv_memory(kv_caches: dict[str, torch.Tensor], blocks: int) -> KvMemory:
@@ -77,7 +84,23 @@ def _geometry(tensors: list[torch.Tensor], blocks: int) -> Geometry:
         layer_stride=strides.pop(),
         block_stride=first.stride(0) * first.element_size(),
         offset=starts[0],
+        inside=_inside(first),
     )
+
+
+def _inside(layer: torch.Tensor) -> Format | None:
+    """Of `[blocks, heads, tokens, 2 x head_dim]`: on CPU vLLM keeps a head's K whole before its V,
+    elsewhere K before V of each token, tokens and heads in either order. None for other shapes and
+    element types, fp8 among them."""
+    element = _ELEMENTS.get(layer.dtype)
+    if element is None or layer.dim() != 4 or layer.shape[3] % 2:
+        return None
+    _, heads, tokens, width = layer.shape
+    if layer.device.type == "cpu" and layer.stride(1) >= layer.stride(2):
+        return Format(element, (heads, 2, tokens * width // 2), (2,))
+    if layer.stride(1) >= layer.stride(2):
+        return Format(element, (heads, tokens, 2, width // 2), (1, 3))
+    return Format(element, (tokens, heads, 2, width // 2), (0, 3))
 
 
 class DeviceMemory:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
@@ -37,6 +37,13 @@ class Flag(enum.IntEnum):
     VOID = 2
 
 
+class Encoding(enum.IntEnum):
+    """What was done to the payload, before the digest was taken."""
+
+    NONE = 0
+    FP8 = 1
+
+
 class Verdict(enum.Enum):
     """What an arrived message is worth. `LOST`: the transport failed, nothing arrived."""
 
@@ -48,7 +55,8 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One message as both sides compute it. Blocks count within the prompt, from 0."""
+    """One message as both sides compute it. Blocks count within the prompt, from 0. `fp8_bytes`:
+    its payload if it is compressed; 0: it must not be."""
 
     transfer: int
     index: int
@@ -57,6 +65,14 @@ class Expected:
     first_layer: int
     layers: int
     payload_bytes: int
+    fp8_bytes: int = 0
+    encoding: Encoding = Encoding.NONE
+
+    def compressed(self) -> Expected:
+        """Raises ValueError where D did not allow it."""
+        if not self.fp8_bytes:
+            raise ValueError(f"not to be compressed: {self}")
+        return replace(self, payload_bytes=self.fp8_bytes, encoding=Encoding.FP8)
 
     @property
     def message_bytes(self) -> int:
@@ -73,11 +89,12 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """`index` and `early_bytes` mean something only for an OK one."""
+    """What stands after the verdict means something only for an OK one."""
 
     verdict: Verdict
     index: int = 0
     early_bytes: int = NOT_YET
+    encoding: Encoding = Encoding.NONE
 
 
 LOST = Arrival(Verdict.LOST)
@@ -114,13 +131,15 @@ def judge(
     if fields == _void_fields(transfer, slot):
         return Arrival(Verdict.VOID)
     what = planned(fields[5])
+    if what is not None and what.fp8_bytes and fields[3] == Encoding.FP8:
+        what = what.compressed()
     digest, early_bytes, rest = fields[-3:]
     if what is None or fields[:-3] != _data_fields(what) or rest != 0:
         return CORRUPT
     payload = message[HEADER_BYTES : what.message_bytes]
     if payload_digest(payload, what.transfer, what.index, early_bytes) != digest:
         return CORRUPT
-    return Arrival(Verdict.OK, what.index, early_bytes)
+    return Arrival(Verdict.OK, what.index, early_bytes, what.encoding)
 
 
 def check(message: NDArray[np.uint8], expected: Expected) -> Verdict:
@@ -137,7 +156,7 @@ def _data_fields(what: Expected) -> tuple[object, ...]:
         MAGIC,
         VERSION,
         int(Flag.DATA),
-        0,
+        int(what.encoding),
         what.transfer,
         what.index,
         what.first_block,

@@ -40,7 +40,8 @@ from common.kv.handoff.words import (
 )
 from common.kv.layout import KvMemory
 from common.kv.messages import KvRefused
-from common.kv.plan import Plan, Shape
+from common.kv.packing import Packing
+from common.kv.plan import Plan, shape_of
 from common.kv.ranks import address_of
 from common.kv.staging import Buffer, Staging
 from common.kv.ucx import Link, data_tag
@@ -86,9 +87,8 @@ class Incoming:
         clock: Callable[[], float],
     ) -> None:
         self._identity = identity
-        self._memory = memory
-        geometry = memory.geometry
-        self._shape = Shape(geometry.layers, geometry.block_bytes)
+        self._packing = Packing(memory, staging.payload_bytes)
+        self._shape = shape_of(memory.geometry)
         self._staging = staging
         self._tally = tally
         self._open_link = open_link
@@ -319,8 +319,5 @@ class Incoming:
 
     def _place(self, fetch: _Fetch, what: Expected, message: Buffer) -> None:
         at = what.first_block - fetch.receiver.wanted.first_block
-        self._memory.scatter(
-            fetch.block_ids[at : at + what.blocks],
-            message[HEADER_BYTES : what.message_bytes],
-            range(what.first_layer, what.end_layer),
-        )
+        payload = message[HEADER_BYTES : what.message_bytes]
+        self._packing.scatter(fetch.block_ids[at : at + what.blocks], payload, what)

@@ -16,12 +16,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from common.kv.codec import Format
+
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """All in bytes but `layers` and `blocks`."""
+    """All in bytes but `layers` and `blocks`. `inside`: what a page holds, None where that is not
+    known: such KV is never compressed."""
 
     layers: int
     blocks: int
@@ -29,11 +32,17 @@ class Geometry:
     layer_stride: int
     block_stride: int
     offset: int = 0
+    inside: Format | None = None
 
     @property
     def block_bytes(self) -> int:
         """One block over all layers: what it costs to move it."""
         return self.layers * self.page_bytes
+
+    @property
+    def fp8_page_bytes(self) -> int:
+        """A page as fp8; 0: it cannot be compressed."""
+        return self.inside.fp8_page_bytes if self.inside is not None else 0
 
     @property
     def end(self) -> int:
@@ -56,6 +65,8 @@ class Geometry:
         """Raises ValueError if pages overlap each other or leave the allocation."""
         if min(self.layers, self.blocks, self.page_bytes) < 1 or self.offset < 0:
             raise ValueError(f"empty or negative geometry: {self}")
+        if self.inside is not None and self.inside.page_bytes != self.page_bytes:
+            raise ValueError(f"a page of {self.page_bytes} bytes is not {self.inside}")
         outer, inner = (
             max(self.layer_stride, self.block_stride),
             min(self.layer_stride, self.block_stride),

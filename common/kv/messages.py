@@ -26,7 +26,8 @@ class KvReady(Message, frozen=True):
     of it under `transfer`, an id new for this try, cut as `common.kv.plan` says: `message_blocks`
     blocks a message, their layers in `layer_groups` messages. Slots [0, granted) have a receive
     posted, each for any one message. `patience_ms`: how long D goes on waiting, and P keeps this
-    request if its ticket has not come yet (0: as long as a lease)."""
+    request if its ticket has not come yet (0: as long as a lease). `accepts`: what P may do to a
+    message's payload (`fp8`); P chooses, and the message's header says what it did."""
 
     secret: bytes
     request_id: str
@@ -38,6 +39,7 @@ class KvReady(Message, frozen=True):
     granted: int
     layer_groups: int = 1
     patience_ms: float = 0.0
+    accepts: tuple[str, ...] = ()
 
 
 class KvCredit(Message, frozen=True):
@@ -95,7 +97,8 @@ class KvListening(Message, frozen=True):
 
 class KvDone(Message, frozen=True):
     """KV thread to daemon: one handoff ended on this side. `error` is a `Code` or empty. `trouble`:
-    `digest` or `transfer` when D gave up on this P (see `PairTrouble`). `peer`: the other side."""
+    `digest` or `transfer` when D gave up on this P (see `PairTrouble`). `peer`: the other side.
+    `choice`: why P compressed or not, when it decides otherwise than for this peer before."""
 
     request_id: str
     attempt: int
@@ -106,6 +109,7 @@ class KvDone(Message, frozen=True):
     trouble: str = ""
     peer: str = ""
     peer_incarnation: str = ""
+    choice: str = ""
 
 
 class KvStatus(Message, frozen=True):

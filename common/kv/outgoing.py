@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.errors import Code
+from common.kv.compression import Chooser
 from common.kv.control import Channel, Heard
-from common.kv.digest import HEADER_BYTES, INDEX_BITS, NOT_YET, seal, seal_void
+from common.kv.digest import HEADER_BYTES, INDEX_BITS, NOT_YET, Expected, seal, seal_void
 from common.kv.handoff.desk import TOMBSTONES, Desk, Key, Out
 from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import Ended, SendData, SendVoid, Stage, Tell
 from common.kv.layout import KvMemory
 from common.kv.lease import Tombstones
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvReleased
+from common.kv.packing import Packing
+from common.kv.plan import FP8
 from common.kv.staging import Buffer, Staging
 from common.kv.ucx import data_tag
 from common.messages import KvHold, KvReport, Ticket
@@ -33,7 +36,8 @@ OnEnded = Callable[[Ticket, KvReport, Ended], None]
 @dataclass(slots=True)
 class _Source:
     """`blocks`: where the prompt's blocks are; empty once the engine took them back. `sent_bytes`:
-    payload whose sending has completed, `early_bytes` what it was when the prefill ended."""
+    payload whose sending has completed, `early_bytes` what it was when the prefill ended. `fp8`:
+    what was chosen for `transfer`."""
 
     ticket: Ticket
     blocks: list[int] = field(default_factory=list)
@@ -41,19 +45,34 @@ class _Source:
     payload_bytes: int = 0
     sent_bytes: int = 0
     early_bytes: int | None = None
+    transfer: int | None = None
+    fp8: bool = False
+    raw_bytes: int = 0
+    compression: str = ""
 
 
 class Outgoing:
     """Serves tickets offered by this engine. `on_ended` is called once per accepted offer."""
 
     def __init__(
-        self, desk: Desk, memory: KvMemory, staging: Staging, tally: Tally, on_ended: OnEnded
+        self,
+        desk: Desk,
+        memory: KvMemory,
+        staging: Staging,
+        *,
+        tally: Tally,
+        chooser: Chooser,
+        on_ended: OnEnded,
+        clock: Callable[[], float],
     ) -> None:
         self._desk = desk
         self._memory = memory
         self._staging = staging
         self._tally = tally
+        self._packing = Packing(memory, staging.payload_bytes)
+        self._chooser = chooser
         self._on_ended = on_ended
+        self._clock = clock
         self._channels: dict[int, Channel] = {}
         self._sources: dict[Key, _Source] = {}
         self._copying = threading.Lock()
@@ -190,30 +209,42 @@ class Outgoing:
     def _send(self, key: Key, send: SendData, buffer: Buffer) -> bool:
         """False: not sent, the buffer is free again (the link is gone or the blocks are)."""
         channel = self._channels.get(send.peer)
-        if channel is None:
+        if channel is None or channel.peer is None:
             return False
-        what = send.plan.message(send.index)
+        peer, source, raw = channel.peer.name, self._sources[key], send.plan.message(send.index)
+        what = raw.compressed() if self._compresses(source, peer, raw) else raw
         message = buffer[: what.message_bytes]
-        source = self._sources[key]
-        layers = range(what.first_layer, what.end_layer)
+        payload = message[HEADER_BYTES:]
         with self._copying:
             blocks = source.blocks[what.first_block : what.end_block]
             if len(blocks) == what.blocks:
-                self._memory.gather(blocks, message[HEADER_BYTES:], layers)
+                self._packing.gather(blocks, payload, what)
         if len(blocks) != what.blocks:
             self._void(send.peer, what.transfer, send.slot)
             return False
+        self._packing.encode(payload, what)
         seal(message, what, NOT_YET if source.early_bytes is None else source.early_bytes)
         source.messages += 1
         source.payload_bytes += what.payload_bytes
+        source.raw_bytes += raw.payload_bytes
+        source.compression = source.compression or (FP8 if source.fp8 else "")
 
         def sent(error: str | None) -> None:
             if error is None:
                 source.sent_bytes += what.payload_bytes
+            self._chooser.sent(peer, 0 if error else what.message_bytes, self._clock())
             self._staging.give(buffer)
 
+        self._chooser.sending(peer, source.fp8, self._clock())
         channel.link.send(message, data_tag(what.transfer, send.slot, INDEX_BITS), sent)
         return True
+
+    def _compresses(self, source: _Source, peer: str, what: Expected) -> bool:
+        """Chosen once for a transfer."""
+        if source.transfer != what.transfer:
+            source.transfer = what.transfer
+            source.fp8 = self._chooser.choose(peer, allowed=bool(what.fp8_bytes))
+        return source.fp8
 
     def _void(self, peer: int, transfer: int, slot: int) -> None:
         channel = self._channels.get(peer)
@@ -231,5 +262,7 @@ class Outgoing:
             payload_bytes=source.payload_bytes,
             wire_bytes=source.payload_bytes + HEADER_BYTES * source.messages,
             early_bytes=source.early_bytes or 0,
+            compression=source.compression,
+            raw_bytes=source.raw_bytes,
         )
         self._on_ended(source.ticket, report, ended)

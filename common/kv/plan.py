@@ -7,20 +7,24 @@ of a run first, then the runs. P sends them in the order in which they are compu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.kv.digest import INDEX_MAX, Expected
+from common.kv.layout import Geometry
 
 MESSAGE_BYTES_MIN = 2 << 20
 MESSAGES_WISHED = 8
+FP8 = "fp8"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a geometry contributes; equal on P and D because their fingerprints are."""
+    """What a geometry contributes; equal on P and D because their fingerprints are.
+    `fp8_page_bytes` 0: this KV cannot be compressed."""
 
     layers: int
     block_bytes: int
+    fp8_page_bytes: int = 0
 
     @property
     def page_bytes(self) -> int:
@@ -31,9 +35,13 @@ class Shape:
         return -(-self.layers // max(1, min(layer_groups, self.layers)))
 
 
+def shape_of(geometry: Geometry) -> Shape:
+    return Shape(geometry.layers, geometry.block_bytes, geometry.fp8_page_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Raises ValueError for what no honest peer asks."""
+    """Raises ValueError for what no honest peer asks. `fp8`: P may compress any message."""
 
     transfer: int
     first_block: int
@@ -41,6 +49,7 @@ class Plan:
     message_blocks: int
     shape: Shape
     layer_groups: int = 1
+    fp8: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if (
@@ -66,7 +75,7 @@ class Plan:
 
     @property
     def payload_bytes_max(self) -> int:
-        """Of the largest message."""
+        """Of the largest message, not compressed."""
         layers = self.shape.group_layers(self.layer_groups)
         return min(self.message_blocks, self.blocks) * layers * self.shape.page_bytes
 
@@ -79,8 +88,12 @@ class Plan:
         group_layers = self.shape.group_layers(self.layer_groups)
         first_layer = group * group_layers
         layers = min(group_layers, self.shape.layers - first_layer)
-        payload = blocks * layers * self.shape.page_bytes
-        return Expected(self.transfer, index, first_block, blocks, first_layer, layers, payload)
+        pages = blocks * layers
+        payload = pages * self.shape.page_bytes
+        fp8 = pages * self.shape.fp8_page_bytes if self.fp8 else 0
+        return Expected(
+            self.transfer, index, first_block, blocks, first_layer, layers, payload, fp8
+        )
 
 
 def message_blocks(message_bytes: int, shape: Shape, layer_groups: int, blocks: int) -> int:

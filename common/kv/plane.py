@@ -12,16 +12,18 @@ from collections.abc import Callable
 from typing import Literal
 
 from common.config import KvConfig
+from common.kv.codec import Codec, measured_rate
+from common.kv.compression import Chooser, Mode
 from common.kv.control import Channel, Heard, Identity
 from common.kv.handoff.desk import Desk, Key
 from common.kv.handoff.receiver import Wanted
 from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import Ended
 from common.kv.incoming import Incoming
-from common.kv.layout import KvMemory
+from common.kv.layout import Geometry, KvMemory
 from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
 from common.kv.outgoing import Outgoing
-from common.kv.plan import Shape, message_blocks
+from common.kv.plan import message_blocks, shape_of
 from common.kv.side import KvSide
 from common.kv.staging import Staging
 from common.kv.ucx import Link, Ucx
@@ -59,7 +61,10 @@ class Plane:
         geometry = memory.geometry
         payload = max(config.message_bytes, geometry.block_bytes)
         total = config.staging_mib << 20
-        self._shape = shape = Shape(geometry.layers, geometry.block_bytes)
+        self._shape = shape = shape_of(geometry)
+        mode: Mode = "none" if config.exact else config.compression
+        self._allows_fp8 = mode != "none" and shape.fp8_page_bytes > 0
+        self._chooser = _chooser(mode, geometry)
         self.ucx = Ucx(
             config.transports,
             self._accepted,
@@ -70,8 +75,10 @@ class Plane:
             Desk(shape, payload, config.lease_ms, self._tally),
             memory,
             Staging(payload, total),
-            self._tally,
-            self._sent,
+            tally=self._tally,
+            chooser=self._chooser,
+            on_ended=self._sent,
+            clock=self.now,
         )
         self.incoming = Incoming(
             identity,
@@ -114,6 +121,7 @@ class Plane:
             deadline=self.now() + config.load_timeout_ms / 1000,
             retries=config.retries,
             layer_groups=groups,
+            fp8=self._allows_fp8,
         )
         self.incoming.fetch(ticket, wanted, block_ids)
 
@@ -181,6 +189,7 @@ class Plane:
             trouble=ended.trouble,
             peer=ticket.decode if sends else ticket.prefill,
             peer_incarnation=ticket.decode_incarnation if sends else ticket.prefill_incarnation,
+            choice=self._chooser.news(ticket.decode) if sends else "",
         )
         self._on_end(done)
         if self._side is not None:
@@ -215,6 +224,13 @@ class Plane:
         self._on_status(status)
         if self._side is not None:
             self._side.say_status(status)
+
+
+def _chooser(mode: Mode, geometry: Geometry) -> Chooser:
+    inside, codec = geometry.inside, 0.0
+    if mode == "auto" and inside is not None and inside.fp8_page_bytes:
+        codec = measured_rate(Codec(inside), inside, time.perf_counter)
+    return Chooser(mode, geometry.fp8_page_bytes / geometry.page_bytes, codec)
 
 
 def _oldest_first(hold: KvHold) -> float:

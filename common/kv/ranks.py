@@ -25,6 +25,7 @@ _ADDED = frozenset(
         "payload_bytes",
         "wire_bytes",
         "early_bytes",
+        "raw_bytes",
         "retries",
         "refetches",
         "digest_mismatches",
@@ -154,6 +155,7 @@ def _both(one: KvDone, other: KvDone) -> KvDone:
         bad,
         report=_added(one.report, other.report),
         trouble=one.trouble or other.trouble,
+        choice=one.choice or other.choice,
     )
 
 

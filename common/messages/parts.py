@@ -170,7 +170,8 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     too. `wait_ms`: KvReady sent to first data; `transfer_ms`: first to last data verified.
     `early_bytes`: payload whose sending had completed when P's prefill ended (the overlap).
     `retries`: all tries after the first, `refetches` of them after damage. `digest_mismatches`:
-    messages that were not what was asked."""
+    messages that were not what was asked. `compression`: `fp8` if any message came so; then
+    `payload_bytes` is what travelled, and `raw_bytes` the KV itself."""
 
     blocks: int = 0
     messages: int = 0
@@ -182,6 +183,8 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     refetches: int = 0
     digest_mismatches: int = 0
     early_bytes: int = 0
+    compression: str = ""
+    raw_bytes: int = 0
 
 
 class KvCounts(msgspec.Struct, frozen=True, kw_only=True):

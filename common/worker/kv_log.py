@@ -8,6 +8,7 @@ from common.errors import Code
 from common.kv.lanes import crosses_by_tcp_only, wants_more_than_tcp
 from common.kv.messages import KvDone, KvStatus
 from common.log import Logger
+from common.messages import KvReport
 
 
 def log_handoff(log: Logger, done: KvDone) -> None:
@@ -22,6 +23,8 @@ def log_handoff(log: Logger, done: KvDone) -> None:
         retries=report.retries,
         digest_mismatches=report.digest_mismatches,
     )
+    if done.choice:
+        bound.info("compression.chosen", sentence=done.choice)
     if done.trouble:
         sentence = f"{done.message}; the router is told not to pair with {done.peer} for a while"
         bound.warning("pair.troubled", kind=done.trouble, sentence=sentence)
@@ -39,7 +42,15 @@ def log_handoff(log: Logger, done: KvDone) -> None:
         )
         bound.warning("handoff.retried", sentence=sentence)
     else:
-        bound.debug("handoff.ended", sentence=f"{report.payload_bytes} bytes of KV")
+        bound.debug(
+            "handoff.ended", sentence=f"{report.payload_bytes} bytes of KV{_before(report)}"
+        )
+
+
+def _before(report: KvReport) -> str:
+    if not report.compression:
+        return ""
+    return f", {report.compression} of {report.raw_bytes}"
 
 
 class LinkLog:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bench import aborts, handoff, idle, kv, overload
+from tests.bench import aborts, compression, handoff, idle, kv, overload
 from tests.bench.gateway import table as gateway
 
 BENCHES = {
@@ -15,6 +15,7 @@ BENCHES = {
     "handoff": handoff.main,
     "aborts": aborts.main,
     "overload": overload.main,
+    "compression": compression.main,
 }
 
 

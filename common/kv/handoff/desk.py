@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from common.errors import Code
-from common.kv.handoff.sender import Sender
+from common.kv.handoff.sender import Sender, asked
 from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import (
     SEND_TERMINAL,
@@ -33,7 +33,7 @@ from common.kv.handoff.words import (
 )
 from common.kv.lease import Lease, LeaseTable, Tombstones
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from common.kv.plan import Plan, Shape
+from common.kv.plan import Shape
 from common.messages import Ticket
 
 LEASES = 4096
@@ -247,14 +247,7 @@ class Desk:
 
     def _possible(self, message: KvReady, sender: Sender) -> bool:
         try:
-            plan = Plan(
-                message.transfer,
-                message.first_block,
-                message.blocks,
-                message.message_blocks,
-                self._shape,
-                message.layer_groups,
-            )
+            plan = asked(message, self._shape)
         except ValueError:
             return False
         return plan.end <= sender.blocks and plan.payload_bytes_max <= self._buffer_bytes

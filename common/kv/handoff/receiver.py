@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import Code
-from common.kv.digest import HEADER_BYTES, NOT_YET, Arrival, Verdict
+from common.kv.digest import HEADER_BYTES, NOT_YET, Arrival, Encoding, Verdict
 from common.kv.handoff.words import (
     RECEIVE_TERMINAL,
     RECEIVE_TRANSITIONS,
@@ -31,7 +31,7 @@ from common.kv.handoff.words import (
     Tick,
 )
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from common.kv.plan import Plan, Shape
+from common.kv.plan import FP8, Plan, Shape
 from common.messages import KvReport, Ticket
 
 RETRY_MS = 50.0
@@ -41,7 +41,7 @@ REFETCHES = 1
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What D lacks of a prompt, and how to fetch it. `deadline`: instant; `window`: open slots at
-    most; `retries`: tries after the first that a lost transport may cost."""
+    most; `retries`: tries after the first that a lost transport may cost. `fp8`: P may compress."""
 
     first_block: int
     blocks: int
@@ -50,6 +50,7 @@ class Wanted:
     deadline: float
     retries: int
     layer_groups: int = 1
+    fp8: bool = False
 
 
 class Receiver:
@@ -75,6 +76,8 @@ class Receiver:
         self._last_at = 0.0
         self._messages = 0
         self._payload_bytes = 0
+        self._raw_bytes = 0
+        self._compression = ""
         self._early_bytes = 0
 
     @property
@@ -103,6 +106,8 @@ class Receiver:
             retries=self.retries,
             refetches=self._refetched,
             digest_mismatches=self._damaged,
+            compression=self._compression,
+            raw_bytes=self._raw_bytes,
         )
 
     def handle(self, event: ReceiveEvent, now: float) -> list[Action]:  # noqa: C901, PLR0911
@@ -144,6 +149,7 @@ class Receiver:
             wanted.message_blocks,
             self._shape,
             wanted.layer_groups,
+            fp8=wanted.fp8,
         )
         self._peer, self._plan = peer, plan
         self._asked, self._verified = 0, set()
@@ -186,6 +192,7 @@ class Receiver:
             granted=granted,
             layer_groups=plan.layer_groups,
             patience_ms=max(0.0, self.wanted.deadline - now) * 1000,
+            accepts=(FP8,) if plan.fp8 else (),
         )
 
     def _arrived(self, arrival: Arrival, now: float) -> list[Action]:
@@ -206,12 +213,15 @@ class Receiver:
             return []
         if self.state is ReceiveState.WAITING:
             self._become(ReceiveState.RECEIVING)
-        message = plan.message(arrival.index)
+        message = raw = plan.message(arrival.index)
+        if arrival.encoding is Encoding.FP8:
+            message, self._compression = raw.compressed(), FP8
         self._verified.add(arrival.index)
         self._first_at = now if self._first_at is None else self._first_at
         self._last_at = now
         self._messages += 1
         self._payload_bytes += message.payload_bytes
+        self._raw_bytes += raw.payload_bytes
         if arrival.early_bytes != NOT_YET:
             self._early_bytes = arrival.early_bytes
         self._advance(plan)

@@ -32,7 +32,7 @@ from common.kv.handoff.words import (
     Tell,
 )
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from common.kv.plan import Plan, Shape
+from common.kv.plan import FP8, Plan, Shape
 from common.messages import Ticket
 
 
@@ -47,6 +47,19 @@ class _Outgoing:
     granted: int = 0
     slots: deque[int] = field(default_factory=deque)
     staging: set[int] = field(default_factory=set)
+
+
+def asked(ready: KvReady, shape: Shape) -> Plan:
+    """Raises ValueError for what no honest peer asks."""
+    return Plan(
+        ready.transfer,
+        ready.first_block,
+        ready.blocks,
+        ready.message_blocks,
+        shape,
+        ready.layer_groups,
+        fp8=FP8 in ready.accepts,
+    )
 
 
 class Sender:
@@ -109,14 +122,7 @@ class Sender:
     def _begin(self, peer: int, ready: KvReady) -> list[Action]:
         """A second Ready is D's retry: the older transfer is answered with voids."""
         actions = self._void_rest()
-        plan = Plan(
-            ready.transfer,
-            ready.first_block,
-            ready.blocks,
-            ready.message_blocks,
-            self._shape,
-            ready.layer_groups,
-        )
+        plan = asked(ready, self._shape)
         if plan.end > self.blocks:
             raise ValueError(f"blocks up to {plan.end} of a prompt of {self.blocks}")
         self._out = _Outgoing(peer, plan, list(range(plan.messages)))

@@ -164,6 +164,10 @@ def _first_token(each: Try) -> list[str]:
             f"messages: {kv.wait_ms:.1f} ms until data came, {kv.transfer_ms:.1f} ms of data"
             f"{retries}"
         )
+        if kv.compression:
+            told.append(
+                f"compressed {kv.compression}: {kv.raw_bytes} bytes became {kv.payload_bytes}"
+            )
         overlap = _overlap(kv)
         if overlap is not None:
             told.append(f"{overlap:.0%} of the bytes were sent before the prefill ended")

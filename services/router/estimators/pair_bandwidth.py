@@ -2,7 +2,8 @@
 
 `transfer_ms` runs from the first data to the last, so the first message's bytes are not counted,
 and a handoff of one message says nothing. A handoff that waited for P to compute looks slower than
-the wire is, which errs to the safe side.
+the wire is, which errs to the safe side. KV that was compressed counts with its own size, for that
+is what is predicted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class PairBandwidth:
     def moved(self, prefill: str, decode: str, report: KvReport) -> None:
         if report.messages < 2 or report.transfer_ms <= 0 or report.payload_bytes <= 0:
             return
-        counted = report.payload_bytes * (report.messages - 1) / report.messages
+        counted = (
+            max(report.payload_bytes, report.raw_bytes) * (report.messages - 1) / report.messages
+        )
         seconds = report.transfer_ms / 1000
         self._fleet.add(counted, seconds)
         pair = (prefill, decode)

@@ -6,6 +6,7 @@ import torch
 
 from common.engine.connector_memory import DeviceMemory, kv_memory
 from common.errors import BatonError
+from common.kv.codec import Format
 from common.kv.layout import HostMemory
 
 LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 3, 7, 2, 4, 6
@@ -55,6 +56,25 @@ def test_device_and_host_copies_are_the_same_bytes(order: str) -> None:
     again = np.empty_like(by_host)
     device.gather([0, 4], again)
     assert np.array_equal(again, by_host)
+
+
+@pytest.mark.parametrize(
+    ("order", "inside"),
+    [
+        ("LBHNC", Format("float32", (HEADS, 2, TOKENS * WIDTH // 2), (2,))),
+        ("LBNHC", Format("float32", (TOKENS, HEADS, 2, WIDTH // 2), (0, 3))),
+    ],
+)
+def test_what_a_page_holds_is_known(order: str, inside: Format) -> None:
+    assert kv_memory(caches(order), BLOCKS).geometry.inside == inside
+
+
+def test_a_page_of_other_elements_is_not_compressed() -> None:
+    integers = {name: tensor.to(torch.int8) for name, tensor in caches("LBHNC").items()}
+    whole = torch.stack(list(integers.values()))
+    layers = {f"layer{i}": whole[i] for i in range(LAYERS)}
+    assert kv_memory(layers, BLOCKS).geometry.inside is None
+    assert kv_memory(layers, BLOCKS).geometry.fp8_page_bytes == 0
 
 
 def test_device_copies_refuse_what_would_read_or_write_elsewhere() -> None:

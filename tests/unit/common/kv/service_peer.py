@@ -19,6 +19,7 @@ import numpy as np
 
 from common.config import KvConfig
 from common.kv import ucx
+from common.kv.codec import Format
 from common.kv.control import Identity
 from common.kv.digest import HEADER_BYTES
 from common.kv.layout import Geometry, HostMemory
@@ -27,7 +28,8 @@ from common.kv.service import KvService
 from common.messages import Ticket
 
 LAYERS, BLOCKS, PAGE = 4, 64, 32_768
-GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
+INSIDE = Format("float32", (2, 2, PAGE // 16), (2,))
+GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE, inside=INSIDE)
 CONFIG = KvConfig(message_bytes=8 * LAYERS * PAGE, staging_mib=8, load_timeout_ms=4000.0)
 
 

@@ -70,3 +70,14 @@ def test_a_fall_back_to_tcp_is_a_warning_only_where_more_was_asked_for() -> None
     assert told(links, p0=TCP) == [("warning", "link.slow")]
     assert told(links, p0=("rc_mlx5/mlx5_0:1", "tcp/eth0")) == [("info", "link.opened")]
     assert told(links, p0=SHARED) == [("info", "link.opened")]
+
+
+def test_the_choice_of_compression_is_told_with_its_reason() -> None:
+    report = KvReport(payload_bytes=10, raw_bytes=40, compression="fp8")
+    done = KvDone(request_id="r", attempt=1, side="send", report=report, choice="because")
+    with structlog.testing.capture_logs() as lines:
+        log_handoff(structlog.get_logger(), done)
+    chosen, ended = lines
+    assert (chosen["event"], chosen["log_level"]) == ("compression.chosen", "info")
+    assert chosen["sentence"] == "because"
+    assert ended["sentence"] == "10 bytes of KV, fp8 of 40"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.errors import BatonError
-from common.messages import Load
+from common.messages import KvReport, Load
 from services.router.admin.registry import VERBS
 from services.router.admin.verb import View, checked
 from tests.unit.services.router.rig import Rig, standard
@@ -48,6 +48,16 @@ def test_the_whole_story_of_a_handoff() -> None:
     assert "d0 made the first token 5.0 ms after it was asked" in text
     assert "ended (length) with 8 tokens, 10.00 ms each after the first" in text
     assert {c["name"] for c in told["candidates"]} == {"p0", "d0"}
+
+
+def test_the_story_says_that_kv_was_compressed() -> None:
+    rig = standard()
+    rig.submit()
+    rig.prefilled()
+    rig.started(
+        kv=KvReport(blocks=3, messages=1, payload_bytes=780, raw_bytes=3072, compression="fp8")
+    )
+    assert "compressed fp8: 3072 bytes became 780" in story(rig)
 
 
 def test_the_story_of_one_that_waits() -> None:

@@ -10,6 +10,7 @@ from common.config.reading import (
     from_mapping,
     load,
 )
+from common.config.request_limits import RequestLimits
 from common.config.sections import (
     Config,
     EngineConfig,
@@ -38,6 +39,7 @@ __all__ = [
     "Mode",
     "ModelConfig",
     "RemotePrefill",
+    "RequestLimits",
     "RouterConfig",
     "Section",
     "SimConfig",

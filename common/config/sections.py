@@ -13,6 +13,7 @@ from msgspec import Meta, field
 from common.config.admission import AdmissionConfig
 from common.config.base import NAME_PATTERN, Count, Milliseconds, Port, Positive, Section
 from common.config.liveness import LivenessConfig
+from common.config.request_limits import RequestLimits
 from common.errors import ConfigError
 from common.messages import Role
 
@@ -150,6 +151,7 @@ class GatewayConfig(Section, frozen=True):
     default_max_tokens: Annotated[int, Meta(ge=0)] = 0
     slow_client_bytes_max: Count = 1 << 20
     slow_client_ms_max: Milliseconds = 10_000.0
+    limits: RequestLimits = RequestLimits()
 
 
 class RouterConfig(Section, frozen=True):

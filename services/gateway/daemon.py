@@ -49,6 +49,7 @@ from services.gateway.server import HttpServer
 from services.gateway.text.light import LightText
 from services.gateway.text.port import TextPort
 from services.gateway.vllm_api.build import build
+from services.gateway.vllm_api.grammars import Grammars
 from services.gateway.whole_routes import WholeRoutes
 
 TICK_SECONDS = 0.1
@@ -98,6 +99,7 @@ class Gateway:
         )
         self._certificate = open_certificate(config.gateway, log)
         self._authenticator = Authenticator(config.gateway.keys_file, log)
+        self._grammars = Grammars(config, clock, log)
         self._whole = LazyApi(self._loader(model_root), self._executor, clock, log)
         self._http = HttpServer(
             self._app,
@@ -176,9 +178,9 @@ class Gateway:
         """None where only plain text is served."""
         if self._config.gateway.text == "light":
             return None
-        app, config = self._app, self._config
+        app, config, compiles = self._app, self._config, self._grammars.check
         return lambda: build(
-            config, resolve_model(config.model.path), root, app.open_with, app.close
+            config, resolve_model(config.model.path), root, compiles, app.open_with, app.close
         )
 
     async def stop(self) -> None:
@@ -191,6 +193,7 @@ class Gateway:
         if self._core.active:
             await self._drain()
         await self._http.close()
+        self._grammars.close()
         if self._router is not None:
             self._router.close()
         if self._workers is not None:

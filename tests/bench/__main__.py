@@ -6,10 +6,12 @@ import argparse
 import sys
 
 from tests.bench import aborts, compression, handoff, idle, kv, overload
+from tests.bench.gateway import serve
 from tests.bench.gateway import table as gateway
 
 BENCHES = {
     "gateway": gateway.main,
+    "gateway-serve": serve.main,
     "idle": idle.main,
     "kv": kv.main,
     "handoff": handoff.main,

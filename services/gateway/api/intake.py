@@ -14,6 +14,7 @@ from common.config import Config
 from common.errors import BatonError, Code
 from common.messages import Sampling
 from common.wire import FRAME_BYTES_MAX
+from services.gateway.api.bounds import check_stops
 from services.gateway.api.kinds import Call, Kind
 from services.gateway.api.parse import parse, refuse
 from services.gateway.api.requests import (
@@ -108,6 +109,8 @@ class Intake:
             name = "stream_options.include_obfuscation"
             refuse(name, f"{name!r} is not supported by this server")
         stop = request.stop or ()
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        check_stops(stops, self._config.gateway.limits)
         return Call(
             kind=kind,
             request_id=request_id,
@@ -116,7 +119,7 @@ class Intake:
             prompt_ids=prompt_ids,
             sampling=sampling,
             deadline_ms=deadline_ms,
-            stops=(stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop)),
+            stops=tuple(dict.fromkeys(stops)),
             include_stop=bool(request.include_stop_str_in_output),
             stream=stream,
             include_usage=bool(options and options.include_usage),

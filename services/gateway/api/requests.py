@@ -10,14 +10,12 @@ from msgspec import Meta
 
 INT64_MAX = 2**63 - 1
 TOKENS_MAX = 2**31 - 1
-STOPS_MAX = 16
-STOP_CHARS_MAX = 1024
 STOP_TOKENS_MAX = 1024
 LOGIT_BIASES_MAX = 1024
 
 TokenCount = Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
+StopString = Annotated[str, Meta(min_length=1)]
 TokenId = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
@@ -42,7 +40,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     seed: Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=STOPS_MAX)] | None = None
+    stop: StopString | list[StopString] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=STOP_TOKENS_MAX)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=LOGIT_BIASES_MAX)] | None = None
     ignore_eos: bool | None = None

@@ -7,11 +7,12 @@ stands behind this port so that nothing else in the gateway knows it, or waits f
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.errors import BatonError
+from common.messages import Structured
 from services.gateway.api.kinds import Call
 from services.gateway.api.routes import Route
 from services.gateway.auth.caller import ANONYMOUS, Caller
@@ -85,3 +86,7 @@ class Opens(Protocol):
 
 class Closes(Protocol):
     def __call__(self, call: Call, reason: str) -> None: ...
+
+
+Compiles = Callable[[Structured], Awaitable[None]]
+"""Raises BatonError for what does not compile on a worker."""

@@ -10,13 +10,15 @@ from common.config import Config, EngineConfig
 from common.engine.vllm_args import prepare_process
 from common.errors import ConfigError
 from common.model.embedded import EMBEDDED_MODEL_NAME
-from services.gateway.api.whole import Closes, Opens, WholeApi
+from services.gateway.api.whole import Closes, Compiles, Opens, WholeApi
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-def build(config: Config, model: Path, root: str, open_: Opens, close: Closes) -> WholeApi:
+def build(
+    config: Config, model: Path, root: str, compiles: Compiles, open_: Opens, close: Closes
+) -> WholeApi:
     """Blocks; call it on a thread of its own. `root`: what clients are told of the model's files.
     vLLM's own log lines about requests are off: they hold prompt text, and the client is told.
     Raises ConfigError when vLLM is not installed or cannot use the model."""
@@ -27,8 +29,9 @@ def build(config: Config, model: Path, root: str, open_: Opens, close: Closes) -
     except ImportError as error:
         raise ConfigError("gateway.text", f"vLLM cannot be imported here: {error}") from error
     try:
-        made = _vllm_config(config, model)
-        client = FleetClient(made, config.model.served_name, open_, close)
+        made = vllm_config(config, model)
+        limits = config.gateway.limits
+        client = FleetClient(made, config.model.served_name, compiles, limits, open_, close)
         api = VllmApi(config, root, client)
     except (ValueError, TypeError, KeyError, OSError, RuntimeError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
@@ -37,7 +40,7 @@ def build(config: Config, model: Path, root: str, open_: Opens, close: Closes) -
     return api
 
 
-def _vllm_config(config: Config, model: Path) -> VllmConfig:
+def vllm_config(config: Config, model: Path) -> VllmConfig:
     """As vLLM's own render server makes it: no engine, no KV cache, no kernels."""
     from vllm import AsyncEngineArgs
     from vllm.config import VllmConfig

@@ -25,14 +25,16 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
+from common.config import RequestLimits
 from common.errors import BatonError, Code
+from services.gateway.api.bounds import check_choices, check_stops, check_structured
 from services.gateway.api.intake import PROMPT_TOKENS_MAX
 from services.gateway.api.kinds import Call, Kind, priority_class
 from services.gateway.api.routes import Route
-from services.gateway.api.whole import Asking, Closes, Opens
+from services.gateway.api.whole import Asking, Closes, Compiles, Opens
 from services.gateway.streams.journal import Journal
 from services.gateway.vllm_api.errors import translated
-from services.gateway.vllm_api.sampling import to_sampling
+from services.gateway.vllm_api.sampling import structured_of, to_sampling
 from services.gateway.vllm_api.stream import EngineStream
 
 if TYPE_CHECKING:
@@ -44,15 +46,25 @@ TASKS = ("generate",)
 
 
 class FleetClient(EngineClient):
-    """`open_` and `close` are the gateway's."""
+    """`open_`, `close` and `compiles` are the gateway's."""
 
-    def __init__(self, config: VllmConfig, model: str, open_: Opens, close: Closes) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        model: str,
+        compiles: Compiles,
+        limits: RequestLimits,
+        open_: Opens,
+        close: Closes,
+    ) -> None:
         self.vllm_config = config
         self.model_config = config.model_config
         self.renderer = renderer_from_config(config)
         self.input_processor = InputProcessor(config, self.renderer)
         self._outputs = OutputProcessor(self.renderer.tokenizer, log_stats=False)
         self._model = model
+        self._compiles = compiles
+        self._limits = limits
         self._open = open_
         self._close = close
         self._asking: ContextVar[Asking] = ContextVar("asking")
@@ -83,9 +95,8 @@ class FleetClient(EngineClient):
         LoRA, trace headers, data parallel rank."""
         asking = self._asking.get()
         try:
-            request = self.input_processor.process_inputs(
-                request_id, prompt, sampling_params, TASKS
-            )
+            await self._check(sampling_params)
+            request = self._processed(request_id, prompt, sampling_params)
             request.reasoning_ended = reasoning_ended
             request.reasoning_parser_kwargs = reasoning_parser_kwargs
             request.priority = priority
@@ -99,6 +110,24 @@ class FleetClient(EngineClient):
             output = queue.get_nowait() or await queue.get()
             finished = output.finished
             yield output
+
+    async def _check(self, params: SamplingParams) -> None:
+        """`[gateway.limits]`, the compilation of a grammar included."""
+        check_choices(params.n, self._limits)
+        check_stops(params.stop or (), self._limits)
+        if params.structured_outputs is not None:
+            structured = structured_of(params.structured_outputs)
+            check_structured(structured, self._limits)
+            await self._compiles(structured)
+
+    def _processed(self, request_id: str, prompt: Any, params: SamplingParams) -> EngineCoreRequest:
+        """vLLM would check the grammar here, on the loop; `_check` had it done elsewhere."""
+        structured = params.structured_outputs
+        free = copy(params)
+        free.structured_outputs = None
+        request = self.input_processor.process_inputs(request_id, prompt, free, TASKS)
+        request.sampling_params.structured_outputs = structured
+        return request
 
     def _start(
         self, asking: Asking, request: EngineCoreRequest, text: str | None

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
 IDS_MAX = 16_384
-STRUCTURE_CHARS_MAX = 131_072
 PROMPT_LOGPROBS_MAX = 32_768
 """Positions x (logprobs + 1): each is up to 14 bytes, and all travel in one message."""
 
@@ -50,7 +49,7 @@ def to_sampling(request: EngineCoreRequest) -> Sampling:
         allowed_token_ids=_tuple(params.allowed_token_ids),
         bad_words=tuple(params.bad_words or ()),
         thinking_token_budget=params.thinking_token_budget,
-        structured=_structured(structured) if structured is not None else None,
+        structured=structured_of(structured) if structured is not None else None,
         reasoning_ended=request.reasoning_ended,
         reasoning_kwargs=request.reasoning_parser_kwargs,
     )
@@ -70,7 +69,8 @@ def _refuse_what_has_no_place(params: SamplingParams) -> None:
             raise BatonError(Code.UNSUPPORTED_PARAMETER, sentence, param=name.split(" ")[0])
 
 
-def _structured(params: StructuredOutputsParams) -> Structured:
+def structured_of(params: StructuredOutputsParams) -> Structured:
+    """Raises BatonError(INVALID_REQUEST)."""
     asked: dict[StructureKind, Any] = {
         StructureKind.JSON: params.json,
         StructureKind.REGEX: params.regex,
@@ -80,8 +80,10 @@ def _structured(params: StructuredOutputsParams) -> Structured:
         StructureKind.STRUCTURAL_TAG: params.structural_tag,
     }
     kind, value = next((kind, value) for kind, value in asked.items() if value is not None)
+    if value is False:
+        sentence = "structured_outputs: json_object may only be true; leave it out otherwise"
+        raise BatonError(Code.INVALID_REQUEST, sentence, param="structured_outputs")
     source = value if isinstance(value, str) else json.dumps(value)
-    _bound("the schema, regex or grammar (characters)", len(source), STRUCTURE_CHARS_MAX)
     return Structured(
         kind=kind,
         source="" if kind is StructureKind.JSON_OBJECT else source,

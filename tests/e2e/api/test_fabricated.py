@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from common.config import from_mapping
 from common.errors import BatonError, Code
-from common.messages import Delta, TokenLogprobs
+from common.messages import Delta, Structured, StructureKind, TokenLogprobs
 from common.model.embedded import ensure_embedded_model
 from services.gateway.api.kinds import Call
 from services.gateway.api.routes import Route
@@ -45,11 +45,18 @@ class FakeFleet:
     def begin(self) -> None:
         """On each test's own loop."""
         self.opened: list[tuple[Call, TokenStream, Hears]] = []
+        self.compiled: list[Structured] = []
         self.changed = asyncio.Event()
 
     def open(self, call: Call, stream: TokenStream, hears: Hears, caller: Caller) -> None:
         self.opened.append((call, stream, hears))
         self.changed.set()
+
+    async def compiles(self, structured: Structured) -> None:
+        """Everything does here but a regex."""
+        self.compiled.append(structured)
+        if structured.kind is StructureKind.REGEX:
+            raise BatonError(Code.INVALID_REQUEST, "no regex today")
 
     def close(self, call: Call, reason: str) -> None:
         self.closed.append(call.request_id)
@@ -62,7 +69,7 @@ FLEET = FakeFleet()
 def api() -> WholeApi:
     config = from_mapping({"model": {"tool_parser": "hermes"}})
     model: Path = ensure_embedded_model()
-    return build(config, model, "/model", FLEET.open, FLEET.close)
+    return build(config, model, "/model", FLEET.compiles, FLEET.open, FLEET.close)
 
 
 def asking(route: Route = Route.CHAT, **fields: Any) -> Asking:
@@ -200,6 +207,29 @@ def test_stale_and_missing_tokens(api: WholeApi) -> None:
     run(body())
 
 
+UNCHECKED = {"type": "string", "pattern": "((((not checked here"}
+NEEDS = {"type": "function", "function": {"name": "f", "parameters": UNCHECKED}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"json": UNCHECKED}},
+        {"structured_outputs": {"grammar": "((((not checked here"}},
+        {"tools": [NEEDS], "tool_choice": "required"},
+        {"tools": [NEEDS], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ],
+)
+def test_what_the_text_must_match_is_compiled_elsewhere_and_not_by_vllm_on_the_loop(
+    api: WholeApi, fields: dict[str, Any]
+) -> None:
+    """vLLM's own check would refuse the first two."""
+    run(told(api, asking(**fields), "{}.", cuts=[]))
+    (call, _, _) = FLEET.opened[0]
+    assert call.sampling.structured is not None
+    assert FLEET.compiled == [call.sampling.structured]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -214,6 +244,15 @@ def test_stale_and_missing_tokens(api: WholeApi) -> None:
         {"allowed_token_ids": [99_999]},
         {"thinking_token_budget": 5},
         {"stream": True, "prompt_logprobs": 1},
+        {"n": 129},
+        {"stop": ["s"] * 17, "n": 2},
+        {"stop": "s" * 1025, "n": 2},
+        {"structured_outputs": {"regex": "a"}},
+        {"structured_outputs": {"regex": "a" * 16_385}},
+        {"structured_outputs": {"choice": ["a"] * 1025}},
+        {"structured_outputs": {"json": "[" * 81}},
+        {"structured_outputs": {"grammar": "a" * (128 << 10) + "a"}},
+        {"structured_outputs": {"json_object": False}},
     ],
 )
 def test_what_is_wrong_is_the_clients_fault_and_asks_no_engine(

@@ -133,8 +133,6 @@ def test_refused_by_name(kind: Kind, field: str, value: object) -> None:
         ("seed", 2**63),
         ("stop", ""),
         ("stop", 1),
-        ("stop", ["x"] * 17),
-        ("stop", "x" * 1025),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", "x"),
         ("logit_bias", {"a": 1}),

@@ -1,0 +1,211 @@
+"""Grammars go to a process of their own: what happens there ends there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+import structlog
+
+from common.clock import Clock
+from common.config import Config, from_mapping
+from common.errors import BatonError, Code
+from common.log import Logger
+from common.messages import Structured, StructureKind
+from services.gateway.vllm_api import grammars as module
+from services.gateway.vllm_api.grammars import Grammars
+
+COMMAND = [sys.executable, "-m", "tests.unit.services.gateway.vllm_api.compiler"]
+LIMITS = {"grammar_ms_max": 300, "grammar_mib_max": 64}
+
+
+class FakeClock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def unix_ms(self) -> int:
+        return 0
+
+
+def regex(source: str) -> Structured:
+    return Structured(kind=StructureKind.REGEX, source=source)
+
+
+def config(**model: str) -> Config:
+    return from_mapping({"gateway": {"limits": LIMITS}, "model": model})
+
+
+@contextmanager
+def opened(clock: Clock, log: Logger, about: Config) -> Iterator[Grammars]:
+    made = Grammars(about, clock, log, COMMAND)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def log() -> Logger:
+    made: Logger = structlog.get_logger("test")
+    return made
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def grammars(clock: FakeClock, log: Logger) -> AsyncIterator[Grammars]:
+    with opened(clock, log, config()) as made:
+        yield made
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 - another process' state has no event
+            await asyncio.sleep(0.002)
+
+
+async def refusal(grammars: Grammars, source: str) -> BatonError:
+    with pytest.raises(BatonError) as raised:
+        await grammars.check(regex(source))
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("bad", "unbalanced ("),
+        ("endless", "300 ms (gateway.limits.grammar_ms_max)"),
+        ("huge", "64 MiB (gateway.limits.grammar_mib_max)"),
+        ("crash", "breaks the compiler"),
+    ],
+)
+async def test_what_does_not_compile_is_refused_and_harms_nothing_else(
+    grammars: Grammars, source: str, told: str
+) -> None:
+    await grammars.check(regex("good"))
+    pid = grammars.pid
+    error = await refusal(grammars, source)
+    assert error.code is Code.INVALID_REQUEST
+    assert error.param == "structured_outputs"
+    assert told in error.message
+    assert "at 3" not in error.message
+    await grammars.check(regex("good#again"))
+    assert grammars.pid == pid
+    assert psutil.Process(pid).children() == []
+
+
+async def test_the_loop_goes_on_while_a_grammar_compiles_for_ever(grammars: Grammars) -> None:
+    await grammars.check(regex("good"))
+    endless = asyncio.gather(*(refusal(grammars, f"endless#{n}") for n in range(module.AT_ONCE)))
+    turns = 0
+    while not endless.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 5
+    assert all("grammar_ms_max" in error.message for error in await endless)
+
+
+async def test_at_most_two_compile_at_once_and_the_rest_waits(grammars: Grammars) -> None:
+    await grammars.check(regex("good"))
+    assert grammars.pid is not None
+    process, most = psutil.Process(grammars.pid), 0
+    asked = asyncio.gather(*(refusal(grammars, f"endless#{n}") for n in range(4)))
+    while not asked.done():
+        await asyncio.sleep(0.01)
+        most = max(most, len(process.children()))
+    assert most == module.AT_ONCE
+    assert len(await asked) == 4
+
+
+async def test_more_than_may_wait_are_told_to_come_back(grammars: Grammars) -> None:
+    await grammars.check(regex("good"))
+    fill = module.AT_ONCE + module.WAITING_MAX
+    asked = [asyncio.ensure_future(refusal(grammars, f"endless#{n}")) for n in range(fill)]  # noqa: TID251 - a client each
+    await asyncio.sleep(0)
+    error = await refusal(grammars, "endless#last")
+    assert (error.code, error.retry_after_ms) == (Code.OVERLOADED, 1_000)
+    grammars.close()
+    assert {error.code for error in await asyncio.gather(*asked)} == {Code.OVERLOADED}
+
+
+async def test_a_judgement_is_remembered_and_a_slow_one_only_for_a_while(
+    grammars: Grammars, clock: FakeClock
+) -> None:
+    await grammars.check(regex("good"))
+    await refusal(grammars, "bad")
+    await refusal(grammars, "endless")
+    grammars.close()
+    await until(lambda: grammars.pid is None)
+    await grammars.check(regex("good"))
+    assert "unbalanced" in (await refusal(grammars, "bad")).message
+    assert "grammar_ms_max" in (await refusal(grammars, "endless")).message
+    assert grammars.pid is None
+    clock.now = module.TOO_SLOW_SECONDS
+    await refusal(grammars, "endless")
+    assert grammars.pid is not None
+
+
+async def test_what_is_remembered_is_bounded(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REMEMBERED_MAX", 2)
+    for source in ("good#1", "good#2", "good#1", "good#3"):
+        await grammars.check(regex(source))
+    assert len(grammars._known) == 2
+    os.kill(grammars.pid or 0, signal.SIGSTOP)
+    await grammars.check(regex("good#1"))
+
+
+async def test_the_same_grammar_asked_at_once_is_compiled_once(grammars: Grammars) -> None:
+    await asyncio.gather(*(grammars.check(regex("good")) for _ in range(20)))
+    assert grammars._numbers == 1
+
+
+async def test_a_client_that_leaves_takes_nobody_with_it(grammars: Grammars) -> None:
+    first = asyncio.ensure_future(grammars.check(regex("good")))  # noqa: TID251 - a client
+    second = asyncio.ensure_future(grammars.check(regex("good")))  # noqa: TID251 - a client
+    await until(lambda: grammars._asked)
+    first.cancel()
+    await second
+    assert first.cancelled()
+
+
+async def test_a_lost_process_fails_who_waits_and_is_started_again(grammars: Grammars) -> None:
+    await grammars.check(regex("good"))
+    lost = grammars.pid
+    assert lost is not None
+    asked = asyncio.ensure_future(refusal(grammars, "endless"))  # noqa: TID251 - a client
+    await until(psutil.Process(lost).children)
+    (fork,) = psutil.Process(lost).children()
+    os.kill(lost, signal.SIGKILL)
+    assert (await asked).code is Code.OVERLOADED
+    await grammars.check(regex("good#2"))
+    assert grammars.pid not in {None, lost}
+    fork.kill()
+
+
+async def test_the_process_ends_with_its_gateway(grammars: Grammars) -> None:
+    await grammars.check(regex("good"))
+    assert grammars._link is not None
+    process, transport = grammars._link.process, grammars._link._transport
+    assert transport is not None
+    transport.abort()
+    await until(lambda: process.poll() is not None)
+
+
+async def test_a_process_that_cannot_work_says_why(clock: FakeClock, log: Logger) -> None:
+    with opened(clock, log, config(name="unusable")) as made:
+        error = await refusal(made, "good")
+    assert error.code is Code.OVERLOADED
+    assert made.pid is None

@@ -10,10 +10,10 @@ from services.router.records import Worker
 
 
 class Board:
-    """`changed`: every worker adds itself here when its snapshot is stale."""
+    """`changed`: every worker adds itself to its role's when its snapshot is stale."""
 
     def __init__(self) -> None:
-        self.changed: dict[str, Worker] = {}
+        self.changed: dict[Role, dict[str, Worker]] = {Role.PREFILL: {}, Role.DECODE: {}}
         self._prefills: dict[str, WorkerView] = {}
         self._open: dict[str, WorkerView] = {}
         self._full: dict[str, WorkerView] = {}
@@ -21,36 +21,41 @@ class Board:
 
     def prefills(self) -> list[WorkerView]:
         """All ready prefill workers."""
-        self._refresh()
+        self._refresh(Role.PREFILL)
         return list(self._prefills.values())
 
     def open_decodes(self) -> list[WorkerView]:
         """Ready decode workers with a free slot."""
-        self._refresh()
+        self._refresh(Role.DECODE)
         return list(self._open.values())
 
     def any_decode(self) -> bool:
         """Whether a decode worker is ready, with a free slot or not."""
-        self._refresh()
+        self._refresh(Role.DECODE)
         return bool(self._open or self._full)
 
     def totals(self, role: Role) -> Totals:
         """Sums over the ready workers of this role."""
-        self._refresh()
+        self._refresh(role)
         return self._totals[role]
 
-    def _refresh(self) -> None:
-        for identity, worker in self.changed.items():
+    def _refresh(self, role: Role) -> None:
+        """Only this role: a request changes both, and is placed between."""
+        changed = self.changed[role]
+        if not changed:
+            return
+        totals = self._totals[role]
+        for identity, worker in changed.items():
             view = worker.view() if worker.ready else None
-            if worker.role is Role.PREFILL:
+            if role is Role.PREFILL:
                 old = _shelve(self._prefills, identity, view)
             else:
                 full = view is not None and view.requests >= view.requests_max
                 was_open = _shelve(self._open, identity, None if full else view)
                 was_full = _shelve(self._full, identity, view if full else None)
                 old = was_open or was_full
-            self._totals[worker.role].change(old, view)
-        self.changed.clear()
+            totals.change(old, view)
+        changed.clear()
 
 
 def _shelve(

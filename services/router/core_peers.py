@@ -86,7 +86,7 @@ def _hello_worker(tables: Tables, peer: str, message: Hello, now: float) -> list
     if worker is not None:
         return _return_worker(tables, worker, now)
     assert message.capacity is not None
-    grant, changed = tables.settings.kv_grant_max, tables.board.changed
+    grant, changed = tables.settings.kv_grant_max, tables.board.changed[message.role]
     tables.workers[peer] = Worker.of(peer, message, message.capacity, grant, changed, now)
     tables.workers[peer].returned = peer in tables.fenced.values()
     tables.workers_changed = True

@@ -46,7 +46,7 @@ def decide(
         for view in prefills
         if view.fingerprint == fingerprint
         and prompt < view.max_model_len
-        and -(-prompt // view.block_tokens) * view.block_tokens <= view.kv_tokens_max
+        and prompt <= view.kv_tokens_max
     ]
     if not able:
         return Verdict((), f"local prefill: {_nobody(ask, decode, prefills)}")

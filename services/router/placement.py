@@ -4,8 +4,9 @@ Filters come first (room now, equal fingerprints), the policy only ranks what is
 before P, and between them the governor says whether there shall be a P at all. A prefill worker
 takes another prompt while it has less than `PREFILL_AHEAD_TOKENS` ahead: enough to batch and never
 to starve, little enough that D's blocks are not held through P's queue, for the queue's place is
-the router. This is the hottest code of the router at a thousand workers: it walks them in
-comprehensions, and orders no more of them than are shown.
+the router. Snapshots count KV in whole blocks, so what fits in tokens fits in blocks. This is the
+hottest code of the router at a thousand workers: it walks them in comprehensions, and orders no
+more of them than are shown.
 """
 
 from __future__ import annotations
@@ -67,8 +68,7 @@ def _decodes_with_room(ask: Ask, views: Sequence[View]) -> list[View]:
         view
         for view in views
         if view.requests < view.requests_max
-        and view.kv_tokens + -(-total // view.block_tokens) * view.block_tokens
-        <= view.kv_tokens_max
+        and total <= view.kv_tokens_max - view.kv_tokens
         and total <= view.max_model_len
     ]
 
@@ -80,8 +80,7 @@ def _prefills_with_room(ask: Ask, views: Sequence[View]) -> list[View]:
         view
         for view in views
         if (view.queued == 0 or view.queued <= ahead_max)
-        and view.kv_tokens + -(-prompt // view.block_tokens) * view.block_tokens
-        <= view.kv_tokens_max
+        and prompt <= view.kv_tokens_max - view.kv_tokens
         and view.requests < view.requests_max
     ]
 

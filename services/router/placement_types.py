@@ -35,10 +35,10 @@ class Ask(NamedTuple):
 
 class WorkerView(NamedTuple):
     """A ready worker at one instant. `kv_tokens_max` is what may be granted (already scaled by
-    kv_grant_max), `kv_tokens` what is granted or held by requests of an earlier router, `queued`
-    the prompt tokens that it was given to compute and has not computed yet, `decoding` the streams
-    whose first token a decode worker has made, `given` the number of the last placement that it
-    was part of, `kv_token_bytes` what one token's KV weighs."""
+    kv_grant_max), `kv_tokens` what is granted or held by requests of an earlier router, both of
+    them whole blocks, `queued` the prompt tokens that it was given to compute and has not computed
+    yet, `decoding` the streams whose first token a decode worker has made, `given` the number of
+    the last placement that it was part of, `kv_token_bytes` what one token's KV weighs."""
 
     name: str
     identity: str

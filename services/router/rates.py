@@ -15,12 +15,13 @@ def rates(estimates: Estimates, each: Try) -> Rates:
     tokens = each.ask.prompt_tokens
     step = estimates.step_seconds(1)
     slower = (estimates.step_seconds(BATCH) - step) / (BATCH - 1)
+    bandwidth = estimates.bandwidth
     seen = min(estimates.prefill.count, estimates.handoffs)
     return Rates(
         prefill_tokens_per_s=tokens / estimates.prefill_seconds(tokens),
         local_tokens_per_s=tokens / estimates.local_prefill_seconds(tokens),
-        kv_bytes_per_s=estimates.bandwidth.bytes_per_s(),
-        pair_bytes_per_s=estimates.bandwidth.bytes_per_s,
+        kv_bytes_per_s=bandwidth.bytes_per_s(),
+        pair_bytes_per_s=bandwidth.bytes_per_s if len(bandwidth) else None,
         handoff_s=estimates.tail_seconds(),
         step_s=step,
         step_s_per_seq=max(0.0, slower),

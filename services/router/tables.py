@@ -167,6 +167,9 @@ class Tables:
 
     def _check_worker(self, worker: Worker) -> None:
         assert worker.held_tokens == sum(worker.held.values())
+        view = worker.view()
+        assert view.kv_tokens % view.block_tokens == 0, f"{worker.name}: not in whole blocks"
+        assert view.kv_tokens_max % view.block_tokens == 0
         assert worker.queued_tokens == sum(worker.computing.values())
         assert not (worker.held and worker.away), f"{worker.name} is {worker.state.value}"
         if not any(self.tries[key].adopted for key in worker.held):

@@ -26,7 +26,12 @@ class PairBandwidth:
         self._memory = memory
         self._prior = prior_bytes_per_s
         self._fleet = Ratio(memory)
+        self._usual = prior_bytes_per_s
         self._pairs: OrderedDict[Pair, Ratio] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Pairs with samples."""
+        return len(self._pairs)
 
     def moved(self, prefill: str, decode: str, report: KvReport) -> None:
         if report.messages < 2 or report.transfer_ms <= 0 or report.payload_bytes <= 0:
@@ -36,6 +41,7 @@ class PairBandwidth:
         )
         seconds = report.transfer_ms / 1000
         self._fleet.add(counted, seconds)
+        self._usual = self._fleet.value(self._prior)
         pair = (prefill, decode)
         ratio = self._pairs.get(pair)
         if ratio is None:
@@ -47,9 +53,8 @@ class PairBandwidth:
         ratio.add(counted, seconds)
 
     def bytes_per_s(self, prefill: str = "", decode: str = "") -> float:
-        fleet = self._fleet.value(self._prior)
         ratio = self._pairs.get((prefill, decode))
-        return fleet if ratio is None else ratio.value(fleet)
+        return self._usual if ratio is None else ratio.value(self._usual)
 
     def known(self, limit: int) -> dict[str, float]:
         """The most recently used pairs, as `P>D`."""

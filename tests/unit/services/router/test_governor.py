@@ -28,7 +28,7 @@ RATES = Rates(
         (100, [view("p0", fingerprint="g")], [], "has the fingerprint of d0"),
         (100, [view("p0", fingerprint="g"), view("p1")], ["p1"], ""),
         (100, [view("p0", max_model_len=100)], [], "more than any ready prefill worker can hold"),
-        (100, [view("p0", kv_tokens_max=111)], [], "more than any ready prefill worker can hold"),
+        (100, [view("p0", kv_tokens_max=96)], [], "more than any ready prefill worker can hold"),
         (100, [view("p0", requests=8, kv_tokens=1600)], ["p0"], ""),
     ],
 )

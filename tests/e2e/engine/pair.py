@@ -15,7 +15,7 @@ from common.engine.open import open_engine
 from common.engine.port import Engine, EngineRequest
 from common.kv.messages import KvDone
 from common.lifecycle import Tasks
-from common.messages import Load, Role, Sampling, Ticket
+from common.messages import Load, Role, Sampling, Ticket, TokenLogprobs
 
 GREEDY = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
 ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "kv_cache_mib": 192, "threads": 1}
@@ -41,6 +41,7 @@ class Result:
     finish: str = ""
     error: str = ""
     cached: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     seconds: float = 0.0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -66,6 +67,7 @@ class Worker:
                 result = self.results.setdefault(output.key, Result())
                 result.tokens += output.token_ids
                 result.cached = result.cached or output.cached_tokens
+                result.logprobs += output.logprobs or []
                 result.finish = result.finish or output.finish_reason
                 result.error = result.error or output.error
                 if output.finish_reason or output.error:

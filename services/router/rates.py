@@ -18,8 +18,8 @@ def rates(estimates: Estimates, each: Try) -> Rates:
     bandwidth = estimates.bandwidth
     seen = min(estimates.prefill.count, estimates.handoffs)
     return Rates(
-        prefill_tokens_per_s=tokens / estimates.prefill_seconds(tokens),
-        local_tokens_per_s=tokens / estimates.local_prefill_seconds(tokens),
+        prefill_tokens_per_s=estimates.prefill.tokens_per_s(tokens),
+        local_tokens_per_s=estimates.local.tokens_per_s(tokens),
         kv_bytes_per_s=bandwidth.bytes_per_s(),
         pair_bytes_per_s=bandwidth.bytes_per_s if len(bandwidth) else None,
         handoff_s=estimates.tail_seconds(),

@@ -38,4 +38,5 @@ class BySize:
 
 
 def _row(size: int) -> int:
-    return min(max(size, 0).bit_length(), SIZES - 1)
+    bits = size.bit_length() if size > 0 else 0
+    return bits if bits < SIZES else SIZES - 1

@@ -60,13 +60,16 @@ class Estimates:
         """Handoffs measured."""
         return self._tail.count
 
+    @property
+    def local(self) -> PrefillRate:
+        """How fast D computes prompts; P's curve until D has computed one."""
+        return self.local_prefill if self.local_prefill.count else self.prefill
+
     def prefill_seconds(self, tokens: int, worker: str = "") -> float:
         return self.prefill.seconds(tokens, worker)
 
     def local_prefill_seconds(self, tokens: int, worker: str = "") -> float:
-        """P's curve answers until D has computed a prompt."""
-        own = self.local_prefill
-        return (own if own.count else self.prefill).seconds(tokens, worker)
+        return self.local.seconds(tokens, worker)
 
     def step_seconds(self, batch: int) -> float:
         """One decode step of a batch of this size."""

@@ -60,6 +60,10 @@ class PrefillRate:
         fleet = self._seconds_per_token.value(tokens) * max(0, tokens)
         return fleet / self.speed(worker) if worker else fleet
 
+    def tokens_per_s(self, tokens: int) -> float:
+        """Of a typical worker, at prompts of this length."""
+        return 1.0 / self._seconds_per_token.value(tokens)
+
     def speed(self, worker: str) -> float:
         """1 is the fleet's pace, 2 twice as fast."""
         pace = self._paces.get(worker)

@@ -53,6 +53,7 @@ class Grammars:
         self._log = log
         self._command = list(command)
         self._link: Link | None = None
+        self._closed = False
         self._connecting = asyncio.Lock()
         self._numbers = 0
         self._waiting: deque[Job] = deque()
@@ -78,6 +79,7 @@ class Grammars:
             raise self._refusal(judged)
 
     def close(self) -> None:
+        self._closed = True
         if self._link is not None:
             self._link.kill()
 
@@ -168,7 +170,8 @@ class Grammars:
         self._waiting.clear()
         self._sent.clear()
         sentence = "the grammar compiler stopped; try again"
-        self._log.warning("grammars.lost", sentence=sentence, waiting=len(lost))
+        if not self._closed:
+            self._log.warning("grammars.lost", sentence=sentence, waiting=len(lost))
         for asked in lost:
             error = BatonError(Code.OVERLOADED, sentence, retry_after_ms=RETRY_SOON_MS)
             asked.set_exception(error)

@@ -26,20 +26,22 @@ class AdmissionConfig(Section, frozen=True):
     Gates: no admission while more than `decode_queue_per_worker` x decode workers computed prompts
     wait longer than `decode_queue_overdue_ms` for their first token; admission in proportion while
     less than `capacity_full` of the decode slots seen within `capacity_memory_ms` is healthy and
-    work waits; the lowest class yields to others above `kv_yield` of KV in use, all above
+    work waits, each class only when `thinning_debt` refusals are due that no lower one came to
+    take; the lowest class yields to others above `kv_yield` of KV in use, all above
     `kv_refuse`; nothing waits longer than `no_decode_wait_ms` for a first decode worker.
 
     Retries: attempts after the first are at most `retry_share` of all requests, `retry_burst` of
     them at once, and `retry_per_min` always. `Retry-After` follows the measured drain rate between
-    `retry_after_min_ms` and
-    `retry_after_max_ms`, and up to `retry_after_jitter` of it is added; who comes within
-    `return_grace_ms` of it finds room kept. A worker that comes back starts with
+    `retry_after_min_ms` and `retry_after_max_ms`, and up to `retry_after_jitter` of it is added;
+    who comes within `return_grace_ms` of it finds room kept. A worker that comes back starts with
     `slow_start_share` of its slots and has all after `slow_start_ms`.
 
     Keys: a bucket holds `key_burst_ms` worth of its rate; `keys_max` accounts are kept.
 
     The queue: each lower class that waits gets `class_floor` of what is served; the last
     `queue_reserve` of its count and bytes is for tenants below their share, and not for batch.
+    While one does not fit, `look_past` - 1 behind it are tried; it is passed by at most
+    `passed_max` times.
     """
 
     estimate_memory: Annotated[int, Meta(ge=2)] = 64
@@ -55,6 +57,7 @@ class AdmissionConfig(Section, frozen=True):
     decode_queue_overdue_ms: Milliseconds = 1_000.0
     capacity_full: Annotated[float, Meta(gt=0, le=1)] = 0.8
     capacity_memory_ms: Milliseconds = 60_000.0
+    thinning_debt: Annotated[float, Meta(ge=1)] = 8.0
     kv_yield: Annotated[float, Meta(gt=0, le=1)] = 0.85
     kv_refuse: Annotated[float, Meta(gt=0, le=1)] = 0.95
     retry_share: Share = 0.1
@@ -71,3 +74,5 @@ class AdmissionConfig(Section, frozen=True):
     key_burst_ms: Annotated[float, Meta(gt=0)] = 60_000.0
     class_floor: Share = 0.05
     queue_reserve: Share = 0.1
+    look_past: Count = 16
+    passed_max: Count = 64

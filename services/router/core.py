@@ -62,7 +62,6 @@ from services.router.events import (
 from services.router.records import Gateway, Worker
 from services.router.settings import Settings
 from services.router.tables import Tables
-from services.router.waiting import LOOK_PAST
 
 
 class Core:
@@ -156,7 +155,7 @@ class Core:
                 self.tables.counts.drop("gone peer")
             case Submit() as message:
                 actions = core_requests.submit(self.tables, gateway, message, event.body, now)
-                self.tables.freed |= len(self.tables.waiting) <= LOOK_PAST
+                self.tables.freed |= len(self.tables.waiting) <= self.tables.waiting.look_past
                 return actions
             case Live() as message:
                 return core_holding.live(self.tables, gateway, message, now)

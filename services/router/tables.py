@@ -60,12 +60,7 @@ class Tables:
         self.current: dict[str, int] = {}
         self.active = 0
         self.active_before = 0
-        self.waiting = Waiting(
-            settings.max_queue,
-            settings.queue_bytes_max,
-            settings.admission.class_floor,
-            settings.admission.queue_reserve,
-        )
+        self.waiting = Waiting(settings.max_queue, settings.queue_bytes_max, settings.admission)
         self.history = History(settings.history)
         self.refusals = History(settings.history)
         self.drain_rate = DrainRate()

@@ -5,8 +5,8 @@ waits, and goes first once it is owed the cost of its first request. Inside a cl
 `admission/fair_class.py`. The last `reserve` of the queue is for tenants that hold less of it than
 their share, and never for the lowest class, so that a flood of one cannot shut out the others.
 
-A request that does not fit now lets up to `LOOK_PAST - 1` behind it be tried, so that one large
-prompt does not block small ones; a request passed by `PASSED_MAX` times is passed no more, so that
+A request that does not fit now lets up to `look_past - 1` behind it be tried, so that one large
+prompt does not block small ones; a request passed by `passed_max` times is passed no more, so that
 it is not starved either. With `count_max` 0 one request may be in it while it is being placed, no
 longer.
 """
@@ -17,26 +17,26 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
+from common.config import AdmissionConfig
 from common.messages import PriorityClass
 from services.router.admission.fair_class import Ahead, FairClass
 from services.router.records import Key, Try
 
-LOOK_PAST = 16
-PASSED_MAX = 64
 CLASSES = tuple(PriorityClass)
 LOWER = tuple(reversed(CLASSES[1:]))
 
 
 class Waiting:
-    """`bytes_held`: the sum of the bodies in it. `floor`, `reserve`: shares, 0 to 1."""
+    """`bytes_held`: the sum of the bodies in it. `config`: `class_floor`, `queue_reserve`,
+    `look_past`, `passed_max`."""
 
-    def __init__(
-        self, count_max: int, bytes_max: int, floor: float = 0.05, reserve: float = 0.1
-    ) -> None:
+    def __init__(self, count_max: int, bytes_max: int, config: AdmissionConfig) -> None:
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._floor = floor
-        self._reserve = reserve
+        self._floor = config.class_floor
+        self._reserve = config.queue_reserve
+        self._passed_max = config.passed_max
+        self.look_past = config.look_past
         self._tries: OrderedDict[Key, Try] = OrderedDict()
         self._classes = tuple(FairClass() for _ in CLASSES)
         self._owed = [0.0 for _ in CLASSES]
@@ -107,9 +107,9 @@ class Waiting:
 
     def window(self) -> Iterator[Try]:
         """Those that may be tried now, in order. The queue must not change meanwhile."""
-        for each in islice(self.in_order(), LOOK_PAST):
+        for each in islice(self.in_order(), self.look_past):
             yield each
-            if each.passed_by >= PASSED_MAX:
+            if each.passed_by >= self._passed_max:
                 return
 
     def ahead(self, each: Try) -> Ahead:

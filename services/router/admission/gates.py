@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from common.messages import PriorityClass
 
-DEBT_PER_CLASS = 8.0
-
 
 def decode_queue(stuck: int, decode_workers: int, per_worker: int) -> str | None:
     """`stuck`: requests whose prompt is computed and whose first token is overdue."""
@@ -43,9 +41,10 @@ class Thinning:
     """Scales admission to `capacity / full_at` when less than that share of the decode capacity is
     healthy, lowest class first, without randomness: each arrival adds the share to refuse to a
     debt, and a refusal pays 1. The lowest class pays at once, each higher one only when the debt
-    has grown by `DEBT_PER_CLASS` more because nobody below it came to pay."""
+    has grown by `debt_per_class` more because nobody below it came to pay."""
 
-    def __init__(self) -> None:
+    def __init__(self, debt_per_class: float) -> None:
+        self._debt_per_class = debt_per_class
         self._debt = 0.0
 
     def refuses(self, priority: PriorityClass, capacity: float, full_at: float) -> str | None:
@@ -54,8 +53,8 @@ class Thinning:
             self._debt = 0.0
             return None
         steps = max(PriorityClass) - priority
-        limit = 1.0 + steps * DEBT_PER_CLASS
-        highest = 1.0 + max(PriorityClass) * DEBT_PER_CLASS
+        limit = 1.0 + steps * self._debt_per_class
+        highest = 1.0 + max(PriorityClass) * self._debt_per_class
         self._debt = min(highest, self._debt + 1.0 - capacity / full_at)
         if self._debt < limit:
             return None

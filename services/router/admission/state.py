@@ -23,7 +23,7 @@ class Admission:
         self.retry_budget = RetryBudget(
             config.retry_share, config.retry_burst, config.retry_per_min
         )
-        self.thinning = Thinning()
+        self.thinning = Thinning(config.thinning_debt)
         self.returns = Returns(config.return_grace_ms / 1000, config.estimate_memory)
         self.jitter = Jitter(seed)
         self.handed: dict[tuple[str, int], float] = {}

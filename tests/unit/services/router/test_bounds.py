@@ -2,11 +2,12 @@
 
 import pytest
 
+from common.config import AdmissionConfig
 from services.router.drain_rate import SAMPLES, DrainRate
 from services.router.history import History
 from services.router.placement_types import Ask
 from services.router.records import Try
-from services.router.waiting import LOOK_PAST, PASSED_MAX, Waiting
+from services.router.waiting import Waiting
 
 
 def make(request_id: str, attempt: int = 1, body: bytes = b"1234") -> Try:
@@ -14,7 +15,7 @@ def make(request_id: str, attempt: int = 1, body: bytes = b"1234") -> Try:
 
 
 def test_the_queue_is_bounded_by_count_and_by_bytes() -> None:
-    waiting = Waiting(3, 10)
+    waiting = Waiting(3, 10, AdmissionConfig())
     waiting.append(make("a"))
     assert waiting.has_room(6)
     assert not waiting.has_room(7)
@@ -25,22 +26,22 @@ def test_the_queue_is_bounded_by_count_and_by_bytes() -> None:
 
 
 def test_the_window_is_the_head_and_a_few_behind() -> None:
-    waiting = Waiting(100, 1000)
-    tries = [make(str(i)) for i in range(LOOK_PAST + 5)]
+    waiting = Waiting(100, 1000, AdmissionConfig())
+    tries = [make(str(i)) for i in range(AdmissionConfig().look_past + 5)]
     for each in tries:
         waiting.append(each)
-    assert list(waiting.window()) == tries[:LOOK_PAST]
+    assert list(waiting.window()) == tries[: AdmissionConfig().look_past]
     waiting.remove(tries[0])
     assert waiting.head() is tries[1]
-    assert waiting.bytes_held == 4 * (LOOK_PAST + 4)
+    assert waiting.bytes_held == 4 * (AdmissionConfig().look_past + 4)
 
 
 def test_one_that_was_passed_often_enough_is_passed_no_more() -> None:
-    waiting = Waiting(100, 1000)
+    waiting = Waiting(100, 1000, AdmissionConfig())
     first, second, third = make("a"), make("b"), make("c")
     for each in (first, second, third):
         waiting.append(each)
-    second.passed_by = PASSED_MAX
+    second.passed_by = AdmissionConfig().passed_max
     assert list(waiting.window()) == [first, second]
 
 

@@ -14,7 +14,6 @@ from common.messages import (
     Refused,
 )
 from services.router.events import DrainExpired, DrainStarted
-from services.router.waiting import LOOK_PAST, PASSED_MAX
 from tests.unit.services.router.rig import BLOCK, Rig, standard
 
 PATIENCE_SECONDS = AdmissionConfig().no_decode_wait_ms / 1000
@@ -202,7 +201,7 @@ def test_a_small_request_passes_a_large_one_but_not_for_ever() -> None:
             break
         rig.ended(f"s{small}")
         small += 1
-    assert small == PASSED_MAX
+    assert small == AdmissionConfig().passed_max
     assert rig.state("large") == "queued"
     rig.ended("first")
     assert rig.state("large") == "placed"
@@ -212,7 +211,7 @@ def test_a_small_request_passes_a_large_one_but_not_for_ever() -> None:
 def test_only_a_window_of_the_queue_is_looked_at() -> None:
     rig = standard(max_queue=100)
     rig.submit("first", prompt=900, out=90)
-    for i in range(LOOK_PAST):
+    for i in range(AdmissionConfig().look_past):
         rig.submit(f"large{i}", prompt=900, out=90)
     rig.submit("small", prompt=10, out=6)
     assert rig.state("small") == "queued"

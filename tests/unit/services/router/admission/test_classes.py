@@ -2,6 +2,7 @@
 
 import pytest
 
+from common.config import AdmissionConfig
 from common.messages import PriorityClass
 from services.router.records import Try
 from services.router.waiting import Waiting
@@ -26,7 +27,7 @@ def serve(waiting: Waiting, times: int) -> list[PriorityClass]:
 
 
 def test_a_higher_class_goes_first() -> None:
-    waiting = Waiting(100, 10_000, floor=0.0)
+    waiting = Waiting(100, 10_000, AdmissionConfig(class_floor=0.0))
     fill(waiting, BATCH, 2)
     fill(waiting, STANDARD, 2)
     fill(waiting, INTERACTIVE, 2)
@@ -35,7 +36,7 @@ def test_a_higher_class_goes_first() -> None:
 
 @pytest.mark.parametrize("cost", [25.0, 100.0, 400.0])
 def test_lower_classes_get_their_floor_by_cost(cost: float) -> None:
-    waiting = Waiting(3000, 100_000, floor=0.05)
+    waiting = Waiting(3000, 100_000, AdmissionConfig(class_floor=0.05))
     fill(waiting, INTERACTIVE, 1000)
     fill(waiting, BATCH, 500, cost)
     served = serve(waiting, 800)
@@ -45,7 +46,7 @@ def test_lower_classes_get_their_floor_by_cost(cost: float) -> None:
 
 
 def test_each_lower_class_has_a_floor_of_its_own() -> None:
-    waiting = Waiting(3000, 100_000, floor=0.05)
+    waiting = Waiting(3000, 100_000, AdmissionConfig(class_floor=0.05))
     for priority in PriorityClass:
         fill(waiting, priority, 900)
     served = serve(waiting, 800)
@@ -55,7 +56,7 @@ def test_each_lower_class_has_a_floor_of_its_own() -> None:
 
 
 def test_who_does_not_wait_is_owed_nothing() -> None:
-    waiting = Waiting(3000, 100_000, floor=0.05)
+    waiting = Waiting(3000, 100_000, AdmissionConfig(class_floor=0.05))
     fill(waiting, INTERACTIVE, 500)
     serve(waiting, 300)
     fill(waiting, BATCH, 5)
@@ -63,7 +64,7 @@ def test_who_does_not_wait_is_owed_nothing() -> None:
 
 
 def test_ahead_counts_higher_classes_and_not_lower_ones() -> None:
-    waiting = Waiting(100, 10_000)
+    waiting = Waiting(100, 10_000, AdmissionConfig())
     fill(waiting, INTERACTIVE, 3)
     fill(waiting, BATCH, 7)
     newcomer = queued("new", priority=STANDARD)
@@ -72,7 +73,7 @@ def test_ahead_counts_higher_classes_and_not_lower_ones() -> None:
 
 
 def test_the_window_goes_over_all_classes() -> None:
-    waiting = Waiting(100, 10_000)
+    waiting = Waiting(100, 10_000, AdmissionConfig())
     fill(waiting, BATCH, 3)
     fill(waiting, INTERACTIVE, 3)
     assert [each.priority for each in waiting.window()] == [INTERACTIVE] * 3 + [BATCH] * 3
@@ -82,7 +83,7 @@ def test_the_window_goes_over_all_classes() -> None:
 
 
 def test_an_owed_class_is_in_the_window_once() -> None:
-    waiting = Waiting(100, 10_000, floor=0.5)
+    waiting = Waiting(100, 10_000, AdmissionConfig(class_floor=0.5))
     fill(waiting, INTERACTIVE, 4)
     fill(waiting, BATCH, 4)
     serve(waiting, 1)
@@ -92,7 +93,7 @@ def test_an_owed_class_is_in_the_window_once() -> None:
 
 
 def test_the_last_of_the_queue_is_for_tenants_below_their_share() -> None:
-    waiting = Waiting(20, 10_000, reserve=0.1)
+    waiting = Waiting(20, 10_000, AdmissionConfig(queue_reserve=0.1))
     for _ in range(18):
         each = queued("flood")
         assert waiting.may_use_reserve(each)
@@ -105,7 +106,7 @@ def test_the_last_of_the_queue_is_for_tenants_below_their_share() -> None:
 
 
 def test_a_single_tenant_may_use_the_whole_queue() -> None:
-    waiting = Waiting(20, 10_000, reserve=0.1)
+    waiting = Waiting(20, 10_000, AdmissionConfig(queue_reserve=0.1))
     for _ in range(20):
         each = queued("only")
         assert waiting.may_use_reserve(each)
@@ -114,7 +115,7 @@ def test_a_single_tenant_may_use_the_whole_queue() -> None:
 
 
 def test_the_reserve_counts_bytes_too() -> None:
-    waiting = Waiting(1000, 1000, reserve=0.1)
+    waiting = Waiting(1000, 1000, AdmissionConfig(queue_reserve=0.1))
     waiting.append(queued("flood", body=bytes(800)))
     waiting.append(queued("calm", body=bytes(50)))
     assert not waiting.may_use_reserve(queued("x", body=bytes(100), priority=BATCH))

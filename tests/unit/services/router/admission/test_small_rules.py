@@ -93,19 +93,19 @@ def refused(thinning: Thinning, classes: list[PriorityClass], capacity: float) -
 
 
 def test_a_healthy_fleet_is_not_thinned() -> None:
-    assert refused(Thinning(), list(PriorityClass) * 50, 0.8) == [0, 0, 0]
+    assert refused(Thinning(8.0), list(PriorityClass) * 50, 0.8) == [0, 0, 0]
 
 
 def test_admission_is_scaled_by_what_is_left() -> None:
-    standard = refused(Thinning(), [STANDARD] * 1000, 0.4)[STANDARD]
+    standard = refused(Thinning(8.0), [STANDARD] * 1000, 0.4)[STANDARD]
     assert standard == pytest.approx(500, abs=10)
 
 
 def test_the_lowest_class_is_thinned_first() -> None:
-    mixed = refused(Thinning(), [INTERACTIVE, STANDARD, BATCH] * 300, 0.6)
+    mixed = refused(Thinning(8.0), [INTERACTIVE, STANDARD, BATCH] * 300, 0.6)
     assert mixed[INTERACTIVE] == mixed[STANDARD] == 0
     assert mixed[BATCH] == pytest.approx(900 * 0.25, abs=10)
-    worse = refused(Thinning(), [INTERACTIVE, STANDARD, BATCH] * 300, 0.4)
+    worse = refused(Thinning(8.0), [INTERACTIVE, STANDARD, BATCH] * 300, 0.4)
     assert worse[INTERACTIVE] == 0
     assert worse[BATCH] == 300
     assert worse[STANDARD] == pytest.approx(150, abs=20)

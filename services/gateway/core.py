@@ -218,7 +218,8 @@ class Core:
             known_code(refused.code), refused.message, retry_after_ms=refused.retry_after_ms or None
         )
         if entry.attempt > 1 and error.face.retryable and now < entry.hold_until:
-            entry.move(State.HELD)
+            if entry.state is not State.HELD:
+                entry.move(State.HELD)
             entry.retry_at = now + max(refused.retry_after_ms, RETRY_SOON_MS) / 1000
             return []
         emitted = len(entry.stream.journal.emitted)

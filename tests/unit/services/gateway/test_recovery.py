@@ -199,6 +199,17 @@ def test_a_refusal_while_no_worker_is_there_is_waited_out() -> None:
     assert gate.error().code is Code.STREAM_INTERRUPTED
 
 
+def test_a_refusal_that_comes_while_it_is_held_again_changes_nothing_but_the_time() -> None:
+    """It was under way when the router was lost."""
+    gate = running(recovery_ms=5_000)
+    gate.do(WorkerGone(D0, "x"))
+    gate.do(RouterDown())
+    late = Refused(request_id="r", attempt=2, code=Code.NO_CAPACITY, message="", retry_after_ms=10)
+    assert gate.do(FromRouter(late)) == []
+    gate.now += 2.0
+    assert submitted(gate.do(RouterUp()))[0].attempt == 2
+
+
 def test_a_first_attempt_that_is_refused_is_answered_at_once() -> None:
     gate = Gate(recovery=True)
     gate.open()

@@ -259,7 +259,7 @@ def _first_line(error: Exception) -> str:
     return (useful or [type(error).__name__])[0]
 
 
-def engine_failed(error: BaseException) -> BatonError:
-    return BatonError(
-        Code.ENGINE_FAILED, f"the engine failed: {_first_line(Exception(str(error)))}"
-    )
+def engine_failed(error: BaseException, cause: str = "") -> BatonError:
+    """`cause`: what the engine's own process said of it, empty = nothing."""
+    said = cause or _first_line(Exception(str(error)))
+    return BatonError(Code.ENGINE_FAILED, f"the engine failed: {said}")

@@ -21,6 +21,7 @@ from common.engine.vllm_args import (
     tensor_parallel,
 )
 from common.engine.vllm_engine import VllmEngine
+from common.engine.vllm_failure import collected_failures
 from common.errors import BatonError
 from common.kv.ranks import SideChannels
 from common.messages import Capacity, Role
@@ -56,15 +57,16 @@ def open_vllm(
     made = make_vllm_config(config, worker, model, setup, events)
     made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
     progress("starting the engine")
-    try:
-        client = EngineCoreClient.make_async_mp_client(
-            made, Executor.get_class(made), log_stats=True
-        )
-        processor = InputProcessor(made)
-    except BatonError:
-        raise
-    except Exception as error:
-        raise engine_failed(error) from error
+    with collected_failures() as failures:
+        try:
+            client = EngineCoreClient.make_async_mp_client(
+                made, Executor.get_class(made), log_stats=True
+            )
+            processor = InputProcessor(made)
+        except BatonError:
+            raise
+        except Exception as error:
+            raise engine_failed(error, failures.first()) from error
     progress("waiting for the KV listener")
     side = SideChannels(side_addresses)
     try:

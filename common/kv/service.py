@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from common.config import KvConfig
 from common.errors import BatonError, Code
@@ -26,8 +29,9 @@ from common.kv.messages import KvDone, KvStatus
 from common.kv.plane import Plane
 from common.messages import Ticket
 
-START_S = 20.0
+START_S = 60.0
 STOP_S = 3.0
+STANDING_CALLS = 4
 
 
 class KvService:
@@ -65,7 +69,11 @@ class KvService:
         try:
             result = started.get(timeout=START_S)
         except queue.Empty:
-            raise BatonError(Code.ENGINE_FAILED, "the KV thread did not start in time") from None
+            raise BatonError(
+                Code.ENGINE_FAILED,
+                f"the KV thread did not start within {START_S:.0f} s; it is at "
+                f"{_standing(self._thread)}",
+            ) from None
         if isinstance(result, BatonError):
             raise result
         if isinstance(result, BaseException):
@@ -193,3 +201,12 @@ class KvService:
         self._news.set()
         if self._on_ended is not None:
             self._on_ended()
+
+
+def _standing(thread: threading.Thread) -> str:
+    """The innermost calls of this thread now, outermost first."""
+    frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001 - the documented way
+    if frame is None:
+        return "no frame: it has not run, or has ended"
+    calls = traceback.extract_stack(frame)[-STANDING_CALLS:]
+    return " > ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls)

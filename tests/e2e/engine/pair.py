@@ -20,6 +20,7 @@ from common.messages import Load, Role, Sampling, Ticket, TokenLogprobs
 GREEDY = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
 ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "kv_cache_mib": 192, "threads": 1}
 LOAD_TIMEOUT_MS = 60_000.0
+LEASE_MS = 60_000.0
 
 
 def make_config(run_dir: Path, engine: dict[str, Any] | None = None, **kv: object) -> Config:
@@ -110,7 +111,7 @@ class Pair:
         self._count += 1
         return f"req{self._count}"
 
-    def ticket(self, request_id: str, lease_ms: float = 20_000.0) -> Ticket:
+    def ticket(self, request_id: str, lease_ms: float = LEASE_MS) -> Ticket:
         return Ticket(
             secret=secrets.token_bytes(16),
             request_id=request_id,

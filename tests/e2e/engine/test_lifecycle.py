@@ -16,9 +16,9 @@ import pytest
 
 from common.config import from_mapping
 from common.engine.open import open_engine
-from common.errors import ConfigError
+from common.errors import BatonError, ConfigError
 from common.messages import Role
-from tests.e2e.engine.pair import ENGINE
+from tests.e2e.engine.pair import ENGINE, make_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 ROOT = Path(__file__).parents[3]
@@ -111,4 +111,11 @@ def test_what_cannot_start_says_why_in_one_line(
     with pytest.raises(ConfigError) as refused:
         open_engine(config, Role.DECODE, "d0", "i")
     assert says in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_what_fails_in_the_engines_own_process_is_told_in_its_words(tmp_path: Path) -> None:
+    config = make_config(tmp_path, transports="carrier_pigeon")
+    with pytest.raises(BatonError, match="carrier_pigeon") as refused:
+        open_engine(config, Role.DECODE, "d0", "i")
     assert "\n" not in refused.value.message

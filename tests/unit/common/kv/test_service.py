@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.errors import Code
+from common.errors import BatonError, Code
 from common.kv.digest import HEADER_BYTES
 from common.kv.layout import HostMemory
 from common.kv.messages import KvStatus
@@ -425,3 +425,18 @@ def test_two_idle_services_cost_nothing(decode: KvService) -> None:
         assert isinstance(theirs, float)
         assert theirs < 0.01
         assert (time.process_time() - start) / 2.0 < 0.01
+
+
+def test_a_thread_that_does_not_start_says_where_it_stands(
+    base: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def stuck(*_: object) -> None:
+        go_on.wait()
+
+    monkeypatch.setattr("common.kv.service.Plane", stuck)
+    monkeypatch.setattr("common.kv.service.START_S", 0.2)
+    with pytest.raises(BatonError, match=r"test_service\.py:\d+ stuck"):
+        make_service("d0", base)
+    go_on.set()

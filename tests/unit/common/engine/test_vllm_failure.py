@@ -1,0 +1,56 @@
+"""An engine that cannot start: its own words reach the daemon, from another process."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+
+import pytest
+
+from common.engine.vllm_failure import SENTENCE_MAX, collected_failures
+
+FORK = multiprocessing.get_context("fork")
+
+
+def _fail(words: str) -> None:
+    try:
+        raise RuntimeError(words)
+    except RuntimeError:
+        logging.getLogger("vllm.v1.engine.core").exception("failed to start")
+
+
+def _in_child(words: str) -> None:
+    child = FORK.Process(target=_fail, args=(words,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_the_first_failure_of_a_forked_process_is_told_in_one_line() -> None:
+    with collected_failures() as failures:
+        _in_child("no room\nfor the cache")
+        _in_child("and a later one")
+        assert failures.first() == "no room for the cache"
+
+
+def test_nothing_said_is_an_empty_sentence() -> None:
+    with collected_failures() as failures:
+        logging.getLogger("vllm.v1.engine.core").error("an error without an exception")
+        assert failures.first() == ""
+
+
+def test_a_flood_of_failures_neither_blocks_nor_loses_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with collected_failures() as failures:
+        for count in range(1000):
+            _fail(f"{count} " + "x" * 2 * SENTENCE_MAX)
+        assert failures.first() == "0 " + "x" * (SENTENCE_MAX - 2)
+    caplog.clear()
+
+
+def test_the_handler_is_gone_afterwards() -> None:
+    before = list(logging.getLogger("vllm").handlers)
+    with collected_failures():
+        pass
+    assert logging.getLogger("vllm").handlers == before

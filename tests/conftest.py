@@ -14,8 +14,10 @@ settings.load_profile("untimed")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
-# They load vLLM's text classes into this process. Engines are forked from it, and a fork must not
-# meet the threads and the thread pools that those leave behind: it may hang. So they run last.
+# Engines are forked from this process, and a fork must not meet the threads, the pools and the
+# garbage of other tests: so the tests that fork them run first, and those that load vLLM's text
+# classes into this process last.
+FORKING = TESTS / "e2e" / "engine"
 AFTER_ALL_FORKS = frozenset(
     TESTS / "e2e" / "api" / f"test_{name}.py" for name in ("fabricated", "fields", "grammars")
 )
@@ -23,7 +25,7 @@ KINDS = frozenset({"unit", "simulation", "integration", "faults", "e2e", "chaos"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path in AFTER_ALL_FORKS)
+    items.sort(key=lambda item: (item.path in AFTER_ALL_FORKS, FORKING not in item.path.parents))
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:

@@ -11,6 +11,7 @@ import msgspec
 from common.config import Config
 from common.endpoints import kv_events_address, kv_side_address
 from common.engine.connector_meta import PARAMS_KEY
+from common.engine.forking import nothing_to_collect
 from common.engine.port import EngineInfo
 from common.engine.vllm_args import (
     engine_failed,
@@ -57,7 +58,7 @@ def open_vllm(
     made = make_vllm_config(config, worker, model, setup, events)
     made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
     progress("starting the engine")
-    with collected_failures() as failures:
+    with nothing_to_collect(), collected_failures() as failures:
         try:
             client = EngineCoreClient.make_async_mp_client(
                 made, Executor.get_class(made), log_stats=True

@@ -88,5 +88,5 @@ class Closes(Protocol):
     def __call__(self, call: Call, reason: str) -> None: ...
 
 
-Compiles = Callable[[Structured], Awaitable[None]]
-"""Raises BatonError for what does not compile on a worker."""
+Compiles = Callable[[Structured, Caller], Awaitable[None]]
+"""Raises BatonError for what does not compile on a worker, or not for this caller now."""

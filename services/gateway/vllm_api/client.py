@@ -32,6 +32,7 @@ from services.gateway.api.intake import PROMPT_TOKENS_MAX
 from services.gateway.api.kinds import Call, Kind, priority_class
 from services.gateway.api.routes import Route
 from services.gateway.api.whole import Asking, Closes, Compiles, Opens
+from services.gateway.auth.caller import Caller
 from services.gateway.streams.journal import Journal
 from services.gateway.vllm_api.errors import translated
 from services.gateway.vllm_api.sampling import structured_of, to_sampling
@@ -95,7 +96,7 @@ class FleetClient(EngineClient):
         LoRA, trace headers, data parallel rank."""
         asking = self._asking.get()
         try:
-            await self._check(sampling_params)
+            await self._check(sampling_params, asking.origin.caller)
             request = self._processed(request_id, prompt, sampling_params)
             request.reasoning_ended = reasoning_ended
             request.reasoning_parser_kwargs = reasoning_parser_kwargs
@@ -111,14 +112,14 @@ class FleetClient(EngineClient):
             finished = output.finished
             yield output
 
-    async def _check(self, params: SamplingParams) -> None:
+    async def _check(self, params: SamplingParams, caller: Caller) -> None:
         """`[gateway.limits]`, the compilation of a grammar included."""
         check_choices(params.n, self._limits)
         check_stops(params.stop or (), self._limits)
         if params.structured_outputs is not None:
             structured = structured_of(params.structured_outputs)
             check_structured(structured, self._limits)
-            await self._compiles(structured)
+            await self._compiles(structured, caller)
 
     def _processed(self, request_id: str, prompt: Any, params: SamplingParams) -> EngineCoreRequest:
         """vLLM would check the grammar here, on the loop; `_check` had it done elsewhere."""

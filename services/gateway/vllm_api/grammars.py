@@ -2,8 +2,10 @@
 
 The compiling process (`grammar_child.py`) is started when first needed and again when it was lost.
 At most `AT_ONCE` grammars are compiled at a time, `WAITING_MAX` wait, the next is told to come
-back. A judgement is remembered by the grammar's digest; one of a grammar that took too long, for a
-while only, since a busy machine is slow too. Nothing here blocks the loop or imports vLLM.
+back. All this is before the router counts anything, so a key has a bound of its own here: however
+many new grammars it sends, others' still have room. A judgement is remembered by the grammar's
+digest; one of a grammar that took too long, for a while only, since a busy machine is slow too.
+Nothing here blocks the loop or imports vLLM.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import subprocess
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -25,6 +28,7 @@ from common.errors import BatonError, Code
 from common.log import Logger
 from common.messages import Structured
 from services.gateway.api.bounds import PARAM
+from services.gateway.auth.caller import Caller
 from services.gateway.refusals import RETRY_SOON_MS
 from services.gateway.vllm_api.grammar_child import Answer, Job, Judged, Ready, Verdict
 
@@ -35,6 +39,16 @@ REMEMBERED_MAX = 2_048
 FOR_GOOD = float("inf")
 TOO_SLOW_SECONDS = 60.0
 START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A grammar that waits or compiles. `key_id`: of the request it came with first, empty = none;
+    those that ask for the same meanwhile wait with it and cost nothing."""
+
+    digest: bytes
+    key_id: str
+    judged: asyncio.Future[Judged]
 
 
 class Grammars:
@@ -58,8 +72,8 @@ class Grammars:
         self._numbers = 0
         self._waiting: deque[Job] = deque()
         self._sent: set[int] = set()
-        self._asked: dict[bytes, asyncio.Future[Judged]] = {}
-        self._keys: dict[int, bytes] = {}
+        self._asked: dict[bytes, Asked] = {}
+        self._digests: dict[int, bytes] = {}
         self._known: OrderedDict[bytes, tuple[Judged, float]] = OrderedDict()
 
     @property
@@ -67,14 +81,15 @@ class Grammars:
         """Of the compiling process, once there is one."""
         return self._link.process.pid if self._link is not None else None
 
-    async def check(self, structured: Structured) -> None:
+    async def check(self, structured: Structured, caller: Caller) -> None:
         """Returns for what compiles. Raises BatonError: INVALID_REQUEST for what does not, or not
-        within the limits; OVERLOADED while too many wait."""
-        key = xxhash.xxh3_128_digest(msgspec.msgpack.encode(structured))
-        judged = self._remembered(key)
+        within the limits; RATE_LIMITED while the caller's key has too many, OVERLOADED while all
+        have."""
+        digest = xxhash.xxh3_128_digest(msgspec.msgpack.encode(structured))
+        judged = self._remembered(digest)
         if judged is None:
             await self._connect()
-            judged = await asyncio.shield(self._ask(key, structured))
+            judged = await asyncio.shield(self._ask(digest, structured, caller.key_id))
         if judged.verdict is not Verdict.GOOD:
             raise self._refusal(judged)
 
@@ -83,22 +98,34 @@ class Grammars:
         if self._link is not None:
             self._link.kill()
 
-    def _ask(self, key: bytes, structured: Structured) -> asyncio.Future[Judged]:
-        asked = self._asked.get(key)
-        if asked is not None:
-            return asked
+    def _ask(self, digest: bytes, structured: Structured, key_id: str) -> asyncio.Future[Judged]:
+        known = self._asked.get(digest)
+        if known is not None:
+            return known.judged
+        self._bound(key_id)
+        self._numbers += 1
+        asked = Asked(digest, key_id, asyncio.get_running_loop().create_future())
+        self._asked[digest] = asked
+        self._digests[self._numbers] = digest
+        self._waiting.append(Job(self._numbers, structured))
+        self._send()
+        return asked.judged
+
+    def _bound(self, key_id: str) -> None:
+        most = self._limits.grammars_per_key_max
+        if key_id and sum(asked.key_id == key_id for asked in self._asked.values()) >= most:
+            raise BatonError(
+                Code.RATE_LIMITED,
+                f"{most} new grammars of this key are being compiled or wait for it "
+                "(gateway.limits.grammars_per_key_max); try again",
+                retry_after_ms=RETRY_SOON_MS,
+            )
         if len(self._waiting) >= WAITING_MAX:
             raise BatonError(
                 Code.OVERLOADED,
                 f"{WAITING_MAX} grammars wait to be compiled; try again",
                 retry_after_ms=RETRY_SOON_MS,
             )
-        self._numbers += 1
-        asked = self._asked[key] = asyncio.get_running_loop().create_future()
-        self._keys[self._numbers] = key
-        self._waiting.append(Job(self._numbers, structured))
-        self._send()
-        return asked
 
     def _send(self) -> None:
         link = self._link
@@ -117,11 +144,11 @@ class Grammars:
         }.get(judged.verdict, judged.reason)
         return BatonError(Code.INVALID_REQUEST, f"{PARAM}: {sentence}", param=PARAM)
 
-    def _remembered(self, key: bytes) -> Judged | None:
-        judged, until = self._known.get(key, (None, 0.0))
+    def _remembered(self, digest: bytes) -> Judged | None:
+        judged, until = self._known.get(digest, (None, 0.0))
         if judged is None or until <= self._clock.monotonic():
             return None
-        self._known.move_to_end(key)
+        self._known.move_to_end(digest)
         return judged
 
     # ------------------------------------------------------------ the process
@@ -151,31 +178,31 @@ class Grammars:
             self._send()
             return
         self._sent.discard(answer.number)
-        key = self._keys.pop(answer.number)
+        digest = self._digests.pop(answer.number)
         seconds = FOR_GOOD
         if answer.verdict is Verdict.TOO_SLOW:
             seconds = self._clock.monotonic() + TOO_SLOW_SECONDS
-        self._known[key] = answer, seconds
+        self._known[digest] = answer, seconds
         if len(self._known) > REMEMBERED_MAX:
             self._known.popitem(last=False)
-        self._asked.pop(key).set_result(answer)
+        self._asked.pop(digest).judged.set_result(answer)
         self._send()
 
     def _lost(self) -> None:
         """All that was asked fails; the next to ask starts another process."""
         self._link = None
-        lost = list(self._asked.values())
+        lost = [asked.judged for asked in self._asked.values()]
         self._asked.clear()
-        self._keys.clear()
+        self._digests.clear()
         self._waiting.clear()
         self._sent.clear()
         sentence = "the grammar compiler stopped; try again"
         if not self._closed:
             self._log.warning("grammars.lost", sentence=sentence, waiting=len(lost))
-        for asked in lost:
+        for judged in lost:
             error = BatonError(Code.OVERLOADED, sentence, retry_after_ms=RETRY_SOON_MS)
-            asked.set_exception(error)
-            asked.exception()  # whoever waited may have left
+            judged.set_exception(error)
+            judged.exception()  # whoever waited may have left
 
 
 class Link(asyncio.Protocol):

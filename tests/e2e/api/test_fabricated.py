@@ -52,7 +52,7 @@ class FakeFleet:
         self.opened.append((call, stream, hears))
         self.changed.set()
 
-    async def compiles(self, structured: Structured) -> None:
+    async def compiles(self, structured: Structured, caller: Caller) -> None:
         """Everything does here but a regex."""
         self.compiled.append(structured)
         if structured.kind is StructureKind.REGEX:

@@ -15,6 +15,7 @@ from common.clock import SystemClock
 from common.config import from_mapping
 from common.errors import BatonError, Code
 from common.messages import Structured, StructureKind
+from services.gateway.auth.caller import ANONYMOUS
 from services.gateway.vllm_api.grammars import Grammars
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -73,7 +74,7 @@ async def longest_pause(stop: asyncio.Event) -> float:
 async def told(grammars: Grammars, kind: StructureKind, source: str) -> str:
     """The refusal; empty for what compiles."""
     try:
-        await grammars.check(Structured(kind=kind, source=source))
+        await grammars.check(Structured(kind=kind, source=source), ANONYMOUS)
     except BatonError as error:
         return f"{error.code.value} {error.message}"
     return ""

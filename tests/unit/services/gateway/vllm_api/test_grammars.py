@@ -18,6 +18,7 @@ from common.config import Config, from_mapping
 from common.errors import BatonError, Code
 from common.log import Logger
 from common.messages import Structured, StructureKind
+from services.gateway.auth.caller import ANONYMOUS, Caller
 from services.gateway.vllm_api import grammars as module
 from services.gateway.vllm_api.grammars import Grammars
 
@@ -75,9 +76,9 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def refusal(grammars: Grammars, source: str) -> BatonError:
+async def refusal(grammars: Grammars, source: str, key_id: str = "") -> BatonError:
     with pytest.raises(BatonError) as raised:
-        await grammars.check(regex(source))
+        await grammars.check(regex(source), Caller(key_id=key_id))
     return raised.value
 
 
@@ -93,20 +94,20 @@ async def refusal(grammars: Grammars, source: str) -> BatonError:
 async def test_what_does_not_compile_is_refused_and_harms_nothing_else(
     grammars: Grammars, source: str, told: str
 ) -> None:
-    await grammars.check(regex("good"))
+    await grammars.check(regex("good"), ANONYMOUS)
     pid = grammars.pid
     error = await refusal(grammars, source)
     assert error.code is Code.INVALID_REQUEST
     assert error.param == "structured_outputs"
     assert told in error.message
     assert "at 3" not in error.message
-    await grammars.check(regex("good#again"))
+    await grammars.check(regex("good#again"), ANONYMOUS)
     assert grammars.pid == pid
     assert psutil.Process(pid).children() == []
 
 
 async def test_the_loop_goes_on_while_a_grammar_compiles_for_ever(grammars: Grammars) -> None:
-    await grammars.check(regex("good"))
+    await grammars.check(regex("good"), ANONYMOUS)
     endless = asyncio.gather(*(refusal(grammars, f"endless#{n}") for n in range(module.AT_ONCE)))
     turns = 0
     while not endless.done():
@@ -117,7 +118,7 @@ async def test_the_loop_goes_on_while_a_grammar_compiles_for_ever(grammars: Gram
 
 
 async def test_at_most_two_compile_at_once_and_the_rest_waits(grammars: Grammars) -> None:
-    await grammars.check(regex("good"))
+    await grammars.check(regex("good"), ANONYMOUS)
     assert grammars.pid is not None
     process, most = psutil.Process(grammars.pid), 0
     asked = asyncio.gather(*(refusal(grammars, f"endless#{n}") for n in range(4)))
@@ -129,7 +130,7 @@ async def test_at_most_two_compile_at_once_and_the_rest_waits(grammars: Grammars
 
 
 async def test_more_than_may_wait_are_told_to_come_back(grammars: Grammars) -> None:
-    await grammars.check(regex("good"))
+    await grammars.check(regex("good"), ANONYMOUS)
     fill = module.AT_ONCE + module.WAITING_MAX
     asked = [asyncio.ensure_future(refusal(grammars, f"endless#{n}")) for n in range(fill)]  # noqa: TID251 - a client each
     await asyncio.sleep(0)
@@ -139,15 +140,34 @@ async def test_more_than_may_wait_are_told_to_come_back(grammars: Grammars) -> N
     assert {error.code for error in await asyncio.gather(*asked)} == {Code.OVERLOADED}
 
 
+async def test_a_key_with_many_new_grammars_leaves_room_for_others(grammars: Grammars) -> None:
+    await grammars.check(regex("good"), ANONYMOUS)
+    most = from_mapping({}).gateway.limits.grammars_per_key_max
+    greedy = [
+        asyncio.ensure_future(refusal(grammars, f"endless#{n}", "greedy"))  # noqa: TID251 - a client each
+        for n in range(most)
+    ]
+    await asyncio.sleep(0)
+    error = await refusal(grammars, "good#more", "greedy")
+    assert (error.code, error.retry_after_ms) == (Code.RATE_LIMITED, 1_000)
+    assert "grammars_per_key_max" in error.message
+    await grammars.check(regex("good"), Caller(key_id="greedy"))
+    await grammars.check(regex("good#other"), Caller(key_id="modest"))
+    joined = await refusal(grammars, f"endless#{most - 1}", "modest")
+    assert "grammar_ms_max" in joined.message
+    await asyncio.gather(*greedy)
+    await grammars.check(regex("good#more"), Caller(key_id="greedy"))
+
+
 async def test_a_judgement_is_remembered_and_a_slow_one_only_for_a_while(
     grammars: Grammars, clock: FakeClock
 ) -> None:
-    await grammars.check(regex("good"))
+    await grammars.check(regex("good"), ANONYMOUS)
     await refusal(grammars, "bad")
     await refusal(grammars, "endless")
     grammars.close()
     await until(lambda: grammars.pid is None)
-    await grammars.check(regex("good"))
+    await grammars.check(regex("good"), ANONYMOUS)
     assert "unbalanced" in (await refusal(grammars, "bad")).message
     assert "grammar_ms_max" in (await refusal(grammars, "endless")).message
     assert grammars.pid is None
@@ -161,20 +181,20 @@ async def test_what_is_remembered_is_bounded(
 ) -> None:
     monkeypatch.setattr(module, "REMEMBERED_MAX", 2)
     for source in ("good#1", "good#2", "good#1", "good#3"):
-        await grammars.check(regex(source))
+        await grammars.check(regex(source), ANONYMOUS)
     assert len(grammars._known) == 2
     os.kill(grammars.pid or 0, signal.SIGSTOP)
-    await grammars.check(regex("good#1"))
+    await grammars.check(regex("good#1"), ANONYMOUS)
 
 
 async def test_the_same_grammar_asked_at_once_is_compiled_once(grammars: Grammars) -> None:
-    await asyncio.gather(*(grammars.check(regex("good")) for _ in range(20)))
+    await asyncio.gather(*(grammars.check(regex("good"), ANONYMOUS) for _ in range(20)))
     assert grammars._numbers == 1
 
 
 async def test_a_client_that_leaves_takes_nobody_with_it(grammars: Grammars) -> None:
-    first = asyncio.ensure_future(grammars.check(regex("good")))  # noqa: TID251 - a client
-    second = asyncio.ensure_future(grammars.check(regex("good")))  # noqa: TID251 - a client
+    first = asyncio.ensure_future(grammars.check(regex("good"), ANONYMOUS))  # noqa: TID251 - a client
+    second = asyncio.ensure_future(grammars.check(regex("good"), ANONYMOUS))  # noqa: TID251 - a client
     await until(lambda: grammars._asked)
     first.cancel()
     await second
@@ -182,7 +202,7 @@ async def test_a_client_that_leaves_takes_nobody_with_it(grammars: Grammars) -> 
 
 
 async def test_a_lost_process_fails_who_waits_and_is_started_again(grammars: Grammars) -> None:
-    await grammars.check(regex("good"))
+    await grammars.check(regex("good"), ANONYMOUS)
     lost = grammars.pid
     assert lost is not None
     asked = asyncio.ensure_future(refusal(grammars, "endless"))  # noqa: TID251 - a client
@@ -190,13 +210,13 @@ async def test_a_lost_process_fails_who_waits_and_is_started_again(grammars: Gra
     (fork,) = psutil.Process(lost).children()
     os.kill(lost, signal.SIGKILL)
     assert (await asked).code is Code.OVERLOADED
-    await grammars.check(regex("good#2"))
+    await grammars.check(regex("good#2"), ANONYMOUS)
     assert grammars.pid not in {None, lost}
     fork.kill()
 
 
 async def test_the_process_ends_with_its_gateway(grammars: Grammars) -> None:
-    await grammars.check(regex("good"))
+    await grammars.check(regex("good"), ANONYMOUS)
     assert grammars._link is not None
     process, transport = grammars._link.process, grammars._link._transport
     assert transport is not None

@@ -4,7 +4,8 @@ Theory of operation: `run` starts the loop (uvloop), lets the service build itse
 supervisor READY, then waits for a signal or for a task that ended though it should not have. Then
 the service's own `stop` runs inside a time limit, the remaining tasks are cancelled, and whatever
 did not end is named. A second signal skips the drain. Exit status: 0 after a signal, 1 after a
-failure, which is always one log line `daemon.failed` with the task's name.
+failure, which is always one log line `daemon.failed` with the task's name. SIGHUP makes a
+daemon read its fleet file again; `baton up`, which has a terminal to lose, it ends as ever.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
+import structlog
 import uvloop
 
 from common.errors import BatonError
 from common.log import Logger
 from common.notify import Notifier
+from common.upkeep import Source, Upkeep
 
 CANCEL_SECONDS = 3.0
 
@@ -28,10 +31,12 @@ class Tasks:
     """Named tasks of one process; the only place that creates tasks.
 
     A task started with `ends=False` (the default) must run until it is cancelled. The first one
-    that returns, and the first of any kind that raises, resolves `failed`.
+    that returns, and the first of any kind that raises, resolves `failed`. `upkeep`: where the
+    service says what it can reload and what its watchdog depends on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, upkeep: Upkeep | None = None) -> None:
+        self.upkeep = upkeep or Upkeep(Notifier({}), structlog.get_logger("baton"))
         self._tasks: dict[asyncio.Task[Any], str] = {}
         self.failed: asyncio.Future[tuple[str, BaseException | None]] = (
             asyncio.get_running_loop().create_future()
@@ -81,13 +86,13 @@ class Service(Protocol):
     def stop_seconds(self) -> float: ...
 
 
-def run(make: Callable[[], Service], log: Logger) -> int:
-    """Runs one service to its end. Returns the process' exit status."""
-    return uvloop.run(_run(make, log))
+def run(make: Callable[[], Service], log: Logger, source: Source | None = None) -> int:
+    """Runs one service to its end. Returns the process' exit status. `source`: its fleet file."""
+    return uvloop.run(_run(make, log, source))
 
 
-async def _run(make: Callable[[], Service], log: Logger) -> int:
-    notifier = Notifier()
+async def _run(make: Callable[[], Service], log: Logger, source: Source | None) -> int:
+    upkeep = Upkeep(Notifier(), log, source)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -100,12 +105,14 @@ async def _run(make: Callable[[], Service], log: Logger) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, on_signal, signum)
-    tasks = Tasks()
+    if source is not None:
+        loop.add_signal_handler(signal.SIGHUP, upkeep.hang_up)
+    tasks = Tasks(upkeep)
     service = make()
-    exit_code = await _start(service, tasks, stopped, notifier, log)
+    exit_code = await _start(service, tasks, stopped, log)
     if exit_code is None:
         exit_code = await _until_stopped(stopped, tasks, log)
-    notifier.stopping()
+    upkeep.stopping()
     await _bounded(service.stop, service.stop_seconds, log)
     hung = await tasks.cancel_all()
     if hung:
@@ -114,9 +121,7 @@ async def _run(make: Callable[[], Service], log: Logger) -> int:
     return exit_code
 
 
-async def _start(
-    service: Service, tasks: Tasks, stopped: asyncio.Event, notifier: Notifier, log: Logger
-) -> int | None:
+async def _start(service: Service, tasks: Tasks, stopped: asyncio.Event, log: Logger) -> int | None:
     """None once the service is ready; an exit status when a signal or a failure came first."""
     loop = asyncio.get_running_loop()
     starting = loop.create_task(service.start(tasks), name="start")
@@ -133,7 +138,9 @@ async def _start(
         log.error("daemon.failed", code=error.code, sentence=error.message)
         return 1
     log.info("daemon.ready", sentence=status)
-    notifier.ready(status)
+    tasks.upkeep.ready(status)
+    if tasks.upkeep.watchdog_seconds:
+        tasks.start("watchdog", tasks.upkeep.beat())
     return None
 
 

@@ -17,14 +17,23 @@ from pathlib import Path
 
 from common import config as configuration
 from common import lifecycle, log
-from common.config import Config
 from common.errors import BatonError, ConfigError
 from common.log import Logger
 from common.messages import Role
 from common.notify import Notifier
+from common.upkeep import Source
 
 PR_SET_PDEATHSIG = 1
 SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
+ROUTERS = ("router.control", "router.standby")
+SECTIONS = {
+    Role.GATEWAY: ("fleet", "model", "gateway", *ROUTERS),
+    Role.ROUTER: ("fleet", "router", "kv"),
+    Role.PREFILL: ("fleet", "model", "prefill.{name}", *ROUTERS),
+    Role.DECODE: ("fleet", "model", "decode.{name}", *ROUTERS),
+    Role.HEALTH: ("fleet", "health"),
+}
+"""The keys that each daemon lives by; when others change in the file, it has nothing to say."""
 HELP = """\
 Baton serves large language models with prefill and decode on separate workers.
 
@@ -118,25 +127,28 @@ def _serve(role: Role, path: Path, name: str) -> int:
     _follow_supervisor()
     config = configuration.load(path)
     logger = log.configure(role.value, name, config.fleet.log_level)
+    sections = tuple(each.format(name=name) for each in SECTIONS[role])
+    source = Source(config, lambda: configuration.load(path), sections)
     if role in (Role.PREFILL, Role.DECODE):
-        return _serve_worker(role, config, name, logger)
+        return _serve_worker(role, source, name, logger)
     if role is Role.GATEWAY:
         from services.gateway.daemon import make as make_gateway
 
-        return lifecycle.run(lambda: make_gateway(config, name, logger), logger)
+        return lifecycle.run(lambda: make_gateway(config, name, logger), logger, source)
     if role is Role.ROUTER:
         from services.router.daemon import make as make_router
 
-        return lifecycle.run(lambda: make_router(config, name, logger), logger)
+        return lifecycle.run(lambda: make_router(config, name, logger), logger, source)
     from services.health.daemon import make as make_health
 
-    return lifecycle.run(lambda: make_health(config, name, logger), logger)
+    return lifecycle.run(lambda: make_health(config, name, logger), logger, source)
 
 
-def _serve_worker(role: Role, config: Config, name: str, logger: Logger) -> int:
+def _serve_worker(role: Role, source: Source, name: str, logger: Logger) -> int:
     """The engine is opened here, before the loop: vLLM forks, and forks must not meet threads."""
     from common.engine.open import open_engine
 
+    config = source.running
     incarnation = secrets.token_hex(8)
     try:
         engine = open_engine(config, role, name, incarnation, progress=Notifier().status)
@@ -147,11 +159,13 @@ def _serve_worker(role: Role, config: Config, name: str, logger: Logger) -> int:
         from services.prefill.daemon import make as make_prefill
 
         return lifecycle.run(
-            lambda: make_prefill(config, name, incarnation, engine, logger), logger
+            lambda: make_prefill(config, name, incarnation, engine, logger), logger, source
         )
     from services.decode.daemon import make as make_decode
 
-    return lifecycle.run(lambda: make_decode(config, name, incarnation, engine, logger), logger)
+    return lifecycle.run(
+        lambda: make_decode(config, name, incarnation, engine, logger), logger, source
+    )
 
 
 def _follow_supervisor() -> None:

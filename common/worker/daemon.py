@@ -144,6 +144,7 @@ class Worker:
         tasks.start("engine-commands", self._run_commands())
         tasks.start("beat", self._beat())
         tasks.start("router-refusal", self._die_if_refused())
+        tasks.upkeep.beat_while(lambda: self._steps_within(tasks.upkeep.watchdog_seconds))
         capacity = info.capacity
         return (
             f"{self._role} {self._name} ready: {info.model}, {capacity.kv_blocks} KV blocks of "
@@ -254,6 +255,11 @@ class Worker:
     async def _die_if_refused(self) -> None:
         refused = await self._refused
         raise BatonError(Code.WIRE_MISMATCH, f"the router refused this worker: {refused.message}")
+
+    def _steps_within(self, seconds: float) -> bool:
+        """An engine that only waits for KV from elsewhere makes no steps, and none is missed."""
+        load = self._engine.load()
+        return load.running == 0 or load.step_age_ms < seconds * 1000
 
     async def _pump_events(self) -> None:
         while True:

@@ -40,7 +40,9 @@ from common.messages import (
     ToRouter,
     Welcome,
 )
+from common.notify import Notifier
 from common.sockets import Socket
+from common.upkeep import Upkeep
 from common.wire import Decoder, encode, pack_ids
 from common.worker.actions import ToGateway
 from common.worker.daemon import Worker
@@ -74,9 +76,10 @@ class FakeEngine:
         self.batches: asyncio.Queue[Batch | BatonError] = asyncio.Queue()
         self.refuse = ""
         self.news: list[PrefixDelta] = []
+        self.now = Load(running=1)
 
     def load(self) -> Load:
-        return Load(running=1)
+        return self.now
 
     async def add(self, request: EngineRequest) -> None:
         if self.refuse:
@@ -135,7 +138,8 @@ class Bench:
             on_frames=lambda frames: self.heard.put_nowait(decoder.decode(frames[1])),
         )
         self.router.start()
-        self.tasks = Tasks()
+        watched = {"NOTIFY_SOCKET": "@nobody", "WATCHDOG_USEC": "10000000"}
+        self.tasks = Tasks(Upkeep(Notifier(watched), structlog.get_logger("test")))
         self.core = DecodeCore("d0", "i", Room(2, 1024, 16))
         self.worker = Worker(
             config,
@@ -186,6 +190,22 @@ def decode(request_id: str = "r") -> Decode:
         gateway_incarnation="k",
         stream_endpoint="ipc:///nowhere",
     )
+
+
+@pytest.mark.parametrize(
+    ("load", "sound"),
+    [
+        (Load(), True),
+        (Load(running=1, step_age_ms=9_999), True),
+        (Load(running=1, step_age_ms=10_000), False),
+        (Load(waiting=1, step_age_ms=60_000), True),
+    ],
+)
+async def test_the_watchdog_is_fed_only_while_the_engine_steps(
+    bench: Bench, load: Load, sound: bool
+) -> None:
+    bench.engine.now = load
+    assert bench.tasks.upkeep.sound() is sound
 
 
 async def test_a_request_goes_through_and_its_end_is_reported(bench: Bench) -> None:

@@ -1,0 +1,115 @@
+"""What a daemon does for its supervisor beside its work: watchdog beats, and reading its file anew.
+
+Theory of operation: beats are sent by a task of the event loop, so a loop that hangs sends none and
+the supervisor kills the process. A service may name further conditions: a worker whose engine
+stands still is as useless as one whose loop does. Beats are due every third of the watchdog's time,
+so that one may come late. A fleet file that cannot be used is refused as a whole and changes
+nothing: a typing error must not take a running fleet down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.config import Config, flatten
+from common.config.live import LOG_LEVEL, Reading, compare
+from common.errors import ConfigError
+from common.log import Logger
+from common.notify import Notifier
+
+BEATS_PER_WATCHDOG = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a daemon's configuration comes from. `sections`: prefixes of the keys it lives by."""
+
+    running: Config
+    read: Callable[[], Config]
+    sections: tuple[str, ...]
+
+
+class Upkeep:
+    """One process'. `source` None: there is no file, and a reload changes nothing."""
+
+    def __init__(self, notifier: Notifier, log: Logger, source: Source | None = None) -> None:
+        self._notifier = notifier
+        self._log = log
+        self._source = source
+        self._running = dict(flatten(source.running)) if source is not None else {}
+        self._sound: list[Callable[[], bool]] = []
+        self._live: frozenset[str] = frozenset({LOG_LEVEL})
+        self._appliers: list[Callable[[Config], None]] = []
+        self._status = ""
+
+    @property
+    def watchdog_seconds(self) -> float:
+        return self._notifier.watchdog_seconds
+
+    def beat_while(self, sound: Callable[[], bool]) -> None:
+        """No beats are sent while this says False."""
+        self._sound.append(sound)
+
+    def on_reload(self, live: frozenset[str], apply: Callable[[Config], None]) -> None:
+        """`apply` gets a checked configuration, of which some `live` key changed, and puts those
+        keys in force."""
+        self._live |= live
+        self._appliers.append(apply)
+
+    def ready(self, status: str) -> None:
+        self._status = status
+        self._notifier.ready(status)
+
+    def stopping(self) -> None:
+        self._notifier.stopping()
+
+    def sound(self) -> bool:
+        """Whether the work goes on, so that a beat may be sent."""
+        return all(check() for check in self._sound)
+
+    async def beat(self) -> None:
+        """Runs until cancelled."""
+        silent = False
+        while True:
+            sound = self.sound()
+            if sound:
+                self._notifier.beat()
+            elif not silent:
+                sentence = (
+                    f"no step for {self.watchdog_seconds:g} s; the supervisor will restart it"
+                )
+                self._log.error("watchdog.silent", sentence=sentence)
+            silent = not sound
+            await asyncio.sleep(self.watchdog_seconds / BEATS_PER_WATCHDOG)
+
+    def hang_up(self) -> None:
+        """SIGHUP, which is what `systemctl reload` sends. The outcome is one log line. Before
+        `ready` it is ignored: what starts reads the file anyway."""
+        if not self._status:
+            return
+        self._notifier.reloading(time.monotonic_ns())
+        try:
+            self.reload()
+        except ConfigError as error:
+            sentence = f"{error.message}; nothing was changed"
+            self._log.error("config.refused", key=error.param, sentence=sentence)
+        self._notifier.ready(self._status)
+
+    def reload(self) -> Reading:
+        """Raises ConfigError when the file cannot be used; then nothing has changed."""
+        if self._source is None:
+            return Reading()
+        config = self._source.read()
+        read = dict(flatten(config))
+        reading = compare(self._running, read, live=self._live, sections=self._source.sections)
+        if reading.applied:
+            for apply in self._appliers:
+                apply(config)
+            logging.getLogger().setLevel(config.fleet.log_level.upper())
+            self._running |= {key: read[key] for key in reading.applied if key in read}
+        self._log.info("config.reloaded", sentence=reading.sentence)
+        return reading

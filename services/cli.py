@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -41,6 +42,7 @@ Baton serves large language models with prefill and decode on separate workers.
   baton ctl status            look inside a running fleet (also: workers, requests, explain, help)
   baton doctor                is this host fit for it? versions, limits, what UCX will use, ports
   baton keys add              make API keys, list and revoke them
+  baton keygen add            make the keys by which hosts know each other
   baton check --config FILE   validate a fleet file
   baton config --config FILE  print the effective configuration and where each value came from
   baton gateway | router | prefill | decode | health --config FILE --name NAME
@@ -51,14 +53,9 @@ Baton serves large language models with prefill and decode on separate workers.
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a command line or configuration that cannot be used."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["ctl"]:
-        from services.ctl.main import main as ctl
-
-        return ctl(arguments[1:])
-    if arguments[:1] == ["keys"]:
-        from services.keys.main import main as keys
-
-        return keys(arguments[1:])
+    tool = _tool(arguments[:1])
+    if tool is not None:
+        return tool(arguments[1:])
     parsed = _parser().parse_args(arguments)
     if parsed.command == "up":
         from services.up.main import main as up
@@ -79,6 +76,23 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
+def _tool(name: list[str]) -> Callable[[list[str]], int] | None:
+    """The command that parses its own arguments, if it is one."""
+    if name == ["ctl"]:
+        from services.ctl.main import main as ctl
+
+        return ctl
+    if name == ["keys"]:
+        from services.keys.main import main as keys
+
+        return keys
+    if name == ["keygen"]:
+        from services.keygen.main import main as keygen
+
+        return keygen
+    return None
+
+
 def _parser() -> argparse.ArgumentParser:
     from services.up.doctor.main import add_arguments as add_doctor_arguments
     from services.up.main import add_arguments
@@ -92,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     add_doctor_arguments(commands.add_parser("doctor", help="is this host fit for a fleet?"))
     commands.add_parser("ctl", help="talk to a running fleet's admin socket", add_help=False)
     commands.add_parser("keys", help="make, list and revoke API keys", add_help=False)
+    commands.add_parser("keygen", help="make and rotate hosts' keys", add_help=False)
     for command in ("check", "config"):
         tool = commands.add_parser(command, help=f"{command} a fleet file")
         tool.add_argument("--config", type=Path, required=True, metavar="FILE")

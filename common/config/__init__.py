@@ -25,6 +25,7 @@ from common.config.sections import (
     SimConfig,
     WorkerConfig,
 )
+from common.config.security import SecurityConfig
 
 __all__ = [
     "NAME_PATTERN",
@@ -42,6 +43,7 @@ __all__ = [
     "RequestLimits",
     "RouterConfig",
     "Section",
+    "SecurityConfig",
     "SimConfig",
     "WorkerConfig",
     "default_run_dir",

@@ -1,11 +1,15 @@
-"""A gateway without keys answers only its own host, unless the file says that it shall not."""
+"""What is bound without keys answers only its own host, unless the file says that it shall not."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 
-from common.config.sections import GatewayConfig
+from common.config.sections import Config, GatewayConfig
 from common.errors import ConfigError
+
+TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+):(\d{1,5})")
+WILDCARDS = frozenset({"*", "0.0.0.0", "::"})
 
 
 def check_exposure(gateway: GatewayConfig) -> None:
@@ -17,6 +21,36 @@ def check_exposure(gateway: GatewayConfig) -> None:
         f"{gateway.host} can be reached from other hosts and no keys are asked for; name a "
         "[gateway] keys_file (`baton keys add` makes one), or set allow_anonymous = true",
     )
+
+
+def check_control(config: Config) -> None:
+    """Raises ConfigError for a control socket that others could speak to without a key, or could
+    not find: peers connect to what the file says, so a wildcard names nothing."""
+    endpoints = {"router.control": config.router.control}
+    endpoints |= {f"router.standby.{name}": at for name, at in config.router.standby.items()}
+    endpoints["gateway.stream_bind"] = config.gateway.stream_bind
+    for path, endpoint in endpoints.items():
+        if not endpoint or endpoint.startswith("ipc://"):
+            continue
+        host = _tcp_host(path, endpoint)
+        if host in WILDCARDS:
+            sentence = f"{endpoint} binds every interface; name the address of one, like 10.0.0.1"
+            raise ConfigError(path, sentence)
+        if not (is_loopback(host) or config.security.keys_dir or config.security.insecure):
+            raise ConfigError(
+                path,
+                f"{endpoint} can be reached from other hosts and no keys are asked for; make keys "
+                "with `baton keygen add` and name their folder in [security] keys_dir, or set "
+                "insecure = true there",
+            )
+
+
+def _tcp_host(path: str, endpoint: str) -> str:
+    match = TCP.fullmatch(endpoint)
+    if match is None or int(match[2]) > 65535:
+        sentence = f"{endpoint} is no endpoint; write tcp://ADDRESS:PORT or ipc://PATH"
+        raise ConfigError(path, sentence)
+    return match[1].strip("[]")
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from common.config.base import NAME_PATTERN, Section
-from common.config.exposure import check_exposure
+from common.config.exposure import check_control, check_exposure
 from common.config.modes import check_mode
 from common.config.sections import Config, WorkerConfig
 from common.errors import ConfigError
@@ -73,6 +73,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
             _convert(table, WorkerConfig, f"{role}.{name}")
     config = _convert(raw, Config, "")
     check_exposure(config.gateway)
+    check_control(config)
     check_mode(config)
     return config
 

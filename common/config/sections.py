@@ -14,6 +14,7 @@ from common.config.admission import AdmissionConfig
 from common.config.base import NAME_PATTERN, Count, Milliseconds, Port, Positive, Section
 from common.config.liveness import LivenessConfig
 from common.config.request_limits import RequestLimits
+from common.config.security import SecurityConfig
 from common.errors import ConfigError
 from common.messages import Role
 
@@ -205,6 +206,7 @@ class Config(Section, frozen=True):
     gateway: GatewayConfig = GatewayConfig()
     router: RouterConfig = RouterConfig()
     health: HealthConfig = HealthConfig()
+    security: SecurityConfig = SecurityConfig()
     prefill: dict[str, WorkerConfig] = field(default_factory=dict)
     decode: dict[str, WorkerConfig] = field(default_factory=dict)
 

@@ -42,6 +42,7 @@ from common.messages import (
     Took,
     Welcome,
 )
+from common.security.open import open_curve
 from common.wire import Decoder, decode_body
 from common.worker.actions import (
     AbortInEngine,
@@ -107,6 +108,7 @@ class Worker:
         self._clock = clock
         self._log = log
         self._link_log = LinkLog(log, self._transports())
+        self.curve = open_curve(config, log)
         self._gateways: Gateways | None = None
         self._routers: RouterLinks | None = None
         self._decoder: Decoder[RouterToWorker] = Decoder(RouterToWorker)
@@ -132,12 +134,16 @@ class Worker:
 
     async def start(self, tasks: Tasks) -> str:
         info = self._engine.info
+        if self.curve is not None:
+            self.curve.start()
+            tasks.start("allow-list", self.curve.watch())
         self._routers = RouterLinks(
             control_addresses(self._config),
             f"{self._name}|{self._incarnation}".encode(),
             hello=self._hello,
             on_frames=self._on_control,
             log=self._log,
+            curve=self.curve,
         )
         self._routers.start()
         tasks.start("engine-events", self._pump_events())
@@ -171,6 +177,8 @@ class Worker:
             self._gateways.close()
         if self._routers is not None:
             self._routers.close()
+        if self.curve is not None:
+            self.curve.close()
 
     def handle(self, event: Event) -> None:
         """One event through the core and its actions out; on the loop's thread only."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from common.endpoints import CONTROL
 from common.log import Logger
 from common.messages import Beat, Message
-from common.sockets import Sent, Socket
+from common.sockets import Curve, Sent, Socket
 from common.wire import encode
 
 
@@ -28,6 +28,7 @@ class RouterLink:
         hello: Callable[[], list[Message]],
         on_frames: Callable[[RouterLink, list[bytes]], None],
         log: Logger,
+        curve: Curve | None = None,
     ) -> None:
         self.router = router
         self._hello = hello
@@ -41,6 +42,7 @@ class RouterLink:
             on_frames=lambda frames: on_frames(self, frames),
             on_connected=self._on_connected,
             on_disconnected=self._on_disconnected,
+            curve=curve,
         )
 
     def start(self) -> None:
@@ -82,9 +84,12 @@ class RouterLinks:
         hello: Callable[[], list[Message]],
         on_frames: Callable[[RouterLink, list[bytes]], None],
         log: Logger,
+        curve: Curve | None = None,
     ) -> None:
         self._links = [
-            RouterLink(name, address, identity, hello=hello, on_frames=on_frames, log=log)
+            RouterLink(
+                name, address, identity, hello=hello, on_frames=on_frames, log=log, curve=curve
+            )
             for name, address in addresses.items()
         ]
 

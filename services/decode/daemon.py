@@ -26,5 +26,5 @@ def make(config: Config, name: str, incarnation: str, engine: Engine, log: Logge
         clock=SystemClock(),
         log=log,
     )
-    worker.set_gateways(GatewayLinks(name, incarnation, worker.handle, log))
+    worker.set_gateways(GatewayLinks(name, incarnation, worker.handle, log, worker.curve))
     return worker

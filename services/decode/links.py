@@ -24,7 +24,7 @@ from common.messages import (
     Tokens,
     Welcome,
 )
-from common.sockets import Socket
+from common.sockets import Curve, Socket
 from common.wire import Decoder, encode
 from common.worker.actions import Event, GatewayGone, ToGateway
 
@@ -50,6 +50,7 @@ class Link:
             on_frames=self._on_frames,
             on_connected=self._on_connected,
             on_disconnected=lambda: self._lose("its stream socket closed"),
+            curve=owner.curve,
         )
         self._socket.start()
         self._timeout = asyncio.get_running_loop().call_later(
@@ -99,13 +100,19 @@ class GatewayLinks:
     """All links of one decode worker. `handle` takes events into the worker's core."""
 
     def __init__(
-        self, name: str, incarnation: str, handle: Callable[[Event], None], log: Logger
+        self,
+        name: str,
+        incarnation: str,
+        handle: Callable[[Event], None],
+        log: Logger,
+        curve: Curve | None = None,
     ) -> None:
         self._name = name
         self._incarnation = incarnation
         self._links: dict[tuple[str, str], Link] = {}
         self.handle = handle
         self.log = log
+        self.curve = curve
 
     @property
     def identity(self) -> bytes:

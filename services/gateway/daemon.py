@@ -23,6 +23,8 @@ from common.log import Logger
 from common.messages import WIRE_VERSION, Hello, Role
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import resolve_model
+from common.security.open import open_curve
+from common.sockets import Dial
 from common.wire import encode
 from services.gateway.api.lazy import LazyApi
 from services.gateway.api.whole import WholeApi
@@ -109,6 +111,7 @@ class Gateway:
             self._certificate.context if self._certificate is not None else None,
             log,
         )
+        self._curve = open_curve(config, log)
         self._workers: WorkerLinks | None = None
         self._router: RouterLinks | None = None
         self._idle = asyncio.Event()
@@ -141,11 +144,16 @@ class Gateway:
 
     async def start(self, tasks: Tasks) -> str:
         address = stream_address(self._config, self._name)
-        self._workers = WorkerLinks(self._name, self._incarnation, address, self._handle, self._log)
+        if self._curve is not None:
+            self._curve.start()
+            tasks.start("allow-list", self._curve.watch())
+        self._workers = WorkerLinks(
+            self._name, self._incarnation, address, self._handle, self._log, self._curve
+        )
         self._workers.start()
         self._router = RouterLinks(
             self._hello(self._workers.address),
-            addresses=control_addresses(self._config),
+            dials={n: Dial(at, self._curve) for n, at in control_addresses(self._config).items()},
             silence_seconds=self._config.gateway.router_silence_ms / 1000,
             clock=self._clock,
             handle=self._handle,
@@ -198,6 +206,8 @@ class Gateway:
             self._router.close()
         if self._workers is not None:
             self._workers.close()
+        if self._curve is not None:
+            self._curve.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _drain(self) -> None:

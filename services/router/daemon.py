@@ -29,6 +29,7 @@ from common.messages import (
     ToRouter,
     WorkerToRouter,
 )
+from common.security.open import open_curve
 from common.sockets import Sent, Socket
 from common.wire import Decoder, encode
 from services.router.admin.answer import answer
@@ -72,6 +73,7 @@ class Router:
         }
         self._dropped: dict[str, int] = {}
         self._events: deque[Event] = deque()
+        self._curve = open_curve(config, log)
         self._control: Socket | None = None
         self._admin: Socket | None = None
         self._emptied = asyncio.Event()
@@ -84,8 +86,11 @@ class Router:
     async def start(self, tasks: Tasks) -> str:
         control = control_address(self._config, self._name)
         admin = admin_address(self._config, self._name)
-        self._control = Socket(CONTROL, bind=control, on_frames=self._on_control)
+        self._control = Socket(CONTROL, bind=control, on_frames=self._on_control, curve=self._curve)
         self._admin = Socket(ADMIN, bind=admin, on_frames=self._on_admin)
+        if self._curve is not None:
+            self._curve.start()
+            tasks.start("allow-list", self._curve.watch())
         self._control.start()
         self._admin.start()
         tasks.start("pulse", self._pulse())
@@ -113,6 +118,8 @@ class Router:
         for socket in (self._control, self._admin):
             if socket is not None:
                 socket.close()
+        if self._curve is not None:
+            self._curve.close()
 
     def _handle(self, event: Event) -> None:
         """One event and all that follow from carrying it out."""
@@ -190,9 +197,11 @@ class Router:
             self._admin.send([*envelope, answer(frame, self._view)])
 
     def _view(self) -> View:
-        return View(
-            self._core.tables, self._clock.monotonic(), dict(self._dropped), VERBS, self._handle
-        )
+        dropped = dict(self._dropped)
+        if self._curve is not None:
+            refused = self._curve.gate.refusals.counts
+            dropped |= {f"peer refused: {reason}": count for reason, count in refused.items()}
+        return View(self._core.tables, self._clock.monotonic(), dropped, VERBS, self._handle)
 
     async def _pulse(self) -> None:
         ping = [encode(Ping())]

@@ -22,7 +22,7 @@ from common.messages import (
     RouterToGateway,
     Welcome,
 )
-from common.sockets import Socket
+from common.sockets import Dial, Socket
 from common.wire import Decoder, encode
 from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
 
@@ -37,7 +37,7 @@ class RouterLink:
         hello: Hello,
         *,
         router: str,
-        address: str,
+        dial: Dial,
         clock: Clock,
         handle: Callable[[RouterLink, Event], None],
         live: Callable[[], Live],
@@ -59,11 +59,12 @@ class RouterLink:
         self.dropped = 0
         self._socket = Socket(
             CONTROL,
-            connect=address,
+            connect=dial.address,
             identity=f"{hello.name}|{hello.incarnation}".encode(),
             on_frames=self._on_frames,
             on_connected=self._on_connected,
             on_disconnected=self._on_disconnected,
+            curve=dial.curve,
         )
 
     @property

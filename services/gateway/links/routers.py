@@ -13,18 +13,19 @@ from collections.abc import Callable, Mapping
 from common.clock import Clock
 from common.log import Logger
 from common.messages import Cancel, Fleet, Hello, Live, Message, Placed
+from common.sockets import Dial
 from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
 from services.gateway.links.router import RouterLink
 
 
 class RouterLinks:
-    """`addresses`: control endpoint by router name. `handle` takes events into the core."""
+    """`dials`: control endpoint by router name. `handle` takes events into the core."""
 
     def __init__(
         self,
         hello: Hello,
         *,
-        addresses: Mapping[str, str],
+        dials: Mapping[str, Dial],
         silence_seconds: float,
         clock: Clock,
         handle: Callable[[Event], None],
@@ -42,14 +43,14 @@ class RouterLinks:
             RouterLink(
                 hello,
                 router=router,
-                address=address,
+                dial=dial,
                 clock=clock,
                 handle=self._on_event,
                 live=live,
                 on_refused=on_refused,
                 log=log,
             )
-            for router, address in addresses.items()
+            for router, dial in dials.items()
         ]
 
     @property

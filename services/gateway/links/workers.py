@@ -24,7 +24,7 @@ from common.messages import (
     Tokens,
     Welcome,
 )
-from common.sockets import Sent, Socket
+from common.sockets import Curve, Sent, Socket
 from common.wire import Decoder, check_hello, encode
 from services.gateway.events import Event, Stepped, WorkerGone, WorkerUp
 
@@ -41,6 +41,7 @@ class WorkerLinks:
         address: str,
         handle: Callable[[Event], None],
         log: Logger,
+        curve: Curve | None = None,
     ) -> None:
         self._welcome = encode(
             Welcome(wire_version=WIRE_VERSION, name=name, incarnation=incarnation)
@@ -52,7 +53,7 @@ class WorkerLinks:
         self._hellos: Decoder[Hello] = Decoder(Hello)
         self._decoder: Decoder[DecodeToGateway] = Decoder(DecodeToGateway)
         self.dropped = 0
-        self._socket = Socket(STREAM, bind=address, on_frames=self._on_frames)
+        self._socket = Socket(STREAM, bind=address, on_frames=self._on_frames, curve=curve)
 
     @property
     def address(self) -> str:

@@ -100,8 +100,10 @@ def test_flatten_names_every_key_once() -> None:
 
 
 def test_addresses_default_to_the_run_dir_and_refuse_long_paths() -> None:
-    config = from_mapping({"fleet": {"run_dir": "/run/b"}, "router": {"control": "tcp://h:1"}})
-    assert control_address(config) == "tcp://h:1"
+    config = from_mapping(
+        {"fleet": {"run_dir": "/run/b"}, "router": {"control": "tcp://127.0.0.1:1"}}
+    )
+    assert control_address(config) == "tcp://127.0.0.1:1"
     assert admin_address(config) == "ipc:///run/b/admin.sock"
     assert stream_address(config, "g0") == "ipc:///run/b/g0.stream.sock"
     long = from_mapping({"fleet": {"run_dir": "/" + "x" * 120}})

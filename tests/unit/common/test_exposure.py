@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from common.config import from_mapping
@@ -19,3 +22,43 @@ def test_another_address_needs_keys_or_a_word(host: str) -> None:
         from_mapping({"gateway": {"host": host}})
     for word in ({"allow_anonymous": True}, {"keys_file": "/etc/baton/keys.json"}):
         assert from_mapping({"gateway": {"host": host, **word}}).gateway.host == host
+
+
+CONTROLS = [
+    {"router": {"control": "{}"}},
+    {"router": {"standby": {"r1": "{}"}}},
+    {"gateway": {"stream_bind": "{}"}},
+]
+
+
+def at(control: dict[str, Any], endpoint: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(json.dumps(control).replace("{}", endpoint))
+    return table
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_a_control_socket_that_others_reach_needs_keys_or_a_word(control: dict[str, Any]) -> None:
+    for endpoint in ("tcp://10.0.0.1:7000", "tcp://[fd00::1]:7000", "tcp://eth0:7000"):
+        with pytest.raises(ConfigError, match="baton keygen add"):
+            from_mapping(at(control, endpoint))
+        for word in ({"keys_dir": "/etc/baton/curve"}, {"insecure": True}):
+            from_mapping(at(control, endpoint) | {"security": word})
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_loopback_and_ipc_need_none(control: dict[str, Any]) -> None:
+    for endpoint in ("tcp://127.0.0.1:0", "tcp://[::1]:7000", "ipc:///run/baton/x.sock"):
+        from_mapping(at(control, endpoint))
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://*:7000", "tcp://0.0.0.0:7000", "tcp://[::]:7000", "udp://10.0.0.1:1",
+                 "tcp://10.0.0.1", "tcp://10.0.0.1:70000", "10.0.0.1:7000"]
+)  # fmt: skip
+def test_wildcards_and_nonsense_are_refused_with_or_without_keys(
+    control: dict[str, Any], endpoint: str
+) -> None:
+    for word in ({}, {"keys_dir": "/etc/baton/curve"}, {"insecure": True}):
+        with pytest.raises(ConfigError, match=r"binds every interface|is no endpoint"):
+            from_mapping(at(control, endpoint) | {"security": word})

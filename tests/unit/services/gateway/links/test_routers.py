@@ -25,7 +25,7 @@ from common.messages import (
     Submit,
     Welcome,
 )
-from common.sockets import Socket
+from common.sockets import Dial, Socket
 from common.wire import Decoder, encode
 from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
 from services.gateway.links.routers import RouterLinks
@@ -87,7 +87,7 @@ class Bench:
         hello = Hello(wire_version=WIRE_VERSION, role=Role.GATEWAY, name="g0", incarnation="k")
         self.links = RouterLinks(
             hello,
-            addresses=self.addresses,
+            dials={name: Dial(at) for name, at in self.addresses.items()},
             silence_seconds=1.0,
             clock=self.clock,
             handle=self.events.put_nowait,

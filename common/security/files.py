@@ -1,0 +1,121 @@
+"""The files of CURVE: a host's secret and the allow-list of all hosts. `baton keygen` writes them.
+
+Theory of operation: every host has one key pair, used by all its daemons, to bind as to connect. A
+folder, the same on every host (`[security] keys_dir`), holds `secret.json`, this host's own, and
+`peers.json`, the public keys of all hosts with the addresses they bind. Who connects must be in the
+list; who is connected to must hold the key that the list has for that address, so a host of the
+fleet cannot pass for its router. A host has two keys in the list while one replaces the other.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from common.errors import ConfigError
+
+FILE_MODE = 0o640
+OTHERS, OTHERS_WRITE = 0o007, 0o002
+FILE_BYTES_MAX = 1 << 20
+PEERS_MAX = 1024
+KEYS_MAX = 2
+SECRET, NEXT_SECRET, PEERS = "secret.json", "secret.next.json", "peers.json"
+KEY = "security.keys_dir"
+
+Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
+HostName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
+Address = Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A host's key pair, each half 32 bytes as Z85 (ZeroMQ RFC 32)."""
+
+    version: Literal[1] = 1
+    name: HostName
+    public: Z85
+    secret: Z85
+
+    def __repr__(self) -> str:
+        return f"Secret(name={self.name!r}, public={self.public!r})"
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One host. `keys`: public, oldest first. `addresses`: as in the endpoints it binds, without
+    scheme and port."""
+
+    name: HostName
+    keys: Annotated[list[Z85], Meta(min_length=1, max_length=KEYS_MAX)]
+    addresses: list[Address] = []
+
+
+class PeersFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: Literal[1] = 1
+    peers: Annotated[list[Peer], Meta(max_length=PEERS_MAX)] = []
+
+
+F = TypeVar("F", Secret, PeersFile)
+
+
+def read_secret(path: Path) -> Secret:
+    """Raises ConfigError: unreadable, readable by others, not such a file."""
+    return _read(path, Secret, closed=True)
+
+
+def read_peers(path: Path) -> PeersFile:
+    """Raises ConfigError: unreadable, writable by others, not such a file, anything twice."""
+    file = _read(path, PeersFile, closed=False)
+    check_peers(file, path)
+    return file
+
+
+def check_peers(file: PeersFile, path: Path) -> None:
+    """Raises ConfigError for what would make it ambiguous."""
+    for what, values in (
+        ("host", [peer.name for peer in file.peers]),
+        ("key", [key for peer in file.peers for key in peer.keys]),
+        ("address", [address for peer in file.peers for address in peer.addresses]),
+    ):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ConfigError(KEY, f"{path} has the {what} {twice[0]} twice")
+
+
+def _read(path: Path, kind: type[F], *, closed: bool) -> F:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        sentence = f"{path} cannot be read: {error.strerror}; `baton keygen add` makes it"
+        raise ConfigError(KEY, sentence) from error
+    if mode & (OTHERS if closed else OTHERS_WRITE):
+        sentence = f"{path} is open to every user of this host; run chmod 0640 {path}"
+        raise ConfigError(KEY, sentence)
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(KEY, f"{path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        sentence = f"{path} is not a {kind.__name__} file: {error}; `baton keygen` writes it"
+        raise ConfigError(KEY, sentence) from error
+
+
+def write(path: Path, content: Secret | PeersFile) -> None:
+    """Replaces the file as a whole. Raises ConfigError."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    data = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    try:
+        with temporary.open("xb") as file:
+            os.fchmod(file.fileno(), FILE_MODE)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(KEY, f"{path} cannot be written: {error.strerror}") from error

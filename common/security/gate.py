@@ -1,0 +1,67 @@
+"""Answers libzmq's question who may connect (ZAP, ZeroMQ RFC 27) from the allow-list."""
+
+from __future__ import annotations
+
+import base64
+
+from common.security.peers import AllowList
+from common.security.refusals import Refusals
+from common.watched import WatchedFile
+
+VERSION, MECHANISM = b"1.0", b"CURVE"
+KEY_BYTES = 32
+
+
+class Gate:
+    """`revoked`: user ids (public keys, Z85) that were let in once and would not be now; frames of
+    connections that still stand under them are to be dropped."""
+
+    def __init__(self, peers: WatchedFile[AllowList], refusals: Refusals) -> None:
+        self._peers = peers
+        self._granted: set[str] = set()
+        self.refusals = refusals
+        self.revoked: frozenset[str] = frozenset()
+
+    def answer(self, question: list[bytes]) -> list[bytes]:
+        """The frames to answer with. Question: version, request id, domain, address, identity,
+        mechanism, credentials. What is not understood is refused."""
+        request_id = question[1] if len(question) > 1 else b""
+        key = _public_key(question)
+        name = self._peers.value.name_of(key) if key else None
+        if key is None or name is None:
+            address = question[3].decode(errors="replace") if len(question) > 3 else "?"
+            self.refusals.add("unknown_key", f"{address} holds no key of the allow-list")
+            return [VERSION, request_id, b"400", b"this key is not in the allow-list", b"", b""]
+        self._granted.add(key)
+        return [VERSION, request_id, b"200", name.encode(), key.encode(), b""]
+
+    def drop(self, user_id: str) -> None:
+        """Counts a frame that came under a revoked key."""
+        self.refusals.add("revoked_key", f"a peer still speaks under the revoked key {user_id}")
+
+    def keys_at(self, endpoint: str) -> list[str]:
+        """As `AllowList`."""
+        return self._peers.value.keys_at(endpoint)
+
+    def refresh(self) -> bool:
+        """Looks at the allow-list's file. True: there is a new one."""
+        if not self._peers.refresh():
+            return False
+        self.revoked = frozenset(key for key in self._granted if key not in self._peers.value)
+        return True
+
+
+def _public_key(question: list[bytes]) -> str | None:
+    if len(question) != 7 or question[0] != VERSION or question[5] != MECHANISM:
+        return None
+    return z85(question[6]) if len(question[6]) == KEY_BYTES else None
+
+
+def z85(data: bytes) -> str:
+    """ZeroMQ RFC 32, whose alphabet Python's base85 has in another order."""
+    return base64.b85encode(data).translate(_TO_Z85).decode()
+
+
+_B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_TO_Z85 = bytes.maketrans(_B85, _Z85)

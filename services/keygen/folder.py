@@ -1,0 +1,128 @@
+"""The folder that `baton keygen` keeps: one folder a host, each with the list of all.
+
+DIR/HOST/secret.json and DIR/HOST/peers.json are what that host's `[security] keys_dir` holds. The
+list is the same for all; it is written for each so that a folder can be copied as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from common.errors import ConfigError
+from common.security.files import (
+    KEYS_MAX,
+    NEXT_SECRET,
+    PEERS,
+    PEERS_MAX,
+    SECRET,
+    Peer,
+    PeersFile,
+    Secret,
+    check_peers,
+    read_peers,
+    write,
+)
+from common.sockets import new_key_pair
+
+FOLDER_MODE = 0o750
+
+
+class KeyFolder:
+    """Raises ConfigError where its files contradict each other or cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lists = {file.parent.name: read_peers(file).peers for file in path.glob(f"*/{PEERS}")}
+        self.peers: list[Peer] = next(iter(lists.values()), [])
+        odd = [name for name, peers in lists.items() if peers != self.peers]
+        if odd:
+            sentence = (
+                f"{path}/{odd[0]}/{PEERS} differs from the others; copy the right one over it"
+            )
+            raise ConfigError("--dir", sentence)
+
+    def peer(self, name: str) -> Peer:
+        for peer in self.peers:
+            if peer.name == name:
+                return peer
+        known = ", ".join(peer.name for peer in self.peers) or "none"
+        raise ConfigError("host", f"no host {name!r} in {self._path}; there are: {known}")
+
+    def add(self, name: str, addresses: list[str]) -> bool:
+        """A new host with a new key, or new addresses of a known one. True: the host is new."""
+        known = next((peer for peer in self.peers if peer.name == name), None)
+        if known is not None:
+            self._replace(known, msgspec.structs.replace(known, addresses=addresses))
+            return False
+        if len(self.peers) >= PEERS_MAX:
+            raise ConfigError("host", f"more than {PEERS_MAX} hosts")
+        secret = _new_secret(name)
+        peers = self._checked(
+            [*self.peers, Peer(name=name, keys=[secret.public], addresses=addresses)]
+        )
+        write(self._folder(name) / SECRET, secret)
+        self._save(peers)
+        return True
+
+    def rotate(self, name: str) -> Path:
+        """A second key beside the first. Returns the file of its secret, which is not in use."""
+        peer = self.peer(name)
+        if len(peer.keys) >= KEYS_MAX:
+            sentence = f"{name} is being rotated; finish with `baton keygen retire {name}`"
+            raise ConfigError("host", sentence)
+        secret = _new_secret(name)
+        path = self._folder(name) / NEXT_SECRET
+        write(path, secret)
+        self._replace(peer, msgspec.structs.replace(peer, keys=[*peer.keys, secret.public]))
+        return path
+
+    def retire(self, name: str) -> None:
+        """Ends a rotation: only the newest key stays, whose secret becomes the one in use."""
+        peer = self.peer(name)
+        if len(peer.keys) < KEYS_MAX:
+            raise ConfigError(
+                "host", f"{name} has one key; `baton keygen rotate {name}` comes first"
+            )
+        self._replace(peer, msgspec.structs.replace(peer, keys=peer.keys[-1:]))
+        following = self._path / name / NEXT_SECRET
+        if following.exists():
+            following.rename(self._path / name / SECRET)
+
+    def revoke(self, name: str) -> None:
+        """Its folder stays, without use: no other host knows its keys."""
+        gone = self.peer(name)
+        self._save(self._checked([peer for peer in self.peers if peer is not gone]))
+        (self._path / name / PEERS).unlink(missing_ok=True)
+
+    def _replace(self, old: Peer, new: Peer) -> None:
+        self._save(self._checked([new if peer is old else peer for peer in self.peers]))
+
+    def _checked(self, peers: list[Peer]) -> PeersFile:
+        """Also against what a struct made here does not check by itself: patterns and lengths."""
+        try:
+            file = msgspec.convert(msgspec.to_builtins(PeersFile(peers=peers)), PeersFile)
+        except msgspec.ValidationError as error:
+            raise ConfigError("host", str(error)) from error
+        check_peers(file, self._path)
+        return file
+
+    def _save(self, file: PeersFile) -> None:
+        for peer in file.peers:
+            write(self._folder(peer.name) / PEERS, file)
+        self.peers = file.peers
+
+    def _folder(self, name: str) -> Path:
+        folder = self._path / name
+        try:
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        except OSError as error:
+            sentence = f"{folder} cannot be made: {error.strerror}"
+            raise ConfigError("--dir", sentence) from error
+        return folder
+
+
+def _new_secret(name: str) -> Secret:
+    public, secret = new_key_pair()
+    return Secret(name=name, public=public, secret=secret)

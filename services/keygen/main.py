@@ -1,0 +1,98 @@
+"""`baton keygen`: makes, replaces and revokes the keys by which hosts know each other."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import ConfigError
+from services.keygen.folder import KeyFolder
+
+EXAMPLES = """\
+examples:
+  baton keygen add --dir keys node-a=10.0.0.1 node-b=10.0.0.2,10.1.0.2
+  scp -r keys/node-a/. node-a:/etc/baton/curve/       and so on, each host its own folder
+  [security] keys_dir = "/etc/baton/curve"            in the fleet file
+
+  baton keygen rotate --dir keys node-a     1. copy every peers.json; both keys are good now
+                                            2. node-a: mv secret.next.json secret.json, restart
+  baton keygen retire --dir keys node-a     3. copy every peers.json; the old key is refused
+  baton keygen revoke --dir keys node-b     copy every peers.json; node-b is refused
+
+Daemons read a changed peers.json within a second; a changed secret needs their restart.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status; 2 for what the caller can mend."""
+    arguments = _parser().parse_args(argv)
+    commands: dict[str, Callable[[KeyFolder, argparse.Namespace], None]] = {
+        "add": _add,
+        "list": _list,
+        "rotate": _rotate,
+        "retire": _retire,
+        "revoke": _revoke,
+    }
+    try:
+        commands[arguments.command](KeyFolder(arguments.dir), arguments)
+    except ConfigError as error:
+        print(f"baton: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument(
+        "--dir", type=Path, required=True, metavar="DIR", help="folder with one folder a host"
+    )
+    parser = argparse.ArgumentParser(
+        prog="baton keygen",
+        description="Keys by which the hosts of a fleet know each other (CURVE).",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add = commands.add_parser("add", parents=[where], help="make hosts' keys, or set addresses")
+    add.add_argument(
+        "hosts", nargs="+", metavar="NAME=ADDRESS[,ADDRESS]", help="addresses that it binds"
+    )
+    commands.add_parser("list", parents=[where], help="hosts, addresses, public keys")
+    for command, what in (
+        ("rotate", "give a host a second key"),
+        ("retire", "end a rotation: only the new key is good"),
+        ("revoke", "forget a host"),
+    ):
+        commands.add_parser(command, parents=[where], help=what).add_argument("host")
+    return parser
+
+
+def _add(folder: KeyFolder, arguments: argparse.Namespace) -> None:
+    for host in arguments.hosts:
+        name, _, addresses = host.partition("=")
+        new = folder.add(name, [address for address in addresses.split(",") if address])
+        print(f"{name}: {'a new key' if new else 'its key stays'}, at {addresses or 'no address'}")
+
+
+def _list(folder: KeyFolder, _arguments: argparse.Namespace) -> None:
+    row = "{:<16}  {:<24}  {}"
+    print(row.format("HOST", "ADDRESSES", "PUBLIC KEYS, OLDEST FIRST"))
+    for peer in folder.peers:
+        print(row.format(peer.name, ",".join(peer.addresses) or "-", " ".join(peer.keys)))
+
+
+def _rotate(folder: KeyFolder, arguments: argparse.Namespace) -> None:
+    path = folder.rotate(arguments.host)
+    print(f"{path} is its next secret; copy every peers.json first, then it goes in as secret.json")
+
+
+def _retire(folder: KeyFolder, arguments: argparse.Namespace) -> None:
+    folder.retire(arguments.host)
+    print(f"{arguments.host} has its new key only; copy every peers.json")
+
+
+def _revoke(folder: KeyFolder, arguments: argparse.Namespace) -> None:
+    folder.revoke(arguments.host)
+    print(f"{arguments.host} is forgotten; copy every peers.json")

@@ -1,0 +1,46 @@
+"""A whole fleet over TCP with keys: it serves, and strangers do not reach it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import openai
+import zmq
+
+from common.messages import WIRE_VERSION, Hello, Role
+from tests.fleet.running import fleet, free_port, wait_until
+from tests.unit.common.security.curve_rig import Hosts
+
+
+def test_a_fleet_over_tcp_serves_its_own_and_no_stranger(tmp_path: Path) -> None:
+    Hosts(tmp_path, "node")
+    control = f"tcp://127.0.0.1:{free_port()}"
+    secured = {
+        "BATON_ROUTER__CONTROL": control,
+        "BATON_GATEWAY__STREAM_BIND": "tcp://127.0.0.1:0",
+        "BATON_SECURITY__KEYS_DIR": str(tmp_path / "node"),
+    }
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with fleet("--engine", "sim", env=secured) as running:
+        running.wait_ready()
+        api = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        answer = api.completions.create(model="baton-tiny", prompt=[7] * 400, max_tokens=8)
+        told = running.ctl("explain", answer.id)["attempts"][0]
+        assert (told["prefill"], told["decode"]) == ("p0", "d0")
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 8
+
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.IDENTITY, b"d9|1")
+        stranger.connect(control)
+        hello = Hello(wire_version=WIRE_VERSION, role=Role.DECODE, name="d9", incarnation="1")
+        stranger.send(msgspec.msgpack.encode(hello))
+        wait_until(
+            "the stranger is counted",
+            lambda: running.ctl("status")["dropped"].get("peer refused: plaintext", 0) > 0,
+        )
+        assert {row["name"] for row in running.ctl("workers")} == {"p0", "d0"}
+        assert running.ctl("status")["totals"]["submitted"] == 1
+        assert running.stop() == 0
+    context.destroy(linger=0)

@@ -25,6 +25,9 @@ from common.notify import Notifier
 
 PR_SET_PDEATHSIG = 1
 SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
+MEASUREMENTS = {
+    "bench": "load against an endpoint, and what its clients saw",
+}
 HELP = """\
 Baton serves large language models with prefill and decode on separate workers.
 
@@ -32,6 +35,7 @@ Baton serves large language models with prefill and decode on separate workers.
   baton ctl status            look inside a running fleet (also: workers, requests, explain, help)
   baton doctor                is this host fit for it? versions, limits, what UCX will use, ports
   baton keys add              make API keys, list and revoke them
+  baton bench                 load against any OpenAI endpoint; bench crossover: does it pay?
   baton check --config FILE   validate a fleet file
   baton config --config FILE  print the effective configuration and where each value came from
   baton gateway | router | prefill | decode | health --config FILE --name NAME
@@ -42,14 +46,8 @@ Baton serves large language models with prefill and decode on separate workers.
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a command line or configuration that cannot be used."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["ctl"]:
-        from services.ctl.main import main as ctl
-
-        return ctl(arguments[1:])
-    if arguments[:1] == ["keys"]:
-        from services.keys.main import main as keys
-
-        return keys(arguments[1:])
+    if arguments and arguments[0] in {"ctl", "keys", *MEASUREMENTS}:
+        return _own_parser(arguments[0], arguments[1:])
     parsed = _parser().parse_args(arguments)
     if parsed.command == "up":
         from services.up.main import main as up
@@ -83,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     add_doctor_arguments(commands.add_parser("doctor", help="is this host fit for a fleet?"))
     commands.add_parser("ctl", help="talk to a running fleet's admin socket", add_help=False)
     commands.add_parser("keys", help="make, list and revoke API keys", add_help=False)
+    for command, about in MEASUREMENTS.items():
+        commands.add_parser(command, help=about, add_help=False)
     for command in ("check", "config"):
         tool = commands.add_parser(command, help=f"{command} a fleet file")
         tool.add_argument("--config", type=Path, required=True, metavar="FILE")
@@ -96,6 +96,21 @@ def _parser() -> argparse.ArgumentParser:
             help=f"this daemon's name; for a worker its table [{role}.NAME] in the file",
         )
     return parser
+
+
+def _own_parser(command: str, arguments: list[str]) -> int:
+    """Commands that read their own command line."""
+    if command == "ctl":
+        from services.ctl.main import main as ctl
+
+        return ctl(arguments)
+    if command == "keys":
+        from services.keys.main import main as keys
+
+        return keys(arguments)
+    from loadtest.main import main as measure
+
+    return measure(command, arguments)
 
 
 def _check(path: Path) -> int:

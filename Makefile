@@ -5,7 +5,7 @@ VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test unit integration faults-kv e2e soak lint format bench bench-gateway bench-kv lock clean
+.PHONY: help install run test unit integration faults-kv e2e soak lint format bench bench-gateway bench-kv replay lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ bench-gateway: install ## CPU per token and per request of the gateway, against 
 
 bench-kv: install ## the KV handoff against raw UCXX and memcpy
 	@exec $(VENV)/python -m tests.bench kv
+
+replay: install ## recorded traces whole on a simulated fleet (TRACES="a.jsonl b.csv", ARGS="--speed 2 ...")
+	@for trace in $(TRACES); do $(VENV)/baton bench --start sim --prefill 2 --decode 2 \
+		--trace $$trace $(ARGS) || exit 1; done
 
 lock: ## resolve anew and write constraints/ (then make test, then commit)
 	@$(PYTHON) scripts/install.py --lock --extra $(EXTRA)

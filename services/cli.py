@@ -35,6 +35,16 @@ SECTIONS = {
     Role.HEALTH: ("fleet", "health"),
 }
 """The keys that each daemon lives by; when others change in the file, it has nothing to say."""
+MEASUREMENTS = {
+    "bench": "load against an endpoint, and what its clients saw",
+}
+TOOLS = {
+    "ctl": "talk to a running fleet's admin socket",
+    "keys": "make, list and revoke API keys",
+    "keygen": "make and rotate hosts' keys",
+    **MEASUREMENTS,
+}
+"""Commands that read their own command line."""
 HELP = """\
 Baton serves large language models with prefill and decode on separate workers.
 
@@ -43,6 +53,7 @@ Baton serves large language models with prefill and decode on separate workers.
   baton doctor                is this host fit for it? versions, limits, what UCX will use, ports
   baton keys add              make API keys, list and revoke them
   baton keygen add            make the keys by which hosts know each other
+  baton bench                 load against any OpenAI endpoint; bench crossover: does it pay?
   baton check --config FILE   validate a fleet file
   baton config --config FILE  print the effective configuration and where each value came from
   baton gateway | router | prefill | decode | health --config FILE --name NAME
@@ -53,9 +64,8 @@ Baton serves large language models with prefill and decode on separate workers.
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a command line or configuration that cannot be used."""
     arguments = sys.argv[1:] if argv is None else argv
-    tool = _tool(arguments[:1])
-    if tool is not None:
-        return tool(arguments[1:])
+    if arguments and arguments[0] in TOOLS:
+        return _tool(arguments[0], arguments[1:])
     parsed = _parser().parse_args(arguments)
     if parsed.command == "up":
         from services.up.main import main as up
@@ -76,23 +86,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def _tool(name: list[str]) -> Callable[[list[str]], int] | None:
-    """The command that parses its own arguments, if it is one."""
-    if name == ["ctl"]:
-        from services.ctl.main import main as ctl
-
-        return ctl
-    if name == ["keys"]:
-        from services.keys.main import main as keys
-
-        return keys
-    if name == ["keygen"]:
-        from services.keygen.main import main as keygen
-
-        return keygen
-    return None
-
-
 def _parser() -> argparse.ArgumentParser:
     from services.up.doctor.main import add_arguments as add_doctor_arguments
     from services.up.main import add_arguments
@@ -104,9 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_arguments(commands.add_parser("up", help="run a whole fleet on this machine"))
     add_doctor_arguments(commands.add_parser("doctor", help="is this host fit for a fleet?"))
-    commands.add_parser("ctl", help="talk to a running fleet's admin socket", add_help=False)
-    commands.add_parser("keys", help="make, list and revoke API keys", add_help=False)
-    commands.add_parser("keygen", help="make and rotate hosts' keys", add_help=False)
+    for command, about in TOOLS.items():
+        commands.add_parser(command, help=about, add_help=False)
     for command in ("check", "config"):
         tool = commands.add_parser(command, help=f"{command} a fleet file")
         tool.add_argument("--config", type=Path, required=True, metavar="FILE")
@@ -120,6 +112,24 @@ def _parser() -> argparse.ArgumentParser:
             help=f"this daemon's name; for a worker its table [{role}.NAME] in the file",
         )
     return parser
+
+
+def _tool(command: str, arguments: list[str]) -> int:
+    if command == "ctl":
+        from services.ctl.main import main as ctl
+
+        return ctl(arguments)
+    if command == "keys":
+        from services.keys.main import main as keys
+
+        return keys(arguments)
+    if command == "keygen":
+        from services.keygen.main import main as keygen
+
+        return keygen(arguments)
+    from loadtest.main import main as measure
+
+    return measure(command, arguments)
 
 
 def _check(path: Path) -> int:

@@ -1,0 +1,171 @@
+"""`baton bench`: one load, from the command line to what is written."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from common.errors import ConfigError
+from loadtest import local, provenance
+from loadtest.bench import endpoint, options, table
+from loadtest.bench.asks import Ask
+from loadtest.bench.driver import Drive, Plan
+from loadtest.bench.figures import Spread
+from loadtest.bench.phases import phases, router_of
+from loadtest.bench.progress import show as show_progress
+from loadtest.bench.prompts import Maker
+from loadtest.bench.result import Result, Workload, result
+from loadtest.capacity.report import Slo
+from loadtest.show import page, plots
+from loadtest.slo import parse as parse_slo
+from loadtest.traces.rows import Reading
+
+OK, FAILED, USAGE, DEAD = 0, 1, 2, 3
+
+
+def main(argv: list[str]) -> int:
+    chosen = options.parser().parse_args(argv)
+    chosen.command = "baton bench " + shlex.join(_without_key(argv, chosen.api_key))
+    chosen.url = chosen.url.rstrip("/").removesuffix("/v1")
+    try:
+        slo = parse_slo(chosen.slo)
+        with ExitStack() as stack:
+            if chosen.start:
+                running = stack.enter_context(_started(chosen))
+                chosen.url, chosen.run_dir = running.url, running.run_dir
+            told = uvloop.run(_load(chosen, slo))
+    except ConfigError as error:
+        return _complain(USAGE, error.message)
+    except (endpoint.DeadEndpointError, local.FleetDownError) as error:
+        return _complain(DEAD, str(error))
+    print("\n".join(table.lines(told)))
+    write(chosen.json, chosen.html, chosen.png, told)
+    return FAILED if told.partial or told.all.failed else OK
+
+
+def write(to_json: Path | None, to_html: Path | None, to_png: Path | None, told: Result) -> None:
+    if to_json:
+        to_json.write_bytes(msgspec.json.encode(told))
+    if to_png:
+        to_png.write_bytes(plots.load(told))
+    if to_html:
+        to_html.write_text(page.load(told), encoding="utf-8")
+
+
+async def _load(chosen: argparse.Namespace, slo: Slo) -> Result:
+    there = await endpoint.look(chosen.url, chosen.model, chosen.api_key)
+    origin = await asyncio.to_thread(provenance.collect)
+    maker = Maker(
+        model=there.model,
+        api=chosen.api,
+        ignore_eos=not chosen.plain,
+        measure=await endpoint.measure(chosen.url, there.model, chosen.api, chosen.api_key),
+    )
+    reading = Reading(str(chosen.trace))
+    fitting = Fitting(options.source(chosen, reading), there.max_model_len)
+    drive = Drive(_plan(chosen, maker), begun(iter(fitting)))
+    await watched(drive, quiet=chosen.quiet)
+    known: dict[str, Spread] = {}
+    if chosen.run_dir is not None:
+        known = await phases(router_of(chosen.run_dir), drive.samples)
+    work = _workload(chosen, there.model, slo, reading, fitting.skipped)
+    return result(drive, work, origin, known)
+
+
+class Fitting:
+    """The asks that the model can hold; the others are counted in `skipped`."""
+
+    def __init__(self, asks: Iterator[Ask], max_model_len: int) -> None:
+        self.skipped = 0
+        self._asks = asks
+        self._most = max_model_len
+
+    def __iter__(self) -> Iterator[Ask]:
+        for ask in self._asks:
+            if self._most and ask.prompt + ask.output > self._most:
+                self.skipped += 1
+            else:
+                yield ask
+
+
+def begun(stream: Iterator[Ask]) -> Iterator[Ask]:
+    """The same, its first ask made already: a trace that cannot be read is refused here, not under
+    way."""
+    first = next(stream, None)
+    return chain(() if first is None else (first,), stream)
+
+
+async def watched(drive: Drive, *, quiet: bool) -> None:
+    """Runs the load with progress lines; Ctrl-C stops it, and what was measured stays. A second one
+    leaves as Python does."""
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        drive.stop("stopped by Ctrl-C")
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        async with asyncio.TaskGroup() as group:
+            shown = None if quiet else group.create_task(show_progress(drive), name="progress")
+            await drive.run()
+            if shown is not None:
+                shown.cancel()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _started(chosen: argparse.Namespace) -> AbstractContextManager[local.LocalFleet]:
+    flags = ["--engine", chosen.start, "--prefill", str(chosen.prefill)]
+    flags += ["--decode", str(chosen.decode)]
+    return local.fleet(flags, local.SIM if chosen.start == "sim" else None)
+
+
+def _plan(chosen: argparse.Namespace, maker: Maker) -> Plan:
+    return Plan(
+        url=chosen.url,
+        maker=maker,
+        concurrency=chosen.concurrency or 0,
+        seconds=options.seconds(chosen),
+        timeout=chosen.timeout,
+        api_key=chosen.api_key,
+    )
+
+
+def _workload(
+    chosen: argparse.Namespace, model: str, slo: Slo, reading: Reading, skipped: int
+) -> Workload:
+    return Workload(
+        command=chosen.command,
+        source=options.source_named(chosen),
+        arrivals=options.arrivals_named(chosen),
+        url=chosen.url,
+        model=model,
+        api=chosen.api,
+        seed=chosen.seed,
+        slo=slo,
+        rows=reading.rows,
+        bad_rows=reading.bad,
+        bad_named=reading.named,
+        skipped=skipped,
+    )
+
+
+def _without_key(argv: list[str], key: str) -> list[str]:
+    """Results are passed around; keys are not."""
+    return [part.replace(key, "KEY") for part in argv] if key else argv
+
+
+def _complain(status: int, sentence: str) -> int:
+    print(f"baton bench: {sentence}", file=sys.stderr)
+    return status

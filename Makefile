@@ -5,7 +5,7 @@ VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test unit integration faults-kv e2e soak lint format bench bench-gateway bench-kv replay lock clean
+.PHONY: $(shell awk -F: '/^[a-z0-9-]+:.*\#\# / {print $$1}' Makefile)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ integration: install ## real daemons, simulated engine
 
 faults-kv: install ## 10,000 KV handoffs while messages are bent and workers are killed (ARGS="--seed N")
 	@exec $(VENV)/python -m tests.faults $(ARGS)
+
+chaos: install ## daemons killed, stopped and cut off under load: the failure matrix as a table (ARGS="--quick kills")
+	@exec $(VENV)/python -m tests.chaos $(ARGS)
 
 e2e: install ## real vLLM
 	@$(PYTEST) tests/e2e $(ARGS)

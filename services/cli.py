@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 

@@ -1,0 +1,1 @@
+"""Breaks real daemons under load, proves that each fault took effect, and counts what was lost."""

@@ -1,0 +1,73 @@
+"""A daemon whose KV messages can be bent while it runs: `python -m tests.chaos.bent decode ...`.
+
+A file `bend-NAME` in the run directory holds what is done to each KV data message sent (`drop`,
+`flip`, `delay`, `reset`), or to every KV message (`mute`: a link over which nothing comes any
+more); without it, nothing. Each message bent adds a byte to `bent-NAME`, which is the proof.
+A prompt that begins with `POISON` kills its engine's process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from common import config as configuration
+from common.engine.port import EngineRequest
+from common.engine.sim import SimEngine
+from common.kv import ucx
+from common.kv.digest import HEADER_BYTES
+from services.cli import main
+
+DELAY_SECONDS = 0.3
+POISON = list(b"poison!")
+
+
+def install(run_dir: Path, name: str) -> None:
+    """Wraps `Link.send` of this process."""
+    send = ucx.Link.send
+    orders, proof = run_dir / f"bend-{name}", run_dir / f"bent-{name}"
+
+    def bent(link: ucx.Link, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
+        order = orders.read_text() if orders.exists() else ""
+        is_data = bool(tag & ucx.DATA_TAG) and buffer.nbytes > HEADER_BYTES
+        if not order or not (is_data or order == "mute"):
+            send(link, buffer, tag, done)
+            return
+        with proof.open("ab") as file:
+            file.write(b".")
+        if order == "reset":
+            link.close()
+        if order in ("drop", "mute", "reset"):
+            link._owner.soon(done, "the connection is lost" if order == "reset" else None)
+        elif order == "delay":
+            link._owner.later(DELAY_SECONDS, lambda: send(link, buffer, tag, done))
+        else:
+            copy = buffer.copy()
+            copy[HEADER_BYTES + copy.nbytes // 3] ^= 1
+            send(link, copy, tag, done)
+
+    ucx.Link.send = bent  # type: ignore[method-assign,assignment]
+
+
+def poison() -> None:
+    """As a prompt does that trips a defect of the engine."""
+    add = SimEngine.add
+
+    async def bitten(engine: SimEngine, request: EngineRequest) -> None:
+        if request.prompt_ids[: len(POISON)] == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await add(engine, request)
+
+    SimEngine.add = bitten  # type: ignore[method-assign,assignment]
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    fleet_file = Path(arguments[arguments.index("--config") + 1])
+    install(
+        Path(configuration.load(fleet_file).fleet.run_dir), arguments[arguments.index("--name") + 1]
+    )
+    poison()
+    sys.exit(main(arguments))

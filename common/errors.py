@@ -19,6 +19,8 @@ class Code(enum.StrEnum):
     INVALID_REQUEST = "invalid_request"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
+    STREAM_GONE = "stream_gone"
+    STREAM_CONFLICT = "stream_conflict"
     INVALID_API_KEY = "invalid_api_key"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -64,6 +66,8 @@ FACES: dict[Code, Face] = {
     Code.INVALID_REQUEST: Face(400, _BAD, retryable=False),
     Code.MODEL_NOT_FOUND: Face(404, _BAD, retryable=False),
     Code.NOT_FOUND: Face(404, _BAD, retryable=False),
+    Code.STREAM_GONE: Face(410, _BAD, retryable=False),
+    Code.STREAM_CONFLICT: Face(409, _BAD, retryable=False),
     Code.INVALID_API_KEY: Face(401, _BAD, retryable=False),
     Code.METHOD_NOT_ALLOWED: Face(405, _BAD, retryable=False),
     Code.CONTEXT_LENGTH_EXCEEDED: Face(400, _BAD, retryable=False),

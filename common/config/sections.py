@@ -123,6 +123,8 @@ class GatewayConfig(Section, frozen=True):
     `router_silence_ms`: a router that says nothing for so long is left for another that speaks.
     `processes`: gateways g0, g1, ... that `baton up` starts on the one port; the limits here are
     for each.
+    `resume_ms`: how long a stream asked for with x-resumable is kept without a client;
+    `resumable_streams_max`: how many are kept, `resumable_bytes_max`: of each stream's events.
     `text`: `auto` serves plain text at once and loads vLLM's text classes when a request first
     needs tools, schemas, logprobs and the like (some 8 s, 600 MiB); `vllm` loads them before it is
     ready; `light` refuses such requests by name."""
@@ -152,6 +154,9 @@ class GatewayConfig(Section, frozen=True):
     default_max_tokens: Annotated[int, Meta(ge=0)] = 0
     slow_client_bytes_max: Count = 1 << 20
     slow_client_ms_max: Milliseconds = 10_000.0
+    resume_ms: Milliseconds = 60_000.0
+    resumable_streams_max: Count = 256
+    resumable_bytes_max: Count = 1 << 20
     limits: RequestLimits = RequestLimits()
 
 

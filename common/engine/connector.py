@@ -25,6 +25,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
 from common.config import KvConfig
+from common.engine.connector_grammar import replay_emitted
 from common.engine.connector_memory import kv_memory, layer_names, settler
 from common.engine.connector_meta import StepPlan
 from common.engine.connector_scheduler import SchedulerHalf
@@ -142,6 +143,7 @@ class BatonConnector(KVConnectorBase_V1):
     def on_new_request(self, request: Request) -> None:
         if self._scheduler is not None:
             self._scheduler.new_request(request)
+            replay_emitted(request)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

@@ -29,7 +29,8 @@ def engine_key(request_id: str, attempt: int) -> str:
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One try. `role` is what this engine does for it: PREFILL computes and hands over (ticket
-    set), DECODE samples (ticket None: it computes the prompt itself)."""
+    set), DECODE samples (ticket None: it computes the prompt itself). `emitted`: that many prompt
+    tokens, the last ones, are output of earlier attempts."""
 
     request_id: str
     attempt: int
@@ -38,6 +39,7 @@ class EngineRequest:
     sampling: Sampling
     ticket: Ticket | None = None
     cache_salt: str | None = None
+    emitted: int = 0
 
     @property
     def key(self) -> str:

@@ -240,6 +240,7 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         kv_block_bytes=page * layers,
         max_model_len=max_model_len,
         max_num_seqs=worker.engine.max_num_seqs,
+        restores=True,
     )
     info = EngineInfo(config.model.served_name, fingerprint, kv_address, capacity, parts)
     return SimEngine(info, core, service, wake)

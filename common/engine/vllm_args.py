@@ -20,7 +20,7 @@ import psutil
 
 from common.config import Config, EngineConfig, WorkerConfig
 from common.engine.fingerprint import fingerprint_of, parts_of
-from common.engine.vllm_support import refuse_unsupported
+from common.engine.vllm_support import refuse_unsupported, restores
 from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION
 from common.model.embedded import EMBEDDED_MODEL_NAME
@@ -55,6 +55,7 @@ HARMLESS_WARNINGS = (
     "vllm.v1.worker.cpu_worker",
     "vllm.distributed.kv_transfer.kv_connector.v1.base",
 )
+OWN_ROWS = "common.engine.vllm_rows:OwnRows"
 PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
 
 
@@ -133,6 +134,9 @@ def make_vllm_config(
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise ConfigError("engine", _first_line(error)) from error
     refuse_unsupported(made)
+    if restores(made):
+        others = made.model_config.logits_processors or []
+        made.model_config.logits_processors = [*others, OWN_ROWS]
     _size_kv_cache(made, engine)
     setup["fingerprint_parts"] = fingerprint_parts(made, model)
     setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])

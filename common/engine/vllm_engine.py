@@ -24,6 +24,7 @@ from common.errors import BatonError, Code
 from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
 from common.kv.ranks import SideChannels
 from common.messages import FinishReason, Load, PrefixDelta, Role
+from common.resume import lacking
 from common.sockets import Socket
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class VllmEngine:
                 f"the prompt has {len(request.prompt_ids)} tokens, the model takes {limit - 1} "
                 "and at least one of output",
             )
+        self._refuse_what_is_lost(request)
         core_request = self._processed(request)
         if not self._active:
             self._stepped_at = self._clock()
@@ -159,6 +161,19 @@ class VllmEngine:
                 )
                 self._events.start()
 
+    def _refuse_what_is_lost(self, request: EngineRequest) -> None:
+        """The gateway does not send it; another version's might."""
+        if not request.emitted or request.role is not Role.DECODE:
+            return
+        sampling = request.sampling
+        what = lacking(sampling, restores=self._info.capacity.restores)
+        config = self._processor.vllm_config.structured_outputs_config
+        if not what and sampling.structured and config.reasoning_parser:
+            what = "" if sampling.reasoning_ended else "where its reasoning ended"
+        if what:
+            sentence = f"this engine cannot go on after {request.emitted} tokens without {what}"
+            raise BatonError(Code.INVALID_REQUEST, sentence)
+
     def _processed(self, request: EngineRequest) -> Any:
         from vllm.exceptions import VLLMError
         from vllm.inputs.engine import tokens_input
@@ -166,7 +181,10 @@ class VllmEngine:
         prompt = tokens_input(list(request.prompt_ids), cache_salt=request.cache_salt)
         try:
             made = self._processor.process_inputs(
-                request.key, prompt, sampling_params(request), TASKS
+                request.key,
+                prompt,
+                sampling_params(request, own_rows=self._info.capacity.restores),
+                TASKS,
             )
         except (VLLMError, ValueError, TypeError) as error:
             raise BatonError(Code.INVALID_REQUEST, str(error).splitlines()[0]) from error

@@ -23,6 +23,7 @@ from common.engine.vllm_args import (
 )
 from common.engine.vllm_engine import VllmEngine
 from common.engine.vllm_failure import collected_failures
+from common.engine.vllm_support import restores
 from common.errors import BatonError
 from common.kv.ranks import SideChannels
 from common.messages import Capacity, Role
@@ -83,6 +84,7 @@ def open_vllm(
         kv_block_bytes=kv_token_bytes(made) * cache.block_size * len(ranks),
         max_model_len=made.model_config.max_model_len,
         max_num_seqs=worker.engine.max_num_seqs,
+        restores=restores(made),
     )
     info = EngineInfo(
         config.model.served_name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from common.engine.connector_meta import to_params
 from common.engine.port import EngineRequest
@@ -14,9 +14,37 @@ if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreOutput
 
+OWN_KEY = "baton_own"
+NEUTRAL: dict[str, Any] = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
 
-def sampling_params(request: EngineRequest) -> SamplingParams:
-    """Raises ValueError for what vLLM refuses."""
+
+class Own(TypedDict, total=False):
+    """What vLLM passes on to our own code, in `extra_args[OWN_KEY]`. `emitted`: how many of the
+    last prompt tokens are output of earlier attempts. The rest, all or none of it: what was asked
+    of the sampler, for `vllm_rows`."""
+
+    emitted: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+
+
+def sampling_params(request: EngineRequest, *, own_rows: bool) -> SamplingParams:
+    """`own_rows`: the engine has `vllm_rows`. Raises ValueError for what vLLM refuses."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -33,11 +61,38 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra,
         )
+    asked = _asked(request.sampling)
+    own = _own(request, SamplingParams(**asked)) if own_rows else None
+    if own is not None:
+        extra[OWN_KEY] = own
+        asked |= NEUTRAL if "temperature" in own else {}
     return SamplingParams(
-        **_asked(request.sampling),
+        **asked,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         extra_args=extra or None,
+    )
+
+
+def _own(request: EngineRequest, asked: SamplingParams) -> Own | None:
+    """None for what vLLM's batch samples as it was asked to. `asked`: with vLLM's own limits
+    applied, such as the least temperature."""
+    from vllm.sampling_params import SamplingType
+
+    counts = asked.presence_penalty or asked.frequency_penalty or asked.bad_words
+    seeded = asked.sampling_type is SamplingType.RANDOM_SEED
+    if not seeded and not (request.emitted and counts):
+        return Own(emitted=request.emitted) if request.emitted else None
+    return Own(
+        emitted=request.emitted,
+        temperature=0.0 if asked.sampling_type is SamplingType.GREEDY else asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        seed=asked.seed if seeded else None,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty,
     )
 
 

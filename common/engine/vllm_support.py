@@ -21,6 +21,21 @@ SUPPORTED = (
 )
 
 
+def restores(made: VllmConfig) -> bool:
+    """Whether this engine can go on with what another one began (`vllm_rows`). Not on a GPU, whose
+    runner keeps these counts on the device and was never tested with it; not with speculation,
+    which takes no logits processors; not where logprobs are of processed logits, which a
+    processor changes."""
+    from vllm.platforms import current_platform
+
+    return bool(
+        current_platform.is_cpu()
+        and not made.use_v2_model_runner
+        and made.speculative_config is None
+        and made.model_config.logprobs_mode.startswith("raw")
+    )
+
+
 def refuse_unsupported(made: VllmConfig) -> None:
     """Raises ConfigError(model.path or engine.args) with what was found and what is supported."""
     model, parallel = made.model_config, made.parallel_config

@@ -31,7 +31,8 @@ class Ping(Message, frozen=True):
 
 class Fleet(Message, frozen=True):
     """Router to gateways, on change and after Welcome: what can be served now. `block_tokens`: what
-    `Submit.prefix_hashes` are to be made of; 0 = they are of no use."""
+    `Submit.prefix_hashes` are to be made of; 0 = they are of no use. `restores`: so do all ready
+    decode workers (`Capacity.restores`)."""
 
     ready: bool
     prefill_ready: int
@@ -40,6 +41,7 @@ class Fleet(Message, frozen=True):
     model: str = ""
     reason: str = ""
     block_tokens: int = 0
+    restores: bool = False
 
 
 class Placed(Message, frozen=True):

@@ -91,11 +91,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a request only engines read. `prompt_ids`: uint32 little endian, one per
-    token."""
+    token; the last `emitted` of them are output of earlier attempts, which `sampling` counts no
+    more (`max_tokens`, `min_tokens` are of the rest)."""
 
     prompt_ids: bytes
     sampling: Sampling
     cache_salt: str | None = None
+    emitted: int = 0
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,13 +111,15 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's engine can hold; fixed for an incarnation."""
+    """What a worker's engine can hold; fixed for an incarnation. `restores`: it goes on with what
+    another worker began as that one would have (`common.resume`)."""
 
     block_tokens: int
     kv_blocks: int
     kv_block_bytes: int
     max_model_len: int
     max_num_seqs: int
+    restores: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -156,6 +156,7 @@ class DecodeCore:
             sampling=event.body.sampling,
             ticket=ticket,
             cache_salt=event.body.cache_salt,
+            emitted=event.body.emitted,
         )
         return [*actions, AddToEngine(request)]
 

@@ -88,6 +88,10 @@ class App:
         """The client is gone. Harmless after the answer's end."""
         self._handle(Closed(call.request_id, reason))
 
+    def abandon(self, request_id: str) -> None:
+        """No client came back to this resumable stream."""
+        self._handle(Closed(request_id, "its client did not come back"))
+
     def health(self) -> Health:
         core = self._core
         if core.draining:

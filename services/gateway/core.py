@@ -51,7 +51,13 @@ from services.gateway.events import (
     WorkerGone,
     WorkerUp,
 )
-from services.gateway.refusals import RETRY_SOON_MS, draining, known_code, unreachable, with_length
+from services.gateway.refusals import (
+    RETRY_SOON_MS,
+    draining,
+    known_code,
+    unreachable,
+    with_last_known,
+)
 from services.gateway.requests import Requests
 from services.gateway.streams.journal import Seen
 from services.gateway.streams.verdict import Verdict
@@ -245,7 +251,7 @@ class Core:
     def _fleet_changed(self, fleet: Fleet) -> list[Action]:
         was, self.requests.fleet = self.fleet, fleet
         if was is not None and not fleet.max_model_len:
-            self.requests.fleet = with_length(fleet, was.max_model_len)
+            self.requests.fleet = with_last_known(fleet, was)
         if was is not None and was.ready == fleet.ready:
             return []
         state = "can serve" if fleet.ready else f"cannot serve: {fleet.reason or 'not ready'}"

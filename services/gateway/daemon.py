@@ -266,6 +266,7 @@ class Gateway:
             await asyncio.sleep(TICK_SECONDS)
             ticks += 1
             self._handle(Tick())
+            self._http.resumable.tick()
             router.tick()
             if ticks % TICKS_PER_PING == 0:
                 workers.ping(self._core.busy_workers())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from common.messages import RequestBody, Submit
+from common.messages import Fleet, RequestBody, Submit
 from common.prefix import prefix_hashes
 from common.wire import pack_ids
 from services.gateway.api.kinds import Call
@@ -78,15 +78,16 @@ class Entry:
     def attempt(self) -> int:
         return self.stream.journal.attempt
 
-    def submission(self, now: float, block_tokens: int) -> tuple[Submit, RequestBody]:
-        """The current attempt, as the router wants it: prompt and what was emitted before it.
-        `block_tokens`: as `Fleet` says."""
+    def submission(self, now: float, fleet: Fleet | None) -> tuple[Submit, RequestBody]:
+        """The current attempt, as the router wants it: prompt and what was emitted before it."""
+        block_tokens = fleet.block_tokens if fleet is not None else 0
         journal, call, caller = self.stream.journal, self.call, self.caller
         ids = [*journal.prompt_ids, *journal.emitted]
         body = RequestBody(
             prompt_ids=pack_ids(ids),
             sampling=rest_of(call.sampling, len(journal.emitted)),
             cache_salt=caller.cache_salt,
+            emitted=len(journal.emitted),
         )
         submit = Submit(
             request_id=call.request_id,
@@ -100,7 +101,7 @@ class Entry:
             priority=caller.bounded(call.priority),
             session=call.session,
             local_reason=call.local_reason,
-            resumable=not obstacle(call.sampling, emitted=1),
+            resumable=not obstacle(call.sampling, 1, fleet),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, body.cache_salt),
         )
         return submit, body

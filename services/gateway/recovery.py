@@ -1,9 +1,9 @@
 """What becomes of a request whose worker was lost: it goes on elsewhere, or ends in a clear error.
 
 A stream goes on as a new attempt whose prompt is the old one plus all that the client has. That is
-exact as long as D's sampling needs nothing but those tokens. What it needs beyond them, and what a
-new D would get wrong, is an `obstacle`; such a stream ends with `stream_interrupted` instead of
-going on differently. A request that was on `worker_deaths_max` workers when they died is not given
+exact as long as D's sampling needs nothing but those tokens, or restores what it needs. What it
+cannot restore is an `obstacle`; such a stream ends with `stream_interrupted` instead of going on
+differently. A request that was on `worker_deaths_max` workers when they died is not given
 a further one: it may be what kills them.
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import msgspec
 
 from common.errors import BatonError, Code
-from common.messages import Sampling
+from common.messages import Fleet, Sampling
+from common.resume import lacking
 
 MOVABLE = frozenset(
     {
@@ -29,21 +30,9 @@ PLACEMENTS_MAX = 3
 """How often a request is placed anew because D declined it before it began."""
 
 
-def obstacle(sampling: Sampling, emitted: int) -> str:
+def obstacle(sampling: Sampling, emitted: int, fleet: Fleet | None) -> str:
     """Why another D cannot go on exactly after `emitted` tokens; empty when it can."""
-    if not emitted:
-        return ""
-    if sampling.seed is not None and sampling.temperature > 0:
-        return "its seed's random state"
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        return "its presence and frequency penalties, which count generated tokens only"
-    if sampling.structured is not None:
-        return "how far it is in its schema, regex or grammar"
-    if sampling.thinking_token_budget is not None:
-        return "how much of its thinking budget is used"
-    if sampling.bad_words:
-        return "its bad words, which are matched in generated tokens only"
-    return ""
+    return lacking(sampling, restores=fleet is not None and fleet.restores) if emitted else ""
 
 
 def rest_of(sampling: Sampling, emitted: int) -> Sampling:

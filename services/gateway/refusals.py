@@ -26,13 +26,14 @@ def known_code(text: str) -> Code:
     return Code(text) if text in set(Code) else Code.INTERNAL
 
 
-def with_length(fleet: Fleet, max_model_len: int) -> Fleet:
-    """The last known length stands while a restarted router does not know it yet."""
+def with_last_known(fleet: Fleet, was: Fleet) -> Fleet:
+    """What is known of decode workers stands while a router knows of none."""
     return Fleet(
         ready=fleet.ready,
         prefill_ready=fleet.prefill_ready,
         decode_ready=fleet.decode_ready,
-        max_model_len=max_model_len,
+        max_model_len=was.max_model_len,
         model=fleet.model,
         reason=fleet.reason,
+        restores=was.restores,
     )

@@ -63,8 +63,7 @@ class Requests:
         return self.submission(entry, now)
 
     def submission(self, entry: Entry, now: float) -> Action:
-        block_tokens = self.fleet.block_tokens if self.fleet is not None else 0
-        return ToRouter(*entry.submission(now, block_tokens))
+        return ToRouter(*entry.submission(now, self.fleet))
 
     def closed(self, event: Closed) -> list[Action]:
         entry = self.table.entries.get(event.request_id)
@@ -108,7 +107,7 @@ class Requests:
     ) -> list[Action]:
         """Its worker is lost, or lost it: it goes on as a new attempt, or fails."""
         emitted = len(entry.stream.journal.emitted)
-        lacking = recovery.obstacle(entry.call.sampling, emitted)
+        lacking = recovery.obstacle(entry.call.sampling, emitted, self.fleet)
         if entry.worker and error.code is Code.WORKER_LOST:
             entry.deaths |= {entry.worker}
         if len(entry.deaths) >= self._deaths_max and error.code is Code.WORKER_LOST:

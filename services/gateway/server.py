@@ -15,6 +15,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -44,6 +45,12 @@ from services.gateway.http.guard import (
     Guard,
     error_response,
     reply_headers,
+)
+from services.gateway.resumable import (
+    RESUME_PATH,
+    ResumableRoutes,
+    asks_to_resume,
+    refuse_to_resume,
 )
 from services.gateway.streams.answer import Collected
 from services.gateway.streams.sse import SseAnswer
@@ -87,6 +94,9 @@ class HttpServer:
                 web.get("/live", self._live),
             ]
         )
+        self.outbox = Outbox()
+        self.resumable = ResumableRoutes(app, config, self.outbox, self._begin, self._flush)
+        application.router.add_get(RESUME_PATH, self.resumable.again)
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -97,7 +107,6 @@ class HttpServer:
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
         self.desk = FrontDesk(config)
-        self.outbox = Outbox()
         self._listener: asyncio.Server | None = None
 
     @property
@@ -156,9 +165,12 @@ class HttpServer:
         except BatonError as error:
             if error.code is not Code.UNSUPPORTED_PARAMETER or not self._whole_api.is_served:
                 raise plain_refusal(route, error) from error
+            refuse_to_resume(request, error.message)
             return await self._whole_api.answer(request, route, body, origin)
         call = replace(call, session=origin.session)
         caller = origin.caller
+        if asks_to_resume(request, stream=call.stream):
+            return await self.resumable.open(request, call, caller)
         if call.stream:
             return await self._stream(request, call, caller)
         return await self._whole(call, caller)
@@ -166,6 +178,7 @@ class HttpServer:
     def _other(self, route: Route) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
+                refuse_to_resume(request, f"{route.value} is not kept")
                 body = await self._body(request)
                 return await self._whole_api.answer(request, route, body, _origin(request))
             except BatonError as error:
@@ -209,10 +222,13 @@ class HttpServer:
         return response
 
     async def _begin(
-        self, request: web.Request, connection: ClientConnection
+        self,
+        request: web.Request,
+        connection: ClientConnection,
+        more: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
         chunked = request.version >= HttpVersion11
-        headers = {**SSE_HEADERS, **reply_headers(request, "first-token")}
+        headers = {**SSE_HEADERS, **reply_headers(request, "first-token"), **(more or {})}
         response = web.StreamResponse(headers=headers)
         if "Upgrade" in request.headers:
             response.force_close()

@@ -14,7 +14,8 @@ from services.router.tables import Shape
 
 class Census(NamedTuple):
     """`decodes`, `shapes`: of all decode workers that are not away, ready or not. `model`,
-    `block_tokens`: of the first ready one, else empty and 0."""
+    `block_tokens`: of the first ready one, else empty and 0. `restores`: of all that `shapes` are
+    of."""
 
     prefill_ready: int
     decode_ready: int
@@ -22,6 +23,7 @@ class Census(NamedTuple):
     shapes: tuple[Shape, ...]
     model: str
     block_tokens: int
+    restores: bool
 
 
 def census(workers: Iterable[Worker]) -> Census:
@@ -51,4 +53,5 @@ def census(workers: Iterable[Worker]) -> Census:
         shapes=tuple(dict.fromkeys(shapes)),
         model=ready.model if ready else "",
         block_tokens=ready.capacity.block_tokens if ready else 0,
+        restores=bool(first) and all(capacity.restores for capacity in first),
     )

@@ -208,6 +208,7 @@ class Core:
             model=there.model,
             reason=self._why_not_ready(there.decode_ready, there.decodes),
             block_tokens=there.block_tokens if by_prefix else 0,
+            restores=there.restores,
         )
         if fleet == tables.fleet:
             return []

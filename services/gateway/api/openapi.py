@@ -40,8 +40,10 @@ ANSWERS = {
     "200": "JSON, or server-sent events where `stream` is true",
     "400": "the request is wrong; `error.param` names the field",
     "401": "no valid API key",
-    "404": "no such model",
+    "404": "no such model or stream",
     "408": "the body did not come in time",
+    "409": "the stream has no event with this number",
+    "410": "the stream, or its events up to this number, are no longer kept",
     "413": "the body is too large",
     "415": "the body's type is not JSON",
     "429": "over a limit, or too busy; see Retry-After",
@@ -61,6 +63,7 @@ def document(version: str, *, whole: bool) -> bytes:
     paths: dict[str, Any] = {route.value: _post(body) for route, body in bodies.items()}
     paths["/v1/models"] = _get()
     paths["/v1/models/{model}"] = _get("model")
+    paths["/v1/streams/{id}"] = _get("id")
     paths["/health"] = _get()
     paths["/live"] = _get()
     return msgspec.json.encode(

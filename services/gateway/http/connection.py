@@ -17,7 +17,7 @@ import socket
 import struct
 
 from common.config import GatewayConfig
-from common.errors import BatonError
+from common.errors import BatonError, Code
 
 TOKENS_MAX = 4_096
 
@@ -126,6 +126,14 @@ class ClientConnection:
         self.flush()
         if not self.ended.done():
             self.ended.set_result(None)
+
+    def cut(self, reason: str) -> None:
+        """Its client sees an error, not an end."""
+        self.cut_reason = reason
+        if self._transport is not None:
+            reset(self._transport)
+        else:
+            self.refuse(BatonError(Code.STREAM_CONFLICT, reason))
 
     def _too_slow(self, waiting: int) -> bool:
         """Something was still unsent from earlier; since when, without a pause?"""

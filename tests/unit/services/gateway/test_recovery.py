@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.errors import Code
@@ -11,12 +12,11 @@ from common.messages import (
     Abort,
     Delta,
     Failed,
+    Fleet,
     Placed,
     Refused,
     RequestBody,
     Sampling,
-    Structured,
-    StructureKind,
     Submit,
 )
 from common.wire import unpack_ids
@@ -115,28 +115,32 @@ def test_without_recovery_the_client_hears_of_it_at_once() -> None:
     assert gate.error().code is Code.STREAM_INTERRUPTED
 
 
+THERE = Fleet(ready=True, prefill_ready=1, decode_ready=1, max_model_len=99)
+RESTORES = msgspec.structs.replace(THERE, restores=True)
+
+
 @pytest.mark.parametrize(
-    ("sampling", "emitted", "what"),
-    [
-        (Sampling(max_tokens=9, seed=1), 1, "seed"),
-        (Sampling(max_tokens=9, seed=1), 0, ""),
-        (Sampling(max_tokens=9, seed=1, temperature=0.0), 1, ""),
-        (Sampling(max_tokens=9, presence_penalty=0.5), 1, "penalties"),
-        (Sampling(max_tokens=9, frequency_penalty=0.5), 1, "penalties"),
-        (Sampling(max_tokens=9, repetition_penalty=1.5, logit_bias={1: 2.0}), 1, ""),
-        (
-            Sampling(max_tokens=9, structured=Structured(kind=StructureKind.JSON_OBJECT)),
-            1,
-            "schema",
-        ),
-        (Sampling(max_tokens=9, thinking_token_budget=5), 1, "thinking"),
-        (Sampling(max_tokens=9, bad_words=("x",)), 1, "bad words"),
-        (Sampling(max_tokens=9, logprobs=2, prompt_logprobs=1), 1, ""),
-    ],
+    ("fleet", "emitted", "found"),
+    [(THERE, 1, True), (None, 1, True), (THERE, 0, False), (RESTORES, 1, False)],
 )
-def test_what_a_new_worker_cannot_know(sampling: Sampling, emitted: int, what: str) -> None:
-    found = obstacle(sampling, emitted)
-    assert (what in found) if what else not found
+def test_what_a_new_worker_cannot_know(fleet: Fleet | None, emitted: int, *, found: bool) -> None:
+    assert bool(obstacle(Sampling(max_tokens=9, seed=1), emitted, fleet)) is found
+
+
+def test_a_later_attempt_says_how_much_of_its_prompt_was_emitted() -> None:
+    gate = running()
+    (_, body) = submitted(gate.do(WorkerGone(D0, "x")))
+    assert body.emitted == 2
+    assert body.sampling.max_tokens == 48
+
+
+def test_a_fleet_that_restores_is_believed_while_no_decode_worker_is_known() -> None:
+    """The only one has just died."""
+    gate = running()
+    gate.do(FromRouter(RESTORES))
+    gate.do(FromRouter(Fleet(ready=False, prefill_ready=1, decode_ready=0, max_model_len=0)))
+    assert gate.core.fleet is not None
+    assert gate.core.fleet.restores
 
 
 def test_the_rest_of_what_was_asked() -> None:
@@ -148,7 +152,7 @@ def test_the_rest_of_what_was_asked() -> None:
 
 
 def test_an_obstacle_is_said_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "obstacle", lambda _sampling, _emitted: "its seed")
+    monkeypatch.setattr(recovery, "obstacle", lambda _sampling, _emitted, _fleet: "its seed")
     gate = running()
     assert "Submit" not in told(gate.do(WorkerGone(D0, "x")))
     assert gate.error().code is Code.STREAM_INTERRUPTED

@@ -1,0 +1,170 @@
+"""The events of streams that outlive their connection: numbered, kept, told again from any number.
+
+Sans-IO. A stream that was asked for with `x-resumable` writes into a `Replay`, which passes every
+event on to the client that is there and keeps it for one that comes back. `Replays` is the table:
+a stream without a client is kept for `keep_seconds`, running or ended, then forgotten; what it was
+is remembered for a while, so that late comers hear "gone" and not "never heard of". All bounds
+answer: too many streams refuse the newest, too many bytes forget a stream's oldest events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from common.errors import BatonError, Code
+from services.gateway.streams.sse import END, Connection
+
+GONE_MAX = 1_024
+
+
+class Client(Connection, Protocol):
+    def cut(self, reason: str) -> None:
+        """Ends it so that whoever reads it sees an error."""
+        ...
+
+
+class Replay:
+    """One stream; a `Connection` for its answer, with one client or none behind. `owner`: the key
+    that asked for it. `quiet_since`: when its last client left."""
+
+    def __init__(self, request_id: str, owner: str, bytes_max: int) -> None:
+        self.request_id = request_id
+        self.owner = owner
+        self.quiet_since = 0.0
+        self.ended = False
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._events: deque[bytes] = deque()
+        self._last = 0
+        self._refusal: BatonError | None = None
+        self._client: Client | None = None
+
+    @property
+    def has_client(self) -> bool:
+        return self._client is not None
+
+    @property
+    def refused(self) -> bool:
+        return self._refusal is not None
+
+    @property
+    def spoke(self) -> bool:
+        """Whether there is any event, kept or forgotten."""
+        return self._last > 0
+
+    def write(self, payload: bytes) -> None:
+        """One or several whole events."""
+        numbered = []
+        for event in payload.split(END)[:-1]:
+            self._last += 1
+            numbered.append(b"id: %d\n%b%b" % (self._last, event, END))
+            self._bytes += len(numbered[-1])
+        self._events += numbered
+        while self._bytes > self._bytes_max and len(self._events) > 1:
+            self._bytes -= len(self._events.popleft())
+        if self._client is not None:
+            self._client.write(b"".join(numbered))
+
+    def refuse(self, error: BatonError) -> None:
+        self.ended, self._refusal = True, error
+        if self._client is not None:
+            self._client.refuse(error)
+
+    def end(self) -> None:
+        self.ended = True
+        if self._client is not None:
+            self._client.end()
+
+    def attach(self, client: Client, after: int) -> None:
+        """Tells `client` all events after that number, and from now on every new one. Another one
+        that was there is cut. Raises BatonError(STREAM_CONFLICT | STREAM_GONE)."""
+        if after > self._last:
+            sentence = f"the stream has {self._last} events, and Last-Event-ID says {after}"
+            raise BatonError(Code.STREAM_CONFLICT, sentence, param="last-event-id")
+        forgotten = self._last - len(self._events)
+        if after < forgotten:
+            sentence = f"the stream's events up to {forgotten} are no longer kept"
+            raise BatonError(Code.STREAM_GONE, sentence)
+        if self._client is not None:
+            self._client.cut("its stream was taken up by another connection")
+        self._client = client
+        missed = b"".join(list(self._events)[after - forgotten :])
+        if missed:
+            client.write(missed)
+        if self._refusal is not None:
+            client.refuse(self._refusal)
+        elif self.ended:
+            client.end()
+
+    def detach(self, client: Client, now: float) -> None:
+        if self._client is client:
+            self._client, self.quiet_since = None, now
+
+
+class Replays:
+    """At most `streams_max` streams of at most `bytes_max` bytes each."""
+
+    def __init__(self, streams_max: int, bytes_max: int, keep_seconds: float) -> None:
+        self._streams_max = streams_max
+        self._bytes_max = bytes_max
+        self._keep_seconds = keep_seconds
+        self._replays: dict[str, Replay] = {}
+        self._gone: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    def open(self, request_id: str, owner: str) -> Replay:
+        """Raises BatonError(QUEUE_FULL) when all that are kept still run or have a client."""
+        if len(self._replays) >= self._streams_max and not self._forget_ended():
+            sentence = (
+                f"this gateway already keeps {self._streams_max} resumable streams, its limit; "
+                "ask again without x-resumable, or later"
+            )
+            raise BatonError(Code.QUEUE_FULL, sentence, retry_after_ms=1_000)
+        replay = self._replays[request_id] = Replay(request_id, owner, self._bytes_max)
+        return replay
+
+    def find(self, request_id: str, owner: str) -> Replay:
+        """Raises BatonError(NOT_FOUND | STREAM_GONE). Another key's stream is not found."""
+        replay = self._replays.get(request_id)
+        if replay is not None and replay.owner == owner:
+            return replay
+        if self._gone.get(request_id) == owner:
+            seconds = self._keep_seconds
+            sentence = f"the stream was kept for {seconds:g} s without a client and is gone"
+            raise BatonError(Code.STREAM_GONE, sentence)
+        sentence = "no stream with this id was asked for with x-resumable by this key here"
+        raise BatonError(Code.NOT_FOUND, sentence)
+
+    def left(self, replay: Replay, client: Client, now: float) -> None:
+        """That client left, or has all. Harmless when another one took its place."""
+        replay.detach(client, now)
+        if replay.refused and not replay.has_client:
+            self._replays.pop(replay.request_id, None)
+
+    def expire(self, now: float) -> list[str]:
+        """Forgets what nobody came back to; returns those that still run and are to be ended."""
+        due = [
+            replay
+            for replay in self._replays.values()
+            if not replay.has_client and now >= replay.quiet_since + self._keep_seconds
+        ]
+        for replay in due:
+            self._forget(replay)
+        return [replay.request_id for replay in due if not replay.ended]
+
+    def _forget_ended(self) -> bool:
+        """Makes room: of those that ended and have no client, the one longest so."""
+        ended = [each for each in self._replays.values() if each.ended and not each.has_client]
+        if not ended:
+            return False
+        self._forget(min(ended, key=lambda each: each.quiet_since))
+        return True
+
+    def _forget(self, replay: Replay) -> None:
+        del self._replays[replay.request_id]
+        self._gone[replay.request_id] = replay.owner
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]

@@ -63,7 +63,7 @@ async def test_more_than_shared_memorys_ring_holds_arrives_as_it_was_sent() -> N
         ends: asyncio.Queue[tuple[int, str | None]] = asyncio.Queue()
         for index in range(MESSAGES):
             tag = data_tag(1, index, 20)
-            link.receive(got[index], tag, lambda end, at=index: ends.put_nowait((at, end)))
+            link.receive(got[index], tag, partial(_note, ends, index))
             back.send(sent[index], tag, partial(_sound, index))
         assert sorted([await ends.get() for _ in range(MESSAGES)]) == [
             (index, None) for index in range(MESSAGES)
@@ -72,6 +72,10 @@ async def test_more_than_shared_memorys_ring_holds_arrives_as_it_was_sent() -> N
     link.close()
     receiver.close()
     sender.close()
+
+
+def _note(ends: asyncio.Queue[tuple[int, str | None]], index: int, error: str | None) -> None:
+    ends.put_nowait((index, error))
 
 
 def _sound(index: int, error: str | None) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
-from common.kv.ucx import Link, Ucx
+import numpy as np
+
+from common.kv.ucx import Link, Ucx, data_tag
+
+MESSAGE_BYTES = 4 << 20
+MESSAGES = 12
 
 
 class _Closing:
@@ -34,3 +40,43 @@ async def test_a_peer_that_dies_while_it_connects_costs_its_link_and_nothing_els
     assert accepted[0].lost
     assert failures == []
     ucx.close()
+
+
+async def test_more_than_shared_memorys_ring_holds_arrives_as_it_was_sent() -> None:
+    """UCX cuts what it moves through shared memory into segments and counts their bytes in 16 bits:
+    with longer ones it reports messages that are longer than they are."""
+    loop = asyncio.get_running_loop()
+    accepted: asyncio.Future[Link] = loop.create_future()
+    opened: asyncio.Future[str | None] = loop.create_future()
+    sender, receiver = Ucx("tcp,sm,self", accepted.set_result), Ucx("tcp,sm,self", lambda _: None)
+    sender.start()
+    receiver.start()
+    link = receiver.connect("127.0.0.1", sender.listen(0))
+    link.open(opened.set_result)
+    async with asyncio.timeout(10):
+        back = await accepted
+        back.open(lambda _: None)
+        assert await opened is None
+        assert "sysv/memory" in link.lanes()
+        sent = np.random.default_rng(0).integers(0, 256, (MESSAGES, MESSAGE_BYTES), np.uint8)
+        got = np.zeros_like(sent)
+        ends: asyncio.Queue[tuple[int, str | None]] = asyncio.Queue()
+        for index in range(MESSAGES):
+            tag = data_tag(1, index, 20)
+            link.receive(got[index], tag, partial(_note, ends, index))
+            back.send(sent[index], tag, partial(_sound, index))
+        assert sorted([await ends.get() for _ in range(MESSAGES)]) == [
+            (index, None) for index in range(MESSAGES)
+        ]
+    assert np.array_equal(got, sent)
+    link.close()
+    receiver.close()
+    sender.close()
+
+
+def _note(ends: asyncio.Queue[tuple[int, str | None]], index: int, error: str | None) -> None:
+    ends.put_nowait((index, error))
+
+
+def _sound(index: int, error: str | None) -> None:
+    assert error is None, f"message {index}: {error}"

@@ -122,6 +122,20 @@ def test_the_whole_way() -> None:
     made.check_invariants()
 
 
+def test_slots_are_granted_several_at_a_time_and_the_last_at_once() -> None:
+    made = receiver(blocks=28, window=4)
+    assert connected(made).granted == 4
+    granted = []
+    for index in range(6):
+        _, *posts = made.handle(Arrived(1, arrival(index)), 1.0)
+        for post in posts:
+            assert isinstance(post, Post)
+            granted.append((index, post.first, post.upto))
+            made.handle(Posted(1, post.upto), 1.0)
+        made.check_invariants()
+    assert granted == [(1, 4, 6), (2, 6, 7)]
+
+
 def test_a_duplicate_arrival_is_placed_once() -> None:
     made = receiver()
     connected(made)

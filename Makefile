@@ -5,7 +5,7 @@ VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test unit integration faults-kv e2e soak lint format bench bench-gateway bench-kv lock clean
+.PHONY: help install run test unit integration faults-kv e2e soak soak-frames lint format bench bench-gateway bench-kv lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ faults-kv: install ## 10,000 KV handoffs while messages are bent and workers are
 
 e2e: install ## real vLLM
 	@$(PYTEST) tests/e2e $(ARGS)
+
+soak-frames: install ## 100 million bent frames against every decoder (ARGS="--frames N --seed S")
+	@exec $(VENV)/python -m tests.fuzz $(ARGS)
 
 soak: install ## 200,000 seeds of faults against all cores in virtual time (ARGS="--seeds N --first N")
 	@exec $(VENV)/python -m tests.simulation --seeds 200000 $(ARGS)

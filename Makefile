@@ -34,6 +34,9 @@ chaos: install ## daemons killed, stopped and cut off under load: the failure ma
 e2e: install ## real vLLM
 	@$(PYTEST) tests/e2e $(ARGS)
 
+soak-frames: install ## 100 million bent frames against every decoder (ARGS="--frames N --seed S")
+	@exec $(VENV)/python -m tests.fuzz $(ARGS)
+
 soak: install ## 200,000 seeds of faults against all cores in virtual time (ARGS="--seeds N --first N")
 	@exec $(VENV)/python -m tests.simulation --seeds 200000 $(ARGS)
 

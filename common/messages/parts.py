@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
+
+Number = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+"""What a router calculates with: neither infinite nor NaN, and no integer that a float cannot hold;
+a frame with another value is refused where it is decoded."""
 
 
 class Role(enum.StrEnum):
@@ -104,21 +110,21 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one API key may use over all gateways; 0 = no limit. `weight`: its tenant's share of a
     contended fleet, relative to others."""
 
-    requests_per_min: float = 0.0
-    tokens_per_min: float = 0.0
-    concurrency: int = 0
-    weight: float = 1.0
+    requests_per_min: Number = 0.0
+    tokens_per_min: Number = 0.0
+    concurrency: Count = 0
+    weight: Number = 1.0
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker's engine can hold; fixed for an incarnation. `restores`: it goes on with what
     another worker began as that one would have (`common.resume`)."""
 
-    block_tokens: int
-    kv_blocks: int
-    kv_block_bytes: int
-    max_model_len: int
-    max_num_seqs: int
+    block_tokens: Count
+    kv_blocks: Count
+    kv_block_bytes: Count
+    max_model_len: Count
+    max_num_seqs: Count
     restores: bool = False
 
 
@@ -126,11 +132,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker's engine holds now. `step_age_ms`: time since the engine last made a step while
     it had work, 0 when idle. `step_ms_p99`: of its latest steps, 0 while too few were made."""
 
-    running: int = 0
-    waiting: int = 0
-    kv_used: float = 0.0
-    step_age_ms: float = 0.0
-    step_ms_p99: float = 0.0
+    running: Count = 0
+    waiting: Count = 0
+    kv_used: Number = 0.0
+    step_age_ms: Number = 0.0
+    step_ms_p99: Number = 0.0
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -139,9 +145,9 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     worker says it. `started`: D has made its first token; P has computed the prompt."""
 
     request_id: str
-    attempt: int
-    prompt_tokens: int
-    max_tokens: int
+    attempt: Count
+    prompt_tokens: Count
+    max_tokens: Count
     decode: str
     prefill: str = ""
     gateway: str = ""
@@ -177,18 +183,18 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     messages that were not what was asked. `compression`: `fp8` if any message came so; then
     `payload_bytes` is what travelled, and `raw_bytes` the KV itself."""
 
-    blocks: int = 0
-    messages: int = 0
-    payload_bytes: int = 0
-    wire_bytes: int = 0
-    wait_ms: float = 0.0
-    transfer_ms: float = 0.0
-    retries: int = 0
-    refetches: int = 0
-    digest_mismatches: int = 0
-    early_bytes: int = 0
+    blocks: Count = 0
+    messages: Count = 0
+    payload_bytes: Count = 0
+    wire_bytes: Count = 0
+    wait_ms: Number = 0.0
+    transfer_ms: Number = 0.0
+    retries: Count = 0
+    refetches: Count = 0
+    digest_mismatches: Count = 0
+    early_bytes: Count = 0
     compression: str = ""
-    raw_bytes: int = 0
+    raw_bytes: Count = 0
 
 
 class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,19 +205,19 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     for KV that P refused. `stale`: messages of an older transfer, incarnation or generation, and
     duplicates, dropped without effect."""
 
-    handoffs_in: int = 0
-    handoffs_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    early_bytes_out: int = 0
-    retries: int = 0
-    refetches: int = 0
-    digest_mismatches: int = 0
-    recomputes: int = 0
-    leases_expired: int = 0
-    aborts: int = 0
-    tickets_refused: int = 0
-    stale: int = 0
+    handoffs_in: Count = 0
+    handoffs_out: Count = 0
+    bytes_in: Count = 0
+    bytes_out: Count = 0
+    early_bytes_out: Count = 0
+    retries: Count = 0
+    refetches: Count = 0
+    digest_mismatches: Count = 0
+    recomputes: Count = 0
+    leases_expired: Count = 0
+    aborts: Count = 0
+    tickets_refused: Count = 0
+    stale: Count = 0
 
 
 class KvHold(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,10 +226,10 @@ class KvHold(msgspec.Struct, frozen=True, kw_only=True):
     they are freed by themselves (on D: until the load timeout)."""
 
     request_id: str
-    attempt: int
+    attempt: Count
     peer: str
     side: str
-    blocks: int
-    bytes: int
-    lease_left_ms: float
-    age_ms: float
+    blocks: Count
+    bytes: Count
+    lease_left_ms: Number
+    age_ms: Number

@@ -6,6 +6,7 @@ import msgspec
 
 from common.messages.parts import (
     Capacity,
+    Count,
     Held,
     KeyLimits,
     KvCounts,
@@ -13,6 +14,7 @@ from common.messages.parts import (
     KvReport,
     Load,
     Message,
+    Number,
     PriorityClass,
     Role,
 )
@@ -50,7 +52,7 @@ class Beat(Message, frozen=True):
     load: Load | None = None
     kv_counts: KvCounts | None = None
     kv_holds: tuple[KvHold, ...] = ()
-    kv_holds_total: int = 0
+    kv_holds_total: Count = 0
     drained: bool = False
 
 
@@ -77,7 +79,7 @@ class Live(Message, frozen=True):
     Hello and does not find in a complete one is aborted. What is not known to be placed follows as
     Submit. No answer."""
 
-    tries: tuple[tuple[str, int], ...] = ()
+    tries: tuple[tuple[str, Count], ...] = ()
     complete: bool = True
 
 
@@ -97,10 +99,10 @@ class Submit(Message, frozen=True):
     gateway can go on with it elsewhere after tokens were streamed, so that it may be preempted."""
 
     request_id: str
-    attempt: int
-    prompt_tokens: int
-    max_tokens: int
-    deadline_ms: float = 0.0
+    attempt: Count
+    prompt_tokens: Count
+    max_tokens: Count
+    deadline_ms: Number = 0.0
     key_id: str = ""
     tenant: str = ""
     limits: KeyLimits | None = None
@@ -116,7 +118,7 @@ class Cancel(Message, frozen=True):
     answer."""
 
     request_id: str
-    attempt: int
+    attempt: Count
     reason: str
 
 
@@ -124,9 +126,9 @@ class PrefillEnded(Message, frozen=True):
     """P: its part is computed (`error` empty) or failed. `elapsed_ms` from Prefill's arrival."""
 
     request_id: str
-    attempt: int
-    elapsed_ms: float
-    cached_tokens: int = 0
+    attempt: Count
+    elapsed_ms: Number
+    cached_tokens: Count = 0
     error: str = ""
     message: str = ""
 
@@ -136,9 +138,9 @@ class DecodeStarted(Message, frozen=True):
     remote."""
 
     request_id: str
-    attempt: int
-    elapsed_ms: float
-    cached_tokens: int = 0
+    attempt: Count
+    elapsed_ms: Number
+    cached_tokens: Count = 0
     kv: KvReport | None = None
 
 
@@ -157,7 +159,7 @@ class PairTrouble(Message, frozen=True):
     stops pairing the two for a while. `kind`: `digest` or `transfer`. No answer."""
 
     request_id: str
-    attempt: int
+    attempt: Count
     prefill: str
     prefill_incarnation: str
     kind: str
@@ -169,9 +171,9 @@ class Ended(Message, frozen=True):
     empty. `decode_ms`: first token to last."""
 
     request_id: str
-    attempt: int
+    attempt: Count
     finish_reason: str = ""
-    completion_tokens: int = 0
-    decode_ms: float = 0.0
+    completion_tokens: Count = 0
+    decode_ms: Number = 0.0
     error: str = ""
     message: str = ""

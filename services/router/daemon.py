@@ -77,7 +77,7 @@ class Router:
         self._control: Socket | None = None
         self._admin: Socket | None = None
         self._emptied = asyncio.Event()
-        self._broken: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
+        self._broken: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     @property
     def stop_seconds(self) -> float:
@@ -132,7 +132,7 @@ class Router:
                 for action in self._core.handle(self._events[0], self._clock.monotonic()):
                     self._carry_out(action)
                 self._events.popleft()
-        except BatonError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, no later event may find a wedge
             self._events.clear()
             if not self._broken.done():
                 self._broken.set_result(error)
@@ -220,7 +220,7 @@ class Router:
 
     async def _die_if_broken(self) -> None:
         error = await self._broken
-        raise BatonError(Code.INTERNAL, f"the router core is broken: {error.message}")
+        raise BatonError(Code.INTERNAL, f"the router core is broken: {error!r}") from error
 
 
 def make(config: Config, name: str, log: Logger) -> Router:

@@ -208,38 +208,45 @@ class VllmEngine:
         outputs = [output for made in step.outputs if (output := self._output(made)) is not None]
         if not outputs and self._load == before:
             return None
-        return Batch(outputs=outputs, load=self.load())
+        return Batch(outputs=outputs, load=self._load)
 
     def _output(self, made: EngineCoreOutput) -> Output | None:
-        from vllm.v1.engine import FinishReason as VllmFinish
-
+        """Of most tokens nothing is to be said but the token: this is the per-token path."""
         request = self._active.get(made.request_id)
         if request is None:
             return None
-        finish, error, stop_token = "", "", -1
-        tokens = list(made.new_token_ids)
+        finish = error = message = ""
+        tokens, stop_token = made.new_token_ids, -1
         if made.finish_reason is not None:
             del self._active[made.request_id]
-            if made.finish_reason in (VllmFinish.ABORT, VllmFinish.ERROR):
-                error = Code.ENGINE_FAILED
-            elif request.role is Role.PREFILL or made.finish_reason == VllmFinish.LENGTH:
-                finish = FinishReason.LENGTH
-            else:
-                finish = FinishReason.STOP
-                stop_token = tokens[-1] if tokens else -1
+            finish, error = _ending(made, request.role)
+            message = "the engine gave this request up" if error else ""
+            if finish == FinishReason.STOP and tokens:
+                stop_token = tokens[-1]
         if request.role is Role.PREFILL:
-            tokens = []
             if not finish and not error:
                 return None
+            tokens = []
         stats = made.prefill_stats
         return Output(
-            key=made.request_id,
-            token_ids=tokens,
-            finish_reason=finish,
-            stop_token=stop_token,
-            cached_tokens=stats.num_cached_tokens if stats is not None else 0,
-            error=error,
-            message="the engine gave this request up" if error else "",
-            logprobs=logprobs_of(made),
-            prompt_logprobs=prompt_logprobs_of(made),
+            made.request_id,
+            tokens,
+            finish,
+            stop_token,
+            stats.num_cached_tokens if stats is not None else 0,
+            error,
+            message,
+            logprobs_of(made),
+            prompt_logprobs_of(made),
         )
+
+
+def _ending(made: EngineCoreOutput, role: Role) -> tuple[str, str]:
+    """Finish reason and error code, one of them empty."""
+    from vllm.v1.engine import FinishReason as VllmFinish
+
+    if made.finish_reason in (VllmFinish.ABORT, VllmFinish.ERROR):
+        return "", Code.ENGINE_FAILED
+    if role is Role.PREFILL or made.finish_reason == VllmFinish.LENGTH:
+        return FinishReason.LENGTH, ""
+    return FinishReason.STOP, ""

@@ -109,7 +109,7 @@ class Core:
     def _react(self, event: Event, now: float) -> list[Action]:
         match event:
             case Stepped():
-                return self._stepped(event)
+                return self._stepped(event, now)
             case Opened():
                 return self.requests.opened(event, now)
             case Closed():
@@ -130,7 +130,7 @@ class Core:
 
     # ------------------------------------------------------------ tokens
 
-    def _stepped(self, event: Stepped) -> list[Action]:
+    def _stepped(self, event: Stepped, now: float) -> list[Action]:
         actions: list[Action] = []
         entries, worker = self._table.entries, event.worker
         for delta in event.deltas:
@@ -141,6 +141,8 @@ class Core:
             if entry.worker != worker and not self._adopt(entry, worker, delta):
                 actions += self._stray(worker, delta)
                 continue
+            if entry.state is not State.STREAMING and delta.token_ids:
+                entry.call.timing.spoke(now)
             verdict = entry.stream.push(delta)
             if verdict is Verdict.RUNNING:
                 if entry.state is not State.STREAMING:
@@ -213,6 +215,7 @@ class Core:
         if entry.state is State.HELD:
             entry.move(State.SUBMITTED)
         entry.move(State.PLACED)
+        entry.call.timing.placed(now)
         entry.hold_until = now + self._router_wait
         self._table.assign(entry, f"{placed.decode}|{placed.decode_incarnation}".encode())
 

@@ -105,11 +105,12 @@ class Gateway:
         self._whole = LazyApi(self._loader(model_root), self._executor, clock, log)
         self._http = HttpServer(
             self._app,
-            WholeRoutes(self._whole, self._app, config.gateway),
+            WholeRoutes(self._whole, self._app, config.gateway, clock),
             config.gateway,
             self._authenticator,
-            self._certificate.context if self._certificate is not None else None,
-            log,
+            tls=self._certificate.context if self._certificate is not None else None,
+            clock=clock,
+            log=log,
         )
         self._curve = open_curve(config, log)
         self._workers: WorkerLinks | None = None

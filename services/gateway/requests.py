@@ -45,6 +45,7 @@ class Requests:
             event.answer.fail(BatonError(Code.QUEUE_FULL, sentence, retry_after_ms=RETRY_SOON_MS))
             return []
         self.counts.opened += 1
+        call.timing.opened(now)
         entry = Entry(
             call=call,
             stream=event.stream,

@@ -23,10 +23,11 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 from aiohttp.typedefs import Handler
 
+from common.clock import Clock
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.log import Logger
-from services.gateway.api.intake import deadline_ms, session_id
+from services.gateway.api.intake import deadline_ms, session_id, wants_timings
 from services.gateway.api.kinds import Call, Kind
 from services.gateway.api.lazy import plain_refusal
 from services.gateway.api.openapi import document
@@ -42,6 +43,7 @@ from services.gateway.http.guard import (
     CALLER,
     INTERNAL_ID,
     JSON_TYPE,
+    TIMING,
     Guard,
     error_response,
     reply_headers,
@@ -71,7 +73,9 @@ class HttpServer:
         whole: WholeRoutes,
         config: GatewayConfig,
         authenticator: Authenticator,
+        *,
         tls: ssl.SSLContext | None,
+        clock: Clock,
         log: Logger,
     ) -> None:
         self._tls = tls
@@ -80,7 +84,7 @@ class HttpServer:
         self._config = config
         application = web.Application(
             client_max_size=config.body_bytes_max,
-            middlewares=[Guard(config, authenticator, log).middleware()],
+            middlewares=[Guard(config, authenticator, clock, log).middleware()],
         )
         application.router.add_routes(
             [
@@ -167,7 +171,7 @@ class HttpServer:
                 raise plain_refusal(route, error) from error
             refuse_to_resume(request, error.message)
             return await self._whole_api.answer(request, route, body, origin)
-        call = replace(call, session=origin.session)
+        call = replace(call, session=origin.session, timing=origin.timing, timings=origin.timings)
         caller = origin.caller
         if asks_to_resume(request, stream=call.stream):
             return await self.resumable.open(request, call, caller)
@@ -281,6 +285,8 @@ def _origin(request: web.Request) -> Origin:
         caller=request[CALLER],
         deadline_ms=deadline_ms(request.headers.get("x-deadline-ms")),
         session=session_id(request.headers.get("x-session-id")),
+        timing=request[TIMING],
+        timings=wants_timings(request.headers.get("x-timings")),
     )
 
 

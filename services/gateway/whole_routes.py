@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator
 import msgspec
 from aiohttp import web
 
+from common.clock import Clock
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from services.gateway.api.lazy import LazyApi
 from services.gateway.api.responses import error_object
 from services.gateway.api.routes import Route
 from services.gateway.api.whole import Asking, Origin, Whole
+from services.gateway.api.whole_timings import events_with_timings, with_timings
 from services.gateway.app import App
 from services.gateway.http.guard import JSON_TYPE, reply_headers
 
@@ -30,10 +32,11 @@ SSE_HEADERS = {
 
 
 class WholeRoutes:
-    def __init__(self, api: LazyApi, app: App, config: GatewayConfig) -> None:
+    def __init__(self, api: LazyApi, app: App, config: GatewayConfig, clock: Clock) -> None:
         self._api = api
         self._app = app
         self._config = config
+        self._clock = clock
 
     @property
     def is_served(self) -> bool:
@@ -47,9 +50,14 @@ class WholeRoutes:
         asking = Asking(route, body, origin, context=await self._app.context())
         try:
             answer = await self._api.ask(asking)
+            wanted = origin.timings and bool(asking.calls)
             if isinstance(answer, Whole):
-                return web.Response(body=answer.body, content_type=JSON_TYPE)
-            return await self._stream(request, asking, answer.chunks)
+                body = with_timings(answer.body, asking) if wanted else answer.body
+                return web.Response(body=body, content_type=JSON_TYPE)
+            chunks = answer.chunks
+            if origin.timings:
+                chunks = events_with_timings(chunks, asking, self._clock.unix_ms() // 1000)
+            return await self._stream(request, asking, chunks)
         finally:
             self._api.end(asking, "client gone")
 

@@ -59,6 +59,14 @@ def session_id(header: str | None) -> str:
     )
 
 
+def wants_timings(header: str | None) -> bool:
+    """x-timings. Raises BatonError(INVALID_REQUEST)."""
+    if header not in {None, "0", "1"}:
+        sentence = "x-timings must be 1 (timings in the answer) or 0"
+        raise BatonError(Code.INVALID_REQUEST, sentence, param="x-timings")
+    return header == "1"
+
+
 def deadline_ms(header: str | None) -> float:
     """x-deadline-ms; 0 = none. Raises BatonError(INVALID_REQUEST)."""
     if header is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.messages import PriorityClass, Sampling
+from services.gateway.streams.timing import Timing
 
 
 class Kind(enum.Enum):
@@ -27,7 +28,8 @@ class Call:
     """One checked, tokenized request. `request_id` is unique in the fleet; `created`: unix seconds;
     `deadline_ms`: remaining time in which the first token is wanted, 0 = none. `session`: the
     client's x-session-id. `local_reason`: why D must compute the prompt itself, empty = it need
-    not. `priority`: the class that the client wants, None = its key's."""
+    not. `priority`: the class that the client wants, None = its key's. `timing`: of the HTTP
+    request that it is for; `timings`: the client wants to see it in the answer."""
 
     kind: Kind
     request_id: str
@@ -45,6 +47,8 @@ class Call:
     session: str = ""
     local_reason: str = ""
     priority: PriorityClass | None = None
+    timing: Timing = field(default_factory=Timing, compare=False)
+    timings: bool = False
 
     @property
     def response_id(self) -> str:

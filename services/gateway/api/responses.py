@@ -10,6 +10,7 @@ import msgspec
 from common.errors import BatonError
 from services.gateway.api.kinds import Call, Kind
 from services.gateway.streams.answer import Ending, Usage
+from services.gateway.streams.timing import Timing
 
 
 def error_body(error: BatonError) -> bytes:
@@ -41,6 +42,33 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
+def timings_object(timing: Timing, usage: Usage) -> dict[str, float]:
+    """`x-timings`. The first four sum to `total_ms`. Names as llama.cpp's server has them where it
+    has the same: `prompt_n` tokens computed and `cache_n` taken from a cache in `prompt_ms`,
+    `predicted_n` made, `predicted_ms` from the first to the last of them."""
+    phases = timing.phases()
+    names = {
+        "intake": "intake_ms",
+        "queue": "queue_ms",
+        "prefill": "prompt_ms",
+        "decode": "predicted_ms",
+    }
+    told = {ours: round(phases.get(name, 0.0), 3) for name, ours in names.items()}
+    told["total_ms"] = round(sum(told.values()), 3)
+    computed, further = usage.prompt - usage.cached, max(0, usage.completion - 1)
+    return told | {
+        "prompt_n": computed,
+        "cache_n": usage.cached,
+        "predicted_n": usage.completion,
+        "prompt_per_second": _rate(computed, told["prompt_ms"]),
+        "predicted_per_second": _rate(further, told["predicted_ms"]),
+    }
+
+
+def _rate(count: int, ms: float) -> float:
+    return round(count / ms * 1000, 3) if ms else 0.0
+
+
 def whole_answer(call: Call, text: str, token_ids: list[int], ending: Ending) -> bytes:
     """`chat.completion` or `text_completion`. `stop_reason` and the token ids are vLLM's fields."""
     choice: dict[str, Any] = {"index": 0}
@@ -61,6 +89,8 @@ def whole_answer(call: Call, text: str, token_ids: list[int], ending: Ending) ->
         "choices": [choice],
         "usage": usage_object(ending.usage),
     }
+    if call.timings:
+        body["timings"] = timings_object(call.timing, ending.usage)
     if call.return_token_ids:
         choice["token_ids"] = token_ids
         (body if call.kind is Kind.CHAT else choice)["prompt_token_ids"] = call.prompt_ids

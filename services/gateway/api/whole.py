@@ -16,25 +16,30 @@ from common.messages import Structured
 from services.gateway.api.kinds import Call
 from services.gateway.api.routes import Route
 from services.gateway.auth.caller import ANONYMOUS, Caller
-from services.gateway.streams.answer import Hears, TokenStream
+from services.gateway.streams.answer import Hears, TokenStream, Usage
+from services.gateway.streams.journal import Journal
+from services.gateway.streams.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What an HTTP request says beside its body. `request_id`: of the first call it makes; further
-    ones are `request_id-1` and so on. `deadline_ms`: 0 = none."""
+    ones are `request_id-1` and so on. `deadline_ms`: 0 = none. `timings`: the client wants to see
+    `timing` in the answer."""
 
     request_id: str
     caller: Caller = ANONYMOUS
     deadline_ms: float = 0.0
     session: str = ""
+    timing: Timing = field(default_factory=Timing, compare=False)
+    timings: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Asking:
     """One HTTP request on its way through the port. `context`: tokens that the fleet takes. `error`
     is why it failed, once it did; `spoke`: the engine has made something; `calls`: what it
-    opened."""
+    opened, `journals`: of these. `cached_tokens`: of the prompts, over all calls."""
 
     route: Route
     body: bytes
@@ -43,6 +48,15 @@ class Asking:
     error: BatonError | None = None
     spoke: bool = False
     calls: list[Call] = field(default_factory=list)
+    journals: list[Journal] = field(default_factory=list)
+    cached_tokens: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        """What the workers did for it: each call's prompt counts."""
+        prompt = sum(len(journal.prompt_ids) for journal in self.journals)
+        completion = sum(len(journal.emitted) for journal in self.journals)
+        return Usage(prompt, completion, self.cached_tokens)
 
     def next_id(self) -> str:
         made = len(self.calls)

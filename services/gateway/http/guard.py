@@ -12,6 +12,7 @@ import asyncio
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from common.clock import Clock
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.log import Logger
@@ -22,10 +23,11 @@ from services.gateway.auth.caller import Caller
 from services.gateway.http.doorman import Doorman
 from services.gateway.http.form import check_form
 from services.gateway.http.reply import server_timing, traceparent
+from services.gateway.streams.timing import Timing
 
 REQUEST_ID = "x-request-id"
 INTERNAL_ID = web.RequestKey("request_id", str)
-ARRIVED = web.RequestKey("arrived", float)
+TIMING = web.RequestKey("timing", Timing)
 CALLER = web.RequestKey("caller", Caller)
 OPEN = frozenset({"/health", "/live"})
 SERVER = "baton"
@@ -35,11 +37,10 @@ JSON_TYPE = "application/json"
 def reply_headers(request: web.Request, timing: str) -> dict[str, str]:
     """Of every answer. `timing`: what it is that lasted until now."""
     internal = request[INTERNAL_ID]
-    seconds = asyncio.get_running_loop().time() - request[ARRIVED]
     headers = {
         "Server": SERVER,
         REQUEST_ID: client_id(request.headers.get(REQUEST_ID)) or internal,
-        "Server-Timing": server_timing(timing, seconds),
+        "Server-Timing": server_timing(timing, request[TIMING].phases()),
     }
     trace = traceparent(request.headers.get("traceparent"), internal)
     if trace is not None:
@@ -48,9 +49,12 @@ def reply_headers(request: web.Request, timing: str) -> dict[str, str]:
 
 
 class Guard:
-    def __init__(self, config: GatewayConfig, authenticator: Authenticator, log: Logger) -> None:
+    def __init__(
+        self, config: GatewayConfig, authenticator: Authenticator, clock: Clock, log: Logger
+    ) -> None:
         self._config = config
         self._authenticator = authenticator
+        self._clock = clock
         self._log = log
 
     def middleware(self) -> Middleware:
@@ -58,7 +62,7 @@ class Guard:
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             client = client_id(request.headers.get(REQUEST_ID))
             request[INTERNAL_ID] = request_id(client)
-            request[ARRIVED] = asyncio.get_running_loop().time()
+            request[TIMING] = Timing(self._clock.monotonic)
             doorman = _doorman(request)
             if doorman is not None:
                 doorman.begin()

@@ -1,7 +1,8 @@
 """Headers that every answer carries: whose request it was, and how long it took.
 
 `server-timing` on a whole answer says `total`, on a stream `first-token`, since its headers leave
-with the first token; milliseconds from the end of the request's headers, measured here.
+with the first token; milliseconds from the end of the request's headers, measured here. What was
+generated adds its phases (`streams/timing.py`), which sum to that.
 `traceparent` comes back with the client's trace id and a span id of ours, taken from the request id
 that `baton ctl explain` knows, so that a trace leads there.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 
 TRACE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 NOTHING = frozenset({"0" * 32, "0" * 16})
@@ -24,5 +26,7 @@ def traceparent(given: str | None, request_id: str) -> str | None:
     return f"00-{match[1]}-{span}-{match[3]}"
 
 
-def server_timing(name: str, seconds: float) -> str:
-    return f"{name};dur={seconds * 1000:.1f}"
+def server_timing(name: str, phases: Mapping[str, float]) -> str:
+    """`phases`: milliseconds; one alone has nothing to add to the sum."""
+    told = {name: sum(phases.values()), **(phases if len(phases) > 1 else {})}
+    return ", ".join(f"{each};dur={ms:.2f}" for each, ms in told.items())

@@ -14,7 +14,7 @@ import msgspec
 
 from common.errors import BatonError, Code
 from services.gateway.api.kinds import Call, Kind
-from services.gateway.api.responses import error_object, usage_object
+from services.gateway.api.responses import error_object, timings_object, usage_object
 from services.gateway.streams.answer import Ending, Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -102,6 +102,10 @@ class Template:
     def usage(self, usage: Usage) -> bytes:
         return self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
 
+    def timings(self, usage: Usage) -> bytes:
+        about = timings_object(self._call.timing, usage)
+        return self._head + b',"choices":[],"timings":' + _encode(about) + b"}\n\n"
+
     def _chunk(self, choice: dict[str, Any], extra: dict[str, Any], usage: Usage | None) -> bytes:
         rest = b"," + _encode(extra)[1:-1] if extra else b""
         counted = b',"usage":' + _encode(usage_object(usage)) if usage else self._usage_null
@@ -154,6 +158,8 @@ class SseAnswer:
         parts.append(template.full(text, token_ids, ending.usage, ending, first=first))
         if self._call.include_usage:
             parts.append(template.usage(ending.usage))
+        if self._call.timings:
+            parts.append(template.timings(ending.usage))
         parts.append(DONE)
         self._connection.write(b"".join(parts))
         self._connection.end()

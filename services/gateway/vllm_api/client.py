@@ -164,9 +164,11 @@ class FleetClient(EngineClient):
         call = self._call(asking, request)
         self._outputs.add_request(request, text, parent, index, queue)
         asking.calls.append(call)
+        journal = Journal(call.prompt_ids, call.sampling.max_tokens)
+        asking.journals.append(journal)
         stream = EngineStream(
             call.request_id,
-            Journal(call.prompt_ids, call.sampling.max_tokens),
+            journal,
             self._outputs,
             asking,
             frozenset(call.sampling.stop_token_ids),
@@ -193,6 +195,7 @@ class FleetClient(EngineClient):
             session=asking.origin.session,
             local_reason="prompt_logprobs" if sampling.prompt_logprobs is not None else "",
             priority=priority_class(request.priority),
+            timing=asking.origin.timing,
         )
 
     # ------------------------------------------------------------ the rest of an EngineClient

@@ -61,6 +61,8 @@ class EngineStream:
             self.error = BatonError(code, delta.message or "the decode worker gave up the request")
             return Verdict.ERROR
         self._asking.spoke = True
+        if delta.cached_tokens and delta.attempt == 1:
+            self._asking.cached_tokens += delta.cached_tokens
         return self._process(delta)
 
     def fail(self, error: BatonError) -> None:

@@ -37,5 +37,10 @@ def test_what_is_no_trace_is_not_answered(given: str | None) -> None:
     assert traceparent(given, "r") is None
 
 
-def test_durations_are_milliseconds() -> None:
-    assert server_timing("total", 0.01234) == "total;dur=12.3"
+def test_phases_are_told_with_their_sum() -> None:
+    told = server_timing("first-token", {"intake": 1.25, "queue": 10.5})
+    assert told == "first-token;dur=11.75, intake;dur=1.25, queue;dur=10.50"
+
+
+def test_what_has_one_phase_has_no_breakdown() -> None:
+    assert server_timing("total", {"intake": 12.345}) == "total;dur=12.35"

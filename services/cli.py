@@ -25,6 +25,7 @@ from common.upkeep import Source
 
 PR_SET_PDEATHSIG = 1
 SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
+HOST_TOOLS = ("up", "doctor", "install-systemd")
 ROUTERS = ("router.control", "router.standby")
 SECTIONS = {
     Role.GATEWAY: ("fleet", "model", "gateway", *ROUTERS),
@@ -57,6 +58,7 @@ Baton serves large language models with prefill and decode on separate workers.
   baton config --config FILE  print the effective configuration and where each value came from
   baton gateway | router | prefill | decode | health --config FILE --name NAME
                               one daemon, as systemd and compose start it
+  baton install-systemd       lay down systemd units for this host, say what to do next
 """
 
 
@@ -66,14 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments and arguments[0] in TOOLS:
         return _tool(arguments[0], arguments[1:])
     parsed = _parser().parse_args(arguments)
-    if parsed.command == "up":
-        from services.up.main import main as up
-
-        return up(parsed)
-    if parsed.command == "doctor":
-        from services.up.doctor.main import main as doctor
-
-        return doctor(parsed)
+    if parsed.command in HOST_TOOLS:
+        return _host_tool(parsed)
     try:
         if parsed.command == "check":
             return _check(parsed.config)
@@ -85,7 +81,22 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
+def _host_tool(parsed: argparse.Namespace) -> int:
+    if parsed.command == "up":
+        from services.up.main import main as up
+
+        return up(parsed)
+    if parsed.command == "doctor":
+        from services.up.doctor.main import main as doctor
+
+        return doctor(parsed)
+    from services.install.main import main as install
+
+    return install(parsed)
+
+
 def _parser() -> argparse.ArgumentParser:
+    from services.install.main import add_arguments as add_install_arguments
     from services.up.doctor.main import add_arguments as add_doctor_arguments
     from services.up.main import add_arguments
 
@@ -96,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_arguments(commands.add_parser("up", help="run a whole fleet on this machine"))
     add_doctor_arguments(commands.add_parser("doctor", help="is this host fit for a fleet?"))
+    add_install_arguments(
+        commands.add_parser("install-systemd", help="lay down systemd units for this host")
+    )
     for command, about in TOOLS.items():
         commands.add_parser(command, help=about, add_help=False)
     for command in ("check", "config"):

@@ -38,6 +38,7 @@ from services.gateway.auth.caller import Caller
 from services.gateway.http.connection import ClientConnection, Outbox, reset
 from services.gateway.http.doorman import Doorman, FrontDesk
 from services.gateway.http.guard import (
+    ARRIVED,
     CALLER,
     INTERNAL_ID,
     JSON_TYPE,
@@ -45,6 +46,7 @@ from services.gateway.http.guard import (
     error_response,
     reply_headers,
 )
+from services.gateway.http.reply import checked_trace
 from services.gateway.streams.answer import Collected
 from services.gateway.streams.sse import SseAnswer
 from services.gateway.whole_routes import SSE_HEADERS, WholeRoutes, error_body_of
@@ -157,7 +159,12 @@ class HttpServer:
             if error.code is not Code.UNSUPPORTED_PARAMETER or not self._whole_api.is_served:
                 raise plain_refusal(route, error) from error
             return await self._whole_api.answer(request, route, body, origin)
-        call = replace(call, session=origin.session)
+        call = replace(
+            call,
+            session=origin.session,
+            intake_seconds=asyncio.get_running_loop().time() - origin.arrived,
+            traceparent=origin.traceparent,
+        )
         caller = origin.caller
         if call.stream:
             return await self._stream(request, call, caller)
@@ -265,6 +272,8 @@ def _origin(request: web.Request) -> Origin:
         caller=request[CALLER],
         deadline_ms=deadline_ms(request.headers.get("x-deadline-ms")),
         session=session_id(request.headers.get("x-session-id")),
+        arrived=request[ARRIVED],
+        traceparent=checked_trace(request.headers.get("traceparent")),
     )
 
 

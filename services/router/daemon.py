@@ -42,10 +42,12 @@ from services.router.events import (
     Event,
     PeerGone,
     Received,
+    Recorded,
     Send,
     Tick,
 )
 from services.router.settings import from_config
+from services.router.telling import Telling
 
 PULSE_SECONDS = 0.2
 CHECK_EVERY_PULSES = 50
@@ -71,6 +73,7 @@ class Router:
             Role.DECODE: Decoder(WorkerToRouter),
         }
         self._dropped: dict[str, int] = {}
+        self._telling = Telling(config, name, clock, log)
         self._events: deque[Event] = deque()
         self._control: Socket | None = None
         self._admin: Socket | None = None
@@ -110,6 +113,7 @@ class Router:
                 self._log.warning("router.drain_timeout", queued=left, sentence=sentence)
         self._handle(DrainExpired())
         await asyncio.sleep(LAST_WORDS_SECONDS)
+        await self._telling.close()
         for socket in (self._control, self._admin):
             if socket is not None:
                 socket.close()
@@ -133,6 +137,9 @@ class Router:
             self._emptied.set()
 
     def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Recorded):
+            self._telling.add(action.record)
+            return
         if not isinstance(action, Send):
             if action.level != "debug" or self._verbose:
                 write = {
@@ -201,6 +208,7 @@ class Router:
             self._handle(Tick())
             for peer in self._core.peers():
                 self._send(peer, ping)
+            self._telling.flush()
             pulses += 1
             if pulses % CHECK_EVERY_PULSES == 0 and not self._core.tables.tries:
                 self._core.check_invariants()

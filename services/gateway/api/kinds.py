@@ -27,7 +27,8 @@ class Call:
     """One checked, tokenized request. `request_id` is unique in the fleet; `created`: unix seconds;
     `deadline_ms`: remaining time in which the first token is wanted, 0 = none. `session`: the
     client's x-session-id. `local_reason`: why D must compute the prompt itself, empty = it need
-    not. `priority`: the class that the client wants, None = its key's."""
+    not. `priority`: the class that the client wants, None = its key's. `intake_seconds`: since
+    its head was complete. `traceparent`: the client's, empty when it gave none."""
 
     kind: Kind
     request_id: str
@@ -45,6 +46,8 @@ class Call:
     session: str = ""
     local_reason: str = ""
     priority: PriorityClass | None = None
+    intake_seconds: float = 0.0
+    traceparent: str = ""
 
     @property
     def response_id(self) -> str:

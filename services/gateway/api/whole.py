@@ -22,12 +22,15 @@ from services.gateway.streams.answer import Hears, TokenStream
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What an HTTP request says beside its body. `request_id`: of the first call it makes; further
-    ones are `request_id-1` and so on. `deadline_ms`: 0 = none."""
+    ones are `request_id-1` and so on. `deadline_ms`: 0 = none. `arrived`: when its head was
+    complete, on the loop's clock. `traceparent`: empty when the client gave none."""
 
     request_id: str
     caller: Caller = ANONYMOUS
     deadline_ms: float = 0.0
     session: str = ""
+    arrived: float = 0.0
+    traceparent: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -10,6 +10,7 @@ since vLLM passes nothing of ours through.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextvars import ContextVar
 from copy import copy
@@ -192,6 +193,8 @@ class FleetClient(EngineClient):
             session=asking.origin.session,
             local_reason="prompt_logprobs" if sampling.prompt_logprobs is not None else "",
             priority=priority_class(request.priority),
+            intake_seconds=asyncio.get_running_loop().time() - asking.origin.arrived,
+            traceparent=asking.origin.traceparent,
         )
 
     # ------------------------------------------------------------ the rest of an EngineClient

@@ -3,6 +3,7 @@
 from common.config.admission import AdmissionConfig
 from common.config.base import NAME_PATTERN, Section
 from common.config.liveness import LivenessConfig
+from common.config.observe import PricesConfig, TimelineConfig
 from common.config.reading import (
     default_run_dir,
     effective,
@@ -39,12 +40,14 @@ __all__ = [
     "LivenessConfig",
     "Mode",
     "ModelConfig",
+    "PricesConfig",
     "RemotePrefill",
     "RequestLimits",
     "RouterConfig",
     "Section",
     "SecurityConfig",
     "SimConfig",
+    "TimelineConfig",
     "WorkerConfig",
     "default_run_dir",
     "effective",

@@ -13,6 +13,7 @@ from msgspec import Meta, field
 from common.config.admission import AdmissionConfig
 from common.config.base import NAME_PATTERN, Count, Milliseconds, Port, Positive, Section
 from common.config.liveness import LivenessConfig
+from common.config.observe import PricesConfig, TimelineConfig
 from common.config.request_limits import RequestLimits
 from common.config.security import SecurityConfig
 from common.errors import ConfigError
@@ -212,6 +213,8 @@ class Config(Section, frozen=True):
     router: RouterConfig = RouterConfig()
     health: HealthConfig = HealthConfig()
     security: SecurityConfig = SecurityConfig()
+    timeline: TimelineConfig = TimelineConfig()
+    prices: PricesConfig = PricesConfig()
     prefill: dict[str, WorkerConfig] = field(default_factory=dict)
     decode: dict[str, WorkerConfig] = field(default_factory=dict)
 

@@ -35,6 +35,7 @@ from common.messages.parts import (
     KvCounts,
     KvHold,
     KvReport,
+    Leg,
     Load,
     Message,
     PriorityClass,
@@ -59,6 +60,7 @@ from common.messages.to_router import (
     Ended,
     Hello,
     Holding,
+    Journey,
     Leaving,
     Live,
     PairTrouble,
@@ -70,7 +72,7 @@ from common.messages.to_router import (
 
 WIRE_VERSION = 1
 
-GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Cancel
+GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Cancel | Journey
 WorkerToRouter = (
     Hello
     | Beat
@@ -112,11 +114,13 @@ __all__ = [
     "Hello",
     "Holding",
     "Introduce",
+    "Journey",
     "KeyLimits",
     "KvCounts",
     "KvHold",
     "KvReport",
     "Leaving",
+    "Leg",
     "Live",
     "Load",
     "Message",

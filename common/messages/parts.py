@@ -154,6 +154,16 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     started: bool = False
 
 
+class Leg(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of a request's way, as its gateway saw it. `name`: `intake` (head complete until
+    submitted), `held` (no router answered), `queue`, `placed` (until the first token), `decode`,
+    `recovery` (from the last token of a lost worker until submitted anew)."""
+
+    name: str
+    attempt: int
+    ms: float
+
+
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The right to take one request's KV from P once. Made by the router, sent to P and D together.
 

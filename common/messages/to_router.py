@@ -12,6 +12,7 @@ from common.messages.parts import (
     KvCounts,
     KvHold,
     KvReport,
+    Leg,
     Load,
     Message,
     Number,
@@ -122,6 +123,26 @@ class Cancel(Message, frozen=True):
     reason: str
 
 
+class Journey(Message, frozen=True):
+    """Gateway, once for every request that left it, save those that the router refused at once (it
+    knows all of those). `legs` follow each other without a gap and sum to the whole. `attempt`: the
+    last one. `outcome`: `ended`, `failed` (then `code`) or `closed` by the client. `ttft_ms`,
+    `itl_ms_max`: 0 = no token, or only one, came. `traceparent`: the client's, checked, or empty.
+    No answer; lost when no router answers."""
+
+    request_id: str
+    attempt: int
+    outcome: str
+    legs: tuple[Leg, ...]
+    code: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_ms: float = 0.0
+    itl_ms_max: float = 0.0
+    traceparent: str = ""
+
+
 class PrefillEnded(Message, frozen=True):
     """P: its part is computed (`error` empty) or failed. `elapsed_ms` from Prefill's arrival."""
 
@@ -134,14 +155,15 @@ class PrefillEnded(Message, frozen=True):
 
 
 class DecodeStarted(Message, frozen=True):
-    """D: first token made. `elapsed_ms` from Decode's arrival; `kv` None when nothing was
-    remote."""
+    """D: first token made. `elapsed_ms` from Decode's arrival; `kv` None when nothing was remote;
+    `kv_ms` from Decode's arrival until the remote KV was in place."""
 
     request_id: str
     attempt: Count
     elapsed_ms: Number
     cached_tokens: Count = 0
     kv: KvReport | None = None
+    kv_ms: float = 0.0
 
 
 class PrefixDelta(Message, frozen=True):

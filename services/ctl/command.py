@@ -10,7 +10,8 @@ from typing import Any
 from services.ctl.renderers import VERBS
 
 VALUED = ("--run-dir", "--config", "--timeout", "--router")
-SWITCHES = ("--json", "--queue", "--help", "-h")
+LISTS = ("--slow", "--failed", "--refused", "--recent")
+SWITCHES = ("--json", "--queue", *LISTS, "--help", "-h")
 TIMEOUT_SECONDS = 5.0
 
 
@@ -56,9 +57,8 @@ def parse(argv: list[str]) -> Command:
             words.append(word)
     command.json, command.help = "--json" in switches, bool(switches & {"--help", "-h"})
     if words:
-        command.verb, command.args = words[0], _args(words[0], words[1:])
-        if "--queue" in switches:
-            command.args["queue"] = True
+        command.verb = words[0]
+        command.args = _args(words[0], words[1:]) | _switched(switches)
     elif not command.help:
         raise UsageError("name a verb, for example: baton ctl status")
     return command
@@ -95,6 +95,13 @@ def _args(verb: str, words: list[str]) -> dict[str, Any]:
             takes = " ".join(positional).upper() or "no bare values"
             raise UsageError(f"{verb}: what is {word!r}? it takes {takes} and NAME=VALUE")
     return args
+
+
+def _switched(switches: set[str]) -> dict[str, Any]:
+    """The arguments that some switches are short for."""
+    args: dict[str, Any] = {"queue": True} if "--queue" in switches else {}
+    lists = [flag.removeprefix("--") for flag in LISTS if flag in switches]
+    return args | ({"list": lists[0]} if lists else {})
 
 
 def _value(text: str) -> str | int | bool:

@@ -30,6 +30,8 @@ Looks inside a running fleet, through its router's admin socket.
   requests [STATE]    what is queued and running now (also limit=N)
   explain ID          one request's timeline and why it went where it went;
                       the start of an id is enough
+  explain --slow      the slowest 1 % (by=ttft, by=tpot or by=total); --failed, --refused and
+                      --recent list those
   drain WORKER        place nothing new there, let it finish; again: how far it is
   resume WORKER       end a drain
   evict WORKER        drop what it holds, now (evict request=ID: one request)

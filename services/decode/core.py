@@ -57,6 +57,7 @@ class Stream:
     started: DecodeStarted | None = None
     emitted: int = 0
     kv: KvReport | None = None
+    kv_ms: float = 0.0
 
     @property
     def key(self) -> str:
@@ -174,7 +175,7 @@ class DecodeCore:
 
     def _stepped(self, batch: Batch, now: float) -> list[Action]:
         routed: dict[tuple[str, str], tuple[str, list[Delta]]] = {}
-        reports = [action for done in batch.kv_done for action in self._kv_done(done)]
+        reports = [action for done in batch.kv_done for action in self._kv_done(done, now)]
         for output in batch.outputs:
             stream = self._streams.get(output.key)
             if stream is None:
@@ -210,11 +211,11 @@ class DecodeCore:
     def _tell_started(stream: Stream) -> list[Action]:
         if stream.started is None:
             return []
-        started = msgspec.structs.replace(stream.started, kv=stream.kv)
+        started = msgspec.structs.replace(stream.started, kv=stream.kv, kv_ms=stream.kv_ms)
         stream.started = None
         return [ToRouter(started)]
 
-    def _kv_done(self, done: KvDone) -> list[Action]:
+    def _kv_done(self, done: KvDone, now: float) -> list[Action]:
         if done.side != "receive":
             return []
         actions: list[Action] = [ToRouter(_trouble(done))] if done.trouble else []
@@ -222,6 +223,8 @@ class DecodeCore:
         if stream is None:
             return actions
         stream.kv = done.report
+        in_place = now if stream.first_token is None else stream.first_token
+        stream.kv_ms = (in_place - stream.arrived) * 1000
         stream.awaits_report = False
         return actions + self._tell_started(stream)
 

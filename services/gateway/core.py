@@ -60,7 +60,7 @@ from services.gateway.refusals import (
 )
 from services.gateway.requests import Requests
 from services.gateway.streams.journal import Seen
-from services.gateway.streams.verdict import Verdict
+from services.gateway.streams.verdict import SPOKE, Verdict
 
 
 class Core:
@@ -101,6 +101,7 @@ class Core:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator. `now`: seconds, monotonic."""
+        self.requests.moment.now = now
         actions = self._react(event, now)
         if self.requests.broken:
             actions += self.requests.go_on(now)
@@ -132,7 +133,7 @@ class Core:
 
     def _stepped(self, event: Stepped, now: float) -> list[Action]:
         actions: list[Action] = []
-        entries, worker = self._table.entries, event.worker
+        entries, worker, itl = self._table.entries, event.worker, self.requests.tally.itl
         for delta in event.deltas:
             entry = entries.get(delta.request_id)
             if entry is None:
@@ -144,12 +145,17 @@ class Core:
             if entry.state is not State.STREAMING and delta.token_ids:
                 entry.call.timing.spoke(now)
             verdict = entry.stream.push(delta)
-            if verdict is Verdict.RUNNING:
-                if entry.state is not State.STREAMING:
-                    entry.move(State.STREAMING)
-            elif verdict is Verdict.DROPPED:
+            if verdict is Verdict.DROPPED:
                 self.counts.stale += 1
-            else:
+                continue
+            if verdict in SPOKE and delta.token_ids:
+                if entry.state is not State.STREAMING:
+                    entry.cached_tokens = entry.cached_tokens or delta.cached_tokens
+                    entry.move(State.STREAMING)
+                gap = entry.legs.token()
+                if gap:
+                    itl.observe(gap)
+            if verdict is not Verdict.RUNNING:
                 actions += self._last(entry, verdict)
         return actions
 

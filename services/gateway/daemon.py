@@ -38,6 +38,7 @@ from services.gateway.events import (
     Event,
     FromRouter,
     Note,
+    Report,
     Stepped,
     Tick,
     ToRouter,
@@ -241,6 +242,9 @@ class Gateway:
             case ToWorker(worker=worker, message=message):
                 if self._workers is not None:
                     self._workers.abort(worker, message)
+            case Report(journey=journey):
+                if self._router is not None:
+                    self._router.report(journey)
             case Note(event=event, sentence=sentence, request_id=request_id):
                 self._log.info(event, sentence=sentence, request_id=request_id or None)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from common.messages import Fleet, RequestBody, Submit
+from common.messages import Fleet, Journey, RequestBody, Submit
 from common.prefix import prefix_hashes
 from common.wire import pack_ids
 from services.gateway.api.kinds import Call
 from services.gateway.auth.caller import Caller
+from services.gateway.legs import DECODE, HELD, PLACED, QUEUE, RECOVERY, Legs
 from services.gateway.recovery import obstacle, rest_of
 from services.gateway.streams.answer import Hears, TokenStream
 
@@ -42,6 +43,9 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
+LEG_OF = {State.SUBMITTED: QUEUE, State.PLACED: PLACED, State.STREAMING: DECODE}
+
+
 class IllegalTransitionError(Exception):
     """A defect: the core moved a request in a way that `TRANSITIONS` does not have."""
 
@@ -53,7 +57,7 @@ class Entry:
     has not spoken is asked for again. `submitted`: a router may know it. `sent`: the attempt last
     submitted; `resubmitted`: more than once, so that two routers may have it. `deaths`: workers
     that were lost while it was theirs. `retry_at`: when it is submitted again after a refusal, 0 =
-    at once."""
+    at once. `legs`: where its time went. `cached_tokens`: prompt tokens that D did not compute."""
 
     call: Call
     stream: TokenStream
@@ -61,6 +65,7 @@ class Entry:
     caller: Caller
     hold_until: float
     deadline: float
+    legs: Legs
     state: State = State.HELD
     worker: bytes = b""
     submitted: bool = False
@@ -68,11 +73,33 @@ class Entry:
     resubmitted: bool = False
     deaths: frozenset[bytes] = frozenset()
     retry_at: float = 0.0
+    cached_tokens: int = 0
 
     def move(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
             raise IllegalTransitionError(f"{self.state.value} -> {state.value}")
+        if state not in TERMINAL:
+            waiting = HELD if self.state in WAITING and self.attempt == 1 else RECOVERY
+            self.legs.turn(LEG_OF.get(state, waiting), self.attempt)
         self.state = state
+
+    def journey(self, code: str) -> Journey:
+        """Its whole way, once it is over. `code`: why it failed."""
+        legs, call, journal = self.legs, self.call, self.stream.journal
+        first = legs.first_token
+        return Journey(
+            request_id=call.request_id,
+            attempt=self.attempt,
+            outcome=self.state.value,
+            code=code,
+            legs=legs.end(),
+            prompt_tokens=len(journal.prompt_ids),
+            completion_tokens=len(journal.emitted),
+            cached_tokens=self.cached_tokens,
+            ttft_ms=(first - legs.arrived) * 1000 if first else 0.0,
+            itl_ms_max=legs.gap_max * 1000,
+            traceparent=call.traceparent,
+        )
 
     @property
     def attempt(self) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.messages import Abort, Cancel, Delta, RequestBody, RouterToGateway, Submit
+from common.messages import (
+    Abort,
+    Cancel,
+    Delta,
+    Journey,
+    RequestBody,
+    RouterToGateway,
+    Submit,
+)
 from services.gateway.api.kinds import Call
 from services.gateway.auth.caller import ANONYMOUS, Caller
 from services.gateway.streams.answer import Hears, TokenStream
@@ -115,4 +123,11 @@ class Note:
     request_id: str = ""
 
 
-Action = ToRouter | ToWorker | Note
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A request is over: the router is told its whole way, should it be there."""
+
+    journey: Journey
+
+
+Action = ToRouter | ToWorker | Note | Report

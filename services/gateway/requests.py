@@ -1,8 +1,8 @@
 """A request's way through the gateway: opened, submitted, broken off and begun anew, ended once.
 
-`leave` is the only way out of the table, and where D and the router are told if they still work on
-it. What breaks off goes on as a new attempt (`recovery.py`) once the event that broke it has been
-handled: `go_on`.
+`leave` is the only way out of the table: there D and the router are told if they still work on it,
+and the router what way it went. What breaks off goes on as a new attempt (`recovery.py`) once the
+event that broke it has been handled: `go_on`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from common.messages import Abort, Cancel, Fleet
 from services.gateway import recovery
 from services.gateway.counts import Counts
 from services.gateway.entry import Entry, State
-from services.gateway.events import Action, Closed, Note, Opened, ToRouter, ToWorker
+from services.gateway.events import Action, Closed, Note, Opened, Report, ToRouter, ToWorker
+from services.gateway.legs import HELD, Legs, Moment
 from services.gateway.refusals import RETRY_SOON_MS, draining
 from services.gateway.table import Table
+from services.gateway.tally import Tally
 
 
 class Requests:
@@ -25,6 +27,8 @@ class Requests:
     def __init__(self, limits: GatewayConfig) -> None:
         self.table = Table(limits.max_streams)
         self.counts = Counts()
+        self.tally = Tally()
+        self.moment = Moment()
         self.owed: list[Cancel] = []
         self.broken: list[Entry] = []
         self.router_up = False
@@ -53,9 +57,13 @@ class Requests:
             caller=event.caller,
             hold_until=now + self._router_wait,
             deadline=now + call.deadline_ms / 1000 if call.deadline_ms else 0.0,
+            legs=Legs(self.moment, call.timing.arrived or now),
         )
         self.table.add(entry)
-        return [self.submit(entry, now)] if self.router_up else []
+        if self.router_up:
+            return [self.submit(entry, now)]
+        entry.legs.turn(HELD, 1)
+        return []
 
     def submit(self, entry: Entry, now: float) -> Action:
         entry.move(State.SUBMITTED)
@@ -89,6 +97,7 @@ class Requests:
         self, entry: Entry, state: State, reason: str, *, tell_worker: bool, tell_router: bool
     ) -> list[Action]:
         request_id, attempt = entry.call.request_id, entry.attempt
+        refused = entry.state is State.SUBMITTED and attempt == 1 and not tell_router
         entry.move(state)
         worker = self.table.remove(entry)
         actions: list[Action] = []
@@ -101,6 +110,10 @@ class Requests:
                 actions.append(ToRouter(cancel))
             elif entry.submitted and len(self.owed) < self.table.limit:
                 self.owed.append(cancel)
+        journey = entry.journey(reason if state is State.FAILED else "")
+        self.tally.left(journey, entry.caller.key_id)
+        if not refused or state is not State.FAILED:
+            actions.append(Report(journey))
         return actions
 
     def break_off(

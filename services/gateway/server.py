@@ -48,6 +48,7 @@ from services.gateway.http.guard import (
     error_response,
     reply_headers,
 )
+from services.gateway.http.reply import checked_trace
 from services.gateway.resumable import (
     RESUME_PATH,
     ResumableRoutes,
@@ -171,7 +172,13 @@ class HttpServer:
                 raise plain_refusal(route, error) from error
             refuse_to_resume(request, error.message)
             return await self._whole_api.answer(request, route, body, origin)
-        call = replace(call, session=origin.session, timing=origin.timing, timings=origin.timings)
+        call = replace(
+            call,
+            session=origin.session,
+            timing=origin.timing,
+            timings=origin.timings,
+            traceparent=origin.traceparent,
+        )
         caller = origin.caller
         if asks_to_resume(request, stream=call.stream):
             return await self.resumable.open(request, call, caller)
@@ -287,6 +294,7 @@ def _origin(request: web.Request) -> Origin:
         session=session_id(request.headers.get("x-session-id")),
         timing=request[TIMING],
         timings=wants_timings(request.headers.get("x-timings")),
+        traceparent=checked_trace(request.headers.get("traceparent")),
     )
 
 

@@ -20,6 +20,7 @@ from common.messages import (
     Fleet,
     Hello,
     Holding,
+    Journey,
     Leaving,
     Live,
     PairTrouble,
@@ -39,6 +40,7 @@ from services.router import (
     core_placing,
     core_rebuild,
     core_requests,
+    core_timeline,
     core_yielding,
 )
 from services.router.admission.measure import measure, ramp
@@ -98,7 +100,7 @@ class Core:
                 return core_peers.gone(self.tables, event.peer, event.reason, now)
             case Tick():
                 measure(self.tables, now)
-                return core_health.tick(self.tables, now)
+                return core_health.tick(self.tables, now) + core_timeline.tick(self.tables, now)
             case WorkerDrained() | WorkerEvicted() | RequestEvicted():
                 return core_operator.ordered(self.tables, event, now)
             case DrainStarted():
@@ -161,6 +163,8 @@ class Core:
                 return core_holding.live(self.tables, gateway, message, now)
             case Cancel() as message:
                 return core_requests.cancel(self.tables, gateway, message, now)
+            case Journey() as message:
+                core_timeline.told(self.tables, gateway, message, now)
             case _:
                 self.tables.counts.drop("wrong role")
         return []

@@ -20,7 +20,7 @@ from common.messages import (
     Refused,
     Submit,
 )
-from services.router import core_pairs
+from services.router import core_pairs, core_timeline
 from services.router.admission import admit, cost
 from services.router.admission.admit import Refusal
 from services.router.estimators import learning
@@ -359,6 +359,7 @@ def leave(
     tables.freed = True
     _count(tables, state)
     (tables.refusals if state is TryState.REFUSED else tables.history).add(each)
+    core_timeline.over(tables, each, now)
 
 
 def _settle(tables: Tables, each: Try, *, served: bool) -> None:

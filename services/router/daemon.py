@@ -43,10 +43,12 @@ from services.router.events import (
     Event,
     PeerGone,
     Received,
+    Recorded,
     Send,
     Tick,
 )
 from services.router.settings import from_config
+from services.router.telling import Telling
 
 PULSE_SECONDS = 0.2
 CHECK_EVERY_PULSES = 50
@@ -72,6 +74,7 @@ class Router:
             Role.DECODE: Decoder(WorkerToRouter),
         }
         self._dropped: dict[str, int] = {}
+        self._telling = Telling(config, name, clock, log)
         self._events: deque[Event] = deque()
         self._curve = open_curve(config, log)
         self._control: Socket | None = None
@@ -115,6 +118,7 @@ class Router:
                 self._log.warning("router.drain_timeout", queued=left, sentence=sentence)
         self._handle(DrainExpired())
         await asyncio.sleep(LAST_WORDS_SECONDS)
+        await self._telling.close()
         for socket in (self._control, self._admin):
             if socket is not None:
                 socket.close()
@@ -140,6 +144,9 @@ class Router:
             self._emptied.set()
 
     def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Recorded):
+            self._telling.add(action.record)
+            return
         if not isinstance(action, Send):
             if action.level != "debug" or self._verbose:
                 write = {
@@ -210,6 +217,7 @@ class Router:
             self._handle(Tick())
             for peer in self._core.peers():
                 self._send(peer, ping)
+            self._telling.flush()
             pulses += 1
             if pulses % CHECK_EVERY_PULSES == 0 and not self._core.tables.tries:
                 self._core.check_invariants()

@@ -6,7 +6,7 @@ A peer is named by its ZeroMQ identity `name|incarnation`, as text.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from common.messages import KeyLimits, Message, ToRouter
 from services.router.admission.limits import Limits
@@ -128,4 +128,11 @@ class Note:
     fields: dict[str, object] = field(default_factory=dict)
 
 
-Action = Send | Note
+@dataclass(slots=True)
+class Recorded:
+    """A request is over, and this is its timeline (`timeline/record.py`)."""
+
+    record: dict[str, Any]
+
+
+Action = Send | Note | Recorded

@@ -19,6 +19,7 @@ from services.router.placing import Placing
 from services.router.records import Counts, Gateway, Key, Try, Worker
 from services.router.settings import Settings
 from services.router.state import ON_WORKER, TERMINAL, TryState, WorkerState
+from services.router.timeline.recorder import Recorder
 from services.router.waiting import Waiting
 
 FENCED_MAX = 256
@@ -63,6 +64,7 @@ class Tables:
         self.waiting = Waiting(settings.max_queue, settings.queue_bytes_max, settings.admission)
         self.history = History(settings.history)
         self.refusals = History(settings.history)
+        self.recorder = Recorder(settings.history)
         self.drain_rate = DrainRate()
         self.estimates = Estimates(settings.admission)
         self.placing = Placing(settings)
@@ -117,6 +119,7 @@ class Tables:
         self.placing.check_invariants()
         self.history.check_invariants()
         self.refusals.check_invariants()
+        self.recorder.check_invariants()
         assert len(self.fenced) <= FENCED_MAX
         queued = {each.key for each in self.waiting}
         on_worker = 0

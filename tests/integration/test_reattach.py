@@ -64,11 +64,12 @@ def begin(client: httpx.Client, events_max: int = 1_000_000) -> Read:
     return got
 
 
-def finish(client: httpx.Client, got: Read) -> None:
+def finish(client: httpx.Client, got: Read) -> Read:
     headers = {"Last-Event-ID": str(got.last)}
     with client.stream("GET", f"/v1/streams/{got.stream}", headers=headers) as response:
         assert response.status_code == 200, response.read()
         got.read(response)
+    return got
 
 
 def test_a_stream_is_read_in_three_pieces_while_its_worker_is_killed(two_decodes: Fleet) -> None:
@@ -83,9 +84,9 @@ def test_a_stream_is_read_in_three_pieces_while_its_worker_is_killed(two_decodes
             "the stream goes on without a client",
             lambda: "request.recovered" in two_decodes.log("g0"),
         )
-        finish(client, got)
-    assert got.done
-    assert got.text == undisturbed.text
-    assert got.usage == undisturbed.usage
-    assert got.usage["completion_tokens"] == 300
+        whole = finish(client, got)
+    assert whole.done
+    assert whole.text == undisturbed.text
+    assert whole.usage == undisturbed.usage
+    assert whole.usage["completion_tokens"] == 300
     assert not two_decodes.ctl("requests")

@@ -29,7 +29,8 @@ class Call:
     `deadline_ms`: remaining time in which the first token is wanted, 0 = none. `session`: the
     client's x-session-id. `local_reason`: why D must compute the prompt itself, empty = it need
     not. `priority`: the class that the client wants, None = its key's. `timing`: of the HTTP
-    request that it is for; `timings`: the client wants to see it in the answer."""
+    request that it is for; `timings`: the client wants to see it in the answer. `traceparent`: the
+    client's, empty when it gave none."""
 
     kind: Kind
     request_id: str
@@ -49,6 +50,7 @@ class Call:
     priority: PriorityClass | None = None
     timing: Timing = field(default_factory=Timing, compare=False)
     timings: bool = False
+    traceparent: str = ""
 
     @property
     def response_id(self) -> str:

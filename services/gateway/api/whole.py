@@ -25,7 +25,7 @@ from services.gateway.streams.timing import Timing
 class Origin:
     """What an HTTP request says beside its body. `request_id`: of the first call it makes; further
     ones are `request_id-1` and so on. `deadline_ms`: 0 = none. `timings`: the client wants to see
-    `timing` in the answer."""
+    `timing` in the answer. `traceparent`: empty when the client gave none."""
 
     request_id: str
     caller: Caller = ANONYMOUS
@@ -33,6 +33,7 @@ class Origin:
     session: str = ""
     timing: Timing = field(default_factory=Timing, compare=False)
     timings: bool = False
+    traceparent: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -9,21 +9,28 @@ that `baton ctl explain` knows, so that a trace leads there.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
+
+from common.trace import span_id
 
 TRACE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 NOTHING = frozenset({"0" * 32, "0" * 16})
 
 
-def traceparent(given: str | None, request_id: str) -> str | None:
-    """Ours, as a child of the client's; None where it gave none or one that is not W3C's."""
+def checked_trace(given: str | None) -> str:
+    """The client's, or empty where it gave none or one that is not W3C's."""
     match = TRACE.fullmatch(given) if given is not None else None
-    if match is None or NOTHING & set(match.groups()):
+    return "" if given is None or match is None or NOTHING & set(match.groups()) else given
+
+
+def traceparent(given: str | None, request_id: str) -> str | None:
+    """Ours, as a child of the client's; None where that is of no use."""
+    trace = checked_trace(given)
+    if not trace:
         return None
-    span = hashlib.sha256(request_id.encode()).hexdigest()[:16]
-    return f"00-{match[1]}-{span}-{match[3]}"
+    version, trace_id, _, flags = trace.split("-")
+    return f"{version}-{trace_id}-{span_id(request_id)}-{flags}"
 
 
 def server_timing(name: str, phases: Mapping[str, float]) -> str:

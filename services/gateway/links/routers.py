@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from common.clock import Clock
 from common.log import Logger
-from common.messages import Cancel, Fleet, Hello, Live, Message, Placed
+from common.messages import Cancel, Fleet, Hello, Journey, Live, Message, Placed
 from common.sockets import Dial
 from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
 from services.gateway.links.router import RouterLink
@@ -87,6 +87,11 @@ class RouterLinks:
                     link.send(message)
         elif self._used is not None:
             self._used.send(message, body)
+
+    def report(self, journey: Journey) -> None:
+        """To the router in use; lost when there is none, for nothing depends on it."""
+        if self._used is not None:
+            self._used.send(journey)
 
     def tick(self) -> None:
         """Judges silence. If all are silent, the fault is likelier ours."""

@@ -30,6 +30,10 @@ class Timing:
         self._placed: float | None = None
         self._spoke: float | None = None
 
+    @property
+    def arrived(self) -> float:
+        return self._arrived
+
     def opened(self, now: float) -> None:
         if self._opened is None:
             self._opened = now

@@ -15,3 +15,7 @@ class Verdict(enum.Enum):
     STOPPED = "stopped"
     ERROR = "error"
     BROKEN = "broken"
+
+
+SPOKE = frozenset({Verdict.RUNNING, Verdict.FINISHED, Verdict.STOPPED})
+"""The delta's tokens were taken."""

@@ -196,6 +196,7 @@ class FleetClient(EngineClient):
             local_reason="prompt_logprobs" if sampling.prompt_logprobs is not None else "",
             priority=priority_class(request.priority),
             timing=asking.origin.timing,
+            traceparent=asking.origin.traceparent,
         )
 
     # ------------------------------------------------------------ the rest of an EngineClient

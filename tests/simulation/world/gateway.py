@@ -28,6 +28,7 @@ from services.gateway.events import (
     FromRouter,
     Note,
     Opened,
+    Report,
     RouterDown,
     RouterUp,
     Stepped,
@@ -177,6 +178,9 @@ class GatewayProcess(Process):
                 identity = worker.decode()
                 if identity in self._peers and not self.answer("stream", identity, message):
                     self._lose(identity)
+            case Report(journey=journey):
+                if self._up:
+                    self._router.send(journey)
             case Note():
                 pass
 

@@ -7,7 +7,7 @@ from collections import deque
 from common.config import AdmissionConfig
 from common.messages import Message, Role
 from services.router.core import Core
-from services.router.events import Event, PeerGone, Received, Send, Tick
+from services.router.events import Event, Note, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Process
@@ -68,7 +68,7 @@ class RouterProcess(Process):
                 if isinstance(action, Send):
                     if not self.answer("control", action.peer, action.message, action.body):
                         self._events.append(PeerGone(action.peer, "its connection closed"))
-                elif action.event in ("worker.lost", "gateway.lost"):
+                elif isinstance(action, Note) and action.event in ("worker.lost", "gateway.lost"):
                     self.clock.note(f"{self.name}: {action.sentence}")
             self._events.popleft()
             self._check()

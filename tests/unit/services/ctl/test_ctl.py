@@ -43,6 +43,34 @@ ATTEMPT = {
     ],
     "sentences": ["queued for 25.0 ms", "ended (length) with 8 tokens"],
 }
+TIMELINE = {
+    "outcome": "ended",
+    "total_ms": 100.0,
+    "ttft_ms": 80.0,
+    "tpot_ms": 4.25,
+    "completion_tokens": 8,
+    "moves": 0,
+    "phases": [
+        {"phase": "prefill", "attempt": 1, "worker": "p0", "start_ms": 0.0, "ms": 75.0},
+        {"phase": "transfer", "attempt": 1, "worker": "p0>d0", "start_ms": 75.0, "ms": 25.0},
+    ],
+}
+SLOW = {
+    "request_id": "abc",
+    "outcome": "ended",
+    "code": "",
+    "sentence": "",
+    "ago_ms": 5000,
+    "total_ms": 100.0,
+    "ttft_ms": 80.0,
+    "tpot_ms": 4.25,
+    "prompt_tokens": 40,
+    "completion_tokens": 8,
+    "longest_phase": "prefill",
+    "longest_worker": "p0",
+    "longest_ms": 75.0,
+}
+LATE = {"outcome": "failed", "code": "draining", "sentence": "the router is stopping"}
 STATUS = {
     "ready": False,
     "reason": "none of 1 known decode workers is ready",
@@ -131,6 +159,7 @@ def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         (["status"], "status", {}),
         (["explain", "abc"], "explain", {"id": "abc"}),
         (["explain", "id=abc"], "explain", {"id": "abc"}),
+        (["explain", "--slow", "by=ttft"], "explain", {"list": "slow", "by": "ttft"}),
         (["explain", "a=b="], "explain", {"a": "b="}),
         (["explain", "req-1=2"], "explain", {"id": "req-1=2"}),
         (["requests", "queued", "limit=5"], "requests", {"state": "queued", "limit": 5}),
@@ -245,6 +274,14 @@ def test_json_is_the_result_as_it_is(
             {"request_id": "abc", "attempts": [ATTEMPT]},
             ["request abc", "ended (length)", "75.0 ms so far", "- queued for 25.0 ms", "0.1 2"],
         ),
+        (
+            ["explain", "abc"],
+            {"request_id": "abc", "attempts": [ATTEMPT], "timeline": TIMELINE},
+            ["ended after 100.00 ms", "most of it, 75%: prefill on p0", "p0>d0", "##########|"],
+        ),
+        (["explain", "--slow"], [SLOW], ["MOST OF IT", "abc", "prefill on p0: 75 ms", "4.2 ms"]),
+        (["explain", "--failed"], [SLOW | LATE], ["draining", "the router is stopping"]),
+        (["explain", "--failed"], [], ["none is kept"]),
         (["policy"], POLICY, ["remote prefill  auto", "*  cost", "round_robin  each in turn"]),
         (["help"], [HELP], ["explain id", "a timeline"]),
         (["newverb"], {"x": 1}, ['"x": 1']),

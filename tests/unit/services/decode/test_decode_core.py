@@ -149,7 +149,7 @@ def test_a_report_that_comes_after_the_first_token_is_waited_for_but_the_tokens_
     assert to_router(first) == []
     (started,) = to_router(bench(Batch(kv_done=[MOVED]), 2.5))
     assert started == DecodeStarted(
-        request_id="r", attempt=1, elapsed_ms=1000.0, cached_tokens=7, kv=REPORT
+        request_id="r", attempt=1, elapsed_ms=1000.0, cached_tokens=7, kv=REPORT, kv_ms=1000.0
     )
     assert to_router(bench(Batch(kv_done=[MOVED]), 3.0)) == []
 

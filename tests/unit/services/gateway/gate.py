@@ -6,7 +6,7 @@ from typing import Any
 
 from common.config import GatewayConfig
 from common.errors import BatonError
-from common.messages import Delta, Placed, Sampling
+from common.messages import Delta, Journey, Placed, Sampling
 from common.model.byte_tokenizer import build_tokenizer
 from services.gateway.api.kinds import Call, Kind
 from services.gateway.core import Core
@@ -15,6 +15,7 @@ from services.gateway.events import (
     Event,
     FromRouter,
     Opened,
+    Report,
     RouterUp,
     Stepped,
     ToRouter,
@@ -42,20 +43,22 @@ class Once(Collected):
 
 
 class Gate:
-    """One core and the answers of its requests, by id."""
+    """One core, the answers of its requests by id, and the ways of those that are over."""
 
     def __init__(self, *, up: bool = True, max_streams: int = 100, **limits: Any) -> None:
         limits = {"recovery": False, "router_wait_ms": WAIT_MS} | limits
         self.core = Core(GatewayConfig(max_streams=max_streams, **limits))
         self.now = 0.0
         self.answers: dict[str, Once] = {}
+        self.journeys: list[Journey] = []
         if up:
             self.do(RouterUp())
 
     def do(self, event: Event) -> list[Action]:
         actions = self.core.handle(event, self.now)
         self.core.check_invariants()
-        return actions
+        self.journeys += [action.journey for action in actions if isinstance(action, Report)]
+        return [action for action in actions if not isinstance(action, Report)]
 
     def open(
         self, request_id: str = "r", *, stop: str = "", deadline_ms: float = 0

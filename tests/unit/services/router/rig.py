@@ -138,8 +138,12 @@ class Rig:
         *,
         peer: str = "d0|1",
         kv: KvReport | None = MOVED,
+        kv_ms: float = 0.0,
     ) -> None:
-        self.say(peer, DecodeStarted(request_id=request_id, attempt=attempt, elapsed_ms=5.0, kv=kv))
+        started = DecodeStarted(
+            request_id=request_id, attempt=attempt, elapsed_ms=5.0, kv=kv, kv_ms=kv_ms
+        )
+        self.say(peer, started)
 
     def ended(
         self, request_id: str = "r1", attempt: int = 1, *, peer: str = "d0|1", error: str = ""

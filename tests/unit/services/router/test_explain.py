@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.errors import BatonError
-from common.messages import KvReport, Load
+from common.messages import Journey, KvReport, Leg, Load
 from services.router.admin.registry import VERBS
 from services.router.admin.verb import View, checked
 from tests.unit.services.router.rig import Rig, standard
@@ -19,6 +19,9 @@ def ask(rig: Rig, name: str, **args: Any) -> Any:
 
 def story(rig: Rig, attempt: int = 0) -> str:
     return "\n".join(ask(rig, "explain", id="r1")["attempts"][attempt]["sentences"])
+
+
+WAY = (Leg("queue", 1, 50.0), Leg("placed", 1, 250.0))
 
 
 def test_the_whole_story_of_a_handoff() -> None:
@@ -123,6 +126,39 @@ def test_workers_are_listed_by_role_and_name() -> None:
     assert rows[2]["kv_used"] == 0.5
     rig.gone("a|1")
     assert ask(rig, "workers", role="decode")[0]["state"] == "gone"
+
+
+def test_the_flight_recorder_is_listed_and_outlives_the_history() -> None:
+    rig = standard(history=1)
+    rig.submit()
+    rig.now += 0.3
+    rig.started()
+    rig.ended()
+    rig.say("g0|1", Journey(request_id="r1", attempt=1, outcome="ended", legs=WAY))
+    rig.tick()
+    rig.submit("big", prompt=5000)
+    rig.submit("next")
+    rig.ended("next")
+    rig.tick()
+    (slow,) = ask(rig, "explain", list="slow")
+    assert (slow["request_id"], slow["slow_by"]) == ("r1", ["total_ms"])
+    assert (slow["longest_phase"], slow["longest_ms"]) == ("first_token", 300.0)
+    (refused,) = ask(rig, "explain", list="refused")
+    assert refused["code"] == "context_length_exceeded"
+    assert ask(rig, "explain", list="failed") == []
+    told = ask(rig, "explain", id="r1")
+    assert told["timeline"]["total_ms"] == 300.0
+    assert told["attempts"][0]["decode"] == "d0"
+
+
+def test_a_request_that_just_ended_has_its_timeline_at_once() -> None:
+    rig = standard()
+    rig.submit()
+    assert ask(rig, "explain", id="r1")["timeline"] == {}
+    rig.started()
+    rig.ended()
+    rig.say("g0|1", Journey(request_id="r1", attempt=1, outcome="ended", legs=WAY))
+    assert ask(rig, "explain", id="r1")["timeline"]["total_ms"] == 300.0
 
 
 def test_unknown_ids_are_not_found() -> None:

@@ -103,6 +103,12 @@ class Requests:
                 self.owed.append(cancel)
         return actions
 
+    def can_move(self, entry: Entry) -> bool:
+        """Whether another worker could go on with it exactly."""
+        return self._recovers and not recovery.obstacle(
+            entry.call.sampling, len(entry.stream.journal.emitted)
+        )
+
     def break_off(
         self, entry: Entry, error: BatonError, *, tell_worker: bool, tell_router: bool
     ) -> list[Action]:

@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 
 from common.errors import WireError
 from common.kv.handoff.desk import Peer
-from common.kv.messages import KvAbort, KvCredit, KvHello, KvPeer, KvReady, KvRefused, KvReleased
+from common.kv.messages import (
+    KvAbort,
+    KvCredit,
+    KvHello,
+    KvPeer,
+    KvPing,
+    KvPong,
+    KvReady,
+    KvRefused,
+    KvReleased,
+)
 from common.kv.ucx import Link
 from common.messages import WIRE_VERSION
 from common.wire import Decoder, encode
@@ -68,7 +78,8 @@ class Identity:
 
 class Channel:
     """Protocol messages over one link. `on_open` gets the peer once, `on_message` what follows,
-    `on_closed` a sentence and whether the peer refused us for good; after it nothing comes."""
+    `on_closed` a sentence and whether the peer refused us for good; after it nothing comes.
+    `spoke`: something came since it was last set to False (`pulse.py`)."""
 
     def __init__(
         self,
@@ -84,6 +95,7 @@ class Channel:
         self.link = link
         self.peer: Peer | None = None
         self.closed = False
+        self.spoke = False
         self._identity = identity
         self._on_open = on_open
         self._on_message = on_message
@@ -155,8 +167,13 @@ class Channel:
         self._heard(message)
 
     def _heard(self, message: KvPeer) -> None:
+        self.spoke = True
         if isinstance(message, KvHello):
             self._hello(message)
+        elif isinstance(message, KvPing):
+            self.tell(KvPong())
+        elif isinstance(message, KvPong):
+            pass
         elif self.peer is not None:
             self._on_message(self, message)
         elif isinstance(message, KvRefused):

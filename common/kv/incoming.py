@@ -4,7 +4,8 @@ Theory of operation: one channel per P address, opened at need and kept. Everyth
 thread. A message is received into staging, checked against what was asked, and only then copied to
 the engine's blocks, by the receiver whose transfer is still the current one. An ended handoff can
 leave receives that P still owes an answer; their buffers stay out of the pool until it comes, and a
-P that does not answer in `ORPHAN_S` loses the link, which completes them.
+P that does not answer in `ORPHAN_S` loses the link, which completes them. While a fetch waits, its
+P is asked whether it is there (`pulse.py`).
 """
 
 from __future__ import annotations
@@ -39,15 +40,16 @@ from common.kv.handoff.words import (
     Tick,
 )
 from common.kv.layout import KvMemory
-from common.kv.messages import KvRefused
+from common.kv.messages import KvPing, KvRefused
 from common.kv.packing import Packing
 from common.kv.plan import Plan, shape_of
+from common.kv.pulse import Look, Pulse
 from common.kv.ranks import address_of
 from common.kv.staging import Buffer, Staging
 from common.kv.ucx import Link, data_tag
 from common.messages import KvHold, KvReport, Ticket
 
-CONNECT_S = 2.0
+CONNECT_S = 1.5
 ORPHAN_S = 5.0
 OnEnded = Callable[[Ticket, KvReport, Ended], None]
 Open = Callable[[str], Link]
@@ -68,6 +70,7 @@ class _Way:
 
     channel: Channel
     deadline: float
+    pulse: Pulse
     waiting: list[Key] = field(default_factory=list)
     lanes: tuple[str, ...] = ()
 
@@ -131,9 +134,23 @@ class Incoming:
         for way in list(self._ways.values()):
             if way.channel.peer is None and way.deadline <= now:
                 way.channel.close("no connection within the time limit")
+        self._feel(now)
         for (transfer, _), (channel, until) in list(self._owed.items()):
             if transfer not in self._by_transfer and until <= now:
                 channel.close("granted messages were never answered")
+
+    def _feel(self, now: float) -> None:
+        """Whether those that something is awaited from are there."""
+        awaited = {each.channel.id for each in self._fetches.values() if each.channel is not None}
+        for way in list(self._ways.values()):
+            channel = way.channel
+            if channel.peer is None or channel.id not in awaited:
+                continue
+            look, channel.spoke = way.pulse.look(now, spoke=channel.spoke), False
+            if look is Look.ASK:
+                channel.tell(KvPing())
+            elif look is Look.LOST:
+                channel.close("it does not answer")
 
     def holds(self, now: float) -> list[KvHold]:
         block_bytes = self._shape.block_bytes
@@ -194,7 +211,8 @@ class Incoming:
                 on_closed=lambda gone, why, refused: self._gone(address, gone, why, refused),
             )
             self._channels[peer_id] = channel
-            way = self._ways[address] = _Way(channel, self._clock() + CONNECT_S)
+            now = self._clock()
+            way = self._ways[address] = _Way(channel, now + CONNECT_S, Pulse(now))
         return way
 
     def _opened(self, address: str) -> None:
@@ -312,6 +330,7 @@ class Incoming:
             elif arrival.verdict is Verdict.OK:
                 self._tally.stale += 1
             self._staging.give(buffer)
+            channel.spoke = True
             if error is not None:
                 channel.close(f"a receive failed in the transport: {error}")
 

@@ -71,6 +71,16 @@ class KvRefused(Message, frozen=True):
     message: str
 
 
+class KvPing(Message, frozen=True):
+    """D to P, when D waits for something and P has said nothing for a while: are you there? A
+    stopped process and a network that swallows packets close no connection. Answered by `KvPong`
+    at once."""
+
+
+class KvPong(Message, frozen=True):
+    """P to D: I am."""
+
+
 # ---------------------------------------------------------------- worker daemon <-> its KV thread
 
 
@@ -123,6 +133,6 @@ class KvStatus(Message, frozen=True):
     lanes: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
-KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused
+KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused | KvPing | KvPong
 DaemonToKv = KvRelease | KvConnect
 KvToDaemon = KvListening | KvDone | KvStatus

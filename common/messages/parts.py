@@ -103,7 +103,7 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: bytes
     sampling: Sampling
     cache_salt: str | None = None
-    emitted: int = 0
+    emitted: Count = 0
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):

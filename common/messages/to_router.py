@@ -97,7 +97,9 @@ class Submit(Message, frozen=True):
     client's `x-session-id`. `local_reason`: why D must compute the prompt itself (prompt_logprobs),
     empty = it need not. `prefix_hashes`: 8 bytes for each leading whole block of the prompt
     (`common.prefix`), salted by tenant, for placement by prefix; may be cut short. `resumable`: its
-    gateway can go on with it elsewhere after tokens were streamed, so that it may be preempted."""
+    gateway can go on with it elsewhere after tokens were streamed, so that it may be preempted.
+    `left`: identity of the D that the attempt before ran on and that stopped speaking, else
+    empty; it is placed there again only if there is no other."""
 
     request_id: str
     attempt: Count
@@ -112,6 +114,7 @@ class Submit(Message, frozen=True):
     local_reason: str = ""
     prefix_hashes: bytes = b""
     resumable: bool = False
+    left: str = ""
 
 
 class Cancel(Message, frozen=True):

@@ -59,6 +59,7 @@ from services.gateway.refusals import (
     with_last_known,
 )
 from services.gateway.requests import Requests
+from services.gateway.stalls import Stalls
 from services.gateway.streams.journal import Seen
 from services.gateway.streams.verdict import SPOKE, Verdict
 
@@ -70,6 +71,7 @@ class Core:
         self.requests = Requests(limits)
         self._table = self.requests.table
         self._router_wait = limits.router_wait_ms / 1000
+        self._stalls = Stalls()
 
     @property
     def counts(self) -> Counts:
@@ -133,6 +135,7 @@ class Core:
 
     def _stepped(self, event: Stepped, now: float) -> list[Action]:
         actions: list[Action] = []
+        self._stalls.heard(event.worker, now)
         entries, worker, itl = self._table.entries, event.worker, self.requests.tally.itl
         for delta in event.deltas:
             entry = entries.get(delta.request_id)
@@ -222,7 +225,7 @@ class Core:
             entry.move(State.SUBMITTED)
         entry.move(State.PLACED)
         entry.call.timing.placed(now)
-        entry.hold_until = now + self._router_wait
+        entry.hold_until, entry.left = now + self._router_wait, ""
         self._table.assign(entry, f"{placed.decode}|{placed.decode_incarnation}".encode())
 
     def _refused(self, refused: Refused, now: float) -> list[Action]:
@@ -294,6 +297,7 @@ class Core:
         """On a new connection, streams that had spoken on the earlier one are lost; those merely
         placed may be about to begin on this one."""
         entries = self._table.of_worker(event.worker)
+        self._stalls.forget(event.worker)
         if isinstance(event, WorkerGone):
             for entry in entries:
                 if entry.state in WAITING:
@@ -321,12 +325,29 @@ class Core:
             case Tick():
                 actions = self._expire_held(now)
                 again = self._ask_again(now) + self._submit_held(now) if self.router_up else []
-                return actions + again
+                return actions + again + self._leave_silent(now)
             case DrainStarted():
                 self.requests.draining = True
                 return []
             case DrainExpired():
                 return self._expire_drain()
+
+    def _leave_silent(self, now: float) -> list[Action]:
+        """What can go on elsewhere leaves a worker that has stopped speaking; the rest waits."""
+        ready = self.fleet.decode_ready if self.fleet is not None else 0
+        actions: list[Action] = []
+        for worker, seconds in self._stalls.silent(self._table.streaming_workers(), ready, now):
+            self._stalls.forget(worker)
+            name = worker.split(b"|", 1)[0].decode(errors="replace")
+            sentence = f"decode worker {name} said nothing for {seconds:.1f} s"
+            for entry in self._table.of_worker(worker):
+                if self.requests.can_move(entry):
+                    entry.left = worker.decode(errors="replace")
+                    error = BatonError(Code.STREAM_INTERRUPTED, sentence)
+                    actions += self.requests.break_off(
+                        entry, error, tell_worker=True, tell_router=True
+                    )
+        return actions
 
     def _ask_again(self, now: float) -> list[Action]:
         silent = self._table.silent(now)

@@ -57,7 +57,8 @@ class Entry:
     has not spoken is asked for again. `submitted`: a router may know it. `sent`: the attempt last
     submitted; `resubmitted`: more than once, so that two routers may have it. `deaths`: workers
     that were lost while it was theirs. `retry_at`: when it is submitted again after a refusal, 0 =
-    at once. `legs`: where its time went. `cached_tokens`: prompt tokens that D did not compute."""
+    at once. `legs`: where its time went. `cached_tokens`: prompt tokens that D did not compute.
+    `left`: the worker that it left because nothing came from it, until it is placed."""
 
     call: Call
     stream: TokenStream
@@ -74,6 +75,7 @@ class Entry:
     deaths: frozenset[bytes] = frozenset()
     retry_at: float = 0.0
     cached_tokens: int = 0
+    left: str = ""
 
     def move(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -128,6 +130,7 @@ class Entry:
             priority=caller.bounded(call.priority),
             session=call.session,
             local_reason=call.local_reason,
+            left=self.left,
             resumable=not obstacle(call.sampling, 1, fleet),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, body.cache_salt),
         )

@@ -116,6 +116,11 @@ class Requests:
             actions.append(Report(journey))
         return actions
 
+    def can_move(self, entry: Entry) -> bool:
+        """Whether another worker could go on with it exactly."""
+        emitted = len(entry.stream.journal.emitted)
+        return self._recovers and not recovery.obstacle(entry.call.sampling, emitted, self.fleet)
+
     def break_off(
         self, entry: Entry, error: BatonError, *, tell_worker: bool, tell_router: bool
     ) -> list[Action]:

@@ -42,6 +42,10 @@ class Table:
         """Those that stream something now."""
         return list(self._of_worker)
 
+    def streaming_workers(self) -> set[bytes]:
+        """Those that have spoken of a stream that is not over."""
+        return {e.worker for e in self.entries.values() if e.state is State.STREAMING}
+
     def silent(self, now: float) -> list[Entry]:
         """Placed, and not heard of by `hold_until`."""
         entries = self.entries.values()

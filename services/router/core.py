@@ -156,7 +156,8 @@ class Core:
             case _ if gateway.gone:
                 self.tables.counts.drop("gone peer")
             case Submit() as message:
-                actions = core_requests.submit(self.tables, gateway, message, event.body, now)
+                actions = core_health.left(self.tables, gateway, message.left, now)
+                actions += core_requests.submit(self.tables, gateway, message, event.body, now)
                 self.tables.freed |= len(self.tables.waiting) <= self.tables.waiting.look_past
                 return actions
             case Live() as message:

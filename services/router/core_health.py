@@ -68,6 +68,16 @@ def watch_engine(tables: Tables, worker: Worker, now: float) -> list[Action]:
     return actions
 
 
+def left(tables: Tables, gateway: Gateway, identity: str, now: float) -> list[Action]:
+    """A gateway hears nothing of a D whose streams it had. That alone may be the gateway's fault;
+    with a Beat missing here too, it is doubted sooner than by silence alone."""
+    worker = tables.workers.get(identity)
+    if worker is None or now - worker.last_seen <= _suspect_after(tables) / 2:
+        return []
+    reason = f"silent for {now - worker.last_seen:.1f} s, and {gateway.name} hears no tokens of it"
+    return _suspect(tables, worker, reason, now)
+
+
 def tick(tables: Tables, now: float) -> list[Action]:
     """Judges silence."""
     gap, tables.last_tick = now - tables.last_tick, now

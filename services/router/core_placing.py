@@ -55,7 +55,10 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
             passed.append(each)
             continue
         known = _known(tables, each, now, any_prefill=bool(prefills))
-        choice = placement.place(each.ask, decodes, prefills, tables.placing.policy, known)
+        others = [view for view in decodes if view.identity != each.avoid] if each.avoid else []
+        choice = placement.place(
+            each.ask, others or decodes, prefills, tables.placing.policy, known
+        )
         if isinstance(choice, Placement):
             for earlier in passed:
                 earlier.passed_by += 1

@@ -78,6 +78,7 @@ def submit(
         tenant=message.tenant,
         priority=message.priority,
         resumable=message.resumable,
+        avoid=message.left,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )
     admit.price(tables, each, message)

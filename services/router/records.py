@@ -38,9 +38,10 @@ class Try:
     """One attempt of one request, and its timeline. Instants are the core's `now`.
 
     `prefill_open`: P may still hold something for it. `body` is kept only while queued. `batch`:
-    streams that D decoded when this one began. `output_tokens`, `cost`: predicted
-    (`admission/cost.py`). `start_by`: when it is too late to place it; 0 = never. `adopted`: a
-    worker was found holding it; another router placed it, or this one before a restart.
+    streams that D decoded when this one began. `avoid`: identity of a D that it has left.
+    `output_tokens`, `cost`: predicted (`admission/cost.py`). `start_by`: when it is too late to
+    place it; 0 = never. `adopted`: a worker was found holding it; another router placed it, or this
+    one before a restart.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class Try:
     tenant: str = ""
     priority: PriorityClass = PriorityClass.STANDARD
     resumable: bool = False
+    avoid: str = ""
     limits: KeyLimits | None = None
     weight: float = 1.0
     output_tokens: int = 0

@@ -16,7 +16,7 @@ from common.errors import WireError
 from common.kv import ucx
 from common.kv.control import HEAD_BYTES, unpack
 from common.kv.digest import HEADER_BYTES, INDEX_BITS
-from common.kv.messages import KvHello, KvPeer, KvReady
+from common.kv.messages import KvHello, KvPeer, KvPing, KvPong, KvReady
 from common.wire import Decoder
 from tests.faults.plan import DATA, Fault
 
@@ -173,8 +173,8 @@ class Shim:
             message = self._decoder.decode(unpack(slot))
         except WireError:
             return "", "", 0
-        if isinstance(message, KvHello):
-            return "KvHello", "", 0
+        if isinstance(message, KvHello | KvPing | KvPong):
+            return type(message).__name__, "", 0
         if isinstance(message, KvReady):
             self._names[message.transfer] = message.request_id
         request = self._names.get(message.transfer, "")

@@ -1,7 +1,8 @@
 """D's end of one handoff: grants what is posted, places what is verified, retries the rest.
 
-Theory of operation: in `words`. Retries after a lost transport wait 50 ms * 2^i with full jitter;
-a damaged message is fetched again once, at once. Everything ends at the deadline.
+Theory of operation: in `words`. Retries after a lost transport wait 50 ms * 2^i with full jitter,
+as long as P can be connected to; a damaged message is fetched again once, at once. Everything ends
+at the deadline.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Receiver:
             case Connected(peer, transfer) if self.state is ReceiveState.CONNECTING:
                 return self._begin(peer, transfer, now)
             case ConnectFailed(message, final) if self.state is ReceiveState.CONNECTING:
-                return self._fail(message) if final else self._back_off(message, now)
+                return self._not_connected(message, now, final=final)
             case Posted(transfer, upto) if transfer == self.transfer:
                 return self._grant(upto, now)
             case Arrived(transfer, arrival) if transfer == self.transfer:
@@ -139,6 +140,15 @@ class Receiver:
                 self._become(ReceiveState.CONNECTING)
                 return [Connect()]
         return []
+
+    def _not_connected(self, message: str, now: float, *, final: bool) -> list[Action]:
+        """A connection that is not there costs the whole time limit to find out, so it is tried
+        twice at most, and once after another was lost."""
+        if final:
+            return self._fail(message)
+        if self._lost:
+            return self._fail(message, trouble="transfer")
+        return self._back_off(message, now)
 
     def _begin(self, peer: int, transfer: int, now: float) -> list[Action]:
         wanted = self.wanted

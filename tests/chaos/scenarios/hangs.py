@@ -75,8 +75,10 @@ async def data(name: str, rate: float, seconds: float) -> list[Row]:
 
 
 async def bent(how: str, rate: float, seconds: float) -> list[Row]:
-    """One prefill worker's KV messages are damaged, lost, late or cut off."""
-    plan = Plan(prefill=2, decode=2, module={"p0": BENT})
+    """One prefill worker's KV messages are damaged, lost, late or cut off. What no transport does,
+    lose data of a connection that stands, only the load timeout ends."""
+    short = {"BATON_KV__LOAD_TIMEOUT_MS": "3000"} if how == "drop" else {}
+    plan = Plan(prefill=2, decode=2, module={"p0": BENT}, settings=short)
     async with cell(plan) as fleet:
         bend = Bend(fleet, "p0", how)
         answers, at, _ = await _for_a_while(fleet, bend, rate, seconds)

@@ -61,6 +61,41 @@ def assert_moved(base: np.ndarray, source: list[int], target: list[int]) -> None
             assert not held.page(layer, other).any()
 
 
+def test_a_peer_that_is_stopped_in_a_handoff_is_given_up_long_before_the_load_timeout() -> None:
+    patient = msgspec.structs.replace(CONFIG, load_timeout_ms=60_000.0)
+    service, _ = make_service("d0", np.zeros(GEOMETRY.end, np.uint8), patient)
+    with remote("p0") as prefill:
+        warm = ticket("warm", prefill.address)
+        service.fetch(warm, 0, [0])
+        prefill.offer_all(warm, [0])
+        drained(service)
+        handed = ticket("r", prefill.address)
+        prefill.call("offer", handed, len(SOURCE))
+        pid = prefill.process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        service.fetch(handed, 0, TARGET)
+        (end,) = drained(service, 15.0)
+        os.kill(pid, signal.SIGCONT)
+        assert (end.error, end.trouble) == (Code.KV_TRANSFER_FAILED, "transfer")
+        assert end.report.retries == 1
+        assert staging_used(service) == 0
+    service.stop()
+
+
+def test_a_peer_that_takes_its_time_to_compute_is_not_given_up(decode: KvService) -> None:
+    """Twice as long as an answer may take."""
+    with remote("p0") as prefill:
+        handed = ticket("r", prefill.address)
+        prefill.call("offer", handed, len(SOURCE))
+        decode.fetch(handed, 0, TARGET)
+        decode.wait_end(2.0)
+        assert decode.drain() == []
+        prefill.call("progress", ("r", 0), SOURCE, len(SOURCE))
+        (end,) = drained(decode)
+        assert (end.error, end.report.retries) == ("", 0)
+
+
 def test_blocks_arrive_as_they_left_and_both_sides_are_clean(
     decode: KvService, base: np.ndarray
 ) -> None:

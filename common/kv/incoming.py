@@ -49,7 +49,7 @@ from common.kv.staging import Buffer, Staging
 from common.kv.ucx import Link, data_tag
 from common.messages import KvHold, KvReport, Ticket
 
-CONNECT_S = 1.5
+CONNECT_S = 1.0
 ORPHAN_S = 5.0
 OnEnded = Callable[[Ticket, KvReport, Ended], None]
 Open = Callable[[str], Link]

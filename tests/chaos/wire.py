@@ -7,6 +7,7 @@ no connection closed, which is what a partition looks like to TCP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 CHUNK = 65_536
@@ -54,7 +55,8 @@ class Wire:
             return
         ways = ((reader, far_writer), (far_reader, writer))
         tasks = [asyncio.get_running_loop().create_task(self._pump(*way)) for way in ways]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
         writer.close()

@@ -38,6 +38,8 @@ from common.messages import KvReport, Ticket
 RETRY_MS = 50.0
 REFETCHES = 1
 GRANTS_PER_WINDOW = 2
+RECONNECTS = 2
+"""Connections that failed or were lost after which one more that fails is the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +144,10 @@ class Receiver:
         return []
 
     def _not_connected(self, message: str, now: float, *, final: bool) -> list[Action]:
-        """A connection that is not there costs the whole time limit to find out, so it is tried
-        twice at most, and once after another was lost."""
+        """A connection that is not there costs the whole time limit to find out."""
         if final:
             return self._fail(message)
-        if self._lost:
+        if self._lost >= RECONNECTS:
             return self._fail(message, trouble="transfer")
         return self._back_off(message, now)
 

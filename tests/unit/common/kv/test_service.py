@@ -78,7 +78,7 @@ def test_a_peer_that_is_stopped_in_a_handoff_is_given_up_long_before_the_load_ti
         (end,) = drained(service, 15.0)
         os.kill(pid, signal.SIGCONT)
         assert (end.error, end.trouble) == (Code.KV_TRANSFER_FAILED, "transfer")
-        assert end.report.retries == 1
+        assert end.report.retries == 2
         assert staging_used(service) == 0
     service.stop()
 

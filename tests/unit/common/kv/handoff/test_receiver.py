@@ -258,20 +258,23 @@ def test_a_final_refusal_to_talk_is_not_retried() -> None:
     assert errors(actions) == [Code.KV_TRANSFER_FAILED]
 
 
-def test_a_lost_peer_that_cannot_be_connected_to_is_blamed_at_once() -> None:
+def test_a_lost_peer_that_cannot_be_connected_to_again_is_blamed() -> None:
     made = receiver()
     connected(made)
     made.handle(PeerLost(PEER), 1.0)
     made.handle(Tick(), 2.0)
-    (ended,) = made.handle(ConnectFailed("no connection within the time limit"), 3.0)
+    assert made.handle(ConnectFailed("no connection within the time limit"), 3.0) == []
+    made.handle(Tick(), 4.0)
+    (ended,) = made.handle(ConnectFailed("no connection within the time limit"), 5.0)
     assert isinstance(ended, Ended)
     assert (ended.error, ended.trouble) == (Code.KV_TRANSFER_FAILED, "transfer")
 
 
-def test_a_first_connection_is_tried_twice() -> None:
+def test_a_first_connection_is_tried_three_times() -> None:
     made = receiver()
-    assert made.handle(ConnectFailed("no connection within the time limit"), 1.0) == []
-    assert made.handle(Tick(), 2.0) == [Connect()]
+    for second in (1.0, 2.0):
+        assert made.handle(ConnectFailed("no connection within the time limit"), second) == []
+        assert made.handle(Tick(), second + 0.5) == [Connect()]
     assert errors(made.handle(ConnectFailed("again"), 3.0)) == [Code.KV_TRANSFER_FAILED]
 
 

@@ -43,7 +43,7 @@ class Upkeep:
         self._running = dict(flatten(source.running)) if source is not None else {}
         self._sound: list[Callable[[], bool]] = []
         self._live: frozenset[str] = frozenset({LOG_LEVEL})
-        self._appliers: list[Callable[[Config], None]] = []
+        self._appliers: list[Callable[[Config, tuple[str, ...]], None]] = []
         self._status = ""
 
     @property
@@ -54,9 +54,11 @@ class Upkeep:
         """No beats are sent while this says False."""
         self._sound.append(sound)
 
-    def on_reload(self, live: frozenset[str], apply: Callable[[Config], None]) -> None:
-        """`apply` gets a checked configuration, of which some `live` key changed, and puts those
-        keys in force."""
+    def on_reload(
+        self, live: frozenset[str], apply: Callable[[Config, tuple[str, ...]], None]
+    ) -> None:
+        """`apply` gets a checked configuration and the keys that changed, of which it puts its
+        `live` ones in force."""
         self._live |= live
         self._appliers.append(apply)
 
@@ -107,9 +109,9 @@ class Upkeep:
         read = dict(flatten(config))
         reading = compare(self._running, read, live=self._live, sections=self._source.sections)
         if reading.applied:
-            for apply in self._appliers:
-                apply(config)
             logging.getLogger().setLevel(config.fleet.log_level.upper())
+            for apply in self._appliers:
+                apply(config, reading.applied)
             self._running |= {key: read[key] for key in reading.applied if key in read}
         self._log.info("config.reloaded", sentence=reading.sentence)
         return reading

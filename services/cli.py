@@ -42,6 +42,7 @@ TOOLS = {
     "ctl": "talk to a running fleet's admin socket",
     "keys": "make, list and revoke API keys",
     "keygen": "make and rotate hosts' keys",
+    "completion": "what bash or zsh needs to complete this command",
     **MEASUREMENTS,
 }
 """Commands that read their own command line."""
@@ -136,6 +137,11 @@ def _tool(command: str, arguments: list[str]) -> int:
         from services.keys.main import main as keys
 
         return keys(arguments)
+    if command == "completion":
+        from services.completion import main as completion
+
+        tools = (*HOST_TOOLS, *TOOLS, "check", "config", *[role.value for role in SERVICES])
+        return completion(arguments, main, tools)
     if command == "keygen":
         from services.keygen.main import main as keygen
 

@@ -9,10 +9,13 @@ from typing import Any
 
 from services.ctl.renderers import VERBS
 
-VALUED = ("--run-dir", "--config", "--timeout", "--router")
+VALUED = ("--run-dir", "--config", "--timeout", "--router", "--every")
 LISTS = ("--slow", "--failed", "--refused", "--recent")
-SWITCHES = ("--json", "--queue", *LISTS, "--help", "-h")
+SWITCHES = ("--json", "--queue", *LISTS, "--watch", "--follow", "--help", "-h")
+READY = "ready"
 TIMEOUT_SECONDS = 5.0
+EVERY_SECONDS = 2.0
+SECONDS_MAX = 3600.0
 
 
 class UsageError(Exception):
@@ -21,7 +24,8 @@ class UsageError(Exception):
 
 @dataclass(slots=True)
 class Command:
-    """`timeout`: seconds to wait for the router."""
+    """`timeout`: seconds to wait for the router; `every`: seconds between two questions of `watch`
+    and `follow`; `names`: the workers that `ready` is about."""
 
     verb: str = ""
     args: dict[str, Any] = field(default_factory=dict)
@@ -31,6 +35,10 @@ class Command:
     config: Path | None = None
     timeout: float = TIMEOUT_SECONDS
     router: str = ""
+    watch: bool = False
+    follow: bool = False
+    every: float = EVERY_SECONDS
+    names: tuple[str, ...] = ()
 
 
 def parse(argv: list[str]) -> Command:
@@ -56,12 +64,21 @@ def parse(argv: list[str]) -> Command:
         else:
             words.append(word)
     command.json, command.help = "--json" in switches, bool(switches & {"--help", "-h"})
-    if words:
+    command.watch, command.follow = "--watch" in switches, "--follow" in switches
+    _say_what(command, words, switches)
+    return command
+
+
+def _say_what(command: Command, words: list[str], switches: set[str]) -> None:
+    if words[:1] == [READY]:
+        command.verb, command.names = READY, tuple(words[1:])
+    elif words:
         command.verb = words[0]
         command.args = _args(words[0], words[1:]) | _switched(switches)
     elif not command.help:
         raise UsageError("name a verb, for example: baton ctl status")
-    return command
+    if command.follow and (command.verb != "events" or command.watch):
+        raise UsageError("--follow is of the verb events; for others there is --watch")
 
 
 def _set(command: Command, flag: str, value: str) -> None:
@@ -71,13 +88,20 @@ def _set(command: Command, flag: str, value: str) -> None:
         command.config = Path(value)
     elif flag == "--router":
         command.router = value
+    elif flag == "--every":
+        command.every = _seconds(flag, value)
     else:
-        try:
-            command.timeout = float(value)
-        except ValueError as error:
-            raise UsageError(f"--timeout needs seconds, not {value!r}") from error
-        if not 0 < command.timeout <= 3600:
-            raise UsageError("--timeout must be more than 0 and at most 3600 seconds")
+        command.timeout = _seconds(flag, value)
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} needs seconds, not {text!r}") from error
+    if not 0 < seconds <= SECONDS_MAX:
+        raise UsageError(f"{flag} must be more than 0 and at most {SECONDS_MAX:g} seconds")
+    return seconds
 
 
 def _args(verb: str, words: list[str]) -> dict[str, Any]:

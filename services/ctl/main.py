@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,12 @@ from common import config as configuration
 from common.admin import AdminAnswer, ask
 from common.config import Config, FleetConfig, default_run_dir
 from common.errors import BatonError, Code
-from services.ctl.command import Command, UsageError, parse
+from services.ctl.again import Terminal, follow, watch
+from services.ctl.command import READY, Command, UsageError, parse
+from services.ctl.ready import ready
 from services.ctl.renderers import VERBS
 from services.ctl.routers import patience, sockets
+from services.ctl.verbs.events import lines as event_lines
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 HELP = """\
@@ -26,6 +32,7 @@ usage: baton ctl VERB [ARGS] [--json] [--run-dir DIR | --config FILE] [--timeout
 Looks inside a running fleet, through its router's admin socket.
 
   status              can it serve, how full is it, what was refused and dropped
+  ready [WORKER...]   exit status 0 if it can serve, or if these workers are ready; else 1
   workers [ROLE]      every worker: state, load, KV promised and used
   requests [STATE]    what is queued and running now (also limit=N)
   explain ID          one request's timeline and why it went where it went;
@@ -38,9 +45,17 @@ Looks inside a running fleet, through its router's admin socket.
   quarantine [clear]  pairs that do not hand KV over now; let them try again
   policy [NAME]       how workers are chosen, and which policies there are; a NAME sets it now
                       (also remote_prefill=auto|always|never)
+  limits [NAME=VALUE] the limits in force, and sets them
+  keys                API keys in use, and what is left to each
+  kv [WORKER]         every hold of KV for another worker
+  reload              the router reads the fleet file again
+  events [after=N]    what the router noted last
   help [VERB]         all that this router can be asked
 
 --json      the router's answer as JSON, for scripts
+--watch     ask again and again, until Ctrl-C; with --json a line each time
+--follow    events: go on with what comes, until Ctrl-C
+--every     seconds between two questions of --watch and --follow (2)
 --run-dir   the fleet's run directory (default: $BATON_RUN_DIR, else where `baton up` puts it)
 --config    the fleet file instead
 --router    of several, this one: main, or a standby's name (default: the first that answers)
@@ -51,9 +66,12 @@ examples:
   baton ctl requests queued limit=20
   baton ctl explain 3f2a9c
   baton ctl workers decode --json | jq '.[] | {name, kv_used}'
+  baton ctl workers --watch
+  baton ctl events --follow
   baton ctl status --config /etc/baton/fleet.toml
 
 exit status: 0 answered, 1 the verb failed, 2 wrong command line, 3 no router answers
+(--watch and --follow: 0 after Ctrl-C; a router that is away is asked until it is back)
 """
 
 
@@ -68,7 +86,11 @@ def main(argv: list[str]) -> int:
         return _complain(USAGE, f"{error} (baton ctl --help shows more)")
     except BatonError as error:
         return _complain(USAGE, error.message)
+    if command.watch or command.follow:
+        return _again(addresses, command)
     try:
+        if command.verb == READY:
+            return _judge(addresses, command)
         answer = _ask(addresses, command)
     except BatonError as error:
         if error.code is not Code.ROUTER_UNREACHABLE:
@@ -100,6 +122,42 @@ def _ask(addresses: list[str], command: Command) -> AdminAnswer:
                 raise
     seconds = patience(command.timeout, last=True)
     return asyncio.run(ask(there[-1], command.verb, command.args, seconds))
+
+
+def _result(addresses: list[str], command: Command) -> Any:
+    """Raises BatonError for a refusal, too."""
+    answer = _ask(addresses, command)
+    if not answer.ok:
+        sentence = answer.error.get("message", "the router gave no reason")
+        raise BatonError(Code.INVALID_REQUEST, sentence)
+    return answer.result
+
+
+def _judge(addresses: list[str], command: Command) -> int:
+    good, sentence = ready(
+        lambda verb: _result(addresses, replace(command, verb=verb)), command.names
+    )
+    if not good:
+        return _complain(FAILED, sentence)
+    print(sentence)
+    return OK
+
+
+def _again(addresses: list[str], command: Command) -> int:
+    def ask_with(args: dict[str, Any]) -> Any:
+        return _result(addresses, replace(command, args=args))
+
+    person = sys.stdout.isatty() and not command.json
+    terminal = Terminal(partial(print, flush=True), time.sleep, clears=person and command.watch)
+    if command.follow:
+        lines = _json_lines if command.json else event_lines
+        return follow(ask_with, command.args, lines, command.every, terminal)
+    text = json.dumps if command.json else partial(_text, command)
+    return watch(ask_with, command.args, text, command.every, terminal)
+
+
+def _json_lines(result: Any) -> list[str]:
+    return [json.dumps(event) for event in result["events"]]
 
 
 def _fix(command: Command) -> str:

@@ -9,12 +9,15 @@ from typing import Any
 
 from services.ctl.verbs import (
     drain,
+    events,
     explain,
     help_,
+    keys,
     kv,
     limits,
     policy,
     quarantine,
+    reload,
     requests,
     status,
     workers,
@@ -37,9 +40,12 @@ VERBS: dict[str, Shown] = {
     "kv": Shown(("worker",), kv.render),
     "policy": Shown(("name",), policy.render),
     "limits": Shown((), limits.render),
+    "keys": Shown((), keys.render),
+    "reload": Shown((), reload.render),
     "drain": Shown(("worker",), drain.render),
     "resume": Shown(("worker",), drain.render),
     "evict": Shown(("worker",), drain.render),
     "quarantine": Shown(("action",), quarantine.render),
+    "events": Shown((), events.render),
     "help": Shown(("verb",), help_.render),
 }

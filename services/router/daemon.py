@@ -17,6 +17,7 @@ from collections import deque
 
 from common.clock import Clock, SystemClock
 from common.config import Config
+from common.config.live import Reading
 from common.endpoints import ADMIN, CONTROL, admin_address, control_address
 from common.errors import BatonError, Code, WireError
 from common.lifecycle import Tasks
@@ -31,7 +32,9 @@ from common.messages import (
 )
 from common.security.open import open_curve
 from common.sockets import Sent, Socket
+from common.upkeep import Upkeep
 from common.wire import Decoder, encode
+from services.router import live
 from services.router.admin.answer import answer
 from services.router.admin.registry import VERBS
 from services.router.admin.verb import View
@@ -41,12 +44,14 @@ from services.router.events import (
     DrainExpired,
     DrainStarted,
     Event,
+    Note,
     PeerGone,
     Received,
     Recorded,
     Send,
     Tick,
 )
+from services.router.recent import Recent
 from services.router.settings import from_config
 from services.router.telling import Telling
 
@@ -76,6 +81,8 @@ class Router:
         self._dropped: dict[str, int] = {}
         self._telling = Telling(config, name, clock, log)
         self._events: deque[Event] = deque()
+        self._recent = Recent()
+        self._upkeep: Upkeep | None = None
         self._curve = open_curve(config, log)
         self._control: Socket | None = None
         self._admin: Socket | None = None
@@ -96,6 +103,8 @@ class Router:
             tasks.start("allow-list", self._curve.watch())
         self._control.start()
         self._admin.start()
+        self._upkeep = tasks.upkeep
+        self._upkeep.on_reload(live.KEYS, self._apply)
         tasks.start("pulse", self._pulse())
         tasks.start("core", self._die_if_broken())
         return f"router {self._name} ready: control {self._control.address}, admin {admin}"
@@ -148,13 +157,7 @@ class Router:
             self._telling.add(action.record)
             return
         if not isinstance(action, Send):
-            if action.level != "debug" or self._verbose:
-                write = {
-                    "debug": self._log.debug,
-                    "info": self._log.info,
-                    "warning": self._log.warning,
-                }[action.level]
-                write(action.event, sentence=action.sentence, **action.fields)
+            self._note(action)
             return
         try:
             frame = encode(action.message)
@@ -162,6 +165,18 @@ class Router:
             self._drop("oversized answer", action.peer, error.message)
             return
         self._send(action.peer, [frame] if action.body is None else [frame, action.body])
+
+    def _note(self, note: Note) -> None:
+        if note.level != "debug":
+            self._recent.add(note, self._clock.unix_ms())
+        elif not self._verbose:
+            return
+        write = {
+            "debug": self._log.debug,
+            "info": self._log.info,
+            "warning": self._log.warning,
+        }[note.level]
+        write(note.event, sentence=note.sentence, **note.fields)
 
     def _send(self, peer: str, frames: list[bytes]) -> None:
         if self._control is None:
@@ -208,7 +223,24 @@ class Router:
         if self._curve is not None:
             refused = self._curve.gate.refusals.counts
             dropped |= {f"peer refused: {reason}": count for reason, count in refused.items()}
-        return View(self._core.tables, self._clock.monotonic(), dropped, VERBS, self._handle)
+        return View(
+            self._core.tables,
+            self._clock.monotonic(),
+            dropped,
+            VERBS,
+            self._handle,
+            self._reload,
+            self._recent,
+        )
+
+    def _reload(self) -> Reading:
+        assert self._upkeep is not None, "nobody asks before the start"
+        return self._upkeep.reload()
+
+    def _apply(self, config: Config, changed: tuple[str, ...]) -> None:
+        self._verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
+        for event in live.orders(config.router, changed, self._core.tables.limits):
+            self._handle(event)
 
     async def _pulse(self) -> None:
         ping = [encode(Ping())]

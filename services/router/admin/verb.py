@@ -5,11 +5,13 @@ result, with its help. What it changes, it changes by an event into the core. On
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from common.config.live import Reading
 from common.errors import BatonError, Code
 from services.router.events import Event
+from services.router.recent import Recent
 from services.router.tables import Tables
 
 Value = str | int | bool
@@ -19,17 +21,23 @@ def _nobody(event: Event) -> None:
     raise BatonError(Code.INTERNAL, f"{type(event).__name__}: nobody acts here")
 
 
+def _no_file() -> Reading:
+    raise BatonError(Code.INTERNAL, "this router has no file to read again")
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What verbs may read. `now` is on the core's clock; `shell_dropped` counts frames that never
-    reached the core; `verbs` is the registry; `act` gives the
-    core an event and returns when it was handled."""
+    reached the core; `verbs` is the registry; `act` gives the core an event and returns when it was
+    handled; `reload` reads the fleet file again; `recent`: the latest notes."""
 
     tables: Tables
     now: float
     shell_dropped: dict[str, int]
     verbs: tuple[Verb, ...] = ()
     act: Callable[[Event], None] = _nobody
+    reload: Callable[[], Reading] = _no_file
+    recent: Recent = field(default_factory=Recent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,18 +137,19 @@ def source(read: Callable[[], Config]) -> Source:
 
 
 def test_sighup_applies_the_live_keys_and_names_the_others(supervisor: socket.socket) -> None:
-    applied: list[Config] = []
+    applied: list[tuple[Config, tuple[str, ...]]] = []
 
     async def work(tasks: Tasks) -> None:
         await asyncio.sleep(0)
-        tasks.upkeep.on_reload(frozenset({"router.max_queue"}), applied.append)
+        live = frozenset({"router.max_queue"})
+        tasks.upkeep.on_reload(live, lambda config, keys: applied.append((config, keys)))
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: bool(applied))
         leave()
 
     new = from_mapping({"router": {"max_queue": 2, "history": 9}, "gateway": {"port": 9}})
     events = run(work, source(lambda: new))
-    assert applied == [new]
+    assert applied == [(new, ("router.max_queue",))]
     reloaded = next(e for e in events if e["event"] == "config.reloaded")
     assert reloaded["sentence"] == "router.max_queue; after a restart: router.history"
     assert states(supervisor) == ["READY=1", "RELOADING=1", "READY=1", "STOPPING=1"]
@@ -163,7 +164,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_ends_nothing() -> None:
 
     async def work(tasks: Tasks) -> None:
         await asyncio.sleep(0)
-        tasks.upkeep.on_reload(frozenset({"router.max_queue"}), lambda _: seen.append("applied"))
+        tasks.upkeep.on_reload(frozenset({"router.max_queue"}), lambda *_: seen.append("applied"))
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: bool(seen))
         leave()
@@ -178,7 +179,7 @@ def test_what_waits_for_a_restart_is_named_at_every_reading() -> None:
     upkeep = Upkeep(
         Notifier({}), structlog.get_logger("test"), source(lambda: config(max_queue=2, history=9))
     )
-    upkeep.on_reload(frozenset({"router.max_queue"}), lambda _: None)
+    upkeep.on_reload(frozenset({"router.max_queue"}), lambda *_: None)
     assert upkeep.reload().applied == ("router.max_queue",)
     again = upkeep.reload()
     assert again.applied == ()

@@ -15,6 +15,7 @@ from common.endpoints import CONTROL, admin_address, control_address
 from common.lifecycle import Tasks
 from common.messages import Message, RouterToGateway, RouterToWorker
 from common.sockets import Socket
+from common.upkeep import Upkeep
 from common.wire import Decoder, encode
 from services.router.daemon import Router, make
 
@@ -68,11 +69,13 @@ class Running:
 
 
 @asynccontextmanager
-async def running(run_dir: Path, **router: Any) -> AsyncIterator[Running]:
+async def running(
+    run_dir: Path, upkeep: Upkeep | None = None, **router: Any
+) -> AsyncIterator[Running]:
     fleet = FleetConfig(run_dir=str(run_dir), drain_ms=500.0)
     router.setdefault("liveness", LivenessConfig(rebuild_ms=0.0))
     config = Config(fleet=fleet, router=RouterConfig(**router))
-    tasks = Tasks()
+    tasks = Tasks(upkeep)
     daemon = make(config, "r0", structlog.get_logger("test"))
     await daemon.start(tasks)
     live = Running(config, daemon, tasks)

@@ -1,0 +1,9 @@
+"""`baton ctl reload`, for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def render(result: Any) -> str:
+    return f"in force now: {result['sentence']}"

@@ -21,7 +21,7 @@ ROUNDS = 6
 
 
 async def measure(hosts: Hosts, size: int) -> dict[bool, tuple[float, float]]:
-    """(CPU µs, round trip µs) for a message without and with CURVE, the best of `ROUNDS` rounds that
+    """(CPU µs, round trip µs) for a message without and with CURVE, the best of `ROUNDS` that
     take turns."""
     ends = {secured: await _pair(hosts, secured=secured) for secured in (False, True)}
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}

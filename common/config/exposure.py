@@ -5,22 +5,27 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from common.config.sections import Config, GatewayConfig
+from common.config.sections import Config, GatewayConfig, HealthConfig
 from common.errors import ConfigError
 
 TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+):(\d{1,5})")
 WILDCARDS = frozenset({"*", "0.0.0.0", "::"})
 
 
-def check_exposure(gateway: GatewayConfig) -> None:
+def check_exposure(config: Config) -> None:
     """Raises ConfigError for an address others can reach, served without keys by oversight."""
-    if gateway.keys_file or gateway.allow_anonymous or is_loopback(gateway.host):
-        return
-    raise ConfigError(
-        "gateway.host",
-        f"{gateway.host} can be reached from other hosts and no keys are asked for; name a "
-        "[gateway] keys_file (`baton keys add` makes one), or set allow_anonymous = true",
-    )
+    sections: dict[str, GatewayConfig | HealthConfig] = {
+        "gateway": config.gateway,
+        "health": config.health,
+    }
+    for name, section in sections.items():
+        if section.keys_file or section.allow_anonymous or is_loopback(section.host):
+            continue
+        raise ConfigError(
+            f"{name}.host",
+            f"{section.host} can be reached from other hosts and no keys are asked for; name a "
+            f"[{name}] keys_file (`baton keys add` makes one), or set allow_anonymous = true",
+        )
 
 
 def check_control(config: Config) -> None:

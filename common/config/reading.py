@@ -72,7 +72,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
         for name, table in raw.get(role.value, {}).items():
             _convert(table, WorkerConfig, f"{role}.{name}")
     config = _convert(raw, Config, "")
-    check_exposure(config.gateway)
+    check_exposure(config)
     check_control(config)
     check_mode(config)
     return config

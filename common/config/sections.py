@@ -192,8 +192,14 @@ class RouterConfig(Section, frozen=True):
 
 
 class HealthConfig(Section, frozen=True):
+    """`keys_file`: who may read metrics and dashboard (`baton keys`; another file than the
+    gateway's, or every tenant may); without one, `host` must be a loopback address unless
+    `allow_anonymous`."""
+
     host: str = "127.0.0.1"
     port: Port = 9400
+    keys_file: str = ""
+    allow_anonymous: bool = False
     interval_ms: Annotated[float, Meta(ge=100)] = 2_000.0
 
 

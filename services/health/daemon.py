@@ -2,7 +2,7 @@
 
 It is an observer: nothing waits for it, so its absence harms nothing. `/health` answers 200 unless
 the verdict is down, with the verdict and its reasons; `/live` always 200; `/metrics` Prometheus
-text.
+text. Who may ask is in `guard.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from common.errors import BatonError, Code
 from common.lifecycle import Tasks
 from common.log import Logger
 from services.health.fleet_metrics import FleetMetrics
+from services.health.guard import HealthGuard
 from services.health.probes import host_probes, router_kv, router_probe, router_status
 from services.health.verdict import Judge, Verdict
 
 
 class Health:
-    """A `common.lifecycle.Service`."""
+    """A `common.lifecycle.Service`. `http_address` and `http_routes` (method and path pattern of
+    all that is served) are known after `start`."""
 
     stop_seconds = 5.0
 
@@ -45,10 +47,13 @@ class Health:
         )
         self._fleet = FleetMetrics()
         self._registry.register(self._fleet)
+        self._guard = HealthGuard(config.health, log)
         self._runner: web.AppRunner | None = None
+        self.http_address = ("", 0)
+        self.http_routes: list[tuple[str, str]] = []
 
     async def start(self, tasks: Tasks) -> str:
-        app = web.Application()
+        app = web.Application(middlewares=[self._guard.middleware()])
         app.add_routes(
             [
                 web.get("/health", self._get_health),
@@ -66,6 +71,11 @@ class Health:
                 Code.CONFIG_INVALID,
                 f"health.port: cannot listen on {host}:{port}: {error.strerror}",
             ) from error
+        bound = self._runner.addresses[0]
+        self.http_address = (str(bound[0]), int(bound[1]))
+        self.http_routes = [
+            (route.method, each.canonical) for each in app.router.resources() for route in each
+        ]
         tasks.start("probes", self._probe())
         return f"health {self._name} ready on http://{host}:{port}/health"
 
@@ -77,6 +87,7 @@ class Health:
         run_dir = Path(self._config.fleet.run_dir)
         admin = admin_address(self._config)
         while True:
+            self._guard.refresh()
             self._fleet.status = await router_status(admin)
             self._fleet.kv = await router_kv(admin)
             probes = [*host_probes(run_dir), router_probe(self._fleet.status)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bench import aborts, compression, handoff, idle, kv, overload
+from tests.bench import aborts, compression, curve, handoff, idle, kv, overload
 from tests.bench.gateway import serve
 from tests.bench.gateway import table as gateway
 
@@ -18,6 +18,7 @@ BENCHES = {
     "aborts": aborts.main,
     "overload": overload.main,
     "compression": compression.main,
+    "curve": curve.main,
 }
 
 

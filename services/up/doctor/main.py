@@ -15,7 +15,7 @@ from common.config import Config, FleetConfig, KvConfig, WorkerConfig, default_r
 from common.endpoints import admin_address
 from common.errors import BatonError, ConfigError
 from services.up import preflight
-from services.up.doctor import fleet, host, software, ucx
+from services.up.doctor import fleet, host, security, software, ucx
 from services.up.doctor.finding import Finding, Level, failed
 
 ASK_SECONDS = 1.0
@@ -33,7 +33,7 @@ Exit status: 0 when nothing failed (warnings are no failure), 1 when something d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Checks whether this host is fit for a fleet: versions, GPU, limits, what UCX will really "
-        "use for the KV cache, ports, permissions, the fleet file. Changes nothing."
+        "use for the KV cache, ports, permissions, keys, the fleet file. Changes nothing."
     )
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -65,6 +65,7 @@ def examine(path: Path | None) -> Iterator[Finding]:
         yield failed("config", str(path), error.message)
         return
     yield from fleet.check(config, running=_running(config), gpus=gpus)
+    yield from security.check(config)
     yield from _ucx(config)
 
 

@@ -63,4 +63,3 @@ def test_a_caller_may_ask_for_less_than_its_class_but_not_more() -> None:
     caller = RING.caller((), (KEY,))
     assert caller.bounded(None) is PriorityClass.BATCH
     assert caller.bounded(PriorityClass.INTERACTIVE) is PriorityClass.BATCH
-    assert KeyRing(KeyFile()).__len__() == 0

@@ -1,0 +1,112 @@
+"""What the doctor says of keys and of what is open: well, worse, and what cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import from_mapping
+from common.keys import KeyRecord, edited, new_key
+from common.security.files import SECRET
+from services.keygen.folder import KeyFolder
+from services.up.doctor import security
+from services.up.doctor.finding import Finding, Level
+
+CONTROL = {"router": {"control": "tcp://10.0.0.1:7000"}}
+
+
+def found(**sections: Any) -> list[Finding]:
+    return security.check(from_mapping(sections))
+
+
+def troubles(findings: list[Finding]) -> dict[str, tuple[Level, str]]:
+    return {f.name: (f.level, f.fix) for f in findings if f.level is not Level.PASS}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    keys = KeyFolder(tmp_path / "curve")
+    keys.add("a", ["10.0.0.1"])
+    keys.add("b", ["10.0.0.2"])
+    return tmp_path / "curve" / "a"
+
+
+def test_a_fleet_on_one_host_needs_nothing() -> None:
+    assert troubles(found()) == {}
+
+
+def test_good_keys_pass(folder: Path) -> None:
+    findings = found(security={"keys_dir": str(folder)}, **CONTROL)
+    assert troubles(findings) == {}
+    assert any("this host is a" in finding.saw for finding in findings)
+
+
+def test_open_control_sockets_are_warned_of() -> None:
+    level, fix = troubles(found(security={"insecure": True}, **CONTROL))["curve"]
+    assert level is Level.WARN
+    assert "baton keygen" in fix
+
+
+def test_unusable_keys_fail_with_their_fix(folder: Path) -> None:
+    (folder / SECRET).chmod(0o644)
+    level, fix = troubles(found(security={"keys_dir": str(folder)}))["curve"]
+    assert level is Level.FAIL
+    assert "chmod 0640" in fix
+
+
+def test_a_secret_that_is_in_no_list_fails(folder: Path) -> None:
+    KeyFolder(folder.parent).rotate("a")
+    KeyFolder(folder.parent).retire("a")
+    stale = KeyFolder(folder.parent)
+    stale.rotate("a")
+    (folder / "secret.next.json").unlink()
+    found_before = troubles(found(security={"keys_dir": str(folder)}))
+    assert found_before["curve rotation"][0] is Level.WARN
+    stale.retire("a")
+    level, fix = troubles(found(security={"keys_dir": str(folder)}))["curve"]
+    assert level is Level.FAIL
+    assert "copy both files" in fix
+
+
+def test_a_router_that_the_list_does_not_know_fails(folder: Path) -> None:
+    unknown = {"router": {"control": "tcp://10.0.0.7:7000"}}
+    level, fix = troubles(found(security={"keys_dir": str(folder)}, **unknown))["curve router"]
+    assert level is Level.FAIL
+    assert "keygen add" in fix
+
+
+def test_a_folder_others_can_look_into_is_warned_of(folder: Path) -> None:
+    folder.chmod(0o755)
+    assert troubles(found(security={"keys_dir": str(folder)}))["curve folder"][0] is Level.WARN
+
+
+def test_api_keys_and_tls_of_what_others_reach(tmp_path: Path) -> None:
+    anonymous = {"host": "0.0.0.0", "allow_anonymous": True}
+    said = troubles(found(gateway=anonymous, health=anonymous))
+    assert set(said) == {"gateway keys", "health keys", "tls"}
+    path = tmp_path / "keys.json"
+    with edited(path) as records:
+        key_id, sha256 = new_key()[1:]
+        records.append(KeyRecord(id=key_id, sha256=sha256, tenant="t"))
+    own = {"host": "0.0.0.0", "keys_file": str(path)}
+    assert set(troubles(found(gateway=own))) == {"tls"}
+    assert "of its own" in troubles(found(gateway=own, health=own))["health keys"][1]
+    path.chmod(0o644)
+    assert troubles(found(gateway=own))["gateway keys"][0] is Level.FAIL
+
+
+def test_a_tls_key_open_to_others_is_warned_of(tmp_path: Path) -> None:
+    key = tmp_path / "tls.key"
+    key.write_text("x")
+    key.chmod(0o644)
+    files = {"tls_key_file": str(key), "tls_certificate_file": str(key)}
+    assert "chmod 0640" in troubles(found(gateway=files))["tls"][1]
+
+
+def test_a_kv_listener_at_a_changing_port_is_warned_of() -> None:
+    kv: dict[str, Any] = {"host": "10.0.0.1"}
+    said = troubles(found(prefill={"p0": {"kv": kv}}, decode={"d0": {"kv": kv}}))
+    assert set(said) == {"kv exposure"}
+    assert troubles(found(prefill={"p0": {"kv": kv | {"port": 7100}}})) == {}

@@ -62,8 +62,8 @@ format: install ## rewrite what ruff can
 bench: install ## the benchmarks, each a ratio against something measured in the same run
 	@exec $(VENV)/python -m tests.bench $(ARGS)
 
-bench-gateway: install ## CPU per token and per request of the gateway, against a floor
-	@exec $(VENV)/python -m tests.bench gateway
+bench-gateway: install ## CPU per token and per request of the gateway, against a floor and vllm serve
+	@exec $(VENV)/python -m tests.bench gateway gateway-serve
 
 bench-kv: install ## the KV handoff against raw UCXX and memcpy
 	@exec $(VENV)/python -m tests.bench kv

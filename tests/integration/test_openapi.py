@@ -14,7 +14,7 @@ import pytest
 from tests.fleet.running import Fleet, fleet
 
 CASES_MIN = 1_000
-EXAMPLES = 130
+EXAMPLES = 150
 """For each of the operations."""
 QUICK = {
     "BATON_GATEWAY__TEXT": "vllm",

@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 import uvloop
 
 EVENT = b"data: {"
-LAST = b"data: [DONE]"
 END = b"0\r\n\r\n"
 
 
@@ -52,9 +51,11 @@ class StreamClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
+        if not self._tail and not data.startswith(b"HTTP/1.1 200"):
+            self._transport.close()
         self.arrivals += [now] * data.count(EVENT)
         self._tail = (self._tail + data)[-64:]
-        if LAST in self._tail and self._tail.endswith(END):
+        if self._tail.endswith(END):  # with [DONE] before it, or after an error
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

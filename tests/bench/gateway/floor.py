@@ -40,6 +40,7 @@ WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(WHOLE_BODY), W
 class Floor:
     def __init__(self, control: str, stream: str) -> None:
         self._transports: dict[str, tuple[asyncio.WriteTransport, bool]] = {}
+        self.connected = asyncio.Event()
         self._decoder: Decoder[DecodeToGateway] = Decoder(DecodeToGateway)
         body = RequestBody(prompt_ids=bytes(48), sampling=Sampling(max_tokens=128))
         self._body = encode(body)
@@ -63,6 +64,7 @@ class Floor:
             stream_endpoint=self._stream.address,
         )
         self._control.send([encode(hello)])
+        self.connected.set()
 
     def open(self, transport: asyncio.WriteTransport, *, streamed: bool) -> None:
         request_id = f"r{len(self._transports):031d}"
@@ -106,6 +108,7 @@ async def _serve(pipe: Connection, control: str, stream: str) -> None:
     server = await loop.create_server(
         lambda: FloorClient(floor), "127.0.0.1", 0, backlog=2048, reuse_port=True
     )
+    await floor.connected.wait()
     pipe.send(server.sockets[0].getsockname()[1])
     await loop.run_in_executor(None, pipe.recv)
     server.close()

@@ -45,10 +45,11 @@ class Plan:
 
 @dataclass
 class Side:
-    """One gateway: its stream connection and its live requests."""
+    """One gateway: its stream connection and its live requests, in order. A request that waits
+    long for its first token is submitted again under the same id."""
 
     socket: Socket
-    ids: list[str] = field(default_factory=list)
+    ids: dict[str, None] = field(default_factory=dict)
 
 
 class Pump:
@@ -67,7 +68,6 @@ class Pump:
 
     async def run(self, plan: Plan) -> list[float]:
         """The instant of each step, once every stream of the plan has been submitted."""
-        self.plan = plan
         while sum(len(side.ids) for side in self._sides.values()) < plan.streams:
             self._submitted.clear()
             await self._submitted.wait()
@@ -95,7 +95,7 @@ class Pump:
             placed = Placed(request_id=request, attempt=1, decode="d0", decode_incarnation="1")
             self._control.send([gateway, encode(placed)])
             if self.plan.streams:
-                self._sides[gateway].ids.append(request)
+                self._sides[gateway].ids[request] = None
                 self._submitted.set()
             else:
                 last = Tokens(deltas=[Delta(request, 1, 0, [TOKEN], "length")])
@@ -122,7 +122,8 @@ class Pump:
 
 
 def main(pipe: Connection, control: str) -> None:
-    """Serves plans from the pipe until it gets None."""
+    """Serves plans from the pipe until it gets None. Each is acknowledged, so that no request comes
+    before its plan; one with streams is answered when they have ended."""
     uvloop.run(_serve(pipe, control))
 
 
@@ -131,9 +132,8 @@ async def _serve(pipe: Connection, control: str) -> None:
     loop = asyncio.get_running_loop()
     pipe.send("ready")
     while (plan := await loop.run_in_executor(None, pipe.recv)) is not None:
+        pump.plan = plan
+        pipe.send("taken")
         if plan.streams:
             pipe.send(await pump.run(plan))
-        else:
-            pump.plan = plan
-            pipe.send([])
     pump.close()

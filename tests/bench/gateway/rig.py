@@ -58,12 +58,11 @@ class Rig:
     clients: Connection
 
     def measure(self, streams: int, tokens: int, interval_ms: float) -> Measured:
-        self.pump.send(Plan(streams, tokens, interval_ms))
+        self._plan(Plan(streams, tokens, interval_ms))
         return self._measured(Load(self.port, streams, tokens), streamed=True)
 
     def requests(self, count: int, streams: int) -> Measured:
-        self.pump.send(Plan(0, 1, 0))
-        self.pump.recv()
+        self._plan(Plan(0, 1, 0))
         return self._measured(Load(self.port, streams, 1, count), streamed=False)
 
     def ttft_ms(self, count: int, streams: int, pause_ms: float) -> list[float]:
@@ -72,6 +71,10 @@ class Rig:
         seen = self.clients.recv()
         assert not seen.bad, f"{seen.bad} refused: {seen.first_bad!r}"
         return sorted(seconds * 1000 for seconds in seen.seconds)
+
+    def _plan(self, plan: Plan) -> None:
+        self.pump.send(plan)
+        self.pump.recv()
 
     def _measured(self, load: Load, *, streamed: bool) -> Measured:
         before = sum(map(cpu_seconds, self.pids))

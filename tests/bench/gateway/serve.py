@@ -22,12 +22,14 @@ from common.model.embedded import ensure_embedded_model
 from tests.bench.gateway import clients
 from tests.bench.gateway.clients import Load
 from tests.bench.gateway.cpu import cpu_seconds
+from tests.bench.gateway.table import verdict
 from tests.fleet.running import fleet, free_port, wait_until
 
 STREAMS = 32
 TOKENS = 128
 WARM_TOKENS = 8
 START_SECONDS = 240.0
+RATIO_MAX = 0.5
 
 
 def main() -> None:
@@ -40,6 +42,8 @@ def main() -> None:
         parts = ", ".join(f"{name} {value:.1f}" for name, value in mine.items())
         ratio = sum(mine.values()) / their
         print(f"  {turn}: {parts}; API server of vllm serve {their:.1f}; ratio {ratio:.2f}")
+    worst = max(sum(mine.values()) / their for mine, their in zip(ours, theirs, strict=True))
+    print(verdict(worst < RATIO_MAX, f"under {RATIO_MAX} of vllm serve's API server: {worst:.2f}"))
 
 
 def _ours() -> dict[str, float]:

@@ -53,7 +53,7 @@ from services.gateway.resumable import (
     RESUME_PATH,
     ResumableRoutes,
     asks_to_resume,
-    refuse_to_resume,
+    wants_stream,
 )
 from services.gateway.streams.answer import Collected
 from services.gateway.streams.sse import SseAnswer
@@ -100,7 +100,7 @@ class HttpServer:
             ]
         )
         self.outbox = Outbox()
-        self.resumable = ResumableRoutes(app, config, self.outbox, self._begin, self._flush)
+        self.resumable = ResumableRoutes(app, config, self.outbox, self._begin, self._flush, log)
         application.router.add_get(RESUME_PATH, self.resumable.again)
         self._runner = web.AppRunner(
             application,
@@ -152,6 +152,7 @@ class HttpServer:
 
     async def close(self) -> None:
         self.stop_listening()
+        await self.resumable.close()
         await self._runner.cleanup()
 
     # ------------------------------------------------------------ generation
@@ -170,8 +171,7 @@ class HttpServer:
         except BatonError as error:
             if error.code is not Code.UNSUPPORTED_PARAMETER or not self._whole_api.is_served:
                 raise plain_refusal(route, error) from error
-            refuse_to_resume(request, error.message)
-            return await self._whole_api.answer(request, route, body, origin)
+            return await self._beyond_plain(request, route, body, origin)
         call = replace(
             call,
             session=origin.session,
@@ -189,13 +189,23 @@ class HttpServer:
     def _other(self, route: Route) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
-                refuse_to_resume(request, f"{route.value} is not kept")
                 body = await self._body(request)
-                return await self._whole_api.answer(request, route, body, _origin(request))
+                return await self._beyond_plain(request, route, body, _origin(request))
             except BatonError as error:
                 return error_response(error, error_body_of(route, error))
 
         return handler
+
+    async def _beyond_plain(
+        self, request: web.Request, route: Route, body: bytes, origin: Origin
+    ) -> web.StreamResponse:
+        whole = self._whole_api
+        if not asks_to_resume(request, stream=wants_stream(body)):
+            return await whole.answer(request, route, body, origin)
+        request_id, caller = origin.request_id, origin.caller
+        return await self.resumable.open_with(
+            request, request_id, caller, lambda sink: whole.keep(route, body, origin, sink)
+        )
 
     async def _body(self, request: web.Request) -> bytes:
         if request.content.is_eof():

@@ -23,6 +23,7 @@ from services.gateway.api.whole import Asking, Origin, Whole
 from services.gateway.api.whole_timings import events_with_timings, with_timings
 from services.gateway.app import App
 from services.gateway.http.guard import JSON_TYPE, reply_headers
+from services.gateway.streams.sse import Connection
 
 SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -58,6 +59,31 @@ class WholeRoutes:
             if origin.timings:
                 chunks = events_with_timings(chunks, asking, self._clock.unix_ms() // 1000)
             return await self._stream(request, asking, chunks)
+        finally:
+            self._api.end(asking, "client gone")
+
+    async def keep(self, route: Route, body: bytes, origin: Origin, sink: Connection) -> None:
+        """A stream whose client may come and go: its events, or why there are none, to `sink`."""
+        asking = Asking(route, body, origin, context=await self._app.context())
+        spoke = False
+        try:
+            answer = await self._api.ask(asking)
+            if isinstance(answer, Whole):
+                raise BatonError(Code.INVALID_REQUEST, "this request is not for a stream")
+            chunks = answer.chunks
+            if origin.timings:
+                chunks = events_with_timings(chunks, asking, self._clock.unix_ms() // 1000)
+            early = [chunk async for chunk in _until(chunks, asking)]
+            spoke = True
+            sink.write(b"".join(early))
+            async for chunk in chunks:
+                sink.write(chunk)
+            sink.end()
+        except BatonError as error:
+            if not spoke:
+                raise
+            sink.write(_failed(route, error))
+            sink.end()
         finally:
             self._api.end(asking, "client gone")
 

@@ -60,6 +60,8 @@ class Replay:
             self._last += 1
             numbered.append(b"id: %d\n%b%b" % (self._last, event, END))
             self._bytes += len(numbered[-1])
+        if not numbered:
+            return
         self._events += numbered
         while self._bytes > self._bytes_max and len(self._events) > 1:
             self._bytes -= len(self._events.popleft())

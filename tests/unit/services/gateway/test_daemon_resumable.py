@@ -123,9 +123,7 @@ async def test_only_the_same_key_finds_it(make_rig: MakeRig, tmp_path: Path) -> 
         records += [KeyRecord(id=id_, sha256=sha, tenant="t") for _, id_, sha in keys]
     rig = await make_rig(keys_file=str(path))
     mine, others = ({"Authorization": f"Bearer {key}"} for key, _, _ in keys)
-    worker = FakeWorker(rig.router.stream_endpoint)
-    rig.workers.append(worker)
-    await worker.welcomed.wait()
+    worker = await rig.worker()
     asked = rig.http.post(f"{rig.url}/v1/completions", json=ASK, headers={**ON, **mine})
     posted = Asked(rig.tasks, asked)
     submit = await rig.router.inbox.next(Submit)
@@ -150,8 +148,7 @@ async def test_what_cannot_be_resumed_is_said(rig: Rig) -> None:
     [
         ("/v1/completions", "true", {"stream": False}, "set stream to true"),
         ("/v1/completions", "yes", {}, "true or false"),
-        ("/v1/completions", "true", {"n": 2}, "plain text"),
-        ("/tokenize", "true", {}, "plain text"),
+        ("/tokenize", "true", {"stream": False}, "set stream to true"),
     ],
 )
 async def test_it_is_not_ignored_where_it_cannot_be_had(

@@ -27,6 +27,8 @@ PR_SET_PDEATHSIG = 1
 SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
 MEASUREMENTS = {
     "bench": "load against an endpoint, and what its clients saw",
+    "profile": "measure a live fleet's workers",
+    "plan": "which fleet a load needs",
 }
 HELP = """\
 Baton serves large language models with prefill and decode on separate workers.
@@ -36,6 +38,7 @@ Baton serves large language models with prefill and decode on separate workers.
   baton doctor                is this host fit for it? versions, limits, what UCX will use, ports
   baton keys add              make API keys, list and revoke them
   baton bench                 load against any OpenAI endpoint; bench crossover: does it pay?
+  baton profile, baton plan   measure workers; which fleet does a load need?
   baton check --config FILE   validate a fleet file
   baton config --config FILE  print the effective configuration and where each value came from
   baton gateway | router | prefill | decode | health --config FILE --name NAME

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from loadtest.bench.command import main as load
-
 
 def main(command: str, arguments: list[str]) -> int:
     """The exit status, as the command's help says."""
-    del command
+    if command == "profile":
+        from loadtest.plan.profile_command import main as profile
+
+        return profile(arguments)
+    if command == "plan":
+        from loadtest.plan.plan_command import main as plan
+
+        return plan(arguments)
+    if arguments[:1] == ["crossover"]:
+        from loadtest.crossover.command import main as crossover
+
+        return crossover(arguments[1:])
+    from loadtest.bench.command import main as load
+
     return load(arguments)

@@ -37,6 +37,8 @@ SECTIONS = {
 """The keys that each daemon lives by; when others change in the file, it has nothing to say."""
 MEASUREMENTS = {
     "bench": "load against an endpoint, and what its clients saw",
+    "profile": "measure a live fleet's workers",
+    "plan": "which fleet a load needs",
 }
 TOOLS = {
     "ctl": "talk to a running fleet's admin socket",
@@ -55,6 +57,7 @@ Baton serves large language models with prefill and decode on separate workers.
   baton keys add              make API keys, list and revoke them
   baton keygen add            make the keys by which hosts know each other
   baton bench                 load against any OpenAI endpoint; bench crossover: does it pay?
+  baton profile, baton plan   measure workers; which fleet does a load need?
   baton check --config FILE   validate a fleet file
   baton config --config FILE  print the effective configuration and where each value came from
   baton gateway | router | prefill | decode | health --config FILE --name NAME

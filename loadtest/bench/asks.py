@@ -118,7 +118,7 @@ def synthetic(name: str, seed: int, scale: float = 1.0) -> Iterator[Ask]:
         number += 1
 
 
-def fixed(prompt: int, output: int, seed: int) -> Iterator[Ask]:
+def fixed(prompt: int, output: int, seed: object) -> Iterator[Ask]:
     """Endless, all of one length, no two with a common prefix."""
     number = 0
     while True:

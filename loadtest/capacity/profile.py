@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,7 @@ from common.errors import ConfigError
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
+Curve = tuple[tuple[Count, Positive], ...]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +24,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     chunk of a prompt (local prefill, at most `chunk_tokens`) that chunk's time more. KV goes from a
     prefill worker at `bandwidth_bytes_per_s`, one transfer after the other, while the prompt is
     still computed; the last chunk's KV comes after it. `control_ms`: one way between two
-    processes."""
+    processes.
+
+    What was measured goes before these formulas: `prefill_curve` as (tokens, milliseconds),
+    `decode_curve` as (batch, milliseconds of a step), both ascending, straight between the points.
+    `handoff_ms`: from P's end to the KV's being D's, beside the bytes. `edge_ms`: what HTTP,
+    tokenization and the client add to a first token. `about`: where the numbers come from."""
 
     prefill_tokens_per_s: Positive = 20_000.0
     prefill_ms: NotNegative = 2.0
@@ -35,11 +43,30 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_num_seqs: Count = 64
     max_model_len: Count = 16_384
     control_ms: NotNegative = 0.3
+    prefill_curve: Curve = ()
+    decode_curve: Curve = ()
+    handoff_ms: NotNegative = 0.0
+    edge_ms: NotNegative = 0.0
+    about: dict[str, str] = {}
 
-    def prefill_seconds(self, tokens: int) -> float:
+    @property
+    def measured(self) -> bool:
+        return bool(self.prefill_curve and self.decode_curve)
+
+    def prefill_seconds(self, tokens: float) -> float:
+        if self.prefill_curve:
+            return between(self.prefill_curve, tokens) / 1000
         return self.prefill_ms / 1000 + tokens / self.prefill_tokens_per_s
 
+    def chunk_seconds(self, chunk: float, prompt: int) -> float:
+        """What a chunk of a prompt adds to a decode step."""
+        if self.prefill_curve:
+            return self.prefill_seconds(prompt) * chunk / prompt
+        return chunk / self.prefill_tokens_per_s
+
     def step_seconds(self, batch: int) -> float:
+        if self.decode_curve:
+            return between(self.decode_curve, batch) / 1000
         return (self.decode_step_ms + self.decode_step_ms_per_seq * batch) / 1000
 
     def transfer_seconds(self, tokens: int) -> float:
@@ -47,7 +74,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def prefill_capacity(self, workers: int, prompt: float) -> float:
         """Requests per second that the prefill workers can compute, or send if that is slower."""
-        compute = self.prefill_ms / 1000 + prompt / self.prefill_tokens_per_s
+        compute = self.prefill_seconds(prompt)
         send = prompt * self.kv_bytes_per_token / self.bandwidth_bytes_per_s
         return workers / max(compute, send)
 
@@ -58,14 +85,37 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return workers * batch / (output * self.step_seconds(batch))
 
 
+def between(curve: Curve, at: float) -> float:
+    """On the straight line between two points; the first point's value before it, and the last
+    line's slope after the end."""
+    if at <= curve[0][0] or len(curve) == 1:
+        return curve[0][1]
+    after = next((i for i, (x, _) in enumerate(curve) if x >= at), len(curve) - 1)
+    (x0, y0), (x1, y1) = curve[after - 1], curve[after]
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
 def load(path: Path) -> Profile:
     """A TOML file with the keys of `Profile`. Raises ConfigError that names the key at fault."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Profile)
+        profile = msgspec.toml.decode(path.read_bytes(), type=Profile)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ConfigError(str(path), f"{error}; the keys are {', '.join(_keys())}") from error
+    for key, curve in (("prefill", profile.prefill_curve), ("decode", profile.decode_curve)):
+        if any(left[0] >= right[0] for left, right in pairwise(curve)):
+            raise ConfigError(f"{path}: {key}_curve", "must ascend")
+    return profile
+
+
+def text(profile: Profile) -> str:
+    """As `load` reads it; TOML takes JSON's values."""
+    values = msgspec.structs.asdict(profile)
+    about = values.pop("about")
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    lines += ["", "[about]", *[f"{key} = {json.dumps(value)}" for key, value in about.items()]]
+    return "\n".join(lines) + "\n"
 
 
 def _keys() -> tuple[str, ...]:

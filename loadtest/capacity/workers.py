@@ -142,7 +142,8 @@ class PrefillModel(ModelWorker):
             last = profile.transfer_seconds(min(job.ask.prompt, profile.chunk_tokens))
             sending = max(began, self._link_free) + profile.transfer_seconds(job.ask.prompt)
             self._link_free = max(sending, now + last)
-            self._time.at(self._link_free, lambda: self._outlet.kv_ready(job.key, self.identity))
+            there = self._link_free + profile.handoff_ms / 1000
+            self._time.at(there, lambda: self._outlet.kv_ready(job.key, self.identity))
         self._next()
 
 
@@ -206,7 +207,7 @@ class DecodeModel(ModelWorker):
         """Seconds of one step as things are."""
         step = self._profile.step_seconds(self._batch) if self._batch else 0.0
         if self._prompts:
-            step += self._chunk() / self._profile.prefill_tokens_per_s
+            step += self._profile.chunk_seconds(self._chunk(), self._prompts[0][0].ask.prompt)
         return step
 
     def _chunk(self) -> float:

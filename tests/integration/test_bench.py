@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.capacity.profile import load as load_profile
 from tests.fleet.running import Fleet, wait_until
 
 TRACE = """\
@@ -23,9 +24,13 @@ TRACE = """\
 """
 
 
-def bench(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "services.cli", "bench", *arguments]
+def baton(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "services.cli", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def bench(*arguments: str) -> subprocess.Popen[str]:
+    return baton("bench", *arguments)
 
 
 def told(path: Path) -> dict[str, Any]:
@@ -100,3 +105,41 @@ def test_a_command_line_that_cannot_be_used(
     _, err = run.communicate(timeout=30)
     assert run.returncode == 2
     assert why in err
+
+
+def test_a_profile_of_live_workers_is_one_that_plans_are_made_of(
+    sim_fleet: Fleet, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.toml"
+    run = baton(
+        *("profile", "--url", sim_fleet.url, "--run-dir", str(sim_fleet.run_dir)),
+        *("--prompt-max", "1000", "--batch-max", "2", "--repeats", "1", "--out", str(path)),
+    )
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err + out
+    profile = load_profile(path)
+    assert [tokens for tokens, _ in profile.prefill_curve] == [64, 128, 256, 512, 1000]
+    assert [batch for batch, _ in profile.decode_curve] == [1, 2]
+    capacity = sim_fleet.ctl("workers", "decode")[0]
+    assert profile.kv_blocks == capacity["kv_blocks"]
+    assert profile.kv_bytes_per_token * profile.block_tokens == capacity["kv_block_bytes"]
+    assert "2 prefill, 2 decode" in profile.about["workers"]
+
+
+def test_crossover_compares_what_it_is_given(sim_fleet: Fleet, tmp_path: Path) -> None:
+    """Twice the same fleet: whatever the machine did, it shows in both."""
+    to_json = tmp_path / "x.json"
+    run = bench(
+        *("crossover", "--endpoint", f"replicated={sim_fleet.url}"),
+        *("--endpoint", f"disaggregated={sim_fleet.url}/v1", "--json", str(to_json)),
+        *("--concurrency", "1,2", "--repeats", "2", "--requests", "2"),
+        *("--prompt", "60", "--output", "4"),
+    )
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err + out
+    result = told(to_json)
+    cells = [(c["repeat"], c["concurrency"], c["fleet"]) for c in result["cells"]]
+    assert cells[:2] == [(0, 1, "replicated"), (0, 1, "disaggregated")]
+    assert cells[4:6] == [(1, 1, "disaggregated"), (1, 1, "replicated")], "turned about"
+    assert [c for c, _ in result["ratios"]["60 in, 4 out"]["tokens"]] == [1, 2]
+    assert result["sentences"]["60 in, 4 out"] in out

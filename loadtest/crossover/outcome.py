@@ -1,0 +1,121 @@
+"""What the runs say: ratios by shape and concurrency, and a sentence for each shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Literal
+
+import msgspec
+
+from loadtest.bench.figures import Figures
+from loadtest.crossover.measure import DISAGGREGATED, REPLICATED, Cell, Shape
+from loadtest.crossover.ratio import Ratio, ratio
+from loadtest.crossover.verdict import sentence
+from loadtest.provenance import Provenance
+
+Metric = Literal["goodput", "tokens", "ttft", "itl"]
+METRICS: dict[Metric, str] = {
+    "goodput": "good answers per second",
+    "tokens": "output tokens per second",
+    "ttft": "TTFT p90, lower is better",
+    "itl": "ITL p99, lower is better",
+}
+
+
+class Crossover(msgspec.Struct, frozen=True, kw_only=True):
+    """`ratios`: by shape's name and metric, (concurrency, ratio of disaggregated to replicated,
+    above 1 = disaggregated is better). `sentences`: by shape's name, of the chosen metric."""
+
+    provenance: Provenance
+    command: str
+    workers: str
+    engine: str
+    metric: Metric
+    slo: str
+    cells: list[Cell]
+    ratios: dict[str, dict[Metric, list[tuple[int, Ratio]]]]
+    sentences: dict[str, str]
+    failed: str
+
+
+def value(of: Figures, metric: Metric) -> float:
+    """More is better."""
+    if metric == "goodput":
+        return of.goodput_rps
+    if metric == "tokens":
+        return of.output_tokens_per_s
+    low = of.ttft_ms.p90 if metric == "ttft" else of.itl_ms.p99
+    return 1 / low if low else 0.0
+
+
+def ratios(cells: Sequence[Cell], shape: Shape, metric: Metric) -> list[tuple[int, Ratio]]:
+    """Of the repeats that both fleets finished."""
+    known: dict[tuple[int, int], dict[str, float]] = {}
+    for cell in cells:
+        if cell.shape == shape:
+            pair = known.setdefault((cell.concurrency, cell.repeat), {})
+            pair[cell.fleet] = value(cell.figures, metric)
+    both = {key: pair for key, pair in known.items() if {REPLICATED, DISAGGREGATED} <= pair.keys()}
+    return [
+        (
+            concurrency,
+            ratio(
+                [pair[DISAGGREGATED] for key, pair in both.items() if key[0] == concurrency],
+                [pair[REPLICATED] for key, pair in both.items() if key[0] == concurrency],
+            ),
+        )
+        for concurrency in sorted({key[0] for key in both})
+    ]
+
+
+def all_ratios(cells: Sequence[Cell]) -> dict[str, dict[Metric, list[tuple[int, Ratio]]]]:
+    shapes = dict.fromkeys(cell.shape for cell in cells)
+    return {s.name: {metric: ratios(cells, s, metric) for metric in METRICS} for s in shapes}
+
+
+def sentences(cells: Sequence[Cell], metric: Metric) -> dict[str, str]:
+    shapes = dict.fromkeys(cell.shape for cell in cells)
+    told = {shape.name: ratios(cells, shape, metric) for shape in shapes}
+    return {name: sentence(dict(rows)) for name, rows in told.items() if rows}
+
+
+def failure(cells: Sequence[Cell]) -> str:
+    """Why the runs ended early, empty if they did not."""
+    if not cells or not cells[-1].figures.failed:
+        return ""
+    last = cells[-1]
+    why = "; ".join(last.figures.details)
+    return f"{last.fleet}, {last.shape.name}, {last.concurrency} at once: {why}"
+
+
+def lines(of: Crossover) -> Iterator[str]:
+    """For a terminal."""
+    for shape in dict.fromkeys(cell.shape for cell in of.cells):
+        yield f"{shape.name}; {of.workers}, {of.engine}; SLO {of.slo}"
+        fleets = list(dict.fromkeys(cell.fleet for cell in of.cells))
+        yield f"{'at once':<9}" + "".join(
+            f"{fleet + ' tok/s, TTFT p90, ITL p99':>40}" for fleet in fleets
+        )
+        told = of.ratios[shape.name][of.metric]
+        for concurrency, each in told:
+            cells = "".join(_cell(of.cells, fleet, shape, concurrency) for fleet in fleets)
+            yield f"{concurrency:<9}{cells}   {each.value:.2f} [{each.low:.2f}, {each.high:.2f}]"
+        yield f"ratio: disaggregated to replicated, {METRICS[of.metric]}, 95 % confidence"
+        yield of.sentences.get(shape.name, "")
+    if of.failed:
+        yield f"STOPPED: {of.failed}"
+
+
+def _cell(cells: Sequence[Cell], fleet: str, shape: Shape, concurrency: int) -> str:
+    known = [
+        c.figures for c in cells if (c.fleet, c.shape, c.concurrency) == (fleet, shape, concurrency)
+    ]
+    if not known:
+        return f"{'-':>40}"
+    tokens, ttft, itl = (
+        fmean(f.output_tokens_per_s for f in known),
+        fmean(f.ttft_ms.p90 for f in known),
+        fmean(f.itl_ms.p99 for f in known),
+    )
+    return f"{tokens:>20.0f}{ttft:>10.0f}{itl:>10.1f}"

@@ -1,0 +1,192 @@
+"""`baton plan`: which fleet a load needs, by the production router over measured workers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from common.errors import ConfigError
+from common.model.resolve import resolve_model
+from loadtest.bench import arrivals, asks
+from loadtest.capacity.profile import Profile
+from loadtest.capacity.profile import load as load_profile
+from loadtest.capacity.workload import Arrival
+from loadtest.flags import count, positive
+from loadtest.plan import formula, picture, verdict
+from loadtest.plan.sizing import Load, Outcome, within_data
+from loadtest.slo import parse as parse_slo
+from loadtest.slo import shown
+from loadtest.traces.reader import read
+from loadtest.traces.rows import Reading
+
+OK, NONE, USAGE, BEYOND = 0, 1, 2, 4
+HOURS = 3600.0
+EPILOG = """\
+examples:
+  baton plan --profile profile.toml --trace conversation.jsonl --slo ttft=2000,itl=50
+  baton plan --profile profile.toml --mix rag --rate 20 --slo ttft=1000,itl=40 --price 2.5
+
+exit status: 0 a fleet was found, 1 none of up to --workers meets the SLO, 2 wrong command line,
+4 the load lies beyond what the profile measured
+"""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` writes."""
+
+    sentence: str
+    taken: Outcome
+    found: verdict.Search
+    sensitivity: list[verdict.Line]
+
+
+def main(argv: list[str]) -> int:
+    chosen = _parser().parse_args(argv)
+    reading = Reading(str(chosen.trace))
+    try:
+        profile = within_data(load_profile(chosen.profile))
+        load = Load(list(_arrivals(chosen, reading)), parse_slo(chosen.slo))
+        if not (load.slo.ttft_ms or load.slo.tpot_ms):
+            raise ConfigError("--slo", "say what a good answer is: ttft=MS,itl=MS")
+        size = formula.of_profile(profile)
+        if chosen.model:
+            size = formula.of_model(resolve_model(chosen.model))
+        status = _plan(chosen, profile, load, size)
+    except ConfigError as error:
+        print(f"baton plan: {error.message}", file=sys.stderr)
+        return USAGE
+    for named in reading.named:
+        print(f"bad row: {named}")
+    return status
+
+
+def _plan(chosen: argparse.Namespace, profile: Profile, load: Load, size: formula.KvSize) -> int:
+    beyond = _beyond(profile, load, assume=chosen.assume)
+    if beyond:
+        print(f"baton plan: no recommendation: {beyond}", file=sys.stderr)
+        return BEYOND
+    print("\n".join(formula.lines(size, profile, [a.prompt for a in load.arrivals])))
+    target = chosen.attainment
+    found = verdict.search(profile, load, target, chosen.workers, _tell)
+    print("\n".join(_head(chosen, profile, load)))
+    print("\n".join(_rows(found, chosen.price)))
+    taken = verdict.choose(found)
+    if taken is None:
+        best = max((o.attainment for o in found.played), default=0.0)
+        print(f"No fleet of up to {chosen.workers} workers meets it; the best reaches {best:.1%}.")
+        return NONE
+    sentence = verdict.reason(found, taken, target)
+    changes = verdict.sensitivity(found, taken, profile, load, _tell)
+    print("\n".join(_sensitivity(changes)))
+    print(sentence)
+    plan = Plan(sentence=sentence, taken=taken, found=found, sensitivity=changes)
+    if chosen.json:
+        chosen.json.write_bytes(msgspec.json.encode(plan))
+    if chosen.png:
+        chosen.png.write_bytes(picture.plan(found, changes, target, sentence))
+    return OK
+
+
+def _arrivals(chosen: argparse.Namespace, reading: Reading) -> Iterator[Arrival]:
+    if chosen.trace:
+        stream = asks.from_rows(
+            read(chosen.trace, reading, chosen.requests), speed=chosen.speed, scale=chosen.scale
+        )
+    else:
+        mixed = asks.synthetic(chosen.mix, chosen.seed, chosen.scale)
+        instants = arrivals.poisson(chosen.rate, chosen.seed)
+        stream = islice(arrivals.timed(mixed, instants), chosen.requests)
+    for ask in stream:
+        yield Arrival(at=ask.at, prompt=ask.prompt, output=ask.output, max_tokens=ask.output)
+
+
+def _beyond(profile: Profile, load: Load, *, assume: bool) -> str:
+    """Why the profile cannot answer for this load, empty if it can."""
+    if not profile.measured:
+        told = "the profile was not measured (no prefill_curve and decode_curve); run baton profile"
+        return "" if assume else f"{told}, or say --assume"
+    longest = profile.prefill_curve[-1][0]
+    over = [a.prompt for a in load.arrivals if a.prompt > longest]
+    if over and not assume:
+        return (
+            f"{len(over)} of {len(load.arrivals)} prompts are longer than the longest that was "
+            f"measured ({longest} tokens; the trace has {max(over)}): baton profile --prompt-max "
+            f"{max(over)}, or shorten the load with --scale"
+        )
+    return ""
+
+
+def _head(chosen: argparse.Namespace, profile: Profile, load: Load) -> Iterator[str]:
+    rate = len(load.arrivals) / load.span
+    what = chosen.trace.name if chosen.trace else f"mix {chosen.mix}"
+    yield ""
+    yield f"load     {what}: {len(load.arrivals)} requests at {rate:.2f}/s; SLO {shown(load.slo)}"
+    measured = profile.about.get("machine", "assumed numbers, not measured ones")
+    yield f"profile  {measured}"
+    yield "         prompts are computed whole: a prefix cache would need less prefill"
+    yield ""
+
+
+def _rows(found: verdict.Search, price: float) -> Iterator[str]:
+    yield (
+        f"{'fleet':<16}{'met SLO':>9}{'TTFT p50':>10}{'p90':>9}{'TPOT p90':>10}{'ITL p99':>9}"
+        f"{'P busy':>8}{'D busy':>8}{'cost/1M out':>13}"
+    )
+    for o in found.played:
+        cost = o.shape.workers * price / HOURS / max(o.output_tokens_per_s, 1e-9) * 1e6
+        taken = " <" if o in found.found else ""
+        yield (
+            f"{o.shape.name:<16}{o.attainment:>9.1%}{o.ttft_ms.p50:>10.0f}{o.ttft_ms.p90:>9.0f}"
+            f"{o.tpot_ms.p90:>10.1f}{o.itl_ms.p99:>9.1f}{o.prefill_utilization:>8.0%}"
+            f"{o.decode_utilization:>8.0%}{cost:>13.2f}{taken}"
+        )
+
+
+def _sensitivity(changes: list[verdict.Line]) -> Iterator[str]:
+    yield ""
+    yield f"{'if it changed':<20}{'replicated':>12}{'disaggregated':>15}"
+    for line in changes:
+        shares = (_share(line.replicated), _share(line.split))
+        yield f"{line.what:<20}{shares[0]:>12}{shares[1]:>15}"
+    yield ""
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1%}"
+
+
+def _tell(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="\r", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton plan",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--profile", type=Path, required=True, metavar="FILE", help="by baton profile")
+    add("--trace", type=Path, metavar="FILE", help="Mooncake JSONL or Azure CSV")
+    add("--mix", choices=tuple(asks.MIXES), default="chat", help="without --trace (chat)")
+    add("--rate", type=positive, default=5.0, help="with --mix: requests/s (5)")
+    add("--speed", type=positive, default=1.0, help="trace: times as fast (1)")
+    add("--scale", type=positive, default=1.0, help="times all lengths (1)")
+    add("--requests", type=count, default=1_000, help="the first so many (1000)")
+    add("--slo", required=True, help="ttft=MS,itl=MS")
+    add("--attainment", type=positive, default=0.95, help="share that must meet it (0.95)")
+    add("--workers", type=count, default=16, help="the largest fleet (16)")
+    add("--price", type=positive, default=1.0, help="of one worker for an hour (1)")
+    add("--model", default="", metavar="PATH", help="prints its KV size formula")
+    add("--assume", action="store_true", help="answer beyond what was measured, too")
+    add("--seed", type=int, default=1)
+    add("--json", type=Path, metavar="FILE", help="the whole answer, for programs")
+    add("--png", type=Path, metavar="FILE", help="a picture of it")
+    return parser

@@ -1,0 +1,123 @@
+"""`baton profile`: measures the workers of a live fleet and writes what `baton plan` needs."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from common.config import default_run_dir
+from loadtest import local, provenance
+from loadtest.bench import endpoint
+from loadtest.bench.phases import router_of
+from loadtest.capacity.profile import Profile, text
+from loadtest.flags import count, positive
+from loadtest.plan.fit import bandwidth_of, profile_of
+from loadtest.plan.probe import ProbeError, Prober, batches_to, lengths_to
+
+OK, FAILED = 0, 1
+PROMPT_MAX = 8_192
+BATCH_MAX = 32
+EPILOG = """\
+The fleet should be idle otherwise. For curves of one worker, one prefill and one decode worker are
+enough; with several, probes go where the router sends them, and batches are shared out evenly.
+
+examples:
+  baton profile --out profile.toml                     of the fleet of `baton up`
+  baton profile --start sim --out profile.toml         of a simulated fleet, started for it
+"""
+
+
+def main(argv: list[str]) -> int:
+    chosen = _parser().parse_args(argv)
+    chosen.url = chosen.url.rstrip("/").removesuffix("/v1")
+    environ = local.SIM if chosen.start == "sim" else None
+    try:
+        with ExitStack() as stack:
+            if chosen.start:
+                running = stack.enter_context(local.fleet(["--engine", chosen.start], environ))
+                chosen.url, chosen.run_dir = running.url, running.run_dir
+            profile = uvloop.run(_measure(chosen))
+    except (endpoint.DeadEndpointError, local.FleetDownError, ProbeError) as error:
+        print(f"baton profile: {error}", file=sys.stderr)
+        return FAILED
+    chosen.out.write_text(text(profile), encoding="utf-8")
+    print("\n".join(lines(profile)))
+    print(f"written to {chosen.out}")
+    return OK
+
+
+async def _measure(chosen: argparse.Namespace) -> Profile:
+    there = await endpoint.look(chosen.url, chosen.model, chosen.api_key)
+    origin = provenance.collect()
+    prober = Prober(
+        chosen.url, router_of(chosen.run_dir), there.model, secrets.token_hex(4), chosen.api_key
+    )
+    decodes = [row for row in await prober.told("workers") if row["role"] == "decode"]
+    if not decodes:
+        raise ProbeError("the fleet has no decode worker")
+    decode: dict[str, Any] = decodes[0]
+    room = decode["kv_blocks"] * decode["block_tokens"] // 2
+    longest = min(chosen.prompt_max, decode["max_model_len"] - 2, room)
+    await prober.warm()
+    _say(f"prompts of 64 to {longest} tokens, {chosen.repeats} times each")
+    probes = await prober.prompts(lengths_to(longest), chosen.repeats)
+    _say(f"batches of 1 to {min(chosen.batch_max, decode['requests_max'])}")
+    batches = batches_to(min(chosen.batch_max, decode["requests_max"]))
+    steps = await prober.steps(batches, len(decodes))
+    status = await prober.told("status")
+    about = {
+        "model": there.model,
+        "machine": provenance.sentence(origin),
+        "command": "baton profile",
+        "workers": f"{status['prefill_ready']} prefill, {status['decode_ready']} decode",
+    }
+    seen = list(status["estimates"]["pair_bytes_per_s"].values())
+    bandwidth = bandwidth_of(chosen.bandwidth, seen)
+    return profile_of(probes, steps, decode, bandwidth, about)
+
+
+def lines(profile: Profile) -> list[str]:
+    """For a person."""
+    prefill = ", ".join(f"{n}: {ms:.1f}" for n, ms in profile.prefill_curve)
+    decode = ", ".join(f"{n}: {ms:.2f}" for n, ms in profile.decode_curve)
+    tokens = profile.kv_blocks * profile.block_tokens
+    bandwidth = profile.about.get("bandwidth", "")
+    return [
+        f"prefill      ms by tokens   {prefill}",
+        f"decode step  ms by batch    {decode}",
+        f"KV           {profile.kv_bytes_per_token} bytes a token, room for {tokens} tokens",
+        f"pair         {profile.bandwidth_bytes_per_s / 1e9:.2f} GB/s ({bandwidth})",
+        f"handoff      {profile.handoff_ms:.1f} ms after prefill, beside the bytes",
+        f"edge         {profile.edge_ms:.1f} ms of HTTP, tokenization and client",
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton profile",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    add("--run-dir", type=Path, default=default_run_dir(), help="the fleet's (%(default)s)")
+    add("--start", choices=("sim", "vllm"), help="start 1 + 1 workers for it, stop them after")
+    add("--model", default="", help="default: the only one that is served")
+    add("--api-key", default="", metavar="KEY")
+    add("--prompt-max", type=count, default=PROMPT_MAX, help="longest prompt (%(default)s)")
+    add("--batch-max", type=count, default=BATCH_MAX, help="largest batch (%(default)s)")
+    add("--repeats", type=count, default=5, help="of each prompt length (5)")
+    add("--bandwidth", type=positive, default=0.0, metavar="BYTES", help="per second of a pair")
+    add("--out", type=Path, default=Path("profile.toml"), metavar="FILE", help="(%(default)s)")
+    return parser
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,156 @@
+"""Plays candidate fleets in virtual time, the production router deciding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+
+from loadtest.capacity.fleet import Fleet, Scenario
+from loadtest.capacity.profile import Profile
+from loadtest.capacity.report import Quantiles, Slo
+from loadtest.capacity.workload import Arrival
+from services.router.settings import Settings
+
+DRAIN_SECONDS = 600.0
+ROOM = 0.97
+"""A phase asked for more than this of its capacity on paper is not worth playing."""
+
+
+class Shape(NamedTuple):
+    """P prefill and D decode workers; P = 0: replicated, every worker does both."""
+
+    prefills: int
+    decodes: int
+
+    @property
+    def workers(self) -> int:
+        return self.prefills + self.decodes
+
+    @property
+    def split(self) -> bool:
+        return self.prefills > 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.prefills}P+{self.decodes}D" if self.split else f"{self.decodes} replicated"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`attainment`: share of all requests that met the SLO; refused ones did not."""
+
+    shape: Shape
+    attainment: float
+    goodput_rps: float
+    ttft_ms: Quantiles
+    tpot_ms: Quantiles
+    itl_ms: Quantiles
+    prefill_utilization: float
+    decode_utilization: float
+    output_tokens_per_s: float
+
+
+class Load(NamedTuple):
+    arrivals: Sequence[Arrival]
+    slo: Slo
+
+    @property
+    def span(self) -> float:
+        return max(self.arrivals[-1].at, 1e-3)
+
+
+def play(shape: Shape, profile: Profile, load: Load) -> Outcome:
+    """`edge_ms` is added to every TTFT; the rest is the simulation's."""
+    edge = profile.edge_ms / 1000
+    inner = Slo(
+        ttft_ms=max(1e-3, load.slo.ttft_ms - profile.edge_ms) if load.slo.ttft_ms else 0.0,
+        tpot_ms=load.slo.tpot_ms,
+    )
+    settings = Settings(
+        mode="disaggregated" if shape.split else "replicated",
+        remote_prefill="auto",
+        max_queue=max(1024, len(load.arrivals)),
+        worker_timeout=1e9,
+    )
+    fleet = Fleet(
+        Scenario(
+            profile=profile,
+            prefills=shape.prefills,
+            decodes=shape.decodes,
+            arrivals=load.arrivals,
+            seconds=load.span + 1e-3,
+            drain_seconds=DRAIN_SECONDS,
+            slo=inner,
+            settings=settings,
+        )
+    )
+    report = fleet.run()
+    good = sum(sample.good(inner) for sample in fleet.samples)
+    ended = [(s.done, s.ask.output) for s in fleet.samples if s.done is not None]
+    last = max((done for done, _ in ended), default=load.span) + edge
+    first = report.ttft_ms
+    return Outcome(
+        shape=shape,
+        attainment=good / len(load.arrivals),
+        goodput_rps=good / last,
+        ttft_ms=Quantiles(*(q + profile.edge_ms for q in (first.p50, first.p90, first.p99))),
+        tpot_ms=report.tpot_ms,
+        itl_ms=report.itl_ms,
+        prefill_utilization=report.prefill_utilization,
+        decode_utilization=report.decode_utilization,
+        output_tokens_per_s=sum(output for _, output in ended) / last,
+    )
+
+
+def within_data(profile: Profile) -> Profile:
+    """No larger batch than was measured."""
+    if not profile.decode_curve:
+        return profile
+    most = profile.decode_curve[-1][0]
+    return msgspec.structs.replace(profile, max_num_seqs=min(profile.max_num_seqs, most))
+
+
+class Demand(NamedTuple):
+    """Workers' worth of work, on paper: each phase's seconds per second."""
+
+    prefill: float
+    decode: float
+
+
+def demand(profile: Profile, load: Load) -> Demand:
+    rate = len(load.arrivals) / load.span
+    seconds = fmean(profile.prefill_seconds(a.prompt) for a in load.arrivals)
+    mean = fmean(a.prompt + a.output for a in load.arrivals)
+    tokens = profile.kv_blocks * profile.block_tokens
+    batch = max(1, min(profile.max_num_seqs, int(0.95 * tokens / mean)))
+    steps = fmean(a.output for a in load.arrivals)
+    return Demand(rate * seconds, rate * steps * profile.step_seconds(batch) / batch)
+
+
+def whole(workers: int, need: Demand) -> list[Shape]:
+    """The replicated fleet of so many workers, unless it is lost on paper already."""
+    return [Shape(0, workers)] if need.prefill + need.decode <= workers * ROOM else []
+
+
+def splits(workers: int, need: Demand) -> list[Shape]:
+    """Disaggregated fleets of so many workers that are not lost on paper, by rising P."""
+    return [
+        Shape(prefills, workers - prefills)
+        for prefills in range(1, workers)
+        if need.prefill <= prefills * ROOM and need.decode <= (workers - prefills) * ROOM
+    ]
+
+
+def scaled(load: Load, *, rate: float = 1.0, prompt: float = 1.0) -> Load:
+    """The same load, denser or with longer prompts."""
+    arrivals = [
+        a._replace(at=a.at / rate, prompt=max(1, round(a.prompt * prompt))) for a in load.arrivals
+    ]
+    return Load(arrivals, load.slo)
+
+
+def with_network(profile: Profile, times: float) -> Profile:
+    faster = profile.bandwidth_bytes_per_s * times
+    return msgspec.structs.replace(profile, bandwidth_bytes_per_s=faster)

@@ -8,38 +8,36 @@ stopped while others are measured, for its progress thread spins.
 `raw`: tagged UCXX messages of the handoff's size, as many in flight, over the same transports.
 `no digest`: the handoff with digests not computed, for what they cost. `nixl`: see `kv_nixl`; its
 UCX is its own and may choose other transports of the list, so a second run over TCP alone follows.
+Verdicts against the targets end each run.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from tests.bench.kv_paths import BLOCK_BYTES, Handoffs, Nixl, Raw, Sample, measured, serve, settings
+from tests.bench.kv_verdict import Figures, Row, verdicts
 
 SIZES = (1, 4, 16, 64, 256)
 ROUNDS = 9
 ROUND_BYTES = 8 << 20
+QUIET_LOAD = 0.3
 GIGA = 1e9
 TRANSPORTS = ("tcp,sm,self", "tcp,self")
 Moves = Callable[[int], list[Sample]]
 """Moves so many times, and says of each what it cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    seconds: float
-    low: float
-    high: float
-    cpu_seconds: float
-
-
 def main() -> None:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > QUIET_LOAD * cores:
+        print(f"load {load:.1f} on {cores} cores: trust CPU s/GB, not the times")
     for transports in TRANSPORTS:
         compare(transports)
 
@@ -55,18 +53,24 @@ def compare(transports: str) -> None:
     raw = Raw(ours, child.pid, raw_port, transports)
     nixl = Nixl.start(transports)
     print(f"UCX_TLS={transports}, messages of {settings(transports).message_bytes >> 10} KiB")
-    print("     MiB       path       ms   quartiles    GB/s  CPU s/GB  of raw  of memcpy")
+    print(
+        "     MiB       path       ms   quartiles    GB/s  CPU s/GB  of raw  its CPU  of nixl  "
+        "of memcpy"
+    )
+    rows = []
     for blocks in SIZES:
         size = blocks * BLOCK_BYTES
         paths: dict[str, Moves] = {
             "memcpy": each(memcpy(size)),
             "raw": each(partial(raw.move, blocks)),
             "handoff": each(partial(handoffs.move, blocks)),
-            "no digest": each(partial(handoffs.move, blocks, digest=False)),
+            "no digest": each(partial(handoffs.move, blocks, mode="off")),
         }
         if isinstance(nixl, Nixl):
             paths["nixl"] = partial(nixl.moves, blocks)
-        show(size, interleaved(paths, max(1, ROUND_BYTES // size)), handoffs.digest_seconds(size))
+        figures = interleaved(paths, max(1, ROUND_BYTES // size))
+        rows.append(Row(size, figures, handoffs.digest_seconds(blocks)))
+        show(rows[-1])
     handoffs.close()
     ours.send(("exit",))
     child.join(5)
@@ -74,6 +78,7 @@ def compare(transports: str) -> None:
         nixl.close()
     else:
         print(f"nixl was not measured: {nixl}")
+    print("\n".join(verdicts(rows)))
 
 
 def each(move: Callable[[], Sample]) -> Moves:
@@ -104,25 +109,17 @@ def memcpy(size: int) -> Callable[[], Sample]:
     return lambda: measured(lambda: np.copyto(target, source), ())
 
 
-def show(size: int, figures: dict[str, Figures], digest_seconds: float) -> None:
-    raw, copy, handoff = figures["raw"], figures["memcpy"], figures["handoff"]
-    for name, path in figures.items():
+def show(row: Row) -> None:
+    for name, path in row.paths.items():
+        of_nixl = f"{row.speed_of(name, 'nixl'):8.2f}x" if "nixl" in row.paths else f"{'':9}"
         print(
-            f"{size / (1 << 20):8.2f} {name:>10} {path.seconds * 1000:8.2f} "
-            f"{path.low * 1000:6.2f}-{path.high * 1000:<7.2f}{size / path.seconds / GIGA:6.2f} "
-            f"{path.cpu_seconds / (size / GIGA):9.2f} {raw.seconds / path.seconds:7.0%} "
-            f"{copy.seconds / path.seconds:10.0%}"
+            f"{row.size / (1 << 20):8.2f} {name:>10} {path.seconds * 1000:8.2f} "
+            f"{path.low * 1000:6.2f}-{path.high * 1000:<7.2f}{row.size / path.seconds / GIGA:6.2f} "
+            f"{path.cpu_seconds / (row.size / GIGA):9.2f} {row.speed_of(name, 'raw'):7.0%} "
+            f"{row.cpu_of(name, 'raw'):8.2f} {of_nixl}{row.speed_of(name, 'memcpy'):10.0%}"
         )
-    off = handoff.seconds / figures["no digest"].seconds - 1
+    off = row.speed_of("no digest", "handoff") - 1
     print(
-        f"{'':8} handoff: {raw.seconds / handoff.seconds:.0%} of raw; digests of both ends "
-        f"{digest_seconds / handoff.seconds:.1%} of its time, "
-        f"{digest_seconds / max(handoff.cpu_seconds, 1e-9):.1%} of its CPU (on against off "
-        f"{off:+.1%})"
+        f"{'':8} digests of both ends {row.digest_of_time:.1%} of the handoff's time, "
+        f"{row.digest_of_cpu:.1%} of its CPU (on against off {off:+.1%})"
     )
-    if "nixl" in figures:
-        nixl = figures["nixl"]
-        print(
-            f"{'':8} handoff: {nixl.seconds / handoff.seconds:.2f} times as fast as nixl, with "
-            f"{handoff.cpu_seconds / max(nixl.cpu_seconds, 1e-9):.2f} of its CPU"
-        )

@@ -1,0 +1,102 @@
+"""The targets of the KV handoff, and whether one run of `kv` met them.
+
+They are about bulk, `BULK_BYTES` and more; the worst size decides. A digest's share is of the
+handoff's wall time, as if the digests of both ends were taken one after the other and overlapped
+with nothing; of the CPU it is what the digests themselves took, inside the measured handoffs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+BULK_BYTES = 16 << 20
+OF_RAW_MIN = 0.80
+DIGEST_SHARE_MAX = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one move: seconds, the quartiles around them, and CPU of both ends."""
+
+    seconds: float
+    low: float
+    high: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All paths for one size. `digest_seconds`: CPU of the digests in one handoff, both ends."""
+
+    size: int
+    paths: dict[str, Figures]
+    digest_seconds: float
+
+    @property
+    def of_raw(self) -> float:
+        return self.speed_of("handoff", "raw")
+
+    @property
+    def of_nixl(self) -> float:
+        return self.speed_of("handoff", "nixl")
+
+    @property
+    def digest_of_time(self) -> float:
+        return self.digest_seconds / self.paths["handoff"].seconds
+
+    @property
+    def digest_of_cpu(self) -> float:
+        return self.digest_seconds / max(self.paths["handoff"].cpu_seconds, 1e-9)
+
+    def speed_of(self, path: str, other: str) -> float:
+        """How many times as fast as the other."""
+        return self.paths[other].seconds / self.paths[path].seconds
+
+    def cpu_of(self, path: str, other: str) -> float:
+        return self.paths[path].cpu_seconds / max(self.paths[other].cpu_seconds, 1e-9)
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """One line for each target."""
+    bulk = [row for row in rows if row.size >= BULK_BYTES]
+    if not bulk:
+        return [f"no verdict: nothing of {BULK_BYTES >> 20} MiB or more was moved"]
+    lines = [
+        _line(
+            f"bulk, digests on, >= {OF_RAW_MIN:.0%} of raw UCXX",
+            bulk,
+            lambda row: f"{row.of_raw:.0%} with {row.cpu_of('handoff', 'raw'):.2f} of its CPU",
+            lambda row: row.of_raw >= OF_RAW_MIN,
+        )
+    ]
+    if all("nixl" in row.paths for row in bulk):
+        lines.append(
+            _line(
+                "bulk faster than NIXL",
+                bulk,
+                lambda row: (
+                    f"{row.of_nixl:.2f} times with {row.cpu_of('handoff', 'nixl'):.2f} of its CPU"
+                ),
+                lambda row: row.of_nixl > 1,
+            )
+        )
+    else:
+        lines.append("not measured  bulk faster than NIXL")
+    lines.append(
+        _line(
+            f"digests <= {DIGEST_SHARE_MAX:.0%} of the handoff's time",
+            bulk,
+            lambda row: f"{row.digest_of_time:.1%}, {row.digest_of_cpu:.1%} of its CPU",
+            lambda row: row.digest_of_time <= DIGEST_SHARE_MAX,
+        )
+    )
+    return lines
+
+
+def _line(
+    target: str, rows: Sequence[Row], said: Callable[[Row], str], met: Callable[[Row], bool]
+) -> str:
+    word = "met" if all(met(row) for row in rows) else "MISSED"
+    figures = "; ".join(f"{row.size >> 20} MiB {said(row)}" for row in rows)
+    return f"{word:<13} {target}: {figures}"

@@ -2,7 +2,8 @@
 
 Reads {"model", "prompts", "max_tokens"} as JSON on stdin, writes {"tokens", "margin"} on stdout:
 the greedy ids of each prompt, and the smallest gap between the best and the second log probability
-on its way, which says how far float noise is from changing a decision.
+on its way, which says how far float noise is from changing a decision. `asked`, if it is there,
+holds for each prompt how it is sampled instead, in vLLM's words.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def main() -> None:
         max_num_seqs=64,
         max_num_batched_tokens=2048,
     )
-    sampling = SamplingParams(
-        temperature=0.0, max_tokens=question["max_tokens"], ignore_eos=True, logprobs=2
-    )
+    greedy = {"temperature": 0.0, "max_tokens": question["max_tokens"], "ignore_eos": True}
     inputs = [{"prompt_token_ids": prompt} for prompt in question["prompts"]]
+    asked = question.get("asked") or [{}] * len(inputs)
+    sampling = [SamplingParams(**greedy | one | {"logprobs": 2}) for one in asked]
     outputs = [output.outputs[0] for output in engine.generate(inputs, sampling, use_tqdm=False)]
     answer = {
         "tokens": [list(output.token_ids) for output in outputs],

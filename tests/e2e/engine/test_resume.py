@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -17,6 +20,7 @@ import pytest
 
 from common.engine.port import EngineRequest
 from common.messages import Role, Sampling, Structured, StructureKind
+from common.model.embedded import ensure_embedded_model
 from services.gateway.recovery import rest_of
 from tests.e2e.engine.conftest import Run
 from tests.e2e.engine.pair import Pair, Result
@@ -78,6 +82,43 @@ CASES = {
     ),
     "logprobs": Sampling(**WARM, seed=4, logprobs=3, frequency_penalty=0.5),
 }
+
+
+PLAIN = {name: each for name, each in CASES.items() if not each.structured and not each.logit_bias}
+"""Those that JSON can ask for."""
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    """What one vLLM engine without any of our code makes of the `PLAIN` cases."""
+    question = {
+        "model": str(ensure_embedded_model()),
+        "prompts": prompts(1) * len(PLAIN),
+        "max_tokens": SIZE,
+        "asked": [msgspec.to_builtins(each) for each in PLAIN.values()],
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.reference"],
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "VLLM_USE_AOT_COMPILE": "0"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    tokens: list[list[int]] = json.loads(done.stdout.splitlines()[-1])["tokens"]
+    return tokens
+
+
+def test_a_first_attempt_says_what_plain_vllm_says(run: Run, plain: list[list[int]]) -> None:
+    (prompt,) = prompts(1)
+
+    async def work(pair: Pair) -> None:
+        for (name, sampling), expected in zip(PLAIN.items(), plain, strict=True):
+            assert (await run_one(pair, prompt, sampling)).tokens == expected, name
+
+    run(work)
 
 
 async def run_one(pair: Pair, prompt: list[int], sampling: Sampling, emitted: int = 0) -> Result:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from openai import AsyncOpenAI
 
 from common.keys import KeyRecord, edited, new_key
 from common.messages import Abort, Submit
@@ -190,3 +191,22 @@ async def test_no_more_are_kept_than_the_limit(make_rig: MakeRig) -> None:
     assert (status, code) == (429, "queue_full")
     assert "1 resumable streams" in message
     assert "Retry-After" in response.headers
+
+
+async def test_the_openai_client_reads_a_numbered_stream(rig: Rig) -> None:
+    worker = await rig.worker()
+    api = AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0)
+    said: list[str] = []
+
+    async def read() -> None:
+        chunks = await api.completions.create(
+            model="m", prompt="ab", stream=True, max_tokens=20, extra_headers=ON
+        )
+        said.extend([chunk.choices[0].text async for chunk in chunks])
+
+    reading = rig.tasks.start("openai", read(), ends=True)
+    submit = await rig.router.inbox.next(Submit)
+    worker.send(delta(submit, 0, "a"))
+    worker.send(delta(submit, 1, "b", finish_reason="length"))
+    await reading
+    assert said == ["a", "b"]

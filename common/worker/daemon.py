@@ -49,6 +49,7 @@ from common.worker.actions import (
     Action,
     AddToEngine,
     Dispatched,
+    DrainOver,
     EngineRefused,
     Event,
     GatewayGone,
@@ -60,6 +61,7 @@ from common.worker.kv_log import LinkLog, log_handoff
 from common.worker.routers import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
+MOVE_SECONDS = 2.0
 
 
 class Core(Protocol):
@@ -165,18 +167,8 @@ class Worker:
         self._draining = True
         if not self._engine_lost:
             self._to_router(Leaving(reason="stopping"))
-        if self._core.active and not self._engine_lost:
-            self._idle.clear()
-            try:
-                async with asyncio.timeout(self._config.fleet.drain_ms / 1000):
-                    await self._idle.wait()
-            except TimeoutError:
-                left = self._core.active
-                self._log.warning(
-                    "worker.drain_timeout",
-                    active=left,
-                    sentence=f"{left} requests were still running when the drain time ended",
-                )
+        if not self._engine_lost:
+            await self._drain()
         await self._engine.close()
         if self._gateways is not None:
             self._gateways.close()
@@ -184,6 +176,32 @@ class Worker:
             self._routers.close()
         if self.curve is not None:
             self.curve.close()
+
+    async def _drain(self) -> None:
+        """Requests may finish; before the limit those that have not go on elsewhere."""
+        limit = self._config.fleet.drain_ms / 1000
+        move = min(MOVE_SECONDS, limit / 2)
+        if await self._is_idle_within(limit - move):
+            return
+        left = self._core.active
+        sentence = f"{left} requests were still running near the end of the drain time"
+        self._log.info("worker.drain_moves", active=left, sentence=f"{sentence}: they are moved")
+        self.handle(DrainOver(f"{self._role} worker {self._name} is stopping"))
+        if not await self._is_idle_within(move):
+            left = self._core.active
+            sentence = f"{left} requests were still running when the drain time ended"
+            self._log.warning("worker.drain_timeout", active=left, sentence=sentence)
+
+    async def _is_idle_within(self, seconds: float) -> bool:
+        if not self._core.active:
+            return True
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def handle(self, event: Event) -> None:
         """One event through the core and its actions out; on the loop's thread only."""

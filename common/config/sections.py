@@ -64,7 +64,9 @@ class SimConfig(Section, frozen=True):
 class EngineConfig(Section, frozen=True):
     """`block_tokens`: 0 = engine's own (128 on CPU). `kv_cache_mib`: 0 = engine's own choice.
     `threads`: OpenMP threads, 0 = cores shared evenly. `args`: further vLLM engine arguments.
-    `kv_events`: the engine tells what its prefix cache holds, so that the router need not guess."""
+    `kv_events`: the engine tells what its prefix cache holds, so that the router need not guess.
+    `hang_ms`: an engine that has work and makes no step for so long, and for 20 of its own p99
+    steps, counts as dead: its daemon ends, and is started anew."""
 
     kind: Literal["vllm", "sim"] = "vllm"
     block_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -74,6 +76,7 @@ class EngineConfig(Section, frozen=True):
     threads: Annotated[int, Meta(ge=0)] = 0
     prefix_caching: bool = True
     kv_events: bool = True
+    hang_ms: Positive = 60_000.0
     args: dict[str, Any] = field(default_factory=dict)
     sim: SimConfig = SimConfig()
 

@@ -39,7 +39,14 @@ class GatewayGone:
     reason: str
 
 
-Event = Dispatched | Abort | Batch | EngineRefused | GatewayGone
+@dataclass(frozen=True, slots=True)
+class DrainOver:
+    """This worker must leave soon: what it still streams goes on elsewhere."""
+
+    reason: str
+
+
+Event = Dispatched | Abort | Batch | EngineRefused | GatewayGone | DrainOver
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import os
 from typing import Protocol
 
 from common.clock import Clock
-from common.config import Config
+from common.config import Config, WorkerConfig
 from common.endpoints import control_addresses
 from common.engine.port import Engine
 from common.errors import BatonError, Code, WireError
@@ -49,16 +49,19 @@ from common.worker.actions import (
     Action,
     AddToEngine,
     Dispatched,
+    DrainOver,
     EngineRefused,
     Event,
     GatewayGone,
     ToGateway,
     ToRouter,
 )
+from common.worker.engine_watch import objection
 from common.worker.kv_log import LinkLog, log_handoff
 from common.worker.routers import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
+MOVE_SECONDS = 2.0
 
 
 class Core(Protocol):
@@ -107,7 +110,7 @@ class Worker:
         self._core = core
         self._clock = clock
         self._log = log
-        self._link_log = LinkLog(log, self._transports())
+        self._link_log = LinkLog(log, self._own().kv.transports)
         self.curve = open_curve(config, log)
         self._gateways: Gateways | None = None
         self._routers: RouterLinks | None = None
@@ -116,13 +119,13 @@ class Worker:
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._draining = False
+        self._engine_lost = False
         self._drained = False
 
-    def _transports(self) -> str:
-        """What this worker's KV was asked to travel over."""
+    def _own(self) -> WorkerConfig:
         table = self._config.prefill if self._role is Role.PREFILL else self._config.decode
-        own = table.get(self._name)
-        return (own.kv if own is not None else self._config.kv).transports
+        default = WorkerConfig(engine=self._config.engine, kv=self._config.kv)
+        return table.get(self._name, default)
 
     @property
     def stop_seconds(self) -> float:
@@ -148,6 +151,7 @@ class Worker:
         self._routers.start()
         tasks.start("engine-events", self._pump_events())
         tasks.start("engine-commands", self._run_commands())
+        tasks.start("engine-watch", self._watch_engine())
         tasks.start("beat", self._beat())
         tasks.start("router-refusal", self._die_if_refused())
         tasks.upkeep.beat_while(lambda: self._steps_within(tasks.upkeep.watchdog_seconds))
@@ -158,20 +162,13 @@ class Worker:
         )
 
     async def stop(self) -> None:
+        """Without an engine nothing can be waited for: its streams go on elsewhere as soon as the
+        connections close."""
         self._draining = True
-        self._to_router(Leaving(reason="stopping"))
-        if self._core.active:
-            self._idle.clear()
-            try:
-                async with asyncio.timeout(self._config.fleet.drain_ms / 1000):
-                    await self._idle.wait()
-            except TimeoutError:
-                left = self._core.active
-                self._log.warning(
-                    "worker.drain_timeout",
-                    active=left,
-                    sentence=f"{left} requests were still running when the drain time ended",
-                )
+        if not self._engine_lost:
+            self._to_router(Leaving(reason="stopping"))
+        if not self._engine_lost:
+            await self._drain()
         await self._engine.close()
         if self._gateways is not None:
             self._gateways.close()
@@ -179,6 +176,32 @@ class Worker:
             self._routers.close()
         if self.curve is not None:
             self.curve.close()
+
+    async def _drain(self) -> None:
+        """Requests may finish; before the limit those that have not go on elsewhere."""
+        limit = self._config.fleet.drain_ms / 1000
+        move = min(MOVE_SECONDS, limit / 2)
+        if await self._is_idle_within(limit - move):
+            return
+        left = self._core.active
+        sentence = f"{left} requests were still running near the end of the drain time"
+        self._log.info("worker.drain_moves", active=left, sentence=f"{sentence}: they are moved")
+        self.handle(DrainOver(f"{self._role} worker {self._name} is stopping"))
+        if not await self._is_idle_within(move):
+            left = self._core.active
+            sentence = f"{left} requests were still running when the drain time ended"
+            self._log.warning("worker.drain_timeout", active=left, sentence=sentence)
+
+    async def _is_idle_within(self, seconds: float) -> bool:
+        if not self._core.active:
+            return True
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def handle(self, event: Event) -> None:
         """One event through the core and its actions out; on the loop's thread only."""
@@ -271,7 +294,11 @@ class Worker:
 
     async def _pump_events(self) -> None:
         while True:
-            batch = await self._engine.next_batch()
+            try:
+                batch = await self._engine.next_batch()
+            except BatonError:
+                self._engine_lost = True
+                raise
             for done in batch.kv_done:
                 log_handoff(self._log, done)
             self.handle(batch)
@@ -287,10 +314,22 @@ class Worker:
                 await self._engine.add(request)
             except BatonError as error:
                 if error.code is Code.ENGINE_FAILED:
+                    self._engine_lost = True
                     raise
                 self.handle(
                     EngineRefused(request.request_id, request.attempt, error.code, error.message)
                 )
+
+    async def _watch_engine(self) -> None:
+        """Ends when the engine hangs, and the process with it."""
+        own = self._own()
+        hang_ms, load_timeout_ms = own.engine.hang_ms, own.kv.load_timeout_ms
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            sentence = objection(self._engine.load(), hang_ms, load_timeout_ms)
+            if sentence:
+                self._engine_lost = True
+                raise BatonError(Code.ENGINE_FAILED, sentence)
 
     async def _beat(self) -> None:
         while True:

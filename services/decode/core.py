@@ -34,6 +34,7 @@ from common.worker.actions import (
     Action,
     AddToEngine,
     Dispatched,
+    DrainOver,
     EngineRefused,
     Event,
     GatewayGone,
@@ -105,6 +106,8 @@ class DecodeCore:
                 return self._refused(event, now)
             case GatewayGone():
                 return self._gateway_gone(event, now)
+            case DrainOver():
+                return self._drain_over(event, now)
             case _:
                 self.dropped += 1
                 return []
@@ -258,6 +261,16 @@ class DecodeCore:
         for stream in orphans:
             ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
             actions += [AbortInEngine(stream.request_id, stream.attempt), *ended]
+        return actions
+
+    def _drain_over(self, event: DrainOver, now: float) -> list[Action]:
+        """Their gateways hear it as the next word of each stream, so that no token is lost."""
+        actions: list[Action] = []
+        for stream in list(self._streams.values()):
+            actions.append(AbortInEngine(stream.request_id, stream.attempt))
+            actions += self._refused(
+                EngineRefused(stream.request_id, stream.attempt, Code.DRAINING, event.reason), now
+            )
         return actions
 
     def _end(

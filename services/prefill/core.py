@@ -22,6 +22,7 @@ from common.worker.actions import (
     Action,
     AddToEngine,
     Dispatched,
+    DrainOver,
     EngineRefused,
     Event,
     GatewayGone,
@@ -84,7 +85,7 @@ class PrefillCore:
             case EngineRefused():
                 key = engine_key(event.request_id, event.attempt)
                 return self._ended(key, now, error=event.code, message=event.message)
-            case GatewayGone():
+            case GatewayGone() | DrainOver():
                 return []
             case _:
                 self.dropped += 1

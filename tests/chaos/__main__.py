@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tests.chaos.report import Row, table
-from tests.chaos.scenarios import deaths, hangs
+from tests.chaos.scenarios import deaths, engines, hangs, leaving
 
 Scenario = Callable[[], Awaitable[list[Row]]]
 HANG_SECONDS = 30.0
@@ -40,6 +40,9 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
         "lose": lambda: hangs.bent("drop", 6, hang),
         "mute": lambda: hangs.bent("mute", 6, hang),
         "late": lambda: hangs.bent("delay", 6, hang),
+        "term": lambda: leaving.terminated(3),
+        "engine-dies": lambda: engines.lost("die", 6),
+        "engine-hangs": lambda: engines.lost("hang", 6),
         "reset": lambda: hangs.bent("reset", 6, hang),
     }
 

@@ -137,7 +137,7 @@ class Bend(_OnDaemon):
         return self.count() > self._before
 
     def heal(self) -> None:
-        (self.cell.run_dir / f"bend-{self.aim}").unlink()
+        (self.cell.run_dir / f"bend-{self.aim}").unlink(missing_ok=True)
 
 
 class FullDisk(_OnDaemon):

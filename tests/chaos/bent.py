@@ -3,11 +3,13 @@
 A file `bend-NAME` in the run directory holds what is done to each KV data message sent (`drop`,
 `flip`, `delay`, `reset`), or to every KV message (`mute`: a link over which nothing comes any
 more); without it, nothing. Each message bent adds a byte to `bent-NAME`, which is the proof.
-A prompt that begins with `POISON` kills its engine's process at once.
+A prompt that begins with `POISON` kills its engine's process at once. The order `hang` stops the
+simulated engine in its next step, `die` ends it with an error.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -16,12 +18,22 @@ from pathlib import Path
 from common import config as configuration
 from common.engine.port import EngineRequest
 from common.engine.sim import SimEngine
+from common.errors import BatonError, Code
 from common.kv import ucx
 from common.kv.digest import HEADER_BYTES
 from services.cli import main
 
 DELAY_SECONDS = 0.3
+ENGINE_ORDERS = ("", "hang", "die")
 POISON = list(b"poison!")
+
+
+def _order(path: Path) -> str:
+    """Empty when there is none; it may be withdrawn at any moment."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def install(run_dir: Path, name: str) -> None:
@@ -30,9 +42,9 @@ def install(run_dir: Path, name: str) -> None:
     orders, proof = run_dir / f"bend-{name}", run_dir / f"bent-{name}"
 
     def bent(link: ucx.Link, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
-        order = orders.read_text() if orders.exists() else ""
+        order = _order(orders)
         is_data = bool(tag & ucx.DATA_TAG) and buffer.nbytes > HEADER_BYTES
-        if not order or not (is_data or order == "mute"):
+        if order in ENGINE_ORDERS or not (is_data or order == "mute"):
             send(link, buffer, tag, done)
             return
         with proof.open("ab") as file:
@@ -51,6 +63,25 @@ def install(run_dir: Path, name: str) -> None:
     ucx.Link.send = bent  # type: ignore[method-assign,assignment]
 
 
+def bend_engine(run_dir: Path, name: str) -> None:
+    step = SimEngine._step
+    orders, proof = run_dir / f"bend-{name}", run_dir / f"bent-{name}"
+
+    async def bent(engine: SimEngine) -> None:
+        order = _order(orders)
+        if order in ("hang", "die"):
+            proof.write_text(order)
+            orders.unlink(missing_ok=True)
+        if order == "die":
+            raise BatonError(Code.ENGINE_FAILED, "the engine process has died")
+        if order == "hang":
+            engine._step_due = engine._clock()
+            await asyncio.Event().wait()
+        await step(engine)
+
+    SimEngine._step = bent  # type: ignore[method-assign,assignment]
+
+
 def poison() -> None:
     """As a prompt does that trips a defect of the engine."""
     add = SimEngine.add
@@ -66,8 +97,9 @@ def poison() -> None:
 if __name__ == "__main__":
     arguments = sys.argv[1:]
     fleet_file = Path(arguments[arguments.index("--config") + 1])
-    install(
-        Path(configuration.load(fleet_file).fleet.run_dir), arguments[arguments.index("--name") + 1]
-    )
+    place = Path(configuration.load(fleet_file).fleet.run_dir)
+    worker = arguments[arguments.index("--name") + 1]
+    install(place, worker)
+    bend_engine(place, worker)
     poison()
     sys.exit(main(arguments))

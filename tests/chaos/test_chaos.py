@@ -1,11 +1,11 @@
-"""A cut of `make chaos`: workers of both roles are killed under load."""
+"""A cut of `make chaos`: workers of both roles are killed under load, an engine hangs."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.chaos.report import table
-from tests.chaos.scenarios import deaths
+from tests.chaos.scenarios import deaths, engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -17,3 +17,10 @@ async def test_killed_workers_cost_no_request_and_no_token() -> None:
     lost, _, left = rows
     assert lost.good, table(rows)
     assert left.good, table(rows)
+
+
+async def test_an_engine_that_hangs_ends_its_daemon_and_costs_no_token() -> None:
+    rows = await engines.lost("hang", rate=6)
+    lost, end, _ = rows
+    assert lost.good, table(rows)
+    assert end.good, table(rows)

@@ -267,6 +267,27 @@ async def test_an_engine_that_dies_ends_the_process_with_its_name(bench: Bench) 
     assert (name, str(error)) == ("engine-events", "the engine died")
 
 
+async def test_without_an_engine_nothing_is_waited_for(bench: Bench) -> None:
+    """Its streams go on elsewhere once the connections close; a drain would hold them."""
+    bench.tell(decode(), BODY)
+    await bench.asked()
+    bench.engine.batches.put_nowait(BatonError(Code.ENGINE_FAILED, "the engine died"))
+    await bench.tasks.failed
+    assert bench.core.active == 1
+    async with asyncio.timeout(1):
+        await bench.worker.stop()
+    said = [bench.heard.get_nowait() for _ in range(bench.heard.qsize())]
+    assert not [message for message in said if isinstance(message, Leaving)]
+
+
+async def test_an_engine_that_hangs_ends_the_process_with_what_was_seen(bench: Bench) -> None:
+    bench.engine.now = Load(running=1, step_age_ms=60_001)
+    async with asyncio.timeout(5):
+        name, error = await bench.tasks.failed
+    assert name == "engine-watch"
+    assert "made no step for 60.0 s" in str(error)
+
+
 async def test_a_router_that_refuses_ends_the_process_with_its_reason(bench: Bench) -> None:
     bench.tell(Refused(code="wire_mismatch", message="install the same baton-serve"))
     async with asyncio.timeout(5):

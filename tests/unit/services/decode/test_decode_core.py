@@ -26,6 +26,7 @@ from common.worker.actions import (
     Action,
     AddToEngine,
     Dispatched,
+    DrainOver,
     EngineRefused,
     GatewayGone,
     ToGateway,
@@ -187,6 +188,26 @@ def test_a_lost_gateway_drops_only_its_own_streams() -> None:
     assert bench.core.active == 1
     assert bench(GatewayGone("g1", "another-incarnation", "closed")) == []
     assert bench.core.active == 1
+
+
+def test_at_the_end_of_a_drain_its_streams_are_told_to_go_on_elsewhere() -> None:
+    bench = Bench()
+    bench(dispatch("r"))
+    bench(dispatch("s", gateway="g1"))
+    bench(step(Output("r#1", [10, 11])))
+    actions = bench(DrainOver("d0 is stopping"))
+    assert [a for a in actions if isinstance(a, AbortInEngine)] == [
+        AbortInEngine("r", 1),
+        AbortInEngine("s", 1),
+    ]
+    assert [(d.request_id, d.index, d.token_ids, d.error) for d in deltas(actions)] == [
+        ("r", 2, [], Code.DRAINING),
+        ("s", 0, [], Code.DRAINING),
+    ]
+    ends = [m for m in to_router(actions) if isinstance(m, Ended)]
+    assert [(e.request_id, e.error) for e in ends] == [("r", Code.DRAINING), ("s", Code.DRAINING)]
+    assert bench.core.active == 0
+    assert bench(DrainOver("again")) == []
 
 
 def test_a_newer_attempt_replaces_the_older_and_an_older_one_is_dropped() -> None:

@@ -1,0 +1,25 @@
+"""When an engine that is not dead is as good as dead: pure.
+
+Its process lives and its daemon beats, but no step comes. The router has given it up long before
+(`router.liveness`); the daemon ends so that a supervisor starts both anew. Patience is longer while
+nothing runs: what waits for KV from elsewhere makes no steps for as long as a handoff may take.
+"""
+
+from __future__ import annotations
+
+from common.messages import Load
+
+STEPS = 20.0
+
+
+def objection(load: Load, hang_ms: float, load_timeout_ms: float) -> str:
+    """Why this engine counts as hung, as one sentence; empty while it does not."""
+    limit = max(hang_ms, STEPS * load.step_ms_p99)
+    if not load.running:
+        limit += load_timeout_ms
+    if load.step_age_ms <= limit:
+        return ""
+    return (
+        f"the engine has work ({load.running} running, {load.waiting} waiting) and made no step "
+        f"for {load.step_age_ms / 1000:.1f} s"
+    )

@@ -1,0 +1,31 @@
+"""An engine with work and no steps is hung; a slow one and one that waits for KV are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.messages import Load
+from common.worker.engine_watch import objection
+
+HANG_MS, LOAD_TIMEOUT_MS = 5_000.0, 20_000.0
+
+
+@pytest.mark.parametrize(
+    ("load", "hung"),
+    [
+        (Load(running=2, step_age_ms=5_001), True),
+        (Load(running=2, step_age_ms=4_999), False),
+        (Load(running=2, step_age_ms=9_000, step_ms_p99=500), False),
+        (Load(running=2, step_age_ms=10_001, step_ms_p99=500), True),
+        (Load(waiting=1, step_age_ms=24_999), False),
+        (Load(waiting=1, step_age_ms=25_001), True),
+        (Load(), False),
+    ],
+)
+def test_when_an_engine_counts_as_hung(load: Load, hung: bool) -> None:
+    assert bool(objection(load, HANG_MS, LOAD_TIMEOUT_MS)) is hung
+
+
+def test_it_says_what_it_saw_in_one_line() -> None:
+    sentence = objection(Load(running=2, waiting=1, step_age_ms=6_000), HANG_MS, LOAD_TIMEOUT_MS)
+    assert sentence == ("the engine has work (2 running, 1 waiting) and made no step for 6.0 s")

@@ -44,6 +44,11 @@ systemd: install ## the units under a real systemd, in a container of this machi
 	@command -v systemd-nspawn >/dev/null || apt-get install --yes --quiet --no-install-recommends systemd-container
 	@BATON_BOOT=1 $(PYTEST) -s tests/systemd tests/unit/services/install $(ARGS)
 
+compose-check: install ## the compose files against the specification's schema
+	@test -x build/compose-tools/bin/check-jsonschema || { $(PYTHON) -m venv build/compose-tools \
+	  && build/compose-tools/bin/pip install --quiet check-jsonschema==0.39.0; }
+	@PATH="$(CURDIR)/build/compose-tools/bin:$$PATH" $(PYTEST) tests/unit/packaging/test_compose.py
+
 lint: install ## ruff, mypy --strict, import contracts
 	@$(VENV)/ruff check .
 	@$(VENV)/ruff format --check .

@@ -204,11 +204,12 @@ def install_torch(env: Environment) -> None:
     raise InstallError(f"torch {wanted} could not be installed from either index. {log_tail()}")
 
 
-def install_all(env: Environment, extra: str, constrained: bool) -> None:
+def install_all(env: Environment, extra: str, constrained: bool, to_develop: bool = True) -> None:
     if extra == "cpu":
         install_torch(env)
     constraints = ROOT / "constraints" / f"{extra}.txt"
-    arguments = ["install", "--editable", f".[{extra},dev]"]
+    what = ["--editable", f".[{extra},dev]"] if to_develop else [f".[{extra}]"]
+    arguments = ["install", *what]
     if constrained and constraints.exists():
         arguments += ["--constraint", str(constraints)]
     say(f"Baton, vLLM and UCX ({extra}); 1 to 3 minutes, log in {LOG}")
@@ -241,8 +242,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--extra", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--lock", action="store_true", help="resolve anew and write constraints")
+    parser.add_argument(
+        "--into", type=Path, metavar="DIR", help="an environment there, a copy without tests' tools"
+    )
     options = parser.parse_args()
-    env = Environment(ROOT / "build" / "lock-venv" if options.lock else ROOT / ".venv")
+    place = ROOT / "build" / "lock-venv" if options.lock else ROOT / ".venv"
+    env = Environment(options.into or place)
     asked = options.extra
     if asked == "auto" and not gpu_present():
         asked = "cpu"
@@ -258,7 +263,7 @@ def main() -> int:
             check_machine(extra)
             LOG.unlink(missing_ok=True)
             env.create()
-            install_all(env, extra, constrained=not options.lock)
+            install_all(env, extra, constrained=not options.lock, to_develop=not options.into)
             if options.lock:
                 write_lock(env, extra)
             else:

@@ -12,6 +12,7 @@ from services.ctl.renderers import VERBS
 VALUED = ("--run-dir", "--config", "--timeout", "--router", "--every")
 LISTS = ("--slow", "--failed", "--refused", "--recent")
 SWITCHES = ("--json", "--queue", *LISTS, "--watch", "--follow", "--help", "-h")
+READY = "ready"
 TIMEOUT_SECONDS = 5.0
 EVERY_SECONDS = 2.0
 SECONDS_MAX = 3600.0
@@ -24,7 +25,7 @@ class UsageError(Exception):
 @dataclass(slots=True)
 class Command:
     """`timeout`: seconds to wait for the router; `every`: seconds between two questions of `watch`
-    and `follow`."""
+    and `follow`; `names`: the workers that `ready` is about."""
 
     verb: str = ""
     args: dict[str, Any] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Command:
     watch: bool = False
     follow: bool = False
     every: float = EVERY_SECONDS
+    names: tuple[str, ...] = ()
 
 
 def parse(argv: list[str]) -> Command:
@@ -68,13 +70,17 @@ def parse(argv: list[str]) -> Command:
 
 
 def _say_what(command: Command, words: list[str], switches: set[str]) -> None:
-    if words:
+    if words[:1] == [READY]:
+        command.verb, command.names = READY, tuple(words[1:])
+    elif words:
         command.verb = words[0]
         command.args = _args(words[0], words[1:]) | _switched(switches)
     elif not command.help:
         raise UsageError("name a verb, for example: baton ctl status")
     if command.follow and (command.verb != "events" or command.watch):
         raise UsageError("--follow is of the verb events; for others there is --watch")
+    if command.watch and command.verb == READY:
+        raise UsageError("ready is asked once; baton ctl status --watch shows the same")
 
 
 def _set(command: Command, flag: str, value: str) -> None:

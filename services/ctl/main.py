@@ -19,7 +19,8 @@ from common.admin import AdminAnswer, ask
 from common.config import Config, FleetConfig, default_run_dir
 from common.errors import BatonError, Code
 from services.ctl.again import Terminal, follow, watch
-from services.ctl.command import Command, UsageError, parse
+from services.ctl.command import READY, Command, UsageError, parse
+from services.ctl.ready import ready
 from services.ctl.renderers import VERBS
 from services.ctl.routers import patience, sockets
 from services.ctl.verbs.events import lines as event_lines
@@ -31,6 +32,7 @@ usage: baton ctl VERB [ARGS] [--json] [--run-dir DIR | --config FILE] [--timeout
 Looks inside a running fleet, through its router's admin socket.
 
   status              can it serve, how full is it, what was refused and dropped
+  ready [WORKER...]   exit status 0 if it can serve, or if these workers are ready; else 1
   workers [ROLE]      every worker: state, load, KV promised and used
   requests [STATE]    what is queued and running now (also limit=N)
   explain ID          one request's timeline and why it went where it went;
@@ -87,6 +89,8 @@ def main(argv: list[str]) -> int:
     if command.watch or command.follow:
         return _again(addresses, command)
     try:
+        if command.verb == READY:
+            return _judge(addresses, command)
         answer = _ask(addresses, command)
     except BatonError as error:
         if error.code is not Code.ROUTER_UNREACHABLE:
@@ -120,13 +124,28 @@ def _ask(addresses: list[str], command: Command) -> AdminAnswer:
     return asyncio.run(ask(there[-1], command.verb, command.args, seconds))
 
 
+def _result(addresses: list[str], command: Command) -> Any:
+    """Raises BatonError for a refusal, too."""
+    answer = _ask(addresses, command)
+    if not answer.ok:
+        sentence = answer.error.get("message", "the router gave no reason")
+        raise BatonError(Code.INVALID_REQUEST, sentence)
+    return answer.result
+
+
+def _judge(addresses: list[str], command: Command) -> int:
+    good, sentence = ready(
+        lambda verb: _result(addresses, replace(command, verb=verb)), command.names
+    )
+    if not good:
+        return _complain(FAILED, sentence)
+    print(sentence)
+    return OK
+
+
 def _again(addresses: list[str], command: Command) -> int:
     def ask_with(args: dict[str, Any]) -> Any:
-        answer = _ask(addresses, replace(command, args=args))
-        if not answer.ok:
-            sentence = answer.error.get("message", "the router gave no reason")
-            raise BatonError(Code.INVALID_REQUEST, sentence)
-        return answer.result
+        return _result(addresses, replace(command, args=args))
 
     person = sys.stdout.isatty() and not command.json
     terminal = Terminal(partial(print, flush=True), time.sleep, clears=person and command.watch)

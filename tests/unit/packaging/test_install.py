@@ -70,6 +70,18 @@ def test_the_order_is_torch_then_all_under_constraints(
     assert not any("uninstall" in command for command in commands)
 
 
+def test_an_environment_elsewhere_is_a_copy_without_what_tests_need(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "there").mkdir()
+    commands = record(monkeypatch, lambda _: 0)
+    monkeypatch.setattr(sys, "argv", ["install.py", "--into", str(tree / "there")])
+    assert install.main() == 0
+    assert "pip install .[cpu] --constraint" in commands[1]
+    assert all(str(tree / "there") in command.split()[0] for command in commands)
+    assert (tree / "there" / ".baton-installed").exists()
+
+
 def test_a_torchvision_that_does_not_import_is_removed_with_its_kin(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,34 @@ def test_a_failed_verb_is_exit_1(
     assert ctl.main(["status"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("argv", "result", "code", "says"),
+    [
+        (["ready"], STATUS | {"ready": True}, 0, "it can serve"),
+        (["ready"], STATUS, 1, "none of 1 known decode workers is ready"),
+        (["ready", "d0"], [WORKER], 0, "d0: ready"),
+        (["ready", "d0", "d1"], [WORKER], 1, "d1: not here"),
+        (["ready", "d0"], [WORKER | {"state": "suspect"}], 1, "d0: suspect"),
+    ],
+)
+def test_ready_is_an_exit_status(
+    router: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    result: Any,
+    code: int,
+    says: str,
+) -> None:
+    router["answer"] = AdminAnswer(ok=True, result=result)
+    assert ctl.main(argv) == code
+    captured = capsys.readouterr()
+    assert says in (captured.err if code else captured.out)
+
+
+def test_ready_without_a_router_is_exit_3(tmp_path: Path) -> None:
+    assert ctl.main(["ready", "--run-dir", str(tmp_path)]) == 3
+
+
 def test_json_is_the_result_as_it_is(
     router: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

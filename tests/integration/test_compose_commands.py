@@ -1,0 +1,112 @@
+"""The containers' own command lines and health checks, run here with simulated engines.
+
+Only paths, ports and addresses differ, by the same environment variables that a user has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from openai import OpenAI
+
+from tests.fleet.running import free_port, wait_until
+
+COMPOSE = Path(__file__).parents[2] / "compose"
+SERVICES = ("router", "prefill-p0", "decode-d0", "gateway", "health")
+STOP_ORDER = ("gateway", "health", "decode-d0", "prefill-p0", "router")
+START_SECONDS = 60.0
+
+
+class Containers:
+    """The services of compose.yaml as processes of this host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ports = {"8000": str(free_port()), "9400": str(free_port())}
+        self._places = {
+            "/etc/baton/fleet.toml": str(COMPOSE / "fleet.toml"),
+            "/run/baton": str(folder / "run"),
+        }
+        self._services: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text())[
+            "services"
+        ]
+        self._environment = os.environ | {
+            "BATON_FLEET__RUN_DIR": str(folder / "run"),
+            "BATON_GATEWAY__HOST": "127.0.0.1",
+            "BATON_GATEWAY__PORT": self.ports["8000"],
+            "BATON_HEALTH__PORT": self.ports["9400"],
+            "BATON_ENGINE__KIND": "sim",
+        }
+        for worker in ("PREFILL__P0", "PREFILL__P1", "DECODE__D0", "DECODE__D1"):
+            self._environment[f"BATON_{worker}__KV__HOST"] = "127.0.0.1"
+        self._folder = folder
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def up(self, name: str) -> None:
+        words = self._here(self._services[name]["command"])
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "services.cli", *words],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def healthy(self, name: str) -> bool:
+        """Runs the container's own health check."""
+        _, command, *words = self._here(self._services[name]["healthcheck"]["test"])
+        program = {"baton": [sys.executable, "-m", "services.cli"], "python": [sys.executable]}
+        done = subprocess.run(
+            [*program[command], *words], env=self._environment, capture_output=True, check=False
+        )
+        return done.returncode == 0
+
+    def log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text(errors="replace")
+
+    def _here(self, words: list[str]) -> list[str]:
+        here = [self._places.get(word, word) for word in words]
+        return [word.replace(":9400/", f":{self.ports['9400']}/") for word in here]
+
+
+@pytest.fixture
+def containers() -> Iterator[Containers]:
+    folder = Path(tempfile.mkdtemp(prefix="baton-"))
+    made = Containers(folder)
+    try:
+        yield made
+    except BaseException:
+        for name in made.running:
+            print(f"--- {name}", made.log(name)[-2000:], sep="\n")
+        raise
+    finally:
+        for process in made.running.values():
+            process.kill()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.timeout(240)
+def test_the_commands_of_the_image_make_a_fleet(containers: Containers) -> None:
+    for name in SERVICES:
+        containers.up(name)
+        if name in {"router", "decode-d0"}:
+            assert not containers.healthy("gateway"), "it can not serve yet"
+    for name in SERVICES:
+        wait_until(f"{name} is healthy", partial(containers.healthy, name), START_SECONDS)
+    client = OpenAI(base_url=f"http://127.0.0.1:{containers.ports['8000']}/v1", api_key="none")
+    made = client.completions.create(model="baton-tiny", prompt="x" * 300, max_tokens=4)
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 4
+    for name in STOP_ORDER:
+        containers.running[name].terminate()
+        assert containers.running[name].wait(30) == 0, containers.log(name)

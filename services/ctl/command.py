@@ -79,6 +79,8 @@ def _say_what(command: Command, words: list[str], switches: set[str]) -> None:
         raise UsageError("name a verb, for example: baton ctl status")
     if command.follow and (command.verb != "events" or command.watch):
         raise UsageError("--follow is of the verb events; for others there is --watch")
+    if command.watch and command.verb == READY:
+        raise UsageError("ready is asked once; baton ctl status --watch shows the same")
 
 
 def _set(command: Command, flag: str, value: str) -> None:

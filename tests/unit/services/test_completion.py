@@ -30,7 +30,7 @@ def test_bash_completes_commands_verbs_and_flags(capsys: pytest.CaptureFixture[s
     script = capsys.readouterr().out
     assert completed(script, "baton", "") == set(COMMANDS)
     assert completed(script, "baton", "in") == {"install-systemd"}
-    assert completed(script, "baton", "ctl", "re") == {"requests", "resume", "reload"}
+    assert completed(script, "baton", "ctl", "re") == {"ready", "requests", "resume", "reload"}
     assert completed(script, "baton", "ctl", "status", "--w") == {"--watch"}
     assert completed(script, "baton", "up", "--gate") == {"--gateways"}
     assert completed(script, "baton", "keys", "re") == {"revoke"}

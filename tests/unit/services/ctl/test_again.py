@@ -102,6 +102,11 @@ def test_follow_is_of_events_alone(argv: list[str]) -> None:
         parse(argv)
 
 
+def test_ready_is_asked_once() -> None:
+    with pytest.raises(UsageError, match="ready is asked once"):
+        parse(["ready", "d0", "--watch"])
+
+
 def test_how_often_is_said_in_seconds() -> None:
     assert parse(["status", "--watch", "--every", "0.5"]).every == 0.5
     with pytest.raises(UsageError, match="--every must be more than 0"):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bench import aborts, compression, handoff, idle, kv, overload
+from tests.bench import aborts, compression, guard, handoff, idle, kv, overload, planner
 from tests.bench.gateway import serve
 from tests.bench.gateway import table as gateway
 
 BENCHES = {
+    "guard": guard.main,
     "gateway": gateway.main,
     "gateway-serve": serve.main,
     "idle": idle.main,
@@ -18,6 +19,7 @@ BENCHES = {
     "aborts": aborts.main,
     "overload": overload.main,
     "compression": compression.main,
+    "planner": planner.main,
 }
 
 

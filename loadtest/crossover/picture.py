@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from loadtest.crossover.measure import Shape
 from loadtest.crossover.outcome import METRICS, Crossover, value
-from loadtest.show.plots import BLUE, GREEN, GREY, ORANGE, figure, png, quiet
+from loadtest.show.plots import BLUE, GREEN, GREY, ORANGE, figure, headed, png, quiet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ def crossover(of: Crossover) -> bytes:
         _absolute(row[0], of, shape)
         _ratio(row[1], of, shape)
     told = " ".join(of.sentences.values()) if len(shapes) == 1 else ""
-    made.suptitle(f"{of.workers}, {of.engine}. {told}".strip(), fontsize=10)
+    headed(made, f"{of.workers}, {of.engine}; SLO {of.slo}. {told}".strip())
     return png(made)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.plan.verdict import Line, Search
-from loadtest.show.plots import BLUE, GREY, ORANGE, RED, figure, png, quiet
+from loadtest.show.plots import BLUE, ORANGE, RED, figure, headed, png, quiet
 
 
 def plan(found: Search, changes: list[Line], target: float, sentence: str) -> bytes:
@@ -28,7 +28,7 @@ def plan(found: Search, changes: list[Line], target: float, sentence: str) -> by
     right.invert_yaxis()
     right.axvline(target, color=RED, lw=1, ls="--")
     right.set_xlim(0, 1.02)
-    right.legend(fontsize=8, frameon=False, loc="lower left", labelcolor=GREY)
-    quiet(right, "the same, if one thing changed", "", "")
-    made.suptitle(sentence, fontsize=10)
+    made.legend(*right.get_legend_handles_labels(), fontsize=8, frameon=False, loc="lower right")
+    quiet(right, "the same, if one thing changed", " ", "")
+    headed(made, sentence)
     return png(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2563a8", "#d97706", "#2f8f4e", "#c0392b", "#8a8f98"
 DPI = 100
+HEAD_CHARS = 130
 MISSING = "plots need matplotlib, which is not installed: pip install 'baton-serve[report]'"
 
 
@@ -47,8 +49,13 @@ def load(result: Result) -> bytes:
     _by_prompt(axes[1][1], result)
     work = result.workload
     partial = " (stopped early)" if result.partial else ""
-    made.suptitle(f"{work.source}, {work.arrivals}: {work.model}{partial}", fontsize=11)
+    headed(made, f"{work.source}, {work.arrivals}: {work.model}{partial}")
     return png(made)
+
+
+def headed(made: Figure, text: str) -> None:
+    """The sentence above a figure, on as many lines as it needs."""
+    made.suptitle("\n".join(textwrap.wrap(text, HEAD_CHARS)), fontsize=10)
 
 
 def quiet(axes: Axes, title: str, x: str, y: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bench import aborts, compression, curve, handoff, idle, kv, overload
+from tests.bench import aborts, compression, curve, guard, handoff, idle, kv, overload, planner
 from tests.bench.gateway import serve
 from tests.bench.gateway import table as gateway
 
 BENCHES = {
+    "guard": guard.main,
     "gateway": gateway.main,
     "gateway-serve": serve.main,
     "idle": idle.main,
@@ -19,6 +20,7 @@ BENCHES = {
     "overload": overload.main,
     "compression": compression.main,
     "curve": curve.main,
+    "planner": planner.main,
 }
 
 

@@ -128,12 +128,12 @@ def test_a_profile_of_live_workers_is_one_that_plans_are_made_of(
 
 def test_crossover_compares_what_it_is_given(sim_fleet: Fleet, tmp_path: Path) -> None:
     """Twice the same fleet: whatever the machine did, it shows in both."""
-    to_json = tmp_path / "x.json"
+    to_json, to_png = tmp_path / "x.json", tmp_path / "x.png"
     run = bench(
         *("crossover", "--endpoint", f"replicated={sim_fleet.url}"),
         *("--endpoint", f"disaggregated={sim_fleet.url}/v1", "--json", str(to_json)),
         *("--concurrency", "1,2", "--repeats", "2", "--requests", "2"),
-        *("--prompt", "60", "--output", "4"),
+        *("--prompt", "60", "--output", "4", "--png", str(to_png)),
     )
     out, err = run.communicate(timeout=60)
     assert run.returncode == 0, err + out
@@ -143,3 +143,4 @@ def test_crossover_compares_what_it_is_given(sim_fleet: Fleet, tmp_path: Path) -
     assert cells[4:6] == [(1, 1, "disaggregated"), (1, 1, "replicated")], "turned about"
     assert [c for c, _ in result["ratios"]["60 in, 4 out"]["tokens"]] == [1, 2]
     assert result["sentences"]["60 in, 4 out"] in out
+    assert to_png.read_bytes().startswith(b"\x89PNG")

@@ -189,8 +189,9 @@ def plan(tmp_path: Path, profile: Profile, *more: str, prompt: int = 900) -> int
 def test_the_command_answers_and_names_bad_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    to_json = tmp_path / "plan.json"
-    assert plan(tmp_path, PROFILE, "--json", str(to_json)) == 0
+    to_json, to_png = tmp_path / "plan.json", tmp_path / "plan.png"
+    assert plan(tmp_path, PROFILE, "--json", str(to_json), "--png", str(to_png)) == 0
+    assert to_png.read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert "Stay with a single worker" in out
     assert "t.jsonl:21: " in out

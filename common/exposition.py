@@ -26,6 +26,7 @@ from common.lifecycle import Tasks
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 LAG_SECONDS = 0.5
 LAGS_KEPT = 20
+SHUTDOWN_SECONDS = 0.2
 SUFFIX = ".metrics.sock"
 
 
@@ -65,7 +66,7 @@ class Exposition:
     async def start(self, tasks: Tasks) -> None:
         app = web.Application()
         app.add_routes([web.get("/metrics", self._metrics)])
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await self._runner.setup()
         self._path.unlink(missing_ok=True)
         await web.UnixSite(self._runner, str(self._path)).start()

@@ -192,9 +192,9 @@ class RouterConfig(Section, frozen=True):
 
 
 class HealthConfig(Section, frozen=True):
-    """`host`, `port`: of metrics and dashboard. `keys_file`: who may read them (`baton keys`; another
-    file than the gateway's, or every tenant may); without one, `host` must be a loopback address
-    unless `allow_anonymous`. `interval_ms`: between two rounds of probes. `alert_command`,
+    """`host`, `port`: of metrics and dashboard. `keys_file`: who may read them (`baton keys`; not
+    the gateway's file, or every tenant may); without one, `host` must be a loopback address unless
+    `allow_anonymous`. `interval_ms`: between two rounds of probes. `alert_command`,
     `alert_webhook`: told when this host's verdict changes, a JSON object on standard input or as
     the body of a POST; empty = nobody."""
 

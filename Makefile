@@ -40,6 +40,14 @@ soak-frames: install ## 100 million bent frames against every decoder (ARGS="--f
 soak: install ## 200,000 seeds of faults against all cores in virtual time (ARGS="--seeds N --first N")
 	@exec $(VENV)/python -m tests.simulation --seeds 200000 $(ARGS)
 
+monitoring: install ## Prometheus rules and the Grafana dashboard by promtool (root: apt installs it)
+	@command -v promtool >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q prometheus; }
+	@$(PYTEST) tests/unit/packaging/test_monitoring.py tests/integration/test_metrics.py $(ARGS)
+
+dashboard: install ## the dashboard in headless Chromium (root: apt installs it); PICTURES=DIR keeps pictures
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q chromium; }
+	@BATON_PICTURES=$(PICTURES) $(PYTEST) tests/integration/test_dashboard.py $(ARGS)
+
 systemd: install ## the units under a real systemd, in a container of this machine (needs root)
 	@command -v systemd-nspawn >/dev/null || apt-get install --yes --quiet --no-install-recommends systemd-container
 	@BATON_BOOT=1 $(PYTEST) -s tests/systemd tests/unit/services/install $(ARGS)

@@ -195,15 +195,19 @@ class RouterConfig(Section, frozen=True):
 
 
 class HealthConfig(Section, frozen=True):
-    """`keys_file`: who may read metrics and dashboard (`baton keys`; another file than the
-    gateway's, or every tenant may); without one, `host` must be a loopback address unless
-    `allow_anonymous`."""
+    """`host`, `port`: of metrics and dashboard. `keys_file`: who may read them (`baton keys`; not
+    the gateway's file, or every tenant may); without one, `host` must be a loopback address unless
+    `allow_anonymous`. `interval_ms`: between two rounds of probes. `alert_command`,
+    `alert_webhook`: told when this host's verdict changes, a JSON object on standard input or as
+    the body of a POST; empty = nobody."""
 
     host: str = "127.0.0.1"
     port: Port = 9400
     keys_file: str = ""
     allow_anonymous: bool = False
     interval_ms: Annotated[float, Meta(ge=100)] = 2_000.0
+    alert_command: str = ""
+    alert_webhook: str = ""
 
 
 class WorkerConfig(Section, frozen=True):

@@ -19,6 +19,7 @@ from common.config import Config, WorkerConfig
 from common.endpoints import control_addresses
 from common.engine.port import Engine
 from common.errors import BatonError, Code, WireError
+from common.exposition import Exposition
 from common.lifecycle import Tasks
 from common.log import Logger
 from common.messages import (
@@ -58,6 +59,7 @@ from common.worker.actions import (
 )
 from common.worker.engine_watch import objection
 from common.worker.kv_log import LinkLog, log_handoff
+from common.worker.metrics import WorkerMetrics
 from common.worker.routers import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
@@ -118,6 +120,7 @@ class Worker:
         self._commands: asyncio.Queue[AddToEngine | AbortInEngine] = asyncio.Queue()
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
+        self._exposition = Exposition(config, role, name, WorkerMetrics(core, engine))
         self._draining = False
         self._engine_lost = False
         self._drained = False
@@ -149,6 +152,7 @@ class Worker:
             curve=self.curve,
         )
         self._routers.start()
+        await self._exposition.start(tasks)
         tasks.start("engine-events", self._pump_events())
         tasks.start("engine-commands", self._run_commands())
         tasks.start("engine-watch", self._watch_engine())
@@ -167,8 +171,8 @@ class Worker:
         self._draining = True
         if not self._engine_lost:
             self._to_router(Leaving(reason="stopping"))
-        if not self._engine_lost:
             await self._drain()
+        await self._exposition.close()
         await self._engine.close()
         if self._gateways is not None:
             self._gateways.close()

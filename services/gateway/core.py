@@ -62,13 +62,14 @@ from services.gateway.requests import Requests
 from services.gateway.stalls import Stalls
 from services.gateway.streams.journal import Seen
 from services.gateway.streams.verdict import SPOKE, Verdict
+from services.gateway.tally import KEYS_MAX
 
 
 class Core:
     """The table of live requests is bounded by `max_streams`."""
 
-    def __init__(self, limits: GatewayConfig) -> None:
-        self.requests = Requests(limits)
+    def __init__(self, limits: GatewayConfig, keys_max: int = KEYS_MAX) -> None:
+        self.requests = Requests(limits, keys_max)
         self._table = self.requests.table
         self._router_wait = limits.router_wait_ms / 1000
         self._stalls = Stalls()

@@ -18,6 +18,7 @@ from common.clock import Clock, SystemClock
 from common.config import Config
 from common.endpoints import control_addresses, stream_address
 from common.errors import BatonError, Code
+from common.exposition import Exposition
 from common.lifecycle import Service, Tasks
 from common.log import Logger
 from common.messages import WIRE_VERSION, Hello, Role
@@ -48,6 +49,7 @@ from services.gateway.http.doorman import FrontDesk
 from services.gateway.http.tls import open_certificate
 from services.gateway.links.routers import RouterLinks
 from services.gateway.links.workers import WorkerLinks
+from services.gateway.metrics import GatewayMetrics
 from services.gateway.server import HttpServer
 from services.gateway.text.light import LightText
 from services.gateway.text.port import TextPort
@@ -89,7 +91,7 @@ class Gateway:
         self._log = log
         self._name = name
         self._incarnation = secrets.token_hex(8)
-        self._core = Core(config.gateway)
+        self._core = Core(config.gateway, config.prices.keys_max)
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._app = App(
             config,
@@ -114,6 +116,8 @@ class Gateway:
             log=log,
         )
         self._curve = open_curve(config, log)
+        metrics = GatewayMetrics(self._core, config.prices)
+        self._exposition = Exposition(config, Role.GATEWAY, name, metrics)
         self._workers: WorkerLinks | None = None
         self._router: RouterLinks | None = None
         self._idle = asyncio.Event()
@@ -167,6 +171,7 @@ class Gateway:
         if self._config.gateway.text == "vllm":
             await self._whole.ready()
         self.http_address = await self._http.start()
+        await self._exposition.start(tasks)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         tasks.start("tick", self._tick(self._workers, self._router))
         tasks.start("router-refusal", self._die_if_refused())
@@ -203,6 +208,7 @@ class Gateway:
         if self._core.active:
             await self._drain()
         await self._http.close()
+        await self._exposition.close()
         self._grammars.close()
         if self._router is not None:
             self._router.close()

@@ -24,10 +24,10 @@ class Requests:
     """`owed`: cancellations for the next router. `broken`: attempts that broke off in this event.
     `fleet`: what a router said last can be served."""
 
-    def __init__(self, limits: GatewayConfig) -> None:
+    def __init__(self, limits: GatewayConfig, keys_max: int) -> None:
         self.table = Table(limits.max_streams)
         self.counts = Counts()
-        self.tally = Tally()
+        self.tally = Tally(keys_max)
         self.moment = Moment()
         self.owed: list[Cancel] = []
         self.broken: list[Entry] = []

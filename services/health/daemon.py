@@ -1,67 +1,75 @@
-"""The health daemon: one per host. Measures, judges, and says so over HTTP and in the log.
+"""The health daemon: one per host. Measures, judges, shows, and tells.
 
 It is an observer: nothing waits for it, so its absence harms nothing. `/health` answers 200 unless
-the verdict is down, with the verdict and its reasons; `/live` always 200; `/metrics` Prometheus
-text. Who may ask is in `guard.py`.
+the verdict is down, with the verdict and its reasons; `/live` always 200; `/metrics` is the page of
+all daemons of the host; `/` is the dashboard. Who may ask is in `guard.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from common.clock import Clock, SystemClock
 from common.config import Config
-from common.endpoints import admin_address
+from common.endpoints import MAIN, admin_address
 from common.errors import BatonError, Code
+from common.exposition import Exposition
 from common.lifecycle import Tasks
 from common.log import Logger
-from services.health.fleet_metrics import FleetMetrics
+from common.messages import Role
+from services.health.alerts import Alerts
+from services.health.fleet import FleetWatch
 from services.health.guard import HealthGuard
-from services.health.probes import host_probes, router_kv, router_probe, router_status
-from services.health.verdict import Judge, Verdict
+from services.health.merge import merged
+from services.health.metrics import HealthMetrics
+from services.health.pages import Pages
+from services.health.probes import (
+    daemon_probes,
+    gpu_probes,
+    host_probes,
+    pair_probes,
+    router_probe,
+)
+from services.health.scrape import scrape
+from services.health.verdict import Judge
+
+SHUTDOWN_SECONDS = 1.0
 
 
 class Health:
-    """A `common.lifecycle.Service`. `http_address` and `http_routes` (method and path pattern of
-    all that is served) are known after `start`."""
+    """A `common.lifecycle.Service`. `watchers`: the pages that look, each woken every round.
+    `http_address` and `http_routes` (method and path pattern of all that is served) are known after
+    `start`."""
 
     stop_seconds = 5.0
 
-    def __init__(self, config: Config, name: str, log: Logger) -> None:
+    def __init__(self, config: Config, name: str, clock: Clock, log: Logger) -> None:
         self._config = config
         self._name = name
         self._log = log
+        self._run_dir = Path(config.fleet.run_dir)
         self._judge = Judge()
-        self._registry = CollectorRegistry()
-        self._probe_gauge = Gauge(
-            "baton_health_probe",
-            "Last value of each probe: a share of the whole, or 1 for a failed check",
-            ["probe"],
-            registry=self._registry,
-        )
-        self._verdict_gauge = Gauge(
-            "baton_health_verdict", "0 up, 1 degraded, 2 down", registry=self._registry
-        )
-        self._fleet = FleetMetrics()
-        self._registry.register(self._fleet)
+        self._own = HealthMetrics(self._judge)
+        self._exposition = Exposition(config, Role.HEALTH, name, self._own)
+        self._alerts = Alerts(config.health, log)
         self._guard = HealthGuard(config.health, log)
         self._runner: web.AppRunner | None = None
+        routers = (MAIN, *config.router.standby)
+        self.fleet = FleetWatch([admin_address(config, router) for router in routers], clock)
+        self.watchers: set[asyncio.Event] = set()
         self.http_address = ("", 0)
         self.http_routes: list[tuple[str, str]] = []
 
     async def start(self, tasks: Tasks) -> str:
         app = web.Application(middlewares=[self._guard.middleware()])
-        app.add_routes(
-            [
-                web.get("/health", self._get_health),
-                web.get("/live", self._get_live),
-                web.get("/metrics", self._get_metrics),
-            ]
+        app.add_routes(Pages(self).routes())
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS
         )
-        self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         host, port = self._config.health.host, self._config.health.port
         try:
@@ -76,49 +84,49 @@ class Health:
         self.http_routes = [
             (route.method, each.canonical) for each in app.router.resources() for route in each
         ]
+        await self._exposition.start(tasks)
         tasks.start("probes", self._probe())
+        tasks.start("alerts", self._alerts.run())
         return f"health {self._name} ready on http://{host}:{port}/health"
 
     async def stop(self) -> None:
+        await self._exposition.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
+    def verdict(self) -> dict[str, Any]:
+        judge = self._judge
+        return {"verdict": judge.verdict.name.lower(), "reasons": list(judge.reasons)}
+
+    async def metrics(self) -> str:
+        pages, _ = await scrape(self._run_dir)
+        return merged(pages)
+
     async def _probe(self) -> None:
-        run_dir = Path(self._config.fleet.run_dir)
-        admin = admin_address(self._config)
         while True:
             self._guard.refresh()
-            self._fleet.status = await router_status(admin)
-            self._fleet.kv = await router_kv(admin)
-            probes = [*host_probes(run_dir), router_probe(self._fleet.status)]
-            for probe in probes:
-                self._probe_gauge.labels(probe.name).set(probe.value)
-            if self._judge.round(probes):
-                self._log.warning(
-                    "host.judged",
-                    verdict=self._judge.verdict.name.lower(),
-                    sentence="; ".join(self._judge.reasons) or "all probes are good again",
-                )
-            self._verdict_gauge.set(self._judge.verdict)
+            await self.fleet.look(closely=bool(self.watchers))
+            pages, silent = await scrape(self._run_dir)
+            self._own.probes = [
+                *host_probes(self._run_dir),
+                router_probe(self.fleet.status),
+                *daemon_probes(pages, silent),
+                *pair_probes(self.fleet.details.get("pairs", ())),
+                *gpu_probes(),
+            ]
+            if self._judge.round(self._own.probes):
+                self._tell()
+            for fresh in self.watchers:
+                fresh.set()
             await asyncio.sleep(self._config.health.interval_ms / 1000)
 
-    async def _get_health(self, _: web.Request) -> web.Response:
-        verdict = self._judge.verdict
-        return web.json_response(
-            {"verdict": verdict.name.lower(), "reasons": list(self._judge.reasons)},
-            status=503 if verdict is Verdict.DOWN else 200,
-        )
-
-    async def _get_live(self, _: web.Request) -> web.Response:
-        return web.json_response({"live": True})
-
-    async def _get_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(self._registry),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+    def _tell(self) -> None:
+        told = self.verdict()
+        sentence = "; ".join(told["reasons"]) or "all probes are good again"
+        self._log.warning("host.judged", verdict=told["verdict"], sentence=sentence)
+        self._alerts.tell({"daemon": self._name, **told})
 
 
 def make(config: Config, name: str, log: Logger) -> Health:
     """Inside the running loop."""
-    return Health(config, name, log)
+    return Health(config, name, SystemClock(), log)

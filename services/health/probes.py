@@ -1,22 +1,25 @@
-"""What the health daemon measures on its host, and of the router, each round.
+"""What the health daemon measures on its host, of its daemons and of the router, each round.
 
-Limits are shares of the whole (0 to 1), or seconds for the router's silence.
+Limits are shares of the whole (0 to 1), or seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from common.admin import ask
-from common.errors import BatonError
+from services.health.fleet import ROUTER_SECONDS
+from services.health.merge import Daemon, sample
 from services.health.verdict import Probe
 
 MEMORY_DEGRADED, MEMORY_DOWN = 0.90, 0.97
 DISK_DEGRADED, DISK_DOWN = 0.90, 0.98
-ROUTER_SECONDS = 1.0
+FDS_DEGRADED, FDS_DOWN = 0.80, 0.95
+LAG_DEGRADED, LAG_DOWN = 1.0, 10.0
+STEP_AGE_DEGRADED, STEP_AGE_DOWN = 10.0, 60.0
 
 
 def host_probes(run_dir: Path) -> list[Probe]:
@@ -33,26 +36,79 @@ def host_probes(run_dir: Path) -> list[Probe]:
     ]
 
 
-async def router_kv(admin: str) -> dict[str, Any] | None:
-    """The router's `kv` answer without the single holds; None when it does not answer."""
-    return await _answer(admin, "kv", {"limit": 0})
+def daemon_probes(pages: Mapping[Daemon, str], silent: Iterable[Daemon]) -> list[Probe]:
+    """Of each daemon on this host: does it answer, how late is its event loop, how many of its
+    files are open, how old is its engine's last step."""
+    probes = [
+        Probe(
+            f"silent:{name}",
+            1.0,
+            0.5,
+            2.0,
+            f"{role} {name} has a metrics socket and does not answer on it",
+        )
+        for role, name in silent
+    ]
+    for (role, name), page in pages.items():
+        probes += _daemon(f"{role} {name}", name, page)
+    return probes
 
 
-async def router_status(admin: str) -> dict[str, Any] | None:
-    """None when it does not answer."""
-    return await _answer(admin, "status", {})
+def _daemon(who: str, name: str, page: str) -> list[Probe]:
+    lag = sample(page, "baton_event_loop_lag_seconds") or 0.0
+    age = sample(page, "baton_worker_engine_step_age_seconds") or 0.0
+    opened, limit = sample(page, "process_open_fds"), sample(page, "process_max_fds")
+    fds = opened / limit if opened and limit else 0.0
+    return [
+        Probe(f"loop_lag:{name}", lag, LAG_DEGRADED, LAG_DOWN, f"{who}'s loop is {lag:.1f} s late"),
+        Probe(f"fds:{name}", fds, FDS_DEGRADED, FDS_DOWN, f"{who} uses {fds:.0%} of its files"),
+        Probe(
+            f"step_age:{name}",
+            age,
+            STEP_AGE_DEGRADED,
+            STEP_AGE_DOWN,
+            f"{who}'s engine made no step for {age:.0f} s while it has work",
+        ),
+    ]
 
 
 def router_probe(status: dict[str, Any] | None) -> Probe:
-    """1 when the router did not answer its admin socket, else 0."""
+    """1 when no router answered its admin socket, else 0."""
     silent = 1.0 if status is None else 0.0
     sentence = f"the router does not answer within {ROUTER_SECONDS:g} s; is it running?"
     return Probe("router_silent", silent, 0.5, 2.0, sentence)
 
 
-async def _answer(admin: str, verb: str, args: dict[str, Any]) -> dict[str, Any] | None:
+def pair_probes(pairs: Iterable[Mapping[str, Any]]) -> list[Probe]:
+    """UCX between workers: a pair that is left alone after handoffs that failed."""
+    return [
+        Probe(
+            f"pair:{pair['prefill']}>{pair['decode']}",
+            1.0,
+            0.5,
+            2.0,
+            f"{pair['prefill']} cannot hand KV over to {pair['decode']}: {pair['state']}",
+        )
+        for pair in pairs
+        if pair["state"] != "closed"
+    ]
+
+
+def gpu_probes() -> list[Probe]:
+    """Memory of each GPU, by NVML where there is one."""
     try:
-        answer = await ask(admin, verb, args, seconds=ROUTER_SECONDS)
-    except BatonError:
-        return None
-    return answer.result if answer.ok and isinstance(answer.result, dict) else None
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
+def _gpu(nvml: Any, index: int) -> Probe:
+    """vLLM takes its share of the memory at start, so full memory is no fault; heat is."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    celsius = float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+    return Probe(f"gpu_celsius:{index}", celsius, 88.0, 95.0, f"GPU {index} is at {celsius:.0f} °C")

@@ -20,6 +20,7 @@ from common.config import Config
 from common.config.live import Reading
 from common.endpoints import ADMIN, CONTROL, admin_address, control_address
 from common.errors import BatonError, Code, WireError
+from common.exposition import Exposition
 from common.lifecycle import Tasks
 from common.log import Logger
 from common.messages import (
@@ -51,6 +52,7 @@ from services.router.events import (
     Send,
     Tick,
 )
+from services.router.metrics import RouterMetrics
 from services.router.recent import Recent
 from services.router.settings import from_config
 from services.router.telling import Telling
@@ -84,6 +86,7 @@ class Router:
         self._recent = Recent()
         self._upkeep: Upkeep | None = None
         self._curve = open_curve(config, log)
+        self._exposition = Exposition(config, Role.ROUTER, name, RouterMetrics(self._view))
         self._control: Socket | None = None
         self._admin: Socket | None = None
         self._emptied = asyncio.Event()
@@ -103,6 +106,7 @@ class Router:
             tasks.start("allow-list", self._curve.watch())
         self._control.start()
         self._admin.start()
+        await self._exposition.start(tasks)
         self._upkeep = tasks.upkeep
         self._upkeep.on_reload(live.KEYS, self._apply)
         tasks.start("pulse", self._pulse())
@@ -128,6 +132,7 @@ class Router:
         self._handle(DrainExpired())
         await asyncio.sleep(LAST_WORDS_SECONDS)
         await self._telling.close()
+        await self._exposition.close()
         for socket in (self._control, self._admin):
             if socket is not None:
                 socket.close()

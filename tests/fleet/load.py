@@ -49,6 +49,14 @@ class Streams:
                 await asyncio.sleep(self._gap)
         return self.load
 
+    async def one(self) -> None:
+        """A single stream, to its end."""
+        api = openai.AsyncOpenAI(
+            base_url=f"{self._fleet.url}/v1", api_key="none", max_retries=0, timeout=60
+        )
+        self.started += 1
+        await self._one(api, self.started)
+
     async def _one(self, api: openai.AsyncOpenAI, number: int) -> None:
         self.running += 1
         try:

@@ -40,7 +40,7 @@ def test_phases_sum_to_what_the_http_server_measured(sim_fleet: Fleet) -> None:
 
     wait_until("its line is written", written, 10.0)
     (line,) = told
-    measured = re.fullmatch(r"total;dur=([\d.]+)", headers["server-timing"])
+    measured = re.match(r"total;dur=([\d.]+)", headers["server-timing"])
     assert measured is not None
     total = float(measured[1])
     assert abs(sum(each["ms"] for each in line["phases"]) - total) <= 0.01 * total

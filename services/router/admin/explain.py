@@ -71,6 +71,7 @@ def _row(kept: Kept, now: float) -> dict[str, Any]:
         **{field: told[field] for field in HEAD},
         "ago_ms": round((now - kept.at) * 1000),
         "slow_by": list(kept.slow_by),
+        "phases": [{"phase": p["phase"], "ms": p["ms"]} for p in told["phases"]],
         "longest_phase": worst.get("phase", ""),
         "longest_ms": worst.get("ms", 0.0),
         "longest_worker": worst.get("worker", ""),

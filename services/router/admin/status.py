@@ -35,6 +35,7 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "queued_max": limits.max_queue,
         "queued_bytes": tables.waiting.bytes_held,
         "queued_bytes_max": limits.queue_bytes_max,
+        "ttft_slo_ms": limits.ttft_slo_ms,
         "drained_per_s": None if rate is None else round(rate, 2),
         "estimates": tables.estimates.shown(),
         "prefix_hashes": len(tables.placing.prefixes),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from common.messages import Journey
 from services.router.timeline.record import Record
+from services.router.timeline.traffic import Traffic
 
 WINDOW = 1_000
 SLOW_SHARE = 0.01
@@ -53,6 +54,7 @@ class Recorder:
         self.kept: dict[str, deque[Kept]] = {kind: deque(maxlen=KEPT_MAX) for kind in KINDS}
         self.recent: deque[Kept] = deque(maxlen=KEPT_MAX)
         self.forgotten = 0
+        self.traffic = Traffic()
         self._history = history
         self._slowest = {measure: Slowest() for measure in MEASURES}
 
@@ -70,6 +72,7 @@ class Recorder:
             self.forgotten += 1
 
     def keep(self, made: Record, now: float) -> None:
+        self.traffic.add(made)
         slow_by: tuple[str, ...] = ()
         if made["outcome"] == "ended":
             slow_by = tuple(m for m in MEASURES if made[m] and self._slowest[m].add(made[m]))

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from services.health.probes import host_probes, router_probe, router_status
+from common.clock import SystemClock
+from services.health.fleet import FleetWatch
+from services.health.probes import host_probes, router_probe
 from services.health.verdict import BETTER_AFTER, WORSE_AFTER, Judge, Probe, Verdict
 
 
@@ -52,6 +54,9 @@ def test_host_probes_measure_this_host(tmp_path: Path) -> None:
 
 
 async def test_a_router_that_is_not_there_is_silent(tmp_path: Path) -> None:
-    found = router_probe(await router_status(f"ipc://{tmp_path}/admin.sock"))
+    watch = FleetWatch([f"ipc://{tmp_path}/admin.sock"], SystemClock())
+    await watch.look(closely=True)
+    found = router_probe(watch.status)
     assert found.value == 1.0
     assert found.verdict is Verdict.DEGRADED
+    assert watch.shown()["points"] == []

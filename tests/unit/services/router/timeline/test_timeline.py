@@ -152,7 +152,8 @@ def test_the_recorder_is_bounded() -> None:
     for number in range(10):
         recorder.told(Journey(request_id=f"r{number}", attempt=1, outcome="ended", legs=()))
     assert list(recorder.journeys) == ["r6", "r7", "r8", "r9"]
-    failed = {"request_id": "x", "outcome": "failed"}
+    failed = {"request_id": "x", "outcome": "failed", "completion_tokens": 0}
+    failed |= {"phases": [], "attempts": []}
     for _ in range(2 * KEPT_MAX):
         recorder.keep(failed, 0.0)
     assert len(recorder.kept["failed"]) == len(recorder.recent) == KEPT_MAX

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from common.errors import Code
-from services.health.fleet_metrics import FleetMetrics
-from services.health.router_metrics import GAUGES, TOTALS
 from services.router.admin.status import run
 from services.router.admin.verb import View
+from services.router.status_metrics import GAUGES, TOTALS, router_metrics
 from tests.unit.services.router.rig import standard
+from tests.unit.services.router.scraped import scraped
 
 
 def status() -> dict[str, Any]:
@@ -24,15 +22,8 @@ def status() -> dict[str, Any]:
     return run(View(rig.core.tables, rig.now, {"bad frame": 5}), {})
 
 
-def scraped(answer: dict[str, Any] | None) -> str:
-    registry, metrics = CollectorRegistry(), FleetMetrics()
-    registry.register(metrics)
-    metrics.status = answer
-    return generate_latest(registry).decode()
-
-
 def test_what_the_router_decided() -> None:
-    text = scraped(status())
+    text = scraped(router_metrics(status()))
     for line in (
         "baton_router_requests_submitted_total 9.0",
         "baton_router_requests_placed_total 7.0",
@@ -55,7 +46,7 @@ def test_how_full_it_is() -> None:
         "active": 6,
         "pairs_resting": 2,
     }
-    lines = scraped(answer).splitlines()
+    lines = scraped(router_metrics(answer)).splitlines()
     for line in (
         "baton_router_queue_requests 3.0",
         "baton_router_queue_bytes 800.0",
@@ -68,7 +59,3 @@ def test_how_full_it_is() -> None:
         assert line in lines
     helped = [line for line in lines if line.startswith("# HELP")]
     assert len(helped) == len(TOTALS) + len(GAUGES) + 3
-
-
-def test_a_silent_router_has_no_numbers() -> None:
-    assert scraped(None) == ""

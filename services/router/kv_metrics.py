@@ -1,5 +1,4 @@
-"""The router's answers as Prometheus metrics: what its `kv` and `status` verbs say, scraped each
-round. A router that does not answer leaves its last numbers out, not old ones in."""
+"""The router's `kv` answer as Prometheus metrics: who holds KV for whom, and what was counted."""
 
 from __future__ import annotations
 
@@ -7,9 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from services.health.router_metrics import router_metrics
 
 COUNTS = {
     "handoffs_in": ("handoffs_received", "KV handoffs taken by this worker"),
@@ -28,19 +24,10 @@ COUNTS = {
 }
 
 
-class FleetMetrics(Collector):
-    """Set `kv` and `status` to the latest answers of these verbs, None while there is none."""
-
-    def __init__(self) -> None:
-        self.kv: dict[str, Any] | None = None
-        self.status: dict[str, Any] | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        if self.status is not None:
-            yield from router_metrics(self.status)
-        if self.kv is not None:
-            yield from _holds(self.kv)
-            yield from _handoffs(self.kv)
+def kv_metrics(kv: dict[str, Any]) -> Iterator[Metric]:
+    """`kv`: the verb's answer."""
+    yield from _holds(kv)
+    yield from _handoffs(kv)
 
 
 def _handoffs(kv: dict[str, Any]) -> Iterator[Metric]:

@@ -1,0 +1,84 @@
+"""What a gateway counted, as Prometheus metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from common.config import PricesConfig
+from common.exposition import histogram
+from services.gateway.core import Core
+
+PHASES = ("prefill", "cached", "decode")
+ANONYMOUS_KEY = "anonymous"
+
+
+class GatewayMetrics(Collector):
+    def __init__(self, core: Core, prices: PricesConfig) -> None:
+        self._core = core
+        self._prices = prices
+
+    def collect(self) -> Iterator[Metric]:
+        counts, tally = self._core.counts, self._core.requests.tally
+        ends = CounterMetricFamily(
+            "baton_gateway_requests",
+            "Requests that are over, by what became of them",
+            labels=["outcome", "code"],
+        )
+        for (outcome, code), count in tally.ends.items():
+            ends.add_metric([outcome, code], count)
+        yield ends
+        for name, help_, buckets in (
+            ("ttft", "From a request's head to its first token", tally.ttft),
+            ("itl", "Between two messages with tokens of one stream", tally.itl),
+            ("request", "From a request's head to its end", tally.whole),
+        ):
+            yield histogram(f"baton_gateway_{name}_seconds", help_, {(): buckets})
+        yield GaugeMetricFamily(
+            "baton_gateway_live_requests", "Requests under way", value=self._core.active
+        )
+        moves = CounterMetricFamily(
+            "baton_gateway_migrations",
+            "Requests that were begun anew on another worker, by how they ended",
+            labels=["outcome"],
+        )
+        for outcome, count in tally.moves.items():
+            moves.add_metric([outcome], count)
+        yield moves
+        dropped = CounterMetricFamily(
+            "baton_gateway_deltas_dropped", "Tokens that were not passed on", labels=["reason"]
+        )
+        dropped.add_metric(["stale"], counts.stale)
+        dropped.add_metric(["unknown"], counts.unknown)
+        yield dropped
+        yield from self._keys()
+
+    def _keys(self) -> Iterator[Metric]:
+        prices = self._prices
+        price = {"prefill": prices.prefill, "cached": prices.cached, "decode": prices.decode}
+        tokens = CounterMetricFamily(
+            "baton_gateway_key_tokens",
+            "Tokens of each API key: prompt tokens that were computed, those that were cached, and "
+            "tokens made",
+            labels=["key", "phase"],
+        )
+        cost = CounterMetricFamily(
+            "baton_gateway_key_cost",
+            "What those tokens cost by [prices]",
+            labels=["key", "phase", "currency"],
+        )
+        for key, used in self._core.requests.tally.by_key.items():
+            spent = {
+                "prefill": used.input - used.cached,
+                "cached": used.cached,
+                "decode": used.output,
+            }
+            for phase in PHASES:
+                label = key or ANONYMOUS_KEY
+                tokens.add_metric([label, phase], spent[phase])
+                amount = spent[phase] * price[phase] / 1e6
+                cost.add_metric([label, phase, prices.currency], amount)
+        yield tokens
+        yield cost

@@ -1,0 +1,31 @@
+"""The health daemon's own metrics: its probes and its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.health.verdict import Judge, Probe
+
+
+class HealthMetrics(Collector):
+    """`probes`: of the latest round."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.probes: list[Probe] = []
+
+    def collect(self) -> Iterator[Metric]:
+        value = GaugeMetricFamily(
+            "baton_health_probe",
+            "Last value of each probe: a share of the whole, seconds, or 1 for a failed check",
+            labels=["probe"],
+        )
+        for probe in self.probes:
+            value.add_metric([probe.name], probe.value)
+        yield value
+        yield GaugeMetricFamily(
+            "baton_health_verdict", "0 up, 1 degraded, 2 down", value=float(self._judge.verdict)
+        )

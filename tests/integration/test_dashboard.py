@@ -1,0 +1,129 @@
+"""The dashboard as a person sees it: headless Chromium against a fleet under load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.browser import Page, chromium, installed
+from tests.fleet.load import Streams
+from tests.fleet.running import Fleet, wait_until
+
+needs_browser = pytest.mark.skipif(
+    installed() is None, reason="no chromium here: `make dashboard` installs it and runs this"
+)
+TEXT = "document.getElementById('{}').textContent"
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 30
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    async with chromium(tmp_path) as opened:
+        yield opened
+        assert opened.errors == []
+
+
+async def loaded(fleet: Fleet) -> None:
+    """Some requests, some with KV that moved."""
+    streams = Streams(fleet, gap_seconds=0.05, max_tokens=30, prompt=PROMPT)
+    streams.stop()
+    for _ in range(6):
+        await streams.one()
+    assert streams.load.finished == 6
+
+
+async def keep(page: Page, name: str) -> None:
+    """Where `BATON_PICTURES` names a folder, the picture is kept there to be looked at."""
+    picture = await page.picture()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+    folder = os.environ.get("BATON_PICTURES")
+    if folder:
+        path = Path(folder) / f"{name}.png"
+        path.write_bytes(picture)
+
+
+def url(fleet: Fleet, path: str = "/") -> str:
+    return f"http://127.0.0.1:{fleet.health_port}{path}"
+
+
+@needs_browser
+@pytest.mark.parametrize(("name", "width", "dark"), [("wide", 1400, False), ("dark", 1400, True)])
+async def test_the_whole_fleet_is_on_the_page_and_kept_current(
+    sim_fleet: Fleet, page: Page, name: str, width: int, dark: bool
+) -> None:
+    await loaded(sim_fleet)
+    await page.open(url(sim_fleet), width, 1300, dark=dark)
+    await page.until("document.querySelectorAll('.worker').length === 4")
+    await page.until(f"{TEXT.format('verdict')} !== 'connecting'")
+    for worker in ("p0", "p1", "d0", "d1"):
+        assert await page.value(f"!!document.querySelector('[data-worker={worker}]')")
+    assert await page.value("document.querySelectorAll('#pairs td').length") == 4
+    assert await page.value("document.querySelectorAll('#wires path').length") == 4
+    rows = await page.value("document.querySelectorAll('#requests tbody tr').length")
+    assert rows >= 6
+    rounds = int(await page.value("document.body.dataset.rounds"))
+    await page.until(f"Number(document.body.dataset.rounds) > {rounds + 1}")
+    await page.until("document.querySelectorAll('#c-load .line').length === 2")
+    assert await page.value("document.documentElement.dataset.theme") == (
+        "dark" if dark else "light"
+    )
+    await keep(page, name)
+
+
+@needs_browser
+async def test_one_click_leads_to_a_requests_timeline(sim_fleet: Fleet, page: Page) -> None:
+    await loaded(sim_fleet)
+    await page.open(url(sim_fleet), 1400, 1000)
+    await page.until("document.querySelectorAll('#requests tbody tr').length >= 6")
+    await page.value("document.querySelector('#requests tbody tr').click()")
+    await page.until("document.querySelectorAll('#gantt rect').length >= 4")
+    assert "most of it" in await page.value(TEXT.format("story-why"))
+    assert "placed by cost" in await page.value(TEXT.format("story-attempts"))
+    assert "quick brown fox" not in await page.value("document.body.textContent")
+    await keep(page, "story")
+
+
+@needs_browser
+async def test_a_phone_shows_it_without_sideways_scrolling(sim_fleet: Fleet, page: Page) -> None:
+    await loaded(sim_fleet)
+    await page.open(url(sim_fleet), 400, 1800)
+    await page.until("document.querySelectorAll('.worker').length === 4")
+    assert await page.value("document.documentElement.scrollWidth") <= 400
+    await keep(page, "phone")
+
+
+def get(fleet: Fleet, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", fleet.health_port, timeout=10)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    told = {name.lower(): value for name, value in answer.getheaders()}
+    return answer.status, answer.read().decode(), told
+
+
+def test_what_the_page_is_made_of_comes_from_here_only(sim_fleet: Fleet) -> None:
+    for path in ("/", "/page.css", "/page.js", "/draw.js"):
+        status, body, headers = get(sim_fleet, path)
+        assert status == 200
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "http://" not in body.replace("http://www.w3.org/", "")
+        assert "https://" not in body
+
+
+def test_another_host_name_is_not_served(sim_fleet: Fleet) -> None:
+    assert get(sim_fleet, "/api/state", Host="evil.example")[0] == 403
+    assert get(sim_fleet, "/health", Host="evil.example")[0] == 200
+    assert get(sim_fleet, "/api/explain/nope")[0] == 404
+
+
+def test_the_state_is_json_and_its_health_agrees(sim_fleet: Fleet) -> None:
+    status, body, _ = get(sim_fleet, "/api/state")
+    state = json.loads(body)
+    assert status == 200
+    assert {each["name"] for each in state["workers"]} == {"p0", "p1", "d0", "d1"}
+    wait_until("it is up", lambda: get(sim_fleet, "/health")[0] == 200)

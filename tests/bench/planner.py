@@ -66,8 +66,8 @@ def _at(fleet: local.LocalFleet) -> tuple[str, ...]:
 def _measured(case: Case, fleet: local.LocalFleet, folder: Path) -> Result:
     path = folder / "result.json"
     load = ("--mix", case.mix, "--scale", str(case.scale), "--rate", str(case.rate))
-    load += ("--requests", str(case.requests), "--seed", str(SEED), "--quiet")
-    _baton("bench", *_at(fleet), *load, "--json", str(path))
+    count = ("--requests", str(case.requests), "--seed", str(SEED), "--quiet")
+    _baton("bench", *_at(fleet), *load, *count, "--json", str(path))
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 

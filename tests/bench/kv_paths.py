@@ -36,8 +36,6 @@ NIXL_MODE = "thread"
 """Its progress thread on, as vLLM's NixlConnector has it; `poll` is on TCP no faster."""
 DIGESTED = 5
 Digests = Literal["on", "off", "timed"]
-OURS_ALONE = ("UCX_SYSV_", "UCX_POSIX_")
-"""Settings of ours with which NIXL would lose its single copy inside a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +194,7 @@ class Nixl:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={k: v for k, v in os.environ.items() if not k.startswith(OURS_ALONE)}
-            | {"UCX_TLS": transports},
+            env=_nixl_settings(transports),
             text=True,
         )
         child = _answer(process)
@@ -227,6 +224,14 @@ class Nixl:
     def _signal(self, which: signal.Signals) -> None:
         for pid in self._pids:
             os.kill(pid, which)
+
+
+def _nixl_settings(transports: str) -> dict[str, str]:
+    """What NIXL is fastest with: over TCP alone our segments (a fifth less CPU than with UCX's
+    own), else UCX's own settings, with which it reads the other's memory in one copy (CMA)."""
+    shared = "sm" in transports.split(",")
+    kept = {k: v for k, v in os.environ.items() if not (shared and k.startswith("UCX_"))}
+    return kept | {"UCX_TLS": transports}
 
 
 def _answer(process: subprocess.Popen[str]) -> list[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
+import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 
 from common.config import from_mapping
 from common.errors import BatonError, Code
 from common.messages import Delta, Structured, StructureKind, TokenLogprobs
+from common.model.byte_tokenizer import VOCAB_SIZE
 from common.model.embedded import ensure_embedded_model
 from services.gateway.api.kinds import Call
 from services.gateway.api.routes import Route
@@ -31,6 +35,9 @@ from tests.e2e.api.compare import events, gathered
 
 pytestmark = pytest.mark.timeout(300)
 
+THINK_IDS = {"<think>": [VOCAB_SIZE], "</think>": [VOCAB_SIZE + 1]}
+READER_TURNS = 3
+"""Of the loop, in which a reader takes what came; else vLLM joins deltas."""
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Römer €"}}\n</tool_call>'
 SEVERAL = CALL + "\n" + CALL.replace("weather", "news")
 
@@ -72,24 +79,52 @@ def api() -> WholeApi:
     return build(config, model, "/model", FLEET.compiles, FLEET.open, FLEET.close)
 
 
+@pytest.fixture(scope="module", params=["deepseek_r1", "qwen3"])
+def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WholeApi:
+    """As `api`, for a model that thinks: the embedded one's files with two more tokens."""
+    model = tmp_path_factory.mktemp("thinking") / "model"
+    shutil.copytree(ensure_embedded_model(), model)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in THINK_IDS])
+    tokenizer.save(str(model / "tokenizer.json"))
+    assert {text: [tokenizer.token_to_id(text)] for text in THINK_IDS} == THINK_IDS
+    about = json.loads((model / "config.json").read_text())
+    about["vocab_size"] = VOCAB_SIZE + len(THINK_IDS)
+    (model / "config.json").write_text(json.dumps(about))
+    settings = {"path": str(model), "name": MODEL, "tool_parser": "hermes"}
+    config = from_mapping({"model": settings | {"reasoning_parser": request.param}})
+    return build(config, model, "/model", FLEET.compiles, FLEET.open, FLEET.close)
+
+
 def asking(route: Route = Route.CHAT, **fields: Any) -> Asking:
-    body = {"model": MODEL, "messages": HELLO, "max_tokens": 500} | fields
+    asked: dict[str, Any] = {"messages": HELLO, "max_tokens": 500}
+    if route is Route.RESPONSES:
+        asked = {"input": "hello"}
+    body = {"model": MODEL} | asked | fields
     return Asking(route, json.dumps(body).encode(), Origin("r"), context=4096)
 
 
-def say(call_at: int, text: str, cuts: list[int], **last: Any) -> list[Verdict]:
-    """The text of one opened call as deltas."""
+async def say(call_at: int, text: str, cuts: list[int], **last: Any) -> None:
+    """The text of one opened call as deltas; its reader takes each by itself."""
     _, stream, _ = FLEET.opened[call_at]
-    ids = list(text.encode())
+    ids = ids_of(text)
     bounds = sorted({0, *(min(cut, len(ids)) for cut in cuts), len(ids)})
-    verdicts = []
     for start, end in itertools.pairwise(bounds):
         final = {"finish_reason": "stop"} | last if end == len(ids) else {}
-        verdicts.append(stream.push(Delta("r", 1, start, ids[start:end], **final)))
-    return verdicts
+        stream.push(Delta("r", 1, start, ids[start:end], **final))
+        for _ in range(READER_TURNS):
+            await asyncio.sleep(0)
 
 
-async def told(api: WholeApi, about: Asking, *texts: str, cuts: list[int]) -> Any:
+def ids_of(text: str) -> list[int]:
+    """Bytes, and the two tokens that only a thinking model's tokenizer has."""
+    parts = re.split("(</?think>)", text)
+    return [id_ for part in parts for id_ in THINK_IDS.get(part) or part.encode()]
+
+
+async def told(
+    api: WholeApi, about: Asking, *texts: str, cuts: list[int], end: str = "stop"
+) -> Any:
     """The whole answer, or the gathered stream, to what the calls say."""
     FLEET.begin()
 
@@ -105,8 +140,7 @@ async def told(api: WholeApi, about: Asking, *texts: str, cuts: list[int]) -> An
         task = group.create_task(answer())
         await opened(len(texts))
         for at, text in enumerate(texts):
-            say(at, text, cuts)
-            await asyncio.sleep(0)
+            await say(at, text, cuts, finish_reason=end)
     api.end(about, "done")
     return task.result()
 
@@ -139,6 +173,82 @@ def test_tool_calls_in_the_text_are_found_however_it_is_cut(
     for call in found:
         assert json.loads(call["function"]["arguments"]) == {"city": "Römer €"}
     assert choice["finish_reason"] == "tool_calls"
+
+
+THOUGHT = "<think>Two and two, €?</think>It is 4."
+FIRST = 1
+"""A prefill makes one token, so the first delta has one; parsers rely on it."""
+
+
+@settings(max_examples=15)
+@given(cuts=CUTS, stream=st.booleans())
+def test_reasoning_is_told_apart_from_content_however_it_is_cut(
+    thinking: WholeApi, cuts: list[int], stream: bool
+) -> None:
+    about = asking(stream=stream)
+    choices = run(told(thinking, about, THOUGHT + "!", cuts=[FIRST, *cuts]))["choices"]
+    choice = choices["0"] if stream else choices[0]
+    message = choice["delta"] if stream else choice["message"]
+    assert (message["reasoning"], message["content"]) == ("Two and two, €?", "It is 4.")
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_left_out_when_not_wanted(thinking: WholeApi, stream: bool) -> None:
+    about = asking(stream=stream, include_reasoning=False)
+    choices = run(told(thinking, about, THOUGHT + "!", cuts=[FIRST, 9, 30]))["choices"]
+    choice = choices["0"] if stream else choices[0]
+    message = choice["delta"] if stream else choice["message"]
+    assert not message.get("reasoning")
+    assert message["content"] == "It is 4."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_never_stops_thinking_has_said_nothing(
+    thinking: WholeApi, stream: bool
+) -> None:
+    async def body() -> Any:
+        about = asking(stream=stream)
+        return await told(thinking, about, "<think>and so on", cuts=[FIRST, 8], end="length")
+
+    choices = run(body())["choices"]
+    choice = choices["0"] if stream else choices[0]
+    message = choice["delta"] if stream else choice["message"]
+    assert message["reasoning"] == "and so on"
+    assert not message.get("content")
+    assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_may_be_called_after_thinking(thinking: WholeApi, stream: bool) -> None:
+    about = asking(stream=stream, tools=TOOLS, tool_choice="auto")
+    text = f"<think>I must ask.</think>{CALL}!"
+    choices = run(told(thinking, about, text, cuts=[FIRST, *range(0, 200, 7)]))["choices"]
+    choice = choices["0"] if stream else choices[0]
+    message = choice["delta"] if stream else choice["message"]
+    (call,) = message["tool_calls"].values() if stream else message["tool_calls"]
+    assert message["reasoning"] == "I must ask."
+    assert json.loads(call["function"]["arguments"]) == {"city": "Römer €"}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_schema_waits_for_the_end_of_the_thinking(thinking: WholeApi) -> None:
+    """The worker is told that the text does not begin with what must match."""
+    about = asking(response_format={"type": "json_object"})
+    run(told(thinking, about, "<think>hm</think>{}!", cuts=[9]))
+    (call, _, _) = FLEET.opened[0]
+    assert call.sampling.structured is not None
+    assert call.sampling.reasoning_ended is False
+
+
+def test_reasoning_in_the_other_apis(thinking: WholeApi) -> None:
+    response = run(told(thinking, asking(Route.RESPONSES), THOUGHT + "!", cuts=[]))
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    assert response["output"][0]["content"][0]["text"] == "Two and two, €?"
+    assert response["output"][1]["content"][0]["text"] == "It is 4."
+    message = run(told(thinking, asking(Route.MESSAGES), THOUGHT + "!", cuts=[]))
+    assert [part["type"] for part in message["content"]] == ["thinking", "text"]
+    assert message["content"][0]["thinking"] == "Two and two, €?"
 
 
 @settings(max_examples=25)

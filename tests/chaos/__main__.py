@@ -41,6 +41,8 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
         "mute": lambda: hangs.bent("mute", 6, hang),
         "late": lambda: hangs.bent("delay", 6, hang),
         "term": lambda: leaving.terminated(3),
+        "rollout": lambda: leaving.rollout(8),
+        "rollout-stops": lambda: leaving.rollout_stops(8),
         "engine-dies": lambda: engines.lost("die", 6),
         "engine-hangs": lambda: engines.lost("hang", 6),
         "reset": lambda: hangs.bent("reset", 6, hang),

@@ -9,6 +9,7 @@ would make the router prefer a worker that has nothing of it, and nothing else.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import xxhash
@@ -45,3 +46,8 @@ def split(hashes: bytes) -> list[bytes]:
     """One by one; a cut-off last one is dropped."""
     whole = len(hashes) - len(hashes) % HASH_BYTES
     return [hashes[at : at + HASH_BYTES] for at in range(0, whole, HASH_BYTES)]
+
+
+def prompt_digest(prompt_ids: bytes, cache_salt: str | None) -> bytes:
+    """16 bytes by which a whole prompt, packed, is known again within its tenant."""
+    return hashlib.blake2b(root(cache_salt) + prompt_ids, digest_size=16).digest()

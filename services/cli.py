@@ -44,6 +44,7 @@ TOOLS = {
     "ctl": "talk to a running fleet's admin socket",
     "keys": "make, list and revoke API keys",
     "keygen": "make and rotate hosts' keys",
+    "rollout": "restart a fleet's workers one by one",
     "completion": "what bash or zsh needs to complete this command",
     **MEASUREMENTS,
 }
@@ -54,6 +55,7 @@ Baton serves large language models with prefill and decode on separate workers.
   baton up                    a whole fleet on this machine; start here
   baton ctl status            look inside a running fleet (also: workers, requests, explain, help)
   baton doctor                is this host fit for it? versions, limits, what UCX will use, ports
+  baton rollout               restart the workers one after the other, losing no request
   baton keys add              make API keys, list and revoke them
   baton keygen add            make the keys by which hosts know each other
   baton bench                 load against any OpenAI endpoint; bench crossover: does it pay?
@@ -145,6 +147,10 @@ def _tool(command: str, arguments: list[str]) -> int:
 
         tools = (*HOST_TOOLS, *TOOLS, "check", "config", *[role.value for role in SERVICES])
         return completion(arguments, main, tools)
+    if command == "rollout":
+        from services.rollout.main import main as rollout
+
+        return rollout(arguments)
     if command == "keygen":
         from services.keygen.main import main as keygen
 

@@ -20,7 +20,8 @@ class LivenessConfig(Section, frozen=True):
     is doubted within `flap_window_ms`, at most `proof_ms_max`. `late_tick_ms`: a router that itself
     stood still for longer blames nobody. `gateway_grace_ms`: how long the requests of a gateway
     whose connection closed are kept for its return. `rebuild_ms`: a router that starts places
-    nothing before all workers of the file have reported, or this time has passed."""
+    nothing before all workers of the file have reported, or this time has passed. `deaths_max`: a
+    request in flight when so many workers died has its prompt quarantined."""
 
     suspect_share: Annotated[float, Meta(gt=0, lt=1)] = 0.5
     stall_ms: Annotated[float, Meta(ge=100)] = 1_000.0
@@ -32,3 +33,4 @@ class LivenessConfig(Section, frozen=True):
     late_tick_ms: Annotated[float, Meta(ge=300)] = 1_000.0
     gateway_grace_ms: Milliseconds = 2_000.0
     rebuild_ms: Milliseconds = 2_000.0
+    deaths_max: Annotated[int, Meta(ge=1)] = 2

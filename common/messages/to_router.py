@@ -99,7 +99,8 @@ class Submit(Message, frozen=True):
     (`common.prefix`), salted by tenant, for placement by prefix; may be cut short. `resumable`: its
     gateway can go on with it elsewhere after tokens were streamed, so that it may be preempted.
     `left`: identity of the D that the attempt before ran on and that stopped speaking, else
-    empty; it is placed there again only if there is no other."""
+    empty; it is placed there again only if there is no other. `prompt_digest`: of the prompt as the
+    client sent it, the same in every attempt, by which one that kills workers is known again."""
 
     request_id: str
     attempt: Count
@@ -115,6 +116,7 @@ class Submit(Message, frozen=True):
     prefix_hashes: bytes = b""
     resumable: bool = False
     left: str = ""
+    prompt_digest: bytes = b""
 
 
 class Cancel(Message, frozen=True):

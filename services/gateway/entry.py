@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from common.messages import Fleet, Journey, RequestBody, Submit
-from common.prefix import prefix_hashes
+from common.prefix import prefix_hashes, prompt_digest
 from common.wire import pack_ids
 from services.gateway.api.kinds import Call
 from services.gateway.auth.caller import Caller
@@ -131,6 +131,7 @@ class Entry:
             session=call.session,
             local_reason=call.local_reason,
             left=self.left,
+            prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), caller.cache_salt),
             resumable=not obstacle(call.sampling, 1, fleet),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, body.cache_salt),
         )

@@ -54,6 +54,7 @@ from services.router.events import (
     PairsCleared,
     PeerGone,
     PolicyChosen,
+    PromptsCleared,
     Received,
     RequestEvicted,
     Send,
@@ -109,7 +110,7 @@ class Core:
             case DrainExpired():
                 sentence = "the router is stopping"
                 return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
-            case PolicyChosen() | PairsCleared():
+            case PolicyChosen() | PairsCleared() | PromptsCleared():
                 return core_placing.ordered(self.tables, event)
             case LimitsChosen():
                 return core_limits.choose(self.tables, event, now)

@@ -116,6 +116,20 @@ def give_up(tables: Tables, worker: Worker, sentence: str, now: float) -> list[A
     return actions
 
 
+def blame(tables: Tables, worker: Worker, now: float) -> list[Action]:
+    """Its process is gone: what D ran, or P was computing first, may be what killed it."""
+    keys = list(worker.held) if worker.role is Role.DECODE else list(worker.computing)[:1]
+    actions: list[Action] = []
+    for key in keys:
+        each = tables.tries[key]
+        barred = tables.poison.died(each.request_id, each.digest, worker.identity, now)
+        if barred is not None:
+            sentence = core_requests.quarantined(barred)
+            fields: dict[str, object] = {"request_id": each.request_id}
+            actions.append(Note("warning", "prompt.quarantined", sentence, fields))
+    return actions
+
+
 def aborts(worker: Worker, keys: list[Key], reason: str) -> list[Action]:
     return [
         Send(worker.identity, Abort(request_id=key[0], attempt=key[1], reason=reason))

@@ -188,13 +188,16 @@ def _worker_gone(tables: Tables, worker: Worker, reason: str, now: float) -> lis
         return []
     held = len(worker.held)
     sentence = f"{worker.role} worker {worker.name} was lost: {reason}"
-    note = Note("warning", "worker.lost", f"{sentence}; it held {held} requests")
+    note: Action = Note("warning", "worker.lost", f"{sentence}; it held {held} requests")
     worker.left = worker.state is WorkerState.DRAINING and not held
     if worker.left:
         note = Note("info", "worker.left", f"{worker.role} worker {worker.name} drained and left")
     if worker.state in (WorkerState.READY, WorkerState.JOINING):
         core_health.doubt(tables, worker, now)
-    actions = [note, *core_health.give_up(tables, worker, sentence, now)]
+    actions = [note]
+    if worker.state is not WorkerState.DRAINING:
+        actions += core_health.blame(tables, worker, now)
+    actions += core_health.give_up(tables, worker, sentence, now)
     tables.placing.prefixes.clear(worker.identity)
     worker.move(WorkerState.GONE, reason, now)
     tables.workers_changed = True

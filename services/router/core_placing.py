@@ -12,7 +12,14 @@ from common.errors import Code
 from common.messages import PREFIX_DELTA_HASHES_MAX, Decode, Prefill, PrefixDelta, Ticket
 from services.router import core_pairs, core_requests, placement
 from services.router.admission import admit
-from services.router.events import Action, Note, PairsCleared, PolicyChosen, Send
+from services.router.events import (
+    Action,
+    Note,
+    PairsCleared,
+    PolicyChosen,
+    PromptsCleared,
+    Send,
+)
 from services.router.placement_types import Known, Placement, WaitFor
 from services.router.rates import rates
 from services.router.records import Try, Worker
@@ -92,8 +99,11 @@ def _known(tables: Tables, each: Try, now: float, *, any_prefill: bool) -> Known
     )
 
 
-def ordered(tables: Tables, event: PolicyChosen | PairsCleared) -> list[Action]:
+def ordered(tables: Tables, event: PolicyChosen | PairsCleared | PromptsCleared) -> list[Action]:
     """By an operator, for what is placed from now on."""
+    if isinstance(event, PromptsCleared):
+        lifted = tables.poison.lift(event.digest)
+        return [Note("info", "prompt.cleared", f"an operator lifted {lifted} prompts")]
     if isinstance(event, PairsCleared):
         return core_pairs.clear(tables, event)
     placing = tables.placing

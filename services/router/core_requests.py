@@ -26,6 +26,7 @@ from services.router.admission.admit import Refusal
 from services.router.estimators import learning
 from services.router.events import Action, Note, Send
 from services.router.placement_types import Ask
+from services.router.poison import Barred
 from services.router.records import Gateway, Key, Try, Worker
 from services.router.state import TERMINAL, TryState
 from services.router.tables import Tables
@@ -79,6 +80,7 @@ def submit(
         priority=message.priority,
         resumable=message.resumable,
         avoid=message.left,
+        digest=message.prompt_digest,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )
     admit.price(tables, each, message)
@@ -131,12 +133,23 @@ def _senseless(tables: Tables, each: Try, now: float) -> Refusal | None:
         return Refusal(Code.INVALID_REQUEST, sentence)
     if tables.draining:
         return Refusal(Code.DRAINING, "the router is stopping")
+    barred = tables.poison.barred(each.digest, now)
+    if barred is not None:
+        barred.refused += 1
+        return Refusal(Code.REQUEST_QUARANTINED, quarantined(barred))
     if not tables.can_ever_hold(ask):
         return Refusal(Code.CONTEXT_LENGTH_EXCEEDED, never_fits(ask))
     if lacks_decode(tables, now):
         waited = tables.admission.config.no_decode_wait_ms / 1000
         return Refusal(Code.NO_CAPACITY, f"no decode worker was ready in {waited:g} s")
     return None
+
+
+def quarantined(barred: Barred) -> str:
+    deaths = len(barred.workers)
+    return (
+        f"{deaths} workers died with this prompt (request {barred.request_id}); it is quarantined"
+    )
 
 
 def never_fits(ask: Ask) -> str:

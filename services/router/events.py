@@ -94,6 +94,13 @@ class PairsCleared:
     decode: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptsCleared:
+    """An operator lets this prompt be tried again: its digest, None = all."""
+
+    digest: bytes | None = None
+
+
 Event = (
     Received
     | PeerGone
@@ -106,6 +113,7 @@ Event = (
     | WorkerEvicted
     | RequestEvicted
     | PairsCleared
+    | PromptsCleared
 )
 
 

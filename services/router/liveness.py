@@ -28,6 +28,7 @@ class Liveness:
     flap_window_seconds: float = 60.0
     late_tick_seconds: float = 1.0
     gateway_grace_seconds: float = 2.0
+    deaths_max: int = 2
 
 
 def from_config(config: Config) -> Liveness:
@@ -42,6 +43,7 @@ def from_config(config: Config) -> Liveness:
         flap_window_seconds=said.flap_window_ms / 1000,
         late_tick_seconds=said.late_tick_ms / 1000,
         gateway_grace_seconds=said.gateway_grace_ms / 1000,
+        deaths_max=said.deaths_max,
     )
 
 

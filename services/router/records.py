@@ -39,6 +39,7 @@ class Try:
 
     `prefill_open`: P may still hold something for it. `body` is kept only while queued. `batch`:
     streams that D decoded when this one began. `avoid`: identity of a D that it has left.
+    `digest`: of its prompt.
     `output_tokens`, `cost`: predicted (`admission/cost.py`). `start_by`: when it is too late to
     place it; 0 = never. `adopted`: a worker was found holding it; another router placed it, or this
     one before a restart.
@@ -56,6 +57,7 @@ class Try:
     priority: PriorityClass = PriorityClass.STANDARD
     resumable: bool = False
     avoid: str = ""
+    digest: bytes = b""
     limits: KeyLimits | None = None
     weight: float = 1.0
     output_tokens: int = 0

@@ -16,6 +16,7 @@ from services.router.estimators.estimates import Estimates
 from services.router.history import History
 from services.router.placement_types import Ask
 from services.router.placing import Placing
+from services.router.poison import Poison
 from services.router.records import Counts, Gateway, Key, Try, Worker
 from services.router.settings import Settings
 from services.router.state import ON_WORKER, TERMINAL, TryState, WorkerState
@@ -76,6 +77,7 @@ class Tables:
             ttft_slo_ms=settings.ttft_slo_ms,
         )
         self.counts = Counts()
+        self.poison = Poison(settings.liveness.deaths_max)
         self.draining = False
         self.rebuilding = settings.rebuild_seconds > 0 and settings.max_queue > 0
         self.freed = False
@@ -117,6 +119,7 @@ class Tables:
         """Raises AssertionError."""
         self.waiting.check_invariants()
         self.placing.check_invariants()
+        self.poison.check_invariants()
         self.history.check_invariants()
         self.refusals.check_invariants()
         self.recorder.check_invariants()

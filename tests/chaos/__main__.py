@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tests.chaos.report import Row, table
-from tests.chaos.scenarios import deaths, engines, hangs, leaving
+from tests.chaos.scenarios import deaths, engines, hangs, leaving, limits, poison
 
 Scenario = Callable[[], Awaitable[list[Row]]]
 HANG_SECONDS = 30.0
@@ -40,7 +40,12 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
         "lose": lambda: hangs.bent("drop", 6, hang),
         "mute": lambda: hangs.bent("mute", 6, hang),
         "late": lambda: hangs.bent("delay", 6, hang),
+        "full-disk": lambda: limits.full_disk(8),
+        "memory": lambda: limits.memory(8),
+        "poison": lambda: poison.prompt(8),
         "term": lambda: leaving.terminated(3),
+        "rollout": lambda: leaving.rollout(8),
+        "rollout-stops": lambda: leaving.rollout_stops(8),
         "engine-dies": lambda: engines.lost("die", 6),
         "engine-hangs": lambda: engines.lost("hang", 6),
         "reset": lambda: hangs.bent("reset", 6, hang),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.report import table
-from tests.chaos.scenarios import deaths, engines
+from tests.chaos.scenarios import deaths, engines, leaving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -24,3 +24,8 @@ async def test_an_engine_that_hangs_ends_its_daemon_and_costs_no_token() -> None
     lost, end, _ = rows
     assert lost.good, table(rows)
     assert end.good, table(rows)
+
+
+async def test_a_rollout_restarts_a_worker_and_costs_no_request() -> None:
+    rows = await leaving.rollout(6, ("d0",))
+    assert all(row.good for row in rows), table(rows)

@@ -1,4 +1,5 @@
-"""`quarantine`: the pairs that do not hand KV over now, and why; clears them."""
+"""`quarantine`: the pairs that do not hand KV over now and the prompts that killed workers, and
+why; clears them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from common.errors import BatonError, Code
 from common.messages import Role
 from services.router.admin import pair_rows
 from services.router.admin.verb import Arg, Value, Verb, View
-from services.router.events import PairsCleared
+from services.router.events import PairsCleared, PromptsCleared
 
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
@@ -17,10 +18,30 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
     for role, name in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
         if name and not chosen:
             _check_known(view, role, name)
+    prompt = str(args["prompt"])
+    prompts = [row for row in _prompts(view) if prompt in ("", row["digest"])]
     if args["action"] == "clear":
-        view.act(PairsCleared(prefill, decode))
-        return {"cleared": len(chosen), "pairs": pair_rows.rows(view.tables, view.now)}
-    return {"cleared": 0, "pairs": chosen}
+        if not prompt:
+            view.act(PairsCleared(prefill, decode))
+        if not prefill and not decode:
+            for row in prompts:
+                view.act(PromptsCleared(bytes.fromhex(row["digest"])))
+        pairs = pair_rows.rows(view.tables, view.now)
+        return {"cleared": 0 if prompt else len(chosen), "pairs": pairs, "prompts": _prompts(view)}
+    return {"cleared": 0, "pairs": chosen, "prompts": prompts}
+
+
+def _prompts(view: View) -> list[dict[str, Any]]:
+    return [
+        {
+            "digest": row.digest.hex(),
+            "request_id": row.request_id,
+            "workers": [identity.rpartition("|")[0] for identity in row.workers],
+            "left_s": round(row.until - view.now, 1),
+            "refused": row.refused,
+        }
+        for row in view.tables.poison.rows(view.now)
+    ]
 
 
 def _fits(row: dict[str, Any], prefill: str, decode: str) -> bool:
@@ -37,11 +58,12 @@ def _check_known(view: View, role: Role, name: str) -> None:
 
 VERB = Verb(
     "quarantine",
-    "pairs that had trouble handing KV over; clear lets them try again at once",
+    "pairs that had trouble handing KV over, prompts that killed workers; clear lifts it",
     (
         Arg("action", "list, or clear", default="list", choices=("list", "clear")),
         Arg("prefill", "only pairs of this prefill worker", default=""),
         Arg("decode", "only pairs of this decode worker", default=""),
+        Arg("prompt", "only the prompt of this digest", default=""),
     ),
     run,
 )

@@ -22,6 +22,7 @@ SEATS = {"BATON_ENGINE__MAX_NUM_SEQS": "16"}
 PATIENT = {
     "BATON_ROUTER__ADMISSION__DECODE_QUEUE_OVERDUE_MS": "30000",
     "BATON_GATEWAY__WORKER_DEATHS_MAX": "16",
+    "BATON_ROUTER__LIVENESS__DEATHS_MAX": "16",
     "BATON_GATEWAY__ROUTER_WAIT_MS": "30000",
 }
 """For a machine that is busy with other things: no refusal of what waits long for a worker, and no

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from functools import partial
 
 from tests.chaos.actions import Term, inflict
@@ -11,6 +13,7 @@ from tests.chaos.report import Row
 from tests.chaos.scenarios.run import nothing_lost, under_load
 
 DRAIN_MS = 3000
+ROLES = ("prefill", "decode")
 LONG = Ask(max_tokens=600)
 
 
@@ -32,6 +35,69 @@ async def terminated(rate: float) -> list[Row]:
             Row("- streams moved before the limit", str(moved), "1 or more", moved > 0),
             Row("- counted as deaths", str(quarantined), "0", quarantined == 0),
         ]
+
+
+async def rollout(rate: float, workers: tuple[str, ...] = ()) -> list[Row]:
+    """`workers`: all when empty."""
+    async with cell(Plan(prefill=2, decode=2)) as fleet:
+        before = {name: fleet.pid(name) for role in ROLES for name in fleet.names(role)}
+        lowest: dict[str, int] = {}
+        async with under_load(fleet, rate) as load, asyncio.TaskGroup() as group:
+            watch = group.create_task(_watch_ready(fleet, lowest))
+            status, said = await _rollout(fleet, *workers, "--settle-seconds", "1")
+            watch.cancel()
+        renewed = [name for name, pid in before.items() if fleet.pid(name) != pid]
+        wanted = sorted(workers or before)
+        kept = min(lowest.values(), default=0)
+        return [
+            nothing_lost(f"rolling restart of {', '.join(wanted)}", load.answers, 20),
+            Row(
+                "- restarted",
+                f"{', '.join(sorted(renewed))}; exit {status}",
+                "all; exit 0",
+                sorted(renewed) == wanted and status == 0,
+            ),
+            Row("- ready workers of a role, at least", str(kept), "1", kept >= 1),
+            Row("- said", said.splitlines()[-1], "restarted: all", "restarted" in said),
+        ]
+
+
+async def rollout_stops(rate: float) -> list[Row]:
+    """The first worker does not come back: nothing further is touched."""
+    async with cell(Plan(prefill=2, decode=2)) as fleet:
+        before = {name: fleet.pid(name) for role in ROLES for name in fleet.names(role)}
+        fleet.left_down.add("p0")
+        async with under_load(fleet, rate) as load:
+            status, said = await _rollout(fleet, "--ready-seconds", "3")
+        touched = [n for n, pid in before.items() if not fleet.runs(n) or fleet.pid(n) != pid]
+        return [
+            nothing_lost("rolling restart whose first worker stays away", load.answers, 10),
+            Row(
+                "- touched",
+                f"{', '.join(touched)}; exit {status}",
+                "p0; exit 1",
+                touched == ["p0"] and status == 1,
+            ),
+            Row("- said", said.splitlines()[-2], "p0 is not there", "p0 is not there" in said),
+        ]
+
+
+async def _rollout(fleet: Cell, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "services.cli", "rollout", "--run-dir", str(fleet.run_dir)]
+    process = await asyncio.create_subprocess_exec(
+        *command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, said.decode()
+
+
+async def _watch_ready(fleet: Cell, lowest: dict[str, int]) -> None:
+    while True:
+        status = await fleet.ctl("status")
+        for role in ROLES:
+            ready = status[f"{role}_ready"]
+            lowest[role] = min(ready, lowest.get(role, ready))
+        await asyncio.sleep(0.1)
 
 
 def _ended(fleet: Cell, pid: int) -> bool:

@@ -191,7 +191,8 @@ def test_a_pair_in_quarantine_is_listed_and_cleared() -> None:
     assert pair["retry_in_s"] > 0
     rig.submit("r2")
     assert rig.take(Decode)[0].ticket is None
-    assert ask(rig, "quarantine", action="clear", decode="d0") == {"cleared": 1, "pairs": []}
+    cleared = ask(rig, "quarantine", action="clear", decode="d0")
+    assert cleared == {"cleared": 1, "pairs": [], "prompts": []}
     rig.submit("r3")
     assert rig.take(Decode)[0].ticket is not None
     assert ask(rig, "quarantine", action="clear")["cleared"] == 0

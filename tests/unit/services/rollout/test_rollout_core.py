@@ -1,0 +1,160 @@
+"""A rolling restart, look by look: the order, the floor, and every way in which it stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.rollout.core import Drain, Limits, Order, Restart, Resume, Rollout, Say, Seen, in_turn
+
+LIMITS = Limits(floor=1, drain=10.0, ready=30.0, settle=2.0)
+
+
+def seen(name: str) -> Seen:
+    role = "prefill" if name.startswith("p") else "decode"
+    return Seen(name, role, "ready", "1", "f", 100, 3)
+
+
+class Bench:
+    """A fleet of ready workers and a rollout over `names`."""
+
+    def __init__(self, *names: str, there: tuple[str, ...] = ("p0", "p1", "d0", "d1")) -> None:
+        self.now = 50.0
+        self.workers = {name: seen(name) for name in there}
+        self.rollout = Rollout(names or ("d0", "d1"), LIMITS, self.now)
+
+    def look(self, seconds: float = 0.0, *, router: bool = True) -> list[Order]:
+        """What is ordered, without the sentences."""
+        self.now += seconds
+        orders = self.rollout.look(self.workers if router else None, self.now)
+        return [order for order in orders if not isinstance(order, Say)]
+
+    def set(self, name: str, **changes: object) -> Seen:
+        self.workers[name] = replace(self.workers[name], **changes)  # type: ignore[arg-type]
+        return self.workers[name]
+
+    def restarted(self, name: str) -> None:
+        """From its drain to where it is ready again."""
+        self.set(name, requests=0)
+        (order,) = self.look()
+        assert isinstance(order, Restart)
+        self.set(name, incarnation=self.workers[name].incarnation + "'")
+        assert self.look() == []
+
+
+def test_roles_take_turns() -> None:
+    assert in_turn(["p0", "p1", "p2"], ["d0"]) == ["p0", "d0", "p1", "p2"]
+
+
+def test_one_after_the_other_each_drained_first() -> None:
+    bench = Bench()
+    before = bench.workers["d0"]
+    assert bench.look() == [Drain(before)]
+    assert bench.look(5.0) == []
+    bench.set("d0", requests=0)
+    assert bench.look() == [Restart(before)]
+    del bench.workers["d0"]
+    assert bench.look(5.0) == []
+    bench.workers["d0"] = replace(before, incarnation="2", state="joining")
+    assert bench.look() == []
+    bench.set("d0", state="ready")
+    assert bench.look() == []
+    assert bench.rollout.done == []
+    assert bench.look(2.0) == []
+    assert bench.rollout.done == ["d0"]
+    assert bench.look() == [Drain(bench.workers["d1"])]
+    bench.restarted("d1")
+    bench.look(2.0)
+    assert (bench.rollout.over, bench.rollout.done, bench.rollout.failure) == (
+        True,
+        ["d0", "d1"],
+        "",
+    )
+
+
+def test_what_a_drain_cannot_finish_is_left_to_the_worker() -> None:
+    bench = Bench()
+    bench.look()
+    assert bench.look(10.0) == []
+    assert [type(order) for order in bench.look(0.1)] == [Restart]
+
+
+def test_the_floor_is_kept() -> None:
+    bench = Bench()
+    bench.set("d1", state="suspect")
+    assert bench.look() == []
+    bench.set("d1", state="ready")
+    assert [type(order) for order in bench.look()] == [Drain]
+
+
+def test_the_last_of_a_role_is_not_taken() -> None:
+    bench = Bench("d0", there=("p0", "d0"))
+    assert bench.look() == []
+    assert "--floor 0" in bench.rollout.failure
+
+
+def test_a_worker_that_does_not_come_back_stops_it() -> None:
+    bench = Bench()
+    bench.look()
+    bench.set("d0", requests=0)
+    bench.look()
+    del bench.workers["d0"]
+    bench.look(30.1)
+    assert "d0 is not there 30 s after its restart" in bench.rollout.failure
+    assert (bench.rollout.done, bench.rollout.left) == ([], ["d0", "d1"])
+    assert bench.look(100.0) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"incarnation": "3"}, "died again"), ({"state": "suspect"}, "d0 is suspect")],
+)
+def test_a_canary_that_does_not_stay_ready_stops_it(changes: dict[str, str], says: str) -> None:
+    bench = Bench()
+    bench.look()
+    bench.restarted("d0")
+    bench.set("d0", **changes)
+    bench.look(1.0)
+    assert says in bench.rollout.failure
+    assert bench.rollout.left == ["d0", "d1"]
+
+
+def test_a_process_that_never_left_is_named() -> None:
+    bench = Bench()
+    bench.look()
+    bench.set("d0", requests=0)
+    bench.look()
+    bench.look(30.1)
+    assert "the process is still the old one" in bench.rollout.failure
+
+
+def test_while_no_router_answers_only_time_passes() -> None:
+    bench = Bench()
+    bench.look()
+    assert bench.look(5.0, router=False) == []
+    bench.restarted("d0")
+    assert bench.look(1.0, router=False) == []
+    assert bench.rollout.failure == ""
+
+
+def test_what_could_not_be_restarted_gets_work_again() -> None:
+    bench = Bench()
+    (order,) = bench.look()
+    assert isinstance(order, Drain)
+    assert bench.rollout.fail("no such process") == [Resume(order.worker)]
+    assert bench.rollout.fail("again") == []
+    assert bench.rollout.failure == "no such process"
+
+
+def test_another_fingerprint_is_told() -> None:
+    bench = Bench()
+    bench.look()
+    bench.set("d0", requests=0)
+    bench.look()
+    bench.set("d0", incarnation="2", fingerprint="g")
+    bench.look()
+    bench.now += 2.0
+    (said,) = bench.rollout.look(bench.workers, bench.now)
+    assert isinstance(said, Say)
+    assert "another fingerprint" in said.sentence

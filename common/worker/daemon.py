@@ -158,7 +158,7 @@ class Worker:
         tasks.start("engine-watch", self._watch_engine())
         tasks.start("beat", self._beat())
         tasks.start("router-refusal", self._die_if_refused())
-        tasks.upkeep.beat_while(lambda: self._steps_within(tasks.upkeep.watchdog_seconds))
+        tasks.upkeep.beat_while(lambda: not self._objection())
         capacity = info.capacity
         return (
             f"{self._role} {self._name} ready: {info.model}, {capacity.kv_blocks} KV blocks of "
@@ -291,11 +291,6 @@ class Worker:
         refused = await self._refused
         raise BatonError(Code.WIRE_MISMATCH, f"the router refused this worker: {refused.message}")
 
-    def _steps_within(self, seconds: float) -> bool:
-        """An engine that only waits for KV from elsewhere makes no steps, and none is missed."""
-        load = self._engine.load()
-        return load.running == 0 or load.step_age_ms < seconds * 1000
-
     async def _pump_events(self) -> None:
         while True:
             try:
@@ -324,13 +319,15 @@ class Worker:
                     EngineRefused(request.request_id, request.attempt, error.code, error.message)
                 )
 
+    def _objection(self) -> str:
+        own = self._own()
+        return objection(self._engine.load(), own.engine.hang_ms, own.kv.load_timeout_ms)
+
     async def _watch_engine(self) -> None:
         """Ends when the engine hangs, and the process with it."""
-        own = self._own()
-        hang_ms, load_timeout_ms = own.engine.hang_ms, own.kv.load_timeout_ms
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            sentence = objection(self._engine.load(), hang_ms, load_timeout_ms)
+            sentence = self._objection()
             if sentence:
                 self._engine_lost = True
                 raise BatonError(Code.ENGINE_FAILED, sentence)

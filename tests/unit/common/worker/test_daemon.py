@@ -40,9 +40,7 @@ from common.messages import (
     ToRouter,
     Welcome,
 )
-from common.notify import Notifier
 from common.sockets import Socket
-from common.upkeep import Upkeep
 from common.wire import Decoder, encode, pack_ids
 from common.worker.actions import ToGateway
 from common.worker.daemon import Worker
@@ -138,8 +136,7 @@ class Bench:
             on_frames=lambda frames: self.heard.put_nowait(decoder.decode(frames[1])),
         )
         self.router.start()
-        watched = {"NOTIFY_SOCKET": "@nobody", "WATCHDOG_USEC": "10000000"}
-        self.tasks = Tasks(Upkeep(Notifier(watched), structlog.get_logger("test")))
+        self.tasks = Tasks()
         self.core = DecodeCore("d0", "i", Room(2, 1024, 16))
         self.worker = Worker(
             config,
@@ -196,9 +193,9 @@ def decode(request_id: str = "r") -> Decode:
     ("load", "sound"),
     [
         (Load(), True),
-        (Load(running=1, step_age_ms=9_999), True),
-        (Load(running=1, step_age_ms=10_000), False),
-        (Load(waiting=1, step_age_ms=60_000), True),
+        (Load(running=1, step_age_ms=60_000), True),
+        (Load(running=1, step_age_ms=60_001), False),
+        (Load(waiting=1, step_age_ms=60_001), True),
     ],
 )
 async def test_the_watchdog_is_fed_only_while_the_engine_steps(

@@ -10,8 +10,8 @@ PYTEST := $(VENV)/python -m pytest
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: ## .venv with the tested set (EXTRA=cpu or cuda to choose)
-	@$(PYTHON) scripts/install.py --extra $(EXTRA)
+install: ## .venv with the tested set (EXTRA=cpu or cuda to choose; VERIFY=1: each file by its hash)
+	@$(PYTHON) scripts/install.py --extra $(EXTRA) $(if $(VERIFY),--verify)
 
 run: install ## a fleet on this machine, with the embedded model (ARGS="--decode 2 ...")
 	@exec $(VENV)/baton up $(ARGS)
@@ -82,6 +82,10 @@ replay: install ## recorded traces whole on a simulated fleet (TRACES="a.jsonl b
 
 lock: ## resolve anew and write constraints/ (then make test, then commit)
 	@$(PYTHON) scripts/install.py --lock --extra $(EXTRA)
+	@build/lock-venv/bin/python scripts/hashes.py $(if $(filter cuda,$(EXTRA)),--extra cuda)
+
+sbom: install ## what is installed, as CycloneDX, in build/sbom.json
+	@mkdir -p build && $(VENV)/python scripts/sbom.py > build/sbom.json && echo build/sbom.json
 
 clean: ## environment, caches and logs; the cached model stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

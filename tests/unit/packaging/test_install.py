@@ -167,3 +167,30 @@ def test_a_gpu_counts_when_its_driver_answers(
     monkeypatch.setattr(subprocess, "run", driver)
     assert install.choose_extra("auto") == extra
     assert install.choose_extra("cpu") == "cpu"
+
+
+def test_verified_is_every_file_by_its_hash_first_and_never_skipped(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / ".venv").mkdir()
+    commands = record(monkeypatch, lambda _: 0)
+    monkeypatch.setattr(sys, "argv", ["install.py", "--verify"])
+    assert install.main() == 1
+    assert "install without VERIFY" in capsys.readouterr().err
+    (tree / "constraints" / "cpu.hashes.txt").write_text("a==1 --hash=sha256:00\n")
+    for _ in range(2):
+        commands.clear()
+        assert install.main() == 0
+        assert "--force-reinstall --require-hashes --no-deps --requirement" in commands[0]
+        assert commands[0].endswith("cpu.hashes.txt")
+    record(monkeypatch, lambda command: int("--require-hashes" in command))
+    assert install.main() == 1
+    assert "not the tested one" in capsys.readouterr().err
+
+
+def test_hashes_do_not_make_an_environment_stale(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = install.stamp_text("cpu")
+    (tree / "constraints" / "cpu.hashes.txt").write_text("a==1 --hash=sha256:00\n")
+    assert install.stamp_text("cpu") == before

@@ -57,6 +57,8 @@ def main(argv: list[str]) -> int:
         return _complain(USAGE, error.message)
     except (endpoint.DeadEndpointError, local.FleetDownError) as error:
         return _complain(DEAD, str(error))
+    if not cells:
+        return _complain(FAILED, "stopped before anything was measured")
     told = _told(chosen, argv, course, origin, cells)
     print("\n".join(lines(told)))
     print(f"machine  {provenance.sentence(told.provenance)}")

@@ -77,6 +77,8 @@ async def run(
         for shape in course.shapes:
             warm = _drive(url, model, _Turn(course.seed, 0, shape, WARM_CONCURRENCY), 12)
             await stop.run(warm)
+            if stop.asked:
+                return []
     cells: list[Cell] = []
     for repeat in range(course.repeats):
         for shape in course.shapes:

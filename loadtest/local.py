@@ -39,7 +39,8 @@ def fleet(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Ite
     environment stands. Raises FleetDownError."""
     run_dir = Path(tempfile.mkdtemp(prefix="baton-"))
     port, health_port = _free_port(), _free_port()
-    command = [sys.executable, "-m", "services.cli", "up", "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "loadtest.child", str(os.getpid())]
+    command += [sys.executable, "-m", "services.cli", "up", "--run-dir", str(run_dir)]
     command += ["--port", str(port), "--health-port", str(health_port), *flags]
     process = subprocess.Popen(
         command,

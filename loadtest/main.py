@@ -17,6 +17,10 @@ def main(command: str, arguments: list[str]) -> int:
         from loadtest.crossover.command import main as crossover
 
         return crossover(arguments[1:])
+    if arguments[:1] == ["peers"]:
+        from loadtest.peers.command import main as peers
+
+        return peers(arguments[1:])
     from loadtest.bench.command import main as load
 
     return load(arguments)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import shlex
+import signal
 import sys
 from contextlib import ExitStack
 from itertools import product
@@ -23,6 +25,7 @@ from loadtest.crossover.measure import (
     Cell,
     Course,
     Shape,
+    Stop,
     run,
 )
 from loadtest.crossover.outcome import METRICS, Crossover, lines
@@ -54,6 +57,8 @@ def main(argv: list[str]) -> int:
         return _complain(USAGE, error.message)
     except (endpoint.DeadEndpointError, local.FleetDownError) as error:
         return _complain(DEAD, str(error))
+    if not cells:
+        return _complain(FAILED, "stopped before anything was measured")
     told = _told(chosen, argv, course, origin, cells)
     print("\n".join(lines(told)))
     print(f"machine  {provenance.sentence(told.provenance)}")
@@ -74,7 +79,13 @@ async def _run(urls: dict[str, str], chosen: argparse.Namespace, course: Course)
             raise ConfigError(
                 "--prompt", f"{longest} tokens are more than {url} takes ({there.max_model_len})"
             )
-    return await run(urls, model, course, _tell)
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.ask)
+    try:
+        return await run(urls, model, course, _tell, stop)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _course(chosen: argparse.Namespace) -> Course:

@@ -51,14 +51,34 @@ class Course(NamedTuple):
     timeout: float
 
 
+class Stop:
+    """Ends the runs before they are through; what was measured stays."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._drive: Drive | None = None
+
+    def ask(self) -> None:
+        self.asked = True
+        if self._drive is not None:
+            self._drive.stop("stopped")
+
+    async def run(self, drive: Drive) -> None:
+        self._drive = drive
+        await drive.run()
+
+
 async def run(
-    urls: Mapping[str, str], model: str, course: Course, tell: Callable[[str], None]
+    urls: Mapping[str, str], model: str, course: Course, tell: Callable[[str], None], stop: Stop
 ) -> list[Cell]:
-    """Stops early, with what it has, at the first cell in which a request failed."""
+    """Stops early, with what it has, when asked and at the first cell in which a request failed."""
     for name, url in urls.items():
         tell(f"warming {name}")
         for shape in course.shapes:
-            await _drive(url, model, _Turn(course.seed, 0, shape, WARM_CONCURRENCY), 12).run()
+            warm = _drive(url, model, _Turn(course.seed, 0, shape, WARM_CONCURRENCY), 12)
+            await stop.run(warm)
+            if stop.asked:
+                return []
     cells: list[Cell] = []
     for repeat in range(course.repeats):
         for shape in course.shapes:
@@ -68,7 +88,9 @@ async def run(
                     count = max(course.requests, 2 * concurrency)
                     turn = _Turn(course.seed, 1 + repeat, shape, concurrency)
                     drive = _drive(urls[name], model, turn, count, course.timeout)
-                    await drive.run()
+                    await stop.run(drive)
+                    if stop.asked:
+                        return cells
                     told = figures(drive.samples, drive.gaps, course.slo, exact_prompts=True)
                     cells.append(
                         Cell(

@@ -144,3 +144,24 @@ def test_crossover_compares_what_it_is_given(sim_fleet: Fleet, tmp_path: Path) -
     assert [c for c, _ in result["ratios"]["60 in, 4 out"]["tokens"]] == [1, 2]
     assert result["sentences"]["60 in, 4 out"] in out
     assert to_png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_peers_are_scored_side_by_side(sim_fleet: Fleet, tmp_path: Path) -> None:
+    to_json, fault = tmp_path / "p.json", tmp_path / "happened"
+    pid = sim_fleet.process.pid
+    run = bench(
+        *("peers", "--endpoint", f"a={sim_fleet.url}", "--endpoint", f"b={sim_fleet.url}"),
+        *("--pid", f"a={pid}", "--fault", f"b=touch {fault}", "--json", str(to_json)),
+        *("--rate", "4", "--seconds", "2", "--repeats", "1", "--scale", "0.1"),
+    )
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err + out
+    first, second = told(to_json)["rounds"]
+    assert (first["peer"], second["peer"]) == ("a", "b")
+    assert first["figures"]["ok"] == first["figures"]["requests"] > 0
+    assert first["cpu_us_per_token"] > 0
+    assert second["cpu_us_per_token"] is None
+    assert fault.exists()
+    assert first["recovery_s"] is None
+    assert second["recovery_s"] is None or second["recovery_s"] > 0
+    assert out.startswith("peer ")

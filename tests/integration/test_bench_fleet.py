@@ -1,0 +1,28 @@
+"""A fleet that `baton bench` started for itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.fleet.running import wait_until
+
+
+def test_it_does_not_outlive_a_bench_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.cli", "bench", "--start", "sim", "--quiet"]
+    bench = subprocess.Popen([*command, "--seconds", "600"], cwd=tmp_path)
+    try:
+        found = psutil.Process(bench.pid)
+        wait_until("a fleet", lambda: len(found.children(recursive=True)) >= 6, 60)
+        fleet = found.children(recursive=True)
+    finally:
+        bench.kill()
+        bench.wait()
+    wait_until("all gone", lambda: not any(_runs(each) for each in fleet), 40)
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -58,11 +58,13 @@ class Traffic:
         if len(self.pairs) > PAIRS_MAX:
             self.pairs.popitem(last=False)
         kv = attempt["kv"]
-        if kv is None or not kv["blocks"]:
-            pair.failures += kv is not None
+        if kv is None:
+            return
+        pair.retries += kv["retries"]
+        pair.digest_mismatches += kv["digest_mismatches"]
+        if not kv["blocks"]:
+            pair.failures += 1
             return
         pair.handoffs += 1
         pair.bytes += kv["payload_bytes"]
         pair.ms += kv["transfer_ms"]
-        pair.retries += kv["retries"]
-        pair.digest_mismatches += kv["digest_mismatches"]

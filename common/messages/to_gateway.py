@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from common.messages.parts import Message
+
+TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+"""What `common.wire.pack_ids` can hold: a stream's tokens go back to the router when it moves."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +31,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     request_id: str
     attempt: int
     index: int
-    token_ids: list[int]
+    token_ids: list[TokenId]
     finish_reason: str = ""
     stop_token: int = -1
     cached_tokens: int = 0

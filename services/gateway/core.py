@@ -164,9 +164,10 @@ class Core:
         return actions
 
     def _adopt(self, entry: Entry, worker: bytes, delta: Delta) -> bool:
-        """Tokens may overtake `Placed`, which comes by another way."""
+        """Tokens may overtake `Placed`, which comes by another way, but not their own Submit."""
         next_ = entry.stream.journal.place(delta.attempt, delta.index) is Seen.NEXT
-        if (entry.worker and entry.state not in WAITING) or not next_:
+        asked = entry.sent == entry.attempt
+        if (entry.worker and entry.state not in WAITING) or not next_ or not asked:
             return False
         self._table.assign(entry, worker)
         return True

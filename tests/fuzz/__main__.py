@@ -1,5 +1,6 @@
 """`python -m tests.fuzz --frames N --seed S`: N bent frames over all decoders and the admin socket,
-then N / 100 well-formed messages with impossible contents into a router core."""
+then N / 100 well-formed messages with impossible contents into a router core
+and a gateway core."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import sys
 import time
 
 from tests.fuzz.frames import UNIONS, FrameFaultError, Tally, attack, attack_slots
+from tests.fuzz.gateway import attack_gateway
 from tests.fuzz.router import attack_admin_of_a_router, attack_router
 
 
@@ -27,6 +29,7 @@ def main() -> int:
             done += sum_of(attack_slots(given.batch // 10, seed))
             done += sum_of(attack_admin_of_a_router(given.batch // 10, seed))
             attack_router(given.batch // 100, seed)
+            attack_gateway(given.batch // 100, seed)
         except FrameFaultError as fault:
             print(f"FAULT {fault}: {fault.__cause__!r}")
             return 1

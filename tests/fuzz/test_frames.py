@@ -13,6 +13,7 @@ from common.messages import Beat, Load, WorkerToRouter
 from common.wire import Decoder
 from tests.fuzz import frames
 from tests.fuzz.frames import UNIONS, FrameFaultError, attack, attack_slots
+from tests.fuzz.gateway import attack_gateway
 from tests.fuzz.router import attack_admin_of_a_router, attack_router
 
 FRAMES = 1_000_000
@@ -45,6 +46,12 @@ def test_a_router_core_survives_what_well_formed_messages_can_say(seed: int) -> 
     core = attack_router(1_000, seed)
     counts = core.tables.counts
     assert min(counts.placed, counts.ended) > 10, "the messages did not fit together"
+
+
+@pytest.mark.timeout(300)
+def test_a_gateway_core_survives_what_well_formed_messages_can_say() -> None:
+    taken = [attack_gateway(400, seed) for seed in range(20)]
+    assert sum(taken) > 100, "no message fitted a stream"
 
 
 def test_the_attack_sees_a_decoder_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:

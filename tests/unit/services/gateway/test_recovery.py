@@ -254,3 +254,16 @@ def test_what_the_router_preempts_goes_on_and_is_no_death() -> None:
     assert submitted(actions)[0].resumable
     place(gate, 2)
     assert submitted(gate.do(WorkerGone(D1, "x")))[0].attempt == 3
+
+
+def test_tokens_of_an_attempt_that_was_not_asked_for_yet_are_nobodys() -> None:
+    """A worker that errs and goes on as the next attempt, in one message."""
+    gate = running()
+    lost = Delta("r", 1, 2, [], error=Code.WORKER_LOST.value)
+    actions = gate.do(Stepped(D0, [lost, Delta("r", 2, 0, [65])]))
+    submit, _ = submitted(actions)
+    assert submit.attempt == 2
+    assert gate.answers["r"].token_ids == [*b"ab"]
+    place(gate, 2)
+    gate.do(Stepped(D1, [Delta("r", 2, 0, [67])]))
+    assert gate.answers["r"].token_ids == [*b"abC"]

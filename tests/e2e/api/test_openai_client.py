@@ -187,4 +187,4 @@ def test_more_than_a_key_may(stack: Stack, client: openai.OpenAI, stream: bool) 
     with pytest.raises(openai.RateLimitError) as raised:
         twice()
     assert raised.value.code == "rate_limited"
-    assert 1 <= int(raised.value.response.headers["retry-after"]) <= 60
+    assert 30 < int(raised.value.response.headers["retry-after"]) < 120

@@ -4,11 +4,8 @@ model, and compared field by field. What may differ is in `compare.ALLOWED`, eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.api.cases import (
@@ -22,32 +19,11 @@ from tests.e2e.api.cases import (
     WRONG,
 )
 from tests.e2e.api.compare import differences, events, gathered, typed
-from tests.e2e.api.peer import peer
-from tests.fleet.running import fleet
+from tests.e2e.api.conftest import Both
 
 pytestmark = pytest.mark.timeout(600)
 
 STREAMS = [False, True]
-
-
-@dataclass(frozen=True)
-class Both:
-    ours: httpx.Client
-    theirs: httpx.Client
-
-    def ask(self, path: str, body: dict[str, Any]) -> tuple[httpx.Response, httpx.Response]:
-        return self.ours.post(path, json=body), self.theirs.post(path, json=body)
-
-
-@pytest.fixture(scope="module")
-def both() -> Iterator[Both]:
-    with peer() as url, fleet("--prefill", "1", "--decode", "1") as running:
-        running.wait_ready()
-        with (
-            httpx.Client(base_url=running.url, timeout=180) as ours,
-            httpx.Client(base_url=url, timeout=180) as theirs,
-        ):
-            yield Both(ours, theirs)
 
 
 def chunked(both: Both, path: str, body: dict[str, Any], *, stream: bool) -> list[str]:

@@ -123,6 +123,7 @@ class Worker:
         self._exposition = Exposition(config, role, name, WorkerMetrics(core, engine))
         self._draining = False
         self._engine_lost = False
+        self._ran = False
         self._drained = False
 
     def _own(self) -> WorkerConfig:
@@ -320,8 +321,9 @@ class Worker:
                 )
 
     def _objection(self) -> str:
-        own = self._own()
-        return objection(self._engine.load(), own.engine.hang_ms, own.kv.load_timeout_ms)
+        own, load = self._own(), self._engine.load()
+        self._ran = load.step_age_ms > 0 and (self._ran or load.running > 0)
+        return objection(load, own.engine.hang_ms, own.kv.load_timeout_ms, ran=self._ran)
 
     async def _watch_engine(self) -> None:
         """Ends when the engine hangs, and the process with it."""

@@ -12,10 +12,11 @@ from common.messages import Load
 STEPS = 20.0
 
 
-def objection(load: Load, hang_ms: float, load_timeout_ms: float) -> str:
-    """Why this engine counts as hung, as one sentence; empty while it does not."""
+def objection(load: Load, hang_ms: float, load_timeout_ms: float, *, ran: bool) -> str:
+    """Why this engine counts as hung, as one sentence; empty while it does not. `ran`: something
+    ran when the step that does not end began, though it may have been taken elsewhere since."""
     limit = max(hang_ms, STEPS * load.step_ms_p99)
-    if not load.running:
+    if not (ran or load.running):
         limit += load_timeout_ms
     if load.step_age_ms <= limit:
         return ""

@@ -122,7 +122,9 @@ def blame(tables: Tables, worker: Worker, now: float) -> list[Action]:
     actions: list[Action] = []
     for key in keys:
         each = tables.tries[key]
-        barred = tables.poison.died(each.request_id, each.digest, worker.identity, now)
+        barred = tables.poison.died(
+            (worker.role, each.request_id), each.digest, worker.identity, now
+        )
         if barred is not None:
             sentence = core_requests.quarantined(barred)
             fields: dict[str, object] = {"request_id": each.request_id}

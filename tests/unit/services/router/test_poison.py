@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.messages import PrefillEnded, Refused, Submit
+from common.messages import PrefillEnded, Refused, Role, Submit
 from services.router.admin import quarantine
 from services.router.admin.verb import Value, View, checked
 from services.router.events import PromptsCleared
@@ -113,16 +113,19 @@ def test_of_a_prefill_workers_queue_only_the_first_is_suspected() -> None:
         submit(rig, request_id, digest=request_id.encode() * 8)
     rig.say("p0|1", PrefillEnded(request_id="r1", attempt=1, elapsed_ms=1.0))
     rig.gone("p0|1")
-    assert list(rig.core.tables.poison._suspects) == ["r2"]
+    assert list(rig.core.tables.poison._suspects) == [(Role.PREFILL, "r2")]
+    rig.gone("d0|1")
+    submit(rig, "r4", digest=b"r2" * 8)
+    assert rig.take(Refused) == [], "one worker of each role is no proof"
 
 
 def test_both_tables_are_bounded() -> None:
     poison = Poison(2)
     for number in range(SUSPECTS_MAX + 10):
-        poison.died(f"s{number}", BAD, "d0|1", 0.0)
+        poison.died((Role.DECODE, f"s{number}"), BAD, "d0|1", 0.0)
         poison.check_invariants()
     for number in range(BARRED_MAX + 10):
         for worker in ("d0|1", "d1|1"):
-            poison.died(f"b{number}", number.to_bytes(16), worker, 0.0)
+            poison.died((Role.DECODE, f"b{number}"), number.to_bytes(16), worker, 0.0)
         poison.check_invariants()
     assert len(poison.rows(0.0)) == BARRED_MAX

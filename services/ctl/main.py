@@ -48,6 +48,7 @@ Looks inside a running fleet, through its router's admin socket.
   limits [NAME=VALUE] the limits in force, and sets them
   keys                API keys in use, and what is left to each
   kv [WORKER]         every hold of KV for another worker
+  pairs               what each prefill worker hands to each decode worker
   reload              the router reads the fleet file again
   events [after=N]    what the router noted last
   help [VERB]         all that this router can be asked

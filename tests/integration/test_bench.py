@@ -15,6 +15,10 @@ import pytest
 from loadtest.capacity.profile import load as load_profile
 from tests.fleet.running import Fleet, wait_until
 
+pytestmark = pytest.mark.timeout(150)
+DEADLINE = 120.0
+"""Several processes, one of them with plots, start for each test."""
+
 TRACE = """\
 {"timestamp": 0, "input_length": 1100, "output_length": 12, "hash_ids": [0, 1, 2]}
 {"timestamp": 400, "input_length": 1300, "output_length": 3, "hash_ids": [0, 1, 3]}
@@ -48,7 +52,7 @@ def test_a_trace_is_replayed_and_what_could_not_be_is_named(
         *("--run-dir", str(sim_fleet.run_dir), "--slo", "ttft=20000,itl=2000"),
         *("--json", str(to_json), "--html", str(page), "--api-key", "sk-secret"),
     )
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=DEADLINE)
     assert run.returncode == 0, err + out
     result = told(to_json)
     every = result["all"]
@@ -74,7 +78,7 @@ def test_ctrl_c_keeps_what_was_measured(sim_fleet: Fleet, tmp_path: Path) -> Non
     before = sim_fleet.ctl("status")["totals"]["ended"]
     wait_until("ten answers", lambda: sim_fleet.ctl("status")["totals"]["ended"] >= before + 10, 60)
     run.send_signal(signal.SIGINT)
-    out, err = run.communicate(timeout=30)
+    out, err = run.communicate(timeout=DEADLINE)
     assert run.returncode == 1, err
     assert out.startswith("PARTIAL: stopped by Ctrl-C")
     result = told(to_json)
@@ -86,7 +90,7 @@ def test_ctrl_c_keeps_what_was_measured(sim_fleet: Fleet, tmp_path: Path) -> Non
 
 def test_nobody_there_and_nothing_to_send(tmp_path: Path) -> None:
     run = bench("--url", "http://127.0.0.1:9/v1")
-    out, err = run.communicate(timeout=30)
+    out, err = run.communicate(timeout=DEADLINE)
     assert (run.returncode, out) == (3, "")
     assert err.startswith("baton bench: nobody answers at http://127.0.0.1:9: ")
 
@@ -102,7 +106,7 @@ def test_a_command_line_that_cannot_be_used(
     sim_fleet: Fleet, arguments: tuple[str, ...], why: str
 ) -> None:
     run = bench("--url", sim_fleet.url, *arguments)
-    _, err = run.communicate(timeout=30)
+    _, err = run.communicate(timeout=DEADLINE)
     assert run.returncode == 2
     assert why in err
 
@@ -115,7 +119,7 @@ def test_a_profile_of_live_workers_is_one_that_plans_are_made_of(
         *("profile", "--url", sim_fleet.url, "--run-dir", str(sim_fleet.run_dir)),
         *("--prompt-max", "1000", "--batch-max", "2", "--repeats", "1", "--out", str(path)),
     )
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=DEADLINE)
     assert run.returncode == 0, err + out
     profile = load_profile(path)
     assert [tokens for tokens, _ in profile.prefill_curve] == [64, 128, 256, 512, 1000]
@@ -135,7 +139,7 @@ def test_crossover_compares_what_it_is_given(sim_fleet: Fleet, tmp_path: Path) -
         *("--concurrency", "1,2", "--repeats", "2", "--requests", "2"),
         *("--prompt", "60", "--output", "4", "--png", str(to_png)),
     )
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=DEADLINE)
     assert run.returncode == 0, err + out
     result = told(to_json)
     cells = [(c["repeat"], c["concurrency"], c["fleet"]) for c in result["cells"]]
@@ -154,7 +158,7 @@ def test_peers_are_scored_side_by_side(sim_fleet: Fleet, tmp_path: Path) -> None
         *("--pid", f"a={pid}", "--fault", f"b=touch {fault}", "--json", str(to_json)),
         *("--rate", "4", "--seconds", "2", "--repeats", "1", "--scale", "0.1"),
     )
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=DEADLINE)
     assert run.returncode == 0, err + out
     first, second = told(to_json)["rounds"]
     assert (first["peer"], second["peer"]) == ("a", "b")

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.fleet.running import wait_until
 
 
+@pytest.mark.timeout(150)
 def test_it_does_not_outlive_a_bench_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.cli", "bench", "--start", "sim", "--quiet"]
     bench = subprocess.Popen([*command, "--seconds", "600"], cwd=tmp_path)

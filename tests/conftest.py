@@ -14,18 +14,14 @@ settings.load_profile("untimed")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
-# Engines are forked from this process, and a fork must not meet the threads, the pools and the
-# garbage of other tests: so the tests that fork them run first, and those that load vLLM's text
-# classes into this process last.
+# Engines are forked from this process, and a fork must not meet the threads and the locks of other
+# tests, UCX's above all (`common.kv.ucx`): so the tests that fork them run first.
 FORKING = TESTS / "e2e" / "engine"
-AFTER_ALL_FORKS = frozenset(
-    TESTS / "e2e" / "api" / f"test_{name}.py" for name in ("fabricated", "fields", "grammars")
-)
 KINDS = frozenset({"unit", "simulation", "integration", "faults", "e2e", "chaos"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (item.path in AFTER_ALL_FORKS, FORKING not in item.path.parents))
+    items.sort(key=lambda item: FORKING not in item.path.parents)
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:

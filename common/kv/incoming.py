@@ -88,8 +88,10 @@ class Incoming:
         open_link: Open,
         on_ended: OnEnded,
         clock: Callable[[], float],
+        answer_seconds: float,
     ) -> None:
         self._identity = identity
+        self._answer_seconds = answer_seconds
         self._packing = Packing(memory, staging.payload_bytes)
         self._shape = shape_of(memory.geometry)
         self._staging = staging
@@ -212,7 +214,9 @@ class Incoming:
             )
             self._channels[peer_id] = channel
             now = self._clock()
-            way = self._ways[address] = _Way(channel, now + CONNECT_S, Pulse(now))
+            way = self._ways[address] = _Way(
+                channel, now + CONNECT_S, Pulse(now, self._answer_seconds)
+            )
         return way
 
     def _opened(self, address: str) -> None:

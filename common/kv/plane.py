@@ -88,6 +88,7 @@ class Plane:
             open_link=self._open,
             on_ended=self._received,
             clock=self.now,
+            answer_seconds=config.answer_ms / 1000,
         )
         self._accepted_channels: dict[int, Channel] = {}
         self._next_peer = 1

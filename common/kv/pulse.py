@@ -2,7 +2,7 @@
 
 A stopped process and a network that swallows packets close no connection, and a receive that waits
 for them waits for ever. So while something is awaited from a peer that says nothing for
-`ASK_SECONDS`, it is asked; one that has not answered `ANSWER_SECONDS` later is lost. A peer that
+`ASK_SECONDS`, it is asked; one that has not answered in the time it has for it is lost. A peer that
 still computes answers at once: what is asked is its KV thread, not its engine.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 
 ASK_SECONDS = 0.25
-ANSWER_SECONDS = 0.75
 LATE_LOOK_SECONDS = 0.5
 
 
@@ -22,9 +21,11 @@ class Look(enum.Enum):
 
 
 class Pulse:
-    """`look` is to be called several times a second while something is awaited."""
+    """`look` is to be called several times a second while something is awaited. `answer_seconds`:
+    that the other side has from the question on."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, answer_seconds: float) -> None:
+        self._answer_seconds = answer_seconds
         self._spoke_at = now
         self._asked_at: float | None = None
         self._looked_at = now
@@ -42,4 +43,4 @@ class Pulse:
                 return Look.WELL
             self._asked_at = now
             return Look.ASK
-        return Look.LOST if now - self._asked_at >= ANSWER_SECONDS else Look.WELL
+        return Look.LOST if now - self._asked_at >= self._answer_seconds else Look.WELL

@@ -19,12 +19,16 @@ sixth (0.33 s/GB of both sides against 1.9) with segments of 60 KiB and a ring t
 of messages: on a full ring the sender spins. 64 KiB and more are cut short: UCX counts a segment
 in 16 bits. The posix ring is small since containers have 64 MiB of /dev/shm; UCX takes sysv where
 it can. The environment goes before what is set here.
+UCX hooks into mmap and munmap, behind a lock that a fork of a busy process may inherit held: the
+child then hangs where it opens UCX. So importing this module loads no UCX; `Ucx.start` does, in the
+process that uses it.
 Source: FACTS on UCXX 0.52; ucp_worker_arm(3) for the order progress, arm, wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import struct
 from collections.abc import Callable
@@ -47,8 +51,6 @@ os.environ.setdefault("UCX_SYSV_RX_BUFS_GROW", "544")
 os.environ.setdefault("UCX_POSIX_SEG_SIZE", "60k")
 os.environ.setdefault("UCX_POSIX_FIFO_SIZE", "128")
 os.environ.setdefault("UCX_POSIX_RX_BUFS_GROW", "136")
-from ucxx._lib import libucxx as ucx
-from ucxx._lib.arr import Array
 
 Buffer = NDArray[np.uint8]
 Done = Callable[[str | None], None]
@@ -58,6 +60,20 @@ CLOSE_NS = 500_000_000
 HANDSHAKE = struct.Struct("<8sQ")
 HANDSHAKE_MAGIC = b"baton-kv"
 DATA_TAG = 1 << 63
+
+
+@functools.cache
+def _ucx() -> Any:
+    from ucxx._lib import libucxx
+
+    return libucxx
+
+
+@functools.cache
+def _array() -> Any:
+    from ucxx._lib.arr import Array
+
+    return Array
 
 
 def data_tag(transfer: int, index: int, index_bits: int) -> int:
@@ -92,19 +108,23 @@ class Link:
                     error = "the other side is not a Baton KV listener"
             done(error)
 
-        self._post(lambda: self._endpoint.stream_recv(Array(theirs)), theirs, received)
-        self._post(lambda: self._endpoint.stream_send(Array(mine)), mine, _ignore)
+        self._post(lambda: self._endpoint.stream_recv(_array()(theirs)), theirs, received)
+        self._post(lambda: self._endpoint.stream_send(_array()(mine)), mine, _ignore)
 
     def send(self, buffer: Buffer, tag: int, done: Done) -> None:
         _check(buffer)
-        self._post(lambda: self._endpoint.tag_send(Array(buffer), ucx.UCXXTag(tag)), buffer, done)
+        self._post(
+            lambda: self._endpoint.tag_send(_array()(buffer), _ucx().UCXXTag(tag)), buffer, done
+        )
 
     def receive(self, buffer: Buffer, tag: int, done: Done) -> None:
         """A shorter message is accepted by UCX: the content must say its length."""
         _check(buffer)
         if not buffer.flags.writeable:
             raise ValueError("a receive needs a writable buffer")
-        self._post(lambda: self._endpoint.tag_recv(Array(buffer), ucx.UCXXTag(tag)), buffer, done)
+        self._post(
+            lambda: self._endpoint.tag_recv(_array()(buffer), _ucx().UCXXTag(tag)), buffer, done
+        )
 
     def lanes(self) -> tuple[str, ...]:
         """`transport/device` of each way UCX may use to the other side; empty once lost."""
@@ -127,7 +147,7 @@ class Link:
             return
         try:
             request = start()
-        except ucx.UCXError as error:
+        except _ucx().UCXError as error:
             self._owner.soon(done, _sentence(error))
             self._owner.soon(self._drop)
             return
@@ -168,12 +188,12 @@ class Ucx:
         """Raises BatonError(CONFIG_INVALID) when UCX refuses the transports."""
         self._loop = asyncio.get_running_loop()
         try:
-            self._context = ucx.UCXContext(self._config)
-            self._worker = ucx.UCXWorker(
+            self._context = _ucx().UCXContext(self._config)
+            self._worker = _ucx().UCXWorker(
                 self._context, enable_delayed_submission=False, enable_python_future=False
             )
             self._worker.init_blocking_progress_mode()
-        except ucx.UCXError as error:
+        except _ucx().UCXError as error:
             raise BatonError(
                 Code.CONFIG_INVALID,
                 f"kv.transports, kv.interfaces: UCX cannot use {self._config}: {_sentence(error)}",
@@ -191,10 +211,10 @@ class Ucx:
     def listen(self, port: int) -> int:
         """Accepts links on all addresses; returns the port. Raises BatonError(CONFIG_INVALID)."""
         try:
-            self._listener = ucx.UCXListener.create(
+            self._listener = _ucx().UCXListener.create(
                 self._worker, port, self._accepted, deliver_endpoint=True
             )
-        except ucx.UCXError as error:
+        except _ucx().UCXError as error:
             raise BatonError(
                 Code.CONFIG_INVALID, f"kv.port: cannot listen on port {port}: {_sentence(error)}"
             ) from error
@@ -204,8 +224,8 @@ class Ucx:
     def connect(self, host: str, port: int) -> Link:
         """Starts to connect; a failure shows as a lost link, maybe seconds later."""
         try:
-            endpoint = ucx.UCXEndpoint.create(self._worker, host, port, True)
-        except ucx.UCXError as error:
+            endpoint = _ucx().UCXEndpoint.create(self._worker, host, port, True)
+        except _ucx().UCXError as error:
             raise BatonError(
                 Code.KV_TRANSFER_FAILED, f"cannot connect to {host}:{port}: {_sentence(error)}"
             ) from error
@@ -264,7 +284,7 @@ class Ucx:
         for request, _, done in finished:
             try:
                 request.check_error()
-            except ucx.UCXError as error:
+            except _ucx().UCXError as error:
                 done(_sentence(error))
             else:
                 done(None)

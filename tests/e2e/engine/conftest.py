@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -11,6 +12,13 @@ import pytest
 from tests.e2e.engine.pair import Pair, make_config, open_pair
 
 Run = Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_ucx_to_inherit() -> None:
+    """A fork may inherit UCX's lock held, now and then; better no engine test starts than that."""
+    loaded = sorted(name for name in sys.modules if name.startswith("ucxx"))
+    assert not loaded, f"{loaded[0]} was loaded before engines are forked; see common.kv.ucx"
 
 
 @pytest.fixture(scope="module")

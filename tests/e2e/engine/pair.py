@@ -21,10 +21,11 @@ GREEDY = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
 ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "kv_cache_mib": 192, "threads": 1}
 LOAD_TIMEOUT_MS = 60_000.0
 LEASE_MS = 60_000.0
+ANSWER_MS = 30_000.0
 
 
 def make_config(run_dir: Path, engine: dict[str, Any] | None = None, **kv: object) -> Config:
-    kv = {"load_timeout_ms": LOAD_TIMEOUT_MS, **kv}
+    kv = {"load_timeout_ms": LOAD_TIMEOUT_MS, "answer_ms": ANSWER_MS, **kv}
     worker = {"engine": {**ENGINE, **(engine or {})}, "kv": kv}
     return from_mapping(
         {

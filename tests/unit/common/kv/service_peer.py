@@ -30,7 +30,10 @@ from common.messages import Ticket
 LAYERS, BLOCKS, PAGE = 4, 64, 32_768
 INSIDE = Format("float32", (2, 2, PAGE // 16), (2,))
 GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE, inside=INSIDE)
-CONFIG = KvConfig(message_bytes=8 * LAYERS * PAGE, staging_mib=8, load_timeout_ms=4000.0)
+# A busy machine starves a process for seconds: only a test of silence may find one silent.
+CONFIG = KvConfig(
+    message_bytes=8 * LAYERS * PAGE, staging_mib=8, load_timeout_ms=4000.0, answer_ms=30_000.0
+)
 
 
 def filled(seed: int) -> np.ndarray:

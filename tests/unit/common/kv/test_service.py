@@ -62,7 +62,7 @@ def assert_moved(base: np.ndarray, source: list[int], target: list[int]) -> None
 
 
 def test_a_peer_that_is_stopped_in_a_handoff_is_given_up_long_before_the_load_timeout() -> None:
-    patient = msgspec.structs.replace(CONFIG, load_timeout_ms=60_000.0)
+    patient = msgspec.structs.replace(CONFIG, load_timeout_ms=60_000.0, answer_ms=750.0)
     service, _ = make_service("d0", np.zeros(GEOMETRY.end, np.uint8), patient)
     with remote("p0") as prefill:
         warm = ticket("warm", prefill.address)
@@ -84,7 +84,7 @@ def test_a_peer_that_is_stopped_in_a_handoff_is_given_up_long_before_the_load_ti
 
 
 def test_a_peer_that_takes_its_time_to_compute_is_not_given_up(decode: KvService) -> None:
-    """Twice as long as an answer may take."""
+    """It is asked several times meanwhile, and answers."""
     with remote("p0") as prefill:
         handed = ticket("r", prefill.address)
         prefill.call("offer", handed, len(SOURCE))

@@ -21,6 +21,7 @@ class StartFailures(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self._read_fd, self._write_fd = os.pipe()
+        self._closed = False
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
 
@@ -40,8 +41,11 @@ class StartFailures(logging.Handler):
         return said.decode(errors="replace").partition("\n")[0]
 
     def close(self) -> None:
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+        """`logging` closes every handler once more at exit, when the descriptors are others'."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._read_fd)
+            os.close(self._write_fd)
         super().close()
 
 

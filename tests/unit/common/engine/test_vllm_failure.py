@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 
 import pytest
 
@@ -54,3 +55,15 @@ def test_the_handler_is_gone_afterwards() -> None:
     with collected_failures():
         pass
     assert logging.getLogger("vllm").handlers == before
+
+
+def test_closing_twice_closes_nothing_of_others() -> None:
+    """As `logging.shutdown` does at exit."""
+    with collected_failures() as failures:
+        pass
+    others = os.pipe()
+    failures.close()
+    os.write(others[1], b"x")
+    assert os.read(others[0], 1) == b"x"
+    for descriptor in others:
+        os.close(descriptor)

@@ -16,7 +16,7 @@ install: ## .venv with the tested set (EXTRA=cpu or cuda to choose; VERIFY=1: ea
 run: install ## a fleet on this machine, with the embedded model (ARGS="--decode 2 ...")
 	@exec $(VENV)/baton up $(ARGS)
 
-test: install lint ## lint and every test, under 20 minutes on two cores
+test: install lint ## lint and every test, some 35 minutes on two cores
 	@$(PYTEST)
 
 unit: install ## seconds: one module at a time

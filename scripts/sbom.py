@@ -39,8 +39,10 @@ def read_hashes(folder: Path) -> dict[tuple[str, str], str]:
 def bill(
     distributions: list[metadata.Distribution], hashes: dict[tuple[str, str], str]
 ) -> dict[str, Any]:
-    """A CycloneDX document without serial number and date, which would differ each time."""
-    by_name = {canonical(each.metadata["Name"]): each for each in distributions}
+    """A CycloneDX document without serial number and date, which would differ each time. Of a name
+    that is there twice the later version counts."""
+    ordered = sorted(distributions, key=lambda each: (each.version, sorted(each.requires or [])))
+    by_name = {canonical(each.metadata["Name"]): each for each in ordered}
     names = sorted(by_name)
     components = [_component(by_name[name], hashes) for name in names]
     return {

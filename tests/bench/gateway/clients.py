@@ -17,7 +17,8 @@ END = b"0\r\n\r\n"
 @dataclass(frozen=True)
 class Load:
     """`streams` connections; with `requests`, they share so many whole answers, one after another
-    on kept connections, resting about `pause_ms` between; without, each makes one stream."""
+    on kept connections, resting about `pause_ms` between, the first of each spread over the first
+    pause; without, each makes one stream."""
 
     port: int
     streams: int
@@ -64,17 +65,19 @@ class StreamClient(asyncio.Protocol):
 
 
 class WholeClient(asyncio.Protocol):
-    """One request after another; `left` is shared by all."""
+    """One request after another, the first `after` seconds from now; `left` is shared by all."""
 
-    def __init__(self, load: Load, left: list[int], seen: Seen, done: asyncio.Future[None]) -> None:
+    def __init__(
+        self, load: Load, after: float, left: list[int], seen: Seen, done: asyncio.Future[None]
+    ) -> None:
         self._request, self._left, self._seen, self._done = request(load), left, seen, done
-        self._pause = load.pause_ms / 1000
+        self._pause, self._after = load.pause_ms / 1000, after
         self._sent = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert hasattr(transport, "write")
         self._transport = transport
-        self._next()
+        asyncio.get_running_loop().call_later(self._after, self._next)
 
     def data_received(self, data: bytes) -> None:
         if data.startswith(b"HTTP/1.1") and not data.startswith(b"HTTP/1.1 200"):
@@ -122,11 +125,12 @@ async def run(load: Load) -> Seen:
     loop = asyncio.get_running_loop()
     seen, left, ends, streams = Seen(), [load.requests], [], []
     data = request(load)
-    for _ in range(load.streams):
+    for at in range(load.streams):
         done: asyncio.Future[None] = loop.create_future()
         ends.append(done)
         if load.requests:
-            whole = WholeClient(load, left, seen, done)
+            after = load.pause_ms / 1000 * at / load.streams
+            whole = WholeClient(load, after, left, seen, done)
             await loop.create_connection(lambda whole=whole: whole, "127.0.0.1", load.port)  # type: ignore[misc]
         else:
             stream = StreamClient(data, done)

@@ -1,6 +1,7 @@
 """A test's kind is the directory it lives in: tests/<kind>/... carries the marker <kind>."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
 # Engines are forked from this process, and a fork must not meet the threads and the locks of other
-# tests, UCX's above all (`common.kv.ucx`): so the tests that fork them run first.
+# tests, UCX's above all (`common.kv.ucx`): so the tests that fork them run first. Tests that fork
+# something else do it in a process of their own (`tests.unit.common.engine.apart`).
 FORKING = TESTS / "e2e" / "engine"
 KINDS = frozenset({"unit", "simulation", "integration", "faults", "e2e", "chaos"})
 
@@ -26,3 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:
             item.add_marker(kind)
+
+
+def _refuse_forks_after_ucx() -> None:
+    """What is raised here becomes a warning that nobody caught it, which fails the test."""
+    if os.getpid() == RUNNER and "ucxx" in sys.modules:
+        raise RuntimeError("a fork of the test runner would share the UCX workers of other tests")
+
+
+RUNNER = os.getpid()
+os.register_at_fork(before=_refuse_forks_after_ucx)

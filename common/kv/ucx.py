@@ -21,7 +21,9 @@ in 16 bits. The posix ring is small since containers have 64 MiB of /dev/shm; UC
 it can. The environment goes before what is set here.
 UCX hooks into mmap and munmap, behind a lock that a fork of a busy process may inherit held: the
 child then hangs where it opens UCX. So importing this module loads no UCX; `Ucx.start` does, in the
-process that uses it.
+process that uses it. A fork also shares the worker's epoll instance: were its copy destroyed by the
+child's collector, the parent would abort at its own. So `close` destroys what it made, then and
+there, and leaves nothing for a collector.
 Source: FACTS on UCXX 0.52; ucp_worker_arm(3) for the order progress, arm, wait.
 """
 
@@ -91,6 +93,7 @@ class Link:
         self.send_tag = 0
         self._owner = owner
         self._endpoint = endpoint
+        owner.keep(self)
         try:
             endpoint.set_close_callback(owner.soon, (self._drop,))
         except RuntimeError:
@@ -157,7 +160,8 @@ class Link:
         if self.lost:
             return
         self.lost = True
-        self._owner.kick()
+        self._endpoint = None
+        self._owner.forget(self)
         if self.on_lost is not None:
             self._owner.soon(self.on_lost)
 
@@ -182,7 +186,7 @@ class Ucx:
         self._kicked = False
         self._closed = False
         self._listener: Any = None
-        self._links: list[Any] = []
+        self._links: set[Link] = set()
 
     def start(self) -> None:
         """Raises BatonError(CONFIG_INVALID) when UCX refuses the transports."""
@@ -233,14 +237,27 @@ class Ucx:
         return Link(self, endpoint)
 
     def close(self) -> None:
-        """Stops delivering; links must be closed before."""
+        """Closes all links, stops delivering and destroys the worker, buffers after it."""
         if self._closed:
             return
         self._listener = None
+        for link in list(self._links):
+            link.close()
         for _ in range(PUMPS):
             self._worker.progress()
         self._closed = True
         self._loop.remove_reader(self._descriptor)
+        buffers = [buffer for _, buffer, _ in self._inflight]
+        self._inflight.clear()
+        self._worker = self._context = None
+        buffers.clear()
+
+    def keep(self, link: Link) -> None:
+        self._links.add(link)
+
+    def forget(self, link: Link) -> None:
+        self._links.discard(link)
+        self.kick()
 
     def soon(self, call: Callable[..., None], *args: object) -> None:
         self._loop.call_soon(call, *args)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections.abc import Iterator
-
-import pytest
 
 from common.engine.forking import nothing_to_collect
+from tests.unit.common.engine.apart import apart
 
 FORK = multiprocessing.get_context("fork")
 
@@ -23,13 +21,6 @@ class Leftover:
 
     def __del__(self) -> None:
         os.write(self._pipe, f"{os.getpid()}\n".encode())
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def finalized_by(held: list[Leftover], read: int) -> list[int]:
@@ -46,25 +37,39 @@ def finalized_by(held: list[Leftover], read: int) -> list[int]:
     return [int(line) for line in os.read(read, 4096).split()]
 
 
-@pytest.mark.usefixtures("no_collector")
-def test_only_the_parent_finalizes_what_was_made_before_the_fork() -> None:
+def guarded_finalizers() -> tuple[int, list[int]]:
+    """The parent, and who finalized."""
+    gc.disable()
     read, write = os.pipe()
     os.set_blocking(write, False)
     Leftover(write)
     held = [Leftover(write)]
     with nothing_to_collect():
-        assert finalized_by(held, read) == [os.getpid()]
+        return os.getpid(), finalized_by(held, read)
 
 
-@pytest.mark.usefixtures("no_collector")
-def test_without_it_the_child_finalizes_too() -> None:
+def bare_finalizers() -> tuple[int, list[int]]:
+    gc.disable()
     read, write = os.pipe()
     Leftover(write)
-    (who,) = finalized_by([], read)
-    assert who != os.getpid()
+    return os.getpid(), finalized_by([], read)
+
+
+def test_only_the_parent_finalizes_what_was_made_before_the_fork() -> None:
+    parent, finalizers = apart(guarded_finalizers)
+    assert finalizers == [parent]
+
+
+def test_without_it_the_child_finalizes_too() -> None:
+    parent, finalizers = apart(bare_finalizers)
+    assert finalizers != [parent]
 
 
 def test_the_parent_collects_again_afterwards() -> None:
+    assert apart(frozen_counts) == (True, 0)
+
+
+def frozen_counts() -> tuple[bool, int]:
     with nothing_to_collect():
-        assert gc.get_freeze_count() > 0
-    assert gc.get_freeze_count() == 0
+        inside = gc.get_freeze_count() > 0
+    return inside, gc.get_freeze_count()

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from common.engine.vllm_failure import SENTENCE_MAX, collected_failures
+from tests.unit.common.engine.apart import apart
 
 FORK = multiprocessing.get_context("fork")
 
@@ -33,11 +34,15 @@ def _in_child(words: str) -> None:
     assert child.exitcode == 0
 
 
-def test_the_first_failure_of_a_forked_process_is_told_in_one_line() -> None:
+def _first_of_two_children() -> str:
     with collected_failures() as failures:
         _in_child("no room\nfor the cache")
         _in_child("and a later one")
-        assert failures.first() == "no room for the cache"
+        return failures.first()
+
+
+def test_the_first_failure_of_a_forked_process_is_told_in_one_line() -> None:
+    assert apart(_first_of_two_children) == "no room for the cache"
 
 
 def test_nothing_said_is_an_empty_sentence() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -80,3 +82,39 @@ def _note(ends: asyncio.Queue[tuple[int, str | None]], index: int, error: str | 
 
 def _sound(index: int, error: str | None) -> None:
     assert error is None, f"message {index}: {error}"
+
+
+async def test_a_closed_worker_leaves_nothing_behind_for_the_collector() -> None:
+    """Links that nobody closed and receives that never came included: a fork of this process could
+    otherwise destroy the worker a second time, over the descriptors that both share."""
+    gc.collect()
+    before = _descriptors()
+    gc.disable()
+    try:
+        accepted: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        ends = Ucx("tcp,sm,self", accepted.set_result), Ucx("tcp,sm,self", lambda _: None)
+        for end in ends:
+            end.start()
+        link = ends[1].connect("127.0.0.1", ends[0].listen(0))
+        link.open(opened.set_result)
+        async with asyncio.timeout(10):
+            (await accepted).open(lambda _: None)
+            assert await opened is None
+        link.receive(np.zeros(64, np.uint8), 7, lambda _: None)
+        link.close_later(60.0)
+        during = _descriptors()
+        for end in ends:
+            end.close()
+        assert before < during
+        assert _descriptors() == before
+    finally:
+        gc.enable()
+
+
+def _descriptors() -> int:
+    return sum(
+        "eventpoll" in str(each.readlink())
+        for each in Path("/proc/self/fd").iterdir()
+        if each.is_symlink()
+    )

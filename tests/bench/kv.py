@@ -5,7 +5,9 @@ other, so that what else the machine does falls on all alike. Printed are median
 and the spread between the quartiles. CPU is of all threads of both processes. NIXL's processes are
 stopped while others are measured, for its progress thread spins.
 
-`raw`: tagged UCXX messages of the handoff's size, as many in flight, over the same transports.
+`raw`: tagged UCXX messages of the handoff's size, as many in flight, over the same transports, out
+of one buffer into four, which stay in the caches. `raw spread`: the same out of and into as much
+memory as the handoff reads and writes: what UCX alone takes to move these bytes.
 `no digest`: the handoff with digests not computed, for what they cost. `nixl`: see `kv_nixl`; its
 UCX is its own and may choose other transports of the list, so a second run over TCP alone follows.
 Verdicts against the targets end each run.
@@ -63,6 +65,7 @@ def compare(transports: str) -> None:
         paths: dict[str, Moves] = {
             "memcpy": each(memcpy(size)),
             "raw": each(partial(raw.move, blocks)),
+            "raw spread": each(partial(raw.move, blocks, spread=True)),
             "handoff": each(partial(handoffs.move, blocks)),
             "no digest": each(partial(handoffs.move, blocks, mode="off")),
         }

@@ -133,12 +133,14 @@ class Raw:
         self._message = settings(transports).message_bytes
         self._runner = asyncio.Runner()
         self._tag = 0
-        self._buffers = [np.empty(self._message, np.uint8) for _ in range(WINDOW)]
+        self._memory = np.zeros(GEOMETRY.end, np.uint8)
         self._runner.run(self._connect(port, transports))
 
-    def move(self, blocks: int) -> Sample:
+    def move(self, blocks: int, *, spread: bool = False) -> Sample:
+        """From and to the same few messages again and again, or `spread` over as much memory as a
+        handoff of these blocks reads and writes."""
         size = blocks * BLOCK_BYTES
-        return measured(lambda: self._runner.run(self._receive(size)), (self._pid,))
+        return measured(lambda: self._runner.run(self._receive(size, spread)), (self._pid,))
 
     async def _connect(self, port: int, transports: str) -> None:
         self._ucx = Ucx(transports, lambda _: None)
@@ -148,29 +150,31 @@ class Raw:
         self._link.open(opened.set_result)
         await opened
 
-    async def _receive(self, size: int) -> None:
+    async def _receive(self, size: int, spread: bool) -> None:
         """`size` bytes in messages of the handoff's size, `WINDOW` posted at a time."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         count = -(-size // self._message)
         first, self._tag = self._tag + 1, self._tag + count
         left = count
 
-        def post(tag: int, buffer: np.ndarray) -> None:
+        def post(at: int) -> None:
             def arrived(error: str | None) -> None:
                 nonlocal left
                 left -= 1
                 if error is not None:
                     done.set_exception(RuntimeError(error))
-                elif tag + WINDOW < first + count:
-                    post(tag + WINDOW, buffer)
+                elif at + WINDOW < count:
+                    post(at + WINDOW)
                 elif not left:
                     done.set_result(None)
 
-            self._link.receive(buffer, data_tag(tag, 0, 0), arrived)
+            start = (at if spread else at % WINDOW) * self._message
+            buffer = self._memory[start : start + self._message]
+            self._link.receive(buffer, data_tag(first + at, 0, 0), arrived)
 
-        for at, buffer in enumerate(self._buffers[:count]):
-            post(first + at, buffer)
-        self._pipe.send(("raw", size, first))
+        for at in range(min(WINDOW, count)):
+            post(at)
+        self._pipe.send(("raw", size, first, spread))
         await done
 
 
@@ -278,7 +282,7 @@ def serve(pipe: Connection, transports: str) -> None:
 async def _serve_loop(pipe: Connection, service: KvService, address: str, transports: str) -> None:
     stopped = asyncio.Event()
     message_bytes = settings(transports).message_bytes
-    message = np.ones(message_bytes, np.uint8)
+    memory = np.ones(GEOMETRY.end, np.uint8)
     switch = DigestSwitch()
     links: list[Link] = []
 
@@ -286,11 +290,10 @@ async def _serve_loop(pipe: Connection, service: KvService, address: str, transp
         links.append(link)
         link.open(lambda _: None)
 
-    def send_raw(size: int, tag: int) -> None:
-        while size > 0:
-            part = message[: min(size, message_bytes)]
-            links[0].send(part, data_tag(tag, 0, 0), lambda _: None)
-            size, tag = size - part.nbytes, tag + 1
+    def send_raw(size: int, tag: int, spread: bool) -> None:
+        for at, start in enumerate(range(0, size, message_bytes)):
+            part = memory[start if spread else 0 :][: min(message_bytes, size - start)]
+            links[0].send(part, data_tag(tag + at, 0, 0), lambda _: None)
 
     def asked() -> None:
         verb, *args = pipe.recv()

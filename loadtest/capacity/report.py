@@ -81,6 +81,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.router_seconds["request"] / max(1, self.requests) * 1e6
 
     @property
+    def resting(self) -> float:
+        """Share of a core that workers' reports and ticks take, whether anybody asks or not."""
+        return self.router_seconds["beat"] / max(self.virtual_seconds, 1e-9)
+
+    @property
     def events_per_s(self) -> float:
         return self.router_events / self.cpu_seconds if self.cpu_seconds else 0.0
 
@@ -112,7 +117,7 @@ def lines(report: Report) -> list[str]:
     asked = f"{r.requests} asked, {r.placed} placed, {r.ended} ended"
     busy = f"prefill {r.prefill_utilization:.0%}, decode {r.decode_utilization:.0%}"
     events = f"{r.router_events} router events at {r.events_per_s:.0f}/s of CPU"
-    resting = f"{r.router_seconds['beat'] / r.virtual_seconds:.1%} of a core for beats and ticks"
+    resting = f"{r.resting:.1%} of a core for beats and ticks"
     joined = f"{r.router_seconds['join']:.2f} s for all to join"
     router = f"{r.router_us:.0f} us of CPU a request, {resting}, {joined}"
     return [

@@ -22,8 +22,6 @@ from loadtest.capacity.workload import Arrival
 
 SAME_INSTANT = 1e-9
 """Steps: an arrival so soon after a step's end still belongs to the next one's begin."""
-
-
 Key = tuple[str, int]
 
 
@@ -78,7 +76,7 @@ class Engine:
         self._prompts: deque[_Prompt] = deque()
         self._joining: list[tuple[Job, int]] = []
         self._streams: list[tuple[int, int, Job]] = []
-        self._fetched = False
+        self._fetched = 0
         self._order = 0
         self._steps = 0
         self._jump: _Jump | None = None
@@ -102,7 +100,7 @@ class Engine:
     def fetched(self, job: Job) -> None:
         """A stream whose KV came from elsewhere: its prompt's last token is still to be computed,
         with its first one."""
-        self._fetched = True
+        self._fetched += 1
         self.stream(job, 1)
 
     def dropped(self) -> None:
@@ -132,7 +130,6 @@ class Engine:
 
     def _begin(self) -> None:
         self._clear()
-        beside = len(self._streams)
         for job, tokens in self._joining:
             self._order += 1
             heapq.heappush(self._streams, (self._steps + tokens, self._order, job))
@@ -141,7 +138,7 @@ class Engine:
         if not batch and not chunks:
             self._jump = None
             return
-        alone, self._fetched = self._fetched and not beside and not chunks, False
+        alone, self._fetched = self._fetched == batch and not chunks, 0
         step = self._profile.first_step_seconds(batch) if alone else self._step(batch) + chunks
         steps = 1 if chunks or alone else self._streams[0][0] - self._steps
         self._take(_Jump(self._time.now, step, steps, batch))

@@ -95,6 +95,15 @@ def test_the_first_token_of_fetched_kv_is_a_step_unless_nobody_is_there() -> Non
     assert beside.run() == [("a", 21), ("f", 21)]
 
 
+def test_a_stream_that_goes_on_is_somebody_beside_fetched_kv() -> None:
+    """As after a local prefill: its first token was made, and it joins anew."""
+    bed = Bed()
+    bed.prompt("p", 0, 100)
+    bed.stream("goes on", 10, 1)
+    bed.fetched("f", 5)
+    assert bed.run() == [("p", 10), ("f", 21), ("goes on", 21)]
+
+
 def test_who_is_dropped_leaves_at_the_end_of_the_step() -> None:
     bed = Bed()
     bed.stream("a", 0, 4)

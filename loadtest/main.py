@@ -21,6 +21,10 @@ def main(command: str, arguments: list[str]) -> int:
         from loadtest.peers.command import main as peers
 
         return peers(arguments[1:])
+    if arguments[:1] == ["show"]:
+        from loadtest.results.command import main as show
+
+        return show(arguments[1:])
     from loadtest.bench.command import main as load
 
     return load(arguments)

@@ -21,6 +21,7 @@ examples:
   baton bench --concurrency 16 --prompt 1500 --output 200   closed loop, all requests alike
   baton bench crossover --help    does disaggregation pay? single, replicated, disaggregated
   baton bench peers --help        several endpoints side by side under one load
+  baton bench show a.json b.json  earlier results side by side, also vllm bench serve's and AIPerf's
 
 Ctrl-C ends a load and keeps what was measured; twice leaves at once.
 exit status: 0 all well, 1 requests failed or the load was stopped, 2 wrong command line or trace,

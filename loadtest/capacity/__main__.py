@@ -9,13 +9,17 @@ from pathlib import Path
 import msgspec
 
 from common.errors import ConfigError
+from loadtest.capacity import growth
 from loadtest.capacity.fleet import Scenario, run
 from loadtest.capacity.overload import Bench, capacity_rps, overload
 from loadtest.capacity.profile import Profile, load
 from loadtest.capacity.report import Slo, lines
-from loadtest.capacity.workload import Shape, poisson
+from loadtest.capacity.workload import Arrival, Shape, poisson, recorded
+from loadtest.traces.reader import read
+from loadtest.traces.rows import Reading
 from services.router.settings import Settings
 
+LAST = 1e-3
 ABOUT = """\
 Plays open-loop load against the production router core with modelled workers, in virtual time.
 
@@ -23,6 +27,10 @@ Plays open-loop load against the production router core with modelled workers, i
       TTFT, ITL, goodput and utilization of 4 + 8 workers at 40 requests/s
   python -m loadtest.capacity --prefill 2 --decode 2 --overload 1,2,4 --bound prefill
       goodput at multiples of what the fleet can just do
+  python -m loadtest.capacity --prefill 1000 --decode 3000 --trace c.jsonl --speed 60 --scale 0.1
+      a recorded trace (Mooncake JSONL, Azure CSV), 60 times as fast, lengths a tenth
+  python -m loadtest.capacity --grow 64,250,1000,4000 --trace c.jsonl --speed 60 --scale 0.1
+      the same load on ever larger fleets: what a request costs the router, and where that bends
 
 A profile is a TOML file of one worker's measured numbers; without one, these are used:
 """
@@ -33,32 +41,74 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         profile = load(options.profile) if options.profile else Profile()
+        if options.overload:
+            _overload(options, profile)
+        elif options.grow:
+            _grow(options, profile)
+        else:
+            _once(options, profile)
     except ConfigError as error:
         print(f"loadtest.capacity: {error.message}", file=sys.stderr)
         return 2
-    if options.overload:
-        _overload(options, profile)
-        return 0
-    shape = Shape(options.prompt, options.output)
-    can = capacity_rps(profile, options.prefill, options.decode, shape, Settings().kv_grant_max)
-    rate = options.rate or can
+    return 0
+
+
+def _once(options: argparse.Namespace, profile: Profile) -> None:
+    arrivals = _arrivals(options, profile)
+    seconds = arrivals[-1].at + LAST if options.trace else options.seconds
     report = run(
         Scenario(
             profile=profile,
             prefills=options.prefill,
             decodes=options.decode,
-            arrivals=poisson(rate, options.seconds, shape, options.seed),
-            seconds=options.seconds,
+            arrivals=arrivals,
+            seconds=seconds,
             slo=_slo(options),
             settings=Settings(max_queue=options.queue, ttft_slo_ms=options.slo_ttft_ms),
         )
     )
     if options.json:
         print(msgspec.json.encode(report).decode())
-        return 0
-    print(f"offered       {rate:.2f} requests/s; on paper the fleet can do {can:.2f}")
+        return
+    offered = len(arrivals) / seconds
+    if options.trace:
+        print(f"offered       {offered:.2f} requests/s over {seconds:.1f} s")
+    else:
+        can = _on_paper(options, profile)
+        print(f"offered       {offered:.2f} requests/s; on paper the fleet can do {can:.2f}")
     print("\n".join(lines(report)))
-    return 0
+
+
+def _arrivals(options: argparse.Namespace, profile: Profile) -> list[Arrival]:
+    """Raises ConfigError for a trace that cannot be read. Bad rows are named on stderr."""
+    if not options.trace:
+        shape, rate = _shape(options), options.rate or _on_paper(options, profile)
+        return list(poisson(rate, options.seconds, shape, options.seed))
+    reading = Reading(str(options.trace))
+    rows = read(options.trace, reading, options.requests or 0)
+    arrivals = list(recorded(rows, speed=options.speed, scale=options.scale))
+    for named in reading.named:
+        print(f"bad row: {named}", file=sys.stderr)
+    return arrivals
+
+
+def _shape(options: argparse.Namespace) -> Shape:
+    return Shape(options.prompt, options.output)
+
+
+def _on_paper(options: argparse.Namespace, profile: Profile) -> float:
+    grant = Settings().kv_grant_max
+    return capacity_rps(profile, options.prefill, options.decode, _shape(options), grant)
+
+
+def _grow(options: argparse.Namespace, profile: Profile) -> None:
+    arrivals = _arrivals(options, profile)
+    share = options.prefill / (options.prefill + options.decode)
+    fleets = growth.Fleets(profile, arrivals, share)
+    print(f"{len(arrivals)} requests in {arrivals[-1].at:.1f} s to each; one core of the router's")
+    print(growth.head())
+    for size in growth.grow(options.grow, fleets):
+        print(growth.line(size), flush=True)
 
 
 def _overload(options: argparse.Namespace, profile: Profile) -> None:
@@ -107,6 +157,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--queue", type=_positive_count, default=1_024, help="the router's max_queue (1024)")
     add("--slo-ttft-ms", type=_positive, default=2_000.0, help="a good request's TTFT (2000)")
     add("--slo-tpot-ms", type=_positive, default=100.0, help="a good request's TPOT (100)")
+    add("--trace", type=Path, metavar="FILE", help="Mooncake JSONL or Azure CSV, for --rate")
+    add("--speed", type=_positive, default=1.0, help="with --trace: times as fast (1)")
+    add("--scale", type=_positive, default=1.0, help="with --trace: times all lengths (1)")
+    add("--requests", type=_positive_count, help="with --trace: rows at most (all)")
+    add("--grow", type=_sizes, metavar="N,N", help="fleets of so many workers, one table")
     add("--overload", type=_multiples, help="multiples of capacity, such as 1,2,3,4")
     add("--bound", choices=["prefill", "decode"], default="prefill", help="with --overload")
     add("--seed", type=int, default=1)
@@ -133,6 +188,13 @@ def _positive(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = [int(part) for part in text.split(",")]
+    if min(sizes) < 2:
+        raise argparse.ArgumentTypeError("a fleet has one P and one D at least")
+    return sizes
 
 
 def _multiples(text: str) -> list[float]:

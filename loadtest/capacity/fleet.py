@@ -6,6 +6,7 @@ Whoever decides here is `services.router.core`; this file only carries its messa
 
 from __future__ import annotations
 
+import enum
 import resource
 import time
 from collections.abc import Iterable, Iterator
@@ -26,10 +27,11 @@ from common.messages import (
     Role,
     Submit,
 )
+from loadtest.capacity.engine import Job, Key
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.report import Report, Sample, Slo, quantiles, weighted
 from loadtest.capacity.timeline import Timeline
-from loadtest.capacity.workers import DecodeModel, Job, Key, Outlet, PrefillModel
+from loadtest.capacity.workers import DecodeModel, Outlet, PrefillModel
 from loadtest.capacity.workload import Arrival
 from services.router.core import Core
 from services.router.events import Event, Received, Send, Tick
@@ -65,13 +67,24 @@ def run(scenario: Scenario) -> Report:
     return Fleet(scenario).run()
 
 
+class Cost(enum.StrEnum):
+    """What the router's CPU time goes to: workers that join, reports and ticks that come whether
+    there is work or not, and requests."""
+
+    JOIN = "join"
+    BEAT = "beat"
+    REQUEST = "request"
+
+
 class Fleet:
-    """`samples` of all clients, in order of arrival, for readers that want more than a Report."""
+    """`samples` of all clients, in order of arrival, for readers that want more than a Report.
+    `router_seconds`: CPU time inside the production core."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.samples: list[Sample] = []
         self.core = Core(scenario.settings, lambda: bytes(16), 0.0)
         self.router_events = 0
+        self.router_seconds = dict.fromkeys(Cost, 0.0)
         self._scenario = scenario
         self._time = Timeline()
         self._ids = count()
@@ -95,8 +108,8 @@ class Fleet:
         self._next_arrival(arrivals)
         end = self._scenario.warmup + self._scenario.seconds
         self._time.run(end)
-        for worker in self._decodes.values():
-            worker.settle()
+        for worker in [*self._prefills.values(), *self._decodes.values()]:
+            worker.engine.settle()
         busy = self._busy()
         self._time.run(end + self._scenario.drain_seconds, lambda: not self._open)
         return self._report(busy, end, time.process_time() - began)
@@ -113,17 +126,21 @@ class Fleet:
         )
         self._feed(Received(GATEWAY, hello))
         for worker in [*self._prefills.values(), *self._decodes.values()]:
-            self._feed(Received(worker.identity, worker.hello()))
-        self._beat()
+            self._feed(Received(worker.identity, worker.hello()), Cost.JOIN)
+        self._beats(Cost.JOIN)
+        self._time.after(self._scenario.beat_seconds, self._beat)
+
+    def _beats(self, cost: Cost) -> None:
+        self._feed(Received(GATEWAY, Beat()), cost)
+        for worker in [*self._prefills.values(), *self._decodes.values()]:
+            self._feed(Received(worker.identity, Beat(load=worker.load())), cost)
 
     def _beat(self) -> None:
-        self._feed(Received(GATEWAY, Beat()))
-        for worker in [*self._prefills.values(), *self._decodes.values()]:
-            self._feed(Received(worker.identity, Beat(load=worker.load())))
+        self._beats(Cost.BEAT)
         self._time.after(self._scenario.beat_seconds, self._beat)
 
     def _tick(self) -> None:
-        self._feed(Tick())
+        self._feed(Tick(), Cost.BEAT)
         self._time.after(TICK_SECONDS, self._tick)
 
     def _say(self, peer: str, message: Message) -> None:
@@ -132,9 +149,12 @@ class Fleet:
             lambda: self._feed(Received(peer, message)),  # type: ignore[arg-type]
         )
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: Event, cost: Cost = Cost.REQUEST) -> None:
         self.router_events += 1
-        for action in self.core.handle(event, self._time.now):
+        began = time.thread_time()
+        actions = self.core.handle(event, self._time.now)
+        self.router_seconds[cost] += time.thread_time() - began
+        for action in actions:
             if isinstance(action, Send):
                 self._carry(action.peer, action.message)
 
@@ -214,6 +234,7 @@ class Fleet:
             return
         if not done:
             sample.first = self._time.now + self._delay
+            sample.beside = job.beside
             self._second_tries[0] += sample.tries == 2
             return
         sample.done = self._time.now + self._delay
@@ -224,14 +245,13 @@ class Fleet:
     def _busy(self) -> tuple[float, float, float]:
         """Shares of the time so far: prefill, decode; and the mean batch of working engines."""
         span = max(self._time.now, 1e-9)
-        decodes = self._decodes.values()
-        decode = sum(worker.busy for worker in decodes)
+        decodes = [worker.engine for worker in self._decodes.values()]
+        prefill = sum(worker.engine.busy for worker in self._prefills.values())
+        decode = sum(engine.busy for engine in decodes)
         return (
-            sum(min(w.busy, span) for w in self._prefills.values())
-            / span
-            / max(1, len(self._prefills)),
-            decode / span / max(1, len(self._decodes)),
-            sum(worker.batch_seconds for worker in decodes) / max(decode, 1e-9),
+            prefill / span / max(1, len(self._prefills)),
+            decode / span / max(1, len(decodes)),
+            sum(engine.batch_seconds for engine in decodes) / max(decode, 1e-9),
         )
 
     def _report(self, busy: tuple[float, float, float], end: float, cpu: float) -> Report:
@@ -242,7 +262,7 @@ class Fleet:
         in_time = [s for s in good if s.done is not None and warmup <= s.done <= end]
         itl: dict[float, float] = {}
         for worker in self._decodes.values():
-            for step, tokens in worker.itl.items():
+            for step, tokens in worker.engine.itl.items():
                 itl[step] = itl.get(step, 0.0) + tokens
         codes = [s.refused for s in samples if s.refused]
         again, refused_again = self._second_tries
@@ -270,6 +290,7 @@ class Fleet:
             local_prefills=self.core.tables.counts.placed_local,
             virtual_seconds=self._time.now,
             router_events=self.router_events,
+            router_seconds={str(cost): spent for cost, spent in self.router_seconds.items()},
             cpu_seconds=cpu,
             memory_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB,
         )

@@ -16,6 +16,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Curve = tuple[tuple[Count, Positive], ...]
+Tenths = Annotated[tuple[NotNegative, ...], Meta(min_length=10, max_length=10)]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,8 +29,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     What was measured goes before these formulas: `prefill_curve` as (tokens, milliseconds),
     `decode_curve` as (batch, milliseconds of a step), both ascending, straight between the points.
-    `handoff_ms`: from P's end to the KV's being D's, beside the bytes. `edge_ms`: what HTTP,
-    tokenization and the client add to a first token. `about`: where the numbers come from."""
+    `handoff_ms`: from P's end to the KV's being D's, beside the bytes. `join_ms`: from then to the
+    first token, where D had nothing else to do; 0 = a decode step. `edge_ms`: what the way through
+    HTTP, gateway and client adds to a first token of a request alone, beside `control_ms` for each
+    message; `edge_curve`: the same as (streams of the worker, ascending tenths of its spread), for
+    that way has queues and a scheduler of its own. `about`: where the numbers come from."""
 
     prefill_tokens_per_s: Positive = 20_000.0
     prefill_ms: NotNegative = 2.0
@@ -46,7 +50,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefill_curve: Curve = ()
     decode_curve: Curve = ()
     handoff_ms: NotNegative = 0.0
+    join_ms: NotNegative = 0.0
     edge_ms: NotNegative = 0.0
+    edge_curve: tuple[tuple[Count, Tenths], ...] = ()
     about: dict[str, str] = {}
 
     @property
@@ -58,16 +64,27 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return between(self.prefill_curve, tokens) / 1000
         return self.prefill_ms / 1000 + tokens / self.prefill_tokens_per_s
 
-    def chunk_seconds(self, chunk: float, prompt: int) -> float:
-        """What a chunk of a prompt adds to a decode step."""
-        if self.prefill_curve:
-            return self.prefill_seconds(prompt) * chunk / prompt
-        return chunk / self.prefill_tokens_per_s
+    def chunk_seconds(self, chunk: int, prompt: int) -> float:
+        """What a chunk of a prompt adds to a step."""
+        return self.prefill_seconds(prompt) * chunk / prompt
+
+    def first_step_seconds(self, batch: int) -> float:
+        """Of streams alone in D's engine whose KV came from P."""
+        return self.join_ms / 1000 if self.join_ms else self.step_seconds(batch)
 
     def step_seconds(self, batch: int) -> float:
         if self.decode_curve:
             return between(self.decode_curve, batch) / 1000
         return (self.decode_step_ms + self.decode_step_ms_per_seq * batch) / 1000
+
+    def edge_seconds(self, streams: int, share: float) -> float:
+        """`share`: of all requests, in [0, 1), those whose way is shorter. Beyond the measured
+        numbers of streams, what the nearest one showed."""
+        if not self.edge_curve:
+            return self.edge_ms / 1000
+        tenth = int(share * 10)
+        curve = tuple((at, tenths[tenth]) for at, tenths in self.edge_curve)
+        return between(curve, min(streams, curve[-1][0])) / 1000
 
     def transfer_seconds(self, tokens: int) -> float:
         return tokens * self.kv_bytes_per_token / self.bandwidth_bytes_per_s
@@ -103,7 +120,12 @@ def load(path: Path) -> Profile:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ConfigError(str(path), f"{error}; the keys are {', '.join(_keys())}") from error
-    for key, curve in (("prefill", profile.prefill_curve), ("decode", profile.decode_curve)):
+    curves = {
+        "prefill": profile.prefill_curve,
+        "decode": profile.decode_curve,
+        "edge": profile.edge_curve,
+    }
+    for key, curve in curves.items():
         if any(left[0] >= right[0] for left, right in pairwise(curve)):
             raise ConfigError(f"{path}: {key}_curve", "must ascend")
     return profile

@@ -20,7 +20,8 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 class Sample(msgspec.Struct):
     """One client request. `tries` counts how often it was asked, as an obedient client asks again
     after a refusal; times are seconds, `first` and `done` None until then. `refused` is the code of
-    the last refusal, `waits_ms` what each refusal told the client to wait."""
+    the last refusal, `waits_ms` what each refusal told the client to wait. `beside`: streams of its
+    decode worker at its first token, itself included."""
 
     ask: Arrival
     asked: float
@@ -28,6 +29,7 @@ class Sample(msgspec.Struct):
     placed: bool = False
     first: float | None = None
     done: float | None = None
+    beside: int = 0
     refused: str = ""
     waits_ms: list[int] = []
 
@@ -49,7 +51,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """`goodput_rps`: good requests that ended in the measured time, per second. `attainment`: share
     of the requests placed in it that were good. `next_try`: share of obedient second tries that
     were placed, None without any. Utilization: share of the time in which an engine worked.
-    `cpu_seconds`: what the whole run took of this process."""
+    `cpu_seconds`: what the whole run took of this process; `router_seconds`: of that, inside the
+    core, by what for (`fleet.Cost`)."""
 
     requests: int
     placed: int
@@ -68,8 +71,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     local_prefills: int
     virtual_seconds: float
     router_events: int
+    router_seconds: dict[str, float]
     cpu_seconds: float
     memory_mib: float
+
+    @property
+    def router_us(self) -> float:
+        """The core's CPU time for one request, from Submit to Ended."""
+        return self.router_seconds["request"] / max(1, self.requests) * 1e6
+
+    @property
+    def resting(self) -> float:
+        """Share of a core that workers' reports and ticks take, whether anybody asks or not."""
+        return self.router_seconds["beat"] / max(self.virtual_seconds, 1e-9)
 
     @property
     def events_per_s(self) -> float:
@@ -103,6 +117,9 @@ def lines(report: Report) -> list[str]:
     asked = f"{r.requests} asked, {r.placed} placed, {r.ended} ended"
     busy = f"prefill {r.prefill_utilization:.0%}, decode {r.decode_utilization:.0%}"
     events = f"{r.router_events} router events at {r.events_per_s:.0f}/s of CPU"
+    resting = f"{r.resting:.1%} of a core for beats and ticks"
+    joined = f"{r.router_seconds['join']:.2f} s for all to join"
+    router = f"{r.router_us:.0f} us of CPU a request, {resting}, {joined}"
     return [
         f"requests      {asked}, {r.local_prefills} with local prefill",
         f"refused       {refused}{again}",
@@ -111,6 +128,7 @@ def lines(report: Report) -> list[str]:
         _row("ITL ms", r.itl_ms),
         _row("TPOT ms", r.tpot_ms),
         f"utilization   {busy} at a mean batch of {r.decode_batch:.1f}",
+        f"router        {router}",
         f"simulated     {r.virtual_seconds:.1f} s, {events}, {r.memory_mib:.0f} MiB at most",
     ]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from loadtest.traces.rows import Row
 
 
 class Arrival(NamedTuple):
@@ -47,6 +49,18 @@ def poisson(
             deadline_ms=shape.deadline_ms,
         )
         at += draw.expovariate(rate)
+
+
+def recorded(rows: Iterable[Row], *, speed: float = 1.0, scale: float = 1.0) -> Iterator[Arrival]:
+    """A trace `speed` times as fast, with all lengths times `scale`."""
+    for row in rows:
+        output = max(1, round(row.output * scale))
+        yield Arrival(
+            at=row.at / speed,
+            prompt=max(1, round(row.prompt * scale)),
+            output=output,
+            max_tokens=output,
+        )
 
 
 def _around(draw: random.Random, mean: int, spread: float) -> int:

@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from loadtest.capacity.profile import Curve, Profile
+from loadtest.capacity.profile import Curve, Profile, Tenths
 
+TENTHS = 10
+CONTROL_MS = Profile().control_ms
+MESSAGES = 3
+"""Between processes of the fleet on the way to a first token: the model counts them itself."""
 ASSUMED_BYTES_PER_S = 1e9
 """Well below what any interface of a GPU host moves."""
 
 
 class Probe(NamedTuple):
-    """One request alone in the fleet: milliseconds. `prefill`: by P, None where D did it itself;
-    `first_token`: from placement; `ttft`: as the client saw it."""
+    """One request: milliseconds. `prefill`, `kv`, `first_token`: since the worker was asked, by its
+    own clock, until P had computed the prompt, D had its KV and its first token; the first two are
+    None where D computed the prompt itself. `ttft`: as the client saw it."""
 
     prompt: int
     prefill: float | None
+    kv: float | None
     first_token: float
     ttft: float
+
+    @property
+    def edge(self) -> float:
+        """What the way between client and worker took, there and back."""
+        return max(0.0, self.ttft - self.first_token - MESSAGES * CONTROL_MS)
+
+    @property
+    def computed(self) -> float:
+        """On whichever worker; D's step that ends the prompt makes the first token."""
+        return max(1e-3, self.first_token if self.prefill is None else self.prefill)
 
 
 def profile_of(
     probes: Sequence[Probe],
-    steps: Sequence[tuple[int, float]],
+    steps: Sequence[Step],
     decode: dict[str, Any],
     bandwidth: Bandwidth,
     about: dict[str, str],
 ) -> Profile:
-    """`steps`: (batch of one worker, milliseconds). `decode`: a decode worker's row of `workers`.
+    """`probes`: alone. `decode`: a decode worker's row of `workers`.
     `about`: where all this was measured; what is known of the wire is added."""
-    step = min(steps)[1]
-    prefill = rising(by_size([(p.prompt, _compute(p, step)) for p in probes]))
-    tails = [p.first_token - p.prefill - step for p in probes if p.prefill is not None]
+    curve = rising(by_size([(step.batch, step.ms) for step in steps]))
+    prefill = rising(by_size([(p.prompt, p.computed) for p in probes]))
+    handoffs = [p.kv - p.computed for p in probes if p.kv is not None]
+    joins = [p.first_token - p.kv for p in probes if p.kv is not None]
     last, took = prefill[-1]
     return Profile(
         prefill_curve=prefill,
-        decode_curve=rising(by_size(steps)),
+        decode_curve=curve,
         prefill_tokens_per_s=last / took * 1000,
         prefill_ms=0.0,
-        decode_step_ms=step,
-        handoff_ms=max(0.0, median(tails)) if tails else 0.0,
-        edge_ms=max(0.0, median(p.ttft - p.first_token for p in probes)),
+        decode_step_ms=curve[0][1],
+        handoff_ms=max(0.0, median(handoffs)) if handoffs else 0.0,
+        join_ms=max(1e-3, median(joins)) if joins else 0.0,
+        edge_ms=median(p.edge for p in probes),
+        edge_curve=edges(probes, steps),
         bandwidth_bytes_per_s=bandwidth.bytes_per_s,
         kv_bytes_per_token=max(1, decode["kv_block_bytes"] // decode["block_tokens"]),
         kv_blocks=decode["kv_blocks"],
@@ -50,6 +70,32 @@ def profile_of(
         max_num_seqs=decode["requests_max"],
         max_model_len=decode["max_model_len"],
         about=about | {"bandwidth": bandwidth.told},
+    )
+
+
+class Step(NamedTuple):
+    """A batch of one worker: milliseconds of its steps, and `probes` that ran among its streams."""
+
+    batch: int
+    ms: float
+    probes: Sequence[Probe] = ()
+
+
+def edges(probes: Sequence[Probe], steps: Sequence[Step]) -> tuple[tuple[int, Tenths], ...]:
+    """Tenths of the way's spread by streams of a worker: alone, and of each batch that has probes
+    enough."""
+    by_batch = {1: [p.edge for p in probes]}
+    by_batch |= {s.batch: [p.edge for p in s.probes] for s in steps if len(s.probes) >= TENTHS}
+    return tuple((batch, tenths(found)) for batch, found in sorted(by_batch.items()))
+
+
+def tenths(values: Sequence[float]) -> Tenths:
+    """The mean of each tenth, ascending; a value may lie in two of them."""
+    ordered = sorted(values)
+    bounds = [round(i * len(ordered) / TENTHS) for i in range(TENTHS + 1)]
+    return tuple(
+        round(fmean(ordered[min(low, len(ordered) - 1) : max(high, low + 1)]), 4)
+        for low, high in pairwise(bounds)
     )
 
 
@@ -92,8 +138,3 @@ def rising(curve: Curve) -> Curve:
             left[1] += count
     values = [value for value, count in pools for _ in range(int(count))]
     return tuple((size, round(max(v, 1e-3), 4)) for (size, _), v in zip(curve, values, strict=True))
-
-
-def _compute(probe: Probe, step: float) -> float:
-    """Where D computed the prompt itself, its first step is in the time to the first token."""
-    return max(1e-3, probe.first_token - step) if probe.prefill is None else probe.prefill

@@ -13,13 +13,12 @@ from common.errors import BatonError
 from loadtest.bench import asks
 from loadtest.bench.asks import Ask, Piece
 from loadtest.bench.driver import Drive, Plan
-from loadtest.bench.phases import of_attempt
 from loadtest.bench.prompts import Maker
 from loadtest.bench.samples import Sample
-from loadtest.plan.fit import Probe
+from loadtest.plan.fit import TENTHS, Probe, Step
 
 SHORT_TOKENS = 32
-STEP_TOKENS = 64
+STEP_TOKENS = 128
 LEAST_PROMPT = 64
 ENDED_TRIES, ENDED_SECONDS = 100, 0.05
 
@@ -54,10 +53,14 @@ class Prober(NamedTuple):
             for length in lengths:
                 seed = f"{self.name}.{turn}.{length}"
                 (sample,) = await self._send(iter([Ask("probe", (Piece(seed, length),), 1)]), 1)
-                phases = of_attempt(await self._ended(sample.request_id))
-                ttft = sample.ttft_ms or 0.0
-                found.append(Probe(length, phases.get("prefill"), phases["first token"], ttft))
+                found.append(await self._probed(sample))
         return found
+
+    async def _probed(self, sample: Sample) -> Probe:
+        told = (await self._ended(sample.request_id))["workers_ms"]
+        return Probe(
+            sample.prompt, told["prefill"], told["kv"], told["first_token"], sample.ttft_ms or 0.0
+        )
 
     async def _ended(self, request_id: str) -> dict[str, Any]:
         """The timeline of a request whose client has its answer; the router hears of it beside
@@ -70,16 +73,21 @@ class Prober(NamedTuple):
             await asyncio.sleep(ENDED_SECONDS)
         raise ProbeError(f"the router never heard of the end of {request_id}")
 
-    async def steps(self, batches: list[int], workers: int) -> list[tuple[int, float]]:
-        """(batch of one worker, milliseconds of a step): so many streams at once on each of
-        `workers`, spread by the router."""
+    async def steps(self, batches: list[int], workers: int) -> list[Step]:
+        """So many streams at once on each of `workers`, spread by the router. Answers differ in
+        length, so that all but the first ones begin one by one among the others' tokens: those are
+        the probes."""
         found = []
         for batch in batches:
             streams = batch * workers
-            seeds = (f"{self.name}.b{batch}.{i}" for i in range(2 * streams))
-            load = (Ask("step", (Piece(s, SHORT_TOKENS),), STEP_TOKENS) for s in seeds)
-            samples = await self._send(load, streams)
-            found.append((batch, median(s.tpot_ms or 0.0 for s in samples)))
+            load = [
+                Ask("step", (Piece(f"{self.name}.b{batch}.{i}", SHORT_TOKENS),), _answer(i))
+                for i in range(2 * streams if batch == 1 else max(3 * streams, streams + TENTHS))
+            ]
+            samples = await self._send(iter(load), streams)
+            later = [await self._probed(each) for each in samples[streams:]]
+            pace = median(each.tpot_ms or 0.0 for each in samples)
+            found.append(Step(batch, pace, later if batch > 1 else ()))
         return found
 
     async def _send(self, load: Iterator[Ask], concurrency: int) -> list[Sample]:
@@ -113,3 +121,8 @@ def batches_to(most: int) -> list[int]:
         batches.append(batch)
         batch *= 2
     return [*batches, most]
+
+
+def _answer(number: int) -> int:
+    """Tokens, between half and one and a half of STEP_TOKENS, STEP_TOKENS in the mean."""
+    return STEP_TOKENS // 2 + number * 37 % STEP_TOKENS

@@ -86,6 +86,7 @@ def lines(profile: Profile) -> list[str]:
     """For a person."""
     prefill = ", ".join(f"{n}: {ms:.1f}" for n, ms in profile.prefill_curve)
     decode = ", ".join(f"{n}: {ms:.2f}" for n, ms in profile.decode_curve)
+    edges = ", ".join(f"{n}: {each[0]:.1f} to {each[-1]:.1f}" for n, each in profile.edge_curve)
     tokens = profile.kv_blocks * profile.block_tokens
     bandwidth = profile.about.get("bandwidth", "")
     return [
@@ -94,7 +95,8 @@ def lines(profile: Profile) -> list[str]:
         f"KV           {profile.kv_bytes_per_token} bytes a token, room for {tokens} tokens",
         f"pair         {profile.bandwidth_bytes_per_s / 1e9:.2f} GB/s ({bandwidth})",
         f"handoff      {profile.handoff_ms:.1f} ms after prefill, beside the bytes",
-        f"edge         {profile.edge_ms:.1f} ms of HTTP, tokenization and client",
+        f"edge         {profile.edge_ms:.1f} ms of HTTP, gateway and client alone",
+        f"  tenths       by streams of a worker   {edges}",
     ]
 
 

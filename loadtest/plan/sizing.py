@@ -10,10 +10,11 @@ import msgspec
 
 from loadtest.capacity.fleet import Fleet, Scenario
 from loadtest.capacity.profile import Profile
-from loadtest.capacity.report import Quantiles, Slo
+from loadtest.capacity.report import Quantiles, Sample, Slo, quantiles
 from loadtest.capacity.workload import Arrival
 from services.router.settings import Settings
 
+GOLDEN = 0.6180339887498949
 DRAIN_SECONDS = 600.0
 ROOM = 0.97
 """A phase asked for more than this of its capacity on paper is not worth playing."""
@@ -62,12 +63,7 @@ class Load(NamedTuple):
 
 
 def play(shape: Shape, profile: Profile, load: Load) -> Outcome:
-    """`edge_ms` is added to every TTFT; the rest is the simulation's."""
-    edge = profile.edge_ms / 1000
-    inner = Slo(
-        ttft_ms=max(1e-3, load.slo.ttft_ms - profile.edge_ms) if load.slo.ttft_ms else 0.0,
-        tpot_ms=load.slo.tpot_ms,
-    )
+    """The way between client and worker is added to every TTFT; the rest is the simulation's."""
     settings = Settings(
         mode="disaggregated" if shape.split else "replicated",
         remote_prefill="auto",
@@ -82,26 +78,39 @@ def play(shape: Shape, profile: Profile, load: Load) -> Outcome:
             arrivals=load.arrivals,
             seconds=load.span + 1e-3,
             drain_seconds=DRAIN_SECONDS,
-            slo=inner,
+            slo=load.slo,
             settings=settings,
         )
     )
     report = fleet.run()
-    good = sum(sample.good(inner) for sample in fleet.samples)
+    add_edges(fleet.samples, profile)
+    good = sum(sample.good(load.slo) for sample in fleet.samples)
     ended = [(s.done, s.ask.output) for s in fleet.samples if s.done is not None]
-    last = max((done for done, _ in ended), default=load.span) + edge
-    first = report.ttft_ms
+    last = max((done for done, _ in ended), default=load.span)
     return Outcome(
         shape=shape,
         attainment=good / len(load.arrivals),
         goodput_rps=good / last,
-        ttft_ms=Quantiles(*(q + profile.edge_ms for q in (first.p50, first.p90, first.p99))),
+        ttft_ms=quantiles(
+            (sample.first - sample.asked) * 1000
+            for sample in fleet.samples
+            if sample.first is not None
+        ),
         tpot_ms=report.tpot_ms,
         itl_ms=report.itl_ms,
         prefill_utilization=report.prefill_utilization,
         decode_utilization=report.decode_utilization,
         output_tokens_per_s=sum(output for _, output in ended) / last,
     )
+
+
+def add_edges(samples: Sequence[Sample], profile: Profile) -> None:
+    """To the first and the last token alike, so that the pace stays. Where the measured way has a
+    spread, each request takes its share of it by the golden ratio: evenly, in no order."""
+    for number, sample in enumerate(samples):
+        edge = profile.edge_seconds(sample.beside, number * GOLDEN % 1.0)
+        sample.first = None if sample.first is None else sample.first + edge
+        sample.done = None if sample.done is None else sample.done + edge
 
 
 def within_data(profile: Profile) -> Profile:

@@ -33,6 +33,7 @@ def attempt_of(each: Try, now: float) -> dict[str, Any]:
         "policy": placement.policy if placement else "",
         "candidates": [c._asdict() for c in placement.candidates] if placement else [],
         "kv": _kv(each),
+        "workers_ms": _workers_ms(each),
         "phases": _phases(each),
         "sentences": _sentences(each, now),
     }
@@ -45,6 +46,18 @@ def _kv(each: Try) -> dict[str, Any] | None:
         return None
     fields: dict[str, Any] = msgspec.to_builtins(report)
     return {**fields, "overlap": _overlap(report)}
+
+
+def _workers_ms(each: Try) -> dict[str, float | None]:
+    """By the workers' own clocks, since each was asked: when P had computed the prompt, when D had
+    P's KV, when D had the first token. None: it did not, or has not yet."""
+    computed, started = each.prefill_report, each.decode_report
+    remote = started is not None and started.kv is not None
+    return {
+        "prefill": computed.elapsed_ms if computed else None,
+        "kv": started.kv_ms if started and remote else None,
+        "first_token": started.elapsed_ms if started else None,
+    }
 
 
 def _overlap(report: KvReport) -> float | None:

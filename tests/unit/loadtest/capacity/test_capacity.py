@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from common.errors import ConfigError
@@ -11,7 +12,7 @@ from loadtest.capacity.__main__ import main
 from loadtest.capacity.fleet import Fleet, Scenario, run
 from loadtest.capacity.overload import DECODE_BOUND, PREFILL_BOUND, Bench, capacity_rps, overload
 from loadtest.capacity.profile import Profile, load
-from loadtest.capacity.report import Slo, weighted
+from loadtest.capacity.report import Report, Slo, weighted
 from loadtest.capacity.timeline import Timeline
 from loadtest.capacity.workload import Arrival, Shape, poisson
 from services.router.settings import Settings
@@ -144,8 +145,42 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--overload 1,2,4" in text
 
 
-@pytest.mark.parametrize("wrong", [["--decode", "0"], ["--rate", "-1"], ["--overload", "1,x"]])
+@pytest.mark.parametrize(
+    "wrong", [["--decode", "0"], ["--rate", "-1"], ["--overload", "1,x"], ["--grow", "1"]]
+)
 def test_arguments_out_of_range_are_refused(wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(wrong)
     assert ended.value.code == 2
+
+
+TRACE = "".join(
+    f'{{"timestamp": {300 * i}, "input_length": 900, "output_length": 60}}\n' for i in range(12)
+)
+
+
+def test_a_recorded_trace_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(TRACE + "broken\n")
+    flags = ["--trace", str(path), "--speed", "2", "--scale", "0.5"]
+    assert main([*flags, "--prefill", "1", "--decode", "1", "--json"]) == 0
+    said = capsys.readouterr()
+    report = msgspec.json.decode(said.out, type=Report)
+    assert (report.requests, report.ended) == (12, 12)
+    assert 11 * 0.3 / 2 < report.virtual_seconds < 11 * 0.3 / 2 + 1
+    assert report.router_us > 0
+    assert f"{path}:13: " in said.err
+    assert main(["--trace", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_ever_larger_fleets_do_the_same_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(TRACE)
+    flags = ["--trace", str(path), "--grow", "2,8", "--prefill", "1", "--decode", "3"]
+    assert main(flags) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[:5] for row in rows] == [["2", "1", "+", "1", "12"], ["8", "2", "+", "6", "12"]]
+    costs = [float(row[5]) for row in rows]
+    assert min(costs) > 0

@@ -10,13 +10,22 @@ import pytest
 
 from common.errors import ConfigError
 from loadtest.capacity.profile import Profile, between, load, text
-from loadtest.capacity.report import Slo
+from loadtest.capacity.report import Sample, Slo, quantiles
 from loadtest.capacity.workload import Arrival, poisson
 from loadtest.capacity.workload import Shape as Lengths
 from loadtest.plan import formula, verdict
-from loadtest.plan.fit import Probe, bandwidth_of, profile_of, rising
+from loadtest.plan.fit import Probe, Step, bandwidth_of, edges, profile_of, rising
 from loadtest.plan.plan_command import main
-from loadtest.plan.sizing import Load, Shape, demand, play, scaled, splits, within_data
+from loadtest.plan.sizing import (
+    Load,
+    Shape,
+    add_edges,
+    demand,
+    play,
+    scaled,
+    splits,
+    within_data,
+)
 
 PROFILE = Profile(
     prefill_curve=((100, 10.0), (1_000, 100.0), (4_000, 700.0)),
@@ -63,19 +72,45 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 def test_probes_become_a_profile() -> None:
     probes = [
-        Probe(100, 20.0, 34.0, 40.0),
-        Probe(100, 22.0, 36.0, 42.0),
-        Probe(100, 90.0, 104.0, 110.0),
-        Probe(400, None, 90.0, 96.0),
+        Probe(100, 20.0, 24.0, 34.0, 40.9),
+        Probe(100, 22.0, 26.0, 36.0, 42.9),
+        Probe(100, 90.0, 94.0, 104.0, 110.9),
+        Probe(400, None, None, 80.0, 86.9),
     ]
     about = {"machine": "this one"}
-    made = profile_of(probes, [(4, 16.0), (1, 10.0)], DECODE_ROW, bandwidth_of(0, [2e9]), about)
+    steps = [Step(4, 16.0), Step(1, 10.0)]
+    made = profile_of(probes, steps, DECODE_ROW, bandwidth_of(0, [2e9]), about)
     assert made.prefill_curve == ((100, 22.0), (400, 80.0))
     assert made.decode_curve == ((1, 10.0), (4, 16.0))
-    assert [made.handoff_ms, made.edge_ms] == pytest.approx([4, 6])
+    assert [made.handoff_ms, made.join_ms, made.edge_ms] == pytest.approx([4, 10, 6])
     assert (made.kv_bytes_per_token, made.bandwidth_bytes_per_s) == (1_000, 2e9)
     assert made.about["bandwidth"] == "seen; handoffs showed 2 GB/s or more"
     assert made.measured
+
+
+def test_the_way_has_a_spread_by_streams() -> None:
+    """A model's own three messages of 0.3 ms are not counted twice."""
+    alone = [Probe(10, None, None, 5.0, 5.9 + ms) for ms in (3, 1, 2)]
+    among = [Probe(10, None, None, 5.0, 5.9 + ms) for ms in range(20)]
+    few = Step(2, 10.0, among[:4])
+    (one, least), (eight, tenths) = edges(alone, [few, Step(8, 10.0, among)])
+    assert (one, eight) == (1, 8)
+    assert (least[0], least[-1]) == pytest.approx((1, 3))
+    assert tenths == pytest.approx([0.5 + 2 * i for i in range(10)])
+
+
+def test_every_request_takes_its_share_of_the_way() -> None:
+    """At nine streams what five and more showed; the pace stays."""
+    tenths = tuple(float(10 * i) for i in range(10))
+    profile = msgspec.structs.replace(PROFILE, edge_curve=((1, (0.0,) * 10), (5, tenths)))
+    ask = Arrival(0.0, 1, 2, 2)
+    samples = [Sample(ask, 0.0, first=1.0, done=2.0, beside=9) for _ in range(100)]
+    add_edges(samples, profile)
+    first = quantiles((s.first or 0.0) * 1000 for s in samples)
+    assert (first.p50, first.p90, first.p99) == pytest.approx((1_040, 1_080, 1_090))
+    assert all(s.done == pytest.approx((s.first or 0.0) + 1.0) for s in samples)
+    assert profile.edge_seconds(3, 0.99) == pytest.approx(0.045)
+    assert PROFILE.edge_seconds(9, 0.99) == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize(

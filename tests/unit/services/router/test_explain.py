@@ -43,6 +43,7 @@ def test_the_whole_story_of_a_handoff() -> None:
     assert (told["state"], told["outcome"], told["total_ms"]) == ("ended", "length", 85.0)
     assert told["kv"]["payload_bytes"] == 3072
     assert told["kv"]["overlap"] == 0.75
+    assert told["workers_ms"] == {"prefill": 3.0, "kv": 0.0, "first_token": 5.0}
     text = story(rig)
     assert "placed by cost: p0 costs the least of 1 prefill workers with room" in text
     assert "p0 computed the prompt in 3.0 ms" in text

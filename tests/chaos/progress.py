@@ -6,11 +6,19 @@ import asyncio
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from tests.chaos.cell import Cell
 from tests.chaos.load import Load, kinds_of
+from tests.chaos.report import Row
 
 EVERY_SECONDS = 15.0
+
+
+def say(rows: Sequence[Row]) -> None:
+    """Rows of a part that is over, for who watches a long run."""
+    sys.stderr.write("".join(f"{row.test}: {row.figure}\n" for row in rows))
+    sys.stderr.flush()
 
 
 async def report(test: str, cell: Cell, load: Load, least: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from services.health.scrape import scrape
 from tests.chaos.actions import Bend
 from tests.chaos.cell import Cell, Plan, cell
 from tests.chaos.load import LETTERS, MODEL, Ask, percentile
+from tests.chaos.progress import say
 from tests.chaos.report import Row
 from tests.chaos.scenarios.run import nothing_lost, under_load
 
@@ -116,7 +116,7 @@ async def everywhere(each: int = EACH) -> list[Row]:
     async with cell(PLAN) as fleet:
         for phase in (_prefill, _transfer, _decode, _queue):
             rows.append(await phase(fleet, each))
-            sys.stderr.write(f"{rows[-1].test}: {rows[-1].figure}\n")
+            say(rows[-1:])
         rows.append(await _nothing_left(fleet))
         async with under_load(fleet, 8, Ask(max_tokens=8), running=1) as load:
             await fleet.until("more were asked", lambda: load.started >= 20, 60)

@@ -17,7 +17,7 @@ import psutil
 from tests.chaos.actions import Kill, Stop, Term, inflict
 from tests.chaos.cell import READY_SECONDS_VLLM, Cell, Plan, cell
 from tests.chaos.load import Answer, Ask, Load
-from tests.chaos.progress import report
+from tests.chaos.progress import report, say
 from tests.chaos.report import Row
 from tests.chaos.scenarios.engines import last_words
 from tests.chaos.scenarios.run import (
@@ -59,6 +59,7 @@ async def kinds(times: int = TIMES) -> list[Row]:
     async with cell(PLAN) as fleet:
         for name, strike in STRIKES.items():
             rows += await _kind(fleet, name, strike, times)
+            say(rows[-3:])
         status = await fleet.ctl("status")
         rows.append(await _engine_alone(fleet))
     wrong = [

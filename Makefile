@@ -31,6 +31,15 @@ faults-kv: install ## 10,000 KV handoffs while messages are bent and workers are
 chaos: install ## daemons killed, stopped and cut off under load: the failure matrix as a table (ARGS="--quick kills")
 	@exec $(VENV)/python -m tests.chaos $(ARGS)
 
+chaos-full: install ## workers killed 100 times each under 20,000 requests, clients that leave in each phase (ARGS)
+	@exec $(VENV)/python -m tests.chaos full closed $(ARGS)
+
+chaos-vllm: install ## deaths, hangs and drains on real vLLM, each 5 times, token for token
+	@exec $(VENV)/python -m tests.chaos vllm $(ARGS)
+
+soak-chaos: install ## 30 minutes of mixed faults, memory of every daemon watched (ARGS="--minutes N")
+	@exec $(VENV)/python -m tests.chaos mixed $(ARGS)
+
 e2e: install ## real vLLM
 	@$(PYTEST) tests/e2e $(ARGS)
 

@@ -2,6 +2,7 @@
 
 from common.config.admission import AdmissionConfig
 from common.config.base import NAME_PATTERN, Section
+from common.config.degradation import DegradationConfig
 from common.config.liveness import LivenessConfig
 from common.config.observe import PricesConfig, TimelineConfig
 from common.config.reading import (
@@ -32,6 +33,7 @@ __all__ = [
     "NAME_PATTERN",
     "AdmissionConfig",
     "Config",
+    "DegradationConfig",
     "EngineConfig",
     "FleetConfig",
     "GatewayConfig",

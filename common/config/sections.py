@@ -12,6 +12,7 @@ from msgspec import Meta, field
 
 from common.config.admission import AdmissionConfig
 from common.config.base import NAME_PATTERN, Count, Milliseconds, Port, Positive, Section
+from common.config.degradation import DegradationConfig
 from common.config.liveness import LivenessConfig
 from common.config.observe import PricesConfig, TimelineConfig
 from common.config.request_limits import RequestLimits
@@ -193,6 +194,7 @@ class RouterConfig(Section, frozen=True):
         "cost", "least_loaded", "prefix_affinity", "round_robin", "session_affinity"
     ] = "cost"
     liveness: LivenessConfig = LivenessConfig()
+    degradation: DegradationConfig = DegradationConfig()
     standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
     remote_prefill: RemotePrefill = "auto"
 

@@ -126,6 +126,11 @@ class Engine(Protocol):
         """Waits for the next outputs or KV events. Single consumer."""
         ...
 
+    async def watch(self) -> None:
+        """Asks it for signs of life while it shows none; `load` says how long it owes one. Never
+        returns."""
+        ...
+
     async def close(self) -> None:
         """Ends the engine; idempotent; within 5 s, by force if need be."""
         ...

@@ -133,6 +133,10 @@ class SimEngine:
             else:
                 await self._wake.wait()
 
+    async def watch(self) -> None:
+        """It lives in this process: who could ask is answered."""
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         if not self._closed:
             self._closed = True

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.endpoints import KV_EVENTS
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
+from common.engine.probe import Probe
 from common.engine.step_times import StepTimes
 from common.engine.vllm_args import engine_failed
 from common.engine.vllm_events import PrefixWatch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 3.0
 TASKS = ("generate",)
+QUESTION = "is_sleeping"
 
 
 class VllmEngine:
@@ -61,6 +63,7 @@ class VllmEngine:
         self._load = Load()
         self._stepped_at = clock()
         self._steps = StepTimes()
+        self._probe = Probe(self._ask, clock)
         self._attached = False
         self._closed = False
 
@@ -69,14 +72,15 @@ class VllmEngine:
         return self._info
 
     def load(self) -> Load:
-        age = (self._clock() - self._stepped_at) * 1000 if self._active else 0.0
+        busy = self._clock() - self._stepped_at if self._active else self._probe.stuck_seconds
         load = self._load
         return Load(
             running=load.running,
             waiting=load.waiting,
             kv_used=load.kv_used,
-            step_age_ms=age,
+            step_age_ms=busy * 1000,
             step_ms_p99=self._steps.p99_ms(),
+            silent_ms=self._probe.silent_seconds * 1000,
         )
 
     async def add(self, request: EngineRequest) -> None:
@@ -112,6 +116,8 @@ class VllmEngine:
         )
         if known is not None:
             await self._client.abort_requests_async([key])
+            if not self._active:
+                self._probe.left_alone(self._stepped_at)
 
     def connect_kv(self, kv_address: str) -> None:
         """D: have a connection to this P's KV listener before the first handoff. Never waits."""
@@ -141,6 +147,17 @@ class VllmEngine:
             if batch is not None:
                 return batch
 
+    async def watch(self) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._attach()
+        try:
+            await self._probe.run()
+        except EngineDeadError as error:
+            raise BatonError(Code.ENGINE_FAILED, "the engine process has died") from error
+        except Exception as error:
+            raise engine_failed(error) from error
+
     async def close(self) -> None:
         if self._closed:
             return
@@ -149,6 +166,10 @@ class VllmEngine:
         if self._events is not None:
             self._events.close()
         await asyncio.to_thread(self._client.shutdown, CLOSE_SECONDS)
+
+    async def _ask(self) -> None:
+        """Something of vLLM's own that costs nothing; what it says is of no interest."""
+        await self._client.call_utility_async(QUESTION)
 
     def _attach(self) -> None:
         """The first call on the daemon's loop."""
@@ -198,6 +219,7 @@ class VllmEngine:
         now = self._clock()
         self._steps.add(now - self._stepped_at)
         self._stepped_at = now
+        self._probe.heard()
         before, stats = self._load, step.scheduler_stats
         if stats is not None:
             self._load = Load(

@@ -130,13 +130,16 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker's engine holds now. `step_age_ms`: time since the engine last made a step while
-    it had work, 0 when idle. `step_ms_p99`: of its latest steps, 0 while too few were made."""
+    it had work, and on after that was taken from it until it shows that it lives; 0 when idle.
+    `step_ms_p99`: of its latest steps, 0 while too few were made. `silent_ms`: time since it was
+    asked for a sign of life, 0 when it gave one."""
 
     running: Count = 0
     waiting: Count = 0
     kv_used: Number = 0.0
     step_age_ms: Number = 0.0
     step_ms_p99: Number = 0.0
+    silent_ms: Number = 0.0
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):

@@ -157,6 +157,7 @@ class Worker:
         tasks.start("engine-events", self._pump_events())
         tasks.start("engine-commands", self._run_commands())
         tasks.start("engine-watch", self._watch_engine())
+        tasks.start("engine-probe", self._probe_engine())
         tasks.start("beat", self._beat())
         tasks.start("router-refusal", self._die_if_refused())
         tasks.upkeep.beat_while(lambda: not self._objection())
@@ -333,6 +334,13 @@ class Worker:
             if sentence:
                 self._engine_lost = True
                 raise BatonError(Code.ENGINE_FAILED, sentence)
+
+    async def _probe_engine(self) -> None:
+        try:
+            await self._engine.watch()
+        except BatonError:
+            self._engine_lost = True
+            raise
 
     async def _beat(self) -> None:
         while True:

@@ -31,6 +31,7 @@ from common.messages import (
     Took,
 )
 from services.router import (
+    core_degradation,
     core_health,
     core_holding,
     core_limits,
@@ -101,7 +102,9 @@ class Core:
                 return core_peers.gone(self.tables, event.peer, event.reason, now)
             case Tick():
                 measure(self.tables, now)
-                return core_health.tick(self.tables, now) + core_timeline.tick(self.tables, now)
+                actions = core_health.tick(self.tables, now)
+                actions += core_degradation.tick(self.tables, now)
+                return actions + core_timeline.tick(self.tables, now)
             case WorkerDrained() | WorkerEvicted() | RequestEvicted():
                 return core_operator.ordered(self.tables, event, now)
             case DrainStarted():
@@ -178,6 +181,7 @@ class Core:
             return []
         match event.message:
             case PrefillEnded() as message if role is Role.PREFILL:
+                core_degradation.prefilled(tables, message)
                 return core_requests.prefill_ended(tables, worker, message, now)
             case DecodeStarted() as message if role is Role.DECODE:
                 return core_requests.decode_started(tables, worker, message, now)

@@ -21,7 +21,14 @@ from common.messages import (
     ToRouter,
     Welcome,
 )
-from services.router import core_gateways, core_health, core_operator, core_requests, hello_check
+from services.router import (
+    core_degradation,
+    core_gateways,
+    core_health,
+    core_operator,
+    core_requests,
+    hello_check,
+)
 from services.router.events import Action, Note, Send
 from services.router.liveness import stalled
 from services.router.records import Gateway, Worker
@@ -130,6 +137,7 @@ def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> l
     if message.load is None:
         return []
     actions = core_operator.beat(tables, peer, message)
+    core_degradation.beat(tables, peer, message, now)
     peer.told_kv(message, now)
     tables.freed |= peer.reported(message.load, now)
     actions += core_health.watch_engine(tables, peer, now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from common import prefix
 from common.errors import Code
 from common.messages import PREFIX_DELTA_HASHES_MAX, Decode, Prefill, PrefixDelta, Ticket
-from services.router import core_pairs, core_requests, placement
+from services.router import core_degradation, core_pairs, core_requests, placement
 from services.router.admission import admit
 from services.router.events import (
     Action,
@@ -157,6 +157,7 @@ def _dispatch(tables: Tables, each: Try, choice: Placement, now: float) -> list[
     _remember_prefix(tables, each, choice)
     remote = prefill is not None
     tables.placing.decided(each.ask, remote=remote, weighed=choice.weighed)
+    core_degradation.placed(tables, each, choice, now)
     actions: list[Action] = [core_requests.placed_answer(each)]
     ticket = None
     if prefill is None:

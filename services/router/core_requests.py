@@ -20,7 +20,7 @@ from common.messages import (
     Refused,
     Submit,
 )
-from services.router import core_pairs, core_timeline
+from services.router import core_degradation, core_pairs, core_timeline
 from services.router.admission import admit, cost
 from services.router.admission.admit import Refusal
 from services.router.estimators import learning
@@ -297,6 +297,7 @@ def decode_started(
     worker.computed(each.key)
     if each.state is TryState.PLACED:
         each.move(TryState.DECODING)
+    core_degradation.started(tables, each, worker, message, now)
     actions = core_pairs.started(tables, each, message, now)
     if message.kv is None or not message.kv.blocks:
         return actions + close_prefill(tables, each, "decode did without this KV")
@@ -337,8 +338,7 @@ def fail(tables: Tables, each: Try, sentence: str, now: float) -> list[Action]:
 
 
 def failed_answer(gateway: str, key: Key, sentence: str, code: Code = Code.WORKER_LOST) -> Send:
-    failed = Failed(request_id=key[0], attempt=key[1], code=code, message=sentence)
-    return Send(gateway, failed)
+    return Send(gateway, Failed(request_id=key[0], attempt=key[1], code=code, message=sentence))
 
 
 def prefill_lost(tables: Tables, each: Try, sentence: str) -> None:

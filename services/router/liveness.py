@@ -13,6 +13,7 @@ from common.config import Config
 from common.messages import Load
 
 EJECT_AFTER_LIMITS = 2.0
+SILENCE_LIMITS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,12 @@ def step_limit(liveness: Liveness, load: Load) -> float:
 
 
 def stalled(liveness: Liveness, load: Load) -> bool:
-    """Only running requests count: one that waits for KV from elsewhere makes no steps."""
-    return load.running > 0 and load.step_age_ms / 1000 > step_limit(liveness, load)
+    """Only running requests count: one that waits for KV from elsewhere makes no steps. One that
+    has nothing to do is asked now and then how it does, and has more time to say so."""
+    limit = step_limit(liveness, load)
+    if load.silent_ms / 1000 > SILENCE_LIMITS * limit:
+        return True
+    return load.running > 0 and load.step_age_ms / 1000 > limit
 
 
 def hopeless(liveness: Liveness, load: Load) -> bool:

@@ -14,6 +14,7 @@ from common.exposition import histogram
 from common.messages import Role
 from services.router.admin import kv, status
 from services.router.admin.verb import View
+from services.router.degradation_metrics import degradation_metrics
 from services.router.kv_metrics import kv_metrics
 from services.router.records import Worker
 from services.router.status_metrics import router_metrics
@@ -32,6 +33,7 @@ class RouterMetrics(Collector):
         yield from _workers(view.tables)
         yield from _phases(view.tables)
         yield from _pairs(view.tables.recorder.traffic)
+        yield from degradation_metrics(view.tables.degradation, view.now)
 
 
 def _workers(tables: Tables) -> Iterator[Metric]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from common.config import AdmissionConfig, Config, Mode, RemotePrefill
+from common.config import AdmissionConfig, Config, DegradationConfig, Mode, RemotePrefill
 from common.messages import Role
 from services.router import liveness
 from services.router.liveness import Liveness
@@ -42,6 +42,7 @@ class Settings:
     mode: Mode = "disaggregated"
     remote_prefill: RemotePrefill = "always"
     liveness: Liveness = field(default_factory=Liveness)
+    degradation: DegradationConfig = field(default_factory=DegradationConfig)
 
 
 def from_config(config: Config, name: str, incarnation: str) -> Settings:
@@ -64,6 +65,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
             + [(Role.DECODE, name) for name in config.decode]
         ),
         liveness=liveness.from_config(config),
+        degradation=router.degradation,
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         admission=router.admission,
         prefixes=_keeps_prefixes(config),

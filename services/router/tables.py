@@ -11,6 +11,7 @@ from common.messages import Fleet, Role
 from services.router.admission.limits import Limits
 from services.router.admission.state import Admission
 from services.router.board import Board
+from services.router.degradation import Degradation
 from services.router.drain_rate import DrainRate
 from services.router.estimators.estimates import Estimates
 from services.router.history import History
@@ -78,6 +79,7 @@ class Tables:
         )
         self.counts = Counts()
         self.poison = Poison(settings.liveness.deaths_max)
+        self.degradation = Degradation(settings.degradation)
         self.draining = False
         self.rebuilding = settings.rebuild_seconds > 0 and settings.max_queue > 0
         self.freed = False
@@ -120,6 +122,7 @@ class Tables:
         self.waiting.check_invariants()
         self.placing.check_invariants()
         self.poison.check_invariants()
+        self.degradation.check_invariants()
         self.history.check_invariants()
         self.refusals.check_invariants()
         self.recorder.check_invariants()

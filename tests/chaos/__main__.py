@@ -1,6 +1,8 @@
 """`make chaos`: every promise of the failure matrix under load, and a table of what was seen.
 
 Names of scenarios may follow: `python -m tests.chaos kills router`. `--quick` is a cut of it.
+Those of `apart` run only by name: `full` counts to 20,000 (make chaos-full), `mixed` lasts
+`--minutes` (make soak-chaos), `vllm` is on real engines (make chaos-vllm).
 """
 
 from __future__ import annotations
@@ -11,8 +13,19 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+from common.errors import BatonError
 from tests.chaos.report import Row, table
-from tests.chaos.scenarios import deaths, engines, hangs, leaving, limits, poison
+from tests.chaos.scenarios import (
+    closed,
+    deaths,
+    engines,
+    hangs,
+    leaving,
+    limits,
+    mixed,
+    poison,
+    vllm,
+)
 
 Scenario = Callable[[], Awaitable[list[Row]]]
 HANG_SECONDS = 30.0
@@ -21,10 +34,12 @@ HANG_SECONDS_QUICK = 10.0
 
 def scenarios(*, quick: bool) -> dict[str, Scenario]:
     """By name, in the order of issue and table."""
-    kills, least = (5, 200) if quick else (100, 20_000)
+    kills, least = (5, 200) if quick else (20, 2_000)
+    each = 20 if quick else closed.EACH
     hang = HANG_SECONDS_QUICK if quick else HANG_SECONDS
     return {
         "kills": lambda: deaths.workers(kills, 40, least),
+        "closed": lambda: closed.everywhere(each),
         "only-prefill": lambda: deaths.only_prefill(8),
         "only-decode": lambda: deaths.only_decode(4),
         "router": lambda: deaths.router(8),
@@ -52,18 +67,30 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
     }
 
 
+def apart(minutes: float) -> dict[str, Scenario]:
+    return {
+        "full": lambda: deaths.workers(
+            100, deaths.LOADED_RATE, 20_000, deaths.LOADED, deaths.SHORT
+        ),
+        "mixed": lambda: mixed.soak(minutes),
+        "vllm": vllm.kinds,
+    }
+
+
 def main() -> int:
     """Returns 1 when a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SCENARIO")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of `mixed`")
     chosen = parser.parse_args()
-    known = scenarios(quick=chosen.quick)
+    usual = scenarios(quick=chosen.quick)
+    known = usual | apart(chosen.minutes)
     unknown = [name for name in chosen.names if name not in known]
     if unknown:
         parser.error(f"no scenario {unknown[0]}; there are: {', '.join(known)}")
     rows: list[Row] = []
-    for name in chosen.names or known:
+    for name in chosen.names or usual:
         begun = time.monotonic()
         rows += asyncio.run(_guarded(name, known[name]))
         print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
@@ -75,8 +102,16 @@ async def _guarded(name: str, scenario: Scenario) -> list[Row]:
     """A scenario that broke off is a row too, so that the others still run."""
     try:
         return await scenario()
-    except (AssertionError, ExceptionGroup) as error:
-        return [Row(name, f"broke off: {error}", "a verdict", good=False)]
+    except (AssertionError, BatonError, ExceptionGroup) as error:
+        why = "; ".join(str(each) or type(each).__name__ for each in _leaves(error))
+        return [Row(name, f"broke off: {why}", "a verdict", good=False)]
+
+
+def _leaves(error: Exception) -> list[Exception]:
+    """What a group of groups is made of."""
+    if not isinstance(error, ExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from common.engine.sim_model import SimText
 MODEL = "baton-tiny"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz     "
 TIMEOUT_SECONDS = 120.0
+KINDS = ("failed", "duplicate tokens", "missing tokens", "other tokens", "wrong usage")
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Ask:
 @dataclass
 class Answer:
     """`fault` is empty when text, usage and finish_reason are as they must be, or when it was
-    `refused`: at once, with a Retry-After. `gap`: the longest pause between two tokens, `gap_at`
-    its end; `status`: of HTTP, 0 = no answer."""
+    `refused`: at once, with a Retry-After; `kind`: of the fault, one of `KINDS`. `gap`: the longest
+    pause between two tokens, `gap_at` its end; `status`: of HTTP, 0 = no answer."""
 
     number: int
     prompt: list[int]
@@ -53,6 +54,7 @@ class Answer:
     error: str = ""
     refused: bool = False
     fault: str = ""
+    kind: str = ""
 
 
 class Load:
@@ -107,7 +109,7 @@ class Load:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             answer.error = f"{type(error).__name__}: {error}"
         answer.ended = time.monotonic()
-        answer.fault = self._judge(answer)
+        answer.kind, answer.fault = self._judge(answer)
         del self.running[number]
         self.answers.append(answer)
 
@@ -131,19 +133,21 @@ class Load:
                 if line.startswith(b"data: "):
                     _read(answer, line[6:].strip(), time.monotonic())
 
-    def _judge(self, answer: Answer) -> str:
+    def _judge(self, answer: Answer) -> tuple[str, str]:
+        """Kind and description of what is wrong with it; both empty: nothing."""
         if answer.refused:
-            return ""
+            return "", ""
         if answer.error:
-            return f"{answer.status}: {answer.error}"
+            return "failed", f"{answer.status}: {answer.error}"
         if not answer.done:
-            return "the stream just stopped"
+            return "failed", "the stream just stopped"
         expected = self._text(answer.prompt)
         if answer.text != expected:
-            return f"wrong text: {answer.text!r} is not {expected!r}"
+            return kind_of(answer.text, expected), f"{answer.text!r} is not {expected!r}"
         if answer.usage != (len(answer.prompt), self._ask.max_tokens):
-            return f"wrong usage {answer.usage}"
-        return "" if answer.finish == "length" else f"finish_reason {answer.finish!r}"
+            return "wrong usage", f"wrong usage {answer.usage}"
+        good = answer.finish == "length"
+        return ("", "") if good else ("failed", f"finish_reason {answer.finish!r}")
 
     def _text(self, prompt: list[int]) -> str:
         known = self._expected.get(tuple(prompt))
@@ -178,13 +182,20 @@ def _read(answer: Answer, data: bytes, now: float) -> None:
             answer.text += choice["text"]
 
 
+def kind_of(text: str, expected: str) -> str:
+    """What is wrong with a text that is not as expected: too much of it, too little, or others."""
+    if len(text) > len(expected):
+        return "duplicate tokens"
+    return "missing tokens" if len(text) < len(expected) else "other tokens"
+
+
 def faults_of(answers: list[Answer]) -> list[str]:
     return [f"{a.number} (began {a.began:.1f}): {a.fault}" for a in answers if a.fault]
 
 
 def kinds_of(answers: list[Answer]) -> Counter[str]:
-    """Faults by their first words."""
-    return Counter(a.fault[:60] for a in answers if a.fault)
+    """How many of each of `KINDS`."""
+    return Counter(a.kind for a in answers if a.kind)
 
 
 def percentile(values: list[float], share: float) -> float:

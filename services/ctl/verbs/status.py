@@ -16,6 +16,7 @@ def render(result: Any) -> str:
     )
     rows: list[tuple[str, Cell]] = [
         ("ready", ready),
+        *_alarms(result.get("alarms", [])),
         ("model", result["model"]),
         ("router", f"{result['router']} (up {span(result['uptime_s'] * 1000)})"),
         ("fleet", fleet),
@@ -37,6 +38,13 @@ def render(result: Any) -> str:
     rows += [(f"refused {name}", value) for name, value in sorted(result["refused"].items())]
     rows += [(f"dropped {name}", value) for name, value in sorted(result["dropped"].items())]
     return pairs(rows)
+
+
+def _alarms(standing: list[dict[str, Any]]) -> list[tuple[str, Cell]]:
+    return [
+        (f"ALARM {each['cause']}", f"{each['sentence']} (for {span(each['since_s'] * 1000)})")
+        for each in standing
+    ]
 
 
 def _estimates(known: dict[str, Any]) -> list[tuple[str, Cell]]:

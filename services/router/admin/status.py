@@ -6,6 +6,7 @@ from typing import Any
 
 from common.messages import Role
 from services.router.admin.verb import Value, Verb, View
+from services.router.degradation import Cause
 
 
 def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "estimates": tables.estimates.shown(),
         "prefix_hashes": len(tables.placing.prefixes),
         "pairs_resting": tables.placing.pairs.resting(),
+        "alarms": _alarms(view),
         "totals": {
             "submitted": counts.submitted,
             "placed": counts.placed,
@@ -52,6 +54,20 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "refused": dict(counts.refused),
         "dropped": {**counts.dropped, **view.shell_dropped},
     }
+
+
+def _alarms(view: View) -> list[dict[str, Any]]:
+    """What degrades the fleet silently, in a fixed order."""
+    alarms = view.tables.degradation.alarms
+    return [
+        {
+            "cause": cause.value,
+            "since_s": round(view.now - alarms[cause].since, 1),
+            "sentence": alarms[cause].sentence,
+        }
+        for cause in Cause
+        if cause in alarms
+    ]
 
 
 VERB = Verb("status", "whether the fleet can serve, and how full it is", (), run)

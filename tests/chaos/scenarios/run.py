@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.chaos.cell import Cell
-from tests.chaos.load import Answer, Ask, Load, faults_of, percentile
+from tests.chaos.load import KINDS, Answer, Ask, Load, faults_of, kinds_of, percentile
 from tests.chaos.report import Row
 
 SHOWN = 3
@@ -46,6 +46,13 @@ def nothing_lost(
     target = f"0 failed of {least:,} or more"
     good = not faults and finished >= least and (refusals or not refused)
     return Row(test, figure, target, good)
+
+
+def every_kind(test: str, answers: list[Answer]) -> Row:
+    """Each kind of fault by itself, so that none is meant to be another."""
+    counts = kinds_of(answers)
+    figure = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+    return Row(test, figure, "0 each", not counts)
 
 
 def gaps_after(answers: list[Answer], instants: list[float]) -> list[float]:

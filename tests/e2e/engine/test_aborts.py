@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 
+import psutil
 import pytest
 
-from common.engine.port import EngineRequest
+from common.engine.port import Engine, EngineRequest
 from common.errors import BatonError, Code
-from common.messages import Role, Sampling
+from common.lifecycle import Tasks
+from common.messages import Load, Role, Sampling
+from common.worker.engine_watch import objection
 from tests.e2e.engine.conftest import Run
-from tests.e2e.engine.pair import GREEDY, Pair, until
+from tests.e2e.engine.pair import GREEDY, LOAD_TIMEOUT_MS, Pair, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEP_SECONDS_MAX = 5.0
 """An abort waits for the step in progress, which on a busy CPU can take seconds."""
 
+HANG_MS = 1_000.0
 LONG = Sampling(max_tokens=800, temperature=0.0, ignore_eos=True)
 
 
@@ -106,3 +111,45 @@ def test_what_the_engine_refuses_is_said_and_leaves_no_trace(run: Run) -> None:
         await still_serves(pair, 3)
 
     run(work)
+
+
+async def watched(engine: Engine, tasks: Tasks) -> None:
+    tasks.start("probe", engine.watch())
+    await until(lambda: engine.load().silent_ms == 0.0 and engine.load().step_age_ms == 0.0, 20.0)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_engine_that_is_stopped_is_found_without_its_requests_too(run: Run, busy: bool) -> None:
+    """SIGSTOP of both engines' processes. What ran is taken from them, as the router does; before
+    there was a probe, such an engine looked idle and well."""
+
+    async def work(pair: Pair) -> None:
+        tasks, decode = Tasks(), pair.decode.engine
+        await watched(decode, tasks)
+        _, at_d = pair.requests(prompt_of(300), LONG, salt="stopped")
+        if busy:
+            result = await pair.decode.add(dataclasses.replace(at_d, ticket=None))
+            await until(lambda: len(result.tokens) > 2, 20.0)
+        cores = psutil.Process().children()
+        for core in cores:
+            core.suspend()
+        try:
+            if busy:
+                await until(lambda: decode.load().step_age_ms > HANG_MS / 2, 10.0)
+                await decode.abort(at_d.request_id, 0)
+                assert decode.load().step_age_ms > HANG_MS / 2
+            await until(lambda: decode.load().step_age_ms > HANG_MS, 10.0)
+            await until(lambda: "did not answer" in hung(decode.load(), ran=busy), 10.0)
+        finally:
+            for core in cores:
+                core.resume()
+        await until(lambda: decode.load().step_age_ms == 0.0, 20.0)
+        assert hung(decode.load(), ran=busy) == ""
+        await tasks.cancel_all()
+        await pair.decode.empty(STEP_SECONDS_MAX)
+
+    run(work)
+
+
+def hung(load: Load, *, ran: bool) -> str:
+    return objection(load, HANG_MS, LOAD_TIMEOUT_MS, ran=ran)

@@ -75,6 +75,7 @@ class FakeEngine:
         self.refuse = ""
         self.news: list[PrefixDelta] = []
         self.now = Load(running=1)
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def load(self) -> Load:
         return self.now
@@ -96,6 +97,9 @@ class FakeEngine:
 
     def kv_status(self) -> KvStatus | None:
         return STATUS
+
+    async def watch(self) -> None:
+        await self.gone
 
     async def next_batch(self) -> Batch:
         batch = await self.batches.get()
@@ -275,6 +279,13 @@ async def test_without_an_engine_nothing_is_waited_for(bench: Bench) -> None:
         await bench.worker.stop()
     said = [bench.heard.get_nowait() for _ in range(bench.heard.qsize())]
     assert not [message for message in said if isinstance(message, Leaving)]
+
+
+async def test_an_engine_found_dead_by_asking_ends_the_process(bench: Bench) -> None:
+    bench.engine.gone.set_exception(BatonError(Code.ENGINE_FAILED, "the engine died"))
+    async with asyncio.timeout(5):
+        name, error = await bench.tasks.failed
+    assert (name, str(error)) == ("engine-probe", "the engine died")
 
 
 async def test_an_engine_that_hangs_ends_the_process_with_what_was_seen(bench: Bench) -> None:

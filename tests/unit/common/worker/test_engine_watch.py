@@ -20,6 +20,10 @@ HANG_MS, LOAD_TIMEOUT_MS = 5_000.0, 20_000.0
         (Load(waiting=1, step_age_ms=24_999), False),
         (Load(waiting=1, step_age_ms=25_001), True),
         (Load(), False),
+        (Load(silent_ms=4_999), False),
+        (Load(silent_ms=5_001), True),
+        (Load(waiting=1, silent_ms=5_001, step_age_ms=5_001), True),
+        (Load(silent_ms=9_000, step_ms_p99=500), False),
     ],
 )
 def test_when_an_engine_counts_as_hung(load: Load, hung: bool) -> None:
@@ -31,6 +35,11 @@ def test_it_says_what_it_saw_in_one_line() -> None:
         Load(running=2, waiting=1, step_age_ms=6_000), HANG_MS, LOAD_TIMEOUT_MS, ran=True
     )
     assert sentence == ("the engine has work (2 running, 1 waiting) and made no step for 6.0 s")
+
+
+def test_it_says_that_it_asked() -> None:
+    sentence = objection(Load(silent_ms=6_000), HANG_MS, LOAD_TIMEOUT_MS, ran=False)
+    assert sentence == "the engine has 0 requests and did not answer a question for 6.0 s"
 
 
 def test_what_ran_and_was_taken_elsewhere_since_counts() -> None:

@@ -37,9 +37,14 @@ def test_a_steps_limit_follows_the_engines_own_steps(p99_ms: float, seconds: flo
         (busy(2_100, running=0), False, False),
         (busy(2_100, p99_ms=300), False, False),
         (busy(2_100, p99_ms=0), False, False),
+        (Load(silent_ms=2_900, step_ms_p99=20.0), False, False),
+        (Load(silent_ms=3_100, step_ms_p99=20.0), True, False),
+        (Load(silent_ms=29_000), False, False),
     ],
 )
-def test_only_a_busy_engine_can_stall(load: Load, doubted: bool, given_up: bool) -> None:
+def test_an_engine_stalls_when_it_is_busy_or_does_not_answer(
+    load: Load, doubted: bool, given_up: bool
+) -> None:
     assert (stalled(L, load), hopeless(L, load)) == (doubted, given_up)
 
 

@@ -1,0 +1,73 @@
+"""KV that is damaged on its way costs no client a token, and the router says so: in status, metrics
+and events, until it is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.ctl.verbs.status import render
+from services.health.scrape import scrape
+from tests.chaos.actions import Bend, inflict
+from tests.chaos.cell import Cell, Plan, cell
+from tests.chaos.load import Ask, faults_of
+from tests.chaos.scenarios.run import under_load
+
+pytestmark = pytest.mark.timeout(120)
+
+LONG = Ask(prompt_tokens=(200, 500), max_tokens=4)
+PLAN = Plan(
+    prefill=1,
+    decode=1,
+    module={"p0": "tests.chaos.bent"},
+    settings={
+        "BATON_ROUTER__DEGRADATION__WINDOW_MS": "3000",
+        "BATON_ROUTER__DEGRADATION__HANDOFFS_MIN": "5",
+    },
+)
+
+
+async def test_damaged_kv_raises_alarms_that_end_with_it() -> None:
+    async with cell(PLAN) as fleet, under_load(fleet, 10, LONG, running=1) as load:
+        await fleet.until("handoffs are counted", lambda: counted(fleet, "handoffs_total", 5))
+        assert await alarms(fleet) == {}
+        damage = Bend(fleet, "p0", "flip")
+        await inflict(fleet, damage)
+        await fleet.until("both are told", lambda: stand(fleet, {"digest", "recomputed"}))
+        told = await fleet.ctl("status")
+        assert "ALARM digest" in render(told)
+        assert (
+            "most by d0" in {each["cause"]: each for each in told["alarms"]}["digest"]["sentence"]
+        )
+        for cause in ("digest", "recomputed"):
+            assert await metric(fleet, f'degraded{{cause="{cause}"}}') == 1.0
+            assert await metric(fleet, f'degradations_total{{cause="{cause}"}}') >= 1.0
+        assert await metric(fleet, "handoffs_recomputed_total") >= 1.0
+        damage.heal()
+        await fleet.ctl("quarantine", action="clear")
+        await fleet.until("both are over", lambda: stand(fleet, set()), 30)
+        events = [each["event"] for each in (await fleet.ctl("events"))["events"]]
+        assert events.count("degradation.raised") >= 2
+        assert events.count("degradation.raised") == events.count("degradation.cleared")
+    assert faults_of(load.answers) == []
+
+
+async def alarms(fleet: Cell) -> dict[str, Any]:
+    return {each["cause"]: each for each in (await fleet.ctl("status"))["alarms"]}
+
+
+async def stand(fleet: Cell, causes: set[str]) -> bool:
+    return set(await alarms(fleet)) == causes
+
+
+async def metric(fleet: Cell, name: str) -> float:
+    """Of the router's page."""
+    pages, _ = await scrape(fleet.run_dir)
+    start = f"baton_router_{name} "
+    line = next(line for line in pages["router", "r0"].splitlines() if line.startswith(start))
+    return float(line.rpartition(" ")[2])
+
+
+async def counted(fleet: Cell, name: str, least: int) -> bool:
+    return await metric(fleet, name) >= least

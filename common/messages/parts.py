@@ -139,6 +139,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     step_ms_p99: Number = 0.0
 
 
+class Opinion(msgspec.Struct, frozen=True, kw_only=True):
+    """What the health daemon of a worker's host has against it, as one sentence. `down`: it should
+    get nothing new; otherwise only what no other can take."""
+
+    reason: str
+    down: bool = False
+
+
 class Held(msgspec.Struct, frozen=True, array_like=True):
     """One try as a worker holds it. `decode`, `prefill`, `gateway`: identities
     (`name|incarnation`), `prefill` empty when none has a part in it, `gateway` empty when a prefill

@@ -21,7 +21,14 @@ from common.messages import (
     ToRouter,
     Welcome,
 )
-from services.router import core_gateways, core_health, core_operator, core_requests, hello_check
+from services.router import (
+    core_gateways,
+    core_health,
+    core_operator,
+    core_opinions,
+    core_requests,
+    hello_check,
+)
 from services.router.events import Action, Note, Send
 from services.router.liveness import stalled
 from services.router.records import Gateway, Worker
@@ -129,7 +136,7 @@ def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> l
         return [_welcome(tables, peer.identity), *_return_worker(tables, peer, now)]
     if message.load is None:
         return []
-    actions = core_operator.beat(tables, peer, message)
+    actions = core_operator.beat(tables, peer, message) + core_opinions.beat(tables, peer, message)
     peer.told_kv(message, now)
     tables.freed |= peer.reported(message.load, now)
     actions += core_health.watch_engine(tables, peer, now)

@@ -139,6 +139,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     step_ms_p99: Number = 0.0
 
 
+class KvUnreachable(msgspec.Struct, frozen=True, kw_only=True):
+    """D: a prefill worker that it was introduced to, and that no connection stands to, though it is
+    tried again and again."""
+
+    prefill: str
+    kv_address: str
+    for_ms: Number
+
+
 class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     """What the health daemon of a worker's host has against it, as one sentence. `down`: it should
     get nothing new; otherwise only what no other can take."""

@@ -63,6 +63,7 @@ from common.worker.engine_watch import objection
 from common.worker.examined import Examined
 from common.worker.kv_log import LinkLog, log_handoff
 from common.worker.metrics import WorkerMetrics
+from common.worker.reach import Reach
 from common.worker.routers import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
@@ -127,6 +128,7 @@ class Worker:
         self._exposition = Exposition(
             config, role, name, WorkerMetrics(core, engine), routes=self._examined.routes()
         )
+        self._reach = Reach()
         self._draining = False
         self._engine_lost = False
         self._ran = False
@@ -266,6 +268,7 @@ class Worker:
                 self._drained = message.on
                 self._to_router(self._make_beat())
             elif isinstance(message, Introduce):
+                self._reach.introduced(message.prefill, message.kv_address, self._clock.monotonic())
                 self._engine.connect_kv(message.kv_address)
             else:
                 self._on_link(link, message)
@@ -359,8 +362,12 @@ class Worker:
         if status is None:
             return beat
         self._link_log.look(status)
+        now = self._clock.monotonic()
+        for address in self._reach.look(status.linked, now):
+            self._engine.connect_kv(address)
         return replace(
             beat,
+            kv_unreachable=self._reach.unreachable(now),
             kv_counts=status.counts,
             kv_holds=status.holds,
             kv_holds_total=status.holds_total,

@@ -125,7 +125,7 @@ class Health:
                 router_probe(self.fleet.status),
                 *daemon_probes(pages, silent),
                 *self._canaries.probes(),
-                *pair_probes(self.fleet.details.get("pairs", ())),
+                *pair_probes(self.fleet.apart),
                 *gpu_probes(),
             ]
             if self._judge.round(self._own.probes):

@@ -27,7 +27,7 @@ WORKER = (
 
 class FleetWatch:
     """`admins`: admin sockets, in the order in which they are asked. `status`: None while no router
-    answers."""
+    answers. `apart`: rows of pairs of workers that do not hand KV over."""
 
     def __init__(self, admins: list[str], clock: Clock) -> None:
         self._admins = admins
@@ -36,16 +36,19 @@ class FleetWatch:
         self.series = Series()
         self.status: dict[str, Any] | None = None
         self.details: dict[str, Any] = {}
+        self.apart: list[dict[str, Any]] = []
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
 
     async def look(self, *, closely: bool) -> None:
         """One round."""
         await self._find()
         if self.status is None:
+            self.apart = []
             return
         recent = await self._recent()
         self.series.add(self._clock.monotonic(), self._clock.unix_ms(), self.status, recent)
         await self._note_events()
+        self.apart = await self._ask("pairs", {"trouble": True, "limit": ROWS}) or []
         if closely:
             await self._look_closely(recent)
 

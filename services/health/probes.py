@@ -79,18 +79,20 @@ def router_probe(status: dict[str, Any] | None) -> Probe:
 
 
 def pair_probes(pairs: Iterable[Mapping[str, Any]]) -> list[Probe]:
-    """UCX between workers: a pair that is left alone after handoffs that failed."""
+    """UCX between workers: pairs without a connection, and those that are left alone after handoffs
+    that failed. `pairs`: rows of the verb."""
     return [
-        Probe(
-            f"pair:{pair['prefill']}>{pair['decode']}",
-            1.0,
-            0.5,
-            2.0,
-            f"{pair['prefill']} cannot hand KV over to {pair['decode']}: {pair['state']}",
-        )
+        Probe(f"pair:{pair['prefill']}>{pair['decode']}", 1.0, 0.5, 2.0, sentence)
         for pair in pairs
-        if pair["state"] != "closed"
+        if (sentence := _trouble(pair))
     ]
+
+
+def _trouble(pair: Mapping[str, Any]) -> str:
+    name, apart = f"{pair['prefill']}→{pair['decode']}", pair.get("unreachable_s")
+    if apart is not None:
+        return f"{name} unreachable over UCX for {apart:.0f} s"
+    return f"{name} hand no KV over: {pair['state']}" if pair["state"] != "closed" else ""
 
 
 def gpu_probes() -> list[Probe]:

@@ -121,9 +121,13 @@ def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
         and worker.fingerprint == newcomer.fingerprint
     ]
     if newcomer.role is Role.DECODE:
-        return [Send(newcomer.identity, Introduce(kv_address=p.kv_address)) for p in others]
-    introduction = Introduce(kv_address=newcomer.kv_address)
+        return [Send(newcomer.identity, _introduction(p)) for p in others]
+    introduction = _introduction(newcomer)
     return [Send(decode.identity, introduction) for decode in others]
+
+
+def _introduction(prefill: Worker) -> Introduce:
+    return Introduce(kv_address=prefill.kv_address, prefill=prefill.name)
 
 
 def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> list[Action]:

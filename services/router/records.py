@@ -14,6 +14,7 @@ from common.messages import (
     KeyLimits,
     KvCounts,
     KvHold,
+    KvUnreachable,
     Load,
     Opinion,
     PrefillEnded,
@@ -160,6 +161,7 @@ class Worker:
     kv_holds: tuple[KvHold, ...] = ()
     kv_holds_total: int = 0
     kv_seen: float = 0.0
+    kv_unreachable: tuple[KvUnreachable, ...] = ()
     slots: int = 0
     ramp_from: float | None = None
     returned: bool = False
@@ -303,6 +305,7 @@ class Worker:
     def told_kv(self, beat: Beat, now: float) -> None:
         self.kv_counts, self.kv_holds = beat.kv_counts, beat.kv_holds
         self.kv_holds_total, self.kv_seen = beat.kv_holds_total, now
+        self.kv_unreachable = beat.kv_unreachable
 
     def view(self) -> WorkerView:
         """The snapshot that placement sees. Taken several times for each request, so its fields are

@@ -76,6 +76,8 @@ def test_streams_requests_and_the_admin_socket_do_without_it_and_it_comes_back()
         assert {len(text) for text in before} == {TOKENS}
         totals = running.ctl("status")["totals"]
         assert (totals["failed"], totals["submitted"]) == (0, 2 * STREAMS), "canaries are none"
+        (pair,) = running.ctl("pairs")
+        assert (pair["state"], pair["unreachable_s"]) == ("closed", None)
         wait_until("health is back", lambda: "baton_worker_requests" in metrics(running), 30.0)
         assert running.children()["h0"].pid != first
         wait_until("canaries fly", lambda: 'probe="canary:d0"} 0.0' in metrics(running), 30.0)

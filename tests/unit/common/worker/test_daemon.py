@@ -79,6 +79,7 @@ class FakeEngine:
         self.refuse = ""
         self.news: list[PrefixDelta] = []
         self.now = Load(running=1)
+        self.status = STATUS
 
     def load(self) -> Load:
         return self.now
@@ -99,7 +100,7 @@ class FakeEngine:
         return [PrefixDelta(cleared=True), *news] if whole else news
 
     def kv_status(self) -> KvStatus | None:
-        return STATUS
+        return self.status
 
     async def next_batch(self) -> Batch:
         batch = await self.batches.get()
@@ -255,6 +256,15 @@ async def test_bad_frames_are_dropped_and_counted_and_good_ones_still_work(bench
 async def test_an_introduction_opens_the_kv_connection(bench: Bench) -> None:
     bench.tell(Introduce(kv_address="10.0.0.1:7"))
     assert await bench.asked() == "connect 10.0.0.1:7"
+
+
+async def test_a_prefill_worker_that_is_not_reached_is_tried_again_and_told(bench: Bench) -> None:
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.tell(Introduce(kv_address="10.0.0.1:7", prefill="p0"))
+    assert [await bench.asked() for _ in range(2)] == ["connect 10.0.0.1:7"] * 2
+    await bench.beat_with(lambda beat: [each.prefill for each in beat.kv_unreachable] == ["p0"])
+    bench.engine.status = msgspec.structs.replace(STATUS, linked=("10.0.0.1:7",))
+    await bench.beat_with(lambda beat: beat.kv_unreachable == ())
 
 
 async def test_a_gateway_that_takes_no_more_loses_its_streams(bench: Bench) -> None:

@@ -160,3 +160,15 @@ def test_a_newcomer_and_one_that_returns_bring_their_opinion_along() -> None:
     assert not rig.row("d1|2").barred
     rig.say("d1|2", Beat(load=Load(), opinion=DOWN))
     assert rig.row("d1|2").barred
+
+
+def test_what_is_shut_out_is_capacity_that_is_missed() -> None:
+    rig = with_decodes(2)
+    rig.tick()
+    assert rig.core.tables.admission.capacity == 1.0
+    judged(rig, "d0|1", DOWN)
+    rig.tick()
+    assert rig.core.tables.admission.capacity == 0.5
+    judged(rig, "d0|1", DEGRADED)
+    rig.tick()
+    assert rig.core.tables.admission.capacity == 1.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -49,9 +49,18 @@ class LoopLag(Collector):
 
 
 class Exposition:
-    """`role` and `name` of the daemon; the socket is `RUN_DIR/ROLE.NAME.metrics.sock`."""
+    """`role` and `name` of the daemon; the socket is `RUN_DIR/ROLE.NAME.metrics.sock`. `routes`:
+    what else the daemon answers there to this host's others."""
 
-    def __init__(self, config: Config, role: str, name: str, *collectors: Collector) -> None:
+    def __init__(
+        self,
+        config: Config,
+        role: str,
+        name: str,
+        *collectors: Collector,
+        routes: Sequence[web.RouteDef] = (),
+    ) -> None:
+        self._routes = routes
         self._path = Path(config.fleet.run_dir) / f"{role}.{name}{SUFFIX}"
         self._registry = CollectorRegistry()
         self._lag = LoopLag()
@@ -65,7 +74,7 @@ class Exposition:
 
     async def start(self, tasks: Tasks) -> None:
         app = web.Application()
-        app.add_routes([web.get("/metrics", self._metrics)])
+        app.add_routes([web.get("/metrics", self._metrics), *self._routes])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await self._runner.setup()
         self._path.unlink(missing_ok=True)

@@ -204,7 +204,8 @@ class HealthConfig(Section, frozen=True):
     the gateway's file, or every tenant may); without one, `host` must be a loopback address unless
     `allow_anonymous`. `interval_ms`: between two rounds of probes. `alert_command`,
     `alert_webhook`: told when this host's verdict changes, a JSON object on standard input or as
-    the body of a POST; empty = nobody."""
+    the body of a POST; empty = nobody. `canary_interval_s`: how often each worker's engine is given
+    a tiny request, 0 = never; `canary_ms_max`: in which it must be answered."""
 
     host: str = "127.0.0.1"
     port: Port = 9400
@@ -213,6 +214,8 @@ class HealthConfig(Section, frozen=True):
     interval_ms: Annotated[float, Meta(ge=100)] = 2_000.0
     alert_command: str = ""
     alert_webhook: str = ""
+    canary_interval_s: Annotated[float, Meta(ge=0)] = 30.0
+    canary_ms_max: Annotated[float, Meta(ge=100, le=60_000)] = 5_000.0
 
 
 class WorkerConfig(Section, frozen=True):

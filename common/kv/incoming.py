@@ -75,8 +75,13 @@ class _Way:
     lanes: tuple[str, ...] = ()
 
 
+def _nobody() -> None:
+    """Hears that a connection is lost."""
+
+
 class Incoming:
-    """Fetches tickets for this engine. `on_ended` is called once per `fetch`."""
+    """Fetches tickets for this engine. `on_ended` is called once per `fetch`, `on_lost` when a
+    connection is gone or did not come about."""
 
     def __init__(
         self,
@@ -99,6 +104,7 @@ class Incoming:
         self._open_link = open_link
         self._on_ended = on_ended
         self._clock = clock
+        self.on_lost: Callable[[], None] = _nobody
         self._fetches: dict[Key, _Fetch] = {}
         self._by_transfer: dict[int, Key] = {}
         self._ways: dict[str, _Way] = {}
@@ -111,6 +117,10 @@ class Incoming:
         """By the name of each P that a connection is open to."""
         peers = [(way.channel.peer, way.lanes) for way in self._ways.values()]
         return {peer.name: lanes for peer, lanes in peers if peer is not None}
+
+    def linked(self) -> tuple[str, ...]:
+        """Addresses that a connection is open to."""
+        return tuple(at for at, way in self._ways.items() if way.channel.peer is not None)
 
     # ------------------------------------------------------------ from the engine and the daemon
 
@@ -247,6 +257,7 @@ class Incoming:
             del self._ways[address]
             for key in way.waiting:
                 self._feed(key, ConnectFailed(why, final=refused))
+            self.on_lost()
         for key in list(self._fetches):
             self._feed(key, PeerLost(channel.id))
 

@@ -125,12 +125,14 @@ class KvDone(Message, frozen=True):
 class KvStatus(Message, frozen=True):
     """KV thread to daemon, every 500 ms while it holds something or counted something new: its
     counts, and the `KV_HOLDS_MAX` oldest of its `holds_total` holds. `lanes`: by P's name, what UCX
-    chose for the connection to it (`transport/device`)."""
+    chose for the connection to it (`transport/device`). `linked`: addresses of the P's that a
+    connection stands to."""
 
     counts: KvCounts
     holds: tuple[KvHold, ...] = ()
     holds_total: int = 0
     lanes: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    linked: tuple[str, ...] = ()
 
 
 KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused | KvPing | KvPong

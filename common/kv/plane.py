@@ -90,6 +90,7 @@ class Plane:
             clock=self.now,
             answer_seconds=config.answer_ms / 1000,
         )
+        self.incoming.on_lost = self._say_soon
         self._accepted_channels: dict[int, Channel] = {}
         self._next_peer = 1
         self._ticking = False
@@ -197,6 +198,10 @@ class Plane:
             self._side.send(done)
         self._keep_time()
 
+    def _say_soon(self) -> None:
+        self._unsaid = True
+        self._keep_time()
+
     def _keep_time(self) -> None:
         self._unsaid = self._unsaid or bool(len(self.outgoing) or len(self.incoming))
         if not self._ticking and self._unsaid:
@@ -221,6 +226,7 @@ class Plane:
             holds=tuple(holds[:KV_HOLDS_MAX]),
             holds_total=len(holds),
             lanes=self.incoming.lanes(),
+            linked=self.incoming.linked(),
         )
         self._on_status(status)
         if self._side is not None:

@@ -136,6 +136,7 @@ def merged_status(told: Sequence[KvStatus]) -> KvStatus:
         holds=tuple(holds.values()),
         holds_total=max(status.holds_total for status in told),
         lanes=told[0].lanes,
+        linked=told[0].linked,
     )
 
 

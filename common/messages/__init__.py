@@ -6,8 +6,9 @@ the router forwards without decoding. Durations are milliseconds as float, sizes
 field's name says; instants never travel. `request_id` + `attempt` name one try of one request; a
 receiver drops and counts what is not its current attempt or incarnation.
 
-The KV plane's own messages (P and D over UCX, a worker and its KV thread) are in
-`common/kv/messages.py`, under the same version.
+What a health daemon and the workers of its host say to each other (`on_host.py`) goes over HTTP on
+the worker's metrics socket, as JSON. The KV plane's own messages (P and D over UCX, a worker and
+its KV thread) are in `common/kv/messages.py`, under the same version.
 
 `WIRE_VERSION`: bump when a field's meaning or type changes or a message is removed. Adding a field
 with a default, or a message, does not need a bump. A type never changes in place.
@@ -27,6 +28,7 @@ from common.messages.from_router import (
     Refused,
     Welcome,
 )
+from common.messages.on_host import CanaryAnswer, CanaryOutcome, OpinionTold
 from common.messages.parts import (
     Capacity,
     FinishReason,
@@ -35,9 +37,11 @@ from common.messages.parts import (
     KvCounts,
     KvHold,
     KvReport,
+    KvUnreachable,
     Leg,
     Load,
     Message,
+    Opinion,
     PriorityClass,
     RequestBody,
     Role,
@@ -97,6 +101,8 @@ __all__ = [
     "WIRE_VERSION",
     "Abort",
     "Beat",
+    "CanaryAnswer",
+    "CanaryOutcome",
     "Cancel",
     "Capacity",
     "Decode",
@@ -119,11 +125,14 @@ __all__ = [
     "KvCounts",
     "KvHold",
     "KvReport",
+    "KvUnreachable",
     "Leaving",
     "Leg",
     "Live",
     "Load",
     "Message",
+    "Opinion",
+    "OpinionTold",
     "PairTrouble",
     "Ping",
     "Placed",

@@ -67,9 +67,11 @@ class Failed(Message, frozen=True):
 
 class Introduce(Message, frozen=True):
     """Router to D: a prefill worker of your fingerprint is ready; connect to its `kv_address`
-    (`host:port`, UCX) ahead of need. Sent again whenever either of the two becomes ready."""
+    (`host:port`, UCX) ahead of need. Sent again whenever either of the two becomes ready.
+    `prefill`: its name; an address that it had before is of no more use."""
 
     kv_address: str
+    prefill: str = ""
 
 
 class Prefill(Message, frozen=True):

@@ -142,6 +142,23 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     silent_ms: Number = 0.0
 
 
+class KvUnreachable(msgspec.Struct, frozen=True, kw_only=True):
+    """D: a prefill worker that it was introduced to, and that no connection stands to, though it is
+    tried again and again."""
+
+    prefill: str
+    kv_address: str
+    for_ms: Number
+
+
+class Opinion(msgspec.Struct, frozen=True, kw_only=True):
+    """What the health daemon of a worker's host has against it, as one sentence. `down`: it should
+    get nothing new; otherwise only what no other can take."""
+
+    reason: str
+    down: bool = False
+
+
 class Held(msgspec.Struct, frozen=True, array_like=True):
     """One try as a worker holds it. `decode`, `prefill`, `gateway`: identities
     (`name|incarnation`), `prefill` empty when none has a part in it, `gateway` empty when a prefill

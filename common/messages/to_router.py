@@ -12,10 +12,12 @@ from common.messages.parts import (
     KvCounts,
     KvHold,
     KvReport,
+    KvUnreachable,
     Leg,
     Load,
     Message,
     Number,
+    Opinion,
     PriorityClass,
     Role,
 )
@@ -48,13 +50,16 @@ class Beat(Message, frozen=True):
     """Gateway or worker, every 500 ms and whenever load changed much. No answer. Workers add their
     KV plane's counts and what it holds for others, at most the `KV_HOLDS_MAX` oldest of
     `kv_holds_total`; both are up to 500 ms old, None and empty until the KV plane spoke. `drained`:
-    as the latest `Drain` said."""
+    as the latest `Drain` said. `kv_unreachable`: 64 at most. `opinion`: of this host's health
+    daemon, None when it is well or has not spoken of late."""
 
     load: Load | None = None
     kv_counts: KvCounts | None = None
     kv_holds: tuple[KvHold, ...] = ()
     kv_holds_total: Count = 0
     drained: bool = False
+    kv_unreachable: tuple[KvUnreachable, ...] = ()
+    opinion: Opinion | None = None
 
 
 class Holding(Message, frozen=True):

@@ -14,6 +14,8 @@ import asyncio
 import os
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from common.clock import Clock
 from common.config import Config, WorkerConfig
 from common.endpoints import control_addresses
@@ -58,8 +60,10 @@ from common.worker.actions import (
     ToRouter,
 )
 from common.worker.engine_watch import objection
+from common.worker.examined import Examined
 from common.worker.kv_log import LinkLog, log_handoff
 from common.worker.metrics import WorkerMetrics
+from common.worker.reach import Reach
 from common.worker.routers import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
@@ -120,7 +124,11 @@ class Worker:
         self._commands: asyncio.Queue[AddToEngine | AbortInEngine] = asyncio.Queue()
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
-        self._exposition = Exposition(config, role, name, WorkerMetrics(core, engine))
+        self._examined = Examined(engine, self._commands.put_nowait, clock, self._why_no_canary)
+        self._exposition = Exposition(
+            config, role, name, WorkerMetrics(core, engine), routes=self._examined.routes()
+        )
+        self._reach = Reach()
         self._draining = False
         self._engine_lost = False
         self._ran = False
@@ -261,6 +269,7 @@ class Worker:
                 self._drained = message.on
                 self._to_router(self._make_beat())
             elif isinstance(message, Introduce):
+                self._reach.introduced(message.prefill, message.kv_address, self._clock.monotonic())
                 self._engine.connect_kv(message.kv_address)
             else:
                 self._on_link(link, message)
@@ -302,7 +311,7 @@ class Worker:
                 raise
             for done in batch.kv_done:
                 log_handoff(self._log, done)
-            self.handle(batch)
+            self.handle(self._examined.canary.sift(batch))
 
     async def _run_commands(self) -> None:
         while True:
@@ -317,6 +326,8 @@ class Worker:
                 if error.code is Code.ENGINE_FAILED:
                     self._engine_lost = True
                     raise
+                if self._examined.canary.refused(request.request_id, error.message):
+                    continue
                 self.handle(
                     EngineRefused(request.request_id, request.attempt, error.code, error.message)
                 )
@@ -353,14 +364,24 @@ class Worker:
             self._to_router(delta)
 
     def _make_beat(self) -> Beat:
+        load = self._examined.canary.without(self._engine.load(), empty=not self._core.active)
+        beat = Beat(load=load, drained=self._drained, opinion=self._examined.opinion())
         status = self._engine.kv_status()
         if status is None:
-            return Beat(load=self._engine.load(), drained=self._drained)
+            return beat
         self._link_log.look(status)
-        return Beat(
-            load=self._engine.load(),
+        now = self._clock.monotonic()
+        for address in self._reach.look(status.linked, now):
+            self._engine.connect_kv(address)
+        return replace(
+            beat,
+            kv_unreachable=self._reach.unreachable(now),
             kv_counts=status.counts,
             kv_holds=status.holds,
             kv_holds_total=status.holds_total,
-            drained=self._drained,
         )
+
+    def _why_no_canary(self) -> str:
+        if self._draining:
+            return "it is stopping"
+        return "an operator drains it" if self._drained else ""

@@ -1,6 +1,7 @@
 """The health daemon: one per host. Measures, judges, shows, and tells.
 
-It is an observer: nothing waits for it, so its absence harms nothing. `/health` answers 200 unless
+It is an observer: nothing waits for it, so its absence harms nothing. What it thinks of a worker of
+its host it tells that worker, which tells the routers. `/health` answers 200 unless
 the verdict is down, with the verdict and its reasons; `/live` always 200; `/metrics` is the page of
 all daemons of the host; `/` is the dashboard. Who may ask is in `guard.py`.
 """
@@ -22,10 +23,12 @@ from common.lifecycle import Tasks
 from common.log import Logger
 from common.messages import Role
 from services.health.alerts import Alerts
+from services.health.canaries import Canaries
 from services.health.fleet import FleetWatch
 from services.health.guard import HealthGuard
-from services.health.merge import merged
+from services.health.merge import Daemon, merged
 from services.health.metrics import HealthMetrics
+from services.health.opinions import Opinions
 from services.health.pages import Pages
 from services.health.probes import (
     daemon_probes,
@@ -36,8 +39,10 @@ from services.health.probes import (
 )
 from services.health.scrape import scrape
 from services.health.verdict import Judge
+from services.health.workers import WORKERS, HostWorkers
 
 SHUTDOWN_SECONDS = 1.0
+CANARY_AGAIN_SECONDS = 5.0
 
 
 class Health:
@@ -53,6 +58,10 @@ class Health:
         self._log = log
         self._run_dir = Path(config.fleet.run_dir)
         self._judge = Judge()
+        self._canaries = Canaries()
+        self._opinions = Opinions()
+        self._workers = HostWorkers(self._run_dir, config.health)
+        self._there: list[Daemon] = []
         self._own = HealthMetrics(self._judge)
         self._exposition = Exposition(config, Role.HEALTH, name, self._own)
         self._alerts = Alerts(config.health, log)
@@ -87,6 +96,8 @@ class Health:
         await self._exposition.start(tasks)
         tasks.start("probes", self._probe())
         tasks.start("alerts", self._alerts.run())
+        if self._config.health.canary_interval_s:
+            tasks.start("canaries", self._fly())
         return f"health {self._name} ready on http://{host}:{port}/health"
 
     async def stop(self) -> None:
@@ -107,18 +118,33 @@ class Health:
             self._guard.refresh()
             await self.fleet.look(closely=bool(self.watchers))
             pages, silent = await scrape(self._run_dir)
+            self._there = [each for each in pages if each[0] in WORKERS]
+            self._canaries.keep(self._there)
             self._own.probes = [
                 *host_probes(self._run_dir),
                 router_probe(self.fleet.status),
                 *daemon_probes(pages, silent),
-                *pair_probes(self.fleet.details.get("pairs", ())),
+                *self._canaries.probes(),
+                *pair_probes(self.fleet.apart),
                 *gpu_probes(),
             ]
             if self._judge.round(self._own.probes):
                 self._tell()
             for fresh in self.watchers:
                 fresh.set()
+            await self._workers.tell(self._opinions.round(self._there, self._own.probes))
             await asyncio.sleep(self._config.health.interval_ms / 1000)
+
+    async def _fly(self) -> None:
+        """All workers of this host at a time, and each after its answer."""
+        interval = self._config.health.canary_interval_s
+        while True:
+            soon = min(interval, CANARY_AGAIN_SECONDS)
+            await asyncio.sleep(soon if self._canaries.failing else interval)
+            workers = list(self._there)
+            answers = await asyncio.gather(*(self._workers.fly(each) for each in workers))
+            for worker, answer in zip(workers, answers, strict=True):
+                self._canaries.heard(worker, answer)
 
     def _tell(self) -> None:
         told = self.verdict()

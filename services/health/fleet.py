@@ -21,13 +21,13 @@ LISTS = ("recent", "slow", "failed", "refused")
 WORKER = (
     "name", "role", "state", "reason", "requests", "requests_max", "queued_tokens", "kv_used",
     "kv_tokens_promised", "kv_tokens_max", "running", "waiting", "step_age_ms", "since_s",
-    "not_paired_with",
+    "not_paired_with", "verdict", "verdict_reason",
 )  # fmt: skip
 
 
 class FleetWatch:
     """`admins`: admin sockets, in the order in which they are asked. `status`: None while no router
-    answers."""
+    answers. `apart`: rows of pairs of workers that do not hand KV over."""
 
     def __init__(self, admins: list[str], clock: Clock) -> None:
         self._admins = admins
@@ -36,16 +36,19 @@ class FleetWatch:
         self.series = Series()
         self.status: dict[str, Any] | None = None
         self.details: dict[str, Any] = {}
+        self.apart: list[dict[str, Any]] = []
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
 
     async def look(self, *, closely: bool) -> None:
         """One round."""
         await self._find()
         if self.status is None:
+            self.apart = []
             return
         recent = await self._recent()
         self.series.add(self._clock.monotonic(), self._clock.unix_ms(), self.status, recent)
         await self._note_events()
+        self.apart = await self._ask("pairs", {"trouble": True, "limit": ROWS}) or []
         if closely:
             await self._look_closely(recent)
 

@@ -46,29 +46,28 @@ def daemon_probes(pages: Mapping[Daemon, str], silent: Iterable[Daemon]) -> list
             0.5,
             2.0,
             f"{role} {name} has a metrics socket and does not answer on it",
+            (role, name),
         )
         for role, name in silent
     ]
     for (role, name), page in pages.items():
-        probes += _daemon(f"{role} {name}", name, page)
+        probes += _daemon((role, name), page)
     return probes
 
 
-def _daemon(who: str, name: str, page: str) -> list[Probe]:
+def _daemon(daemon: Daemon, page: str) -> list[Probe]:
+    who, name = " ".join(daemon), daemon[1]
     lag = sample(page, "baton_event_loop_lag_seconds") or 0.0
     age = sample(page, "baton_worker_engine_step_age_seconds") or 0.0
     opened, limit = sample(page, "process_open_fds"), sample(page, "process_max_fds")
     fds = opened / limit if opened and limit else 0.0
+    late = f"{who}'s loop is {lag:.1f} s late"
+    full = f"{who} uses {fds:.0%} of its files"
+    stands = f"{who}'s engine made no step for {age:.0f} s while it has work"
     return [
-        Probe(f"loop_lag:{name}", lag, LAG_DEGRADED, LAG_DOWN, f"{who}'s loop is {lag:.1f} s late"),
-        Probe(f"fds:{name}", fds, FDS_DEGRADED, FDS_DOWN, f"{who} uses {fds:.0%} of its files"),
-        Probe(
-            f"step_age:{name}",
-            age,
-            STEP_AGE_DEGRADED,
-            STEP_AGE_DOWN,
-            f"{who}'s engine made no step for {age:.0f} s while it has work",
-        ),
+        Probe(f"loop_lag:{name}", lag, LAG_DEGRADED, LAG_DOWN, late, daemon),
+        Probe(f"fds:{name}", fds, FDS_DEGRADED, FDS_DOWN, full, daemon),
+        Probe(f"step_age:{name}", age, STEP_AGE_DEGRADED, STEP_AGE_DOWN, stands, daemon),
     ]
 
 
@@ -80,18 +79,20 @@ def router_probe(status: dict[str, Any] | None) -> Probe:
 
 
 def pair_probes(pairs: Iterable[Mapping[str, Any]]) -> list[Probe]:
-    """UCX between workers: a pair that is left alone after handoffs that failed."""
+    """UCX between workers: pairs without a connection, and those that are left alone after handoffs
+    that failed. `pairs`: rows of the verb."""
     return [
-        Probe(
-            f"pair:{pair['prefill']}>{pair['decode']}",
-            1.0,
-            0.5,
-            2.0,
-            f"{pair['prefill']} cannot hand KV over to {pair['decode']}: {pair['state']}",
-        )
+        Probe(f"pair:{pair['prefill']}>{pair['decode']}", 1.0, 0.5, 2.0, sentence)
         for pair in pairs
-        if pair["state"] != "closed"
+        if (sentence := _trouble(pair))
     ]
+
+
+def _trouble(pair: Mapping[str, Any]) -> str:
+    name, apart = f"{pair['prefill']}→{pair['decode']}", pair.get("unreachable_s")
+    if apart is not None:
+        return f"{name} unreachable over UCX for {apart:.0f} s"
+    return f"{name} hand no KV over: {pair['state']}" if pair["state"] != "closed" else ""
 
 
 def gpu_probes() -> list[Probe]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from services.health.merge import Daemon
+
 WORSE_AFTER = 2
 BETTER_AFTER = 3
 
@@ -25,13 +27,14 @@ class Verdict(enum.IntEnum):
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One measurement. It is degraded above `degraded_above`, down above `down_above`; `sentence`
-    says what it means to an operator."""
+    says what it means to an operator. `about`: the daemon that it is of, None = the host."""
 
     name: str
     value: float
     degraded_above: float
     down_above: float
     sentence: str
+    about: Daemon | None = None
 
     @property
     def verdict(self) -> Verdict:

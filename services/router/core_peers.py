@@ -26,6 +26,7 @@ from services.router import (
     core_gateways,
     core_health,
     core_operator,
+    core_opinions,
     core_requests,
     hello_check,
 )
@@ -121,9 +122,13 @@ def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
         and worker.fingerprint == newcomer.fingerprint
     ]
     if newcomer.role is Role.DECODE:
-        return [Send(newcomer.identity, Introduce(kv_address=p.kv_address)) for p in others]
-    introduction = Introduce(kv_address=newcomer.kv_address)
+        return [Send(newcomer.identity, _introduction(p)) for p in others]
+    introduction = _introduction(newcomer)
     return [Send(decode.identity, introduction) for decode in others]
+
+
+def _introduction(prefill: Worker) -> Introduce:
+    return Introduce(kv_address=prefill.kv_address, prefill=prefill.name)
 
 
 def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> list[Action]:
@@ -136,7 +141,7 @@ def beat(tables: Tables, peer: Worker | Gateway, message: Beat, now: float) -> l
         return [_welcome(tables, peer.identity), *_return_worker(tables, peer, now)]
     if message.load is None:
         return []
-    actions = core_operator.beat(tables, peer, message)
+    actions = core_operator.beat(tables, peer, message) + core_opinions.beat(tables, peer, message)
     core_degradation.beat(tables, peer, message, now)
     peer.told_kv(message, now)
     tables.freed |= peer.reported(message.load, now)

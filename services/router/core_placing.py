@@ -20,7 +20,7 @@ from services.router.events import (
     PromptsCleared,
     Send,
 )
-from services.router.placement_types import Known, Placement, WaitFor
+from services.router.placement_types import Known, Placement, WaitFor, WorkerView
 from services.router.rates import rates
 from services.router.records import Try, Worker
 from services.router.state import TryState
@@ -63,9 +63,7 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
             continue
         known = _known(tables, each, now, any_prefill=bool(prefills))
         others = [view for view in decodes if view.identity != each.avoid] if each.avoid else []
-        choice = placement.place(
-            each.ask, others or decodes, prefills, tables.placing.policy, known
-        )
+        choice = _place(tables, each, others or decodes, prefills, known)
         if isinstance(choice, Placement):
             for earlier in passed:
                 earlier.passed_by += 1
@@ -82,6 +80,21 @@ def _pass(tables: Tables, now: float) -> list[Action] | None:
             too_big = min(too_big, each.ask.total_tokens)
         passed.append(each)
     return None
+
+
+def _place(
+    tables: Tables, each: Try, decodes: list[WorkerView], prefills: list[WorkerView], known: Known
+) -> Placement | WaitFor:
+    """On workers that nobody has anything against, if these have room."""
+    policy, doubtful = tables.placing.policy, tables.doubtful
+    if doubtful:
+        sound_d = [view for view in decodes if view.identity not in doubtful]
+        sound_p = [view for view in prefills if view.identity not in doubtful]
+        for those in (sound_p, prefills) if sound_p else (prefills,):
+            choice = placement.place(each.ask, sound_d, those, policy, known)
+            if isinstance(choice, Placement):
+                return choice
+    return placement.place(each.ask, decodes, prefills, policy, known)
 
 
 def _known(tables: Tables, each: Try, now: float, *, any_prefill: bool) -> Known:

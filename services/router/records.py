@@ -14,7 +14,9 @@ from common.messages import (
     KeyLimits,
     KvCounts,
     KvHold,
+    KvUnreachable,
     Load,
+    Opinion,
     PrefillEnded,
     PriorityClass,
     Role,
@@ -123,7 +125,8 @@ class Worker:
     `flaps`: times that it was doubted of late, the last at `flapped_at`; `sound_since`: since when
     it has shown no fault after that. `left`: it drained before it went. `served`: it was ready at
     least once. `unconfirmed`: what it was given before its latest Hello, until it says what it
-    holds. `drained`: by an operator, `drain_ordered` until it has heard so. `kv_tokens_max`:
+    holds. `drained`: by an operator, `drain_ordered` until it has heard so. `opinion`: what its
+    host's health daemon has against it; `barred`: it gets nothing new for that. `kv_tokens_max`:
     what may be granted of its KV, in tokens.
     """
 
@@ -158,6 +161,7 @@ class Worker:
     kv_holds: tuple[KvHold, ...] = ()
     kv_holds_total: int = 0
     kv_seen: float = 0.0
+    kv_unreachable: tuple[KvUnreachable, ...] = ()
     slots: int = 0
     ramp_from: float | None = None
     returned: bool = False
@@ -169,6 +173,8 @@ class Worker:
     unconfirmed: dict[Key, None] = field(default_factory=dict)
     drained: bool = False
     drain_ordered: bool | None = None
+    opinion: Opinion | None = None
+    barred: bool = False
     kv_tokens_max: int = field(init=False)
     kv_token_bytes: float = field(init=False)
 
@@ -208,14 +214,14 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        return self.state is WorkerState.READY and not self.drained
+        return self.state is WorkerState.READY and not (self.drained or self.barred)
 
     @property
     def shown(self) -> str:
         """Its state, for an operator."""
         if self.drained and self.state is WorkerState.READY:
             return "draining" if self.held else "drained"
-        return self.state.value
+        return "down" if self.barred and self.state is WorkerState.READY else self.state.value
 
     @property
     def connected(self) -> bool:
@@ -240,6 +246,14 @@ class Worker:
     def set_drained(self, drained: bool) -> None:
         self.drained = drained
         self.changed[self.identity] = self
+
+    def set_barred(self, barred: bool) -> bool:
+        """True if that is a change."""
+        if barred is self.barred:
+            return False
+        self.barred = barred
+        self.changed[self.identity] = self
+        return True
 
     def hold(self, key: Key, tokens: int) -> None:
         """Promises KV for a try, once."""
@@ -291,6 +305,7 @@ class Worker:
     def told_kv(self, beat: Beat, now: float) -> None:
         self.kv_counts, self.kv_holds = beat.kv_counts, beat.kv_holds
         self.kv_holds_total, self.kv_seen = beat.kv_holds_total, now
+        self.kv_unreachable = beat.kv_unreachable
 
     def view(self) -> WorkerView:
         """The snapshot that placement sees. Taken several times for each request, so its fields are

@@ -46,7 +46,8 @@ class Tables:
     that the queue waits for became free since placement last looked; `wants_prefill`: that includes
     prefill workers. `workers_changed`: what gateways were told may be stale.
     `active_before`: what ran when an operator lowered `limits.max_active`. `rebuilding`: it has
-    just started, see `core_rebuild`. `without_decode_since`: None while a decode worker is
+    just started, see `core_rebuild`. `doubtful`: identities of the workers that their hosts' health
+    daemons have something against. `without_decode_since`: None while a decode worker is
     ready."""
 
     def __init__(self, settings: Settings, secrets: Callable[[], bytes], now: float) -> None:
@@ -85,6 +86,7 @@ class Tables:
         self.freed = False
         self.wants_prefill = False
         self.workers_changed = False
+        self.doubtful: frozenset[str] = frozenset()
         self.without_decode_since: float | None = now
         self.shapes: tuple[Shape, ...] = ()
         self.fleet = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=0)

@@ -16,10 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import msgspec
 import openai
 import pytest
 
 from common.admin import ask
+from common.messages import CanaryAnswer
 from common.model.embedded import ensure_embedded_model
 from tests.e2e.prompts import BLOCK, prompts, shared_prefix
 from tests.fleet.running import Fleet, fleet, wait_until
@@ -175,6 +178,30 @@ def test_a_client_that_leaves_in_prefill_or_decode_leaves_no_kv_behind(vllm_flee
 
     asyncio.run(leave_often())
     wait_until("no request is left", lambda: not vllm_fleet.ctl("requests"), 5.0)
+    wait_until(
+        "no KV is held", lambda: all(w["kv_used"] == 0 for w in vllm_fleet.ctl("workers")), 10.0
+    )
+
+
+def test_canaries_of_both_engines_make_the_same_tokens_and_leave_nothing(
+    vllm_fleet: Fleet,
+) -> None:
+    async def fly(worker: str) -> CanaryAnswer:
+        connector = aiohttp.UnixConnector(path=f"{vllm_fleet.run_dir}/{worker}.metrics.sock")
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post("http://worker/canary?ms=10000") as answer,
+        ):
+            return msgspec.json.decode(await answer.read(), type=CanaryAnswer)
+
+    async def fly_twice() -> list[CanaryAnswer]:
+        return [await fly(worker) for worker in ("prefill.p0", "decode.d0") * 2]
+
+    answers = asyncio.run(fly_twice())
+    assert [answer.sentence for answer in answers] == [""] * 4
+    assert [len(answer.tokens) for answer in answers] == [8] * 4
+    assert len({(answer.fingerprint, answer.tokens) for answer in answers}) == 1
+    assert all(answer.alone for answer in answers)
     wait_until(
         "no KV is held", lambda: all(w["kv_used"] == 0 for w in vllm_fleet.ctl("workers")), 10.0
     )

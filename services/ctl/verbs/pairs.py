@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import size, table
+from services.ctl.table import size, span, table
 
 HEAD = ("PREFILL", "DECODE", "STATE", "HANDOFFS", "MOVED", "LINK", "RETRIES", "DAMAGED", "FAILED")
 
@@ -18,7 +18,7 @@ def render(rows: Any) -> str:
             (
                 each["prefill"],
                 each["decode"],
-                "sound" if each["state"] == "closed" else each["state"],
+                _state(each),
                 each["handoffs"],
                 size(each["bytes"]),
                 f"{size(each['bytes_per_s'])}/s",
@@ -29,3 +29,10 @@ def render(rows: Any) -> str:
             for each in rows
         ],
     )
+
+
+def _state(each: Any) -> str:
+    apart = each.get("unreachable_s")
+    if apart is not None:
+        return f"unreachable for {span(apart * 1000)}"
+    return "sound" if each["state"] == "closed" else str(each["state"])

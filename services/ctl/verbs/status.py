@@ -30,6 +30,7 @@ def render(result: Any) -> str:
             "policy",
             f"{result['policy']}, {result['mode']}, remote prefill {result['remote_prefill']}",
         ),
+        ("workers doubted", result.get("workers_doubted", 0)),
         ("prefix blocks known", result.get("prefix_hashes", 0)),
         ("pairs not used now", result.get("pairs_resting", 0)),
         *_estimates(result.get("estimates", {})),

@@ -33,4 +33,6 @@ def _row(each: Any) -> tuple[Cell, ...]:
 def _why(each: Any) -> str:
     apart = each.get("not_paired_with", [])
     rest = f"not paired with {', '.join(apart)}" if apart else ""
-    return "; ".join(part for part in (each["reason"], rest) if part)
+    verdict = each.get("verdict", "")
+    doubt = f"its host says {verdict}: {each['verdict_reason']}" if verdict else ""
+    return "; ".join(part for part in (each["reason"], doubt, rest) if part)

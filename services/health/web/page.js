@@ -63,10 +63,11 @@ function gauge(label, share, text) {
 }
 
 function worker(row) {
-  const bad = ["gone", "ejected", "suspect"].includes(row.state);
+  const bad = ["gone", "ejected", "suspect", "down"].includes(row.state);
   const kind = bad ? "bad" : row.state === "ready" ? "" : "off";
   const head = make("header", {}, make("strong", { text: row.name }));
-  head.append(make("span", { class: "state", title: row.reason, text: row.reason ? `${row.state}: ${row.reason}` : row.state }));
+  const [state, why] = row.reason || !row.verdict ? [row.state, row.reason] : [row.verdict, row.verdict_reason];
+  head.append(make("span", { class: "state", title: why, text: why ? `${state}: ${why}` : state }));
   const card = make("li", { class: `worker ${row.role} ${kind}`, "data-worker": row.name }, head);
   if (row.state === "gone") return card;
   card.append(gauge("requests", row.requests / Math.max(1, row.requests_max), `${row.requests} / ${row.requests_max}`));

@@ -30,6 +30,7 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "gateways": len(tables.live_gateways()),
         "prefill_ready": fleet.prefill_ready,
         "decode_ready": fleet.decode_ready,
+        "workers_doubted": sum(w.opinion is not None for w in states),
         "active": tables.active,
         "active_max": min(limits.max_active, slots) if limits.max_active else slots,
         "queued": len(tables.waiting),

@@ -25,6 +25,8 @@ def _row(tables: Tables, worker: Worker, now: float) -> dict[str, Any]:
         "role": worker.role.value,
         "state": worker.shown,
         "reason": "by an operator" if worker.drained else worker.reason,
+        "verdict": _verdict(worker),
+        "verdict_reason": worker.opinion.reason if worker.opinion is not None else "",
         "since_s": round(now - worker.since, 1),
         "seen_ms": round((now - worker.last_seen) * 1000),
         "requests": len(worker.held),
@@ -50,6 +52,13 @@ def _row(tables: Tables, worker: Worker, now: float) -> dict[str, Any]:
         "incarnation": worker.incarnation,
         "pid": worker.pid,
     }
+
+
+def _verdict(worker: Worker) -> str:
+    """Of its host's health daemon."""
+    if worker.opinion is None:
+        return ""
+    return "down" if worker.opinion.down else "degraded"
 
 
 VERB = Verb(

@@ -44,9 +44,10 @@ def _capacity(decodes: list[Worker], memory: float, now: float) -> float:
     healthy = known = 0
     for worker in decodes:
         lost = worker.away and not worker.left and now - worker.since <= memory
+        down = worker.barred and not worker.drained
         if worker.ready:
             healthy += worker.capacity.max_num_seqs
-        if worker.ready or worker.state is WorkerState.SUSPECT or lost:
+        if worker.ready or worker.state is WorkerState.SUSPECT or lost or down:
             known += worker.capacity.max_num_seqs
     return healthy / known if known else 1.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from common.messages import Opinion
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import GatewayProcess
 from tests.simulation.world.process import Process
@@ -21,8 +22,9 @@ WEATHERS: dict[str, tuple[str, ...]] = {
     "router": ("router", "blip", "kill"),
     "twice": ("kill", "blip"),
     "loss": ("kill", "blip", "cut"),
+    "doubt": ("doubt", "doubt", "doubt", "kill", "router"),
 }
-ODDS = (1, 3, 3, 2, 4, 2, 1, 1)
+ODDS = (1, 3, 3, 2, 4, 2, 1, 1, 1)
 
 
 class Faults:
@@ -60,6 +62,7 @@ class Faults:
             "data": self._data,
             "usurp": self._usurp,
             "router": self._router,
+            "doubt": self._doubt,
         }
         self.counts[kind] = self.counts.get(kind, 0) + 1
         inflict[kind]()
@@ -118,6 +121,20 @@ class Faults:
         seconds = self._random.uniform(0.1, 2.5)
         victim.hang(seconds)
         self._ends(seconds, lambda: None)
+
+    def _doubt(self) -> None:
+        """The health daemon of its host has something against it, rightly or not."""
+        victim = self._pick(WorkerProcess)
+        if not isinstance(victim, WorkerProcess):
+            return
+        self._say("doubt", victim)
+        down = self._random.random() < 0.5
+        victim.opinion = Opinion(reason="no token of its canary", down=down)
+
+        def content() -> None:
+            victim.opinion = None
+
+        self._ends(self._random.uniform(0.3, 2.0), content)
 
     def _slow(self) -> None:
         victim = self._pick(WorkerProcess)

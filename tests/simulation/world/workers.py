@@ -16,6 +16,7 @@ from common.messages import (
     Hello,
     Holding,
     Message,
+    Opinion,
     Ping,
     Prefill,
     Refused,
@@ -69,6 +70,7 @@ class WorkerProcess(Process):
 
     def start(self) -> None:
         self.added = self.ended = self.depth = 0
+        self.opinion: Opinion | None = None
         self._greeted: dict[str, bool] = {}
         self._welcomed: dict[str, bool] = {}
         self._routers = {
@@ -124,7 +126,7 @@ class WorkerProcess(Process):
         self._greeted[router] = self._welcomed[router] = False
 
     def _beat(self) -> None:
-        self._to_routers(Beat(load=self.engine.load()))
+        self._to_routers(Beat(load=self.engine.load(), opinion=self.opinion))
 
     def _to_routers(self, message: Message, *, but: str = "") -> None:
         """A router that has not welcomed this worker gets no beats yet."""
@@ -146,7 +148,7 @@ class WorkerProcess(Process):
         elif isinstance(message, Welcome):
             self._welcomed[router] = True
             self._routers[router].send(Holding(tries=tuple(self.core.holding())))
-            self._routers[router].send(Beat(load=self.engine.load()))
+            self._routers[router].send(Beat(load=self.engine.load(), opinion=self.opinion))
         elif isinstance(message, Refused):
             self.clock.note(f"{self.identity} was refused: {message.message}")
             self.die()

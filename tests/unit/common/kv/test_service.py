@@ -424,6 +424,18 @@ def test_a_connection_made_ahead_is_used_and_one_that_fails_does_no_harm(
         wait_for(lambda: len(core.incoming) == 0)
 
 
+def test_it_tells_who_it_is_linked_to_though_nothing_is_handed_over(decode: KvService) -> None:
+    def linked() -> tuple[str, ...]:
+        return decode.status.linked if decode.status is not None else ()
+
+    with remote("p0") as prefill, remote("p1") as other:
+        decode.connect(prefill.address)
+        decode.connect(other.address)
+        wait_for(lambda: set(linked()) == {prefill.address, other.address})
+        prefill.process.kill()
+        wait_for(lambda: linked() == (other.address,))
+
+
 def test_news_older_than_a_withdrawal_is_void(base: np.ndarray) -> None:
     """Preemption: what was said before the engine took its blocks back may arrive after it."""
     service, _ = make_service("p0", base)

@@ -1,9 +1,11 @@
 """The worker shell over real sockets, with an engine that the test plays."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
+import msgspec
 import pytest
 import structlog
 
@@ -18,6 +20,7 @@ from common.messages import (
     WIRE_VERSION,
     Abort,
     Beat,
+    CanaryAnswer,
     Capacity,
     Decode,
     DecodeStarted,
@@ -32,6 +35,7 @@ from common.messages import (
     Leaving,
     Load,
     Message,
+    Opinion,
     PrefixDelta,
     Refused,
     RequestBody,
@@ -76,6 +80,7 @@ class FakeEngine:
         self.news: list[PrefixDelta] = []
         self.now = Load(running=1)
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.status = STATUS
 
     def load(self) -> Load:
         return self.now
@@ -96,7 +101,7 @@ class FakeEngine:
         return [PrefixDelta(cleared=True), *news] if whole else news
 
     def kv_status(self) -> KvStatus | None:
-        return STATUS
+        return self.status
 
     async def watch(self) -> None:
         await self.gone
@@ -164,6 +169,13 @@ class Bench:
                 message = await self.heard.get()
                 if isinstance(message, kind):
                     return message
+
+    async def beat_with(self, true: Callable[[Beat], bool]) -> None:
+        async with asyncio.timeout(5):
+            while True:
+                beat = await self.hear(Beat)
+                if isinstance(beat, Beat) and true(beat):
+                    return
 
     async def asked(self) -> str:
         async with asyncio.timeout(5):
@@ -248,6 +260,15 @@ async def test_bad_frames_are_dropped_and_counted_and_good_ones_still_work(bench
 async def test_an_introduction_opens_the_kv_connection(bench: Bench) -> None:
     bench.tell(Introduce(kv_address="10.0.0.1:7"))
     assert await bench.asked() == "connect 10.0.0.1:7"
+
+
+async def test_a_prefill_worker_that_is_not_reached_is_tried_again_and_told(bench: Bench) -> None:
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.tell(Introduce(kv_address="10.0.0.1:7", prefill="p0"))
+    assert [await bench.asked() for _ in range(2)] == ["connect 10.0.0.1:7"] * 2
+    await bench.beat_with(lambda beat: [each.prefill for each in beat.kv_unreachable] == ["p0"])
+    bench.engine.status = msgspec.structs.replace(STATUS, linked=("10.0.0.1:7",))
+    await bench.beat_with(lambda beat: beat.kv_unreachable == ())
 
 
 async def test_a_gateway_that_takes_no_more_loses_its_streams(bench: Bench) -> None:
@@ -357,3 +378,64 @@ async def test_prefixes_are_told_whole_after_a_welcome_and_then_as_they_change(
         assert told == [PrefixDelta(cleared=True), PrefixDelta(stored=bytes(8))]
     bench.engine.news = [PrefixDelta(removed=bytes(8))]
     assert await bench.hear(PrefixDelta) == PrefixDelta(removed=bytes(8))
+
+
+async def post(tmp_path: Path, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """As the health daemon of this host does."""
+    connector = aiohttp.UnixConnector(path=str(tmp_path / "decode.d0.metrics.sock"))
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(f"http://worker{path}", data=body) as answer,
+    ):
+        return answer.status, await answer.read()
+
+
+async def test_a_canary_flies_beside_the_core_and_is_no_load(bench: Bench, tmp_path: Path) -> None:
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.engine.now = Load()
+    flight = asyncio.gather(post(tmp_path, "/canary?ms=5000"))
+    assert (await bench.asked()).startswith("add ~canary#1 [40, 41, 42, 43, ")
+    bench.engine.now = Load(running=1, kv_used=0.125)
+    while not bench.heard.empty():
+        bench.heard.get_nowait()
+    beat = await bench.hear(Beat)
+    assert isinstance(beat, Beat)
+    assert beat.load == Load()
+    assert bench.core.active == 0
+    bench.engine.batches.put_nowait(Batch(outputs=[Output("~canary#1", [7, 8], "length")]))
+    ((status, body),) = await flight
+    answer = msgspec.json.decode(body, type=CanaryAnswer)
+    assert (status, answer.outcome, answer.tokens) == (200, "answered", (7, 8))
+    assert bench.core.dropped == 0
+    assert bench.gateways.sent == []
+
+
+async def test_a_canary_that_the_engine_refuses_is_no_request_of_the_core(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.engine.now, bench.engine.refuse = Load(), "no"
+    _, body = await post(tmp_path, "/canary?ms=5000")
+    answer = msgspec.json.decode(body, type=CanaryAnswer)
+    assert (answer.outcome, answer.sentence) == ("failed", "the engine refused it: no")
+    assert bench.core.dropped == 0
+
+
+async def test_a_drained_worker_flies_no_canary(bench: Bench, tmp_path: Path) -> None:
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.tell(Drain(on=True))
+    await bench.beat_with(lambda beat: beat.drained)
+    bench.engine.now = Load()
+    _, body = await post(tmp_path, "/canary?ms=5000")
+    assert msgspec.json.decode(body, type=CanaryAnswer).sentence == "an operator drains it"
+
+
+async def test_what_its_host_thinks_of_it_is_said_in_each_beat(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    told = b'{"opinion": {"reason": "its canary died", "down": true}, "for_ms": 60000}'
+    assert await post(tmp_path, "/opinion", told) == (204, b"")
+    opinion = Opinion(reason="its canary died", down=True)
+    await bench.beat_with(lambda beat: beat.opinion == opinion)
+    await post(tmp_path, "/opinion", b'{"opinion": null, "for_ms": 60000}')
+    await bench.beat_with(lambda beat: beat.opinion is None)

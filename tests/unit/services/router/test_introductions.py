@@ -11,7 +11,7 @@ def test_whoever_comes_second_the_decode_worker_hears_of_the_prefill_worker() ->
             rig.worker(role, {Role.PREFILL: "p0", Role.DECODE: "d0"}[role])
         address = rig.row("p0|1").kv_address
         assert address
-        assert rig.take(Introduce) == [Introduce(kv_address=address)]
+        assert rig.take(Introduce) == [Introduce(kv_address=address, prefill="p0")]
         assert not rig.take(Introduce, "p0|1")
 
 

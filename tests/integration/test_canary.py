@@ -1,0 +1,124 @@
+"""A worker that beats and answers, but wrongly or never, is found by its canary and passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from common.admin import ask
+from common.errors import BatonError
+from tests.fleet.running import free_port, wait_until
+
+FLEET = """\
+[fleet]
+run_dir = "{run_dir}"
+[engine]
+kind = "sim"
+[gateway]
+port = {port}
+[health]
+port = {health_port}
+interval_ms = 200
+canary_interval_s = 0.3
+canary_ms_max = 700
+[prefill.p0]
+[decode.d0]
+[decode.d1]
+[decode.d2]
+[decode.d2.engine.sim]
+decode_step_ms = 600000
+"""
+DAEMONS = ("router r0", "prefill p0", "decode d0", "decode d1", "decode d2", "gateway g0",
+           "health h0")  # fmt: skip
+SERVE = "import sys; from services.cli import main; sys.exit(main())"
+WRONG = "import common.engine.sim_model as model; model.LETTERS = model.LETTERS[::-1]; " + SERVE
+"""Another text from the same prompt; everything else is as it should be."""
+
+
+class Daemons:
+    """d1's engine computes wrongly, d2's never comes to an end of a step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run_dir = folder
+        self.port, self.health_port = free_port(), free_port()
+        file = folder / "fleet.toml"
+        file.write_text(FLEET.format(run_dir=folder, port=self.port, health_port=self.health_port))
+        self.running = {}
+        for daemon in DAEMONS:
+            role, name = daemon.split()
+            program = WRONG if name == "d1" else SERVE
+            words = [sys.executable, "-c", program, role, "--config", str(file), "--name", name]
+            with (folder / f"{name}.log").open("wb") as log:
+                self.running[name] = subprocess.Popen(words, stdout=log, stderr=log)
+
+    def ask(self, verb: str, **args: Any) -> Any:
+        """Nothing while no router answers."""
+        try:
+            answer = asyncio.run(ask(f"ipc://{self.run_dir}/admin.sock", verb, args, seconds=2.0))
+        except BatonError:
+            return []
+        return answer.result
+
+    def workers(self) -> dict[str, Any]:
+        return {row["name"]: row for row in self.ask("workers")}
+
+    def verdicts(self) -> dict[str, str]:
+        return {name: row["verdict"] for name, row in self.workers().items()}
+
+    def reasons(self) -> list[str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=10)
+        connection.request("GET", "/health")
+        reasons: list[str] = json.load(connection.getresponse())["reasons"]
+        connection.close()
+        return reasons
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def daemons() -> Iterator[Daemons]:
+    folder = Path(tempfile.mkdtemp(prefix="baton-"))
+    made = Daemons(folder)
+    try:
+        yield made
+    except BaseException:
+        for log in folder.glob("*.log"):
+            print(f"--- {log.name}", log.read_text(errors="replace")[-2000:], sep="\n")
+        raise
+    finally:
+        made.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.timeout(180)
+def test_wrong_tokens_and_no_tokens_are_found_and_get_no_work(daemons: Daemons) -> None:
+    expected = {"p0": "", "d0": "", "d1": "degraded", "d2": "down"}
+    wait_until("the verdicts", lambda: daemons.verdicts() == expected, 90.0)
+    workers = daemons.workers()
+    assert {name: row["state"] for name, row in workers.items()} == {
+        "p0": "ready", "d0": "ready", "d1": "ready", "d2": "down"
+    }  # fmt: skip
+    assert workers["d1"]["verdict_reason"] == "canary tokens of d1 differ from d0's"
+    assert workers["d2"]["verdict_reason"] == "canary on d2: no token within 0.7 s"
+    assert set(daemons.reasons()) >= {workers[name]["verdict_reason"] for name in ("d1", "d2")}
+    client = OpenAI(base_url=f"http://127.0.0.1:{daemons.port}/v1", api_key="none")
+    answers = [
+        client.completions.create(model="baton-tiny", prompt=f"{number}", max_tokens=4)
+        for number in range(6)
+    ]
+    placed = [daemons.ask("explain", id=answer.id)["attempts"][-1]["decode"] for answer in answers]
+    assert placed == ["d0"] * len(answers)

@@ -31,7 +31,7 @@ def served(rig: Rig, kv: KvReport) -> None:
 
 
 def rows(rig: Rig) -> list[dict[str, Any]]:
-    return pairs.run(View(rig.core.tables, rig.now, {}), {"limit": 10})
+    return pairs.run(View(rig.core.tables, rig.now, {}), {"limit": 10, "trouble": False})
 
 
 def test_a_pair_is_shown_before_and_after_it_handed_over() -> None:

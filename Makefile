@@ -61,9 +61,10 @@ systemd: install ## the units under a real systemd, in a container of this machi
 	@command -v systemd-nspawn >/dev/null || apt-get install --yes --quiet --no-install-recommends systemd-container
 	@BATON_BOOT=1 $(PYTEST) -s tests/systemd tests/unit/services/install $(ARGS)
 
-compose-check: install ## the compose files against the specification's schema
-	@test -x build/compose-tools/bin/check-jsonschema || { $(PYTHON) -m venv build/compose-tools \
-	  && build/compose-tools/bin/pip install --quiet check-jsonschema==0.39.0; }
+compose-check: install ## the compose files against the specification's schema, and read by a client
+	@test -x build/compose-tools/bin/podman-compose || { $(PYTHON) -m venv build/compose-tools \
+	  && build/compose-tools/bin/pip install --quiet check-jsonschema==0.39.0 \
+	     podman-compose==1.6.0; }
 	@PATH="$(CURDIR)/build/compose-tools/bin:$$PATH" $(PYTEST) tests/unit/packaging/test_compose.py
 
 lint: install ## ruff, mypy --strict, import contracts

@@ -21,16 +21,19 @@ from common.engine.sim_model import SimText
 MODEL = "baton-tiny"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz     "
 TIMEOUT_SECONDS = 120.0
+FULL_SECONDS = 0.02
 KINDS = ("failed", "duplicate tokens", "missing tokens", "other tokens", "wrong usage")
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What requests look like. `prompts`: 0 = each its own, else drawn from so many."""
+    """What requests look like. `prompts`: 0 = each its own, else drawn from so many. `at_once`: no
+    other is begun while so many run: a host that falls behind is not given ever more to do."""
 
     prompt_tokens: tuple[int, int] = (20, 500)
     max_tokens: int = 32
     prompts: int = 0
+    at_once: int = 1_000_000
 
 
 @dataclass
@@ -98,6 +101,9 @@ class Load:
                 self.started += 1
                 due += self._random.expovariate(self._rate)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
+                while len(self.running) >= self._ask.at_once:
+                    await asyncio.sleep(FULL_SECONDS)
+                    due = time.monotonic()
         return self.answers
 
     async def _one(self, session: aiohttp.ClientSession, number: int) -> None:

@@ -2,7 +2,9 @@
 
 A process that was started anew begins another series. All series of a daemon share one slope, each
 with a level of its own: least squares within the series, added up. What a process does in its first
-`WARM_SECONDS` (fill its tables, learn its allocator) is no growth and is left out.
+`WARM_SECONDS` is no growth and is left out: it fills its tables, and over shared memory UCX touches
+some 30 MiB in the first 3,000 handoffs and nothing more after (none over TCP). A verdict therefore
+takes a run of ten minutes or more.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from tests.chaos.cell import Cell
 from tests.chaos.report import Row
 
 EVERY_SECONDS = 10.0
-WARM_SECONDS = 90.0
+WARM_SECONDS = 300.0
 POINTS_MIN = 12
 MIB_PER_MIN_MAX = 1.0
 

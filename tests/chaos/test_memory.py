@@ -30,9 +30,9 @@ def test_the_start_does_not_count() -> None:
 
 def test_a_leak_fails_and_too_little_is_no_verdict() -> None:
     memory = Memory()
-    memory.series["g0", 1] = grows(0, 80 * MIB, 2 * MIB / 60, 40)
-    memory.series["g0", 2] = grows(600, 80 * MIB, 2 * MIB / 60, 40)
-    memory.series["r0", 3] = grows(0, 80 * MIB, 0.5 * MIB / 60, 40)
+    memory.series["g0", 1] = grows(0, 80 * MIB, 2 * MIB / 60, 60)
+    memory.series["g0", 2] = grows(900, 80 * MIB, 2 * MIB / 60, 60)
+    memory.series["r0", 3] = grows(0, 80 * MIB, 0.5 * MIB / 60, 60)
     memory.series["d0", 4] = grows(0, 80 * MIB, 2 * MIB / 60, 10)
     rows = memory.rows(["g0", "r0", "d0"])
     assert [row.good for row in rows] == [False, True, None]

@@ -9,6 +9,7 @@ import pytest
 from common.config import DegradationConfig
 from common.messages import Beat, DecodeStarted, KvCounts, KvReport, Load, PairTrouble, Role
 from services.ctl.verbs.status import render
+from services.router import core_degradation
 from services.router.admin.status import run
 from services.router.admin.verb import View
 from services.router.degradation import BLAMED_MAX, SLOTS, Cause, Degradation, Window
@@ -167,6 +168,8 @@ def test_a_handoff_that_is_not_as_heavy_as_its_blocks() -> None:
     (note,) = notes(rig.tick(), "degradation.raised")
     assert note.fields["cause"] == "bytes"
     assert "1 handoffs were not as heavy as their blocks" in note.sentence
+    serve(rig, 5, KvReport(blocks=3, messages=1, payload_bytes=3073))
+    assert rig.core.tables.degradation.bad[Cause.BYTES] == 2
 
 
 @pytest.mark.parametrize(
@@ -248,6 +251,19 @@ def test_too_few_prompts_or_prompts_that_stay_on_decode_are_no_alarm() -> None:
         rig.started(f"small{n}", kv=None)
         rig.ended(f"small{n}")
     assert not notes(actions + rig.tick(5.0, alive=ALIVE), "degradation.raised")
+
+
+def test_a_prompt_that_the_governor_kept_on_decode_is_not_missed_elsewhere() -> None:
+    rig = standard()
+    rig.submit()
+    tables, each = rig.core.tables, rig.known()
+    assert each.placement is not None
+    local = each.placement._replace(prefill=None)
+    before = tables.degradation.seen[Cause.UNREACHED]
+    core_degradation.placed(tables, each, local._replace(weighed=True), rig.now)
+    assert tables.degradation.seen[Cause.UNREACHED] == before
+    core_degradation.placed(tables, each, local, rig.now)
+    assert tables.degradation.seen[Cause.UNREACHED] == before + 1
 
 
 def test_who_wants_no_remote_prefill_is_not_told_that_there_is_none() -> None:

@@ -59,14 +59,15 @@ def main(argv: list[str]) -> int:
         return _complain(DEAD, str(error))
     if not cells:
         return _complain(FAILED, "stopped before anything was measured")
-    told = _told(chosen, argv, course, origin, cells)
+    planned = len(urls) * course.runs
+    told = _told(chosen, argv, course, origin, cells, planned)
     print("\n".join(lines(told)))
     print(f"machine  {provenance.sentence(told.provenance)}")
     if chosen.json:
         chosen.json.write_bytes(msgspec.json.encode(told))
     if chosen.png:
         chosen.png.write_bytes(picture.crossover(told))
-    return FAILED if told.failed else OK
+    return FAILED if told.failed or told.partial else OK
 
 
 async def _run(urls: dict[str, str], chosen: argparse.Namespace, course: Course) -> list[Cell]:
@@ -137,6 +138,7 @@ def _told(
     course: Course,
     origin: provenance.Provenance,
     cells: list[Cell],
+    planned: int,
 ) -> Crossover:
     prefills = chosen.prefill or chosen.workers // 2
     split = f"{prefills}P+{chosen.workers - prefills}D"
@@ -153,6 +155,7 @@ def _told(
         ratios=outcome.all_ratios(cells),
         sentences=outcome.sentences(cells, chosen.metric),
         failed=outcome.failure(cells),
+        partial=outcome.partial(len(cells), planned),
     )
 
 

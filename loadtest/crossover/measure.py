@@ -50,6 +50,11 @@ class Course(NamedTuple):
     seed: int
     timeout: float
 
+    @property
+    def runs(self) -> int:
+        """Of each fleet."""
+        return len(self.shapes) * len(self.concurrencies) * self.repeats
+
 
 class Stop:
     """Ends the runs before they are through; what was measured stays."""

@@ -25,7 +25,8 @@ METRICS: dict[Metric, str] = {
 
 class Crossover(msgspec.Struct, frozen=True, kw_only=True):
     """`ratios`: by shape's name and metric, (concurrency, ratio of disaggregated to replicated,
-    above 1 = disaggregated is better). `sentences`: by shape's name, of the chosen metric."""
+    above 1 = disaggregated is better). `sentences`: by shape's name, of the chosen metric.
+    `partial`: how much was run, empty if all was."""
 
     provenance: Provenance
     command: str
@@ -37,6 +38,11 @@ class Crossover(msgspec.Struct, frozen=True, kw_only=True):
     ratios: dict[str, dict[Metric, list[tuple[int, Ratio]]]]
     sentences: dict[str, str]
     failed: str
+    partial: str = ""
+
+
+def partial(runs: int, planned: int) -> str:
+    return f"{runs} of {planned} runs" if runs < planned else ""
 
 
 def value(of: Figures, metric: Metric) -> float:
@@ -91,6 +97,8 @@ def failure(cells: Sequence[Cell]) -> str:
 
 def lines(of: Crossover) -> Iterator[str]:
     """For a terminal."""
+    if of.partial:
+        yield f"PARTIAL: {of.partial}"
     for shape in dict.fromkeys(cell.shape for cell in of.cells):
         yield f"{shape.name}; {of.workers}, {of.engine}; SLO {of.slo}"
         fleets = list(dict.fromkeys(cell.fleet for cell in of.cells))

@@ -24,7 +24,8 @@ def crossover(of: Crossover) -> bytes:
         _absolute(row[0], of, shape)
         _ratio(row[1], of, shape)
     told = " ".join(of.sentences.values()) if len(shapes) == 1 else ""
-    headed(made, f"{of.workers}, {of.engine}; SLO {of.slo}. {told}".strip())
+    partial = f"PARTIAL, {of.partial}: " if of.partial else ""
+    headed(made, f"{partial}{of.workers}, {of.engine}; SLO {of.slo}. {told}".strip())
     return png(made)
 
 

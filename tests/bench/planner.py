@@ -1,8 +1,9 @@
 """What `baton plan` predicts for a fleet against what clients of that fleet see.
 
-A fleet of one prefill and one decode worker is profiled, then asked by `baton bench`, ROUNDS times;
-the same arrivals are played over the profile. The ratios are predicted to the measured median, for
-clients share the machine with the fleet, and on two cores a hiccup of the one is the other's tail.
+A fleet of one prefill and one decode worker is profiled, then asked by `baton bench`, ROUNDS times
+with other requests, for an engine remembers prompts; the same arrivals are played over the profile.
+The ratios are of medians: clients share the machine with the fleet, and on two cores a hiccup of
+the one is the other's tail.
 """
 
 from __future__ import annotations
@@ -81,36 +82,40 @@ def compare(chosen: Sequence[str]) -> None:
             profile = Path(folder) / "profile.toml"
             _baton("profile", *_at(fleet), "--prompt-max", "3000", "--out", str(profile))
             for case in (each for each in CASES if each.engine == engine):
-                measured = [_measured(case, fleet, Path(folder)) for _ in range(ROUNDS)]
-                _show(case, measured, _predicted(case, profile))
+                seeds = range(SEED, SEED + ROUNDS)
+                measured = [_measured(case, seed, fleet, Path(folder)) for seed in seeds]
+                _show(case, measured, [_predicted(case, seed, profile) for seed in seeds])
 
 
 def _at(fleet: local.LocalFleet) -> tuple[str, ...]:
     return ("--url", fleet.url, "--run-dir", str(fleet.run_dir))
 
 
-def _measured(case: Case, fleet: local.LocalFleet, folder: Path) -> Result:
+def _measured(case: Case, seed: int, fleet: local.LocalFleet, folder: Path) -> Result:
     path = folder / "result.json"
     load = ("--mix", case.mix, "--scale", str(case.scale), "--rate", str(case.rate))
-    count = ("--requests", str(case.requests), "--seed", str(SEED), "--quiet")
+    count = ("--requests", str(case.requests), "--seed", str(seed), "--quiet")
     _baton("bench", *_at(fleet), *load, *count, "--json", str(path))
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
-def _predicted(case: Case, profile: Path) -> Outcome:
+def _predicted(case: Case, seed: int, profile: Path) -> Outcome:
     stream = arrivals.timed(
-        asks.synthetic(case.mix, SEED, case.scale), arrivals.poisson(case.rate, SEED)
+        asks.synthetic(case.mix, seed, case.scale), arrivals.poisson(case.rate, seed)
     )
     asked = [Arrival(a.at, a.prompt, a.output, a.output) for a in islice(stream, case.requests)]
     return play(Shape(1, 1), within_data(load_profile(profile)), Load(asked, Slo()))
 
 
-def _show(case: Case, measured: list[Result], predicted: Outcome) -> None:
-    of = [each.all for each in measured]
+def _show(case: Case, measured: list[Result], predicted: list[Outcome]) -> None:
+    seen = [each.all for each in measured]
     pairs = (
-        (predicted.ttft_ms.p50, median(each.ttft_ms.p50 for each in of)),
-        (predicted.ttft_ms.p90, median(each.ttft_ms.p90 for each in of)),
-        (predicted.output_tokens_per_s, median(each.output_tokens_per_s for each in of)),
+        (median(p.ttft_ms.p50 for p in predicted), median(m.ttft_ms.p50 for m in seen)),
+        (median(p.ttft_ms.p90 for p in predicted), median(m.ttft_ms.p90 for m in seen)),
+        (
+            median(p.output_tokens_per_s for p in predicted),
+            median(m.output_tokens_per_s for m in seen),
+        ),
     )
     told = ", ".join(f"{a:.0f} / {b:.0f} = {a / b:.2f}" for a, b in pairs)
     off = any(abs(a / b - 1) > OFF for a, b in pairs)

@@ -22,6 +22,7 @@ from tests.chaos.cell import Cell, Plan, cell
 from tests.chaos.load import LETTERS, MODEL, Ask, percentile
 from tests.chaos.progress import say
 from tests.chaos.report import Row
+from tests.chaos.scenarios.deaths import PATIENT
 from tests.chaos.scenarios.run import nothing_lost, under_load
 
 EACH = 200
@@ -33,14 +34,16 @@ PLAN = Plan(
     prefill=1,
     decode=1,
     module={"p0": "tests.chaos.bent"},
-    settings={
+    settings=PATIENT
+    | {
         "BATON_ENGINE__MAX_NUM_SEQS": "32",
         "BATON_ENGINE__MAX_NUM_BATCHED_TOKENS": "64",
         "BATON_ENGINE__SIM__KV_BLOCKS": "1024",
         "BATON_ENGINE__SIM__PREFILL_TOKENS_PER_S": "2000",
     },
 )
-"""Steps of 32 ms, for an abort waits for the step in progress, on any engine."""
+"""Steps of 32 ms, for an abort waits for the step in progress, on any engine. Prompts whose KV is
+on its way are not to be taken for a decode worker that lags behind."""
 
 
 @dataclass(frozen=True)

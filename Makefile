@@ -90,9 +90,17 @@ replay: install ## recorded traces whole on a simulated fleet (TRACES="a.jsonl b
 	@for trace in $(TRACES); do $(VENV)/baton bench --start sim --prefill 2 --decode 2 \
 		--trace $$trace $(ARGS) || exit 1; done
 
-lock: ## resolve anew and write constraints/ (then make test, then commit)
+lock: ## resolve anew and write constraints/, EXTRA=cuda without a GPU (then make test, then commit)
+ifeq ($(EXTRA),cuda)
+	@test -x build/lock-tools/bin/uv || { $(PYTHON) -m venv build/lock-tools && build/lock-tools/bin/pip install -q uv==0.13.9; }
+	@build/lock-tools/bin/uv pip compile pyproject.toml --extra cuda --extra dev --python-version 3.11 --upgrade --quiet \
+	  --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --output-file constraints/cuda.txt
+	@sed -i '1i # Resolved, not run: cuda, Python 3.11. Made by `make lock EXTRA=cuda`, not by hand.' constraints/cuda.txt
+	@PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= build/lock-tools/bin/python scripts/hashes.py --extra cuda
+else
 	@$(PYTHON) scripts/install.py --lock --extra $(EXTRA)
-	@build/lock-venv/bin/python scripts/hashes.py $(if $(filter cuda,$(EXTRA)),--extra cuda)
+	@build/lock-venv/bin/python scripts/hashes.py
+endif
 
 sbom: install ## what is installed, as CycloneDX, in build/sbom.json
 	@mkdir -p build && $(VENV)/python scripts/sbom.py > build/sbom.json && echo build/sbom.json

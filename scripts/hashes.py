@@ -1,6 +1,7 @@
-"""Writes constraints/EXTRA.hashes.txt: the tested set with the SHA-256 of each file that pip takes.
+"""Writes constraints/EXTRA.hashes.txt: the pinned set with the SHA-256 of each file that pip takes.
 
-`make lock` calls it after the pins are made; `make install VERIFY=1` installs by it, so that a file
+`make lock` calls it after the pins are made, with EXTRA=cuda after they were resolved without
+installing anything; `make install VERIFY=1` installs by it, so that a file
 which was replaced at the index is refused. The hashes are of the wheels for this platform and this
 Python; on others install without. pip says what it would install (`--dry-run --report`) for exactly
 the pins; nothing but names, versions and hashes is kept of its answer.
@@ -39,7 +40,7 @@ def report(pins: Path) -> dict[str, Any]:
 def locked(found: dict[str, Any], platform: str) -> str:
     """The text of the hashed file. Raises HashError for a file without a SHA-256."""
     lines = [
-        f"# The tested set with its hashes, {platform}. Made by `make lock`, not by hand.",
+        f"# The pinned set with its hashes, {platform}. Made by `make lock`, not by hand.",
     ]
     for each in sorted(found["install"], key=lambda item: item["metadata"]["name"].lower()):
         name, version = each["metadata"]["name"], each["metadata"]["version"]

@@ -19,9 +19,10 @@ def pins(text: str) -> set[tuple[str, str]]:
     return {(sbom.canonical(name), version) for name, version in (x.split("==") for x in lines)}
 
 
-def test_every_pin_has_a_hash_and_every_hash_a_pin() -> None:
-    hashed = (CONSTRAINTS / "cpu.hashes.txt").read_text()
-    assert pins(hashed) == pins((CONSTRAINTS / "cpu.txt").read_text()), "run make lock"
+@pytest.mark.parametrize("extra", ["cpu", "cuda"])
+def test_every_pin_has_a_hash_and_every_hash_a_pin(extra: str) -> None:
+    hashed = (CONSTRAINTS / f"{extra}.hashes.txt").read_text()
+    assert pins(hashed) == pins((CONSTRAINTS / f"{extra}.txt").read_text()), "run make lock"
     for line in hashed.splitlines()[1:]:
         assert re.fullmatch(r"\S+==\S+ --hash=sha256:[0-9a-f]{64}", line), line
 
@@ -37,7 +38,7 @@ def test_of_pips_report_only_names_versions_and_hashes_are_kept() -> None:
     report = {"install": [entry("B", "2", hashes={"sha256": "b" * 64}),
                           entry("a", "1", hashes={"sha256": "a" * 64})]}  # fmt: skip
     head, *lines = hashes.locked(report, "cpu").splitlines()
-    assert head.startswith("# The tested set with its hashes, cpu")
+    assert head.startswith("# The pinned set with its hashes, cpu")
     assert lines == [f"a==1 --hash=sha256:{'a' * 64}", f"B==2 --hash=sha256:{'b' * 64}"]
 
 

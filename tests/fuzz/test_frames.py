@@ -41,11 +41,10 @@ def test_the_admin_socket_answers_whatever_it_is_asked() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(6))
-def test_a_router_core_survives_what_well_formed_messages_can_say(seed: int) -> None:
-    core = attack_router(1_000, seed)
-    counts = core.tables.counts
-    assert min(counts.placed, counts.ended) > 10, "the messages did not fit together"
+def test_a_router_core_survives_what_well_formed_messages_can_say() -> None:
+    counts = [attack_router(1_000, seed).tables.counts for seed in range(6)]
+    placed, ended = sum(each.placed for each in counts), sum(each.ended for each in counts)
+    assert min(placed, ended) > 60, "the messages did not fit together"
 
 
 @pytest.mark.timeout(300)

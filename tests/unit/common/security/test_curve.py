@@ -15,7 +15,7 @@ from common.errors import ConfigError
 from common.security.files import NEXT_SECRET, PEERS, SECRET, read_secret
 from common.security.open import open_curve
 from common.sockets import Sent, new_key_pair
-from tests.unit.common.security.curve_rig import ANY_PORT, End, Hosts, counted
+from tests.unit.common.security.curve_rig import ANY_PORT, SECONDS, End, Hosts, counted
 
 
 @pytest.fixture
@@ -31,20 +31,18 @@ async def server(hosts: Hosts) -> End:
 
 
 class Stranger:
-    """A foreign client's own socket: keys as bytes, none for plaintext."""
+    """A foreign client's own socket."""
 
-    def __init__(
-        self, address: str, server_key: str = "", pair: tuple[str, str] | None = None
-    ) -> None:
+    def __init__(self, address: str, server_key: str, pair: tuple[str, str] | None = None) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context.linger = 0
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 10)
         self.socket.setsockopt(zmq.IDENTITY, b"p0")
-        if server_key:
-            public, secret = pair or new_key_pair()
-            self.socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
-            self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public.encode())
-            self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret.encode())
+        public, secret = pair or new_key_pair()
+        self.socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public.encode())
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret.encode())
         self.socket.connect(address)
         self.socket.send(b"let me in")
 
@@ -62,18 +60,32 @@ async def test_hosts_of_the_list_speak_both_ways(hosts: Hosts, server: End) -> N
     assert await worker.hear() == [b"yes", b"body"]
 
 
-@pytest.mark.parametrize("reason", ["plaintext", "unknown_key", "bad_handshake"])
+@pytest.mark.parametrize("reason", ["unknown_key", "bad_handshake"])
 async def test_a_foreign_peer_never_reaches_the_handler(
     hosts: Hosts, server: End, reason: str
 ) -> None:
     (known,) = hosts.keys.peer("server").keys
-    key = {"plaintext": "", "unknown_key": known, "bad_handshake": new_key_pair()[0]}[reason]
+    key = {"unknown_key": known, "bad_handshake": new_key_pair()[0]}[reason]
     strangers = [Stranger(server.socket.address, key) for _ in range(3)]
     await counted(hosts.curves[0], reason)
     assert server.calls == 0
     assert server.socket.send([b"p0", b"x"]) is Sent.GONE
     for stranger in strangers:
         stranger.close()
+
+
+async def test_a_peer_without_curve_never_reaches_the_handler(hosts: Hosts, server: End) -> None:
+    """By its own bytes (ZMTP 3.1, mechanism NULL), and staying: who leaves first is up to nobody."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+    port = int(server.socket.address.rsplit(":", 1)[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(greeting)
+    await counted(hosts.curves[0], "plaintext")
+    async with asyncio.timeout(SECONDS):
+        await reader.read()
+    writer.close()
+    assert server.calls == 0
+    assert server.socket.send([b"p0", b"x"]) is Sent.GONE
 
 
 async def test_bytes_that_are_no_handshake_do_no_harm(hosts: Hosts, server: End) -> None:

@@ -75,7 +75,7 @@ async def test_a_foreign_peer_never_reaches_the_handler(
 
 
 async def test_a_peer_without_curve_never_reaches_the_handler(hosts: Hosts, server: End) -> None:
-    """By its own bytes (ZMTP 3.1, mechanism NULL), and staying: who leaves first is up to nobody."""
+    """By its own bytes (ZMTP 3.1, mechanism NULL), and staying, so that the server leaves first."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
     port = int(server.socket.address.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

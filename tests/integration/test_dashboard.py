@@ -65,8 +65,7 @@ async def test_the_whole_fleet_is_on_the_page_and_kept_current(
         assert await page.value(f"!!document.querySelector('[data-worker={worker}]')")
     assert await page.value("document.querySelectorAll('#pairs td').length") == 4
     assert await page.value("document.querySelectorAll('#wires path').length") == 4
-    rows = await page.value("document.querySelectorAll('#requests tbody tr').length")
-    assert rows >= 6
+    await page.until("document.querySelectorAll('#requests tbody tr').length >= 6")
     rounds = int(await page.value("document.body.dataset.rounds"))
     await page.until(f"Number(document.body.dataset.rounds) > {rounds + 1}")
     await page.until("document.querySelectorAll('#c-load .line').length === 2")

@@ -166,4 +166,5 @@ def _added(one: KvReport, other: KvReport) -> KvReport:
         name: (first[name] + second[name]) if name in _ADDED else max(first[name], second[name])
         for name in first
     }
+    added["complete"] = one.complete and other.complete
     return KvReport(**added)

@@ -211,9 +211,11 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     `early_bytes`: payload whose sending had completed when P's prefill ended (the overlap).
     `retries`: all tries after the first, `refetches` of them after damage. `digest_mismatches`:
     messages that were not what was asked. `compression`: `fp8` if any message came so; then
-    `payload_bytes` is what travelled, and `raw_bytes` the KV itself."""
+    `payload_bytes` is what travelled, and `raw_bytes` the KV itself. `complete`: all that D wanted
+    came and was verified; else `blocks` is the verified part, and D computed the rest itself."""
 
     blocks: Count = 0
+    complete: bool = False
     messages: Count = 0
     payload_bytes: Count = 0
     wire_bytes: Count = 0

@@ -188,6 +188,7 @@ class DecodeModel(ModelWorker):
         size = job.ask.prompt * profile.kv_bytes_per_token
         return KvReport(
             blocks=-(-job.ask.prompt // profile.block_tokens),
+            complete=True,
             messages=1,
             payload_bytes=size,
             wire_bytes=size,

@@ -49,7 +49,7 @@ def started(tables: Tables, each: Try, worker: Worker, message: DecodeStarted, n
     prefill = each.placement.prefill
     pair = f"{prefill.name} and {worker.name}" if prefill else f"{worker.name} left alone"
     tables.degradation.count(Cause.RECOMPUTED, now, of=1, bad=recomputed, who=pair)
-    if kv is not None and kv.blocks and not recomputed:
+    if kv is not None and kv.complete and not recomputed:
         wrong = not _weighs_right(kv, worker)
         tables.degradation.count(Cause.BYTES, now, of=1, bad=wrong, who=pair)
 

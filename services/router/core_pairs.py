@@ -27,7 +27,7 @@ def started(tables: Tables, each: Try, message: DecodeStarted, now: float) -> li
     """D has made its first token: by KV that came, or without it."""
     if not each.prefill or message.kv is None:
         return []
-    if message.kv.blocks:
+    if message.kv.complete:
         pair = tables.placing.pairs.came((each.prefill, each.decode), now)
         if pair is None:
             return []

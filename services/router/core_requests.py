@@ -299,7 +299,7 @@ def decode_started(
         each.move(TryState.DECODING)
     core_degradation.started(tables, each, worker, message, now)
     actions = core_pairs.started(tables, each, message, now)
-    if message.kv is None or not message.kv.blocks:
+    if message.kv is None or not message.kv.complete:
         return actions + close_prefill(tables, each, "decode did without this KV")
     if each.prefill_report is not None:
         _release_prefill(tables, each)

@@ -95,7 +95,9 @@ class Drive:
 def reports(request_id: str) -> tuple[ToRouter, ToRouter, ToRouter]:
     return (
         PrefillEnded(request_id=request_id, attempt=1, elapsed_ms=1.0),
-        DecodeStarted(request_id=request_id, attempt=1, elapsed_ms=1.0, kv=KvReport(blocks=2)),
+        DecodeStarted(
+            request_id=request_id, attempt=1, elapsed_ms=1.0, kv=KvReport(blocks=2, complete=True)
+        ),
         Ended(request_id=request_id, attempt=1, finish_reason="stop"),
     )
 

@@ -101,6 +101,7 @@ class Receiver:
         asked, first = self._asked_at, self._first_at
         return KvReport(
             blocks=self._next_block - self.wanted.first_block,
+            complete=self.state is ReceiveState.DONE,
             messages=self._messages,
             payload_bytes=self._payload_bytes,
             wire_bytes=self._payload_bytes + HEADER_BYTES * self._messages,

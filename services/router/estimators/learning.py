@@ -20,7 +20,7 @@ def started(estimates: Estimates, worker: Worker, each: Try, now: float) -> None
     report = each.decode_report
     if report is None:
         return
-    if report.kv is None or not report.kv.blocks:
+    if report.kv is None or not report.kv.complete:
         tokens = each.ask.prompt_tokens - report.cached_tokens
         if each.placement is not None and each.placement.prefill is None:
             estimates.local_prefill.ended(worker.name, tokens, report.elapsed_ms / 1000, now)

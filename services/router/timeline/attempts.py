@@ -139,6 +139,8 @@ def _first_token(each: Try) -> list[str]:
             f"messages: {kv.wait_ms:.1f} ms until data came, {kv.transfer_ms:.1f} ms of data"
             f"{retries}"
         )
+        if not kv.complete:
+            told.append("not all of it came: decode computed the rest itself")
         if kv.compression:
             told.append(
                 f"compressed {kv.compression}: {kv.raw_bytes} bytes became {kv.payload_bytes}"

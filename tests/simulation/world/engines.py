@@ -110,7 +110,9 @@ class PrefillEngine(ModelEngine):
             request_id=request.request_id,
             attempt=request.attempt,
             side="send",
-            report=KvReport(blocks=each.blocks, messages=1, payload_bytes=64, wire_bytes=80),
+            report=KvReport(
+                blocks=each.blocks, complete=True, messages=1, payload_bytes=64, wire_bytes=80
+            ),
         )
         self._emit(Batch(kv_done=[done]))
 
@@ -186,12 +188,14 @@ class DecodeEngine(ModelEngine):
 
     def _loaded(self, each: Held, good: bool) -> None:
         request = each.request
-        report = KvReport(blocks=each.blocks, messages=1, payload_bytes=64, wire_bytes=80)
+        report = KvReport(
+            blocks=each.blocks, complete=True, messages=1, payload_bytes=64, wire_bytes=80
+        )
         done = KvDone(
             request_id=request.request_id,
             attempt=request.attempt,
             side="receive",
-            report=report if good else KvReport(retries=3),
+            report=report if good else KvReport(blocks=each.blocks // 2, retries=3),
             error="" if good else "kv_transfer_failed",
         )
         self._emit(Batch(kv_done=[done]))

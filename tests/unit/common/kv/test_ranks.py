@@ -58,6 +58,15 @@ def test_one_rank_that_failed_is_a_failed_handoff(failed: int) -> None:
     assert (whole.error, whole.trouble) == (Code.KV_TRANSFER_FAILED, "digest")
 
 
+def test_a_handoff_is_complete_when_it_is_on_every_rank() -> None:
+    for ends in ((True, True), (True, False), (False, True)):
+        merge = RankMerge(2)
+        assert merge.add(done(blocks=4, complete=ends[0])) is None
+        whole = merge.add(done(blocks=4, complete=ends[1]))
+        assert whole is not None
+        assert whole.report.complete == all(ends)
+
+
 def test_one_rank_alone_is_told_as_it_is() -> None:
     merge, end = RankMerge(1), done(blocks=2)
     assert merge.add(end) is end

@@ -129,7 +129,7 @@ def test_one_step_is_one_message_per_gateway() -> None:
     ]
 
 
-REPORT = KvReport(blocks=3, payload_bytes=999)
+REPORT = KvReport(blocks=3, complete=True, payload_bytes=999)
 MOVED = KvDone(request_id="r", attempt=1, side="receive", report=REPORT)
 
 

@@ -30,7 +30,9 @@ from services.router.settings import Settings
 M = TypeVar("M", bound=Message)
 
 BLOCK = 16
-MOVED = KvReport(blocks=3, messages=1, payload_bytes=3072, wire_bytes=3100, early_bytes=2304)
+MOVED = KvReport(
+    blocks=3, complete=True, messages=1, payload_bytes=3072, wire_bytes=3100, early_bytes=2304
+)
 
 
 class Rig:

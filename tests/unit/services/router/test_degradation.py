@@ -159,16 +159,20 @@ def test_a_prompt_that_decode_had_in_its_cache_was_not_recomputed() -> None:
 def test_a_handoff_that_is_not_as_heavy_as_its_blocks() -> None:
     rig = standard()
     serve(rig, 1, MOVED)
-    refetched = KvReport(blocks=3, messages=2, payload_bytes=5120, raw_bytes=5120, retries=1)
+    refetched = KvReport(
+        blocks=3, complete=True, messages=2, payload_bytes=5120, raw_bytes=5120, retries=1
+    )
     serve(rig, 2, refetched)
-    packed = KvReport(blocks=3, messages=1, payload_bytes=1536, raw_bytes=3072, compression="fp8")
+    packed = KvReport(
+        blocks=3, complete=True, messages=1, payload_bytes=1536, raw_bytes=3072, compression="fp8"
+    )
     serve(rig, 3, packed)
     assert not rig.tick()
-    serve(rig, 4, KvReport(blocks=3, messages=1, payload_bytes=3071))
+    serve(rig, 4, KvReport(blocks=3, complete=True, messages=1, payload_bytes=3071))
     (note,) = notes(rig.tick(), "degradation.raised")
     assert note.fields["cause"] == "bytes"
     assert "1 handoffs were not as heavy as their blocks" in note.sentence
-    serve(rig, 5, KvReport(blocks=3, messages=1, payload_bytes=3073))
+    serve(rig, 5, KvReport(blocks=3, complete=True, messages=1, payload_bytes=3073))
     assert rig.core.tables.degradation.bad[Cause.BYTES] == 2
 
 

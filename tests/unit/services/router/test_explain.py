@@ -59,9 +59,25 @@ def test_the_story_says_that_kv_was_compressed() -> None:
     rig.submit()
     rig.prefilled()
     rig.started(
-        kv=KvReport(blocks=3, messages=1, payload_bytes=780, raw_bytes=3072, compression="fp8")
+        kv=KvReport(
+            blocks=3,
+            complete=True,
+            messages=1,
+            payload_bytes=780,
+            raw_bytes=3072,
+            compression="fp8",
+        )
     )
     assert "compressed fp8: 3072 bytes became 780" in story(rig)
+
+
+def test_the_story_says_that_a_part_came_only() -> None:
+    rig = standard()
+    rig.submit()
+    rig.prefilled()
+    rig.started(kv=KvReport(blocks=2, messages=1, payload_bytes=2048, retries=2))
+    assert "2048 bytes in 1 messages" in story(rig)
+    assert "not all of it came: decode computed the rest itself" in story(rig)
 
 
 def test_the_story_of_one_that_waits() -> None:

@@ -29,7 +29,7 @@ def run(rig: Rig, name: str, *, prefill_ms: float, tail_ms: float) -> str:
         rig.say("p0|1", PrefillEnded(request_id=name, attempt=1, elapsed_ms=prefill_ms))
         rig.now += tail_ms / 1000
     elapsed = prefill_ms + tail_ms if placement.prefill else prefill_ms
-    report = KvReport(blocks=25, messages=1, payload_bytes=25 * 1024)
+    report = KvReport(blocks=25, complete=True, messages=1, payload_bytes=25 * 1024)
     kv = report if placement.prefill else None
     rig.say("d0|1", DecodeStarted(request_id=name, attempt=1, elapsed_ms=elapsed, kv=kv))
     rig.now += 0.07

@@ -18,6 +18,7 @@ from tests.unit.services.router.rig import MOVED, Rig
 
 A = ("p0|1", "d0|1")
 NOTHING = KvReport(retries=3)
+PART = KvReport(blocks=2, messages=1, payload_bytes=2048, retries=3)
 
 
 def strike(pairs: Pairs, n: int, now: float, kind: str = "transfer") -> bool:
@@ -165,6 +166,18 @@ def test_a_pair_in_trouble_is_left_alone_and_tried_again() -> None:
     assert pair_rows.not_paired_with(rig.core.tables, "d0|1") == []
     finish(rig, "beside", "p1|1")
     assert went(rig, "after") == "p0|1"
+
+
+def test_a_trial_that_brought_a_part_only_opens_again() -> None:
+    rig = fleet()
+    assert went(rig, "r1") == "p0|1"
+    trouble(rig, "r1", "digest")
+    finish(rig, "r1", "p0|1", NOTHING)
+    rig.now += BACKOFF_SECONDS
+    assert went(rig, "trial") == "p0|1"
+    finish(rig, "trial", "p0|1", PART)
+    assert pair_rows.not_paired_with(rig.core.tables, "d0|1") == ["p0"]
+    assert pair_rows.rows(rig.core.tables, rig.now)[0]["state"] == "open"
 
 
 def test_all_pairs_in_trouble_means_local() -> None:

@@ -69,7 +69,7 @@ def test_reports_may_come_in_any_order() -> None:
     assert rig.nothing_held()
 
 
-@pytest.mark.parametrize("kv", [None, KvReport(blocks=0)])
+@pytest.mark.parametrize("kv", [None, KvReport(blocks=0), KvReport(blocks=2, retries=1)])
 def test_decode_that_did_without_p_frees_p(kv: KvReport | None) -> None:
     rig = standard()
     rig.submit()

@@ -39,7 +39,12 @@ def test_a_pair_is_shown_before_and_after_it_handed_over() -> None:
     (fresh,) = rows(rig)
     assert (fresh["prefill"], fresh["decode"], fresh["state"]) == ("p0", "d0", "closed")
     assert fresh["handoffs"] == 0
-    served(rig, KvReport(blocks=3, messages=2, payload_bytes=3072, transfer_ms=4.0, retries=1))
+    served(
+        rig,
+        KvReport(
+            blocks=3, complete=True, messages=2, payload_bytes=3072, transfer_ms=4.0, retries=1
+        ),
+    )
     (row,) = rows(rig)
     assert (row["handoffs"], row["bytes"], row["ms"], row["retries"]) == (1, 3072, 4.0, 1)
 
@@ -54,7 +59,7 @@ def test_a_handoff_that_never_came_is_a_failure() -> None:
 def test_the_scrape_has_phases_tokens_pairs_and_the_balance() -> None:
     rig = standard()
     assert imbalance(rig.core.tables) is None
-    served(rig, KvReport(blocks=3, messages=2, payload_bytes=3072, transfer_ms=4.0))
+    served(rig, KvReport(blocks=3, complete=True, messages=2, payload_bytes=3072, transfer_ms=4.0))
     page = scraped(RouterMetrics(lambda: View(rig.core.tables, rig.now, {})).collect())
     for line in (
         'baton_router_phase_seconds_count{phase="decode"} 1.0',

@@ -117,6 +117,7 @@ def test_the_whole_way() -> None:
     ]
     report = made.report()
     assert (report.blocks, report.messages, report.payload_bytes) == (10, 3, 1000)
+    assert report.complete
     assert report.wire_bytes == 1000 + 3 * 64
     assert (report.wait_ms, report.transfer_ms, report.retries) == (1000.0, 1000.0, 0)
     made.check_invariants()
@@ -216,6 +217,7 @@ def test_a_run_is_there_only_with_all_its_layer_groups() -> None:
         assert isinstance(place, Place)
         assert (place.message.first_layer, place.message.layers) == (index % 2, 1)
     assert made.report().blocks == 0, "the second layer of the first run is not there"
+    assert not made.report().complete
     made.handle(PeerLost(PEER), 1.1)
     made.handle(Tick(), 1.2)
     again = connected(made, transfer=2)

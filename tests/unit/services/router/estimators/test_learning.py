@@ -30,7 +30,7 @@ def test_a_remote_request_teaches_all_its_phases() -> None:
     rig.now += 0.1
     rig.say("p0|1", PrefillEnded(request_id="r1", attempt=1, elapsed_ms=100.0, cached_tokens=200))
     rig.now += 0.02
-    moved = KvReport(blocks=4, messages=2, payload_bytes=4_000_000, transfer_ms=1.0)
+    moved = KvReport(blocks=4, complete=True, messages=2, payload_bytes=4_000_000, transfer_ms=1.0)
     rig.started(kv=moved)
     rig.now += 0.4
     finish(rig, "r1", 21, 400.0)

@@ -49,9 +49,14 @@ def _one(seed: int, *, trace: bool) -> int:
 def _many(first: int, seeds: int, jobs: int) -> int:
     began = time.monotonic()
     told = [began]
+    shown = 0
 
     def progress(sums: Sums) -> None:
+        nonlocal shown
         now = time.monotonic()
+        for seed, sentence in sums.failures[shown:]:
+            print(f"FAILED seed {seed}: {sentence}", flush=True)
+        shown = len(sums.failures)
         if now - told[0] >= REPORT_SECONDS:
             told[0] = now
             rate = sums.seeds / (now - began)
@@ -78,8 +83,6 @@ def _report(sums: Sums, asked: int, seconds: float) -> None:
     ):  # fmt: skip
         parts = ", ".join(f"{name} {times}" for name, times in counter.most_common())
         print(f"  {title}: {parts}")
-    for seed, sentence in sums.failures:
-        print(f"FAILED seed {seed}: {sentence}")
     if sums.failures:
         print(f"replay: python -m tests.simulation --seed {sums.failures[0][0]} --trace")
 

@@ -2,10 +2,11 @@
 
 Theory of operation: pure, as the machines it holds. A `KvReady` finds its ticket by the secret; one
 that comes before its ticket waits at the counter, for P's queue may be long: bounded, and as long
-as D itself waits. A ticket serves only the D it names, in the incarnation it names. The lease runs
-from the offer; losing D's connection shortens it to a grace in which D may come back. Transfers
-that have ended keep a tombstone with the count of slots already answered, so that a late credit
-still gets its voids.
+as D itself waits. An attempt has one ticket here, the first: after a router's restart P and D may
+have been given different ones, and a D with the other one is refused at once. A ticket serves only
+the D it names, in the incarnation it names. The lease runs from the offer; losing D's connection
+shortens it to a grace in which D may come back. Transfers that have ended keep a tombstone with the
+count of slots already answered, so that a late credit still gets its voids.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ PARKED = 1024
 TOMBSTONES = 8192
 GRACE_S = 1.0
 PATIENCE_MS_MAX = 600_000.0
+OTHER_TICKET = "this attempt's KV is here under another ticket"
 
 Key = tuple[str, int]
 
@@ -101,9 +103,10 @@ class Desk:
         self._senders[key] = Sender(ticket, blocks, self._shape)
         self._by_secret[ticket.secret] = key
         parked = self._parked.pop(ticket.secret, None)
+        outs = self._refuse_parked(key, OTHER_TICKET)
         if parked is None:
-            return []
-        return self._serve(key, parked.peer, parked.message, parked.granted)
+            return outs
+        return [*outs, *self._serve(key, parked.peer, parked.message, parked.granted)]
 
     def computed(self, key: Key, blocks: int) -> list[Out]:
         return self._feed(key, Computed(blocks))
@@ -129,8 +132,11 @@ class Desk:
             return self._serve(key, peer, message, message.granted)
         if self._seen(message.transfer):
             return []
-        if (message.request_id, message.attempt) in self._ended:
+        about = (message.request_id, message.attempt)
+        if about in self._ended:
             return self._refuse(peer, message, message.granted, "the ticket has ended")
+        if about in self._senders:
+            return self._refuse(peer, message, message.granted, OTHER_TICKET)
         outs: list[Out] = []
         older = self._parked.pop(message.secret, None)
         if older is not None:
@@ -284,11 +290,12 @@ class Desk:
         ]
 
     def _refuse_parked(self, key: Key, why: str) -> list[Out]:
+        outs: list[Out] = []
         for secret, parked in list(self._parked.items()):
             if (parked.message.request_id, parked.message.attempt) == key:
                 del self._parked[secret]
-                return self._refuse(parked.peer, parked.message, parked.granted, why)
-        return []
+                outs += self._refuse(parked.peer, parked.message, parked.granted, why)
+        return outs
 
     def _voids(self, peer: Peer, transfer: int, first: int, upto: int) -> list[Out]:
         return [Out(None, SendVoid(peer.id, transfer, i)) for i in range(first, upto)]

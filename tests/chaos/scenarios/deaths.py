@@ -57,13 +57,15 @@ async def workers(
     settings: Mapping[str, str] = SEATS,
     ask: Ask | None = None,
 ) -> list[Row]:
-    """Both roles at once, one worker of each down at a time; N+1 of each."""
+    """Both roles, one worker of each down at a time; N+1 of each. Deaths come by chance over the
+    whole load, as they do in a fleet: a role's next one is not its last one's aftermath."""
+    apart = least / rate / kills
     async with cell(Plan(prefill=2, decode=3, settings=settings)) as fleet:
         async with under_load(fleet, rate, ask) as load, asyncio.TaskGroup() as beside:
             telling = beside.create_task(report("kills", fleet, load, least))
             async with asyncio.TaskGroup() as group:
                 for role in ("prefill", "decode"):
-                    group.create_task(_kill_often(fleet, role, kills))
+                    group.create_task(_kill_often(fleet, role, kills, apart))
             await fleet.until("enough were asked", lambda: load.started >= least, 1800)
             telling.cancel()
         at = [death.at for death in fleet.deaths if death.name.startswith("d")]
@@ -78,14 +80,17 @@ async def workers(
         ]
 
 
-async def _kill_often(fleet: Cell, role: str, kills: int) -> None:
+async def _kill_often(fleet: Cell, role: str, kills: int, apart: float) -> None:
+    """Poisson deaths, `apart` seconds in the mean, but none before the last victim is back."""
     chance = random.Random(role)
+    due = time.monotonic()
     for _ in range(kills):
+        due += chance.expovariate(1 / apart)
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
         name = chance.choice(fleet.names(role))
         kill = Kill(fleet, name)
         await inflict(fleet, kill)
         await fleet.until(f"{name} is back", partial(_ready, fleet, name, kill.pid), READY_SECONDS)
-        await asyncio.sleep(chance.random())
 
 
 async def _ready(fleet: Cell, name: str, old_pid: int) -> bool:

@@ -70,13 +70,15 @@ class ModelEngine:
 
 
 class PrefillEngine(ModelEngine):
-    """Computes prompts one after the other; keeps the KV until it was taken."""
+    """Computes prompts one after the other; keeps the KV until it was taken. An attempt's KV is
+    kept once, for the ticket that it was computed for: what ended is not offered again."""
 
     def __init__(
         self, owner: Process, blocks: int, block_tokens: int, emit: Callable[[Batch], None]
     ) -> None:
         super().__init__(owner, blocks, block_tokens, emit)
         self._free_at = 0.0
+        self._over: set[str] = set()
 
     def add(self, request: EngineRequest) -> None:
         each = Held(request, self.need(len(request.prompt_ids)))
@@ -88,14 +90,15 @@ class PrefillEngine(ModelEngine):
 
     def abort(self, key: str) -> None:
         each = self.held.pop(key, None)
+        self._over.add(key)
         if each is not None and each.taker is not None:
             each.taker(False)
 
-    def take(self, key: str, taker: Callable[[bool], None]) -> None:
+    def take(self, request: EngineRequest, taker: Callable[[bool], None]) -> None:
         """D asks for a prompt's KV. `taker` hears True once it is there, False when it is not and
         will not be."""
-        each = self.held.get(key)
-        if each is None:
+        each = self.held.get(request.key)
+        if each is None or each.request.ticket != request.ticket or request.key in self._over:
             self._clock.after(0.05, lambda: taker(False))
         elif each.computed:
             self._hand(each, taker)
@@ -103,7 +106,7 @@ class PrefillEngine(ModelEngine):
             each.taker = taker
 
     def _hand(self, each: Held, taker: Callable[[bool], None]) -> None:
-        del self.held[each.request.key]
+        self._leave(each)
         taker(True)
         request = each.request
         done = KvDone(
@@ -124,7 +127,9 @@ class PrefillEngine(ModelEngine):
         self._emit(Batch(outputs=[output]))
         if self.held.get(each.request.key) is not each:
             return
-        if each.taker is not None:
+        if each.request.key in self._over:
+            self._gone(each)
+        elif each.taker is not None:
             self._hand(each, each.taker)
         elif each.expired:
             self._expire(each)
@@ -136,7 +141,12 @@ class PrefillEngine(ModelEngine):
         if not self._owner.alive or self.held.get(request.key) is not each or not each.computed:
             return
         self._owner.fleet.judge.lease_expired(self._owner, request.key)
-        del self.held[request.key]
+        self._gone(each)
+
+    def _gone(self, each: Held) -> None:
+        """It is not for anybody, or not any more."""
+        self._leave(each)
+        request = each.request
         done = KvDone(
             request_id=request.request_id,
             attempt=request.attempt,
@@ -145,6 +155,10 @@ class PrefillEngine(ModelEngine):
             error="kv_transfer_failed",
         )
         self._emit(Batch(kv_done=[done]))
+
+    def _leave(self, each: Held) -> None:
+        del self.held[each.request.key]
+        self._over.add(each.request.key)
 
 
 class DecodeEngine(ModelEngine):
@@ -183,7 +197,7 @@ class DecodeEngine(ModelEngine):
         if peer is None or not fleet.network.data_open(ticket.prefill, self._owner.name):
             self._clock.after(0.3, lambda: taken(False))
             return
-        peer.take(each.request.key, taken)
+        peer.take(each.request, taken)
         self._clock.after(LOAD_TIMEOUT, lambda: taken(False))
 
     def _loaded(self, each: Held, good: bool) -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from common.errors import Code
-from common.kv.handoff.desk import GRACE_S, PARKED, Desk, Out, Peer
+from common.kv.handoff.desk import GRACE_S, OTHER_TICKET, PARKED, Desk, Out, Peer
 from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import Ended, SendData, SendVoid, Stage, Tell
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
@@ -45,6 +45,19 @@ def refusals(outs: list[Out]) -> list[str]:
 def offered(desk: Desk, *, blocks: int = 10, granted: int = 3) -> list[Out]:
     assert desk.offer(ticket(), blocks, now=0.0) == []
     return desk.ready(D0, ready(granted=granted), now=0.0)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_second_ticket_of_an_attempt_is_refused_at_once(desk: Desk, early: bool) -> None:
+    other = msgspec.structs.replace(ready(transfer=8, granted=2), secret=b"other".ljust(16, b"#"))
+    outs = [] if not early else desk.ready(D0, other, now=0.0)
+    outs += desk.offer(ticket(), 10, now=0.0) or []
+    outs += [] if early else desk.ready(D0, other, now=0.0)
+    assert refusals(outs) == [OTHER_TICKET]
+    assert voids(outs) == [0, 1]
+    desk.ready(D0, ready(), now=0.0)
+    assert stages(desk.computed(KEY, 10)) == [0], "the first ticket is served"
+    desk.check_invariants()
 
 
 def test_a_message_is_staged_when_both_granted_and_computed(desk: Desk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import msgspec
 
@@ -12,7 +13,7 @@ from common.errors import ConfigError
 from loadtest.capacity import growth
 from loadtest.capacity.fleet import Scenario, run
 from loadtest.capacity.overload import Bench, capacity_rps, overload
-from loadtest.capacity.profile import Profile, load
+from loadtest.capacity.profile import Profile, load, text
 from loadtest.capacity.report import Slo, lines
 from loadtest.capacity.workload import Arrival, Shape, poisson, recorded
 from loadtest.traces.reader import read
@@ -28,7 +29,8 @@ Plays open-loop load against the production router core with modelled workers, i
   python -m loadtest.capacity --prefill 2 --decode 2 --overload 1,2,4 --bound prefill
       goodput at multiples of what the fleet can just do
   python -m loadtest.capacity --prefill 1000 --decode 3000 --trace c.jsonl --speed 60 --scale 0.1
-      a recorded trace (Mooncake JSONL, Azure CSV), 60 times as fast, lengths a tenth
+      a recorded trace (Mooncake JSONL, Azure CSV), 60 times as fast, lengths a tenth; where it
+      says which prompts begin alike, prefix caches count
   python -m loadtest.capacity --grow 64,250,1000,4000 --trace c.jsonl --speed 60 --scale 0.1
       the same load on ever larger fleets: what a request costs the router, and where that bends
 
@@ -139,8 +141,7 @@ def _slo(options: argparse.Namespace) -> Slo:
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults = msgspec.structs.asdict(Profile())
-    about = ABOUT + "\n".join(f"  {key} = {value}" for key, value in defaults.items())
+    about = ABOUT + indent(text(Profile()), "  ")
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.capacity",
         description=about,

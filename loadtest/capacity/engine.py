@@ -1,10 +1,11 @@
 """An engine's continuous batching, exact to the step.
 
 Theory of operation: what a step computes is settled when it begins: a token for each stream, and
-prompts in order of arrival as far as `chunk_tokens` goes. Who arrives meanwhile waits for its end,
-and the step that computes a prompt's end makes its first token. Steps that are all alike (streams
-only) are one jump up to the next end of a stream; an arrival cuts the jump at the end of the step
-it falls into. So a thousand tokens cost two events, and no latency is rounded.
+prompts in order of arrival as far as `chunk_tokens` goes, each without the leading blocks that the
+prefix cache has when its turn comes. Who arrives meanwhile waits for its end, and the step that
+computes a prompt's end makes its first token. Steps that are all alike (streams only) are one jump
+up to the next end of a stream; an arrival cuts the jump at the end of the step it falls into. So a
+thousand tokens cost two events, and no latency is rounded.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from loadtest.capacity.prefix_cache import PrefixCache
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.timeline import Timeline
 from loadtest.capacity.workload import Arrival
@@ -27,12 +29,17 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class Job:
-    """One try on a worker. `ready`: when D had its KV; `first`: when it made the first token;
-    `beside`: streams of the engine then, itself included. `dropped`: nobody wants it any more."""
+    """One try on a worker. `blocks`: hashes of the prompt's whole blocks; `cached`: leading tokens
+    that this worker's cache had; `elsewhere`: on P, those that D's cache had. `ready`: when D had
+    its KV; `first`: when it made the first token; `beside`: streams of the engine then, itself
+    included. `dropped`: nobody wants it any more."""
 
     key: Key
     ask: Arrival
     arrived: float
+    blocks: Sequence[bytes] = ()
+    cached: int = 0
+    elsewhere: int = 0
     ready: float = 0.0
     first: float = 0.0
     beside: int = 0
@@ -42,8 +49,10 @@ class Job:
 
 @dataclass(slots=True)
 class _Prompt:
+    """`left`: tokens to compute, 0 until its turn comes."""
+
     job: Job
-    left: int
+    left: int = 0
     chunk: int = 0
 
 
@@ -57,7 +66,8 @@ class _Jump(NamedTuple):
 class Engine:
     """`computed` hears of a prompt whose last token is computed, `reached` of a stream that made
     all its tokens; both may add work. `busy`: seconds of steps; `batch_seconds`: the integral of
-    streams over them; `itl`: tokens by the time (ms, rounded to 0.1) of the step they came from."""
+    streams over them; `itl`: tokens by the time (ms, rounded to 0.1) of the step they came from.
+    `prompt_tokens`: of the prompts whose turn came; `cached_tokens`: of them, not computed here."""
 
     def __init__(
         self,
@@ -69,6 +79,9 @@ class Engine:
         self.busy = 0.0
         self.batch_seconds = 0.0
         self.itl: dict[float, float] = {}
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self._cache = PrefixCache(profile.kv_blocks if profile.prefix_cache else 0)
         self._profile = profile
         self._time = time
         self._computed = computed
@@ -88,8 +101,8 @@ class Engine:
         return len(self._streams) + len(self._joining)
 
     def prompt(self, job: Job) -> None:
-        """To be computed from its first token."""
-        self._prompts.append(_Prompt(job, job.ask.prompt))
+        """To be computed, as far as it is not cached."""
+        self._prompts.append(_Prompt(job))
         self._arrived()
 
     def stream(self, job: Job, tokens: int) -> None:
@@ -100,8 +113,15 @@ class Engine:
     def fetched(self, job: Job) -> None:
         """A stream whose KV came from elsewhere: its prompt's last token is still to be computed,
         with its first one."""
+        self._cache.add(job.blocks)
         self._fetched += 1
         self.stream(job, 1)
+
+    def cached(self, job: Job) -> int:
+        """Leading tokens of the prompt that need not be computed now; its last one always is, and
+        with it its block."""
+        block = self._profile.block_tokens
+        return min(self._cache.match(job.blocks), (job.ask.prompt - 1) // block) * block
 
     def dropped(self) -> None:
         """A job was marked: it leaves at the end of the step."""
@@ -150,12 +170,22 @@ class Engine:
         """Shares the step's prompt tokens out; the seconds that they take."""
         budget, seconds = self._profile.chunk_tokens, 0.0
         for each in self._prompts:
+            if not budget:
+                break
+            job = each.job
+            each.left = each.left or self._turn(job)
             each.chunk = min(budget, each.left)
             budget -= each.chunk
-            if not each.chunk:
-                break
-            seconds += self._profile.chunk_seconds(each.chunk, each.job.ask.prompt)
+            seconds += self._profile.chunk_seconds(each.chunk, job.ask.prompt, job.cached)
         return seconds
+
+    def _turn(self, job: Job) -> int:
+        """The prompt's tokens to compute."""
+        job.cached = self.cached(job)
+        self._cache.add(job.blocks)
+        self.prompt_tokens += job.ask.prompt
+        self.cached_tokens += job.cached
+        return job.ask.prompt - job.cached
 
     def _take(self, jump: _Jump) -> None:
         """An earlier plan is void."""

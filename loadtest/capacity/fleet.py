@@ -27,11 +27,13 @@ from common.messages import (
     Role,
     Submit,
 )
+from common.prefix import HASH_BYTES, HASHES_MAX
 from loadtest.capacity.engine import Job, Key
+from loadtest.capacity.prefix import block_hashes
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.report import Report, Sample, Slo, quantiles, weighted
 from loadtest.capacity.timeline import Timeline
-from loadtest.capacity.workers import DecodeModel, Outlet, PrefillModel
+from loadtest.capacity.workers import Asked, DecodeModel, Outlet, PrefillModel
 from loadtest.capacity.workload import Arrival
 from services.router.core import Core
 from services.router.events import Event, Received, Send, Tick
@@ -89,10 +91,10 @@ class Fleet:
         self._time = Timeline()
         self._ids = count()
         self._open: dict[str, Sample] = {}
-        self._asks: dict[str, Arrival] = {}
+        self._asked: dict[str, Asked] = {}
         self._delay = scenario.profile.control_ms / 1000
         self._second_tries = [0, 0]
-        outlet = Outlet(self._say, self._kv_ready, self._streamed)
+        outlet = Outlet(self._say, self._kv_wanted, self._kv_ready, self._streamed)
         parts = (scenario.profile, self._time, outlet)
         self._prefills = {
             f"p{i}|1": PrefillModel(f"p{i}", *parts) for i in range(scenario.prefills)
@@ -168,19 +170,22 @@ class Fleet:
             self._open[message.request_id].placed = True
 
     def _to_worker(self, peer: str, message: Prefill | Decode | Abort) -> None:
-        ask = self._asks.get(message.request_id)
+        asked = self._asked.get(message.request_id)
         if isinstance(message, Abort):
             prefill = self._prefills.get(peer)
             (prefill or self._decodes[peer]).abort(message)
-        elif ask is None:
+        elif asked is None:
             return
         elif isinstance(message, Prefill):
             ticket = message.ticket
             key = (message.request_id, message.attempt)
             self._takers[key] = f"{ticket.decode}|{ticket.decode_incarnation}"
-            self._prefills[peer].prefill(message, ask)
+            self._prefills[peer].prefill(message, asked)
         else:
-            self._decodes[peer].decode(message, ask)
+            self._decodes[peer].decode(message, asked)
+
+    def _kv_wanted(self, key: Key, prefill: str, elsewhere: int) -> None:
+        self._prefills[prefill].kv_wanted(key, elsewhere)
 
     def _kv_ready(self, key: Key, _prefill: str) -> None:
         self._decodes[self._takers.pop(key)].kv_ready(key)
@@ -199,10 +204,11 @@ class Fleet:
         self._next_arrival(arrivals)
 
     def _submit(self, sample: Sample) -> None:
-        ask = sample.ask
+        ask, profile = sample.ask, self._scenario.profile
         request_id = f"r{next(self._ids)}"
+        hashes = block_hashes(ask.parts, profile.block_tokens) if profile.prefix_cache else b""
         self._open[request_id] = sample
-        self._asks[request_id] = ask
+        self._asked[request_id] = Asked(ask, hashes)
         submit = Submit(
             request_id=request_id,
             attempt=1,
@@ -211,12 +217,13 @@ class Fleet:
             deadline_ms=ask.deadline_ms,
             tenant=ask.tenant,
             key_id=ask.tenant,
+            prefix_hashes=hashes[: HASHES_MAX * HASH_BYTES],
         )
         self._time.after(self._delay, lambda: self._feed(Received(GATEWAY, submit, BODY)))
 
     def _refused(self, message: Refused | Failed) -> None:
         sample = self._open.pop(message.request_id)
-        self._asks.pop(message.request_id)
+        self._asked.pop(message.request_id)
         sample.refused = message.code
         wait = message.retry_after_ms if isinstance(message, Refused) else 0
         sample.waits_ms.append(wait)
@@ -238,7 +245,7 @@ class Fleet:
             self._second_tries[0] += sample.tries == 2
             return
         sample.done = self._time.now + self._delay
-        del self._open[request_id], self._asks[request_id]
+        del self._open[request_id], self._asked[request_id]
 
     # ------------------------------------------------------------ judgement
 
@@ -253,6 +260,11 @@ class Fleet:
             decode / span / max(1, len(decodes)),
             sum(engine.batch_seconds for engine in decodes) / max(decode, 1e-9),
         )
+
+    def _cached_share(self) -> float:
+        workers = [*self._prefills.values(), *self._decodes.values()]
+        tokens = sum(worker.engine.prompt_tokens for worker in workers)
+        return sum(worker.engine.cached_tokens for worker in workers) / max(1, tokens)
 
     def _report(self, busy: tuple[float, float, float], end: float, cpu: float) -> Report:
         scenario, samples = self._scenario, self.samples
@@ -287,6 +299,7 @@ class Fleet:
             prefill_utilization=busy[0],
             decode_utilization=busy[1],
             decode_batch=busy[2],
+            cached_share=self._cached_share(),
             local_prefills=self.core.tables.counts.placed_local,
             virtual_seconds=self._time.now,
             router_events=self.router_events,

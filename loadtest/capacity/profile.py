@@ -25,7 +25,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     chunk of a prompt (local prefill, at most `chunk_tokens`) that chunk's time more. KV goes from a
     prefill worker at `bandwidth_bytes_per_s`, one transfer after the other, while the prompt is
     still computed; the last chunk's KV comes after it. `control_ms`: one way between two
-    processes.
+    processes. `prefix_cache`: a worker keeps the KV of earlier prompts' blocks and computes only
+    the rest of a prompt that begins with them.
 
     What was measured goes before these formulas: `prefill_curve` as (tokens, milliseconds),
     `decode_curve` as (batch, milliseconds of a step), both ascending, straight between the points.
@@ -47,6 +48,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_num_seqs: Count = 64
     max_model_len: Count = 16_384
     control_ms: NotNegative = 0.3
+    prefix_cache: bool = True
     prefill_curve: Curve = ()
     decode_curve: Curve = ()
     handoff_ms: NotNegative = 0.0
@@ -64,9 +66,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return between(self.prefill_curve, tokens) / 1000
         return self.prefill_ms / 1000 + tokens / self.prefill_tokens_per_s
 
-    def chunk_seconds(self, chunk: int, prompt: int) -> float:
-        """What a chunk of a prompt adds to a step."""
-        return self.prefill_seconds(prompt) * chunk / prompt
+    def prompt_seconds(self, prompt: int, cached: int) -> float:
+        """To compute a prompt without its first `cached` tokens. The rest attends to them too, so
+        it takes what the whole takes more than they; but never less than a prompt of its length."""
+        whole = self.prefill_seconds(prompt) - self.prefill_seconds(cached)
+        return max(self.prefill_seconds(prompt - cached), whole)
+
+    def chunk_seconds(self, chunk: int, prompt: int, cached: int) -> float:
+        """What a chunk of a prompt's rest adds to a step."""
+        return self.prompt_seconds(prompt, cached) * chunk / (prompt - cached)
 
     def first_step_seconds(self, batch: int) -> float:
         """Of streams alone in D's engine whose KV came from P."""

@@ -51,6 +51,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """`goodput_rps`: good requests that ended in the measured time, per second. `attainment`: share
     of the requests placed in it that were good. `next_try`: share of obedient second tries that
     were placed, None without any. Utilization: share of the time in which an engine worked.
+    `cached_share`: of the prompt tokens that engines were to compute, those that their prefix
+    caches had.
     `cpu_seconds`: what the whole run took of this process; `router_seconds`: of that, inside the
     core, by what for (`fleet.Cost`)."""
 
@@ -68,6 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     prefill_utilization: float
     decode_utilization: float
     decode_batch: float
+    cached_share: float
     local_prefills: int
     virtual_seconds: float
     router_events: int
@@ -128,6 +131,7 @@ def lines(report: Report) -> list[str]:
         _row("ITL ms", r.itl_ms),
         _row("TPOT ms", r.tpot_ms),
         f"utilization   {busy} at a mean batch of {r.decode_batch:.1f}",
+        f"prefix cache  {r.cached_share:.0%} of prompt tokens",
         f"router        {router}",
         f"simulated     {r.virtual_seconds:.1f} s, {events}, {r.memory_mib:.0f} MiB at most",
     ]

@@ -1,13 +1,15 @@
 """Modelled workers: how long the engine would take, and the messages it would send.
 
 What they compute and when is `engine`'s; here is what a worker makes of it. A prefill worker's KV
-leaves over one link, transfer after transfer.
+leaves over one link, transfer after transfer, without what D's prefix cache has when it is asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+from common import prefix
 from common.messages import (
     WIRE_VERSION,
     Abort,
@@ -29,16 +31,26 @@ from loadtest.capacity.timeline import Timeline
 from loadtest.capacity.workload import Arrival
 
 
+class Asked(NamedTuple):
+    """`hashes`: of the prompt's whole blocks, packed (`loadtest.capacity.prefix`)."""
+
+    ask: Arrival
+    hashes: bytes
+
+
 class Outlet:
-    """What a worker needs of the fleet around it."""
+    """What a worker needs of the fleet around it. `kv_wanted`: D tells this P how many of the
+    prompt's leading tokens it has."""
 
     def __init__(
         self,
         say: Callable[[str, Message], None],
+        kv_wanted: Callable[[Key, str, int], None],
         kv_ready: Callable[[Key, str], None],
         streamed: Callable[[Job, bool], None],
     ) -> None:
         self.say = say
+        self.kv_wanted = kv_wanted
         self.kv_ready = kv_ready
         self.streamed = streamed
 
@@ -86,8 +98,9 @@ class ModelWorker:
             self.engine.dropped()
             self._aborted(job)
 
-    def _take(self, message: Prefill | Decode, ask: Arrival) -> Job:
-        job = Job((message.request_id, message.attempt), ask, self._time.now)
+    def _take(self, message: Prefill | Decode, asked: Asked) -> Job:
+        key, blocks = (message.request_id, message.attempt), prefix.split(asked.hashes)
+        job = Job(key, asked.ask, self._time.now, blocks)
         self.jobs[job.key] = job
         return job
 
@@ -113,17 +126,31 @@ class PrefillModel(ModelWorker):
         super().__init__(name, profile, time, outlet)
         self._link_free = 0.0
 
-    def prefill(self, message: Prefill, ask: Arrival) -> None:
-        self.engine.prompt(self._take(message, ask))
+    def prefill(self, message: Prefill, asked: Asked) -> None:
+        self.engine.prompt(self._take(message, asked))
+
+    def kv_wanted(self, key: Key, elsewhere: int) -> None:
+        """`elsewhere`: leading tokens that D has."""
+        job = self.jobs.get(key)
+        if job is not None:
+            job.elsewhere = elsewhere
 
     def _computed(self, job: Job) -> None:
         now, profile = self._time.now, self._profile
         del self.jobs[job.key]
-        elapsed = (now - job.arrived) * 1000
-        self._say(PrefillEnded(request_id=job.key[0], attempt=job.key[1], elapsed_ms=elapsed))
-        last = profile.transfer_seconds(min(job.ask.prompt, profile.chunk_tokens))
-        began = now - profile.prefill_seconds(job.ask.prompt)
-        sending = max(began, self._link_free) + profile.transfer_seconds(job.ask.prompt)
+        prompt = job.ask.prompt
+        self._say(
+            PrefillEnded(
+                request_id=job.key[0],
+                attempt=job.key[1],
+                elapsed_ms=(now - job.arrived) * 1000,
+                cached_tokens=job.cached,
+            )
+        )
+        wanted, computed = prompt - job.elsewhere, prompt - job.cached
+        last = profile.transfer_seconds(min(wanted, computed, profile.chunk_tokens))
+        began = now - profile.prompt_seconds(prompt, job.cached)
+        sending = max(began, self._link_free) + profile.transfer_seconds(wanted)
         self._link_free = max(sending, now + last)
         there = self._link_free + profile.handoff_ms / 1000
         self._time.at(there, lambda: self._outlet.kv_ready(job.key, self.identity))
@@ -132,11 +159,15 @@ class PrefillModel(ModelWorker):
 class DecodeModel(ModelWorker):
     role = Role.DECODE
 
-    def decode(self, message: Decode, ask: Arrival) -> None:
-        job = self._take(message, ask)
-        job.remote = message.ticket is not None
-        if not job.remote:
+    def decode(self, message: Decode, asked: Asked) -> None:
+        job, ticket = self._take(message, asked), message.ticket
+        if ticket is None:
             self.engine.prompt(job)
+            return
+        job.remote = True
+        job.cached = self.engine.cached(job)
+        prefill = f"{ticket.prefill}|{ticket.prefill_incarnation}"
+        self._outlet.kv_wanted(job.key, prefill, job.cached)
 
     def kv_ready(self, key: Key) -> None:
         job = self.jobs.get(key)
@@ -161,9 +192,15 @@ class DecodeModel(ModelWorker):
         job.first = self._time.now
         job.beside = self.engine.streams + 1
         self._outlet.streamed(job, False)
-        elapsed = (job.first - job.arrived) * 1000
-        kv = self._report(job) if job.remote else None
-        self._say(DecodeStarted(request_id=request_id, attempt=attempt, elapsed_ms=elapsed, kv=kv))
+        self._say(
+            DecodeStarted(
+                request_id=request_id,
+                attempt=attempt,
+                elapsed_ms=(job.first - job.arrived) * 1000,
+                cached_tokens=job.ask.prompt - 1 if job.remote else job.cached,
+                kv=self._report(job) if job.remote else None,
+            )
+        )
         if job.ask.output > 1:
             self.engine.stream(job, job.ask.output - 1)
         else:
@@ -185,13 +222,14 @@ class DecodeModel(ModelWorker):
 
     def _report(self, job: Job) -> KvReport:
         profile = self._profile
-        size = job.ask.prompt * profile.kv_bytes_per_token
+        came = job.ask.prompt - job.cached
+        size = came * profile.kv_bytes_per_token
         return KvReport(
-            blocks=-(-job.ask.prompt // profile.block_tokens),
+            blocks=-(-came // profile.block_tokens),
             complete=True,
             messages=1,
             payload_bytes=size,
             wire_bytes=size,
             wait_ms=(job.ready - job.arrived) * 1000,
-            transfer_ms=profile.transfer_seconds(job.ask.prompt) * 1000,
+            transfer_ms=profile.transfer_seconds(came) * 1000,
         )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from loadtest.bench.asks import Ask, from_rows
+from loadtest.capacity.prefix import Part, chained
 from loadtest.traces.rows import Row
 
 
 class Arrival(NamedTuple):
     """At `at` seconds a request with `prompt` tokens that will say `output`, and says that it wants
-    `max_tokens`. `deadline_ms` as in Submit, 0 = none."""
+    `max_tokens`. `deadline_ms` as in Submit, 0 = none. `parts`: what the prompt is made of, all of
+    it; empty = not known, and unlike any other."""
 
     at: float
     prompt: int
@@ -19,6 +23,7 @@ class Arrival(NamedTuple):
     max_tokens: int
     tenant: str = ""
     deadline_ms: float = 0.0
+    parts: tuple[Part, ...] = ()
 
 
 class Shape(NamedTuple):
@@ -53,14 +58,30 @@ def poisson(
 
 def recorded(rows: Iterable[Row], *, speed: float = 1.0, scale: float = 1.0) -> Iterator[Arrival]:
     """A trace `speed` times as fast, with all lengths times `scale`."""
-    for row in rows:
-        output = max(1, round(row.output * scale))
-        yield Arrival(
-            at=row.at / speed,
-            prompt=max(1, round(row.prompt * scale)),
-            output=output,
-            max_tokens=output,
-        )
+    return map(of_ask, from_rows(rows, speed=speed, scale=scale))
+
+
+def of_ask(ask: Ask) -> Arrival:
+    """The same request as `baton bench` would send it."""
+    return Arrival(
+        at=ask.at,
+        prompt=ask.prompt,
+        output=ask.output,
+        max_tokens=ask.output,
+        parts=chained(ask.pieces),
+    )
+
+
+def resized(arrival: Arrival, times: float) -> Arrival:
+    """Its prompt `times` as long. Where a part ends follows from where it ended, so that prompts
+    which began alike still do."""
+    ends = [round(end * times) for end in accumulate(part.tokens for part in arrival.parts)]
+    parts = tuple(
+        part._replace(tokens=after - before)
+        for part, (before, after) in zip(arrival.parts, pairwise([0, *ends]), strict=True)
+        if after > before
+    )
+    return arrival._replace(prompt=max(1, round(arrival.prompt * times)), parts=parts)
 
 
 def _around(draw: random.Random, mean: int, spread: float) -> int:

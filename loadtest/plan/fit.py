@@ -45,6 +45,8 @@ def profile_of(
     decode: dict[str, Any],
     bandwidth: Bandwidth,
     about: dict[str, str],
+    *,
+    prefix_cache: bool,
 ) -> Profile:
     """`probes`: alone. `decode`: a decode worker's row of `workers`.
     `about`: where all this was measured; what is known of the wire is added."""
@@ -69,6 +71,7 @@ def profile_of(
         block_tokens=decode["block_tokens"],
         max_num_seqs=decode["requests_max"],
         max_model_len=decode["max_model_len"],
+        prefix_cache=prefix_cache,
         about=about | {"bandwidth": bandwidth.told},
     )
 

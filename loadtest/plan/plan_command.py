@@ -15,7 +15,7 @@ from common.model.resolve import resolve_model
 from loadtest.bench import arrivals, asks
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.profile import load as load_profile
-from loadtest.capacity.workload import Arrival
+from loadtest.capacity.workload import Arrival, of_ask, recorded
 from loadtest.flags import count, positive
 from loadtest.plan import formula, picture, verdict
 from loadtest.plan.sizing import Load, Outcome, within_data
@@ -83,6 +83,10 @@ def _plan(chosen: argparse.Namespace, profile: Profile, load: Load, size: formul
     sentence = verdict.reason(found, taken, target)
     changes = verdict.sensitivity(found, taken, profile, load, _tell)
     print("\n".join(_sensitivity(changes)))
+    if profile.prefix_cache:
+        print(
+            f"prefix cache: {taken.cached_share * 100:.0f} % of prompt tokens in {taken.shape.name}"
+        )
     print(sentence)
     plan = Plan(sentence=sentence, taken=taken, found=found, sensitivity=changes)
     if chosen.json:
@@ -94,15 +98,11 @@ def _plan(chosen: argparse.Namespace, profile: Profile, load: Load, size: formul
 
 def _arrivals(chosen: argparse.Namespace, reading: Reading) -> Iterator[Arrival]:
     if chosen.trace:
-        stream = asks.from_rows(
-            read(chosen.trace, reading, chosen.requests), speed=chosen.speed, scale=chosen.scale
-        )
-    else:
-        mixed = asks.synthetic(chosen.mix, chosen.seed, chosen.scale)
-        instants = arrivals.poisson(chosen.rate, chosen.seed)
-        stream = islice(arrivals.timed(mixed, instants), chosen.requests)
-    for ask in stream:
-        yield Arrival(at=ask.at, prompt=ask.prompt, output=ask.output, max_tokens=ask.output)
+        rows = read(chosen.trace, reading, chosen.requests)
+        return recorded(rows, speed=chosen.speed, scale=chosen.scale)
+    mixed = asks.synthetic(chosen.mix, chosen.seed, chosen.scale)
+    instants = arrivals.poisson(chosen.rate, chosen.seed)
+    return map(of_ask, islice(arrivals.timed(mixed, instants), chosen.requests))
 
 
 def _beyond(profile: Profile, load: Load, *, assume: bool) -> str:
@@ -128,7 +128,8 @@ def _head(chosen: argparse.Namespace, profile: Profile, load: Load) -> Iterator[
     yield f"load     {what}: {len(load.arrivals)} requests at {rate:.2f}/s; SLO {shown(load.slo)}"
     measured = profile.about.get("machine", "assumed numbers, not measured ones")
     yield f"profile  {measured}"
-    yield "         prompts are computed whole: a prefix cache would need less prefill"
+    if not profile.prefix_cache:
+        yield "         prompts are computed whole: these workers cache no prefixes"
     yield ""
 
 

@@ -56,6 +56,16 @@ class Prober(NamedTuple):
                 found.append(await self._probed(sample))
         return found
 
+    async def caches(self, length: int, workers: int) -> bool:
+        """Whether the fleet caches prefixes. One prompt is asked again until it was cached, or
+        until one of `workers` must have computed it twice."""
+        again = Ask("probe", (Piece(f"{self.name}.again", length),), 1)
+        for turn in range(workers + 1):
+            (sample,) = await self._send(iter([again]), 1)
+            if turn and cached_tokens(await self._ended(sample.request_id)):
+                return True
+        return False
+
     async def _probed(self, sample: Sample) -> Probe:
         told = (await self._ended(sample.request_id))["workers_ms"]
         return Probe(
@@ -102,6 +112,12 @@ class Prober(NamedTuple):
     async def warm(self) -> None:
         """Connections, caches and compiled code."""
         await self._send(islice(asks.fixed(LEAST_PROMPT, 4, 0), 4), 2)
+
+
+def cached_tokens(attempt: dict[str, Any]) -> int:
+    """Of the worker that computed the prompt, by `explain`. What D was handed is not cached."""
+    by = "prefill" if attempt["prefill"] else "decode"
+    return attempt["cached_tokens"][by] or 0
 
 
 def lengths_to(most: int) -> list[int]:

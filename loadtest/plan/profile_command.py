@@ -58,7 +58,8 @@ async def _measure(chosen: argparse.Namespace) -> Profile:
     prober = Prober(
         chosen.url, router_of(chosen.run_dir), there.model, secrets.token_hex(4), chosen.api_key
     )
-    decodes = [row for row in await prober.told("workers") if row["role"] == "decode"]
+    workers = await prober.told("workers")
+    decodes = [row for row in workers if row["role"] == "decode"]
     if not decodes:
         raise ProbeError("the fleet has no decode worker")
     decode: dict[str, Any] = decodes[0]
@@ -67,6 +68,8 @@ async def _measure(chosen: argparse.Namespace) -> Profile:
     await prober.warm()
     _say(f"prompts of 64 to {longest} tokens, {chosen.repeats} times each")
     probes = await prober.prompts(lengths_to(longest), chosen.repeats)
+    _say(f"a prompt of {longest} tokens again, for the prefix cache")
+    prefix_cache = await prober.caches(longest, len(workers))
     _say(f"batches of 1 to {min(chosen.batch_max, decode['requests_max'])}")
     batches = batches_to(min(chosen.batch_max, decode["requests_max"]))
     steps = await prober.steps(batches, len(decodes))
@@ -79,7 +82,7 @@ async def _measure(chosen: argparse.Namespace) -> Profile:
     }
     seen = list(status["estimates"]["pair_bytes_per_s"].values())
     bandwidth = bandwidth_of(chosen.bandwidth, seen)
-    return profile_of(probes, steps, decode, bandwidth, about)
+    return profile_of(probes, steps, decode, bandwidth, about, prefix_cache=prefix_cache)
 
 
 def lines(profile: Profile) -> list[str]:
@@ -92,6 +95,7 @@ def lines(profile: Profile) -> list[str]:
     return [
         f"prefill      ms by tokens   {prefill}",
         f"decode step  ms by batch    {decode}",
+        f"prefix cache {'yes' if profile.prefix_cache else 'no: prompts are computed whole'}",
         f"KV           {profile.kv_bytes_per_token} bytes a token, room for {tokens} tokens",
         f"pair         {profile.bandwidth_bytes_per_s / 1e9:.2f} GB/s ({bandwidth})",
         f"handoff      {profile.handoff_ms:.1f} ms after prefill, beside the bytes",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat, takewhile
 from statistics import fmean
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import msgspec
 from loadtest.capacity.fleet import Fleet, Scenario
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.report import Quantiles, Sample, Slo, quantiles
-from loadtest.capacity.workload import Arrival
+from loadtest.capacity.workload import Arrival, resized
 from services.router.settings import Settings
 
 GOLDEN = 0.6180339887498949
@@ -40,7 +41,8 @@ class Shape(NamedTuple):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`attainment`: share of all requests that met the SLO; refused ones did not."""
+    """`attainment`: share of all requests that met the SLO; refused ones did not. `cached_share`:
+    as in Report."""
 
     shape: Shape
     attainment: float
@@ -50,6 +52,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     itl_ms: Quantiles
     prefill_utilization: float
     decode_utilization: float
+    cached_share: float
     output_tokens_per_s: float
 
 
@@ -100,6 +103,7 @@ def play(shape: Shape, profile: Profile, load: Load) -> Outcome:
         itl_ms=report.itl_ms,
         prefill_utilization=report.prefill_utilization,
         decode_utilization=report.decode_utilization,
+        cached_share=report.cached_share,
         output_tokens_per_s=sum(output for _, output in ended) / last,
     )
 
@@ -129,13 +133,25 @@ class Demand(NamedTuple):
 
 
 def demand(profile: Profile, load: Load) -> Demand:
+    """Rather too little than too much: where workers cache prefixes, as if there were one cache
+    that had all earlier prompts."""
     rate = len(load.arrivals) / load.span
-    seconds = fmean(profile.prefill_seconds(a.prompt) for a in load.arrivals)
+    cached = known(load.arrivals) if profile.prefix_cache else repeat(0)
+    seconds = fmean(map(profile.prompt_seconds, (a.prompt for a in load.arrivals), cached))
     mean = fmean(a.prompt + a.output for a in load.arrivals)
     tokens = profile.kv_blocks * profile.block_tokens
     batch = max(1, min(profile.max_num_seqs, int(0.95 * tokens / mean)))
     steps = fmean(a.output for a in load.arrivals)
     return Demand(rate * seconds, rate * steps * profile.step_seconds(batch) / batch)
+
+
+def known(arrivals: Iterable[Arrival]) -> Iterator[int]:
+    """Leading tokens of each prompt that earlier ones had; its last token is never among them."""
+    seen: set[int] = set()
+    for arrival in arrivals:
+        had = sum(part.tokens for part in takewhile(lambda p: p.id in seen, arrival.parts))
+        seen.update(part.id for part in arrival.parts)
+        yield min(had, arrival.prompt - 1)
 
 
 def whole(workers: int, need: Demand) -> list[Shape]:
@@ -154,9 +170,7 @@ def splits(workers: int, need: Demand) -> list[Shape]:
 
 def scaled(load: Load, *, rate: float = 1.0, prompt: float = 1.0) -> Load:
     """The same load, denser or with longer prompts."""
-    arrivals = [
-        a._replace(at=a.at / rate, prompt=max(1, round(a.prompt * prompt))) for a in load.arrivals
-    ]
+    arrivals = [resized(a, prompt)._replace(at=a.at / rate) for a in load.arrivals]
     return Load(arrivals, load.slo)
 
 

@@ -25,7 +25,7 @@ from loadtest.bench import arrivals, asks
 from loadtest.bench.result import Result
 from loadtest.capacity.profile import load as load_profile
 from loadtest.capacity.report import Slo
-from loadtest.capacity.workload import Arrival
+from loadtest.capacity.workload import of_ask
 from loadtest.plan.sizing import Load, Outcome, Shape, play, within_data
 
 OFF = 0.20
@@ -103,7 +103,7 @@ def _predicted(case: Case, seed: int, profile: Path) -> Outcome:
     stream = arrivals.timed(
         asks.synthetic(case.mix, seed, case.scale), arrivals.poisson(case.rate, seed)
     )
-    asked = [Arrival(a.at, a.prompt, a.output, a.output) for a in islice(stream, case.requests)]
+    asked = list(map(of_ask, islice(stream, case.requests)))
     return play(Shape(1, 1), within_data(load_profile(profile)), Load(asked, Slo()))
 
 

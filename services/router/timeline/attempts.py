@@ -34,6 +34,7 @@ def attempt_of(each: Try, now: float) -> dict[str, Any]:
         "candidates": [c._asdict() for c in placement.candidates] if placement else [],
         "kv": _kv(each),
         "workers_ms": _workers_ms(each),
+        "cached_tokens": _cached_tokens(each),
         "phases": _phases(each),
         "sentences": _sentences(each, now),
     }
@@ -57,6 +58,16 @@ def _workers_ms(each: Try) -> dict[str, float | None]:
         "prefill": computed.elapsed_ms if computed else None,
         "kv": started.kv_ms if started and remote else None,
         "first_token": started.elapsed_ms if started else None,
+    }
+
+
+def _cached_tokens(each: Try) -> dict[str, int | None]:
+    """By worker, tokens of the prompt that it did not compute; with a prefill worker, decode's are
+    those that were handed over, too. None: it has not told."""
+    computed, started = each.prefill_report, each.decode_report
+    return {
+        "prefill": computed.cached_tokens if computed else None,
+        "decode": started.cached_tokens if started else None,
     }
 
 

@@ -79,13 +79,14 @@ def test_probes_become_a_profile() -> None:
     ]
     about = {"machine": "this one"}
     steps = [Step(4, 16.0), Step(1, 10.0)]
-    made = profile_of(probes, steps, DECODE_ROW, bandwidth_of(0, [2e9]), about)
+    made = profile_of(probes, steps, DECODE_ROW, bandwidth_of(0, [2e9]), about, prefix_cache=False)
     assert made.prefill_curve == ((100, 22.0), (400, 80.0))
     assert made.decode_curve == ((1, 10.0), (4, 16.0))
     assert [made.handoff_ms, made.join_ms, made.edge_ms] == pytest.approx([4, 10, 6])
     assert (made.kv_bytes_per_token, made.bandwidth_bytes_per_s) == (1_000, 2e9)
     assert made.about["bandwidth"] == "seen; handoffs showed 2 GB/s or more"
     assert made.measured
+    assert not made.prefix_cache
 
 
 def test_the_way_has_a_spread_by_streams() -> None:

@@ -128,6 +128,7 @@ def test_a_profile_of_live_workers_is_one_that_plans_are_made_of(
     assert profile.kv_blocks == capacity["kv_blocks"]
     assert profile.kv_bytes_per_token * profile.block_tokens == capacity["kv_block_bytes"]
     assert "2 prefill, 2 decode" in profile.about["workers"]
+    assert not profile.prefix_cache, "the simulated engine has none"
 
 
 def test_crossover_compares_what_it_is_given(sim_fleet: Fleet, tmp_path: Path) -> None:

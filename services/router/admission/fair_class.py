@@ -5,6 +5,9 @@ counter grows by the cost of what it is served, over its weight; the tenant with
 is served next. A tenant that becomes active is lifted to the lowest counter of the active ones, so
 that nobody saves up credit by being idle. The cost is predicted at service, settled at the end.
 
+Later attempts go before all first ones, in order of arrival: each was admitted and served once, and
+its client waits in the middle of an answer. The retry budget bounds how many there are.
+
 Active tenants stand in one sorted list, so serving costs O(log n) comparisons and one short memory
 move. Counters of up to `IDLE_MAX` idle tenants are kept; one that is forgotten starts at the level
 that it would be lifted to anyway.
@@ -78,11 +81,18 @@ class FairClass:
         self._order: list[tuple[float, str]] = []
         self._weights = 0.0
         self._level = 0.0
+        self._later: OrderedDict[Key, Try] = OrderedDict()
+        self._later_backlog = Backlog()
 
     def __len__(self) -> int:
         return self.backlog.requests
 
     def append(self, each: Try) -> None:
+        self.backlog.add(each)
+        if each.attempt > 1:
+            self._later[each.key] = each
+            self._later_backlog.add(each)
+            return
         tenant = self._active.get(each.tenant)
         if tenant is None:
             tenant = self._activate(each)
@@ -91,19 +101,26 @@ class FairClass:
             tenant.weight = each.weight
         tenant.tries[each.key] = each
         tenant.backlog.add(each)
-        self.backlog.add(each)
 
     def remove(self, each: Try) -> None:
         """It leaves without being served."""
+        self.backlog.add(each, -1)
+        if each.attempt > 1:
+            del self._later[each.key]
+            self._later_backlog.add(each, -1)
+            return
         tenant = self._active[each.tenant]
         del tenant.tries[each.key]
         tenant.backlog.add(each, -1)
-        self.backlog.add(each, -1)
         if not tenant.tries:
             self._deactivate(tenant)
 
     def serve(self, each: Try) -> None:
         """It leaves because it is placed; its tenant pays the predicted cost."""
+        if each.attempt > 1:
+            self.remove(each)
+            self.settle(each.tenant, each.cost)
+            return
         tenant = self._active[each.tenant]
         self._level = max(self._level, min(tenant.counter, self._order[0][0]))
         self._pay(tenant, each.cost)
@@ -117,11 +134,14 @@ class FairClass:
 
     def first(self) -> Try:
         """The one that is served next; there must be one."""
+        if self._later:
+            return next(iter(self._later.values()))
         tries = self._active[self._order[0][1]].tries
         return next(iter(tries.values()))
 
     def in_order(self) -> Iterator[Try]:
         """All queued tries as they would be served. The class must not change meanwhile."""
+        yield from self._later.values()
         heap: list[tuple[float, str, Iterator[Try], Try]] = []
         coming = 0
         while heap or coming < len(self._order):
@@ -140,17 +160,18 @@ class FairClass:
                 heappush(heap, (counter, name, tries, following))
 
     def ahead(self, tenant_name: str, weight: float, cost: float) -> Ahead:
-        """What this class serves before a new try of that tenant: the tenant's own queue, and of
-        the others what their weights give them meanwhile."""
-        tenant = self._active.get(tenant_name)
+        """What this class serves before a first attempt of that tenant: later attempts, the
+        tenant's own queue, and of the others what their weights give them meanwhile."""
+        tenant, later = self._active.get(tenant_name), self._later_backlog
         own = tenant.backlog if tenant is not None else Backlog()
-        others = self.backlog.ahead().plus(own.ahead(), -1.0)
-        others_cost = self.backlog.cost - own.cost
-        if others_cost <= 0:
-            return own.ahead()
+        before = own.ahead().plus(later.ahead())
+        others = self.backlog.ahead().plus(before, -1.0)
+        others_cost = self.backlog.cost - own.cost - later.cost
+        if others.requests < 1 or others_cost <= 0:
+            return before
         others_weight = self._weights - (tenant.weight if tenant is not None else 0.0)
         served = (own.cost + cost) / weight * others_weight
-        return own.ahead().plus(others, min(1.0, served / others_cost))
+        return before.plus(others, min(1.0, served / others_cost))
 
     def queued(self, tenant_name: str) -> int:
         tenant = self._active.get(tenant_name)
@@ -198,7 +219,8 @@ class FairClass:
         assert not self._active.keys() & self._idle.keys()
         tenants = self._active.values()
         assert all(t.tries and t.weight > 0 for t in tenants)
-        assert self.backlog.requests == sum(len(t.tries) for t in tenants)
-        tries = [each for t in tenants for each in t.tries.values()]
+        tries = [*self._later.values(), *(each for t in tenants for each in t.tries.values())]
+        assert self.backlog.requests == len(tries)
+        assert all(each.attempt > 1 for each in self._later.values())
         assert self.backlog.prompt_tokens == sum(each.ask.prompt_tokens for each in tries)
         assert abs(self._weights - sum(t.weight for t in tenants)) < 1e-6 * max(1.0, self._weights)

@@ -34,6 +34,23 @@ def test_a_higher_class_goes_first() -> None:
     assert serve(waiting, 6) == [INTERACTIVE] * 2 + [STANDARD] * 2 + [BATCH] * 2
 
 
+def test_a_stream_that_goes_on_goes_first_in_its_class() -> None:
+    waiting = Waiting(100, 10_000, AdmissionConfig(class_floor=0.0))
+    fill(waiting, STANDARD, 2)
+    moved = [queued(tenant, attempt=2) for tenant in ("greedy", "greedy", "other")]
+    for each in moved:
+        waiting.append(each)
+    fill(waiting, INTERACTIVE, 1)
+    assert list(waiting.in_order())[1:4] == moved
+    assert serve(waiting, 1) == [INTERACTIVE], "a higher class still goes first"
+    waiting.remove(moved[1])
+    for each in (moved[0], moved[2]):
+        assert waiting.head() is each
+        waiting.serve(each)
+        waiting.check_invariants()
+    assert serve(waiting, 2) == [STANDARD] * 2
+
+
 @pytest.mark.parametrize("cost", [25.0, 100.0, 400.0])
 def test_lower_classes_get_their_floor_by_cost(cost: float) -> None:
     waiting = Waiting(3000, 100_000, AdmissionConfig(class_floor=0.05))

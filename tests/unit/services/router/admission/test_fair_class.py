@@ -118,6 +118,25 @@ def test_ahead_is_what_is_then_served() -> None:
     assert served - 1 <= ahead + 2
 
 
+def test_a_later_attempt_is_paid_for_and_is_ahead_of_newcomers() -> None:
+    kind = FairClass()
+    for tenant in ("a", "b"):
+        kind.append(queued(tenant))
+    again = queued("a", attempt=2, prompt=500)
+    kind.append(again)
+    assert kind.ahead("c", 1.0, 1.0).prompt_tokens >= 500
+    assert kind.ahead("a", 1.0, 100.0) == (1 + 1 + 1, 80 + 500 + 80, 90 + 510 + 90)
+    assert kind.first() is again
+    kind.serve(again)
+    kind.check_invariants()
+    assert kind.counters() == {"b": 0.0, "a": 100.0}, "its tenant pays"
+    alone = FairClass()
+    alone.append(again)
+    assert alone.ahead("a", 1.0, 1.0).requests == 1
+    alone.serve(again)
+    assert not len(alone)
+
+
 def test_forgotten_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_class, "IDLE_MAX", 3)
     waiting = FairClass()

@@ -20,10 +20,11 @@ def queued(
     prompt: int = 80,
     out: int = 10,
     body: bytes = b"body",
+    attempt: int = 1,
 ) -> Try:
     return Try(
         request_id=f"{tenant}-{next(IDS)}",
-        attempt=1,
+        attempt=attempt,
         gateway="g0|1",
         ask=Ask(prompt, out),
         body=body,

@@ -32,13 +32,18 @@ def promtool(page: str) -> subprocess.CompletedProcess[str]:
 
 
 async def used(fleet: Fleet) -> None:
-    """One request was served, and its timeline is written."""
+    """One request was served, its timeline is written, and D has reported its KV's counts."""
     streams = Streams(fleet, gap_seconds=0.0, max_tokens=8, prompt=PROMPT)
     await streams.one()
     assert streams.load.finished == 1
-    wait_until(
-        "its timeline is counted", lambda: "baton_pair_handoffs_total{" in scrape(fleet), 15.0
-    )
+
+    def counted() -> bool:
+        page = scrape(fleet)
+        return all(
+            f"{name}_total{{" in page for name in ("baton_pair_handoffs", "baton_kv_recomputes")
+        )
+
+    wait_until("its timeline and its KV are counted", counted, 15.0)
 
 
 def names(text: str) -> set[str]:

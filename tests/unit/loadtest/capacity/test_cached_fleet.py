@@ -20,16 +20,8 @@ from loadtest.capacity.timeline import Timeline
 from loadtest.capacity.workload import Arrival
 from services.router.settings import Settings
 from services.router.timeline.attempts import attempt_of
+from tests.unit.loadtest.capacity.models import PROFILE
 
-PROFILE = Profile(
-    prefill_tokens_per_s=10_000.0,
-    prefill_ms=0.0,
-    decode_step_ms=10.0,
-    decode_step_ms_per_seq=1.0,
-    bandwidth_bytes_per_s=1e9,
-    kv_bytes_per_token=100_000,
-    control_ms=0.0,
-)
 WHOLE = msgspec.structs.replace(PROFILE, prefix_cache=False)
 
 

@@ -16,16 +16,7 @@ from loadtest.capacity.report import Report, Slo, weighted
 from loadtest.capacity.timeline import Timeline
 from loadtest.capacity.workload import Arrival, Shape, poisson
 from services.router.settings import Settings
-
-PROFILE = Profile(
-    prefill_tokens_per_s=10_000.0,
-    prefill_ms=0.0,
-    decode_step_ms=10.0,
-    decode_step_ms_per_seq=1.0,
-    bandwidth_bytes_per_s=1e9,
-    kv_bytes_per_token=100_000,
-    control_ms=0.0,
-)
+from tests.unit.loadtest.capacity.models import PROFILE
 
 
 def scenario(arrivals: list[Arrival], **more: object) -> Scenario:

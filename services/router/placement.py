@@ -31,7 +31,8 @@ from services.router.placement_types import WorkerView as View
 PREFILL_AHEAD_TOKENS = 16_384
 SORTED_MAX = 64
 
-Ranked = list[tuple[Score, str, View]]
+Ranked = list[tuple[Score, int, str, View]]
+"""(score, number of its last placement, name, worker), best first."""
 
 
 def place(
@@ -50,7 +51,7 @@ def place(
         return WaitFor.KV if slots else WaitFor.SLOT
     while left:
         ranked = _best(policy.decode_scores(ask, known, left), left)
-        decode = ranked[0][2]
+        decode = ranked[0][-1]
         verdict = governor.decide(ask, decode, prefills, known)
         if not verdict.eligible:
             return _placement(policy, ask, known, (ranked, len(left)), ([], 0), verdict)
@@ -86,8 +87,10 @@ def _prefills_with_room(ask: Ask, views: Sequence[View]) -> list[View]:
 
 
 def _best(scores: list[Score], views: list[View]) -> Ranked:
-    """The first `CANDIDATES_MAX`, best first."""
-    rows = zip(scores, [view.name for view in views], views, strict=True)
+    """The first `CANDIDATES_MAX`. Equals go in turn, so that an idle fleet fills all its prefix
+    caches and not that of one worker."""
+    turns, names = [view.given for view in views], [view.name for view in views]
+    rows = zip(scores, turns, names, views, strict=True)
     if len(views) > SORTED_MAX:
         return nsmallest(CANDIDATES_MAX, rows)
     return sorted(rows)[:CANDIDATES_MAX]
@@ -103,14 +106,14 @@ def _placement(
 ) -> Placement:
     """`decodes`, `prefills`: the best, and how many there were."""
     (best_d, count_d), (best_p, count_p) = decodes, prefills
-    decode = best_d[0][2]
-    prefill = best_p[0][2] if best_p else None
+    decode = best_d[0][-1]
+    prefill = best_p[0][-1] if best_p else None
     parts = [verdict.sentence] if verdict.sentence else []
     if prefill is not None:
         parts.append(policy.prefill_sentence(ask, known, prefill, count_p))
     parts.append(policy.decode_sentence(ask, known, decode, count_d))
-    candidates = [Candidate("prefill", name, score) for score, name, _ in best_p]
-    candidates += [Candidate("decode", name, score) for score, name, _ in best_d]
+    candidates = [Candidate("prefill", name, score) for score, _, name, _ in best_p]
+    candidates += [Candidate("decode", name, score) for score, _, name, _ in best_d]
     return Placement(
         decode, prefill, policy.NAME, "; ".join(parts), tuple(candidates), verdict.weighed
     )

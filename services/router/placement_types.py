@@ -1,7 +1,8 @@
 """The plain values that placement reads and writes: snapshots in, a placement or a wait out.
 
-Of a policy: scores are compared left to right, lower is better, ties go to the lower name. Scores
-come for all candidates at once, because one call for each would cost more than the scoring.
+Of a policy: scores are compared left to right, lower is better, ties go to
+the worker that was given nothing for the longest time. Scores come for all candidates at once,
+because one call for each would cost more than the scoring.
 """
 
 from __future__ import annotations

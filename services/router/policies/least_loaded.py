@@ -1,5 +1,5 @@
 """Least loaded: D with the smallest share of its KV tokens promised, P with the fewest prompt
-tokens ahead; then the fewest requests; ties by name."""
+tokens ahead; then the fewest requests."""
 
 from __future__ import annotations
 

@@ -173,6 +173,8 @@ def test_a_trial_that_brought_a_part_only_opens_again() -> None:
     assert went(rig, "r1") == "p0|1"
     trouble(rig, "r1", "digest")
     finish(rig, "r1", "p0|1", NOTHING)
+    assert went(rig, "between") == "p1|1"
+    finish(rig, "between", "p1|1")
     rig.now += BACKOFF_SECONDS
     assert went(rig, "trial") == "p0|1"
     finish(rig, "trial", "p0|1", PART)
@@ -231,4 +233,4 @@ def test_an_operator_lets_a_pair_try_at_once() -> None:
     finish(rig, "r1", "p0|1", NOTHING)
     notes = [a for a in rig.do(PairsCleared("p0")) if isinstance(a, Note)]
     assert [note.event for note in notes] == ["pair.cleared"]
-    assert went(rig, "r2") == "p0|1"
+    assert [went(rig, "r2"), went(rig, "r3")] == ["p1|1", "p0|1"]

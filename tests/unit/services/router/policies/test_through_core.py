@@ -1,5 +1,7 @@
 """What policies go by reaches them through the core."""
 
+import pytest
+
 from common.messages import Decode, Prefill, Submit
 from services.router.events import PolicyChosen
 from tests.unit.services.router.rig import Rig
@@ -28,6 +30,20 @@ def test_round_robin_goes_round_both_roles() -> None:
     rig = fleet("round_robin")
     turns = [went(rig, f"r{i}") for i in range(6)]
     assert turns == ["p0 d0", "p1 d1", "p2 d2"] * 2
+
+
+@pytest.mark.parametrize("policy", ["cost", "least_loaded", "prefix_affinity", "round_robin"])
+def test_workers_that_are_equal_are_used_in_turn(policy: str) -> None:
+    rig = fleet(policy)
+    turns = []
+    for i in range(6):
+        turns.append(went(rig, f"r{i}"))
+        prefill, decode = turns[-1].split()
+        rig.prefilled(f"r{i}", peer=f"{prefill}|1")
+        rig.started(f"r{i}", peer=f"{decode}|1")
+        rig.ended(f"r{i}", peer=f"{decode}|1")
+    assert sorted(turns[:3]) == ["p0 d0", "p1 d1", "p2 d2"]
+    assert turns[3:] == turns[:3]
 
 
 def test_a_session_stays() -> None:

@@ -58,8 +58,9 @@ class Chooser:
         self._codec = codec
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
 
-    def choose(self, name: str, allowed: bool) -> bool:
-        """Whether to compress the handoff to this D that begins now."""
+    def choose(self, name: str, allowed: bool, *, lent: bool = False) -> bool:
+        """Whether to compress the handoff to this D that begins now. `lent`: it reads our memory,
+        so that there is no link whose rate could count."""
         if self._mode == "none":
             return False
         peer = self._peer(name)
@@ -69,6 +70,9 @@ class Chooser:
             return self._tell(peer, "", f"KV for {name} is not compressed: {name} does not take it")
         if self._mode == "fp8":
             return self._tell(peer, "fp8", f"KV for {name} is compressed to fp8, as configured")
+        if lent:
+            why = f"KV for {name} is not compressed: it stays in this host's memory"
+            return self._tell(peer, "", why)
         return self._weigh(name, peer)
 
     def news(self, name: str) -> str:

@@ -25,6 +25,7 @@ from common.kv.messages import (
     KvAbort,
     KvCredit,
     KvHello,
+    KvMapped,
     KvPeer,
     KvPing,
     KvPong,
@@ -42,7 +43,7 @@ LAST_WORD_S = 0.2
 _HEAD = struct.Struct("<IQ")
 HEAD_BYTES = _HEAD.size
 
-Heard = KvReady | KvCredit | KvReleased | KvAbort | KvRefused
+Heard = KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused
 Slot = NDArray[np.uint8]
 
 
@@ -79,7 +80,9 @@ class Identity:
 class Channel:
     """Protocol messages over one link. `on_open` gets the peer once, `on_message` what follows,
     `on_closed` a sentence and whether the peer refused us for good; after it nothing comes.
-    `spoke`: something came since it was last set to False (`pulse.py`)."""
+    `spoke`: something came since it was last set to False (`pulse.py`). `staging`: this side's
+    arena; `their_staging`: the peer's, once it said hello. `borrowed`: that memory, if this side
+    could map it; `lends`: the peer could map ours."""
 
     def __init__(
         self,
@@ -90,12 +93,17 @@ class Channel:
         on_open: Callable[[Channel], None],
         on_message: Callable[[Channel, Heard], None],
         on_closed: Callable[[Channel, str, bool], None],
+        staging: str = "",
     ) -> None:
         self.id = peer_id
         self.link = link
         self.peer: Peer | None = None
         self.closed = False
         self.spoke = False
+        self.their_staging = ""
+        self.borrowed: Slot | None = None
+        self.lends = False
+        self._staging = staging
         self._identity = identity
         self._on_open = on_open
         self._on_message = on_message
@@ -139,6 +147,7 @@ class Channel:
                 name=own.name,
                 incarnation=own.incarnation,
                 fingerprint=own.fingerprint,
+                staging=self._staging,
             )
         )
 
@@ -196,6 +205,7 @@ class Channel:
             return
         if self.peer is None:
             self.peer = Peer(self.id, hello.name, hello.incarnation)
+            self.their_staging = hello.staging
             self._on_open(self)
 
     def _finish(self, why: str) -> None:

@@ -31,10 +31,12 @@ _U64 = (1 << 64) - 1
 
 
 class Flag(enum.IntEnum):
-    """`VOID`: the sender answers a granted slot without data; it gave the transfer up."""
+    """`VOID`: the sender answers a granted slot without data; it gave the transfer up. `LENT`: the
+    message lies in the sender's staging memory."""
 
     DATA = 1
     VOID = 2
+    LENT = 3
 
 
 class Encoding(enum.IntEnum):
@@ -116,7 +118,24 @@ def seal(message: NDArray[np.uint8], what: Expected, early_bytes: int = NOT_YET)
 
 def seal_void(message: NDArray[np.uint8], transfer: int, slot: int) -> None:
     """Writes a header-only message."""
-    _HEADER.pack_into(message.data, 0, *_void_fields(transfer, slot))
+    _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.VOID, transfer, slot), 0)
+
+
+def seal_lent(message: NDArray[np.uint8], transfer: int, slot: int, offset: int) -> None:
+    """Writes a header-only message: what answers this slot begins at `offset` of the arena."""
+    _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.LENT, transfer, slot), offset)
+
+
+def lent_at(message: NDArray[np.uint8], transfer: int, slot: int) -> int | None:
+    """The offset that `seal_lent` wrote for this slot; None: this is no such message."""
+    fields = _HEADER.unpack_from(message.data, 0)
+    return fields[-1] if fields[:-1] == _bare_fields(Flag.LENT, transfer, slot) else None
+
+
+def is_of(message: NDArray[np.uint8], transfer: int) -> bool:
+    """Whether the header claims a message of this transfer."""
+    fields = _HEADER.unpack_from(message.data, 0)
+    return bool(fields[0] == MAGIC and fields[4] == transfer)
 
 
 def judge(
@@ -128,7 +147,7 @@ def judge(
     """What came on a slot of this transfer. `planned`: the message with an index, None when there
     is none."""
     fields = _HEADER.unpack_from(message.data, 0)
-    if fields == _void_fields(transfer, slot):
+    if fields == (*_bare_fields(Flag.VOID, transfer, slot), 0):
         return Arrival(Verdict.VOID)
     what = planned(fields[5])
     if what is not None and what.fp8_bytes and fields[3] == Encoding.FP8:
@@ -167,5 +186,6 @@ def _data_fields(what: Expected) -> tuple[object, ...]:
     )
 
 
-def _void_fields(transfer: int, slot: int) -> tuple[object, ...]:
-    return (MAGIC, VERSION, int(Flag.VOID), 0, transfer, slot, 0, 0, 0, 0, 0, 0, NOT_YET, 0)
+def _bare_fields(flag: Flag, transfer: int, slot: int) -> tuple[object, ...]:
+    """All but the last one."""
+    return (MAGIC, VERSION, int(flag), 0, transfer, slot, 0, 0, 0, 0, 0, 0, NOT_YET)

@@ -1,11 +1,11 @@
-"""D's shell around its `Receiver`s: connects to P, posts receives, verifies, places.
+"""D's shell around its `Receiver`s: connects to P (`ways.py`), posts receives, verifies, places.
 
-Theory of operation: one channel per P address, opened at need and kept. Everything runs on the KV
-thread. A message is received into staging, checked against what was asked, and only then copied to
-the engine's blocks, by the receiver whose transfer is still the current one. An ended handoff can
-leave receives that P still owes an answer; their buffers stay out of the pool until it comes, and a
-P that does not answer in `ORPHAN_S` loses the link, which completes them. While a fetch waits, its
-P is asked whether it is there (`pulse.py`).
+Theory of operation: everything runs on the KV thread. A message is received into staging, checked
+against what was asked, and only then copied to the engine's blocks, by the receiver whose transfer
+is still the current one. A P of this host may lend a message instead (`lent.py`): the slot is
+answered with word of where it lies. An ended handoff can leave receives that P still owes an
+answer; their buffers stay out of the pool until it comes, and a P that does not answer in
+`ORPHAN_S` loses the link, which completes them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,21 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from common.errors import BatonError, Code
 from common.kv.control import Channel, Heard, Identity
-from common.kv.digest import HEADER_BYTES, INDEX_BITS, LOST, Expected, Verdict, judge
+from common.kv.digest import (
+    HEADER_BYTES,
+    INDEX_BITS,
+    LOST,
+    Arrival,
+    Encoding,
+    Expected,
+    Verdict,
+    judge,
+    lent_at,
+)
 from common.kv.handoff.desk import Key
 from common.kv.handoff.receiver import Receiver, Wanted
 from common.kv.handoff.tally import Tally
@@ -40,39 +52,29 @@ from common.kv.handoff.words import (
     Tick,
 )
 from common.kv.layout import KvMemory
-from common.kv.messages import KvPing, KvRefused
+from common.kv.lent import lent_message, take
+from common.kv.messages import KvCredit, KvRefused
 from common.kv.packing import Packing
 from common.kv.plan import Plan, shape_of
-from common.kv.pulse import Look, Pulse
 from common.kv.ranks import address_of
 from common.kv.staging import Buffer, Staging
-from common.kv.ucx import Link, data_tag
+from common.kv.ucx import data_tag
+from common.kv.ways import Traveller, Ways
 from common.messages import KvHold, KvReport, Ticket
 
-CONNECT_S = 1.0
 ORPHAN_S = 5.0
 OnEnded = Callable[[Ticket, KvReport, Ended], None]
-Open = Callable[[str], Link]
 
 
 @dataclass(slots=True)
 class _Fetch:
+    """`taken`: offsets of lent messages that P does not know to be read."""
+
     receiver: Receiver
     block_ids: list[int]
     began: float
     channel: Channel | None = None
-
-
-@dataclass(slots=True)
-class _Way:
-    """The channel to one P address; `waiting` for it to open until `deadline`. `lanes`: what UCX
-    chose for it."""
-
-    channel: Channel
-    deadline: float
-    pulse: Pulse
-    waiting: list[Key] = field(default_factory=list)
-    lanes: tuple[str, ...] = ()
+    taken: list[int] = field(default_factory=list)
 
 
 def _nobody() -> None:
@@ -90,37 +92,23 @@ class Incoming:
         staging: Staging,
         *,
         tally: Tally,
-        open_link: Open,
         on_ended: OnEnded,
         clock: Callable[[], float],
-        answer_seconds: float,
+        ways: Callable[[Traveller], Ways],
     ) -> None:
         self._identity = identity
-        self._answer_seconds = answer_seconds
         self._packing = Packing(memory, staging.payload_bytes)
         self._shape = shape_of(memory.geometry)
         self._staging = staging
         self._tally = tally
-        self._open_link = open_link
         self._on_ended = on_ended
         self._clock = clock
         self.on_lost: Callable[[], None] = _nobody
         self._fetches: dict[Key, _Fetch] = {}
         self._by_transfer: dict[int, Key] = {}
-        self._ways: dict[str, _Way] = {}
-        self._channels: dict[int, Channel] = {}
         self._owed: dict[tuple[int, int], tuple[Channel, float]] = {}
         self._next_transfer = int.from_bytes(os.urandom(8), "little") >> (INDEX_BITS + 2)
-        self._next_peer = 1
-
-    def lanes(self) -> dict[str, tuple[str, ...]]:
-        """By the name of each P that a connection is open to."""
-        peers = [(way.channel.peer, way.lanes) for way in self._ways.values()]
-        return {peer.name: lanes for peer, lanes in peers if peer is not None}
-
-    def linked(self) -> tuple[str, ...]:
-        """Addresses that a connection is open to."""
-        return tuple(at for at, way in self._ways.items() if way.channel.peer is not None)
+        self.ways = ways(self)
 
     # ------------------------------------------------------------ from the engine and the daemon
 
@@ -143,26 +131,12 @@ class Incoming:
         for key, fetch in list(self._fetches.items()):
             if fetch.receiver.wake_at <= now:
                 self._feed(key, Tick())
-        for way in list(self._ways.values()):
-            if way.channel.peer is None and way.deadline <= now:
-                way.channel.close("no connection within the time limit")
-        self._feel(now)
+            self._say_taken(fetch)
+        awaited = {each.channel.id for each in self._fetches.values() if each.channel is not None}
+        self.ways.tick(now, awaited)
         for (transfer, _), (channel, until) in list(self._owed.items()):
             if transfer not in self._by_transfer and until <= now:
                 channel.close("granted messages were never answered")
-
-    def _feel(self, now: float) -> None:
-        """Whether those that something is awaited from are there."""
-        awaited = {each.channel.id for each in self._fetches.values() if each.channel is not None}
-        for way in list(self._ways.values()):
-            channel = way.channel
-            if channel.peer is None or channel.id not in awaited:
-                continue
-            look, channel.spoke = way.pulse.look(now, spoke=channel.spoke), False
-            if look is Look.ASK:
-                channel.tell(KvPing())
-            elif look is Look.LOST:
-                channel.close("it does not answer")
 
     def holds(self, now: float) -> list[KvHold]:
         block_bytes = self._shape.block_bytes
@@ -181,62 +155,32 @@ class Incoming:
         ]
 
     def __len__(self) -> int:
-        opening = sum(1 for way in self._ways.values() if way.channel.peer is None)
-        return len(self._fetches) + len(self._owed) + opening
+        return len(self._fetches) + len(self._owed) + self.ways.opening()
 
     def close(self) -> None:
         for key in list(self._fetches):
             self.cancel(key, "the engine closes")
-        for channel in list(self._channels.values()):
-            channel.close("the engine closes")
+        self.ways.close()
 
     # ------------------------------------------------------------ channels
 
     def connect(self, address: str) -> None:
         """Ahead of need; a failure only means that the first handoff connects again."""
         with contextlib.suppress(BatonError, ValueError):
-            self._way(address_of(address, self._identity.rank))
+            self.ways.connect(address_of(address, self._identity.rank))
 
     def _connect(self, key: Key) -> None:
         try:
             kv_address = self._fetches[key].receiver.ticket.kv_address
-            way = self._way(address_of(kv_address, self._identity.rank))
+            self.ways.reach(key, address_of(kv_address, self._identity.rank))
         except (BatonError, ValueError) as error:
-            self._feed(key, ConnectFailed(str(error), final=isinstance(error, ValueError)))
-            return
-        if way.channel.peer is None:
-            way.waiting.append(key)
-        else:
-            self._connected(key, way.channel)
+            self.unreachable(key, str(error), isinstance(error, ValueError))
 
-    def _way(self, address: str) -> _Way:
-        way = self._ways.get(address)
-        if way is None:
-            link = self._open_link(address)
-            peer_id, self._next_peer = self._next_peer, self._next_peer + 1
-            channel = Channel(
-                peer_id,
-                link,
-                self._identity,
-                on_open=lambda _: self._opened(address),
-                on_message=self._heard,
-                on_closed=lambda gone, why, refused: self._gone(address, gone, why, refused),
-            )
-            self._channels[peer_id] = channel
-            now = self._clock()
-            way = self._ways[address] = _Way(
-                channel, now + CONNECT_S, Pulse(now, self._answer_seconds)
-            )
-        return way
+    def unreachable(self, key: Key, why: str, final: bool) -> None:
+        """As `Traveller`; so are the next three."""
+        self._feed(key, ConnectFailed(why, final=final))
 
-    def _opened(self, address: str) -> None:
-        way = self._ways[address]
-        way.lanes = way.channel.link.lanes()
-        waiting, way.waiting = way.waiting, []
-        for key in waiting:
-            self._connected(key, way.channel)
-
-    def _connected(self, key: Key, channel: Channel) -> None:
+    def reached(self, key: Key, channel: Channel) -> None:
         fetch, peer = self._fetches.get(key), channel.peer
         if fetch is None or peer is None:
             return
@@ -250,18 +194,12 @@ class Incoming:
         self._by_transfer[transfer] = key
         self._feed(key, Connected(channel.id, transfer))
 
-    def _gone(self, address: str, channel: Channel, why: str, refused: bool) -> None:
-        self._channels.pop(channel.id, None)
-        way = self._ways.get(address)
-        if way is not None and way.channel is channel:
-            del self._ways[address]
-            for key in way.waiting:
-                self._feed(key, ConnectFailed(why, final=refused))
-            self.on_lost()
+    def gone(self, channel: Channel) -> None:
+        self.on_lost()
         for key in list(self._fetches):
             self._feed(key, PeerLost(channel.id))
 
-    def _heard(self, channel: Channel, message: Heard) -> None:
+    def heard(self, channel: Channel, message: Heard) -> None:
         if not isinstance(message, KvRefused):
             channel.close("a message that no prefill worker sends")
             return
@@ -280,6 +218,7 @@ class Incoming:
         actions = receiver.handle(event, self._clock())
         if before is not None and receiver.transfer != before:
             self._by_transfer.pop(before, None)
+            fetch.taken.clear()
         if receiver.state in RECEIVE_TERMINAL:
             del self._fetches[key]
         self._run(key, fetch, actions, arrived)
@@ -293,8 +232,10 @@ class Incoming:
                     self._connect(key)
                 case Post(_, plan, first, upto):
                     self._post(key, fetch, plan, first, upto)
-                case Tell(peer, message) if peer in self._channels:
-                    self._channels[peer].tell(message)
+                case Tell(peer, KvCredit() as credit):
+                    self._credit(fetch, peer, credit)
+                case Tell(peer, message):
+                    self.ways.tell(peer, message)
                 case Place(_, what) if arrived is not None:
                     self._place(fetch, what, arrived)
                 case Ended():
@@ -333,23 +274,52 @@ class Incoming:
         owed = (plan.transfer, slot)
         self._owed[owed] = (channel, self._clock() + ORPHAN_S)
 
-        def planned(index: int) -> Expected | None:
-            return plan.message(index) if index < plan.messages else None
-
         def done(error: str | None) -> None:
             del self._owed[owed]
             key = self._by_transfer.get(plan.transfer)
-            arrival = LOST if error is not None else judge(message, *owed, planned)
-            if key is not None:
-                self._feed(key, Arrived(plan.transfer, arrival), message)
-            elif arrival.verdict is Verdict.OK:
-                self._tally.stale += 1
+            offset = lent_at(message, *owed) if error is None else None
+            if offset is not None:
+                self._take(key, channel, plan, slot, offset)
+            else:
+                arrival = LOST if error is not None else judge(message, *owed, plan.planned)
+                self._tally.stale += key is None and arrival.verdict is Verdict.OK
+                if key is not None:
+                    self._feed(key, Arrived(plan.transfer, arrival), message)
             self._staging.give(buffer)
             channel.spoke = True
             if error is not None:
                 channel.close(f"a receive failed in the transport: {error}")
 
         channel.link.receive(message, data_tag(*owed, INDEX_BITS), done)
+
+    def _take(self, key: Key | None, channel: Channel, plan: Plan, slot: int, offset: int) -> None:
+        """A lent message is in its blocks before the receiver hears of it: the proof comes last."""
+        if key is None:
+            self._tally.stale += 1
+            return
+        fetch = self._fetches[key]
+
+        def place(arrival: Arrival, message: Buffer) -> None:
+            if fetch.receiver.lacks(plan.transfer, arrival.index):
+                raw = plan.message(arrival.index)
+                fp8 = arrival.encoding is Encoding.FP8
+                self._place(fetch, raw.compressed() if fp8 else raw, message)
+
+        lent = lent_message(channel.borrowed, offset, plan.payload_bytes_max)
+        arrival = take(lent, plan.transfer, slot, plan.planned, place)
+        fetch.taken.append(offset)
+        self._feed(key, Arrived(plan.transfer, arrival))
+        if len(fetch.taken) >= fetch.receiver.wanted.window // 2:
+            self._say_taken(fetch)
+
+    def _say_taken(self, fetch: _Fetch) -> None:
+        transfer, channel = fetch.receiver.transfer, fetch.channel
+        if fetch.taken and transfer is not None and channel is not None:
+            self._credit(fetch, channel.id, KvCredit(transfer=transfer, granted=0))
+
+    def _credit(self, fetch: _Fetch, peer: int, credit: KvCredit) -> None:
+        taken, fetch.taken = tuple(fetch.taken), []
+        self.ways.tell(peer, msgspec.structs.replace(credit, taken=taken))
 
     def _place(self, fetch: _Fetch, what: Expected, message: Buffer) -> None:
         at = what.first_block - fetch.receiver.wanted.first_block

@@ -13,12 +13,13 @@ from common.messages import KvCounts, KvHold, KvReport, Message
 
 class KvHello(Message, frozen=True):
     """Both sides of a new UCX endpoint, first. A side that sees another wire version or fingerprint
-    answers `KvRefused` and closes."""
+    answers `KvRefused` and closes. `staging`: P's arena (`common.kv.arena`); empty = none."""
 
     wire_version: int
     name: str
     incarnation: str
     fingerprint: str
+    staging: str = ""
 
 
 class KvReady(Message, frozen=True):
@@ -43,10 +44,17 @@ class KvReady(Message, frozen=True):
 
 
 class KvCredit(Message, frozen=True):
-    """D to P: slots [0, granted) of this transfer now have a receive posted."""
+    """D to P: slots [0, granted) of this transfer now have a receive posted. `taken`: offsets of
+    lent messages that D has read."""
 
     transfer: int
     granted: int
+    taken: tuple[int, ...] = ()
+
+
+class KvMapped(Message, frozen=True):
+    """D to P: I can read your arena. From now on P may lend a message, that is, answer a slot with
+    its offset there. Messages of a transfer that has ended are not lent any more."""
 
 
 class KvReleased(Message, frozen=True):
@@ -135,6 +143,8 @@ class KvStatus(Message, frozen=True):
     linked: tuple[str, ...] = ()
 
 
-KvPeer = KvHello | KvReady | KvCredit | KvReleased | KvAbort | KvRefused | KvPing | KvPong
+KvPeer = (
+    KvHello | KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused | KvPing | KvPong
+)
 DaemonToKv = KvRelease | KvConnect
 KvToDaemon = KvListening | KvDone | KvStatus

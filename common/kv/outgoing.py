@@ -3,7 +3,8 @@
 Theory of operation: everything here runs on the KV thread but `withdraw`, which the engine's thread
 calls when it takes blocks back before a handoff ended (preemption): it waits for a copy in
 progress, after it no block of that request is read. Data once staged no longer needs the engine's
-blocks.
+blocks. A D that can read the staging memory is told where a message lies, and its buffer is lent
+until D has read it or the transfer ends (`lent.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import numpy as np
 from common.errors import Code
 from common.kv.compression import Chooser
 from common.kv.control import Channel, Heard
-from common.kv.digest import HEADER_BYTES, INDEX_BITS, NOT_YET, Expected, seal, seal_void
+from common.kv.digest import HEADER_BYTES, INDEX_BITS, NOT_YET, Expected, seal, seal_lent, seal_void
 from common.kv.handoff.desk import TOMBSTONES, Desk, Key, Out
 from common.kv.handoff.tally import Tally
 from common.kv.handoff.words import Ended, SendData, SendVoid, Stage, Tell
 from common.kv.layout import KvMemory
 from common.kv.lease import Tombstones
-from common.kv.messages import KvAbort, KvCredit, KvReady, KvReleased
+from common.kv.lent import Loans, break_seal
+from common.kv.messages import KvAbort, KvCredit, KvMapped, KvReady, KvReleased
 from common.kv.packing import Packing
 from common.kv.plan import FP8
 from common.kv.staging import Buffer, Staging
@@ -68,6 +70,7 @@ class Outgoing:
         self._desk = desk
         self._memory = memory
         self._staging = staging
+        self._loans = Loans(staging)
         self._tally = tally
         self._packing = Packing(memory, staging.payload_bytes)
         self._chooser = chooser
@@ -139,6 +142,7 @@ class Outgoing:
 
     def release(self, key: Key, reason: str) -> None:
         self._run(self._desk.release(key, reason))
+        self._loans.review(self._desk.serves)
 
     def heard(self, channel: Channel, message: Heard, now: float) -> None:
         peer = channel.peer
@@ -149,20 +153,26 @@ class Outgoing:
             case KvReady():
                 self._run(self._desk.ready(peer, message, now))
             case KvCredit():
+                self._loans.taken(channel.id, message.taken)
                 self._run(self._desk.credit(peer, message))
+            case KvMapped():
+                channel.lends = self._staging.arena is not None
             case KvReleased():
                 self._run(self._desk.released(message))
             case KvAbort():
                 self._run(self._desk.aborted(peer, message))
             case _:
                 channel.close("a message that no decode worker sends")
+        self._loans.review(self._desk.serves)
 
     def lost(self, channel: Channel, now: float) -> None:
         self._channels.pop(channel.id, None)
         self._run(self._desk.peer_lost(channel.id, now))
+        self._loans.review(self._desk.serves)
 
     def tick(self, now: float) -> None:
         self._run(self._desk.tick(now))
+        self._loans.review(self._desk.serves)
 
     def holds(self, now: float) -> list[KvHold]:
         block_bytes = self._memory.geometry.block_bytes
@@ -212,38 +222,53 @@ class Outgoing:
         if channel is None or channel.peer is None:
             return False
         peer, source, raw = channel.peer.name, self._sources[key], send.plan.message(send.index)
-        what = raw.compressed() if self._compresses(source, peer, raw) else raw
-        message = buffer[: what.message_bytes]
-        payload = message[HEADER_BYTES:]
-        with self._copying:
-            blocks = source.blocks[what.first_block : what.end_block]
-            if len(blocks) == what.blocks:
-                self._packing.gather(blocks, payload, what)
-        if len(blocks) != what.blocks:
+        lends = channel.lends
+        what = raw.compressed() if self._compresses(source, channel, raw) else raw
+        if not self._fill(buffer, source, what):
             self._void(send.peer, what.transfer, send.slot)
             return False
-        self._packing.encode(payload, what)
-        seal(message, what, NOT_YET if source.early_bytes is None else source.early_bytes)
         source.messages += 1
         source.payload_bytes += what.payload_bytes
         source.raw_bytes += raw.payload_bytes
         source.compression = source.compression or (FP8 if source.fp8 else "")
+        message = buffer[: what.message_bytes]
+        if lends:
+            message = np.zeros(HEADER_BYTES, np.uint8)
+            offset = self._loans.lend(buffer, channel.id, what.transfer)
+            seal_lent(message, what.transfer, send.slot, offset)
+        else:
+            self._chooser.sending(peer, source.fp8, self._clock())
 
         def sent(error: str | None) -> None:
             if error is None:
                 source.sent_bytes += what.payload_bytes
-            self._chooser.sent(peer, 0 if error else what.message_bytes, self._clock())
-            self._staging.give(buffer)
+            if not lends:
+                self._chooser.sent(peer, 0 if error else what.message_bytes, self._clock())
+                self._staging.give(buffer)
 
-        self._chooser.sending(peer, source.fp8, self._clock())
         channel.link.send(message, data_tag(what.transfer, send.slot, INDEX_BITS), sent)
         return True
 
-    def _compresses(self, source: _Source, peer: str, what: Expected) -> bool:
+    def _fill(self, buffer: Buffer, source: _Source, what: Expected) -> bool:
+        """False: the blocks are gone."""
+        message = buffer[: what.message_bytes]
+        payload = message[HEADER_BYTES:]
+        break_seal(message)
+        with self._copying:
+            blocks = source.blocks[what.first_block : what.end_block]
+            if len(blocks) != what.blocks:
+                return False
+            self._packing.gather(blocks, payload, what)
+        self._packing.encode(payload, what)
+        seal(message, what, NOT_YET if source.early_bytes is None else source.early_bytes)
+        return True
+
+    def _compresses(self, source: _Source, channel: Channel, what: Expected) -> bool:
         """Chosen once for a transfer."""
-        if source.transfer != what.transfer:
+        if source.transfer != what.transfer and channel.peer is not None:
             source.transfer = what.transfer
-            source.fp8 = self._chooser.choose(peer, allowed=bool(what.fp8_bytes))
+            allowed = bool(what.fp8_bytes)
+            source.fp8 = self._chooser.choose(channel.peer.name, allowed, lent=channel.lends)
         return source.fp8
 
     def _void(self, peer: int, transfer: int, slot: int) -> None:

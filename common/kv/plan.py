@@ -41,7 +41,8 @@ def shape_of(geometry: Geometry) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Raises ValueError for what no honest peer asks. `fp8`: P may compress any message."""
+    """Raises ValueError for what no honest peer asks. `fp8`: P may compress any message. `groups`:
+    messages of one run, each of `group_layers` layers but the last."""
 
     transfer: int
     first_block: int
@@ -50,24 +51,24 @@ class Plan:
     shape: Shape
     layer_groups: int = 1
     fp8: bool = field(default=False, kw_only=True)
+    group_layers: int = field(init=False)
+    groups: int = field(init=False)
+    messages: int = field(init=False)
 
     def __post_init__(self) -> None:
         if (
             min(self.first_block, self.blocks) < 0
             or min(self.message_blocks, self.layer_groups) < 1
         ):
-            raise ValueError(f"impossible transfer: {self}")
-        if self.messages > INDEX_MAX:
-            raise ValueError(f"{self.messages} messages exceed {INDEX_MAX} in one transfer")
-
-    @property
-    def groups(self) -> int:
-        """Messages of one run."""
-        return -(-self.shape.layers // self.shape.group_layers(self.layer_groups))
-
-    @property
-    def messages(self) -> int:
-        return -(-self.blocks // self.message_blocks) * self.groups
+            raise ValueError(f"impossible transfer of {self.blocks} blocks for {self.transfer}")
+        group_layers = self.shape.group_layers(self.layer_groups)
+        groups = -(-self.shape.layers // group_layers)
+        messages = -(-self.blocks // self.message_blocks) * groups
+        if messages > INDEX_MAX:
+            raise ValueError(f"{messages} messages exceed {INDEX_MAX} in one transfer")
+        object.__setattr__(self, "group_layers", group_layers)
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "messages", messages)
 
     @property
     def end(self) -> int:
@@ -76,8 +77,12 @@ class Plan:
     @property
     def payload_bytes_max(self) -> int:
         """Of the largest message, not compressed."""
-        layers = self.shape.group_layers(self.layer_groups)
-        return min(self.message_blocks, self.blocks) * layers * self.shape.page_bytes
+        blocks = min(self.message_blocks, self.blocks)
+        return blocks * self.group_layers * self.shape.page_bytes
+
+    def planned(self, index: int) -> Expected | None:
+        """None: there is no such message."""
+        return self.message(index) if index < self.messages else None
 
     def message(self, index: int) -> Expected:
         if not 0 <= index < self.messages:
@@ -85,9 +90,8 @@ class Plan:
         run, group = divmod(index, self.groups)
         first_block = self.first_block + run * self.message_blocks
         blocks = min(self.message_blocks, self.end - first_block)
-        group_layers = self.shape.group_layers(self.layer_groups)
-        first_layer = group * group_layers
-        layers = min(group_layers, self.shape.layers - first_layer)
+        first_layer = group * self.group_layers
+        layers = min(self.group_layers, self.shape.layers - first_layer)
         pages = blocks * layers
         payload = pages * self.shape.page_bytes
         fp8 = pages * self.shape.fp8_page_bytes if self.fp8 else 0

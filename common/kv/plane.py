@@ -7,11 +7,13 @@ the daemon has not heard the latest counts; an idle worker has none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Literal
 
 from common.config import KvConfig
+from common.kv.arena import shares_memory
 from common.kv.codec import Codec, measured_rate
 from common.kv.compression import Chooser, Mode
 from common.kv.control import Channel, Heard, Identity
@@ -27,6 +29,7 @@ from common.kv.plan import message_blocks, shape_of
 from common.kv.side import KvSide
 from common.kv.staging import Staging
 from common.kv.ucx import Link, Ucx
+from common.kv.ways import Ways
 from common.messages import KvHold, KvReport, Ticket
 
 TICK_S = 0.05
@@ -71,10 +74,13 @@ class Plane:
             interfaces=config.interfaces,
             rails=config.rails,
         )
+        shares = shares_memory(config.transports)
+        lending = Staging(payload, total, shared=shares)
+        self._arena = lending.arena
         self.outgoing = Outgoing(
             Desk(shape, payload, config.lease_ms, self._tally),
             memory,
-            Staging(payload, total),
+            lending,
             tally=self._tally,
             chooser=self._chooser,
             on_ended=self._sent,
@@ -85,10 +91,16 @@ class Plane:
             memory,
             Staging(payload, total),
             tally=self._tally,
-            open_link=self._open,
             on_ended=self._received,
             clock=self.now,
-            answer_seconds=config.answer_ms / 1000,
+            ways=lambda incoming: Ways(
+                identity,
+                incoming,
+                open_link=self._open,
+                clock=self.now,
+                answer_seconds=config.answer_ms / 1000,
+                borrows=shares,
+            ),
         )
         self.incoming.on_lost = self._say_soon
         self._accepted_channels: dict[int, Channel] = {}
@@ -99,6 +111,9 @@ class Plane:
     def start(self) -> str:
         self.ucx.start()
         address = f"{self._config.host}:{self.ucx.listen(self._config.port)}"
+        if self._arena is not None:
+            with contextlib.suppress(OSError):
+                self._arena.open()
         if self._side is not None:
             self._side.start(KvListening(kv_address=address))
         return address
@@ -143,6 +158,8 @@ class Plane:
         self.incoming.close()
         for channel in list(self._accepted_channels.values()):
             channel.close("the engine closes")
+        if self._arena is not None:
+            self._arena.close()
         if self._side is not None:
             self._side.close()
 
@@ -159,6 +176,7 @@ class Plane:
             on_open=lambda _: None,
             on_message=self._heard,
             on_closed=self._gone,
+            staging=self._arena.name if self._arena is not None else "",
         )
 
     def _heard(self, channel: Channel, message: Heard) -> None:
@@ -225,8 +243,8 @@ class Plane:
             counts=self._tally.snapshot(),
             holds=tuple(holds[:KV_HOLDS_MAX]),
             holds_total=len(holds),
-            lanes=self.incoming.lanes(),
-            linked=self.incoming.linked(),
+            lanes=self.incoming.ways.lanes(),
+            linked=self.incoming.ways.linked(),
         )
         self._on_status(status)
         if self._side is not None:

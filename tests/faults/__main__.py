@@ -1,6 +1,7 @@
 """`make faults-kv`: ten thousand handoffs with faults, judged. Exit status 1 when a promise broke.
 
-The first fifth runs without faults: no digest may mismatch there and everything is delivered.
+Half of them between workers that lend each other their messages, half over the wire. Of each the
+first fifth runs without faults: no digest may mismatch there and everything is delivered.
 `--seed` repeats a run; `--first`, `--count` repeat a part of it.
 """
 
@@ -10,7 +11,7 @@ import argparse
 import random
 import sys
 
-from tests.faults.verdict import broken_promises, table, useless
+from tests.faults.verdict import broken_promises, kinds_of, table, useless
 from tests.faults.world import World
 
 CALM_SHARE = 0.2
@@ -27,15 +28,20 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    calm = int(options.count * CALM_SHARE)
-    failed = run_calm(options.seed, options.first, calm)
-    failed += run_faults(options.seed, options.first + calm, options.count - calm)
+    failed: list[str] = []
+    half, first = options.count // 2, options.first
+    for lends in (True, False):
+        calm = int(half * CALM_SHARE)
+        print("lent" if lends else "sent", flush=True)
+        failed += run_calm(options.seed, first, calm, lends=lends)
+        failed += run_faults(options.seed, first + calm, half - calm, lends=lends)
+        first += half
     print("\n".join(failed) or "every promise held, every fault took effect")
     return 1 if failed else 0
 
 
-def run_calm(seed: int, first: int, count: int) -> list[str]:
-    world = World(seed, fault_share=0.0, kill_every=0)
+def run_calm(seed: int, first: int, count: int, *, lends: bool) -> list[str]:
+    world = World(seed, fault_share=0.0, kill_every=0, lends=lends)
     try:
         world.warm(WARM)
         world.run(first, count)
@@ -49,15 +55,15 @@ def run_calm(seed: int, first: int, count: int) -> list[str]:
     return failed
 
 
-def run_faults(seed: int, first: int, count: int) -> list[str]:
-    world = World(seed, fault_share=FAULT_SHARE, kill_every=KILL_EVERY)
+def run_faults(seed: int, first: int, count: int, *, lends: bool) -> list[str]:
+    world = World(seed, fault_share=FAULT_SHARE, kill_every=KILL_EVERY, lends=lends)
     try:
         for at in range(first, first + count, ROUND):
             world.run(at, min(ROUND, first + count - at))
     finally:
         world.close()
     print(f"with faults\n{table(world.notes)}\n", flush=True)
-    failed = broken_promises(world.notes) + useless(world.notes)
+    failed = broken_promises(world.notes) + useless(world.notes, kinds_of(lends))
     if not world.notes.kills:
         failed.append("nobody was killed")
     return failed

@@ -12,7 +12,7 @@ def census(service: KvService, extra_pending: int = 0) -> dict[str, int]:
     incoming, outgoing = core.incoming, core.outgoing
     desk = outgoing._desk
     desk.check_invariants()
-    links = len(core._accepted_channels) + len(incoming._channels)
+    links = len(core._accepted_channels) + len(incoming.ways._channels)
     return {
         "fetches": len(incoming._fetches),
         "receiving transfers": len(incoming._by_transfer),
@@ -26,6 +26,7 @@ def census(service: KvService, extra_pending: int = 0) -> dict[str, int]:
         "parked": len(desk._parked),
         "sources": len(outgoing._sources),
         "staging of P": outgoing._staging.used,
+        "loans of P": len(outgoing._loans),
         "claims of P": len(outgoing._staging._claims),
         "pending requests": core.ucx.inflight - links - extra_pending,
     }

@@ -21,9 +21,10 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from common.kv import incoming
+from common.kv import incoming, lent
 from common.kv.control import Identity
 from common.kv.digest import HEADER_BYTES, Arrival, Expected, Verdict, judge
 from common.kv.handoff.desk import Key
@@ -49,7 +50,9 @@ class _Held:
 class Worker:
     """Either side. `control`: "" or how this run is made useless (see `run`)."""
 
-    def __init__(self, pipe: Connection, name: str, incarnation: str, control: str) -> None:
+    def __init__(
+        self, pipe: Connection, name: str, incarnation: str, control: str, transports: str
+    ) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
         self._wake_out, self._wake_in = os.pipe()
@@ -60,14 +63,19 @@ class Worker:
         self._shim = Shim(self._bent, "-missed" if control == "misaimed" else "")
         self._shim.install()
         self._blind = control == "blind"
-        incoming.judge = self._judge  # type: ignore[attr-defined]
+        incoming.judge = lent.judge = self._judge  # type: ignore[attr-defined]
         self._service = KvService(
             Identity(name, incarnation, "f"),
-            CONFIG,
+            msgspec.structs.replace(CONFIG, transports=transports),
             HostMemory(self._pool.base, GEOMETRY),
             on_ended=self._wake,
         )
-        self._tell("up", self._service.start())
+        address = self._service.start()
+        core = self._service._core
+        assert core is not None
+        if core._arena is not None:
+            self._shim.arena = core._arena.memory
+        self._tell("up", address)
 
     def run(self) -> None:
         while True:
@@ -160,7 +168,9 @@ class Worker:
         slot: int,
         planned: Callable[[int], Expected | None],
     ) -> Arrival:
-        """The product's verdict, and whether it was a wrong one; runs on the KV thread."""
+        """The product's verdict, and whether it was a wrong one; runs on the KV thread. A loan that
+        P called back meanwhile is not held against it: the product looks again, too."""
+        seal = message[:HEADER_BYTES].tobytes()
         arrival = judge(message, transfer, slot, planned)
         if arrival.verdict is Verdict.CORRUPT:
             self._tell("verdict", transfer, slot, False)
@@ -179,7 +189,8 @@ class Worker:
                 truth = block_content(held.spec.name, expected.first_block + at)
                 due = truth.reshape(GEOMETRY.layers, GEOMETRY.page_bytes)[layers]
                 if not np.array_equal(pages[:, at], due):
-                    self._tell("verdict", transfer, slot, True)
+                    if message[:HEADER_BYTES].tobytes() == seal:
+                        self._tell("verdict", transfer, slot, True)
                     break
         return arrival
 
@@ -220,5 +231,5 @@ class Worker:
             self._pipe.send(what)
 
 
-def main(pipe: Connection, name: str, incarnation: str, control: str) -> None:
-    Worker(pipe, name, incarnation, control).run()
+def main(pipe: Connection, name: str, incarnation: str, control: str, transports: str) -> None:
+    Worker(pipe, name, incarnation, control, transports).run()

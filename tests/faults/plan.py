@@ -22,6 +22,7 @@ CORRUPTIONS = frozenset({"flip", "flip-always", "header", "truncate", "replay"})
 MESSAGE_FAULTS: dict[str, tuple[str, ...]] = {
     DATA: (*sorted(CORRUPTIONS), "drop", "delay", "reorder", "duplicate", "reset"),
     "KvHello": ("drop", "delay", "garble"),
+    "KvMapped": ("drop", "delay", "garble"),
     "KvReady": ("drop", "delay", "reorder", "duplicate", "garble", "truncate", "late-copy"),
     "KvCredit": ("drop", "delay", "reorder", "duplicate", "garble"),
     "KvReleased": ("drop", "delay", "duplicate", "garble"),

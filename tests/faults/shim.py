@@ -1,4 +1,5 @@
-"""Bends messages below our code: wraps `Link.send` of the process it is installed in.
+"""Bends messages below our code: wraps `Link.send` of the process it is installed in. Of a lent
+message what goes out is a pointer; the message is bent where it lies.
 
 Which handoff a message belongs to is read off the wire, from the control messages that pass in
 either direction. What is done is told to the driver before it is done, so that nothing that a
@@ -7,6 +8,7 @@ killed process did stays unknown.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable
 
@@ -15,23 +17,29 @@ import numpy as np
 from common.errors import WireError
 from common.kv import ucx
 from common.kv.control import HEAD_BYTES, unpack
-from common.kv.digest import HEADER_BYTES, INDEX_BITS
-from common.kv.messages import KvHello, KvPeer, KvPing, KvPong, KvReady
+from common.kv.digest import HEADER_BYTES, INDEX_BITS, lent_at
+from common.kv.messages import KvHello, KvMapped, KvPeer, KvPing, KvPong, KvReady
 from common.wire import Decoder
 from tests.faults.plan import DATA, Fault
 
 HOLD_MAX_S = 0.06
 LATE_S = 0.4
 LASTING = frozenset({"flip-always"})
+PAYLOAD_BYTES, PAYLOAD_BYTES_AT = struct.Struct("<Q"), 32
+"""The field of a data header, as in `common.kv.digest`."""
+NOBODYS = ("KvHello", "KvMapped")
+"""What belongs to a connection: it suffers what is meant for the first handoff that waits."""
 Say = Callable[[str, str, int, int], None]
 """Fault kind, request, transfer, index."""
 
 
 class Shim:
-    """`aim` is added to every target's name: anything but "" misses them all (a control run)."""
+    """`aim` is added to every target's name: anything but "" misses them all (a control run).
+    `arena`: where P's lent messages lie."""
 
     def __init__(self, say: Say, aim: str = "") -> None:
         self.faults: dict[str, Fault] = {}
+        self.arena = np.zeros(0, np.uint8)
         self.extra = 0
         self._say = say
         self._aim = aim
@@ -67,32 +75,39 @@ class Shim:
         done: ucx.Done,
     ) -> None:
         transfer, index = 0, 0
+        lent: ucx.Buffer | None = None
         if tag & ucx.DATA_TAG:
             target = DATA
             transfer, index = divmod(tag & ~ucx.DATA_TAG, 1 << INDEX_BITS)
             request = self._names.get(transfer, "")
+            offset = lent_at(buffer, transfer, index)
+            lent = None if offset is None else self._lent(offset)
         else:
             target, request, transfer = self._identify(buffer)
-        fault = self._fault(target, request, buffer)
+        says = target != DATA or lent is not None or buffer.nbytes > HEADER_BYTES
+        fault = self._fault(target, request) if says else None
         held = self._held.pop(id(link), None)
         if fault is None:
             send(buffer, done)
         else:
             self._say(fault.kind, request, transfer, index)
-            self._apply(fault, link, send, buffer, done)
-        if target == DATA and buffer.nbytes > HEADER_BYTES:
-            self._last_data = buffer.copy()
+            self._apply(fault, link, send, buffer, done, lent)
+        if target == DATA and says:
+            self._last_data = (buffer if lent is None else lent).copy()
         if held is not None:
             held()
 
-    def _fault(self, target: str, request: str, buffer: ucx.Buffer) -> Fault | None:
+    def _lent(self, offset: int) -> ucx.Buffer:
+        """All of the message that begins here, as long as its header says."""
+        (payload_bytes,) = PAYLOAD_BYTES.unpack_from(self.arena.data, offset + PAYLOAD_BYTES_AT)
+        return self.arena[offset : offset + HEADER_BYTES + int(payload_bytes)]
+
+    def _fault(self, target: str, request: str) -> Fault | None:
         """The fault that this message shall suffer."""
-        if target == "KvHello":
+        if target in NOBODYS:
             request = next((n for n, f in self.faults.items() if f.target == target), "")
         fault = self.faults.get(request)
         if fault is None or fault.target + self._aim != target:
-            return None
-        if target == DATA and buffer.nbytes == HEADER_BYTES:
             return None
         number = self._seen[request, target]
         self._seen[request, target] += 1
@@ -109,6 +124,7 @@ class Shim:
         send: Callable[[ucx.Buffer, ucx.Done], None],
         buffer: ucx.Buffer,
         done: ucx.Done,
+        lent: ucx.Buffer | None,
     ) -> None:
         owner, what, copy = link._owner, fault.what, buffer.copy()
         if what == "reset":
@@ -125,6 +141,9 @@ class Shim:
             send(buffer, done)
             late = 0.0 if what == "duplicate" else LATE_S
             owner.later(late, lambda: self._again(send, copy))
+        elif lent is not None:
+            self._bend(fault, lent)
+            send(buffer, done)
         else:
             self._bend(fault, copy)
             send(copy, done)
@@ -173,7 +192,7 @@ class Shim:
             message = self._decoder.decode(unpack(slot))
         except WireError:
             return "", "", 0
-        if isinstance(message, KvHello | KvPing | KvPong):
+        if isinstance(message, KvHello | KvMapped | KvPing | KvPong):
             return type(message).__name__, "", 0
         if isinstance(message, KvReady):
             self._names[message.transfer] = message.request_id

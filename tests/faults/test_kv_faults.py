@@ -13,6 +13,7 @@ from tests.faults.world import Notes, World
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SEED = 11
+lanes = pytest.mark.parametrize("lends", [True, False], ids=["lent", "sent"])
 ALWAYS_FREQUENT = tuple(k for k in KINDS if k.startswith(("data:", "KvCredit:")))
 
 
@@ -26,34 +27,45 @@ def worlds() -> Iterator[list[World]]:
 
 
 def played(
-    worlds: list[World], count: int, *, fault_share: float, kill_every: int = 0, control: str = ""
+    worlds: list[World],
+    count: int,
+    *,
+    fault_share: float,
+    kill_every: int = 0,
+    control: str = "",
+    lends: bool = True,
 ) -> Notes:
-    worlds.append(World(SEED, fault_share=fault_share, kill_every=kill_every, control=control))
+    worlds.append(
+        World(SEED, fault_share=fault_share, kill_every=kill_every, control=control, lends=lends)
+    )
     worlds[-1].warm(8)
     worlds[-1].run(0, count)
     return worlds[-1].notes
 
 
-def test_no_promise_breaks_while_messages_are_bent_and_workers_die(worlds: list[World]) -> None:
-    notes = played(worlds, 500, fault_share=0.6, kill_every=150)
+@lanes
+def test_no_promise_breaks_while_messages_are_bent_and_workers_die(
+    worlds: list[World], lends: bool
+) -> None:
+    notes = played(worlds, 500, fault_share=0.6, kill_every=150, lends=lends)
     assert broken_promises(notes) == [], table(notes)
     assert useless(notes, ALWAYS_FREQUENT) == [], table(notes)
     assert len(notes.kills) == 3, table(notes)
     assert len(notes.caught) >= 20, table(notes)
 
 
-def test_without_faults_nothing_is_refused(
-    worlds: list[World],
-) -> None:
-    notes = played(worlds, 100, fault_share=0.0)
+@lanes
+def test_without_faults_nothing_is_refused(worlds: list[World], lends: bool) -> None:
+    notes = played(worlds, 100, fault_share=0.0, lends=lends)
     assert broken_promises(notes) == [], table(notes)
     assert notes.caught == set()
     assert notes.done == 108, table(notes)
     assert notes.outcomes["none", "delivered"] > 0, table(notes)
 
 
-def test_a_receiver_that_ignores_its_digests_is_found_out(worlds: list[World]) -> None:
-    notes = played(worlds, 80, fault_share=1.0, control="blind")
+@lanes
+def test_a_receiver_that_ignores_its_digests_is_found_out(worlds: list[World], lends: bool) -> None:
+    notes = played(worlds, 80, fault_share=1.0, control="blind", lends=lends)
     broken = broken_promises(notes)
     assert any("are not P's" in each for each in broken), table(notes)
     assert any("were accepted" in each for each in broken), table(notes)

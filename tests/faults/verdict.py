@@ -25,6 +25,11 @@ def broken_promises(notes: Notes) -> list[str]:
     return broken
 
 
+def kinds_of(lends: bool) -> tuple[str, ...]:
+    """Faults that can happen: where nothing is lent, nobody says that it mapped an arena."""
+    return tuple(kind for kind in KINDS if lends or not kind.startswith("KvMapped:"))
+
+
 def useless(notes: Notes, kinds: tuple[str, ...] = KINDS) -> list[str]:
     """Faults that did not take effect, so that the run proves nothing about them."""
     missing = [f"{kind} never happened" for kind in kinds if not notes.bent[kind]]

@@ -80,14 +80,22 @@ class Notes:
 
 
 class World:
+    """`lends`: workers read each other's staging memory; else every message is sent."""
+
     def __init__(
-        self, seed: int, *, fault_share: float, kill_every: int, control: str = ""
+        self,
+        seed: int,
+        *,
+        fault_share: float,
+        kill_every: int,
+        control: str = "",
+        lends: bool = True,
     ) -> None:
         os.environ.setdefault("UCXX_LOG_LEVEL", "FATAL")  # every lost link would be a line
         self.notes = Notes(seed)
         self._fault_share = fault_share
         self._kill_every = kill_every
-        self._control = control
+        self._told = (control, "tcp,sm,self" if lends else "tcp,self")
         self._dice = random.Random(seed)
         self._context = multiprocessing.get_context("spawn")
         self._born: Counter[str] = Counter()
@@ -136,7 +144,7 @@ class World:
         incarnation = f"{name}-{self._born[name]}"
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=peer.main, args=(theirs, name, incarnation, self._control), daemon=True
+            target=peer.main, args=(theirs, name, incarnation, *self._told), daemon=True
         )
         process.start()
         theirs.close()

@@ -222,6 +222,10 @@ class Desk:
     def __len__(self) -> int:
         return len(self._senders) + len(self._parked)
 
+    def serves(self, transfer: int) -> bool:
+        """It has a ticket here, and nothing has ended it."""
+        return transfer in self._by_transfer
+
     def sender(self, key: Key) -> Sender | None:
         return self._senders.get(key)
 

@@ -92,6 +92,12 @@ class Receiver:
     def retries(self) -> int:
         return self._lost + self._refetched
 
+    def lacks(self, transfer: int, index: int) -> bool:
+        """This message of this transfer is wanted and has not been verified."""
+        plan = self._plan
+        wanted = plan is not None and plan.transfer == transfer and index < plan.messages
+        return wanted and index not in self._verified
+
     @property
     def wake_at(self) -> float:
         """When a Tick is due."""

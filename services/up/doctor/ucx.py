@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import psutil
 
 from common.config import KvConfig
 from common.errors import BatonError
+from common.kv.arena import Arena, Bytes, borrow, shares_memory
 from common.kv.lanes import SHARED_MEMORY, wants_more_than_tcp
 from services.up.doctor.finding import Finding, failed, passed, warned
 
@@ -32,7 +34,8 @@ def check(kv: KvConfig) -> list[Finding]:
 
 
 def probe(kv: KvConfig) -> dict[str, Any]:
-    """`lanes`: of a connection inside this host; `resources`: all UCX could use; or `error`."""
+    """`lanes`: of a connection inside this host; `resources`: all UCX could use; `lent`: what one
+    process stages another can read; or `error`."""
     plan = (kv.transports, kv.interfaces, own_address(kv))
     command = [sys.executable, "-m", "services.up.doctor.ucx", *plan]
     try:
@@ -68,11 +71,19 @@ def judge(kv: KvConfig, seen: dict[str, Any]) -> list[Finding]:
     """Pure."""
     if "error" in seen:
         return [failed("ucx", seen["error"], FIX_TRANSPORTS)]
-    return [_inside(kv, seen["lanes"]), _between(kv, seen["resources"])]
+    return [
+        _inside(kv, seen["lanes"], lent=seen["lent"]),
+        _between(kv, seen["resources"]),
+    ]
 
 
-def _inside(kv: KvConfig, lanes: list[str]) -> Finding:
-    saw = f"KV between workers of this host goes over {lanes[0] if lanes else 'nothing'}"
+def _inside(kv: KvConfig, lanes: list[str], *, lent: bool) -> Finding:
+    first = lanes[0] if lanes else "nothing"
+    saw = f"KV between workers of this host goes over {first}"
+    if lent:
+        saw = (
+            f"KV between workers of this host is read where it was staged, word of it over {first}"
+        )
     names = {lane.split("/")[0] for lane in lanes}
     asked = {name.strip() for name in kv.transports.split(",")}
     if not names & SHARED_MEMORY and asked & (SHARED_MEMORY | {"sm", "shm", "all"}) - {"self"}:
@@ -130,7 +141,22 @@ async def _connect(transports: str, interfaces: str, host: str) -> dict[str, Any
         return {"error": error_.message}
     if error is not None:
         return {"error": f"no connection to {host}: {error}"}
-    return {"lanes": link.lanes(), "resources": dialler.resources()}
+    lent = shares_memory(transports) and await _lends()
+    return {"lanes": link.lanes(), "resources": dialler.resources(), "lent": lent}
+
+
+async def _lends() -> bool:
+    borrowed: asyncio.Future[Bytes | None] = asyncio.get_running_loop().create_future()
+    try:
+        arena = Arena(mmap.PAGESIZE)
+        arena.open()
+    except OSError:
+        return False
+    borrow(arena.name, borrowed.set_result)
+    try:
+        return await borrowed is not None
+    finally:
+        arena.close()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A KV service in a process of its own, driven over a pipe; and how tests drive it.
 
 `fault`: "flip-first" damages one bit of the first data message after it was sealed, "flip-all" of
-every one, "oversize" makes the first longer than what D can have posted, "swallow" answers nothing
-at all.
+every one, wherever it lies, "oversize" makes the first longer than what D can have posted,
+"swallow" answers nothing at all.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import cast
 
+import msgspec
 import numpy as np
 
 from common.config import KvConfig
 from common.kv import ucx
 from common.kv.codec import Format
 from common.kv.control import Identity
-from common.kv.digest import HEADER_BYTES
+from common.kv.digest import HEADER_BYTES, INDEX_BITS, lent_at
 from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvDone
 from common.kv.service import KvService
@@ -34,6 +35,7 @@ GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE, inside=INSIDE)
 CONFIG = KvConfig(
     message_bytes=8 * LAYERS * PAGE, staging_mib=8, load_timeout_ms=4000.0, answer_ms=30_000.0
 )
+WIRE_ONLY = msgspec.structs.replace(CONFIG, transports="tcp,self")
 
 
 def filled(seed: int) -> np.ndarray:
@@ -142,9 +144,11 @@ def remote(
 def _serve(
     pipe: Connection, name: str, seed: int, fault: str, fingerprint: str, config: KvConfig
 ) -> None:
-    _install(fault)
+    services: list[KvService] = []
+    _install(fault, services)
     base = filled(seed)
     service, address = make_service(name, base, config, fingerprint)
+    services.append(service)
     pipe.send(address)
     while True:
         verb, args = pipe.recv()
@@ -165,7 +169,16 @@ def _serve(
             pipe.send(getattr(service, verb)(*args))
 
 
-def _install(fault: str) -> None:
+def lent_to(service: KvService, pointer: np.ndarray, tag: int) -> np.ndarray | None:
+    """From the header on, the message in this service's arena that a data message points to."""
+    core = service._core
+    assert core is not None
+    transfer, slot = divmod(tag & ~ucx.DATA_TAG, 1 << INDEX_BITS)
+    offset = lent_at(pointer, transfer, slot)
+    return None if offset is None or core._arena is None else core._arena.memory[offset:]
+
+
+def _install(fault: str, services: list[KvService]) -> None:
     original = ucx.Link.send
     left = {"flip-first": 1, "flip-all": 1 << 30, "oversize": 1}.get(fault, 0)
 
@@ -174,10 +187,13 @@ def _install(fault: str) -> None:
         data = bool(tag & ucx.DATA_TAG)
         if data and fault == "swallow":
             return
-        if data and left and buffer.nbytes > HEADER_BYTES:
+        lent = lent_to(services[0], buffer, tag) if data and left else None
+        if data and left and (lent is not None or buffer.nbytes > HEADER_BYTES):
             left -= 1
-            if fault == "oversize":
-                buffer = np.concatenate([buffer, buffer])
+            if lent is not None and fault != "oversize":
+                lent[HEADER_BYTES + 999] ^= 4
+            elif fault == "oversize":
+                buffer = np.zeros(2 * CONFIG.message_bytes, np.uint8)
             else:
                 buffer[buffer.nbytes // 2] ^= 4
         original(link, buffer, tag, done)

@@ -87,13 +87,17 @@ def test_a_pair_compresses_only_if_both_ask_for_it(own: KvConfig, compressing: l
 def test_auto_says_what_it_chose_and_why() -> None:
     """What this machine's rates make of it is its own affair; the policy's test is elsewhere."""
     with remote("p0", config=AUTO) as prefill:
-        first = fetched(prefill, FP8, "first")
+        wire = msgspec.structs.replace(FP8, transports="tcp,self")
+        first = fetched(prefill, wire, "first")
         assert_reported(*first, compressed=False)
         assert first[2].choice == "", "the link is not measured yet"
-        second = fetched(prefill, FP8, "second")
+        second = fetched(prefill, wire, "second")
         assert "the link moves" in second[2].choice
         assert_reported(*second, compressed="is compressed" in second[2].choice)
         assert_reported(*fetched(prefill, EXACT, "third"), compressed=False)
+        lent = fetched(prefill, FP8, "fourth")
+        assert_reported(*lent, compressed=False)
+        assert "stays in this host's memory" in lent[2].choice
 
 
 @pytest.mark.parametrize("layer_groups", [1, 3])

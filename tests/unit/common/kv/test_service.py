@@ -16,6 +16,7 @@ import pytest
 from common.errors import BatonError, Code
 from common.kv.digest import HEADER_BYTES
 from common.kv.layout import HostMemory
+from common.kv.lent import LANE
 from common.kv.messages import KvStatus
 from common.kv.service import KvService
 from common.messages import KvHold
@@ -25,6 +26,7 @@ from tests.unit.common.kv.service_peer import (
     GEOMETRY,
     LAYERS,
     PAGE,
+    WIRE_ONLY,
     drained,
     filled,
     gathered,
@@ -44,9 +46,10 @@ def base() -> np.ndarray:
     return np.zeros(GEOMETRY.end, np.uint8)
 
 
-@pytest.fixture
-def decode(base: np.ndarray) -> Iterator[KvService]:
-    service, _ = make_service("d0", base)
+@pytest.fixture(params=["lent", "sent"])
+def decode(base: np.ndarray, request: pytest.FixtureRequest) -> Iterator[KvService]:
+    """Reads what P lends, or has everything sent."""
+    service, _ = make_service("d0", base, CONFIG if request.param == "lent" else WIRE_ONLY)
     yield service
     service.stop()
 
@@ -237,6 +240,26 @@ def test_many_handoffs_at_once_share_bounded_staging(decode: KvService, base: np
         assert_moved(base, [63 - at for at in range(40)], list(range(40)))
 
 
+def test_two_that_share_two_buffers_both_get_on(base: np.ndarray) -> None:
+    """Each may hold one lent buffer while it waits for the other."""
+    config = msgspec.structs.replace(CONFIG, staging_mib=1)
+    service, _ = make_service("d0", base, config)
+    with remote("p0", config=config) as prefill:
+        start = time.monotonic()
+        for name, blocks in (("a", range(32)), ("b", range(32, 64))):
+            handed = ticket(name, prefill.address)
+            service.fetch(handed, 0, list(blocks))
+            prefill.offer_all(handed, list(blocks))
+        assert {end.error for end in gathered(service.drain, 2)} == {""}
+        assert time.monotonic() - start < CONFIG.load_timeout_ms / 1000 / 2
+        assert_moved(base, list(range(64)), list(range(64)))
+        core = service._core
+        assert core is not None
+        assert LANE in core.incoming.ways.lanes()["p0"], "it was lent"
+        wait_for(lambda: prefill.call("staging") == 0)
+    service.stop()
+
+
 def test_damage_on_the_wire_is_caught_and_fetched_again(
     decode: KvService, base: np.ndarray
 ) -> None:
@@ -271,7 +294,7 @@ def test_a_failed_receive_is_tried_again_on_a_new_connection(
         decode.connect(prefill.address)
         core = decode._core
         assert core is not None
-        ways = core.incoming._ways
+        ways = core.incoming.ways._ways
         wait_for(lambda: prefill.address in ways and ways[prefill.address].channel.peer)
         first = ways[prefill.address].channel
         handed = ticket("r", prefill.address)
@@ -413,7 +436,7 @@ def test_a_connection_made_ahead_is_used_and_one_that_fails_does_no_harm(
         decode.connect(prefill.address)
         core = decode._core
         assert core is not None
-        way = core.incoming._ways
+        way = core.incoming.ways._ways
         wait_for(lambda: prefill.address in way and way[prefill.address].channel.peer)
         channel = way[prefill.address].channel
         handed = ticket("r", prefill.address)

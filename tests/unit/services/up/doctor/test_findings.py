@@ -84,7 +84,7 @@ WIRES = ["sysv/memory", "posix/memory", "tcp/lo", "tcp/eth0"]
 
 def judged(transports: str, lanes: list[str], resources: list[str]) -> dict[str, Level]:
     kv = KvConfig(transports=transports)
-    return levels(ucx.judge(kv, {"lanes": lanes, "resources": resources}))
+    return levels(ucx.judge(kv, {"lanes": lanes, "resources": resources, "lent": True}))
 
 
 def test_ucx_shared_memory_inside_and_tcp_between() -> None:

@@ -33,4 +33,5 @@ def test_workers_with_different_data_planes_are_told_apart_in_json(
     assert main(["doctor", "--config", str(file), "--json"]) == 0
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert "sysv" in found["ucx inside (p0, d0)"]["saw"]
+    assert "is read where it was staged" in found["ucx inside (p0, d0)"]["saw"]
     assert found["ucx inside (d1)"]["saw"].startswith("KV between workers of this host goes over t")

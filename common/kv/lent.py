@@ -1,0 +1,86 @@
+"""Lent messages: P leaves them in its arena, D reads them there (`arena.py`).
+
+Theory of operation: a loan ends when D says `taken`, or when the transfer or the link does, and
+then P may write there while D, which knows nothing of it yet, still reads. So P breaks the seal,
+the header, before it writes anything else, and D looks at the header again after the copy: if it is
+still the one that was judged, so was the payload. If not, the loan was called back, which damages
+nothing: it is as if the message had been lost on its way. Stores become visible in their order on
+x86; elsewhere the system calls and locks between seal and payload order them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from common.kv.digest import HEADER_BYTES, LOST, Arrival, Expected, Verdict, is_of, judge
+from common.kv.layout import Bytes
+from common.kv.staging import Buffer, Staging
+
+LANE = "arena/memory"
+
+
+def break_seal(message: Bytes) -> None:
+    message[:HEADER_BYTES] = 0
+
+
+def take(
+    message: Bytes,
+    transfer: int,
+    slot: int,
+    planned: Callable[[int], Expected | None],
+    place: Callable[[Arrival, Bytes], None],
+) -> Arrival:
+    """Judges a lent message and has it placed if it is sound. `place` may refuse what it does not
+    want any more."""
+    seal = message[:HEADER_BYTES].tobytes()
+    if not is_of(message, transfer):
+        return LOST
+    arrival = judge(message, transfer, slot, planned)
+    if arrival.verdict is Verdict.OK:
+        place(arrival, message)
+    return arrival if message[:HEADER_BYTES].tobytes() == seal else LOST
+
+
+def lent_message(arena: Bytes | None, offset: int, payload_bytes_max: int) -> Bytes:
+    """What lies at this offset; where nothing can, a message that nobody sent."""
+    if arena is None or offset > arena.nbytes - HEADER_BYTES:
+        return np.zeros(HEADER_BYTES, np.uint8)
+    return arena[offset : offset + HEADER_BYTES + payload_bytes_max]
+
+
+class Loans:
+    """P's list of what is lent: by offset, to whom (a channel's id) and for which transfer. Never
+    more than there are staging buffers."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._lent: dict[int, tuple[int, int, Buffer]] = {}
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def lend(self, buffer: Buffer, peer: int, transfer: int) -> int:
+        """The offset to tell."""
+        offset = self._staging.offset(buffer)
+        self._lent[offset] = (peer, transfer, buffer)
+        return offset
+
+    def taken(self, peer: int, offsets: tuple[int, ...]) -> None:
+        """What was not lent to this peer is ignored."""
+        for offset in offsets:
+            loan = self._lent.get(offset)
+            if loan is not None and loan[0] == peer:
+                self._end(offset)
+
+    def review(self, serves: Callable[[int], bool]) -> None:
+        """Ends the loans of transfers that are not served any more."""
+        for offset, (_, transfer, _) in list(self._lent.items()):
+            if not serves(transfer):
+                self._end(offset)
+
+    def _end(self, offset: int) -> None:
+        loan = self._lent.pop(offset, None)
+        if loan is not None:
+            self._staging.give(loan[2])

@@ -70,6 +70,8 @@ def _adopt(tables: Tables, worker: Worker, held: Held, now: float) -> list[Actio
     key = (held.request_id, held.attempt)
     each = tables.tries.get(key)
     if worker.role is Role.PREFILL:
+        if _needs_no_prefill(tables, worker, key):
+            return [_abort(worker, key, "it is over, or D needs no more of it")]
         if each is not None:
             _adopt_prefill(each, worker, held)
         return []
@@ -78,8 +80,7 @@ def _adopt(tables: Tables, worker: Worker, held: Held, now: float) -> list[Actio
             tables.counts.drop("held twice")
         return []
     if _is_over(tables, worker, key):
-        reason = "it is over, or a newer attempt took its place"
-        return [Send(worker.identity, Abort(request_id=key[0], attempt=key[1], reason=reason))]
+        return [_abort(worker, key, "it is over, or a newer attempt took its place")]
     gateway = _gateway(tables, held.gateway, now)
     if gateway is None:
         tables.counts.drop("held for an unknown gateway")
@@ -105,6 +106,19 @@ def _is_over(tables: Tables, worker: Worker, key: Key) -> bool:
     if over.attempt == attempt and over.state is TryState.FAILED and not tables.settings.alone:
         return False
     return over.attempt > attempt or over.placement is not None
+
+
+def _needs_no_prefill(tables: Tables, worker: Worker, key: Key) -> bool:
+    """P's Abort was lost with a connection, and its blocks would be held until their lease ends."""
+    each = tables.tries.get(key)
+    if each is None:
+        return _is_over(tables, worker, key)
+    begun = each.state in (TryState.DECODING, TryState.ABORTING)
+    return begun and not each.prefill_open
+
+
+def _abort(worker: Worker, key: Key, reason: str) -> Send:
+    return Send(worker.identity, Abort(request_id=key[0], attempt=key[1], reason=reason))
 
 
 def _gateway(tables: Tables, identity: str, now: float) -> Gateway | None:

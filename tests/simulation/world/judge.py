@@ -97,7 +97,9 @@ class Judge:
             self._clock.violate(f"the death of {victim.identity} was found by the watchdog")
 
     def _dropped(self, gateway: GatewayProcess, victim: Process) -> None:
-        if gateway.waits_for(victim.identity) and gateway.calm(FOUND_SECONDS):
+        """A router that hung may place on the dead in its first moment."""
+        calm = gateway.calm(FOUND_SECONDS) and self._fleet.routers_calm(FOUND_SECONDS)
+        if calm and gateway.waits_for(victim.identity):
             self._clock.violate(f"{gateway.name} still waits for dead {victim.identity}")
 
     # ------------------------------------------------------------ five times a second

@@ -5,6 +5,8 @@ import pytest
 from common.messages import (
     Abort,
     Failed,
+    Held,
+    Holding,
     Load,
     Placed,
     Role,
@@ -16,6 +18,13 @@ from tests.unit.services.router.rig import MOVED, Rig, standard, worker_hello
 
 def drops(rig: Rig) -> dict[str, int]:
     return rig.core.tables.counts.dropped
+
+
+def computed(name: str) -> Held:
+    """P's word that it has this prompt's KV for d0."""
+    return Held(
+        request_id=name, attempt=1, prompt_tokens=100, max_tokens=50, decode="d0|1", started=True
+    )
 
 
 def test_a_router_that_slept_blames_nobody() -> None:
@@ -52,6 +61,26 @@ def test_a_worker_that_was_out_of_reach_comes_back_and_its_orphans_are_aborted(b
     assert drops(rig)["stale end"] == 1
     rig.submit("r2")
     assert rig.state("r2") == "placed"
+
+
+@pytest.mark.parametrize("decoding", [True, False])
+def test_kv_that_d_has_taken_is_not_kept_by_a_p_that_did_not_hear_of_it(decoding: bool) -> None:
+    rig = standard()
+    rig.submit("r1")
+    rig.submit("r2")
+    for name in ("r1", "r2"):
+        rig.prefilled(name)
+    rig.started("r1", kv=MOVED)
+    if not decoding:
+        rig.ended("r1")
+    rig.gone("p0|1")
+    rig.say("p0|1", worker_hello(Role.PREFILL, "p0"))
+    rig.sent.clear()
+    rig.say("p0|1", Holding(tries=(computed("r1"),)))
+    assert [(a.request_id, a.attempt) for a in rig.take(Abort, "p0|1")] == [("r1", 1)]
+    rig.sent.clear()
+    rig.say("p0|1", Holding(tries=(computed("r2"),)))
+    assert not rig.take(Abort), "D may still fetch it"
 
 
 def test_the_last_words_of_the_dead_change_nothing() -> None:

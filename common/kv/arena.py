@@ -70,7 +70,9 @@ class Arena:
             self._loop.remove_reader(self._socket)
             self._socket.close()
             self._socket = None
+        if self._readable >= 0:
             os.close(self._readable)
+            self._readable = -1
 
     def _asked(self) -> None:
         with contextlib.suppress(OSError):

@@ -38,7 +38,7 @@ OnEnded = Callable[[Ticket, KvReport, Ended], None]
 @dataclass(slots=True)
 class _Source:
     """`blocks`: where the prompt's blocks are; empty once the engine took them back. `sent_bytes`:
-    payload whose sending has completed, `early_bytes` what it was when the prefill ended. `fp8`:
+    payload that was sent or lent, `early_bytes` what it was when the prefill ended. `fp8`:
     what was chosen for `transfer`."""
 
     ticket: Ticket

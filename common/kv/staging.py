@@ -1,10 +1,10 @@
 """Bounded staging memory: what KV passes through between the engine's blocks and the wire.
 
 Theory of operation: equal buffers, made on first use, never more than `count`, in an arena where
-there is one (`arena.py`). A buffer that UCX knows is not free before UCX said so, so `give` is
-called from completions only. Whoever finds none
-free leaves a claim and is called back in turn, first come first served, one buffer a turn: one slow
-peer holds at most its window, not the pool.
+there is one (`arena.py`). A buffer that UCX knows is not free before UCX said so, and a lent one
+not before D or the transfer's end did, so `give` is called from there only. Whoever finds none free
+leaves a claim and is called back in turn, first come first served, one buffer a turn: one slow peer
+holds at most its window, not the pool.
 """
 
 from __future__ import annotations

@@ -67,11 +67,11 @@ class Loans:
         self._lent[offset] = (peer, transfer, buffer)
         return offset
 
-    def taken(self, peer: int, offsets: tuple[int, ...]) -> None:
-        """What was not lent to this peer is ignored."""
+    def taken(self, peer: int, transfer: int, offsets: tuple[int, ...]) -> None:
+        """What was not lent to this peer for this transfer is ignored: it may be lent anew."""
         for offset in offsets:
             loan = self._lent.get(offset)
-            if loan is not None and loan[0] == peer:
+            if loan is not None and loan[:2] == (peer, transfer):
                 self._end(offset)
 
     def review(self, serves: Callable[[int], bool]) -> None:

@@ -153,7 +153,7 @@ class Outgoing:
             case KvReady():
                 self._run(self._desk.ready(peer, message, now))
             case KvCredit():
-                self._loans.taken(channel.id, message.taken)
+                self._loans.taken(channel.id, message.transfer, message.taken)
                 self._run(self._desk.credit(peer, message))
             case KvMapped():
                 channel.lends = self._staging.arena is not None

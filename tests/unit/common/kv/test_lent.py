@@ -97,8 +97,8 @@ def lending(count: int) -> tuple[Staging, Loans, list[int]]:
 def test_a_loan_comes_back_once_and_only_from_who_has_it() -> None:
     staging, loans, offsets = lending(4)
     assert len(set(offsets)) == 4
-    loans.taken(1, (offsets[0], offsets[1], 12_345))
-    loans.taken(1, (offsets[1],))
+    loans.taken(1, 71, (offsets[0], offsets[1], offsets[3], 12_345))
+    loans.taken(1, 71, (offsets[1],))
     assert (staging.used, len(loans)) == (3, 3)
 
 
@@ -120,5 +120,5 @@ def test_who_waits_for_a_buffer_gets_the_one_that_comes_back() -> None:
 
     staging.claim(use)
     assert got == []
-    loans.taken(1, (offsets[1],))
+    loans.taken(1, 71, (offsets[1],))
     assert got == [offsets[1]]

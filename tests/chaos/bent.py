@@ -22,6 +22,7 @@ from common.errors import BatonError, Code
 from common.kv import ucx
 from common.kv.digest import HEADER_BYTES
 from services.cli import main
+from tests.faults.lent import Lent
 
 DELAY_SECONDS = 0.3
 ENGINE_ORDERS = ("", "hang", "die")
@@ -37,13 +38,16 @@ def _order(path: Path) -> str:
 
 
 def install(run_dir: Path, name: str) -> None:
-    """Wraps `Link.send` of this process."""
+    """Wraps `Link.send` of this process. A lent message is bent where it lies."""
+    places = Lent()
+    places.install()
     send = ucx.Link.send
     orders, proof = run_dir / f"bend-{name}", run_dir / f"bent-{name}"
 
     def bent(link: ucx.Link, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
         order = _order(orders)
-        is_data = bool(tag & ucx.DATA_TAG) and buffer.nbytes > HEADER_BYTES
+        lent = places.message(buffer, tag)
+        is_data = bool(tag & ucx.DATA_TAG) and (lent is not None or buffer.nbytes > HEADER_BYTES)
         if order in ENGINE_ORDERS or not (is_data or order == "mute"):
             send(link, buffer, tag, done)
             return
@@ -57,7 +61,8 @@ def install(run_dir: Path, name: str) -> None:
             link._owner.later(DELAY_SECONDS, lambda: send(link, buffer, tag, done))
         else:
             copy = buffer.copy()
-            copy[HEADER_BYTES + copy.nbytes // 3] ^= 1
+            bent_one = copy if lent is None else lent
+            bent_one[HEADER_BYTES + bent_one.nbytes // 3] ^= 1
             send(link, copy, tag, done)
 
     ucx.Link.send = bent  # type: ignore[method-assign,assignment]

@@ -70,12 +70,7 @@ class Worker:
             HostMemory(self._pool.base, GEOMETRY),
             on_ended=self._wake,
         )
-        address = self._service.start()
-        core = self._service._core
-        assert core is not None
-        if core._arena is not None:
-            self._shim.arena = core._arena.memory
-        self._tell("up", address)
+        self._tell("up", self._service.start())
 
     def run(self) -> None:
         while True:

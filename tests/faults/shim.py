@@ -8,7 +8,6 @@ killed process did stays unknown.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Callable
 
@@ -17,16 +16,15 @@ import numpy as np
 from common.errors import WireError
 from common.kv import ucx
 from common.kv.control import HEAD_BYTES, unpack
-from common.kv.digest import HEADER_BYTES, INDEX_BITS, lent_at
+from common.kv.digest import HEADER_BYTES, INDEX_BITS
 from common.kv.messages import KvHello, KvMapped, KvPeer, KvPing, KvPong, KvReady
 from common.wire import Decoder
+from tests.faults.lent import Lent
 from tests.faults.plan import DATA, Fault
 
 HOLD_MAX_S = 0.06
 LATE_S = 0.4
 LASTING = frozenset({"flip-always"})
-PAYLOAD_BYTES, PAYLOAD_BYTES_AT = struct.Struct("<Q"), 32
-"""The field of a data header, as in `common.kv.digest`."""
 NOBODYS = ("KvHello", "KvMapped")
 """What belongs to a connection: it suffers what is meant for the first handoff that waits."""
 Say = Callable[[str, str, int, int], None]
@@ -34,13 +32,12 @@ Say = Callable[[str, str, int, int], None]
 
 
 class Shim:
-    """`aim` is added to every target's name: anything but "" misses them all (a control run).
-    `arena`: where P's lent messages lie."""
+    """`aim` is added to every target's name: anything but "" misses them all (a control run)."""
 
     def __init__(self, say: Say, aim: str = "") -> None:
         self.faults: dict[str, Fault] = {}
-        self.arena = np.zeros(0, np.uint8)
         self.extra = 0
+        self._lent = Lent()
         self._say = say
         self._aim = aim
         self._decoder: Decoder[KvPeer] = Decoder(KvPeer)
@@ -50,6 +47,7 @@ class Shim:
         self._last_data = np.zeros(0, np.uint8)
 
     def install(self) -> None:
+        self._lent.install()
         send, receive = ucx.Link.send, ucx.Link.receive
 
         def bent(link: ucx.Link, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
@@ -80,8 +78,7 @@ class Shim:
             target = DATA
             transfer, index = divmod(tag & ~ucx.DATA_TAG, 1 << INDEX_BITS)
             request = self._names.get(transfer, "")
-            offset = lent_at(buffer, transfer, index)
-            lent = None if offset is None else self._lent(offset)
+            lent = self._lent.message(buffer, tag)
         else:
             target, request, transfer = self._identify(buffer)
         says = target != DATA or lent is not None or buffer.nbytes > HEADER_BYTES
@@ -96,11 +93,6 @@ class Shim:
             self._last_data = (buffer if lent is None else lent).copy()
         if held is not None:
             held()
-
-    def _lent(self, offset: int) -> ucx.Buffer:
-        """All of the message that begins here, as long as its header says."""
-        (payload_bytes,) = PAYLOAD_BYTES.unpack_from(self.arena.data, offset + PAYLOAD_BYTES_AT)
-        return self.arena[offset : offset + HEADER_BYTES + int(payload_bytes)]
 
     def _fault(self, target: str, request: str) -> Fault | None:
         """The fault that this message shall suffer."""

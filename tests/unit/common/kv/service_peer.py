@@ -22,11 +22,12 @@ from common.config import KvConfig
 from common.kv import ucx
 from common.kv.codec import Format
 from common.kv.control import Identity
-from common.kv.digest import HEADER_BYTES, INDEX_BITS, lent_at
+from common.kv.digest import HEADER_BYTES
 from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvDone
 from common.kv.service import KvService
 from common.messages import Ticket
+from tests.faults.lent import Lent
 
 LAYERS, BLOCKS, PAGE = 4, 64, 32_768
 INSIDE = Format("float32", (2, 2, PAGE // 16), (2,))
@@ -144,11 +145,9 @@ def remote(
 def _serve(
     pipe: Connection, name: str, seed: int, fault: str, fingerprint: str, config: KvConfig
 ) -> None:
-    services: list[KvService] = []
-    _install(fault, services)
+    _install(fault)
     base = filled(seed)
     service, address = make_service(name, base, config, fingerprint)
-    services.append(service)
     pipe.send(address)
     while True:
         verb, args = pipe.recv()
@@ -169,16 +168,9 @@ def _serve(
             pipe.send(getattr(service, verb)(*args))
 
 
-def lent_to(service: KvService, pointer: np.ndarray, tag: int) -> np.ndarray | None:
-    """From the header on, the message in this service's arena that a data message points to."""
-    core = service._core
-    assert core is not None
-    transfer, slot = divmod(tag & ~ucx.DATA_TAG, 1 << INDEX_BITS)
-    offset = lent_at(pointer, transfer, slot)
-    return None if offset is None or core._arena is None else core._arena.memory[offset:]
-
-
-def _install(fault: str, services: list[KvService]) -> None:
+def _install(fault: str) -> None:
+    places = Lent()
+    places.install()
     original = ucx.Link.send
     left = {"flip-first": 1, "flip-all": 1 << 30, "oversize": 1}.get(fault, 0)
 
@@ -187,7 +179,7 @@ def _install(fault: str, services: list[KvService]) -> None:
         data = bool(tag & ucx.DATA_TAG)
         if data and fault == "swallow":
             return
-        lent = lent_to(services[0], buffer, tag) if data and left else None
+        lent = places.message(buffer, tag) if data and left else None
         if data and left and (lent is not None or buffer.nbytes > HEADER_BYTES):
             left -= 1
             if lent is not None and fault != "oversize":

@@ -23,7 +23,7 @@ from tests.simulation.router_speed import QUEUE, Drive, baseline, best
 
 COMMITTED = Path(__file__).with_name("ratios.toml")
 FALL = 0.15
-ROUNDS = 3
+ROUNDS = 7
 WORKERS = 64
 STREAMS, TOKENS = 256, 128
 KV_BYTES = 16 << 20

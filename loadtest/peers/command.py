@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -18,15 +19,17 @@ from loadtest.flags import count, positive
 from loadtest.peers.measure import Course, Peer, Round, run
 from loadtest.slo import parse as parse_slo
 
-OK, USAGE, DEAD = 0, 2, 3
+OK, FAULTLESS, USAGE, DEAD = 0, 1, 2, 3
 EPILOG = """\
 example:
   baton bench peers --endpoint baton=http://127.0.0.1:8000 --pid baton=4711 \\
       --endpoint vllm=http://127.0.0.1:9000 --pid vllm=4712 --rate 4 --seconds 60 \\
       --fault 'baton=kill -9 4720' --fault 'vllm=kill -9 4730'
 
-A fault is a command, run half way through each round of its endpoint; it must undo itself or be
-survived, for the next round comes.
+A fault is a shell command, run half way through each round of its endpoint; it must undo itself or
+be survived, for the next round comes. Find the process anew where it has another pid then, as in
+'baton=kill -9 $(systemctl show -P MainPID baton-decode@d0)'. A command that fails is told, and the
+exit status is 1.
 """
 HEAD = (
     f"{'peer':<16}{'ok':>8}{'failed':>8}{'usage':>7}{'no wait':>9}{'TTFT p50':>10}{'p90':>9}"
@@ -55,7 +58,7 @@ def main(argv: list[str]) -> int:
     print(f"machine  {provenance.sentence(told.provenance)}")
     if chosen.json:
         chosen.json.write_bytes(msgspec.json.encode(told))
-    return OK
+    return FAULTLESS if any(each.fault_failed for each in rounds) else OK
 
 
 def lines(rounds: Sequence[Round]) -> Iterator[str]:
@@ -76,6 +79,9 @@ def lines(rounds: Sequence[Round]) -> Iterator[str]:
         )
         for error in dict.fromkeys(error for f in of for error in f.errors):
             yield f"  {sum(f.errors.get(error, 0) for f in of)} x {error}"
+        failed = Counter(each.fault_failed for each in mine if each.fault_failed)
+        for sentence, times in failed.items():
+            yield f"  {times} x {sentence}"
 
 
 def _mean(values: Sequence[float | None]) -> str:

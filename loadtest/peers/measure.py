@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -23,8 +22,8 @@ WARM_REQUESTS = 4
 
 
 class Peer(NamedTuple):
-    """`pid`: of the process whose tree is charged, 0 = CPU is not measured. `fault`: a command run
-    half way, empty = none."""
+    """`pid`: of the process whose tree is charged, 0 = CPU is not measured. `fault`: a shell
+    command run half way, empty = none."""
 
     name: str
     url: str
@@ -46,14 +45,22 @@ class Course(NamedTuple):
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """`cpu_us_per_token`: of all of the peer's processes that lived through it. `recovery_s`: from
-    the fault to the first token of a request that was sent after it; None without a fault, or where
-    none came."""
+    the fault's beginning to the first token of a request that was sent after it; None without a
+    fault, or where none came. `fault_failed`: why there was none although one was asked for."""
 
     peer: str
     repeat: int
     figures: Figures
     cpu_us_per_token: float | None
     recovery_s: float | None
+    fault_failed: str = ""
+
+
+class _Struck(NamedTuple):
+    """`at`: seconds of the load; None: nothing happened, because of `failed` if that says why."""
+
+    at: float | None = None
+    failed: str = ""
 
 
 async def run(peers: Sequence[Peer], course: Course, tell: Callable[[str], None]) -> list[Round]:
@@ -79,13 +86,14 @@ async def _round(peer: Peer, course: Course, repeat: int) -> Round:
     told = figures(drive.samples, drive.gaps, course.slo, exact_prompts=True)
     tokens = sum(each.tokens for each in drive.samples)
     spent = sum(now - before.get(pid, 0.0) for pid, now in cpu_seconds(peer.pid).items())
-    at = fault.result()
+    at, failed = fault.result()
     return Round(
         peer=peer.name,
         repeat=repeat,
         figures=told,
         cpu_us_per_token=spent / tokens * 1e6 if peer.pid and tokens else None,
         recovery_s=None if at is None else recovery(drive.samples, at),
+        fault_failed=failed,
     )
 
 
@@ -115,11 +123,17 @@ def _drive(peer: Peer, course: Course, load: Iterable[Ask], concurrency: int) ->
     return Drive(Plan(peer.url, maker, concurrency=concurrency, timeout=120.0), load)
 
 
-async def _fault(peer: Peer, drive: Drive, after: float) -> float | None:
-    """When it took effect, in seconds of the load."""
+async def _fault(peer: Peer, drive: Drive, after: float) -> _Struck:
     if not peer.fault:
-        return None
+        return _Struck()
     await asyncio.sleep(max(0.0, after - drive.now))
-    process = await asyncio.create_subprocess_exec(*shlex.split(peer.fault))
-    await process.wait()
-    return drive.now
+    at, silent = drive.now, asyncio.subprocess.DEVNULL
+    command = ("/bin/sh", "-c", peer.fault)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=silent, stdout=silent, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    if process.returncode == 0:
+        return _Struck(at)
+    first = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[0]
+    return _Struck(failed=f"its fault ended with status {process.returncode}: {first}")

@@ -169,4 +169,16 @@ def test_peers_are_scored_side_by_side(sim_fleet: Fleet, tmp_path: Path) -> None
     assert fault.exists()
     assert first["recovery_s"] is None
     assert second["recovery_s"] is None or second["recovery_s"] > 0
+    assert second["fault_failed"] == ""
     assert out.startswith("peer ")
+
+
+def test_a_fault_that_did_not_happen_is_told(sim_fleet: Fleet) -> None:
+    run = bench(
+        *("peers", "--endpoint", f"a={sim_fleet.url}", "--endpoint", f"b={sim_fleet.url}"),
+        *("--fault", "a=true; echo no such aim >&2; exit 3", "--fault", "b=true"),
+        *("--rate", "4", "--seconds", "1", "--repeats", "1", "--scale", "0.1"),
+    )
+    out, err = run.communicate(timeout=DEADLINE)
+    assert run.returncode == 1, err + out
+    assert "1 x its fault ended with status 3: no such aim" in out

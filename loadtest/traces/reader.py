@@ -31,12 +31,14 @@ def read(path: Path, reading: Reading, limit: int = 0) -> Iterator[Row]:
 
 def _rows(lines: Iterator[tuple[int, str]], reading: Reading, limit: int) -> Iterator[Row]:
     first: float | None = None
-    latest = 0.0
+    latest, usual = 0.0, azure.parse
     for number, line in lines:
         if not line.strip() or (number == 1 and azure.is_header(line)):
             continue
         try:
-            row = mooncake.parse(line) if line.lstrip().startswith("{") else azure.parse(line)
+            parse = mooncake.parse if line.lstrip().startswith("{") else usual
+            row = parse(line)
+            usual = parse
             first = row.at if first is None else first
             since = row.at - first
             if since < latest - BACK_SECONDS_MAX:

@@ -7,6 +7,8 @@ Whoever decides here is `services.router.core`; this file only carries its messa
 from __future__ import annotations
 
 import enum
+import math
+import random
 import resource
 import time
 from collections.abc import Iterable, Iterator
@@ -49,8 +51,9 @@ MIB = 1 << 20
 class Scenario:
     """`seconds`: how long the measured time lasts; it begins `warmup` seconds after the first
     arrival may come. `drain_seconds`: how long what then still runs is followed. `retries`: how
-    often a client that was refused asks again, after exactly the wait it was told. `beat_seconds`:
-    longer than in production keeps thousands of workers cheap."""
+    often a client that was refused asks again, after the wait that it read in a `Retry-After` of
+    whole seconds; `obey` is the share of clients that do. `beat_seconds`: longer than in production
+    keeps thousands of workers cheap."""
 
     profile: Profile
     prefills: int
@@ -62,6 +65,7 @@ class Scenario:
     slo: Slo = field(default_factory=Slo)
     settings: Settings = field(default_factory=Settings)
     retries: int = 0
+    obey: float = 1.0
     beat_seconds: float = 0.5
 
 
@@ -94,6 +98,7 @@ class Fleet:
         self._asked: dict[str, Asked] = {}
         self._delay = scenario.profile.control_ms / 1000
         self._second_tries = [0, 0]
+        self._dice = random.Random(0)
         outlet = Outlet(self._say, self._kv_wanted, self._kv_ready, self._streamed)
         parts = (scenario.profile, self._time, outlet)
         self._prefills = {
@@ -229,10 +234,14 @@ class Fleet:
         sample.waits_ms.append(wait)
         if sample.tries == 2:
             self._second_tries[1] += 1
-        if wait and sample.tries <= self._scenario.retries:
+        if wait and sample.tries <= self._scenario.retries and self._obeys(sample):
+            seconds = math.ceil(wait / 1000)
             sample.tries += 1
-            sample.refused, sample.asked = "", self._time.now + wait / 1000
-            self._time.after(wait / 1000, lambda: self._submit(sample))
+            sample.refused, sample.asked = "", self._time.now + seconds
+            self._time.after(seconds, lambda: self._submit(sample))
+
+    def _obeys(self, sample: Sample) -> bool:
+        return sample.tries > 1 or self._dice.random() < self._scenario.obey
 
     def _streamed(self, job: Job, done: bool) -> None:
         request_id = job.key[0]

@@ -22,7 +22,8 @@ DECODE_BOUND = Shape(prompt=400, output=200)
 
 class Bench(NamedTuple):
     """The fleet and what is asked of it. `seconds`: measured time, after a quarter of it to warm
-    up. `retries`: how often a refused client obeys and asks again."""
+    up. `retries`: how often a refused client obeys and asks again, `obey`: the share of those that
+    do at all."""
 
     profile: Profile = Profile()
     prefills: int = 2
@@ -31,6 +32,7 @@ class Bench(NamedTuple):
     slo: Slo = Slo(ttft_ms=2_000.0, tpot_ms=100.0)
     deadline_ms: float = 0.0
     retries: int = 0
+    obey: float = 1.0
     seed: int = 1
 
 
@@ -70,5 +72,6 @@ def overload(times: float, bound: Bound, settings: Settings, bench: Bench = DEFA
             slo=bench.slo,
             settings=settings,
             retries=bench.retries,
+            obey=bench.obey,
         )
     )

@@ -67,6 +67,23 @@ def test_who_obeys_is_admitted_at_the_next_try(bound: Bound) -> None:
     assert report.refused_without_wait == 0
 
 
+@pytest.mark.parametrize("times", [2.0, 4.0])
+@pytest.mark.parametrize("obey", [0.1, 0.3])
+@both
+def test_room_kept_for_who_obeys_costs_little_where_few_do(
+    bound: Bound, obey: float, times: float
+) -> None:
+    """One worker of each role, so that no other has room when one is kept idle."""
+    alone = BENCHES[bound]._replace(prefills=1, decodes=1)
+    settings = Settings(ttft_slo_ms=SLO.ttft_ms)
+    best = overload(2.0, bound, settings, alone)
+    report = overload(times, bound, settings, alone._replace(retries=1, obey=obey))
+    assert report.goodput_rps >= 0.90 * best.goodput_rps
+    assert report.attainment >= 0.98
+    assert report.next_try is not None
+    assert report.next_try >= 0.80
+
+
 def test_without_the_prediction_goodput_collapses() -> None:
     """That it stays is the work of admission, not of the model."""
     report = overload(2.0, "prefill", Settings(ttft_slo_ms=0.0), BENCHES["prefill"])

@@ -180,4 +180,4 @@ def retry_after_ms(tables: Tables, each: Try, refusal: Refusal, now: float) -> i
     spacing = 1.0 / rate if rate else 0.0
     wait = max(least, refusal.at_least, (len(tables.waiting) + 1) * spacing)
     due = state.returns.book(each, now + min(most, wait) * stretch, spacing, now, most * stretch)
-    return int(1000 * (due - now))
+    return round(1000 * (due - now))

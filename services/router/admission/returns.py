@@ -5,10 +5,14 @@ the measured drain rate will have room, one after the other, and what keeps it f
 a newcomer without an appointment is judged as if those who are due and will likely come were ahead
 of it. How many come is measured, so that clients that never return cost nothing for long. A request
 is known again by its key, its tenant, its sizes and its content.
+
+The header has whole seconds, so an appointment is made for a whole number of them: who keeps it
+comes then, to the round trip. Who is later is still let in, but no longer waited for.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from zlib import crc32
 
@@ -19,6 +23,8 @@ Mark = tuple[str, str, int, int, int]
 
 BOOKED_MAX = 4_096
 EARLY_SECONDS = 0.25
+LATE_SECONDS = 0.25
+CLOCK_ERROR_SECONDS = 1e-6
 
 
 def mark(each: Try) -> Mark:
@@ -27,8 +33,8 @@ def mark(each: Try) -> Mark:
 
 
 class Returns:
-    """`grace`: seconds that an appointment is kept; `Retry-After` has whole seconds, and clients
-    have clocks. `memory`: appointments after which the share of those kept is half forgotten."""
+    """`grace`: seconds after its time that an appointment is still good. `memory`: appointments
+    after which the share of those kept is half forgotten."""
 
     def __init__(self, grace: float, memory: int) -> None:
         self._grace = grace
@@ -36,22 +42,34 @@ class Returns:
         self._kept, self._over = 1.0, 2.0
         self._due: dict[Mark, list[float]] = {}
         self._order: list[tuple[float, Mark]] = []
-        self._last = float("-inf")
+        self._backlog = 0.0
+        self._backlog_at = 0.0
 
     def __len__(self) -> int:
         return len(self._order)
 
     def book(self, each: Try, earliest: float, spacing: float, now: float, horizon: float) -> float:
-        """When to come back, at the earliest at `earliest`, `spacing` seconds after the one before.
-        Nothing is booked beyond `horizon` seconds, or when `BOOKED_MAX` are."""
+        """When to come back: whole seconds from now, not before `earliest`, and after those told
+        before, of whom one is served every `spacing` seconds as far as is known now. Nothing is
+        booked beyond `horizon` seconds, or when `BOOKED_MAX` are."""
         self._expire(now)
-        due = max(earliest, self._last + spacing * self.share)
-        if due <= now + horizon and len(self._order) < BOOKED_MAX:
-            self._last = due
+        self._drain(spacing, now)
+        turn = max(earliest, now + self._backlog * spacing)
+        due = _whole_seconds(min(turn, now + horizon), now)
+        if turn <= now + horizon and len(self._order) < BOOKED_MAX:
+            if spacing > 0:
+                self._backlog = (turn - now) / spacing + self.share
             found = mark(each)
             insort(self._due.setdefault(found, []), due)
             insort(self._order, (due, found))
-        return min(due, now + horizon)
+        return due
+
+    def _drain(self, spacing: float, now: float) -> None:
+        """The backlog is in requests, not an instant: when the fleet becomes faster, as a cold one
+        does, who is told next is not sent behind appointments made at the old pace."""
+        if spacing > 0:
+            self._backlog = max(0.0, self._backlog - (now - self._backlog_at) / spacing)
+        self._backlog_at = now
 
     def claim(self, each: Try, now: float) -> bool:
         """Whether this request comes by appointment, which it uses up."""
@@ -77,13 +95,14 @@ class Returns:
         if not self._order:
             return Ahead()
         self._expire(now)
-        due = bisect_right(self._order, now + horizon, key=lambda entry: entry[0])
-        prompt = sum(found[2] for _, found in self._order[:due])
-        total = prompt + sum(found[3] for _, found in self._order[:due])
-        return Ahead().plus(Ahead(due, prompt, total), self.share)
+        start = bisect_left(self._order, now - LATE_SECONDS, key=_due_at)
+        due = self._order[start : bisect_right(self._order, now + horizon, key=_due_at)]
+        prompt = sum(found[2] for _, found in due)
+        total = prompt + sum(found[3] for _, found in due)
+        return Ahead().plus(Ahead(len(due), prompt, total), self.share)
 
     def _expire(self, now: float) -> None:
-        late = bisect_right(self._order, now - self._grace, key=lambda entry: entry[0])
+        late = bisect_right(self._order, now - self._grace, key=_due_at)
         for _, found in self._order[:late]:
             self._forget_first(found)
             self._learn(kept=False)
@@ -103,3 +122,11 @@ class Returns:
         assert sum(len(dues) for dues in self._due.values()) == len(self._order) <= BOOKED_MAX
         assert self._order == sorted(self._order)
         assert 0.0 <= self.share <= 1.0
+
+
+def _due_at(entry: tuple[float, Mark]) -> float:
+    return entry[0]
+
+
+def _whole_seconds(due: float, now: float) -> float:
+    return now + math.ceil(due - now - CLOCK_ERROR_SECONDS)

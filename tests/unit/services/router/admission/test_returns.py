@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from services.router.admission import returns
-from services.router.admission.returns import Returns
+from services.router.admission.returns import LATE_SECONDS, Returns
 from services.router.records import Try
 from tests.unit.services.router.admission.tries import queued
 
@@ -44,9 +44,40 @@ def test_an_appointment_that_is_not_kept_is_forgotten() -> None:
 
 def test_appointments_follow_one_another_at_the_drain_rate() -> None:
     table = Returns(2.0, 64)
-    dues = [book(table, queued(body=b"%d" % i), 10.0, spacing=1.0) for i in range(10)]
+    dues = [book(table, queued(body=b"%d" % i), 10.0, spacing=2.0) for i in range(10)]
     gaps = [b - a for a, b in pairwise(dues)]
-    assert gaps == pytest.approx([table.share] * 9)
+    assert gaps == pytest.approx([2.0 * table.share] * 9)
+
+
+def test_an_appointment_is_at_the_instant_that_a_header_in_whole_seconds_names() -> None:
+    table, each = Returns(2.5, 64), queued()
+    assert book(table, each, 10.25, wait=1.3) == 12.25
+    assert not table.claim(again(each), 11.55)
+    assert table.claim(again(each), 12.25)
+    assert book(Returns(2.5, 64), each, 0.1, wait=1.0) == pytest.approx(1.1)
+
+
+def test_spacing_is_not_lost_in_the_rounding() -> None:
+    table = Returns(2.5, 64)
+    dues = [book(table, queued(body=b"%d" % i), 10.0, spacing=0.4) for i in range(40)]
+    assert dues[-1] == pytest.approx(10.0 + 1.0 + 39 * 0.4 * table.share, abs=1.0)
+    assert all(due == int(due) for due in dues)
+
+
+def test_a_fleet_that_becomes_faster_calls_the_next_sooner() -> None:
+    table = Returns(2.5, 64)
+    slow = [book(table, queued(body=b"%d" % i), 10.0, spacing=2.0) for i in range(40)]
+    fast = book(table, queued(body=b"next"), 11.0, spacing=0.1)
+    assert slow[-1] == pytest.approx(10.0 + 1.0 + 39 * 2.0 * table.share, abs=1.0)
+    assert fast == pytest.approx(11.0 + (40 * table.share + 0.5) * 0.1, abs=1.0)
+
+
+def test_who_is_late_is_let_in_and_not_waited_for() -> None:
+    table, each = Returns(2.5, 64), queued()
+    due = book(table, each, 10.0)
+    assert table.expected(due + LATE_SECONDS / 2, 1.0).requests > 0
+    assert table.expected(due + LATE_SECONDS * 2, 1.0).requests == 0
+    assert table.claim(again(each), due + 2.0)
 
 
 def test_equal_requests_have_an_appointment_each() -> None:

@@ -91,16 +91,18 @@ def _gated(tables: Tables, each: Try) -> Refusal | None:
 
 
 def _too_slow(tables: Tables, each: Try, now: float, *, promised: bool) -> Refusal | None:
-    """Also notes the latest start at which its limit can still be met."""
+    """Also notes the latest start at which its limit can still be met. Room is kept for who comes
+    by appointment, but not while a worker would stand idle for it."""
     config = tables.admission.config
     limit = limit_seconds(tables, each)
     if limit is None:
         return None
     ahead = tables.waiting.ahead(each)
-    if not promised:
-        horizon = min(limit, RETURN_HORIZON_SECONDS)
-        ahead = ahead.plus(tables.admission.returns.expected(now, horizon))
     prediction = predicted(tables, each, ahead)
+    if not promised and prediction.wait >= prediction.prefill:
+        horizon = min(limit, RETURN_HORIZON_SECONDS)
+        expected = tables.admission.returns.expected(now, horizon)
+        prediction = predicted(tables, each, ahead.plus(expected))
     each.start_by = each.received + limit - prediction.prefill - prediction.transfer
     allowed = limit * ((1.0 + config.slo_share) / 2 if promised else config.slo_share)
     if prediction.ttft <= allowed:

@@ -91,7 +91,8 @@ class Returns:
         return self._kept / self._over
 
     def expected(self, now: float, horizon: float) -> Ahead:
-        """Who will likely come by appointment within `horizon` seconds."""
+        """Who will likely come by appointment within `horizon` seconds: as many as come on average,
+        and one standard deviation more, for few are seldom as many as on average."""
         if not self._order:
             return Ahead()
         self._expire(now)
@@ -99,7 +100,9 @@ class Returns:
         due = self._order[start : bisect_right(self._order, now + horizon, key=_due_at)]
         prompt = sum(found[2] for _, found in due)
         total = prompt + sum(found[3] for _, found in due)
-        return Ahead().plus(Ahead(len(due), prompt, total), self.share)
+        likely = len(due) * self.share
+        share = min(1.0, self.share + math.sqrt(likely) / max(1, len(due)))
+        return Ahead().plus(Ahead(len(due), prompt, total), share)
 
     def _expire(self, now: float) -> None:
         late = bisect_right(self._order, now - self._grace, key=_due_at)

@@ -392,7 +392,8 @@ def test_a_tenant_pays_for_what_it_really_got() -> None:
     assert sum(name.startswith("short") for name in served) >= 12
 
 
-def test_a_newcomer_is_judged_as_if_those_with_appointments_were_ahead() -> None:
+def booked() -> Rig:
+    """Twenty were told to come now, a tenth of a second of work each; nobody else is there."""
     rig = standard(ttft_slo_ms=1000.0)
     measured(rig, prompt=400, seconds=0.1)
     for i in range(20):
@@ -406,8 +407,22 @@ def test_a_newcomer_is_judged_as_if_those_with_appointments_were_ahead() -> None
         rig.ended(each.request_id, error="cancelled")
     rig.sent.clear()
     rig.now += min(waits) / 1000
+    return rig
+
+
+def test_a_newcomer_is_judged_as_if_those_with_appointments_were_ahead() -> None:
+    rig = booked()
+    submit(rig, "runs", prompt_tokens=400)
     submit(rig, "newcomer", prompt_tokens=400)
     assert refused(rig) is not None
+    submit(rig, "comes-as-told", prompt_tokens=400, body=b"told0")
+    assert refused(rig) is None
+
+
+def test_no_worker_stands_idle_for_who_may_come() -> None:
+    rig = booked()
+    submit(rig, "newcomer", prompt_tokens=400)
+    assert refused(rig) is None
     submit(rig, "comes-as-told", prompt_tokens=400, body=b"told0")
     assert refused(rig) is None
 

@@ -111,8 +111,17 @@ def test_who_is_expected_is_who_is_due_by_the_share_that_comes() -> None:
     for each in tries[20:]:
         book(table, each, 20.0, spacing=0.0)
     expected = table.expected(20.5, 1.0)
-    assert expected.requests == pytest.approx(20 * table.share)
-    assert expected.prompt_tokens == pytest.approx(20 * 80 * table.share)
+    assert expected.requests == 20
+    assert expected.prompt_tokens == 20 * 80
+
+
+def test_of_few_more_are_expected_than_come_on_average() -> None:
+    table = Returns(2.0, 64)
+    for i in range(9):
+        book(table, queued(body=b"%d" % i), 10.0, spacing=0.0)
+    likely = 9 * table.share
+    expected = table.expected(10.5, 1.0)
+    assert expected.requests == pytest.approx(likely + likely**0.5)
 
 
 def test_clients_that_never_come_cost_nothing_for_long() -> None:

@@ -22,6 +22,8 @@ from common.config import Config
 from common.errors import ConfigError
 
 IPC_PATH_BYTES_MAX = 107
+ENGINE_NAME_BYTES = 36
+"""vLLM names its sockets by UUIDs."""
 MAIN = "main"
 
 
@@ -82,6 +84,14 @@ def kv_side_address(config: Config, worker: str, rank: int = 0) -> str:
 
 def kv_events_address(config: Config, worker: str) -> str:
     return _ipc(config, f"{worker}.events.sock")
+
+
+def engine_sockets(config: Config, worker: str) -> Path | None:
+    """Directory for the sockets that an engine makes for itself, under names of its own; None:
+    `fleet.run_dir` leaves no room for those names."""
+    path = Path(config.fleet.run_dir).absolute() / f"{worker}.engine"
+    room = IPC_PATH_BYTES_MAX - len(str(path).encode())
+    return path if room > ENGINE_NAME_BYTES else None
 
 
 def _ipc(config: Config, file: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from common.config import Config
-from common.endpoints import kv_events_address, kv_side_address
+from common.endpoints import engine_sockets, kv_events_address, kv_side_address
 from common.engine.connector_meta import PARAMS_KEY
 from common.engine.forking import nothing_to_collect
 from common.engine.port import EngineInfo
@@ -30,6 +32,7 @@ from common.messages import Capacity, Role
 from common.model.resolve import resolve_model
 
 LISTEN_SECONDS = 10.0
+RPC_PATH = "VLLM_RPC_BASE_PATH"
 
 
 def open_vllm(
@@ -40,6 +43,7 @@ def open_vllm(
     model = resolve_model(config.model.path)
     workers = len(config.prefill) + len(config.decode)
     prepare_process(worker.engine, workers, eager=is_eager(config))
+    _keep_sockets(engine_sockets(config, name))
     progress("importing vLLM")
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.input_processor import InputProcessor
@@ -94,3 +98,12 @@ def open_vllm(
         setup["fingerprint_parts"],
     )
     return VllmEngine(info, client, processor, side, events)
+
+
+def _keep_sockets(folder: Path | None) -> None:
+    """Has vLLM make its sockets there instead of in the host's temporary directory, where each
+    killed worker would leave some for good. What the one before left is removed."""
+    if folder is not None and RPC_PATH not in os.environ:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        os.environ[RPC_PATH] = str(folder)

@@ -208,7 +208,11 @@ def test_canaries_of_both_engines_make_the_same_tokens_and_leave_nothing(
 
 
 def test_a_killed_decode_engine_is_found_and_the_worker_comes_back(vllm_fleet: Fleet) -> None:
-    """Last in the file: it breaks the fleet. The engine process dies, not the daemon."""
+    """Last in the file: it breaks the fleet. The engine process dies, not the daemon. Its sockets
+    do not outlive the next one's start."""
+    sockets = vllm_fleet.run_dir / "d0.engine"
+    left = set(sockets.iterdir())
+    assert left
     daemon = vllm_fleet.children()["d0"]
     engine = next(c for c in daemon.children(recursive=True) if "EngineCore" in c.name())
     engine.send_signal(signal.SIGKILL)
@@ -222,3 +226,4 @@ def test_a_killed_decode_engine_is_found_and_the_worker_comes_back(vllm_fleet: F
     answer = api.completions.create(model="baton-tiny", prompt="again " * 60, max_tokens=4)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 4
+    assert not left & set(sockets.iterdir())

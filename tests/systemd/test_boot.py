@@ -127,7 +127,9 @@ def test_they_start_in_order_and_serve(machine: Container) -> None:
     assert gateway >= max(prefill, decode)
     answer = machine.run(sys.executable, "-c", CLIENT, "16")
     assert answer.rstrip().endswith("data: [DONE]"), answer
-    wait_until("KV came over UCX, inside the sandbox", lambda: handed_over(machine) > 0, 30)
+    wait_until("KV came, inside the sandbox", lambda: handed_over(machine) > 0, 30)
+    said = machine.run("journalctl", "--no-pager", "-u", UNITS[2])
+    assert "arena/memory" in said, "the units' sandbox keeps KV from being read where it was staged"
 
 
 def test_the_run_dir_is_for_the_group_alone(machine: Container) -> None:

@@ -33,6 +33,7 @@ def render(result: Any) -> str:
         ("workers doubted", result.get("workers_doubted", 0)),
         ("prefix blocks known", result.get("prefix_hashes", 0)),
         ("pairs not used now", result.get("pairs_resting", 0)),
+        *_appointments(result),
         *_estimates(result.get("estimates", {})),
     ]
     rows += [(f"total {name}", value) for name, value in result["totals"].items()]
@@ -46,6 +47,14 @@ def _alarms(standing: list[dict[str, Any]]) -> list[tuple[str, Cell]]:
         (f"ALARM {each['cause']}", f"{each['sentence']} (for {span(each['since_s'] * 1000)})")
         for each in standing
     ]
+
+
+def _appointments(result: dict[str, Any]) -> list[tuple[str, Cell]]:
+    """Of routers that say so: refused requests that were told when to come back."""
+    if "appointments" not in result:
+        return []
+    kept = f"{result['appointments']} told when to come back; {result['appointments_kept']:.0%} do"
+    return [("appointments", kept)]
 
 
 def _estimates(known: dict[str, Any]) -> list[tuple[str, Cell]]:

@@ -39,6 +39,8 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "queued_bytes_max": limits.queue_bytes_max,
         "ttft_slo_ms": limits.ttft_slo_ms,
         "drained_per_s": None if rate is None else round(rate, 2),
+        "appointments": len(tables.admission.returns),
+        "appointments_kept": round(tables.admission.returns.share, 2),
         "estimates": tables.estimates.shown(),
         "prefix_hashes": len(tables.placing.prefixes),
         "pairs_resting": tables.placing.pairs.resting(),

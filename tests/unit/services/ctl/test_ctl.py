@@ -87,6 +87,8 @@ STATUS = {
     "queued_bytes": 4096,
     "drained_per_s": None,
     "policy": "least_loaded",
+    "appointments": 12,
+    "appointments_kept": 0.25,
     "estimates": {"prefill_tokens_per_s": {"256": 9000.0}, "stay_ms": 12.5},
     "mode": "disaggregated",
     "remote_prefill": "auto",
@@ -291,7 +293,11 @@ def test_json_is_the_result_as_it_is(
     [
         (["status"], STATUS, ["NO: none of 1 known", "3 of 1024 (4.0 KiB)", "refused queue_full"]),
         (["status"], STATUS, ["learned prefill_tokens_per_s", "256: 9000", "learned stay_ms"]),
-        (["status"], STATUS | {"ready": True, "drained_per_s": 4.5}, ["yes", "4.5 requests/s"]),
+        (
+            ["status"],
+            STATUS | {"ready": True, "drained_per_s": 4.5},
+            ["yes", "4.5 requests/s", "12 told when to come back; 25% do"],
+        ),
         (["workers"], [WORKER], ["d0", "2/8", "50%", "25%", "90.0 s"]),
         (["workers"], [WORKER | {"kv_tokens_max": 0}], ["d0"]),
         (["workers"], [], ["no worker has said hello"]),

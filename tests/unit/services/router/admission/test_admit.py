@@ -20,6 +20,8 @@ from common.messages import (
     Refused,
     Submit,
 )
+from services.router.admin import status
+from services.router.admin.verb import View
 from services.router.events import DrainStarted
 from services.router.liveness import Liveness
 from tests.unit.services.router.rig import Rig, standard
@@ -408,6 +410,16 @@ def booked() -> Rig:
     rig.sent.clear()
     rig.now += min(waits) / 1000
     return rig
+
+
+def test_status_says_how_many_were_told_to_come_back_and_what_share_does() -> None:
+    rig = booked()
+    shown = status.run(View(rig.core.tables, rig.now, {}), {})
+    assert shown["appointments"] == len(rig.core.tables.admission.returns) > 0
+    submit(rig, "comes-as-told", prompt_tokens=400, body=b"told0")
+    after = status.run(View(rig.core.tables, rig.now, {}), {})
+    assert after["appointments"] == shown["appointments"] - 1
+    assert after["appointments_kept"] > shown["appointments_kept"]
 
 
 def test_a_newcomer_is_judged_as_if_those_with_appointments_were_ahead() -> None:

@@ -33,8 +33,10 @@ class AdmissionConfig(Section, frozen=True):
     Retries: attempts after the first are at most `retry_share` of all requests, `retry_burst` of
     them at once, and `retry_per_min` always. `Retry-After` follows the measured drain rate between
     `retry_after_min_ms` and `retry_after_max_ms`, and up to `retry_after_jitter` of it is added;
-    who comes within `return_grace_ms` of it finds room kept. A worker that comes back starts with
-    `slow_start_share` of its slots and has all after `slow_start_ms`.
+    who comes at most `return_early_ms` before it or `return_grace_ms` after it is let in before
+    newcomers. These are judged as if those who are due within `return_horizon_ms`, or were no more
+    than `return_late_ms` ago, were ahead of them, as far as they usually come. A worker that comes
+    back starts with `slow_start_share` of its slots and has all after `slow_start_ms`.
 
     Keys: a bucket holds `key_burst_ms` worth of its rate; `keys_max` accounts are kept.
 
@@ -66,7 +68,10 @@ class AdmissionConfig(Section, frozen=True):
     retry_after_min_ms: Annotated[float, Meta(ge=1)] = 1_000.0
     retry_after_max_ms: Annotated[float, Meta(ge=1)] = 60_000.0
     retry_after_jitter: Share = 0.2
+    return_early_ms: Milliseconds = 250.0
+    return_late_ms: Milliseconds = 250.0
     return_grace_ms: Milliseconds = 2_500.0
+    return_horizon_ms: Milliseconds = 1_000.0
     no_decode_wait_ms: Milliseconds = 5_000.0
     slow_start_ms: Milliseconds = 10_000.0
     slow_start_share: Annotated[float, Meta(gt=0, le=1)] = 0.25

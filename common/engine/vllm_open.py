@@ -105,5 +105,5 @@ def _keep_sockets(folder: Path | None) -> None:
     killed worker would leave some for good. What the one before left is removed."""
     if folder is not None and RPC_PATH not in os.environ:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.environ[RPC_PATH] = str(folder)

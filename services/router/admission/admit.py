@@ -18,7 +18,6 @@ from services.router.records import Try
 from services.router.tables import Tables
 
 LOWEST = max(PriorityClass)
-RETURN_HORIZON_SECONDS = 1.0
 
 
 class Refusal(NamedTuple):
@@ -70,7 +69,7 @@ def _no_room(tables: Tables, each: Try, now: float, *, promised: bool) -> Refusa
     waiting = tables.waiting
     room = waiting.has_room(len(each.body))
     if room and not promised and len(waiting):
-        expected = tables.admission.returns.expected(now, RETURN_HORIZON_SECONDS).requests
+        expected = tables.admission.returns.expected(now).requests
         room = len(waiting) + 1 + expected <= tables.limits.max_queue
         room = room and waiting.may_use_reserve(each)
     if room:
@@ -100,8 +99,7 @@ def _too_slow(tables: Tables, each: Try, now: float, *, promised: bool) -> Refus
     ahead = tables.waiting.ahead(each)
     prediction = predicted(tables, each, ahead)
     if not promised and prediction.wait >= prediction.prefill:
-        horizon = min(limit, RETURN_HORIZON_SECONDS)
-        expected = tables.admission.returns.expected(now, horizon)
+        expected = tables.admission.returns.expected(now, limit)
         prediction = predicted(tables, each, ahead.plus(expected))
     each.start_by = each.received + limit - prediction.prefill - prediction.transfer
     allowed = limit * ((1.0 + config.slo_share) / 2 if promised else config.slo_share)

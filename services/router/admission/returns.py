@@ -16,14 +16,13 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from zlib import crc32
 
+from common.config import AdmissionConfig
 from services.router.admission.fair_class import Ahead
 from services.router.records import Try
 
 Mark = tuple[str, str, int, int, int]
 
 BOOKED_MAX = 4_096
-EARLY_SECONDS = 0.25
-LATE_SECONDS = 0.25
 CLOCK_ERROR_SECONDS = 1e-6
 
 
@@ -33,12 +32,14 @@ def mark(each: Try) -> Mark:
 
 
 class Returns:
-    """`grace`: seconds after its time that an appointment is still good. `memory`: appointments
-    after which the share of those kept is half forgotten."""
+    """Appointments that were made and neither kept nor missed."""
 
-    def __init__(self, grace: float, memory: int) -> None:
-        self._grace = grace
-        self._keep = 1.0 - 1.0 / memory
+    def __init__(self, config: AdmissionConfig) -> None:
+        self._early = config.return_early_ms / 1000
+        self._late = config.return_late_ms / 1000
+        self._horizon = config.return_horizon_ms / 1000
+        self._grace = config.return_grace_ms / 1000
+        self._keep = 1.0 - 1.0 / config.estimate_memory
         self._kept, self._over = 1.0, 2.0
         self._due: dict[Mark, list[float]] = {}
         self._order: list[tuple[float, Mark]] = []
@@ -78,7 +79,7 @@ class Returns:
         self._expire(now)
         found = mark(each)
         dues = self._due.get(found)
-        if dues is None or now < dues[0] - EARLY_SECONDS:
+        if dues is None or now < dues[0] - self._early:
             return False
         del self._order[bisect_left(self._order, (dues[0], found))]
         self._forget_first(found)
@@ -90,14 +91,16 @@ class Returns:
         """Of the appointments, those that are kept."""
         return self._kept / self._over
 
-    def expected(self, now: float, horizon: float) -> Ahead:
-        """Who will likely come by appointment within `horizon` seconds: as many as come on average,
-        and one standard deviation more, for few are seldom as many as on average."""
+    def expected(self, now: float, horizon: float = math.inf) -> Ahead:
+        """Who will likely come by appointment within `return_horizon_ms`, or `horizon` seconds if
+        that is less: as many as come on average, and one standard deviation more, for few are
+        seldom as many as on average."""
         if not self._order:
             return Ahead()
         self._expire(now)
-        start = bisect_left(self._order, now - LATE_SECONDS, key=_due_at)
-        due = self._order[start : bisect_right(self._order, now + horizon, key=_due_at)]
+        start = bisect_left(self._order, now - self._late, key=_due_at)
+        end = bisect_right(self._order, now + min(horizon, self._horizon), key=_due_at)
+        due = self._order[start:end]
         prompt = sum(found[2] for _, found in due)
         total = prompt + sum(found[3] for _, found in due)
         likely = len(due) * self.share

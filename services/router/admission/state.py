@@ -24,7 +24,7 @@ class Admission:
             config.retry_share, config.retry_burst, config.retry_per_min
         )
         self.thinning = Thinning(config.thinning_debt)
-        self.returns = Returns(config.return_grace_ms / 1000, config.estimate_memory)
+        self.returns = Returns(config)
         self.jitter = Jitter(seed)
         self.handed: dict[tuple[str, int], float] = {}
         self.charged: set[tuple[str, int]] = set()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ def open_vllm(
     model = resolve_model(config.model.path)
     workers = len(config.prefill) + len(config.decode)
     prepare_process(worker.engine, workers, eager=is_eager(config))
-    _keep_sockets(engine_sockets(config, name))
     progress("importing vLLM")
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.input_processor import InputProcessor
@@ -63,7 +63,8 @@ def open_vllm(
     made = make_vllm_config(config, worker, model, setup, events)
     made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
     progress("starting the engine")
-    with nothing_to_collect(), collected_failures() as failures:
+    sockets = _sockets_in(engine_sockets(config, name))
+    with nothing_to_collect(), collected_failures() as failures, sockets:
         try:
             client = EngineCoreClient.make_async_mp_client(
                 made, Executor.get_class(made), log_stats=True
@@ -100,10 +101,17 @@ def open_vllm(
     return VllmEngine(info, client, processor, side, events)
 
 
-def _keep_sockets(folder: Path | None) -> None:
+@contextlib.contextmanager
+def _sockets_in(folder: Path | None) -> Iterator[None]:
     """Has vLLM make its sockets there instead of in the host's temporary directory, where each
     killed worker would leave some for good. What the one before left is removed."""
-    if folder is not None and RPC_PATH not in os.environ:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.environ[RPC_PATH] = str(folder)
+    if folder is None or RPC_PATH in os.environ:
+        yield
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ[RPC_PATH] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[RPC_PATH]

@@ -24,7 +24,10 @@ def no_ucx_to_inherit() -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a coroutine function on the pair; all of a module on one loop."""
-    pair = open_pair(make_config(tmp_path_factory.mktemp("run")))
+    folder = tmp_path_factory.mktemp("run")
+    pair = open_pair(make_config(folder))
+    for name in ("p0", "d0"):
+        assert any((folder / f"{name}.engine").iterdir()), f"{name} has its sockets elsewhere"
     with asyncio.Runner() as runner:
 
         def on_pair(work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:

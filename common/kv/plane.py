@@ -181,7 +181,7 @@ class Plane:
 
     def _heard(self, channel: Channel, message: Heard) -> None:
         self.outgoing.heard(channel, message, self.now())
-        self._keep_time()
+        self._say_soon()
 
     def _gone(self, channel: Channel, why: str, refused: bool) -> None:  # noqa: ARG002
         self._accepted_channels.pop(channel.id, None)
@@ -217,6 +217,7 @@ class Plane:
         self._keep_time()
 
     def _say_soon(self) -> None:
+        """Also where nothing is held: a refusal only counts."""
         self._unsaid = True
         self._keep_time()
 

@@ -172,6 +172,15 @@ def test_counts_tell_damage_refusals_and_recomputation(decode: KvService) -> Non
         assert theirs().counts.aborts == 1
 
 
+def test_a_worker_that_holds_nothing_tells_what_it_refused() -> None:
+    service, address = make_service("p0", filled(1))
+    with remote("d0") as decode:
+        service.release(("r", 0), "gone before D asked")
+        decode.call("fetch", ticket("r", address), 0, TARGET)
+        wait_for(lambda: service.status and service.status.counts.tickets_refused == 1)
+    service.stop()
+
+
 def test_chunks_leave_before_the_prompt_is_computed(decode: KvService, base: np.ndarray) -> None:
     with remote("p0") as prefill:
         handed = ticket("r", prefill.address)

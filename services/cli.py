@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from common.notify import Notifier
 from common.upkeep import Source
 
 PR_SET_PDEATHSIG = 1
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
 HOST_TOOLS = ("up", "doctor", "install-systemd")
 ROUTERS = ("router.control", "router.standby")
@@ -72,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a command line or configuration that cannot be used."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in TOOLS:
-        return _tool(arguments[0], arguments[1:])
+        return _printed(lambda: _tool(arguments[0], arguments[1:]))
     parsed = _parser().parse_args(arguments)
     if parsed.command in HOST_TOOLS:
         return _host_tool(parsed)
@@ -80,11 +82,22 @@ def main(argv: list[str] | None = None) -> int:
         if parsed.command == "check":
             return _check(parsed.config)
         if parsed.command == "config":
-            return _print_config(parsed.config)
+            return _printed(lambda: _print_config(parsed.config))
         return _serve(Role(parsed.command), parsed.config, parsed.name)
     except ConfigError as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return 2
+
+
+def _printed(tool: Callable[[], int]) -> int:
+    """Its exit status; that of a broken pipe where who reads the output leaves, as `head` does."""
+    try:
+        status = tool()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return status
 
 
 def _host_tool(parsed: argparse.Namespace) -> int:

@@ -53,8 +53,8 @@ def _appointments(result: dict[str, Any]) -> list[tuple[str, Cell]]:
     """Of routers that say so: refused requests that were told when to come back."""
     if "appointments" not in result:
         return []
-    kept = f"{result['appointments']} told when to come back; {result['appointments_kept']:.0%} do"
-    return [("appointments", kept)]
+    share = f"{result['appointments_kept']:.0%} of them expected"
+    return [("appointments", f"{result['appointments']} told when to come back, {share}")]
 
 
 def _estimates(known: dict[str, Any]) -> list[tuple[str, Cell]]:

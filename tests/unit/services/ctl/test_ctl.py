@@ -296,7 +296,7 @@ def test_json_is_the_result_as_it_is(
         (
             ["status"],
             STATUS | {"ready": True, "drained_per_s": 4.5},
-            ["yes", "4.5 requests/s", "12 told when to come back; 25% do"],
+            ["yes", "4.5 requests/s", "12 told when to come back, 25% of them expected"],
         ),
         (["workers"], [WORKER], ["d0", "2/8", "50%", "25%", "90.0 s"]),
         (["workers"], [WORKER | {"kv_tokens_max": 0}], ["d0"]),

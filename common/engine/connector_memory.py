@@ -18,7 +18,8 @@ import torch
 
 from common.errors import BatonError, Code
 from common.kv.codec import Element, Format
-from common.kv.layout import Bytes, Geometry, HostMemory, KvMemory
+from common.kv.kernel import Bytes, Sum, sum_of
+from common.kv.layout import Geometry, HostMemory, KvMemory
 
 _ELEMENTS: dict[torch.dtype, Element] = {
     torch.float32: "float32",
@@ -116,19 +117,22 @@ class DeviceMemory:
         )
         self._stream = torch.cuda.Stream(flat.device) if flat.device.type == "cuda" else None
 
-    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> None:
+    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
         pages, staged = self._staged(block_ids, out, layers)
         with torch.cuda.stream(self._stream):
             staged.copy_(pages.index_select(1, self._index(block_ids)))
         self._wait()
+        return sum_of(out)
 
-    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> None:
+    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
         if len(set(block_ids)) != len(block_ids):
             raise ValueError("a block may be written once only")
         pages, staged = self._staged(block_ids, data, layers)
         with torch.cuda.stream(self._stream):
             pages.index_copy_(1, self._index(block_ids), staged.to(pages.device))
+        total = sum_of(data)
         self._wait()
+        return total
 
     def _staged(
         self, block_ids: Sequence[int], data: Bytes, layers: range | None

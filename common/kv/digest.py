@@ -2,9 +2,11 @@
 
 Theory of operation: the receiver knows the transfer's plan, so it knows what every message must
 be; a header only claims which one this is. It is accepted if the header says exactly what the plan
-has at that index and xxh3_64 of the payload, seeded by transfer, index and `early_bytes`, is the
-header's. The seed makes a payload that belongs elsewhere fail as a damaged one does. Anything else
-is a verdict, never an exception: what arrives is what a peer or a wire made of it.
+has at that index and the digest is the header's: xxh3_64 of the payload's `Sum`, seeded by
+transfer, index and `early_bytes`. The seed makes a payload that belongs elsewhere fail as a damaged
+one does. Anything else is a verdict, never an exception: what arrives is what a peer or a wire made
+of it. The sum comes with a copy of the payload (`kernel.py`), so it is known when the copy is
+made: `judge` is told how to get at it.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
+
+from common.kv.kernel import Bytes, Sum
 
 HEADER_BYTES = 64
 MAGIC = b"bKV1"
-VERSION = 2
+VERSION = 3
 INDEX_BITS = 20
 INDEX_MAX = 1 << INDEX_BITS
 NOT_YET = (1 << 64) - 1
@@ -103,49 +105,53 @@ LOST = Arrival(Verdict.LOST)
 CORRUPT = Arrival(Verdict.CORRUPT)
 
 
-def payload_digest(payload: NDArray[np.uint8], transfer: int, index: int, early_bytes: int) -> int:
+Absorb = Callable[[Expected, Bytes], Sum]
+"""Takes the payload of a message in, wherever it is wanted, and returns its sum."""
+
+
+def payload_digest(total: Sum, transfer: int, index: int, early_bytes: int) -> int:
     mark = (transfer << INDEX_BITS) ^ index ^ ((early_bytes * 0x9E3779B97F4A7C15) & _U64)
-    return xxhash.xxh3_64_intdigest(payload.data, seed=mark & _U64)
+    return xxhash.xxh3_64_intdigest(total, seed=mark & _U64)
 
 
-def seal(message: NDArray[np.uint8], what: Expected, early_bytes: int = NOT_YET) -> None:
-    """Writes the header before a payload that is in place: `message` is the whole buffer.
-    `early_bytes`: payload of this request that had been sent when its prefill ended."""
-    payload = message[HEADER_BYTES : what.message_bytes]
-    digest = payload_digest(payload, what.transfer, what.index, early_bytes)
+def seal(message: Bytes, what: Expected, total: Sum, early_bytes: int = NOT_YET) -> None:
+    """Writes the header before a payload that is in place and has this sum. `early_bytes`: payload
+    of this request that had been sent when its prefill ended."""
+    digest = payload_digest(total, what.transfer, what.index, early_bytes)
     _HEADER.pack_into(message.data, 0, *_data_fields(what), digest, early_bytes, 0)
 
 
-def seal_void(message: NDArray[np.uint8], transfer: int, slot: int) -> None:
+def seal_void(message: Bytes, transfer: int, slot: int) -> None:
     """Writes a header-only message."""
     _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.VOID, transfer, slot), 0)
 
 
-def seal_lent(message: NDArray[np.uint8], transfer: int, slot: int, offset: int) -> None:
+def seal_lent(message: Bytes, transfer: int, slot: int, offset: int) -> None:
     """Writes a header-only message: what answers this slot begins at `offset` of the arena."""
     _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.LENT, transfer, slot), offset)
 
 
-def lent_at(message: NDArray[np.uint8], transfer: int, slot: int) -> int | None:
+def lent_at(message: Bytes, transfer: int, slot: int) -> int | None:
     """The offset that `seal_lent` wrote for this slot; None: this is no such message."""
     fields = _HEADER.unpack_from(message.data, 0)
     return fields[-1] if fields[:-1] == _bare_fields(Flag.LENT, transfer, slot) else None
 
 
-def is_of(message: NDArray[np.uint8], transfer: int) -> bool:
+def is_of(message: Bytes, transfer: int) -> bool:
     """Whether the header claims a message of this transfer."""
     fields = _HEADER.unpack_from(message.data, 0)
     return bool(fields[0] == MAGIC and fields[4] == transfer)
 
 
 def judge(
-    message: NDArray[np.uint8],
+    message: Bytes,
     transfer: int,
     slot: int,
     planned: Callable[[int], Expected | None],
+    absorb: Absorb,
 ) -> Arrival:
     """What came on a slot of this transfer. `planned`: the message with an index, None when there
-    is none."""
+    is none. `absorb` is called if the header is right."""
     fields = _HEADER.unpack_from(message.data, 0)
     if fields == (*_bare_fields(Flag.VOID, transfer, slot), 0):
         return Arrival(Verdict.VOID)
@@ -156,18 +162,10 @@ def judge(
     if what is None or fields[:-3] != _data_fields(what) or rest != 0:
         return CORRUPT
     payload = message[HEADER_BYTES : what.message_bytes]
-    if payload_digest(payload, what.transfer, what.index, early_bytes) != digest:
+    total = absorb(what, payload)
+    if payload_digest(total, what.transfer, what.index, early_bytes) != digest:
         return CORRUPT
     return Arrival(Verdict.OK, what.index, early_bytes, what.encoding)
-
-
-def check(message: NDArray[np.uint8], expected: Expected) -> Verdict:
-    """The verdict on a buffer in which exactly this message is expected."""
-
-    def planned(index: int) -> Expected | None:
-        return expected if index == expected.index else None
-
-    return judge(message, expected.transfer, expected.index, planned).verdict
 
 
 def _data_fields(what: Expected) -> tuple[object, ...]:

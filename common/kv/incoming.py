@@ -1,9 +1,11 @@
-"""D's shell around its `Receiver`s: connects to P (`ways.py`), posts receives, verifies, places.
+"""D's shell around its `Receiver`s: connects to P (`ways.py`), posts receives, places, verifies.
 
-Theory of operation: everything runs on the KV thread. A message is received into staging, checked
-against what was asked, and only then copied to the engine's blocks, by the receiver whose transfer
-is still the current one. A P of this host may lend a message instead (`lent.py`): the slot is
-answered with word of where it lies. An ended handoff can leave receives that P still owes an
+Theory of operation: everything runs on the KV thread. A message is received into staging, and if
+its header is what was asked it is copied to the engine's blocks, if the receiver still wants it
+there. The copy tells the digest, and only if that is right does the receiver count the message: the
+engine, which waits for the whole handoff, never reads a block that was not verified. A P of this
+host may lend a message instead (`lent.py`): the slot is answered with word of where it lies. An
+ended handoff can leave receives that P still owes an
 answer; their buffers stay out of the pool until it comes, and a P that does not answer in
 `ORPHAN_S` loses the link, which completes them.
 """
@@ -23,8 +25,7 @@ from common.kv.digest import (
     HEADER_BYTES,
     INDEX_BITS,
     LOST,
-    Arrival,
-    Encoding,
+    Absorb,
     Expected,
     Verdict,
     judge,
@@ -43,7 +44,6 @@ from common.kv.handoff.words import (
     ConnectFailed,
     Ended,
     PeerLost,
-    Place,
     Post,
     Posted,
     ReceiveEvent,
@@ -51,6 +51,7 @@ from common.kv.handoff.words import (
     Tell,
     Tick,
 )
+from common.kv.kernel import Bytes, Sum, sum_of
 from common.kv.layout import KvMemory
 from common.kv.lent import lent_message, take
 from common.kv.messages import KvCredit, KvRefused
@@ -209,7 +210,7 @@ class Incoming:
 
     # ------------------------------------------------------------ receivers
 
-    def _feed(self, key: Key, event: ReceiveEvent, arrived: Buffer | None = None) -> None:
+    def _feed(self, key: Key, event: ReceiveEvent) -> None:
         fetch = self._fetches.get(key)
         if fetch is None:
             return
@@ -221,11 +222,9 @@ class Incoming:
             fetch.taken.clear()
         if receiver.state in RECEIVE_TERMINAL:
             del self._fetches[key]
-        self._run(key, fetch, actions, arrived)
+        self._run(key, fetch, actions)
 
-    def _run(
-        self, key: Key, fetch: _Fetch, actions: Sequence[Action], arrived: Buffer | None
-    ) -> None:
+    def _run(self, key: Key, fetch: _Fetch, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Connect():
@@ -236,8 +235,6 @@ class Incoming:
                     self._credit(fetch, peer, credit)
                 case Tell(peer, message):
                     self.ways.tell(peer, message)
-                case Place(_, what) if arrived is not None:
-                    self._place(fetch, what, arrived)
                 case Ended():
                     self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), action)
 
@@ -281,10 +278,11 @@ class Incoming:
             if offset is not None:
                 self._take(key, channel, plan, slot, offset)
             else:
-                arrival = LOST if error is not None else judge(message, *owed, plan.planned)
+                absorb = self._absorb(key, plan)
+                arrival = LOST if error is not None else judge(message, *owed, plan.planned, absorb)
                 self._tally.stale += key is None and arrival.verdict is Verdict.OK
                 if key is not None:
-                    self._feed(key, Arrived(plan.transfer, arrival), message)
+                    self._feed(key, Arrived(plan.transfer, arrival))
             self._staging.give(buffer)
             channel.spoke = True
             if error is not None:
@@ -293,20 +291,12 @@ class Incoming:
         channel.link.receive(message, data_tag(*owed, INDEX_BITS), done)
 
     def _take(self, key: Key | None, channel: Channel, plan: Plan, slot: int, offset: int) -> None:
-        """A lent message is in its blocks before the receiver hears of it: the proof comes last."""
         if key is None:
             self._tally.stale += 1
             return
         fetch = self._fetches[key]
-
-        def place(arrival: Arrival, message: Buffer) -> None:
-            if fetch.receiver.lacks(plan.transfer, arrival.index):
-                raw = plan.message(arrival.index)
-                fp8 = arrival.encoding is Encoding.FP8
-                self._place(fetch, raw.compressed() if fp8 else raw, message)
-
         lent = lent_message(channel.borrowed, offset, plan.payload_bytes_max)
-        arrival = take(lent, plan.transfer, slot, plan.planned, place)
+        arrival = take(lent, plan.transfer, slot, plan.planned, self._absorb(key, plan))
         fetch.taken.append(offset)
         self._feed(key, Arrived(plan.transfer, arrival))
         if len(fetch.taken) >= fetch.receiver.wanted.window // 2:
@@ -321,7 +311,14 @@ class Incoming:
         taken, fetch.taken = tuple(fetch.taken), []
         self.ways.tell(peer, msgspec.structs.replace(credit, taken=taken))
 
-    def _place(self, fetch: _Fetch, what: Expected, message: Buffer) -> None:
-        at = what.first_block - fetch.receiver.wanted.first_block
-        payload = message[HEADER_BYTES : what.message_bytes]
-        self._packing.scatter(fetch.block_ids[at : at + what.blocks], payload, what)
+    def _absorb(self, key: Key | None, plan: Plan) -> Absorb:
+        """To its blocks with what this plan still lacks."""
+        fetch = self._fetches.get(key) if key is not None else None
+
+        def absorb(what: Expected, payload: Bytes) -> Sum:
+            if fetch is None or not fetch.receiver.lacks(plan.transfer, what.index):
+                return sum_of(payload)
+            at = what.first_block - fetch.receiver.wanted.first_block
+            return self._packing.scatter(fetch.block_ids[at : at + what.blocks], payload, what)
+
+        return absorb

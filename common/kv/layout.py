@@ -4,21 +4,20 @@ Theory of operation: a *page* is one block of one layer, `page_bytes` contiguous
 engine's kernels understand (on CPU, K is stored transposed inside it), so nothing smaller is ever
 copied. The page of layer l, block b starts at `offset + l * layer_stride + b * block_stride`. In
 flight a run of blocks is `[layer][block][page]`, contiguous. `KvMemory` is the seam for memory
-that is not host memory; `HostMemory` is the one over a numpy view.
+that is not host memory; `HostMemory` is the one over a numpy view. Both ways data is summed up as
+it passes (`kernel.py`); what comes to the engine's blocks is written through the caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.kv.codec import Format
-
-Bytes = NDArray[np.uint8]
+from common.kv.kernel import LINE_BYTES, ROW_BYTES, Bytes, Offsets, Sum, copy_pages, sum_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +86,13 @@ class KvMemory(Protocol):
     @property
     def geometry(self) -> Geometry: ...
 
-    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> None:
-        """Copies these layers (None: all) of the blocks to `out`, which has their exact size."""
+    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
+        """Copies these layers (None: all) of the blocks to `out`, which has their exact size.
+        Returns the sum of `out`."""
         ...
 
-    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> None:
-        """The reverse. Block ids must be distinct."""
+    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
+        """The reverse. Block ids must be distinct. Returns the sum of `data`."""
         ...
 
 
@@ -106,46 +106,56 @@ class HostMemory:
             raise ValueError("KV memory must be writable")
         geometry.check(base.nbytes)
         self.geometry = geometry
+        self._base = base
         self._pages = np.lib.stride_tricks.as_strided(
             base[geometry.offset :],
             shape=(geometry.layers, geometry.blocks, geometry.page_bytes),
             strides=(geometry.layer_stride, geometry.block_stride, 1),
         )
+        first = base.ctypes.data + geometry.offset
+        steps = (geometry.layer_stride, geometry.block_stride, geometry.page_bytes)
+        self._on_lines = not any(each % LINE_BYTES for each in (first, *steps))
+        self._in_rows = geometry.page_bytes % ROW_BYTES == 0
 
-    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> None:
-        pages, flight = self._flight(block_ids, out, layers)
-        for at, first, count in self._runs(block_ids):
-            flight[:, at : at + count] = pages[:, first : first + count]
+    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
+        ids, these = self._checked(block_ids, out, layers)
+        if self._in_rows:
+            places = (out, self._flight(ids, these), self._base, self._places(ids, these))
+            return copy_pages(*places, self.geometry.page_bytes, through=False)
+        out.reshape(len(these), len(ids), -1)[:] = self._pages[these.start : these.stop, ids]
+        return sum_of(out)
 
-    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> None:
+    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
         if len(set(block_ids)) != len(block_ids):
             raise ValueError("a block may be written once only")
-        pages, flight = self._flight(block_ids, data, layers)
-        for at, first, count in self._runs(block_ids):
-            pages[:, first : first + count] = flight[:, at : at + count]
+        ids, these = self._checked(block_ids, data, layers)
+        if self._in_rows:
+            places = (self._base, self._places(ids, these), data, self._flight(ids, these))
+            return copy_pages(*places, self.geometry.page_bytes, through=self._on_lines)
+        self._pages[these.start : these.stop, ids] = data.reshape(len(these), len(ids), -1)
+        return sum_of(data)
 
     def page(self, layer: int, block: int) -> Bytes:
         """A live view of one page."""
         page: Bytes = self._pages[layer, block]
         return page
 
-    def _flight(
+    def _checked(
         self, block_ids: Sequence[int], data: Bytes, layers: range | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The pages of these layers, and `data` in the shape of their flight."""
-        shape = self.geometry.flight(len(block_ids), data, layers)
-        pages = self._pages if layers is None else self._pages[layers.start : layers.stop]
-        return pages, data.reshape(shape)
+    ) -> tuple[Offsets, range]:
+        """The ids as an array, and which layers. Nothing after this looks at bounds."""
+        geometry = self.geometry
+        geometry.flight(len(block_ids), data, layers)
+        ids = np.array(block_ids, np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < geometry.blocks:
+            raise ValueError(f"{ids.min()}..{ids.max()}: outside 0..{geometry.blocks}")
+        return ids, range(geometry.layers) if layers is None else layers
 
-    def _runs(self, block_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """(index in flight, first block id, count) of each run of consecutive ids."""
-        at = 0
-        while at < len(block_ids):
-            first = block_ids[at]
-            count = 1
-            while at + count < len(block_ids) and block_ids[at + count] == first + count:
-                count += 1
-            if not 0 <= first <= first + count <= self.geometry.blocks:
-                raise ValueError(f"block {first} + {count} is outside 0..{self.geometry.blocks}")
-            yield at, first, count
-            at += count
+    def _places(self, ids: Offsets, layers: range) -> Offsets:
+        """Where these pages begin, in the order of their flight."""
+        geometry = self.geometry
+        rows = np.arange(layers.start, layers.stop, dtype=np.int64) * geometry.layer_stride
+        return (geometry.offset + rows[:, None] + ids * geometry.block_stride).ravel()
+
+    def _flight(self, ids: Offsets, layers: range) -> Offsets:
+        return np.arange(len(layers) * len(ids), dtype=np.int64) * self.geometry.page_bytes

@@ -1,11 +1,11 @@
 """Lent messages: P leaves them in its arena, D reads them there (`arena.py`).
 
 Theory of operation: a loan ends when D says `taken`, or when the transfer or the link does, and
-then P may write there while D, which knows nothing of it yet, still reads. So P breaks the seal,
-the header, before it writes anything else, and D looks at the header again after the copy: if it is
-still the one that was judged, so was the payload. If not, the loan was called back, which damages
-nothing: it is as if the message had been lost on its way. Stores become visible in their order on
-x86; elsewhere the system calls and locks between seal and payload order them.
+then P may write there while D, which knows nothing of it yet, still reads. The digest is of the
+very bytes that D took, so what was overwritten fails. That P called a loan back is no damage,
+though: it breaks the seal, the header, before it writes anything else, and a D that finds another
+header after its copy takes the message for lost on its way. Stores become visible in their order
+on x86; elsewhere the system calls and locks between seal and payload order them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.kv.digest import HEADER_BYTES, LOST, Arrival, Expected, Verdict, is_of, judge
-from common.kv.layout import Bytes
+from common.kv.digest import HEADER_BYTES, LOST, Absorb, Arrival, Expected, is_of, judge
+from common.kv.kernel import Bytes
 from common.kv.staging import Buffer, Staging
 
 LANE = "arena/memory"
@@ -30,16 +30,13 @@ def take(
     transfer: int,
     slot: int,
     planned: Callable[[int], Expected | None],
-    place: Callable[[Arrival, Bytes], None],
+    absorb: Absorb,
 ) -> Arrival:
-    """Judges a lent message and has it placed if it is sound. `place` may refuse what it does not
-    want any more."""
+    """As `judge`, of a lent message."""
     seal = message[:HEADER_BYTES].tobytes()
     if not is_of(message, transfer):
         return LOST
-    arrival = judge(message, transfer, slot, planned)
-    if arrival.verdict is Verdict.OK:
-        place(arrival, message)
+    arrival = judge(message, transfer, slot, planned, absorb)
     return arrival if message[:HEADER_BYTES].tobytes() == seal else LOST
 
 

@@ -258,9 +258,9 @@ class Outgoing:
             blocks = source.blocks[what.first_block : what.end_block]
             if len(blocks) != what.blocks:
                 return False
-            self._packing.gather(blocks, payload, what)
-        self._packing.encode(payload, what)
-        seal(message, what, NOT_YET if source.early_bytes is None else source.early_bytes)
+            gathered = self._packing.gather(blocks, payload, what)
+        total = self._packing.encode(payload, what, gathered)
+        seal(message, what, total, NOT_YET if source.early_bytes is None else source.early_bytes)
         return True
 
     def _compresses(self, source: _Source, channel: Channel, what: Expected) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from common.kv.codec import Bytes, Codec
 from common.kv.digest import Encoding, Expected
+from common.kv.kernel import Sum, sum_of
 from common.kv.layout import KvMemory
 
 
@@ -25,23 +26,27 @@ class Packing:
         self._codec = Codec(inside) if inside is not None else None
         self._scratch: Bytes | None = None
 
-    def gather(self, block_ids: Sequence[int], payload: Bytes, what: Expected) -> None:
+    def gather(self, block_ids: Sequence[int], payload: Bytes, what: Expected) -> Sum:
         """After it the blocks are not read any more; `encode` completes the payload."""
         target = payload if what.encoding is Encoding.NONE else self._raw(what)
-        self._memory.gather(block_ids, target, range(what.first_layer, what.end_layer))
+        return self._memory.gather(block_ids, target, range(what.first_layer, what.end_layer))
 
-    def encode(self, payload: Bytes, what: Expected) -> None:
-        """Directly after its `gather`."""
-        if what.encoding is Encoding.FP8 and self._codec is not None:
-            self._codec.encode(self._raw(what), payload)
+    def encode(self, payload: Bytes, what: Expected, gathered: Sum) -> Sum:
+        """Directly after its `gather`, which said `gathered`. Returns the sum of the payload."""
+        if what.encoding is not Encoding.FP8 or self._codec is None:
+            return gathered
+        self._codec.encode(self._raw(what), payload)
+        return sum_of(payload)
 
-    def scatter(self, block_ids: Sequence[int], payload: Bytes, what: Expected) -> None:
-        """`payload` was verified."""
-        data = payload
-        if what.encoding is Encoding.FP8 and self._codec is not None:
-            data = self._raw(what)
-            self._codec.decode(payload, data)
-        self._memory.scatter(block_ids, data, range(what.first_layer, what.end_layer))
+    def scatter(self, block_ids: Sequence[int], payload: Bytes, what: Expected) -> Sum:
+        """Whatever the payload is worth: its sum, which this returns, will tell."""
+        layers = range(what.first_layer, what.end_layer)
+        if what.encoding is not Encoding.FP8 or self._codec is None:
+            return self._memory.scatter(block_ids, payload, layers)
+        data, total = self._raw(what), sum_of(payload)
+        self._codec.decode(payload, data)
+        self._memory.scatter(block_ids, data, layers)
+        return total
 
     def _raw(self, what: Expected) -> Bytes:
         if self._scratch is None:

@@ -23,6 +23,7 @@ from common.config import KvConfig
 from common.errors import BatonError, Code
 from common.kv.control import Identity
 from common.kv.handoff.desk import TOMBSTONES, Key
+from common.kv.kernel import kernel
 from common.kv.layout import KvMemory
 from common.kv.lease import Tombstones
 from common.kv.messages import KvDone, KvStatus
@@ -61,6 +62,7 @@ class KvService:
 
     def start(self) -> str:
         """Returns the listener's `host:port`. Raises BatonError when UCX cannot be set up."""
+        kernel()
         started: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._main, args=(started,), name="baton-kv", daemon=True

@@ -3,27 +3,29 @@
 Two engines of this process, as the worker daemons run them, one handoff at a time. Both instants
 are taken inside the engines, on the one monotonic clock of the machine: P's when the forward pass
 of the last chunk is over, D's when its connector tells vLLM that the load is complete. The ratio is
-to P's time for the same prompt, from the request's arrival to the first instant. Digests: what both
-ends' took of the time between the instants, as if they overlapped with nothing.
+to P's time for the same prompt, from the request's arrival to the first instant. Copies: what both
+ends' took of the time between the instants, digests with them, as if they overlapped with nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.config import from_mapping
 from common.engine.connector_meta import StepPlan, request_key
 from common.engine.connector_worker import WorkerHalf
 from common.engine.port import EngineRequest
-from common.kv import digest
+from common.kv import kernel
+from common.kv.kernel import Kernel
 from common.messages import Role
 from tests.e2e.engine.pair import ENGINE, GREEDY, Pair, open_pair
 
@@ -32,15 +34,15 @@ TRIES = 50
 WARM = 3
 PATIENCE_MS = 300_000.0
 """A lease runs from the first chunk on, and 8,000 tokens on a busy CPU take longer than 30 s."""
-COMPUTED, LOADED, DIGEST = "computed", "loaded", "digest"
+COMPUTED, LOADED, COPY = "computed", "loaded", "copy"
 
 
 class Sample(NamedTuple):
-    """Of one handoff, in ms. `digests`: both ends', those that began after P's last layer."""
+    """Of one handoff, in ms. `copies`: both ends', those that began after P's last layer."""
 
     handoff: float
     prefill: float
-    digests: float
+    copies: float
 
 
 def main() -> None:
@@ -60,7 +62,7 @@ def main() -> None:
             )
         )
         print(
-            " tokens  tries  handoff p50 ms  p99 ms  prefill p50 ms  handoff of prefill  digests"
+            " tokens  tries  handoff p50 ms  p99 ms  prefill p50 ms  handoff of prefill   copies"
             " of handoff"
         )
         asyncio.run(measure_all(pair, notes))
@@ -79,11 +81,11 @@ def _show(length: int, samples: list[Sample]) -> None:
     latencies = sorted(sample.handoff for sample in samples)
     middle = statistics.median(latencies)
     prefill = statistics.median(sample.prefill for sample in samples)
-    digests = statistics.median(sample.digests / sample.handoff for sample in samples)
+    copies = statistics.median(sample.copies / sample.handoff for sample in samples)
     print(
         f"{length:7d} {len(samples):6d} {middle:15.1f} "
         f"{latencies[int(len(latencies) * 0.99) - 1]:7.1f} {prefill:15.1f} "
-        f"{middle / prefill:19.1%} {digests:19.1%}",
+        f"{middle / prefill:19.1%} {copies:8.1%}",
         flush=True,
     )
 
@@ -105,32 +107,39 @@ async def handed(pair: Pair, notes: Path, length: int, number: int) -> Sample:
     if end.error:
         raise RuntimeError(f"the handoff failed: {end.message}")
     key = request_key((name, 0))
-    at, digests = read(notes)
+    at, copies = read(notes)
     computed, loaded = at[COMPUTED, key], at[LOADED, key]
-    spent = sum(took for when, took in digests if computed <= when <= loaded)
+    spent = sum(took for when, took in copies if computed <= when <= loaded)
     return Sample((loaded - computed) * 1000, (computed - start) * 1000, spent * 1000)
 
 
 def read(notes: Path) -> tuple[dict[tuple[str, str], float], list[tuple[float, float]]]:
-    """Instants by what happened and to which request; when each digest began, and its seconds."""
+    """Instants by what happened and to which request; when each copy began, and its seconds."""
     lines = [line.split() for line in notes.read_text().splitlines()]
-    instants = {(what, who): float(when) for what, who, when in lines if what != DIGEST}
-    return instants, [(float(when), float(took)) for what, took, when in lines if what == DIGEST]
+    instants = {(what, who): float(when) for what, who, when in lines if what != COPY}
+    return instants, [(float(when), float(took)) for what, took, when in lines if what == COPY]
 
 
 def watch(notes: Path) -> None:
-    """Has both engines, which are forked from here, write down their instants and digests."""
-    computed, results, digested = WorkerHalf.computed, WorkerHalf.results, digest.payload_digest
+    """Has both engines, which are forked from here, write down their instants and copies."""
+    computed, results = WorkerHalf.computed, WorkerHalf.results
     book = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(what: str, about: object, when: float) -> None:
         os.write(book, f"{what} {about} {when}\n".encode())
 
-    def watched_digest(*args: Any) -> int:
-        start = time.monotonic()
-        value = digested(*args)
-        note(DIGEST, time.monotonic() - start, start)
-        return value
+    @functools.cache
+    def watched_kernel() -> Kernel:
+        made = kernel.compiled()
+        return Kernel(*(watched_copy(code) for code in (made.read, made.copy, made.through)))
+
+    def watched_copy(code: Callable[..., None]) -> Callable[..., None]:
+        def run(*arguments: int) -> None:
+            start = time.monotonic()
+            code(*arguments)
+            note(COPY, time.monotonic() - start, start)
+
+        return run
 
     def watched_computed(half: WorkerHalf, plan: StepPlan) -> None:
         for progress in plan.progress:
@@ -148,4 +157,4 @@ def watch(notes: Path) -> None:
 
     WorkerHalf.computed = watched_computed  # type: ignore[method-assign,assignment]
     WorkerHalf.results = watched_results  # type: ignore[method-assign,assignment]
-    digest.payload_digest = watched_digest  # type: ignore[assignment]
+    kernel.kernel = watched_kernel

@@ -1,6 +1,6 @@
 """KV handoff, blocks to blocks with digests, against raw UCXX, NIXL and memcpy in the same run.
 
-Two processes of each kind on this host; a round moves every path once for each size, one after the
+Two processes of each kind on this host; a round moves every path for each size, one after the
 other, so that what else the machine does falls on all alike. Printed are medians over the rounds
 and the spread between the quartiles. CPU is of all threads of both processes. NIXL's processes are
 stopped while others are measured, for its progress thread spins.
@@ -8,7 +8,7 @@ stopped while others are measured, for its progress thread spins.
 `raw`: tagged UCXX messages of the handoff's size, as many in flight, over the same transports, out
 of one buffer into four, which stay in the caches. `raw spread`: the same out of and into as much
 memory as the handoff reads and writes: what UCX alone takes to move these bytes.
-`no digest`: the handoff with digests not computed, for what they cost. `nixl`: see `kv_nixl`; its
+`no digest`: the handoff with copies that do not sum up what they copy. `nixl`: see `kv_nixl`; its
 UCX is its own and may choose other transports of the list, so a second run over TCP alone follows.
 Verdicts against the targets end each run.
 """
@@ -20,6 +20,7 @@ import os
 import statistics
 from collections.abc import Callable
 from functools import partial
+from random import Random
 
 import numpy as np
 
@@ -85,17 +86,21 @@ def compare(transports: str) -> None:
 
 
 def each(move: Callable[[], Sample]) -> Moves:
-    return lambda count: [move() for _ in range(count)]
+    """After one that does not count."""
+    return lambda count: [move() for _ in range(count + 1)][1:]
 
 
 def interleaved(paths: dict[str, Moves], moves: int) -> dict[str, Figures]:
-    """Medians of one move, over rounds of `moves` moves of each path in turn."""
+    """Medians of one move, over rounds of `moves` moves of each path, each time in another order:
+    a path finds in the caches what the one before has left there."""
+    order, random = list(paths), Random(1)
     for path in paths.values():
         path(1)
     rounds: dict[str, list[Sample]] = {name: [] for name in paths}
     for _ in range(ROUNDS):
-        for name, path in paths.items():
-            samples = path(moves)
+        random.shuffle(order)
+        for name in order:
+            samples = paths[name](moves)
             seconds = sum(sample.seconds for sample in samples) / moves
             cpu_seconds = sum(sample.cpu_seconds for sample in samples) / moves
             rounds[name].append(Sample(seconds, cpu_seconds))
@@ -123,6 +128,6 @@ def show(row: Row) -> None:
         )
     off = row.speed_of("no digest", "handoff") - 1
     print(
-        f"{'':8} digests of both ends {row.digest_of_time:.1%} of the handoff's time, "
-        f"{row.digest_of_cpu:.1%} of its CPU (on against off {off:+.1%})"
+        f"{'':8} digests add {row.digest_of_time:.1%} of the handoff's time to the copies of both "
+        f"ends, {row.digest_of_cpu:.1%} of its CPU (on against off {off:+.1%})"
     )

@@ -1,8 +1,8 @@
 """The targets of the KV handoff, and whether one run of `kv` met them.
 
-They are about bulk, `BULK_BYTES` and more; the worst size decides. A digest's share is of the
-handoff's wall time, as if the digests of both ends were taken one after the other and overlapped
-with nothing; of the CPU it is what the digests themselves took, inside the measured handoffs.
+They are about bulk, `BULK_BYTES` and more; the worst size decides. The digests' share is what they
+add to the CPU of the copies at both ends, inside the measured handoffs, in parts of the handoff's
+wall time, as if both ends copied one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All paths for one size. `digest_seconds`: CPU of the digests in one handoff, both ends."""
+    """All paths for one size. `digest_seconds`: CPU that digests add to one handoff, both ends."""
 
     size: int
     paths: dict[str, Figures]

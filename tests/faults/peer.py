@@ -26,7 +26,7 @@ import numpy as np
 
 from common.kv import incoming, lent
 from common.kv.control import Identity
-from common.kv.digest import HEADER_BYTES, Arrival, Expected, Verdict, judge
+from common.kv.digest import HEADER_BYTES, Absorb, Arrival, Expected, Verdict, judge
 from common.kv.handoff.desk import Key
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
@@ -162,11 +162,12 @@ class Worker:
         transfer: int,
         slot: int,
         planned: Callable[[int], Expected | None],
+        absorb: Absorb,
     ) -> Arrival:
         """The product's verdict, and whether it was a wrong one; runs on the KV thread. A loan that
         P called back meanwhile is not held against it: the product looks again, too."""
         seal = message[:HEADER_BYTES].tobytes()
-        arrival = judge(message, transfer, slot, planned)
+        arrival = judge(message, transfer, slot, planned, absorb)
         if arrival.verdict is Verdict.CORRUPT:
             self._tell("verdict", transfer, slot, False)
             if self._blind:

@@ -1,4 +1,4 @@
-"""D's end of one handoff: grants what is posted, places what is verified, retries the rest.
+"""D's end of one handoff: grants what is posted, counts what is verified, retries the rest.
 
 Theory of operation: in `words`. Retries after a lost transport wait 50 ms * 2^i with full jitter,
 as long as P can be connected to; a damaged message is fetched again once, at once. Everything ends
@@ -22,7 +22,6 @@ from common.kv.handoff.words import (
     ConnectFailed,
     Ended,
     PeerLost,
-    Place,
     Post,
     Posted,
     ReceiveEvent,
@@ -93,7 +92,8 @@ class Receiver:
         return self._lost + self._refetched
 
     def lacks(self, transfer: int, index: int) -> bool:
-        """This message of this transfer is wanted and has not been verified."""
+        """This message of this transfer is wanted and has not been verified: its blocks may be
+        written. Nobody reads them before this handoff is done."""
         plan = self._plan
         wanted = plan is not None and plan.transfer == transfer and index < plan.messages
         return wanted and index not in self._verified
@@ -225,9 +225,9 @@ class Receiver:
             case Verdict.CORRUPT:
                 return self._refetch()
             case Verdict.OK:
-                return self._place(arrival, now)
+                return self._verify(arrival, now)
 
-    def _place(self, arrival: Arrival, now: float) -> list[Action]:
+    def _verify(self, arrival: Arrival, now: float) -> list[Action]:
         plan, peer = self._plan, self._peer
         assert plan is not None and peer is not None  # noqa: PT018
         if arrival.index in self._verified:
@@ -246,12 +246,11 @@ class Receiver:
         if arrival.early_bytes != NOT_YET:
             self._early_bytes = arrival.early_bytes
         self._advance(plan)
-        place = Place(plan.transfer, message)
         if len(self._verified) < plan.messages:
-            return [place, *self._post()]
+            return self._post()
         released = Tell(peer, KvReleased(transfer=plan.transfer))
         self._plan = None
-        return [place, released, *self._end(ReceiveState.DONE, "", "")]
+        return [released, *self._end(ReceiveState.DONE, "", "")]
 
     def _advance(self, plan: Plan) -> None:
         """Moves `_next_block` past the runs that are verified, all layers, without a gap."""

@@ -5,8 +5,8 @@ which the shell must do them; every action that takes time comes back as an even
 one try: an id that D never used before. A *slot* is a receive that D has posted for it, for any
 one message of the transfer; D grants a slot only then, and P answers every granted slot once, with
 a message not sent yet or with a void, also after the handoff has ended, so that no posted receive
-is left behind. What D gives to the engine was verified; a message of an
-older transfer is never placed. A retry asks only for what is not yet verified.
+is left behind. What D gives to the engine was verified; a message of an older transfer, or one that
+was verified before, is never written to blocks. A retry asks only for what is not yet verified.
 
     P: OFFERED -> SENDING -> RELEASED          D: CONNECTING -> WAITING -> RECEIVING -> DONE
        any -> CANCELLED | ABORTED | EXPIRED       any -> BACKOFF -> CONNECTING
@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from common.kv.digest import Arrival, Expected
+from common.kv.digest import Arrival
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
 from common.kv.plan import Plan
 
@@ -214,14 +214,6 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """D: copy the verified message that has just arrived to its blocks (counted in the prompt)."""
-
-    transfer: int
-    message: Expected
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """The handoff is over on this side; comes once. `trouble`: `digest` or `transfer` when D found
     that nothing sound comes from this P, however often it asks; else empty."""
@@ -231,4 +223,4 @@ class Ended:
     trouble: str = ""
 
 
-Action = Tell | Stage | SendData | SendVoid | Connect | Post | Place | Ended
+Action = Tell | Stage | SendData | SendVoid | Connect | Post | Ended

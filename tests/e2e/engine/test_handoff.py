@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from common.kv.digest import HEADER_BYTES
+from common.kv.kernel import Bytes, Sum, sum_of
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
 from common.messages import Sampling
@@ -167,11 +168,12 @@ def test_damaged_kv_changes_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The control: if KV were wrong after verification, the tests above would see it."""
     original = HostMemory.scatter
 
-    def damaging(self: HostMemory, block_ids: list[int], data: np.ndarray, layers: range) -> None:
+    def damaging(self: HostMemory, block_ids: list[int], data: Bytes, layers: range) -> Sum:
         damaged = data.copy()
         floats = damaged.view(np.float32)
         floats[: len(floats) // 2] += 0.5
         original(self, block_ids, damaged, layers)
+        return sum_of(data)
 
     monkeypatch.setattr(HostMemory, "scatter", damaging)
     pair = open_pair(make_config(tmp_path))

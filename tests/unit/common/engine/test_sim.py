@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from common.config import Config, from_mapping
@@ -18,6 +17,7 @@ from common.engine.open import open_engine
 from common.engine.port import EngineRequest
 from common.engine.sim import SimEngine
 from common.errors import BatonError, Code
+from common.kv.kernel import Bytes, Sum, sum_of
 from common.kv.layout import HostMemory
 from common.messages import Role, Sampling
 from tests.e2e.engine.pair import Pair, Result, until
@@ -103,10 +103,11 @@ async def test_one_wrong_byte_anywhere_changes_the_text(
     text = (await pair.alone(prompt, TEXT)).tokens
     original = HostMemory.scatter
 
-    def damaging(self: HostMemory, block_ids: list[int], data: np.ndarray, layers: range) -> None:
+    def damaging(self: HostMemory, block_ids: list[int], data: Bytes, layers: range) -> Sum:
         damaged = data.copy()
         damaged[-1] ^= 1
         original(self, block_ids, damaged, layers)
+        return sum_of(data)
 
     monkeypatch.setattr(HostMemory, "scatter", damaging)
     result, end = await pair.hand_over(prompt, TEXT)

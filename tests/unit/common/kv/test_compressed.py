@@ -9,9 +9,11 @@ import pytest
 
 from common.config import KvConfig
 from common.kv.codec import Codec
-from common.kv.digest import HEADER_BYTES, Encoding, Expected, Verdict, judge, seal
+from common.kv.digest import HEADER_BYTES, Encoding, Expected, Verdict
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
+from tests.unit.common.kv.sealing import judged
+from tests.unit.common.kv.sealing import sealed as seal
 from tests.unit.common.kv.service_peer import (
     CONFIG,
     GEOMETRY,
@@ -118,21 +120,20 @@ def expected() -> Expected:
 
 def sealed(what: Expected) -> np.ndarray:
     message = np.full(HEADER_BYTES + 256, 9, np.uint8)
-    seal(message[: what.message_bytes], what)
-    return message
+    return seal(message, what)
 
 
 def test_a_header_says_whether_its_payload_is_compressed() -> None:
-    raw = judge(sealed(expected()), 77, 0, lambda _: expected())
+    raw = judged(sealed(expected()), 77, 0, lambda _: expected())
     assert (raw.verdict, raw.encoding) == (Verdict.OK, Encoding.NONE)
-    packed = judge(sealed(expected().compressed()), 77, 0, lambda _: expected())
+    packed = judged(sealed(expected().compressed()), 77, 0, lambda _: expected())
     assert (packed.verdict, packed.encoding) == (Verdict.OK, Encoding.FP8)
 
 
 def test_compression_that_was_not_allowed_is_damage() -> None:
     strict = Expected(77, 3, 8, 2, 0, 4, 256)
     message = sealed(expected().compressed())
-    assert judge(message, 77, 0, lambda _: strict).verdict is Verdict.CORRUPT
+    assert judged(message, 77, 0, lambda _: strict).verdict is Verdict.CORRUPT
     with pytest.raises(ValueError, match="not to be compressed"):
         strict.compressed()
 
@@ -142,5 +143,5 @@ def test_no_damaged_bit_of_header_or_payload_passes(what: Expected) -> None:
     message = sealed(what)
     for bit in range(what.message_bytes * 8):
         message[bit // 8] ^= 1 << bit % 8
-        assert judge(message, 77, 0, lambda _: expected()).verdict is Verdict.CORRUPT
+        assert judged(message, 77, 0, lambda _: expected()).verdict is Verdict.CORRUPT
         message[bit // 8] ^= 1 << bit % 8

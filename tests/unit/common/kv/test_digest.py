@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv.digest import HEADER_BYTES, Arrival, Expected, Verdict, check, judge, seal, seal_void
+from common.kv.digest import HEADER_BYTES, Arrival, Expected, Verdict, seal_void
+from tests.unit.common.kv.sealing import check, judged
+from tests.unit.common.kv.sealing import sealed as seal
 
 EXPECTED = Expected(
     transfer=77, index=3, first_block=12, blocks=2, first_layer=4, layers=4, payload_bytes=4096
@@ -16,8 +18,7 @@ EXPECTED = Expected(
 
 def sealed(expected: Expected = EXPECTED) -> np.ndarray:
     message = np.random.default_rng(5).integers(0, 256, expected.message_bytes, dtype=np.uint8)
-    seal(message, expected)
-    return message
+    return seal(message, expected)
 
 
 def test_what_was_sealed_is_ok() -> None:
@@ -48,10 +49,10 @@ def test_a_slot_takes_any_message_of_its_transfer_and_says_which() -> None:
         return {3: EXPECTED, 4: other}.get(index)
 
     message = sealed(other)
-    assert judge(message, 77, 0, planned) == Arrival(Verdict.OK, 4)
-    assert judge(message, 77, 0, lambda _: None).verdict is Verdict.CORRUPT
+    assert judged(message, 77, 0, planned) == Arrival(Verdict.OK, 4)
+    assert judged(message, 77, 0, lambda _: None).verdict is Verdict.CORRUPT
     seal(message, EXPECTED, early_bytes=9)
-    assert judge(message, 77, 0, planned) == Arrival(Verdict.OK, 3, 9)
+    assert judged(message, 77, 0, planned) == Arrival(Verdict.OK, 3, 9)
 
 
 @given(bit=st.integers(0, 8 * 4096 - 1))

@@ -8,46 +8,49 @@ import numpy as np
 
 from common.kv.digest import (
     HEADER_BYTES,
-    Arrival,
     Expected,
     Verdict,
-    judge,
     lent_at,
-    seal,
     seal_lent,
     seal_void,
 )
-from common.kv.layout import Bytes
+from common.kv.kernel import Bytes, Sum, sum_of
 from common.kv.lent import Loans, break_seal, lent_message, take
 from common.kv.staging import Staging
+from tests.unit.common.kv.sealing import judged
+from tests.unit.common.kv.sealing import sealed as seal
 
 WHAT = Expected(77, 3, 8, 2, 0, 4, 256)
 
 
 def whole() -> np.ndarray:
     message = np.full(HEADER_BYTES + WHAT.payload_bytes, 9, np.uint8)
-    seal(message, WHAT)
-    return message
+    return seal(message, WHAT)
 
 
 def taken(message: Bytes, during: Bytes | None = None) -> tuple[Verdict, int]:
-    """The verdict, and how often it was placed. `during`: its seal is broken meanwhile."""
-    placed: list[Arrival] = []
+    """The verdict, and how often it was absorbed. `during`: begins to be overwritten meanwhile."""
+    absorbed: list[Expected] = []
 
-    def place(arrival: Arrival, _: Bytes) -> None:
-        placed.append(arrival)
+    def absorb(what: Expected, payload: Bytes) -> Sum:
+        absorbed.append(what)
         if during is not None:
             break_seal(during)
+            during[HEADER_BYTES] ^= 1
+        return sum_of(payload)
 
-    verdict = take(message, 77, 0, lambda index: WHAT if index == 3 else None, place).verdict
-    return verdict, len(placed)
+    verdict = take(message, 77, 0, lambda index: WHAT if index == 3 else None, absorb).verdict
+    return verdict, len(absorbed)
 
 
-def test_a_sound_message_is_placed_and_a_damaged_one_is_not() -> None:
+def test_a_sound_message_is_ok_and_a_damaged_one_is_not() -> None:
     assert taken(whole()) == (Verdict.OK, 1)
     damaged = whole()
     damaged[-1] ^= 1
-    assert taken(damaged) == (Verdict.CORRUPT, 0)
+    assert taken(damaged) == (Verdict.CORRUPT, 1)
+    mislabelled = whole()
+    mislabelled[20] ^= 1
+    assert taken(mislabelled) == (Verdict.CORRUPT, 0), "nowhere to put it"
 
 
 def test_a_seal_that_broke_while_it_was_read_makes_it_lost() -> None:
@@ -77,7 +80,7 @@ def test_a_pointer_names_its_slot_and_is_neither_data_nor_void() -> None:
     assert lent_at(pointer, 77, 5) == 4096
     assert lent_at(pointer, 77, 6) is None
     assert lent_at(pointer, 78, 5) is None
-    assert judge(pointer, 77, 5, lambda _: WHAT).verdict is Verdict.CORRUPT
+    assert judged(pointer, 77, 5, lambda _: WHAT).verdict is Verdict.CORRUPT
     assert lent_at(whole()[:HEADER_BYTES], 77, 5) is None
     seal_void(pointer, 77, 5)
     assert lent_at(pointer, 77, 5) is None

@@ -1,9 +1,9 @@
-"""D's end: nothing is placed twice or unverified, retries are bounded, it ends exactly once."""
+"""D's end: nothing is counted twice or unverified, retries are bounded, it ends exactly once."""
 
 import pytest
 
 from common.errors import Code
-from common.kv.digest import NOT_YET, Arrival, Expected, Verdict
+from common.kv.digest import NOT_YET, Arrival, Verdict
 from common.kv.handoff.receiver import Receiver, Wanted
 from common.kv.handoff.words import (
     RECEIVE_TERMINAL,
@@ -15,7 +15,6 @@ from common.kv.handoff.words import (
     ConnectFailed,
     Ended,
     PeerLost,
-    Place,
     Post,
     Posted,
     ReceiveEvent,
@@ -100,18 +99,15 @@ def test_the_whole_way() -> None:
     first = connected(made)
     assert (first.first_block, first.blocks, first.message_blocks, first.granted) == (2, 10, 4, 2)
     assert first.patience_ms == 15_000.0
-    place, post = made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
-    assert place == Place(1, Expected(1, 0, 2, 4, 0, 2, 400))
+    (post,) = made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
     assert isinstance(post, Post)
     assert (post.first, post.upto) == (2, 3)
     (credit,) = made.handle(Posted(1, 3), 1.0)
     assert credit == Tell(PEER, KvCredit(transfer=1, granted=3))
-    assert made.handle(Arrived(1, arrival(2, Verdict.OK)), 1.5) == [
-        Place(1, Expected(1, 2, 10, 2, 0, 2, 200))
-    ]
+    assert made.handle(Arrived(1, arrival(2, Verdict.OK)), 1.5) == []
+    assert [index for index in range(4) if made.lacks(1, index)] == [1]
     last = made.handle(Arrived(1, arrival(1, Verdict.OK)), 2.0)
     assert last == [
-        Place(1, Expected(1, 1, 6, 4, 0, 2, 400)),
         Tell(PEER, KvReleased(transfer=1)),
         Ended(),
     ]
@@ -128,8 +124,7 @@ def test_slots_are_granted_several_at_a_time_and_the_last_at_once() -> None:
     assert connected(made).granted == 4
     granted = []
     for index in range(6):
-        _, *posts = made.handle(Arrived(1, arrival(index)), 1.0)
-        for post in posts:
+        for post in made.handle(Arrived(1, arrival(index)), 1.0):
             assert isinstance(post, Post)
             granted.append((index, post.first, post.upto))
             made.handle(Posted(1, post.upto), 1.0)
@@ -137,18 +132,22 @@ def test_slots_are_granted_several_at_a_time_and_the_last_at_once() -> None:
     assert granted == [(1, 4, 6), (2, 6, 7)]
 
 
-def test_a_duplicate_arrival_is_placed_once() -> None:
+def test_a_duplicate_arrival_is_written_and_counted_once() -> None:
     made = receiver()
     connected(made)
+    assert made.lacks(1, 0)
     made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
+    assert not made.lacks(1, 0)
     assert made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.1) == []
 
 
-def test_a_message_of_an_older_transfer_is_never_placed() -> None:
+def test_a_message_of_an_older_transfer_is_never_written() -> None:
     made = receiver()
     connected(made, transfer=1)
     made.handle(Arrived(1, arrival(1, Verdict.CORRUPT)), 1.0)
     connected(made, transfer=2)
+    assert not made.lacks(1, 0)
+    assert made.lacks(2, 0)
     assert made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.1) == []
     assert made.transfer == 2
 
@@ -213,9 +212,8 @@ def test_a_run_is_there_only_with_all_its_layer_groups() -> None:
     made.handle(Start(), 0.0)
     assert connected(made).layer_groups == 2
     for index in (0, 2, 3):
-        (place, *_) = made.handle(Arrived(1, arrival(index)), 1.0)
-        assert isinstance(place, Place)
-        assert (place.message.first_layer, place.message.layers) == (index % 2, 1)
+        assert made.lacks(1, index)
+        made.handle(Arrived(1, arrival(index)), 1.0)
     assert made.report().blocks == 0, "the second layer of the first run is not there"
     assert not made.report().complete
     made.handle(PeerLost(PEER), 1.1)
@@ -285,7 +283,7 @@ def _prefixes() -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("how", "steps"), _prefixes())
-def test_every_interrupted_prefix_ends_once_and_places_nothing_after(how: str, steps: int) -> None:
+def test_every_interrupted_prefix_ends_once_and_writes_nothing_after(how: str, steps: int) -> None:
     made = receiver(window=3, retries=0)
     script: list[tuple[ReceiveEvent, float]] = [
         (Connected(PEER, 1), 0.0),
@@ -308,6 +306,7 @@ def test_every_interrupted_prefix_ends_once_and_places_nothing_after(how: str, s
         return
     assert len(ended) == 1
     assert made.state in RECEIVE_TERMINAL
+    assert not any(made.lacks(1, index) for index in range(4))
     told_p = 2 <= steps < 5 and how != "lost"
     assert bool(told(actions, KvAbort)) == told_p
     for index in range(3):

@@ -4,7 +4,7 @@ A small world delivers data in any order, loses connections, damages data, preem
 `unruly` also repeats and reorders control messages, which UCX never does. P's blocks belong to the
 request from its offer to its end, D's from its start to its end; both are reused at once after
 that, so whoever touches them later is caught in the act. After it has come to rest: each side ended
-exactly once, D placed only the right blocks, complete if it says so, every posted receive was
+exactly once, D wrote only the right blocks, complete if it says so, every posted receive was
 answered or its connection lost, and P holds nothing.
 """
 
@@ -29,7 +29,6 @@ from common.kv.handoff.words import (
     ConnectFailed,
     Ended,
     PeerLost,
-    Place,
     Post,
     Posted,
     ReceiveEvent,
@@ -41,7 +40,7 @@ from common.kv.handoff.words import (
     Tick,
 )
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvReleased
-from common.kv.plan import Shape
+from common.kv.plan import Plan, Shape
 from tests.unit.common.kv.handoff.helpers import ticket
 
 KEY = ("r", 0)
@@ -63,6 +62,8 @@ class World:
     loose: list[tuple[str, tuple[int, int, int]]] = field(default_factory=list)
     posted: set[tuple[int, int]] = field(default_factory=set)
     placed: set[tuple[int, int]] = field(default_factory=set)
+    """Pages as they should be; a damaged message spoils those it is written to."""
+    plans: dict[int, Plan] = field(default_factory=dict)
     p_ends: list[str] = field(default_factory=list)
     d_ends: list[str] = field(default_factory=list)
 
@@ -92,15 +93,11 @@ class World:
             case Connect():
                 self.loose.append(("connect", (0, 0, 0)))
             case Post(_, plan, first, upto):
+                self.plans[plan.transfer] = plan
                 self.posted |= {(plan.transfer, slot) for slot in range(first, upto)}
                 self.feed_d(Posted(plan.transfer, upto))
             case Tell(peer, message) if peer == self.link:
                 self.to_p.append(message)
-            case Place(_, what):
-                assert not self.d_ends, "D wrote to blocks that were no longer its own"
-                layers = range(what.first_layer, what.end_layer)
-                blocks = range(what.first_block, what.end_block)
-                self.placed |= {(block, layer) for block in blocks for layer in layers}
             case Ended(error):
                 self.d_ends.append(error)
 
@@ -201,7 +198,19 @@ class World:
             arrival = CORRUPT
         else:
             arrival = Arrival(Verdict.OK, index, NOT_YET)
+        if kind == "data" and self.receiver.lacks(transfer, index):
+            self.write(transfer, index, arrival)
         self.feed_d(Arrived(transfer, arrival))
+
+    def write(self, transfer: int, index: int, arrival: Arrival) -> None:
+        assert not self.d_ends, "D wrote to blocks that were no longer its own"
+        what = self.plans[transfer].message(index)
+        layers = range(what.first_layer, what.end_layer)
+        pages = {(b, layer) for b in range(what.first_block, what.end_block) for layer in layers}
+        if arrival.verdict is Verdict.OK:
+            self.placed |= pages
+        else:
+            self.placed -= pages
 
     def fault(self) -> None:
         kind = self.rng.choice(["drop", "drop", "cancel_d", "cancel_p"])

@@ -94,10 +94,10 @@ class KvConfig(Section, frozen=True):
     these three. `message_bytes`: payload of one message at most. `staging_mib`: bound of staging
     memory on each side. `lease_ms`: how long P holds blocks that nobody took. `load_timeout_ms`:
     how long D waits for a handoff before it computes the prompt itself. `answer_ms`: a P that D
-    waits for, and that says nothing, is asked; without an answer in this time the connection counts
-    as lost. `layer_groups`: into how many messages the layers of a run of blocks are cut, so that
-    the first layers leave while the later ones are computed; 1 = blocks leave when all layers are
-    done.
+    waits for, or a D that P serves, is asked when it says nothing; without an answer in this time
+    the connection counts as lost. `layer_groups`: into how many messages the layers of a run of
+    blocks are cut, so that the first layers leave while the later ones are computed; 1 = blocks
+    leave when all layers are done.
     `compression`: KV on the wire as fp8 (e4m3, a scale for each head's K and V of a block), which
     is lossy: `fp8` always, `auto` where P measures that it pays; both workers of a pair must ask
     for it, P's word decides between the two. `exact`: this worker's KV is never compressed, sent or

@@ -33,6 +33,7 @@ from common.kv.messages import (
     KvRefused,
     KvReleased,
 )
+from common.kv.pulse import Look, Pulse
 from common.kv.ucx import Link
 from common.messages import WIRE_VERSION
 from common.wire import Decoder, encode
@@ -80,15 +81,15 @@ class Identity:
 class Channel:
     """Protocol messages over one link. `on_open` gets the peer once, `on_message` what follows,
     `on_closed` a sentence and whether the peer refused us for good; after it nothing comes.
-    `spoke`: something came since it was last set to False (`pulse.py`). `staging`: this side's
-    arena; `their_staging`: the peer's, once it said hello. `borrowed`: that memory, if this side
-    could map it; `lends`: the peer could map ours."""
+    `staging`: this side's arena; `their_staging`: the peer's, once it said hello. `borrowed`: that
+    memory, if this side could map it; `lends`: the peer could map ours."""
 
     def __init__(
         self,
         peer_id: int,
         link: Link,
         identity: Identity,
+        pulse: Pulse,
         *,
         on_open: Callable[[Channel], None],
         on_message: Callable[[Channel, Heard], None],
@@ -99,12 +100,13 @@ class Channel:
         self.link = link
         self.peer: Peer | None = None
         self.closed = False
-        self.spoke = False
         self.their_staging = ""
         self.borrowed: Slot | None = None
         self.lends = False
         self._staging = staging
         self._identity = identity
+        self._pulse = pulse
+        self._spoke = False
         self._on_open = on_open
         self._on_message = on_message
         self._on_closed = on_closed
@@ -127,6 +129,19 @@ class Channel:
             return
         self._pending += 1
         self.link.send(slot, self.link.send_tag, self._sent)
+
+    def heard_something(self) -> None:
+        """Also over the link, past this channel."""
+        self._spoke = True
+
+    def feel_pulse(self, now: float) -> None:
+        """To be called several times a second while something is awaited from the peer: asks one
+        that says nothing, closes on one that does not answer."""
+        look, self._spoke = self._pulse.look(now, spoke=self._spoke), False
+        if look is Look.ASK:
+            self.tell(KvPing())
+        elif look is Look.LOST:
+            self.close("it does not answer")
 
     def close(self, why: str, *, refused: bool = False) -> None:
         if self.closed:
@@ -176,7 +191,7 @@ class Channel:
         self._heard(message)
 
     def _heard(self, message: KvPeer) -> None:
-        self.spoke = True
+        self.heard_something()
         if isinstance(message, KvHello):
             self._hello(message)
         elif isinstance(message, KvPing):

@@ -284,7 +284,7 @@ class Incoming:
                 if key is not None:
                     self._feed(key, Arrived(plan.transfer, arrival))
             self._staging.give(buffer)
-            channel.spoke = True
+            channel.heard_something()
             if error is not None:
                 channel.close(f"a receive failed in the transport: {error}")
 

@@ -172,6 +172,9 @@ class Outgoing:
 
     def tick(self, now: float) -> None:
         self._run(self._desk.tick(now))
+        for peer in self._desk.served():
+            if peer in self._channels:
+                self._channels[peer].feel_pulse(now)
         self._loans.review(self._desk.serves)
 
     def holds(self, now: float) -> list[KvHold]:

@@ -26,6 +26,7 @@ from common.kv.layout import Geometry, KvMemory
 from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
 from common.kv.outgoing import Outgoing
 from common.kv.plan import message_blocks, shape_of
+from common.kv.pulse import Pulse
 from common.kv.side import KvSide
 from common.kv.staging import Staging
 from common.kv.ucx import Link, Ucx
@@ -173,6 +174,7 @@ class Plane:
             peer_id,
             link,
             self._identity,
+            Pulse(self.now(), self._config.answer_ms / 1000),
             on_open=lambda _: None,
             on_message=self._heard,
             on_closed=self._gone,

@@ -1,9 +1,9 @@
 """Whether the other side of a connection is still there: pure, one for each connection.
 
-A stopped process and a network that swallows packets close no connection, and a receive that waits
-for them waits for ever. So while something is awaited from a peer that says nothing for
-`ASK_SECONDS`, it is asked; one that has not answered in the time it has for it is lost. A peer that
-still computes answers at once: what is asked is its KV thread, not its engine.
+A stopped process and a network that swallows packets close no connection, and what waits for them
+waits for ever. So while something is awaited from a peer that says nothing for `ASK_SECONDS`, it is
+asked; one that has not answered in the time it has for it is lost. A peer that still computes
+answers at once: what is asked is its KV thread, not its engine.
 """
 
 from __future__ import annotations

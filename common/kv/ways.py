@@ -18,8 +18,8 @@ from common.kv.arena import Bytes, borrow
 from common.kv.control import Channel, Heard, Identity
 from common.kv.handoff.desk import Key
 from common.kv.lent import LANE
-from common.kv.messages import KvMapped, KvPing
-from common.kv.pulse import Look, Pulse
+from common.kv.messages import KvMapped
+from common.kv.pulse import Pulse
 from common.kv.ucx import Link
 
 CONNECT_S = 1.0
@@ -37,7 +37,6 @@ class _Way:
 
     channel: Channel
     deadline: float
-    pulse: Pulse
     waiting: list[Key] = field(default_factory=list)
     lanes: tuple[str, ...] = ()
     open: bool = False
@@ -118,11 +117,7 @@ class Ways:
                 if way.deadline <= now:
                     channel.close("no connection within the time limit")
             elif channel.id in awaited:
-                look, channel.spoke = way.pulse.look(now, spoke=channel.spoke), False
-                if look is Look.ASK:
-                    channel.tell(KvPing())
-                elif look is Look.LOST:
-                    channel.close("it does not answer")
+                channel.feel_pulse(now)
 
     def close(self) -> None:
         for channel in list(self._channels.values()):
@@ -133,19 +128,18 @@ class Ways:
         if way is None:
             link = self._open_link(address)
             peer_id, self._next_peer = self._next_peer, self._next_peer + 1
+            now = self._clock()
             channel = Channel(
                 peer_id,
                 link,
                 self._identity,
+                Pulse(now, self._answer_seconds),
                 on_open=lambda _: self._opened(address),
                 on_message=self._traveller.heard,
                 on_closed=lambda gone, why, refused: self._gone(address, gone, why, refused),
             )
             self._channels[peer_id] = channel
-            now = self._clock()
-            way = self._ways[address] = _Way(
-                channel, now + CONNECT_S, Pulse(now, self._answer_seconds)
-            )
+            way = self._ways[address] = _Way(channel, now + CONNECT_S)
         return way
 
     def _opened(self, address: str) -> None:

@@ -226,6 +226,10 @@ class Desk:
         """It has a ticket here, and nothing has ended it."""
         return transfer in self._by_transfer
 
+    def served(self) -> set[int]:
+        """The peers that something is being sent to."""
+        return {each.peer for each in self._senders.values() if each.peer is not None}
+
     def sender(self, key: Key) -> Sender | None:
         return self._senders.get(key)
 

@@ -80,6 +80,11 @@ class Sender:
         return self._out.plan.transfer if self._out else None
 
     @property
+    def peer(self) -> int | None:
+        """Who is being served."""
+        return self._out.peer if self._out else None
+
+    @property
     def granted(self) -> int:
         """Slots that D has granted for it."""
         return self._out.granted if self._out else 0

@@ -342,22 +342,28 @@ def test_killing_p_fails_its_handoffs_soon_and_another_p_still_serves(
         assert_moved(base, SOURCE, TARGET)
 
 
-def test_killing_d_frees_p_long_before_its_lease(base: np.ndarray) -> None:
-    config = msgspec.structs.replace(CONFIG, lease_ms=60_000.0)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_d_that_dies_or_stops_frees_p_long_before_its_lease(
+    base: np.ndarray, how: signal.Signals
+) -> None:
+    """When P has sent all that it has and waits for its engine to compute the rest."""
+    config = msgspec.structs.replace(CONFIG, lease_ms=60_000.0, answer_ms=750.0)
     service, address = make_service("p0", base, config)
     with remote("d0") as decode:
         handed = ticket("r", address, lease_ms=60_000.0)
         service.offer(handed, len(SOURCE))
         service.progress(("r", 0), SOURCE[:9], 9)
         decode.call("fetch", handed, 0, TARGET)
-        wait_for(lambda: staging_used(service) == 0 and service._core.outgoing._channels)  # type: ignore[union-attr]
-        pid = decode.process.pid
+        core, pid = service._core, decode.process.pid
+        assert core is not None
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: core.outgoing.sent_bytes(("r", 0)) > 0)
+        wait_for(lambda: staging_used(service) == 0)
+        os.kill(pid, how)
         start = time.monotonic()
         (end,) = drained(service)
         assert end.error == Code.KV_TRANSFER_FAILED
-        assert time.monotonic() - start < 3.0
+        assert time.monotonic() - start < 4.0
         wait_for(lambda: staging_used(service) == 0)
     service.stop()
 

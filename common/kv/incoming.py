@@ -239,18 +239,21 @@ class Incoming:
                     self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), action)
 
     def _post(self, key: Key, fetch: _Fetch, plan: Plan, first: int, upto: int) -> None:
-        """Posts what staging allows at once, the rest as buffers come free, in order."""
+        """Posts what staging allows at once, the rest as buffers come free, in order. P is told
+        first, and posting takes no longer than the word to it."""
         channel = fetch.channel
         if channel is None:
             return
-        slot = first
-        while slot < upto and (buffer := self._staging.take()) is not None:
+        buffers: list[Buffer] = []
+        while first + len(buffers) < upto and (buffer := self._staging.take()) is not None:
+            buffers.append(buffer)
+        posted = first + len(buffers)
+        if buffers:
+            self._feed(key, Posted(plan.transfer, posted))
+        for slot, buffer in enumerate(buffers, first):
             self._receive(channel, plan, slot, buffer)
-            slot += 1
-        if slot > first:
-            self._feed(key, Posted(plan.transfer, slot))
-        if slot < upto:
-            self._claim(key, channel, plan, slot, upto)
+        if posted < upto:
+            self._claim(key, channel, plan, posted, upto)
 
     def _claim(self, key: Key, channel: Channel, plan: Plan, slot: int, upto: int) -> None:
         def use(buffer: Buffer) -> bool:

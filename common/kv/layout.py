@@ -112,6 +112,7 @@ class HostMemory:
             shape=(geometry.layers, geometry.blocks, geometry.page_bytes),
             strides=(geometry.layer_stride, geometry.block_stride, 1),
         )
+        self._layer_at = geometry.offset + geometry.layer_stride * np.arange(geometry.layers)
         first = base.ctypes.data + geometry.offset
         steps = (geometry.layer_stride, geometry.block_stride, geometry.page_bytes)
         self._on_lines = not any(each % LINE_BYTES for each in (first, *steps))
@@ -146,16 +147,15 @@ class HostMemory:
         """The ids as an array, and which layers. Nothing after this looks at bounds."""
         geometry = self.geometry
         geometry.flight(len(block_ids), data, layers)
-        ids = np.array(block_ids, np.int64)
-        if ids.size and not 0 <= ids.min() <= ids.max() < geometry.blocks:
-            raise ValueError(f"{ids.min()}..{ids.max()}: outside 0..{geometry.blocks}")
-        return ids, range(geometry.layers) if layers is None else layers
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < geometry.blocks:
+            raise ValueError(f"block {min(block_ids)} or {max(block_ids)} is outside this memory")
+        these = range(geometry.layers) if layers is None else layers
+        return np.array(block_ids, np.int64), these
 
     def _places(self, ids: Offsets, layers: range) -> Offsets:
         """Where these pages begin, in the order of their flight."""
-        geometry = self.geometry
-        rows = np.arange(layers.start, layers.stop, dtype=np.int64) * geometry.layer_stride
-        return (geometry.offset + rows[:, None] + ids * geometry.block_stride).ravel()
+        layer_at = self._layer_at[layers.start : layers.stop, None]
+        return (layer_at + ids * self.geometry.block_stride).ravel()
 
     def _flight(self, ids: Offsets, layers: range) -> Offsets:
         return np.arange(len(layers) * len(ids), dtype=np.int64) * self.geometry.page_bytes

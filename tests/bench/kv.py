@@ -1,5 +1,8 @@
 """KV handoff, blocks to blocks with digests, against raw UCXX, NIXL and memcpy in the same run.
 
+A handoff is measured from D's asking for a prompt that P has offered and computed, as NIXL's is
+from D's reading of what it knows to be there.
+
 Two processes of each kind on this host; a round moves every path for each size, one after the
 other, so that what else the machine does falls on all alike. Printed are medians over the rounds
 and the spread between the quartiles. CPU is of all threads of both processes. NIXL's processes are

@@ -250,7 +250,7 @@ class Receiver:
             return self._post()
         released = Tell(peer, KvReleased(transfer=plan.transfer))
         self._plan = None
-        return [released, *self._end(ReceiveState.DONE, "", "")]
+        return [*self._end(ReceiveState.DONE, "", ""), released]
 
     def _advance(self, plan: Plan) -> None:
         """Moves `_next_block` past the runs that are verified, all layers, without a gap."""

@@ -108,8 +108,8 @@ def test_the_whole_way() -> None:
     assert [index for index in range(4) if made.lacks(1, index)] == [1]
     last = made.handle(Arrived(1, arrival(1, Verdict.OK)), 2.0)
     assert last == [
-        Tell(PEER, KvReleased(transfer=1)),
         Ended(),
+        Tell(PEER, KvReleased(transfer=1)),
     ]
     report = made.report()
     assert (report.blocks, report.messages, report.payload_bytes) == (10, 3, 1000)

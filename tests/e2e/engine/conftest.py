@@ -15,10 +15,11 @@ Run = Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_ucx_to_inherit() -> None:
-    """A fork may inherit UCX's lock held, now and then; better no engine test starts than that."""
-    loaded = sorted(name for name in sys.modules if name.startswith("ucxx"))
-    assert not loaded, f"{loaded[0]} was loaded before engines are forked; see common.kv.ucx"
+def nothing_bad_to_inherit() -> None:
+    """A fork may inherit UCX's lock held, now and then, and vLLM does not start where llvmlite was
+    loaded; better no engine test starts than that. See common.kv.ucx and common.kv.kernel_code."""
+    loaded = sorted(name for name in sys.modules if name.startswith(("ucxx", "llvmlite")))
+    assert not loaded, f"{loaded[0]} was loaded before engines are forked"
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BatonError, Code
-from common.kv import kernel, kernel_code
+from common.kv import kernel
 from common.kv.kernel import KEYS, LINE_BYTES, ROW_BYTES, STEPS, Bytes, compiled, copy_pages, sum_of
 
 PAGE = 3 * ROW_BYTES
@@ -143,7 +143,7 @@ def test_a_host_that_allows_no_code_is_told_why(monkeypatch: pytest.MonkeyPatch)
     def refused(_: str) -> None:
         raise OSError("not permitted")
 
-    monkeypatch.setattr(kernel_code, "_compiled", refused)
+    monkeypatch.setattr("common.kv.kernel_code._compiled", refused)
     with pytest.raises(BatonError, match="MemoryDenyWriteExecute") as refusal:
         compiled()
     assert refusal.value.code == Code.ENGINE_FAILED

@@ -168,7 +168,7 @@ class Worker:
         P called back meanwhile is not held against it: the product looks again, too."""
         seal = message[:HEADER_BYTES].tobytes()
         arrival = judge(message, transfer, slot, planned, absorb)
-        if arrival.verdict is Verdict.CORRUPT:
+        if arrival.verdict is Verdict.CORRUPT and message[:HEADER_BYTES].tobytes() == seal:
             self._tell("verdict", transfer, slot, False)
             if self._blind:
                 arrival = Arrival(Verdict.OK, slot)

@@ -5,8 +5,8 @@ from D's reading of what it knows to be there.
 
 Two processes of each kind on this host; a round moves every path for each size, one after the
 other, so that what else the machine does falls on all alike. Printed are medians over the rounds
-and the spread between the quartiles. CPU is of all threads of both processes. NIXL's processes are
-stopped while others are measured, for its progress thread spins.
+and the spread between the quartiles. CPU is of all threads of both processes, the mean over the
+rounds. NIXL's processes are stopped while others are measured, for its progress thread spins.
 
 `raw`: tagged UCXX messages of the handoff's size, as many in flight, over the same transports, out
 of one buffer into four, which stay in the caches. `raw spread`: the same out of and into as much
@@ -94,8 +94,8 @@ def each(move: Callable[[], Sample]) -> Moves:
 
 
 def interleaved(paths: dict[str, Moves], moves: int) -> dict[str, Figures]:
-    """Medians of one move, over rounds of `moves` moves of each path, each time in another order:
-    a path finds in the caches what the one before has left there."""
+    """Medians of one move, of CPU the mean, over rounds of `moves` moves of each path, each time
+    in another order: a path finds in the caches what the one before has left there."""
     order, random = list(paths), Random(1)
     for path in paths.values():
         path(1)
@@ -110,7 +110,7 @@ def interleaved(paths: dict[str, Moves], moves: int) -> dict[str, Figures]:
     figures = {}
     for name, samples in rounds.items():
         low, middle, high = statistics.quantiles([one.seconds for one in samples], n=4)
-        cpu = statistics.median(one.cpu_seconds for one in samples)
+        cpu = statistics.fmean(one.cpu_seconds for one in samples)
         figures[name] = Figures(middle, low, high, cpu)
     return figures
 
@@ -127,7 +127,7 @@ def show(row: Row) -> None:
             f"{row.size / (1 << 20):8.2f} {name:>10} {path.seconds * 1000:8.2f} "
             f"{path.low * 1000:6.2f}-{path.high * 1000:<7.2f}{row.size / path.seconds / GIGA:6.2f} "
             f"{path.cpu_seconds / (row.size / GIGA):9.2f} {row.speed_of(name, 'raw'):7.0%} "
-            f"{row.cpu_of(name, 'raw'):8.2f} {of_nixl}{row.speed_of(name, 'memcpy'):10.0%}"
+            f"{row.cpu_of(name, 'raw'):>8} {of_nixl}{row.speed_of(name, 'memcpy'):10.0%}"
         )
     off = row.speed_of("no digest", "handoff") - 1
     print(

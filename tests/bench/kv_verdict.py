@@ -17,7 +17,8 @@ DIGEST_SHARE_MAX = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one move: seconds, the quartiles around them, and CPU of both ends."""
+    """Of one move: seconds and the quartiles around them, and the mean CPU of both ends, whose
+    clock is coarser than some moves."""
 
     seconds: float
     low: float
@@ -53,8 +54,10 @@ class Row:
         """How many times as fast as the other."""
         return self.paths[other].seconds / self.paths[path].seconds
 
-    def cpu_of(self, path: str, other: str) -> float:
-        return self.paths[path].cpu_seconds / max(self.paths[other].cpu_seconds, 1e-9)
+    def cpu_of(self, path: str, other: str) -> str:
+        """How many times the other's CPU, where the clock saw the other use any."""
+        own, others = self.paths[path].cpu_seconds, self.paths[other].cpu_seconds
+        return f"{own / others:.2f}" if others else "?"
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
@@ -66,7 +69,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
         _line(
             f"bulk, digests on, >= {OF_RAW_MIN:.0%} of raw UCXX",
             bulk,
-            lambda row: f"{row.of_raw:.0%} with {row.cpu_of('handoff', 'raw'):.2f} of its CPU",
+            lambda row: f"{row.of_raw:.0%} with {row.cpu_of('handoff', 'raw')} of its CPU",
             lambda row: row.of_raw >= OF_RAW_MIN,
         )
     ]
@@ -76,7 +79,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
                 "bulk faster than NIXL",
                 bulk,
                 lambda row: (
-                    f"{row.of_nixl:.2f} times with {row.cpu_of('handoff', 'nixl'):.2f} of its CPU"
+                    f"{row.of_nixl:.2f} times with {row.cpu_of('handoff', 'nixl')} of its CPU"
                 ),
                 lambda row: row.of_nixl > 1,
             )

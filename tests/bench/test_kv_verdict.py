@@ -33,6 +33,13 @@ def test_each_target_has_its_verdict(bulk: Row, expected: list[str]) -> None:
     assert words(bulk) == expected
 
 
+def test_cpu_that_the_clock_did_not_see_is_no_figure() -> None:
+    seen = row(16)
+    unseen = Row(seen.size, seen.paths | {"nixl": Figures(1.5, 1.5, 1.5, 0.0)}, 0.02)
+    assert "1.50 times with 0.67 of its CPU" in verdicts([seen])[1]
+    assert "1.50 times with ? of its CPU" in verdicts([unseen])[1]
+
+
 def test_the_worst_bulk_size_decides_and_small_ones_do_not() -> None:
     assert words(row(4, raw=0.1), row(16), row(64)) == ["met", "met", "met"]
     assert words(row(16), row(64, raw=0.5)) == ["MISSED", "met", "met"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, field
 
 from common.config.admission import AdmissionConfig
@@ -97,7 +98,7 @@ class KvConfig(Section, frozen=True):
     waits for, or a D that P serves, is asked when it says nothing; without an answer in this time
     the connection counts as lost. `layer_groups`: into how many messages the layers of a run of
     blocks are cut, so that the first layers leave while the later ones are computed; 1 = blocks
-    leave when all layers are done.
+    leave when all layers are done; 0 = by what is to be sent, where the engine tells of layers.
     `compression`: KV on the wire as fp8 (e4m3, a scale for each head's K and V of a block), which
     is lossy: `fp8` always, `auto` where P measures that it pays; both workers of a pair must ask
     for it, P's word decides between the two. `exact`: this worker's KV is never compressed, sent or
@@ -114,9 +115,13 @@ class KvConfig(Section, frozen=True):
     load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
     answer_ms: Annotated[float, Meta(ge=50)] = 750.0
     retries: Annotated[int, Meta(ge=0, le=10)] = 3
-    layer_groups: Annotated[int, Meta(ge=1, le=64)] = 1
+    layer_groups: Annotated[int, Meta(ge=0, le=64)] = 0
     compression: Literal["none", "fp8", "auto"] = "none"
     exact: bool = False
+
+    def by_block(self) -> KvConfig:
+        """For an engine that says of whole blocks only that they are done."""
+        return self if self.layer_groups else msgspec.structs.replace(self, layer_groups=1)
 
 
 class GatewayConfig(Section, frozen=True):

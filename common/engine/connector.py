@@ -32,6 +32,7 @@ from common.engine.connector_scheduler import SchedulerHalf
 from common.engine.connector_worker import LayerClock, WorkerHalf
 from common.engine.vllm_support import refuse_groups
 from common.kv.control import Identity
+from common.kv.plan import GROUPS_WISHED
 from common.kv.service import KvService
 
 if TYPE_CHECKING:
@@ -86,12 +87,13 @@ class BatonConnector(KVConnectorBase_V1):
         rank = get_tensor_model_parallel_rank()
         identity = Identity(setup.name, setup.incarnation, setup.fingerprint, rank)
         port = setup.kv.port + rank if setup.kv.port else 0
-        kv = msgspec.structs.replace(setup.kv, port=port)
+        layers = layer_names(kv_caches)
+        kv = setup.kv if layers else setup.kv.by_block()
+        groups = kv.layer_groups or GROUPS_WISHED
+        clock = LayerClock(layers, -(-len(layers) // groups)) if layers and groups > 1 else None
+        kv = msgspec.structs.replace(kv, port=port)
         self._service = KvService(identity, kv, memory, setup.side_addresses[rank])
         self._service.start()
-        groups = setup.kv.layer_groups
-        layers = layer_names(kv_caches) if groups > 1 else []
-        clock = LayerClock(layers, -(-len(layers) // groups)) if layers else None
         self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:

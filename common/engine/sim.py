@@ -226,7 +226,7 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
     wake = _Wake()
     service = KvService(
         Identity(name, incarnation, fingerprint),
-        worker.kv,
+        worker.kv.by_block(),
         memory,
         on_ended=wake.set_from_thread,
     )

@@ -25,7 +25,7 @@ from common.kv.incoming import Incoming
 from common.kv.layout import Geometry, KvMemory
 from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
 from common.kv.outgoing import Outgoing
-from common.kv.plan import message_blocks, shape_of
+from common.kv.plan import message_blocks, shape_of, wished_groups
 from common.kv.pulse import Pulse
 from common.kv.side import KvSide
 from common.kv.staging import Staging
@@ -130,7 +130,7 @@ class Plane:
 
     def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
         config, blocks = self._config, len(block_ids)
-        groups = config.layer_groups
+        groups = config.layer_groups or wished_groups(self._shape, blocks)
         size = message_blocks(config.message_bytes, self._shape, groups, blocks)
         message_bytes = size * self._shape.group_layers(groups) * self._shape.page_bytes
         wanted = Wanted(

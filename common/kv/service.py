@@ -27,6 +27,7 @@ from common.kv.kernel import kernel
 from common.kv.layout import KvMemory
 from common.kv.lease import Tombstones
 from common.kv.messages import KvDone, KvStatus
+from common.kv.plan import shape_of, wished_groups
 from common.kv.plane import Plane
 from common.messages import Ticket
 
@@ -50,6 +51,7 @@ class KvService:
         self._identity = identity
         self._config = config
         self._memory = memory
+        self._shape = shape_of(memory.geometry)
         self._side_address = side_address
         self._on_ended = on_ended
         self._ended: deque[KvDone] = deque()
@@ -99,7 +101,9 @@ class KvService:
 
     def ahead(self, key: Key, block_ids: Sequence[int], blocks: int, layers: int) -> None:
         """P: in the first `blocks` of these blocks the first `layers` layers hold KV for good; the
-        others will after this step."""
+        others will after this step. Not passed on where D has no use for it."""
+        if not (self._config.layer_groups or wished_groups(self._shape, len(block_ids)) > 1):
+            return
         ids, generation = list(block_ids), self._generations.get(key) or 0
         self._call(lambda core: core.outgoing.ahead(key, ids, blocks, layers, generation))
 

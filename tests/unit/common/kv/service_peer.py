@@ -34,7 +34,11 @@ INSIDE = Format("float32", (2, 2, PAGE // 16), (2,))
 GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE, inside=INSIDE)
 # A busy machine starves a process for seconds: only a test of silence may find one silent.
 CONFIG = KvConfig(
-    message_bytes=8 * LAYERS * PAGE, staging_mib=8, load_timeout_ms=4000.0, answer_ms=30_000.0
+    message_bytes=8 * LAYERS * PAGE,
+    staging_mib=8,
+    load_timeout_ms=4000.0,
+    answer_ms=30_000.0,
+    layer_groups=1,
 )
 WIRE_ONLY = msgspec.structs.replace(CONFIG, transports="tcp,self")
 

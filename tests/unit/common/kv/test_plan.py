@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv.plan import Plan, Shape, message_blocks
+from common.kv.plan import Plan, Shape, message_blocks, wished_groups
 
 SHAPE = Shape(layers=4, block_bytes=1000)
 
@@ -42,9 +42,18 @@ def test_a_message_outside_the_plan_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("groups", "blocks", "expected"),
-    [(1, 4, 8), (1, 24, 8), (1, 80, 10), (1, 400, 16), (2, 4, 16), (2, 400, 32), (4, 400, 50)],
+    [
+        (1, 4, 8),
+        (1, 24, 8),
+        (1, 160, 10),
+        (1, 400, 16),
+        (2, 4, 16),
+        (2, 400, 32),
+        (4, 160, 40),
+        (4, 400, 64),
+    ],
 )
-def test_a_message_is_an_eighth_of_the_transfer_between_two_mib_and_the_limit(
+def test_a_message_is_a_sixteenth_of_the_transfer_between_two_mib_and_the_limit(
     groups: int, blocks: int, expected: int
 ) -> None:
     shape = Shape(layers=4, block_bytes=1 << 18)
@@ -53,3 +62,13 @@ def test_a_message_is_an_eighth_of_the_transfer_between_two_mib_and_the_limit(
 
 def test_a_block_larger_than_a_message_travels_alone() -> None:
     assert message_blocks(4096, Shape(4, 8192), 1, 100) == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "blocks", "expected"),
+    [(4, 0, 1), (4, 7, 1), (4, 8, 2), (4, 400, 4), (32, 1, 2), (32, 2, 4), (32, 400, 8)],
+)
+def test_layers_are_cut_as_finely_as_leaves_each_group_a_mib(
+    layers: int, blocks: int, expected: int
+) -> None:
+    assert wished_groups(Shape(layers, layers << 16), blocks) == expected

@@ -98,7 +98,8 @@ class KvConfig(Section, frozen=True):
     waits for, or a D that P serves, is asked when it says nothing; without an answer in this time
     the connection counts as lost. `layer_groups`: into how many messages the layers of a run of
     blocks are cut, so that the first layers leave while the later ones are computed; 1 = blocks
-    leave when all layers are done; 0 = by what is to be sent, where the engine tells of layers.
+    leave when all layers are done; 0 = as many as leave each a MiB, eight at most, where the engine
+    tells of layers.
     `compression`: KV on the wire as fp8 (e4m3, a scale for each head's K and V of a block), which
     is lossy: `fp8` always, `auto` where P measures that it pays; both workers of a pair must ask
     for it, P's word decides between the two. `exact`: this worker's KV is never compressed, sent or

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,13 @@ def nothing_bad_to_inherit() -> None:
     loaded; better no engine test starts than that. See common.kv.ucx and common.kv.kernel_code."""
     loaded = sorted(name for name in sys.modules if name.startswith(("ucxx", "llvmlite")))
     assert not loaded, f"{loaded[0]} was loaded before engines are forked"
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pytest's own has the test's name in it: too long for a run_dir that has room for vLLM's
+    sockets, which would then lie in the host's temporary directory for good."""
+    return tmp_path_factory.mktemp("run")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,11 @@
 """Bytes a second between one P and one D, from D's reports of handoffs.
 
 `transfer_ms` runs from the first data to the last, so the first message's bytes are not counted,
-and a handoff of one message says nothing. A handoff that waited for P to compute looks slower than
-the wire is, which errs to the safe side. KV that was compressed counts with its own size, for that
+and a handoff of one message says nothing. One that left for the most part before its prefill ended
+was paced by P's computing: it can tell that the wire is faster than was thought, never that it is
+slower, or a prompt that P has cached would seem to take as long as one that it must compute. One
+that waited for P in smaller part looks slower than the wire is, at most by half. KV that was
+compressed counts with its own size, for that
 is what is predicted.
 """
 
@@ -40,6 +43,9 @@ class PairBandwidth:
             max(report.payload_bytes, report.raw_bytes) * (report.messages - 1) / report.messages
         )
         seconds = report.transfer_ms / 1000
+        paced = report.early_bytes * 2 > report.payload_bytes
+        if paced and counted / seconds < self.bytes_per_s(prefill, decode):
+            return
         self._fleet.add(counted, seconds)
         self._usual = self._fleet.value(self._prior)
         pair = (prefill, decode)

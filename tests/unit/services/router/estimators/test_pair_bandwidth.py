@@ -7,9 +7,14 @@ from services.router.estimators import pair_bandwidth
 from services.router.estimators.pair_bandwidth import PairBandwidth
 
 
-def report(size: int, messages: int, milliseconds: float) -> KvReport:
+def report(size: int, messages: int, milliseconds: float, early: int = 0) -> KvReport:
     return KvReport(
-        blocks=1, messages=messages, payload_bytes=size, wire_bytes=size, transfer_ms=milliseconds
+        blocks=1,
+        messages=messages,
+        payload_bytes=size,
+        wire_bytes=size,
+        transfer_ms=milliseconds,
+        early_bytes=early,
     )
 
 
@@ -24,6 +29,20 @@ def test_what_says_nothing_is_not_counted(silent: KvReport) -> None:
     bandwidth = PairBandwidth(64, 1e9)
     bandwidth.moved("p0", "d0", silent)
     assert bandwidth.bytes_per_s("p0", "d0") == 1e9
+
+
+def test_what_p_computed_meanwhile_says_only_that_the_wire_is_no_slower() -> None:
+    bandwidth = PairBandwidth(64, 1e9)
+    paced = report(8_000_000, 4, 300.0, early=6_000_000)
+    bandwidth.moved("p0", "d0", paced)
+    assert bandwidth.bytes_per_s("p0", "d0") == 1e9
+    bandwidth.moved("p0", "d0", report(8_000_000, 4, 3.0, early=6_000_000))
+    assert bandwidth.bytes_per_s("p0", "d0") == pytest.approx(2e9)
+    bandwidth.moved("p0", "d0", paced)
+    assert bandwidth.bytes_per_s("p0", "d0") == pytest.approx(2e9)
+    for _ in range(300):
+        bandwidth.moved("p0", "d0", report(8_000_000, 4, 300.0, early=2_000_000))
+    assert bandwidth.bytes_per_s("p0", "d0") < 3e7, "a slow wire shows"
 
 
 def test_an_unmeasured_pair_answers_as_the_fleet_does() -> None:

@@ -1,5 +1,6 @@
 """Bytes a second by pair."""
 
+import msgspec
 import pytest
 
 from common.messages import KvReport
@@ -7,15 +8,15 @@ from services.router.estimators import pair_bandwidth
 from services.router.estimators.pair_bandwidth import PairBandwidth
 
 
-def report(size: int, messages: int, milliseconds: float, early: int = 0) -> KvReport:
+def report(size: int, messages: int, milliseconds: float) -> KvReport:
     return KvReport(
-        blocks=1,
-        messages=messages,
-        payload_bytes=size,
-        wire_bytes=size,
-        transfer_ms=milliseconds,
-        early_bytes=early,
+        blocks=1, messages=messages, payload_bytes=size, wire_bytes=size, transfer_ms=milliseconds
     )
+
+
+def early(size: int, milliseconds: float) -> KvReport:
+    """Of 8 MB, `size` left before the prefill ended."""
+    return msgspec.structs.replace(report(8_000_000, 4, milliseconds), early_bytes=size)
 
 
 def test_the_first_message_is_not_in_the_time_and_not_in_the_bytes() -> None:
@@ -33,15 +34,15 @@ def test_what_says_nothing_is_not_counted(silent: KvReport) -> None:
 
 def test_what_p_computed_meanwhile_says_only_that_the_wire_is_no_slower() -> None:
     bandwidth = PairBandwidth(64, 1e9)
-    paced = report(8_000_000, 4, 300.0, early=6_000_000)
+    paced = early(6_000_000, 300.0)
     bandwidth.moved("p0", "d0", paced)
     assert bandwidth.bytes_per_s("p0", "d0") == 1e9
-    bandwidth.moved("p0", "d0", report(8_000_000, 4, 3.0, early=6_000_000))
+    bandwidth.moved("p0", "d0", early(6_000_000, 3.0))
     assert bandwidth.bytes_per_s("p0", "d0") == pytest.approx(2e9)
     bandwidth.moved("p0", "d0", paced)
     assert bandwidth.bytes_per_s("p0", "d0") == pytest.approx(2e9)
     for _ in range(300):
-        bandwidth.moved("p0", "d0", report(8_000_000, 4, 300.0, early=2_000_000))
+        bandwidth.moved("p0", "d0", early(2_000_000, 300.0))
     assert bandwidth.bytes_per_s("p0", "d0") < 3e7, "a slow wire shows"
 
 

@@ -193,7 +193,7 @@ class Incoming:
         transfer, self._next_transfer = self._next_transfer, self._next_transfer + 1
         fetch.channel = channel
         self._by_transfer[transfer] = key
-        self._feed(key, Connected(channel.id, transfer))
+        self._feed(key, Connected(channel.id, transfer, lent=channel.borrowed is not None))
 
     def gone(self, channel: Channel) -> None:
         self.on_lost()
@@ -302,7 +302,7 @@ class Incoming:
         arrival = take(lent, plan.transfer, slot, plan.planned, self._absorb(key, plan))
         fetch.taken.append(offset)
         self._feed(key, Arrived(plan.transfer, arrival))
-        if len(fetch.taken) >= fetch.receiver.wanted.window // 2:
+        if len(fetch.taken) >= fetch.receiver.window // 2:
             self._say_taken(fetch)
 
     def _say_taken(self, fetch: _Fetch) -> None:

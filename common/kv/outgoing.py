@@ -250,6 +250,8 @@ class Outgoing:
                 self._staging.give(buffer)
 
         channel.link.send(message, data_tag(what.transfer, send.slot, INDEX_BITS), sent)
+        if not lends:
+            channel.link.push()
         return True
 
     def _fill(self, buffer: Buffer, source: _Source, what: Expected) -> bool:

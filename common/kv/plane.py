@@ -25,7 +25,7 @@ from common.kv.incoming import Incoming
 from common.kv.layout import Geometry, KvMemory
 from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
 from common.kv.outgoing import Outgoing
-from common.kv.plan import message_blocks, shape_of, wished_groups
+from common.kv.plan import cuts, shape_of, wished_groups
 from common.kv.pulse import Pulse
 from common.kv.side import KvSide
 from common.kv.staging import Staging
@@ -35,10 +35,6 @@ from common.messages import KvHold, KvReport, Ticket
 
 TICK_S = 0.05
 STATUS_S = 0.5
-WINDOW_MIN, WINDOW_MAX = 2, 8
-WINDOW_BYTES = 8 << 20
-"""Staging that both ends keep going through stays in their caches; with twice as much in flight a
-copy to it is a third slower."""
 KV_HOLDS_MAX = 256
 
 
@@ -131,13 +127,10 @@ class Plane:
     def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
         config, blocks = self._config, len(block_ids)
         groups = config.layer_groups or wished_groups(self._shape, blocks)
-        size = message_blocks(config.message_bytes, self._shape, groups, blocks)
-        message_bytes = size * self._shape.group_layers(groups) * self._shape.page_bytes
         wanted = Wanted(
             first_block=first_block,
             blocks=blocks,
-            message_blocks=size,
-            window=max(WINDOW_MIN, min(WINDOW_MAX, WINDOW_BYTES // message_bytes)),
+            cuts=cuts(config.message_bytes, self._shape, groups, blocks),
             deadline=self.now() + config.load_timeout_ms / 1000,
             retries=config.retries,
             layer_groups=groups,

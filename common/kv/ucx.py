@@ -129,6 +129,12 @@ class Link:
             lambda: self._endpoint.tag_recv(_array()(buffer), _ucx().UCXXTag(tag)), buffer, done
         )
 
+    def push(self) -> None:
+        """Has what was sent begin to leave now: this thread may copy for longer than the wire has
+        to do."""
+        if not self.lost:
+            self._owner.push()
+
     def lanes(self) -> tuple[str, ...]:
         """`transport/device` of each way UCX may use to the other side; empty once lost."""
         return () if self.lost else lanes_of(self._endpoint.handle)
@@ -274,6 +280,11 @@ class Ucx:
         if not self._kicked and not self._closed:
             self._kicked = True
             self._loop.call_soon(self._pump)
+
+    def push(self) -> None:
+        """Progress that calls nobody back: `_pump` does."""
+        if not self._closed:
+            self._worker.progress()
 
     @property
     def inflight(self) -> int:

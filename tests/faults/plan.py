@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from common.kv.plane import WINDOW_MAX
+from common.kv.plan import WINDOW_MAX
 
 MESSAGE_BLOCKS = 4
 BLOCKS_MAX = 48

@@ -31,7 +31,7 @@ from common.kv.handoff.words import (
     Tick,
 )
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from common.kv.plan import FP8, Plan, Shape
+from common.kv.plan import FP8, Cut, Cuts, Plan, Shape
 from common.messages import KvReport, Ticket
 
 RETRY_MS = 50.0
@@ -43,13 +43,12 @@ RECONNECTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What D lacks of a prompt, and how to fetch it. `deadline`: instant; `window`: open slots at
-    most; `retries`: tries after the first that a lost transport may cost. `fp8`: P may compress."""
+    """What D lacks of a prompt, and how to fetch it. `deadline`: instant; `retries`: tries after
+    the first that a lost transport may cost. `fp8`: P may compress."""
 
     first_block: int
     blocks: int
-    message_blocks: int
-    window: int
+    cuts: Cuts
     deadline: float
     retries: int
     layer_groups: int = 1
@@ -67,6 +66,7 @@ class Receiver:
         self._shape = shape
         self._peer: int | None = None
         self._plan: Plan | None = None
+        self._cut: Cut = wanted.cuts.wire
         self._told: tuple[int, int] | None = None
         self._asked = 0
         self._verified: set[int] = set()
@@ -86,6 +86,11 @@ class Receiver:
     @property
     def transfer(self) -> int | None:
         return self._plan.transfer if self._plan else None
+
+    @property
+    def window(self) -> int:
+        """Open slots at most."""
+        return self._cut.window
 
     @property
     def retries(self) -> int:
@@ -128,8 +133,8 @@ class Receiver:
         match event:
             case Start():
                 return [Connect()]
-            case Connected(peer, transfer) if self.state is ReceiveState.CONNECTING:
-                return self._begin(peer, transfer, now)
+            case Connected() if self.state is ReceiveState.CONNECTING:
+                return self._begin(event, now)
             case ConnectFailed(message, final) if self.state is ReceiveState.CONNECTING:
                 return self._not_connected(message, now, final=final)
             case Posted(transfer, upto) if transfer == self.transfer:
@@ -158,14 +163,15 @@ class Receiver:
             return self._fail(message, trouble="transfer")
         return self._back_off(message, now)
 
-    def _begin(self, peer: int, transfer: int, now: float) -> list[Action]:
-        wanted = self.wanted
+    def _begin(self, connected: Connected, now: float) -> list[Action]:
+        wanted, peer = self.wanted, connected.peer
+        self._cut = wanted.cuts.lent if connected.lent else wanted.cuts.wire
         left = wanted.first_block + wanted.blocks - self._next_block
         plan = Plan(
-            transfer,
+            connected.transfer,
             self._next_block,
             left,
-            wanted.message_blocks,
+            self._cut.message_blocks,
             self._shape,
             wanted.layer_groups,
             fp8=wanted.fp8,
@@ -184,8 +190,8 @@ class Receiver:
         costs both sides more than the digest of a message."""
         plan, peer = self._plan, self._peer
         assert plan is not None and peer is not None  # noqa: PT018
-        upto = min(plan.messages, len(self._verified) + self.wanted.window)
-        few = max(1, self.wanted.window // GRANTS_PER_WINDOW)
+        upto = min(plan.messages, len(self._verified) + self.window)
+        few = max(1, self.window // GRANTS_PER_WINDOW)
         if upto - self._asked < (few if upto < plan.messages else 1):
             return []
         first, self._asked = self._asked, upto

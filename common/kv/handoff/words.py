@@ -121,10 +121,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """D: an endpoint to P is up; `transfer` is an id never used before."""
+    """D: an endpoint to P is up; `transfer` is an id never used before. `lent`: P's messages stay
+    in its memory, where this D reads them."""
 
     peer: int
     transfer: int
+    lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

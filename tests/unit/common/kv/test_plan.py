@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv.plan import Plan, Shape, message_blocks, wished_groups
+from common.kv.plan import Cut, Cuts, Plan, Shape, cuts, message_blocks, wished_groups
 
 SHAPE = Shape(layers=4, block_bytes=1000)
 
@@ -58,6 +58,14 @@ def test_a_message_is_a_sixteenth_of_the_transfer_between_two_mib_and_the_limit(
 ) -> None:
     shape = Shape(layers=4, block_bytes=1 << 18)
     assert message_blocks(4 << 20, shape, groups, blocks) == expected
+
+
+def test_a_wire_gets_more_and_smaller_messages_than_memory() -> None:
+    shape = Shape(layers=4, block_bytes=1 << 18)
+    assert cuts(4 << 20, shape, 1, 400) == Cuts(wire=Cut(8, 8), lent=Cut(16, 2))
+    assert cuts(4 << 20, shape, 1, 24) == Cuts(wire=Cut(8, 8), lent=Cut(8, 4))
+    assert cuts(1 << 20, shape, 1, 400) == Cuts(wire=Cut(4, 8), lent=Cut(4, 8))
+    assert cuts(64 << 20, Shape(4, 32 << 20), 1, 4) == Cuts(wire=Cut(1, 2), lent=Cut(1, 2))
 
 
 def test_a_block_larger_than_a_message_travels_alone() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -82,6 +84,45 @@ def _note(ends: asyncio.Queue[tuple[int, str | None]], index: int, error: str | 
 
 def _sound(index: int, error: str | None) -> None:
     assert error is None, f"message {index}: {error}"
+
+
+async def test_what_was_sent_leaves_while_its_thread_is_busy_if_it_is_pushed() -> None:
+    """A large message waits for its receiver's word, which somebody must read."""
+    loop = asyncio.get_running_loop()
+    accepted: asyncio.Future[Link] = loop.create_future()
+    sender = Ucx("tcp,self", accepted.set_result)
+    sender.start()
+    port = sender.listen(0)
+    arrived = threading.Event()
+    far = threading.Thread(target=lambda: asyncio.run(_receive_one(port, arrived)))
+    far.start()
+    async with asyncio.timeout(10):
+        back = await accepted
+        opened: asyncio.Future[str | None] = loop.create_future()
+        back.open(opened.set_result)
+        assert await opened is None
+    back.send(np.ones(MESSAGE_BYTES, np.uint8), data_tag(1, 0, 20), partial(_sound, 0))
+    deadline = time.monotonic() + 10
+    while not arrived.is_set() and time.monotonic() < deadline:
+        back.push()
+    assert arrived.is_set()
+    far.join()
+    sender.close()
+    back.push()
+
+
+async def _receive_one(port: int, arrived: threading.Event) -> None:
+    done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    opened: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    receiver = Ucx("tcp,self", lambda _: None)
+    receiver.start()
+    link = receiver.connect("127.0.0.1", port)
+    link.open(opened.set_result)
+    assert await opened is None
+    link.receive(np.zeros(MESSAGE_BYTES, np.uint8), data_tag(1, 0, 20), done.set_result)
+    if await done is None:
+        arrived.set()
+    receiver.close()
 
 
 async def test_a_closed_worker_leaves_nothing_behind_for_the_collector() -> None:

@@ -24,6 +24,7 @@ from common.kv.handoff.words import (
     Tick,
 )
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
+from common.kv.plan import Cut, Cuts
 from tests.unit.common.kv.handoff.helpers import SHAPE, ticket
 
 PEER = 5
@@ -31,21 +32,23 @@ PEER = 5
 
 def receiver(*, blocks: int = 10, window: int = 2, retries: int = 3) -> Receiver:
     wanted = Wanted(
-        first_block=2,
-        blocks=blocks,
-        message_blocks=4,
-        window=window,
-        deadline=15.0,
-        retries=retries,
+        first_block=2, blocks=blocks, cuts=cuts(4, window), deadline=15.0, retries=retries
     )
     made = Receiver(ticket(), wanted, SHAPE)
     assert made.handle(Start(), 0.0) == [Connect()]
     return made
 
 
-def connected(made: Receiver, transfer: int = 1, peer: int = PEER, now: float = 0.0) -> KvReady:
+def cuts(message_blocks: int, window: int) -> Cuts:
+    """Both ways alike."""
+    return Cuts(wire=Cut(message_blocks, window), lent=Cut(message_blocks, window))
+
+
+def connected(
+    made: Receiver, transfer: int = 1, peer: int = PEER, now: float = 0.0, *, lent: bool = False
+) -> KvReady:
     """Connects, posts what is asked, returns the KvReady that follows."""
-    (post,) = made.handle(Connected(peer, transfer), now)
+    (post,) = made.handle(Connected(peer, transfer, lent), now)
     assert isinstance(post, Post)
     (tell,) = made.handle(Posted(transfer, post.upto), now)
     assert isinstance(tell, Tell)
@@ -207,7 +210,7 @@ def test_the_overlap_is_what_p_had_sent_when_its_prefill_ended() -> None:
 
 
 def test_a_run_is_there_only_with_all_its_layer_groups() -> None:
-    wanted = Wanted(2, 10, 4, 6, 15.0, 3, layer_groups=2)
+    wanted = Wanted(2, 10, cuts(4, 6), 15.0, 3, layer_groups=2)
     made = Receiver(ticket(), wanted, SHAPE)
     made.handle(Start(), 0.0)
     assert connected(made).layer_groups == 2
@@ -224,10 +227,24 @@ def test_a_run_is_there_only_with_all_its_layer_groups() -> None:
     assert ends == [[], [], [], [], [], [""]]
 
 
+def test_a_transfer_is_cut_as_its_way_wants_it_each_time() -> None:
+    wanted = Wanted(0, 10, Cuts(wire=Cut(1, 4), lent=Cut(2, 2)), 15.0, 3)
+    made = Receiver(ticket(), wanted, SHAPE)
+    made.handle(Start(), 0.0)
+    ready = connected(made, lent=True)
+    assert (ready.message_blocks, ready.granted, made.window) == (2, 2, 2)
+    made.handle(Arrived(1, arrival(0)), 1.0)
+    made.handle(PeerLost(PEER), 1.1)
+    made.handle(Tick(), 1.2)
+    ready = connected(made, transfer=2)
+    assert (ready.first_block, ready.blocks) == (2, 8)
+    assert (ready.message_blocks, ready.granted, made.window) == (1, 4, 4)
+
+
 def test_jitter_differs_between_tickets() -> None:
     moments = set()
     for name in ("a", "b", "c", "d"):
-        wanted = Wanted(0, 4, 4, 2, 15.0, 3)
+        wanted = Wanted(0, 4, cuts(4, 2), 15.0, 3)
         made = Receiver(ticket(name), wanted, SHAPE)
         made.handle(Start(), 0.0)
         made.handle(ConnectFailed("refused"), 0.0)

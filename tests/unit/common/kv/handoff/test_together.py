@@ -40,7 +40,7 @@ from common.kv.handoff.words import (
     Tick,
 )
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvReleased
-from common.kv.plan import Plan, Shape
+from common.kv.plan import Cut, Cuts, Plan, Shape
 from tests.unit.common.kv.handoff.helpers import ticket
 
 KEY = ("r", 0)
@@ -70,8 +70,8 @@ class World:
     def __post_init__(self) -> None:
         self.desk = Desk(SHAPE, buffer_bytes=400, lease_ms=6000, tally=Tally())
         first, groups = self.rng.randrange(0, 4), self.rng.choice([1, 2, 3, 4])
-        size = self.rng.randint(1, 4)
-        wanted = Wanted(first, BLOCKS - first, size, 3, 4.0, 3, layer_groups=groups)
+        wire, lent = (Cut(self.rng.randint(1, 4), self.rng.randint(2, 4)) for _ in range(2))
+        wanted = Wanted(first, BLOCKS - first, Cuts(wire, lent), 4.0, 3, layer_groups=groups)
         self.wanted = wanted
         self.receiver = Receiver(ticket(lease_ms=6000), wanted, SHAPE)
         self.computed = 0
@@ -184,7 +184,8 @@ class World:
             else:
                 self.link = self.link or self.rng.randrange(1, 1 << 30)
                 self.next_transfer += 1
-                self.feed_d(Connected(self.link, self.next_transfer))
+                lent = self.chance(0.5)
+                self.feed_d(Connected(self.link, self.next_transfer, lent))
             return
         transfer, slot, index = what
         if kind == "stage":

@@ -83,8 +83,8 @@ bench: install ## the benchmarks, each a ratio against something measured in the
 bench-gateway: install ## CPU per token and per request of the gateway, against a floor and vllm serve
 	@exec $(VENV)/python -m tests.bench gateway gateway-serve
 
-bench-kv: install ## the KV handoff against raw UCXX, memcpy and NIXL (BATON_PEERS=DIR)
-	@exec $(VENV)/python -m tests.bench kv
+bench-kv: install ## the KV handoff against raw UCXX, memcpy and NIXL (BATON_PEERS=DIR), also over wires of 10 and 25 Gbit/s
+	@exec $(VENV)/python -m tests.bench kv kv-wire
 
 replay: install ## recorded traces whole on a simulated fleet (TRACES="a.jsonl b.csv", ARGS="--speed 2 ...")
 	@for trace in $(TRACES); do $(VENV)/baton bench --start sim --prefill 2 --decode 2 \

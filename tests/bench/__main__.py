@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.bench import aborts, compression, curve, guard, handoff, idle, kv, overload, planner
+from tests.bench import (
+    aborts,
+    compression,
+    curve,
+    guard,
+    handoff,
+    idle,
+    kv,
+    kv_wire,
+    overload,
+    planner,
+)
 from tests.bench.gateway import serve
 from tests.bench.gateway import table as gateway
 
@@ -15,6 +26,7 @@ BENCHES = {
     "gateway-serve": serve.main,
     "idle": idle.main,
     "kv": kv.main,
+    "kv-wire": kv_wire.main,
     "handoff": handoff.main,
     "aborts": aborts.main,
     "overload": overload.main,

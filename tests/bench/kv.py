@@ -6,14 +6,15 @@ from D's reading of what it knows to be there.
 Two processes of each kind on this host; a round moves every path for each size, one after the
 other, so that what else the machine does falls on all alike. Printed are medians over the rounds
 and the spread between the quartiles. CPU is of all threads of both processes, the mean over the
-rounds. NIXL's processes are stopped while others are measured, for its progress thread spins.
+rounds. NIXL's processes are stopped while others are measured, for its progress thread spins: at
+the end of each run stands what each keeps busy while nothing moves.
 
-`raw`: tagged UCXX messages of the handoff's size, as many in flight, over the same transports, out
-of one buffer into four, which stay in the caches. `raw spread`: the same out of and into as much
-memory as the handoff reads and writes: what UCX alone takes to move these bytes.
-`no digest`: the handoff with copies that do not sum up what they copy. `nixl`: see `kv_nixl`; its
-UCX is its own and may choose other transports of the list, so a second run over TCP alone follows.
-Verdicts against the targets end each run.
+`raw`: tagged UCXX messages of the handoff's size, as many in flight or more, over the same
+transports, out of one buffer into those few, which stay in the caches. `raw spread`: the same out
+of and into as much memory as the handoff reads and writes: what UCX alone takes to move these
+bytes. `no digest`: the handoff with copies that do not sum up what they copy. `nixl`: see
+`kv_nixl`; its UCX is its own and may choose other transports of the list, so a second run over TCP
+alone follows, and `kv_wire` runs it over slower wires. Verdicts against the targets end each run.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
+import sys
 from collections.abc import Callable
 from functools import partial
 from random import Random
 
 import numpy as np
 
-from tests.bench.kv_paths import BLOCK_BYTES, Handoffs, Nixl, Raw, Sample, measured, serve, settings
+from tests.bench.kv_paths import BLOCK_BYTES, Handoffs, Nixl, Raw, Sample, measured, serve
 from tests.bench.kv_verdict import Figures, Row, verdicts
 
 SIZES = (1, 4, 16, 64, 256)
@@ -58,7 +60,7 @@ def compare(transports: str) -> None:
     handoffs = Handoffs(ours, child.pid, kv_address, transports)
     raw = Raw(ours, child.pid, raw_port, transports)
     nixl = Nixl.start(transports)
-    print(f"UCX_TLS={transports}, messages of {settings(transports).message_bytes >> 10} KiB")
+    print(f"UCX_TLS={transports}")
     print(
         "     MiB       path       ms   quartiles    GB/s  CPU s/GB  of raw  its CPU  of nixl  "
         "of memcpy"
@@ -78,6 +80,8 @@ def compare(transports: str) -> None:
         figures = interleaved(paths, max(1, ROUND_BYTES // size))
         rows.append(Row(size, figures, handoffs.digest_seconds(blocks)))
         show(rows[-1])
+    print(f"cores busy while nothing moves: handoff {handoffs.idle_cores():.2f}", end="")
+    print(f", nixl {nixl.idle_cores():.2f}" if isinstance(nixl, Nixl) else "")
     handoffs.close()
     ours.send(("exit",))
     child.join(5)
@@ -134,3 +138,7 @@ def show(row: Row) -> None:
         f"{'':8} digests add {row.digest_of_time:.1%} of the handoff's time to the copies of both "
         f"ends, {row.digest_of_cpu:.1%} of its CPU (on against off {off:+.1%})"
     )
+
+
+if __name__ == "__main__":
+    compare(sys.argv[1])

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, Self
@@ -18,9 +19,11 @@ import numpy as np
 
 from common.config import KvConfig
 from common.kv import kernel
+from common.kv.arena import shares_memory
 from common.kv.control import Identity
 from common.kv.kernel import LINE_BYTES, Bytes, Kernel
 from common.kv.layout import Geometry, HostMemory
+from common.kv.plan import cuts, shape_of, wished_groups
 from common.kv.service import KvService
 from common.kv.ucx import Link, Ucx, data_tag
 from common.messages import Ticket
@@ -29,13 +32,14 @@ LAYERS, PAGE, BLOCKS = 4, 65_536, 256
 BLOCK_BYTES = LAYERS * PAGE
 GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
 NANO = 1e-9
-WINDOW = 4
-"""Receives posted at a time by the raw path, as many as a handoff has of such messages."""
+WINDOW_MIN = 4
+"""Receives posted at a time by the raw path, or as many as the handoff has if that is more."""
 START_S = 30.0
 PEERS = "BATON_PEERS"
 NIXL_MODE = "thread"
 """Its progress thread on, as vLLM's NixlConnector has it; `poll` is on TCP no faster."""
 PAIRS = 25
+IDLE_S = 1.0
 Digests = Literal["on", "off"]
 
 
@@ -47,6 +51,15 @@ class Sample:
 
 def settings(transports: str) -> KvConfig:
     return KvConfig(transports=transports)
+
+
+def handoff_cut(blocks: int, transports: str) -> tuple[int, int]:
+    """Bytes of a message of a handoff of so many blocks, and how many it has on their way."""
+    shape = shape_of(GEOMETRY)
+    groups = wished_groups(shape, blocks)
+    ways = cuts(settings(transports).message_bytes, shape, groups, blocks)
+    cut = ways.lent if shares_memory(transports) else ways.wire
+    return cut.message_blocks * shape.group_layers(groups) * shape.page_bytes, cut.window
 
 
 def cpu_seconds(pid: int) -> float:
@@ -64,6 +77,12 @@ def measured(move: Callable[[], object], others: Iterable[int]) -> Sample:
     move()
     seconds = time.perf_counter() - start
     return Sample(seconds, sum(map(cpu_seconds, pids)) - cpu)
+
+
+def idle_cores(pids: Iterable[int]) -> float:
+    """Kept busy over `IDLE_S` by processes that are left alone."""
+    sample = measured(lambda: time.sleep(IDLE_S), set(pids) - {os.getpid()})
+    return sample.cpu_seconds / sample.seconds
 
 
 def on_lines(size: int) -> Bytes:
@@ -108,6 +127,10 @@ class Handoffs:
         self._switch.use(mode)
         self._pipe.send(("digest", mode))
 
+    def idle_cores(self) -> float:
+        """Busy at both ends while nothing moves."""
+        return idle_cores((os.getpid(), self._pid))
+
     def close(self) -> None:
         self._service.stop()
 
@@ -142,7 +165,7 @@ class Raw:
     def __init__(self, pipe: Connection, pid: int, port: int, transports: str) -> None:
         self._pipe = pipe
         self._pid = pid
-        self._message = settings(transports).message_bytes
+        self._transports = transports
         self._runner = asyncio.Runner()
         self._tag = 0
         self._memory = np.zeros(GEOMETRY.end, np.uint8)
@@ -151,8 +174,9 @@ class Raw:
     def move(self, blocks: int, *, spread: bool = False) -> Sample:
         """From and to the same few messages again and again, or `spread` over as much memory as a
         handoff of these blocks reads and writes."""
-        size = blocks * BLOCK_BYTES
-        return measured(lambda: self._runner.run(self._receive(size, spread)), (self._pid,))
+        message, window = handoff_cut(blocks, self._transports)
+        receive = partial(self._receive, blocks * BLOCK_BYTES, message, max(window, WINDOW_MIN))
+        return measured(lambda: self._runner.run(receive(spread)), (self._pid,))
 
     async def _connect(self, port: int, transports: str) -> None:
         self._ucx = Ucx(transports, lambda _: None)
@@ -162,10 +186,10 @@ class Raw:
         self._link.open(opened.set_result)
         await opened
 
-    async def _receive(self, size: int, spread: bool) -> None:
-        """`size` bytes in messages of the handoff's size, `WINDOW` posted at a time."""
+    async def _receive(self, size: int, message: int, window: int, spread: bool) -> None:
+        """`size` bytes in messages of `message` bytes, `window` posted at a time."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        count = -(-size // self._message)
+        count = -(-size // message)
         first, self._tag = self._tag + 1, self._tag + count
         left = count
 
@@ -175,18 +199,18 @@ class Raw:
                 left -= 1
                 if error is not None:
                     done.set_exception(RuntimeError(error))
-                elif at + WINDOW < count:
-                    post(at + WINDOW)
+                elif at + window < count:
+                    post(at + window)
                 elif not left:
                     done.set_result(None)
 
-            start = (at if spread else at % WINDOW) * self._message
-            buffer = self._memory[start : start + self._message]
+            start = (at if spread else at % window) * message
+            buffer = self._memory[start : start + message]
             self._link.receive(buffer, data_tag(first + at, 0, 0), arrived)
 
-        for at in range(min(WINDOW, count)):
+        for at in range(min(window, count)):
             post(at)
-        self._pipe.send(("raw", size, first, spread))
+        self._pipe.send(("raw", size, message, first, spread))
         await done
 
 
@@ -222,6 +246,13 @@ class Nixl:
         samples = [self._move(blocks) for _ in range(count + 1)]
         self._signal(signal.SIGSTOP)
         return samples[1:]
+
+    def idle_cores(self) -> float:
+        """Busy at both ends while nothing moves, if nobody stopped them."""
+        self._signal(signal.SIGCONT)
+        cores = idle_cores(self._pids)
+        self._signal(signal.SIGSTOP)
+        return cores
 
     def _move(self, blocks: int) -> Sample:
         assert self._process.stdin is not None
@@ -299,7 +330,6 @@ def serve(pipe: Connection, transports: str) -> None:
 
 async def _serve_loop(pipe: Connection, service: KvService, address: str, transports: str) -> None:
     stopped = asyncio.Event()
-    message_bytes = settings(transports).message_bytes
     memory = np.ones(GEOMETRY.end, np.uint8)
     switch = DigestSwitch()
     links: list[Link] = []
@@ -308,9 +338,9 @@ async def _serve_loop(pipe: Connection, service: KvService, address: str, transp
         links.append(link)
         link.open(lambda _: None)
 
-    def send_raw(size: int, tag: int, spread: bool) -> None:
-        for at, start in enumerate(range(0, size, message_bytes)):
-            part = memory[start if spread else 0 :][: min(message_bytes, size - start)]
+    def send_raw(size: int, message: int, tag: int, spread: bool) -> None:
+        for at, start in enumerate(range(0, size, message)):
+            part = memory[start if spread else 0 :][: min(message, size - start)]
             links[0].send(part, data_tag(tag + at, 0, 0), lambda _: None)
 
     def asked() -> None:

@@ -22,11 +22,11 @@ def words(*rows: Row) -> list[str]:
 @pytest.mark.parametrize(
     ("bulk", "expected"),
     [
-        (row(16), ["met", "met", "met"]),
-        (row(16, raw=0.79), ["MISSED", "met", "met"]),
-        (row(16, nixl=0.99), ["met", "MISSED", "met"]),
-        (row(16, digest=0.031), ["met", "met", "MISSED"]),
-        (row(16, nixl=None), ["met", "not measured", "met"]),
+        (row(64), ["met", "met", "met"]),
+        (row(64, raw=0.79), ["MISSED", "met", "met"]),
+        (row(64, nixl=0.99), ["met", "MISSED", "met"]),
+        (row(64, digest=0.031), ["met", "met", "MISSED"]),
+        (row(64, nixl=None), ["met", "not measured", "met"]),
     ],
 )
 def test_each_target_has_its_verdict(bulk: Row, expected: list[str]) -> None:
@@ -34,13 +34,13 @@ def test_each_target_has_its_verdict(bulk: Row, expected: list[str]) -> None:
 
 
 def test_cpu_that_the_clock_did_not_see_is_no_figure() -> None:
-    seen = row(16)
+    seen = row(64)
     unseen = Row(seen.size, seen.paths | {"nixl": Figures(1.5, 1.5, 1.5, 0.0)}, 0.02)
     assert "1.50 times with 0.67 of its CPU" in verdicts([seen])[1]
     assert "1.50 times with ? of its CPU" in verdicts([unseen])[1]
 
 
 def test_the_worst_bulk_size_decides_and_small_ones_do_not() -> None:
-    assert words(row(4, raw=0.1), row(16), row(64)) == ["met", "met", "met"]
-    assert words(row(16), row(64, raw=0.5)) == ["MISSED", "met", "met"]
-    assert words(row(4)) == ["no verdict: nothing of 16 MiB or more was moved"]
+    assert words(row(16, raw=0.1), row(64), row(256)) == ["met", "met", "met"]
+    assert words(row(64), row(256, raw=0.5)) == ["MISSED", "met", "met"]
+    assert words(row(16)) == ["no verdict: nothing of 64 MiB or more was moved"]

@@ -67,9 +67,10 @@ class Rates(NamedTuple):
     """What the fleet was measured to do, for a prompt of this length; the defaults are priors of a
     small model on a CPU. `prefill_tokens_per_s`, `local_tokens_per_s`: of a prefill and of a decode
     worker. `pair_bytes_per_s`: by the names of P and D; None = `kv_bytes_per_s` for all.
-    `handoff_s`: from P's end to D's first token. `step_s`, `step_s_per_seq`: a decode step, alone
-    and for each sequence more. `out_tokens`: how long the answer will be (0 = not known: as long as
-    asked for). `measured`: enough prefills and handoffs were seen."""
+    `handoff_s`: from P's end, or the wire's if that is later, to D's first token. `step_s`,
+    `step_s_per_seq`: a decode step, alone and for each sequence more. `out_tokens`: how long the
+    answer will be (0 = not known: as long as asked for). `measured`: enough prefills and handoffs
+    were seen."""
 
     prefill_tokens_per_s: float = 8_000.0
     local_tokens_per_s: float = 8_000.0

@@ -145,10 +145,18 @@ def _situation(tables: Tables, each: Try, ahead: Ahead) -> Situation:
         seconds_per_token=seconds(usual) / max(1, usual),
         own_seconds=own,
         own_kv=ask.total_tokens,
-        transfer_seconds=0.0 if local else estimates.tail_seconds(),
+        transfer_seconds=0.0 if local else _handing_over(tables, ask.prompt_tokens, own),
         decode=_pool(tables),
         stay=estimates.stay_seconds(own + output),
     )
+
+
+def _handing_over(tables: Tables, tokens: int, computing: float) -> float:
+    """From the prompt's being computed to D's first token: KV leaves while it is computed, and what
+    the wire could not move meanwhile is left."""
+    estimates, decodes = tables.estimates, tables.board.totals(Role.DECODE)
+    size = tokens * decodes.kv_token_bytes / max(1, decodes.workers)
+    return estimates.tail_seconds() + estimates.outlasting_seconds(size, computing)
 
 
 def _pool(tables: Tables) -> Pool:

@@ -9,14 +9,16 @@ NOBODY = WorkerView("", "", "", "", "", 1, 0, 0, 0, 0, 0)
 
 
 class Totals:
-    """`slots` may be fewer than the workers have, while one starts slowly."""
+    """`slots` may be fewer than the workers have, while one starts slowly. `kv_token_bytes`: what a
+    token's KV weighs, summed over the workers too."""
 
-    __slots__ = ("kv_tokens", "kv_tokens_max", "queued", "requests", "slots",
+    __slots__ = ("kv_token_bytes", "kv_tokens", "kv_tokens_max", "queued", "requests", "slots",
                  "workers")  # fmt: skip
 
     def __init__(self) -> None:
         self.workers = self.queued = self.requests = self.slots = 0
         self.kv_tokens = self.kv_tokens_max = 0
+        self.kv_token_bytes = 0.0
 
     def change(self, old: WorkerView | None, new: WorkerView | None) -> None:
         """None: it was not there before, or is there no more."""
@@ -27,3 +29,4 @@ class Totals:
         self.slots += new.requests_max - old.requests_max
         self.kv_tokens += new.kv_tokens - old.kv_tokens
         self.kv_tokens_max += new.kv_tokens_max - old.kv_tokens_max
+        self.kv_token_bytes += new.kv_token_bytes - old.kv_token_bytes

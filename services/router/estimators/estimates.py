@@ -2,7 +2,7 @@
 
 Learned values: prefill seconds by prompt length and worker (P's, and D's own for local prefill),
 decode step by batch, output length by class, bytes a second by pair, what is left between P's end
-and D's first token, and how long a request stays on D.
+and D's first token beside what the wire needs, and how long a request stays on D.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class Estimates:
     def moved(self, prefill: str, decode: str, report: KvReport) -> None:
         self.bandwidth.moved(prefill, decode, report)
 
-    def handed(self, seconds: float) -> None:
-        """From P's end to D's first token."""
-        self._tail.add(max(0.0, seconds), 1)
+    def handed(self, seconds: float, outlasting: float) -> None:
+        """From P's end to D's first token, and how much of that, by its size, the KV needed for the
+        wire alone."""
+        self._tail.add(max(0.0, seconds - outlasting), 1)
 
     def stayed(self, seconds: float) -> None:
         """From placement to the end on D."""
@@ -75,13 +76,19 @@ class Estimates:
         """One decode step of a batch of this size."""
         return self._step.value(batch)
 
-    def transfer_seconds(self, size: int, prefill: str = "", decode: str = "") -> float:
+    def transfer_seconds(self, size: float, prefill: str = "", decode: str = "") -> float:
         """To move `size` bytes with nothing else on the pair's wire."""
         return size / self.bandwidth.bytes_per_s(prefill, decode)
 
+    def outlasting_seconds(
+        self, size: float, computing: float, prefill: str = "", decode: str = ""
+    ) -> float:
+        """How much longer `size` bytes are on the wire than P computes; both begin at once."""
+        return max(0.0, self.transfer_seconds(size, prefill, decode) - computing)
+
     def tail_seconds(self) -> float:
-        """What a remote prefill adds after P's end until D's first token; one decode step until
-        measured."""
+        """What a remote prefill adds after P's end until D's first token, whatever its size; one
+        decode step until measured."""
         return self._tail.value(0.0) or self.step_seconds(1)
 
     def stay_seconds(self, default: float) -> float:

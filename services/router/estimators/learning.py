@@ -25,10 +25,16 @@ def started(estimates: Estimates, worker: Worker, each: Try, now: float) -> None
         if each.placement is not None and each.placement.prefill is None:
             estimates.local_prefill.ended(worker.name, tokens, report.elapsed_ms / 1000, now)
         return
-    if each.placement is not None and each.placement.prefill is not None:
-        estimates.moved(each.placement.prefill.name, worker.name, report.kv)
-    if each.prefill_ended is not None:
-        estimates.handed(now - each.prefill_ended)
+    if each.placement is None or each.placement.prefill is None:
+        return
+    prefill = each.placement.prefill.name
+    estimates.moved(prefill, worker.name, report.kv)
+    if each.prefill_ended is not None and each.prefill_report is not None:
+        tokens = each.ask.prompt_tokens - each.prefill_report.cached_tokens
+        size = max(report.kv.payload_bytes, report.kv.raw_bytes)
+        computing = estimates.prefill_seconds(tokens, prefill)
+        outlasting = estimates.outlasting_seconds(size, computing, prefill, worker.name)
+        estimates.handed(now - each.prefill_ended, outlasting)
 
 
 def ended(estimates: Estimates, worker: Worker, each: Try, now: float) -> None:

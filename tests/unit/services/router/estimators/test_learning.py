@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.messages import Ended, KvReport, PrefillEnded
+from common.messages import Ended, KvReport, PrefillEnded, Refused
 from services.router.admin import status
 from services.router.admin.verb import View
 from services.router.estimators.estimates import Estimates
@@ -42,6 +42,27 @@ def test_a_remote_request_teaches_all_its_phases() -> None:
     assert learned.step_seconds(1) == pytest.approx(0.02)
     assert learned.stay_seconds(0.0) == pytest.approx(0.52)
     assert learned.local_prefill.count == 0
+
+
+def test_what_a_thin_wire_needs_is_learned_with_the_wire_and_foretold_by_size() -> None:
+    """400 tokens take P 0.1 s and a wire of 25,600 bytes a second one: it ends 0.9 s after P, and
+    20 ms come on top whatever the size."""
+    rig = standard(ttft_slo_ms=400.0)
+    for number in range(10):
+        rig.submit(f"r{number}", prompt=400)
+        rig.now += 0.1
+        rig.say("p0|1", PrefillEnded(request_id=f"r{number}", attempt=1, elapsed_ms=100.0))
+        rig.now += 0.92
+        moved = KvReport(complete=True, messages=2, payload_bytes=25_600, transfer_ms=500.0)
+        rig.started(f"r{number}", kv=moved)
+        rig.ended(f"r{number}")
+    assert estimates(rig).tail_seconds() == pytest.approx(0.02)
+    rig.sent.clear()
+    rig.submit("short", prompt=100)
+    rig.submit("long", prompt=200)
+    (refused,) = rig.take(Refused)
+    assert refused.request_id == "long"
+    assert "50 to compute the prompt, 470 to hand it over" in refused.message
 
 
 def test_a_local_prefill_teaches_the_curve_of_d() -> None:

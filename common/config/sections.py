@@ -93,10 +93,11 @@ class KvConfig(Section, frozen=True):
     (`rc,cuda_copy,cuda_ipc,tcp,sm,self` with RDMA and GPUs). `interfaces`: UCX_NET_DEVICES, empty =
     all. `rails`: interfaces one message may be split over. `baton doctor` tells what UCX makes of
     these three. `message_bytes`: payload of one message at most. `staging_mib`: bound of staging
-    memory on each side. `lease_ms`: how long P holds blocks that nobody took. `load_timeout_ms`:
-    how long D waits for a handoff before it computes the prompt itself. `answer_ms`: a P that D
-    waits for, or a D that P serves, is asked when it says nothing; without an answer in this time
-    the connection counts as lost. `layer_groups`: into how many messages the layers of a run of
+    memory on each side, made as it is needed: per 4 MiB of it a D can wait for one handoff over a
+    wire. `lease_ms`: how long P holds blocks that nobody took. `load_timeout_ms`: how long D waits
+    for a handoff before it computes the prompt itself. `answer_ms`: a P that D waits for, or a D
+    that P serves, is asked when it says nothing; without an answer in this time the connection
+    counts as lost. `layer_groups`: into how many messages the layers of a run of
     blocks are cut, so that the first layers leave while the later ones are computed; 1 = blocks
     leave when all layers are done; 0 = as many as leave each a MiB, eight at most, where the engine
     tells of layers.
@@ -111,7 +112,7 @@ class KvConfig(Section, frozen=True):
     interfaces: str = ""
     rails: Annotated[int, Meta(ge=1, le=8)] = 1
     message_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
-    staging_mib: Count = 64
+    staging_mib: Count = 256
     lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0
     load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
     answer_ms: Annotated[float, Meta(ge=50)] = 750.0

@@ -4,10 +4,10 @@ Theory of operation: everything runs on the KV thread. A message is received int
 its header is what was asked it is copied to the engine's blocks, if the receiver still wants it
 there. The copy tells the digest, and only if that is right does the receiver count the message: the
 engine, which waits for the whole handoff, never reads a block that was not verified. A P of this
-host may lend a message instead (`lent.py`): the slot is answered with word of where it lies. An
-ended handoff can leave receives that P still owes an
-answer; their buffers stay out of the pool until it comes, and a P that does not answer in
-`ORPHAN_S` loses the link, which completes them.
+host may lend a message instead (`lent.py`): the slot is answered with word of where it lies, which
+needs no staging. An ended handoff can leave receives that P still owes an answer; their buffers
+stay out of the pool until it comes, and a P that does not answer in `ORPHAN_S` loses the link,
+which completes them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from common.errors import BatonError, Code
 from common.kv.control import Channel, Heard, Identity
@@ -83,7 +84,8 @@ def _nobody() -> None:
 
 
 class Incoming:
-    """Fetches tickets for this engine. `on_ended` is called once per `fetch`, `on_lost` when a
+    """Fetches tickets for this engine. `staging`: for what comes over wires. `payload_bytes`: the
+    largest message, lent ones too. `on_ended` is called once per `fetch`, `on_lost` when a
     connection is gone or did not come about."""
 
     def __init__(
@@ -92,13 +94,14 @@ class Incoming:
         memory: KvMemory,
         staging: Staging,
         *,
+        payload_bytes: int,
         tally: Tally,
         on_ended: OnEnded,
         clock: Callable[[], float],
         ways: Callable[[Traveller], Ways],
     ) -> None:
         self._identity = identity
-        self._packing = Packing(memory, staging.payload_bytes)
+        self._packing = Packing(memory, payload_bytes)
         self._shape = shape_of(memory.geometry)
         self._staging = staging
         self._tally = tally
@@ -229,8 +232,8 @@ class Incoming:
             match action:
                 case Connect():
                     self._connect(key)
-                case Post(_, plan, first, upto):
-                    self._post(key, fetch, plan, first, upto)
+                case Post():
+                    self._post(key, fetch, action)
                 case Tell(peer, KvCredit() as credit):
                     self._credit(fetch, peer, credit)
                 case Tell(peer, message):
@@ -238,37 +241,46 @@ class Incoming:
                 case Ended():
                     self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), action)
 
-    def _post(self, key: Key, fetch: _Fetch, plan: Plan, first: int, upto: int) -> None:
-        """Posts what staging allows at once, the rest as buffers come free, in order. P is told
-        first, and posting takes no longer than the word to it."""
-        channel = fetch.channel
+    def _post(self, key: Key, fetch: _Fetch, post: Post) -> None:
+        """P is told first, and posting takes no longer than the word to it."""
+        channel, plan, first = fetch.channel, post.plan, post.first
         if channel is None:
             return
-        buffers: list[Buffer] = []
-        while first + len(buffers) < upto and (buffer := self._staging.take()) is not None:
-            buffers.append(buffer)
-        posted = first + len(buffers)
-        if buffers:
-            self._feed(key, Posted(plan.transfer, posted))
+        buffers = self._spared(post, lent=channel.borrowed is not None)
+        if post.due and not buffers:
+            self._claim(key, channel, plan, first)
+            return
+        self._feed(key, Posted(plan.transfer, first + len(buffers)))
         for slot, buffer in enumerate(buffers, first):
             self._receive(channel, plan, slot, buffer)
-        if posted < upto:
-            self._claim(key, channel, plan, posted, upto)
 
-    def _claim(self, key: Key, channel: Channel, plan: Plan, slot: int, upto: int) -> None:
+    def _spared(self, post: Post, *, lent: bool) -> list[Buffer]:
+        """Word of where a message is lent needs no staging. A message does, for as long as P
+        computes it: with half of staging in use a transfer gets one buffer at a time, or those that
+        wait for one P would keep this worker from another's."""
+        wanted = post.upto - post.first
+        if lent:
+            return [np.empty(HEADER_BYTES, np.uint8) for _ in range(wanted)]
+        buffers: list[Buffer] = []
+        while len(buffers) < wanted and (self._staging.ample or (post.due and not buffers)):
+            buffer = self._staging.take()
+            if buffer is None:
+                break
+            buffers.append(buffer)
+        return buffers
+
+    def _claim(self, key: Key, channel: Channel, plan: Plan, slot: int) -> None:
         def use(buffer: Buffer) -> bool:
             if self._by_transfer.get(plan.transfer) != key or channel.closed:
                 return False
             self._receive(channel, plan, slot, buffer)
             self._feed(key, Posted(plan.transfer, slot + 1))
-            if slot + 1 < upto:
-                self._claim(key, channel, plan, slot + 1, upto)
             return True
 
         self._staging.claim(use)
 
     def _receive(self, channel: Channel, plan: Plan, slot: int, buffer: Buffer) -> None:
-        """Any one message of the plan may come."""
+        """Any one message of the plan may come, or word of where it is lent."""
         message = buffer[: HEADER_BYTES + plan.payload_bytes_max]
         message[:HEADER_BYTES] = 0
         owed = (plan.transfer, slot)
@@ -286,7 +298,8 @@ class Incoming:
                 self._tally.stale += key is None and arrival.verdict is Verdict.OK
                 if key is not None:
                     self._feed(key, Arrived(plan.transfer, arrival))
-            self._staging.give(buffer)
+            if channel.borrowed is None:
+                self._staging.give(buffer)
             channel.heard_something()
             if error is not None:
                 channel.close(f"a receive failed in the transport: {error}")

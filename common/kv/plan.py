@@ -145,6 +145,11 @@ def message_blocks(message_bytes: int, shape: Shape, layer_groups: int, blocks: 
     return max(1, min(wished, message_bytes // unit))
 
 
+def wire_message_bytes(message_bytes: int) -> int:
+    """The largest message over a wire where `message_bytes` is the largest of all."""
+    return min(message_bytes, WIRE_MESSAGE_BYTES_MAX)
+
+
 def cuts(message_bytes: int, shape: Shape, layer_groups: int, blocks: int) -> Cuts:
     """For a transfer of so many blocks; no message is larger than `message_bytes`."""
     unit = shape.group_layers(layer_groups) * shape.page_bytes
@@ -154,6 +159,6 @@ def cuts(message_bytes: int, shape: Shape, layer_groups: int, blocks: int) -> Cu
         return Cut(size, max(WINDOW_MIN, min(WINDOW_MAX, window_bytes // (size * unit))))
 
     return Cuts(
-        wire=cut(min(message_bytes, WIRE_MESSAGE_BYTES_MAX), WIRE_WINDOW_BYTES),
+        wire=cut(wire_message_bytes(message_bytes), WIRE_WINDOW_BYTES),
         lent=cut(message_bytes, LENT_WINDOW_BYTES),
     )

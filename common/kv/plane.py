@@ -25,7 +25,7 @@ from common.kv.incoming import Incoming
 from common.kv.layout import Geometry, KvMemory
 from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
 from common.kv.outgoing import Outgoing
-from common.kv.plan import cuts, shape_of, wished_groups
+from common.kv.plan import cuts, shape_of, wire_message_bytes, wished_groups
 from common.kv.pulse import Pulse
 from common.kv.side import KvSide
 from common.kv.staging import Staging
@@ -88,7 +88,8 @@ class Plane:
         self.incoming = Incoming(
             identity,
             memory,
-            Staging(payload, total),
+            Staging(max(wire_message_bytes(config.message_bytes), geometry.block_bytes), total),
+            payload_bytes=payload,
             tally=self._tally,
             on_ended=self._received,
             clock=self.now,

@@ -40,6 +40,11 @@ class Staging:
     def used(self) -> int:
         return self._made - len(self._free)
 
+    @property
+    def ample(self) -> bool:
+        """Half of it is free."""
+        return 2 * self.used < self.count
+
     def offset(self, buffer: Buffer) -> int:
         """Where in the arena this buffer begins."""
         return int(buffer.ctypes.data) - self._base

@@ -69,6 +69,7 @@ class Receiver:
         self._cut: Cut = wanted.cuts.wire
         self._told: tuple[int, int] | None = None
         self._asked = 0
+        self._granted = 0
         self._verified: set[int] = set()
         self._next_block = wanted.first_block
         self._lost = 0
@@ -177,7 +178,8 @@ class Receiver:
             fp8=wanted.fp8,
         )
         self._peer, self._plan = peer, plan
-        self._asked, self._verified = 0, set()
+        self._asked = self._granted = 0
+        self._verified = set()
         self._become(ReceiveState.WAITING)
         if plan.blocks == 0:
             ready = self._ready(plan, 0, now)
@@ -195,11 +197,14 @@ class Receiver:
         if upto - self._asked < (few if upto < plan.messages else 1):
             return []
         first, self._asked = self._asked, upto
-        return [Post(peer, plan, first, upto)]
+        return [Post(peer, plan, first, upto, due=first == len(self._verified))]
 
     def _grant(self, upto: int, now: float) -> list[Action]:
         plan, peer = self._plan, self._peer
         assert plan is not None and peer is not None  # noqa: PT018
+        granted, self._granted, self._asked = self._granted, upto, upto
+        if upto == granted:
+            return []
         if self._told == (peer, plan.transfer):
             return [Tell(peer, KvCredit(transfer=plan.transfer, granted=upto))]
         self._told = (peer, plan.transfer)

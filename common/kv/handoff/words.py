@@ -207,12 +207,14 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """D: post receives for slots [first, upto), as staging allows, then `Posted`."""
+    """D: post receives for slots [first, upto), as many as staging can spare, then `Posted`. `due`:
+    none is open, so that one must be, as soon as there is a buffer."""
 
     peer: int
     plan: Plan
     first: int
     upto: int
+    due: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,31 @@ def test_many_handoffs_at_once_share_bounded_staging(decode: KvService, base: np
         assert_moved(base, [63 - at for at in range(40)], list(range(40)))
 
 
+def test_those_that_wait_for_one_p_do_not_keep_d_from_another(base: np.ndarray) -> None:
+    """Over the wire, where each open receive holds a staging buffer; there are seven."""
+    service, _ = make_service("d0", base, WIRE_ONLY)
+    with (
+        remote("p0", config=WIRE_ONLY) as slow,
+        remote("p1", config=WIRE_ONLY) as prompt,
+    ):
+        for number in range(3):
+            waiting = ticket(f"slow{number}", slow.address)
+            service.fetch(waiting, 0, list(range(32)))
+            slow.call("offer", waiting, 32)
+        wait_for(lambda: staging_used(service) >= 6)
+        handed = msgspec.structs.replace(
+            ticket("prompt", prompt.address), prefill="p1", prefill_incarnation="inc-p1"
+        )
+        service.fetch(handed, 0, list(range(32, 64)))
+        start = time.monotonic()
+        prompt.offer_all(handed, list(range(32)))
+        (end,) = drained(service)
+        assert (end.request_id, end.error) == ("prompt", "")
+        assert time.monotonic() - start < WIRE_ONLY.load_timeout_ms / 1000 / 2
+        assert_moved(base, list(range(32)), list(range(32, 64)))
+    service.stop()
+
+
 def test_two_that_share_two_buffers_both_get_on(base: np.ndarray) -> None:
     """Each may hold one lent buffer while it waits for the other."""
     config = msgspec.structs.replace(CONFIG, staging_mib=1)
@@ -410,8 +435,10 @@ def test_p_that_never_answers_costs_the_link_not_the_staging(decode: KvService) 
         decode.fetch(handed, 0, TARGET)
         prefill.offer_all(handed, SOURCE)
         assert drained(decode)[0].error == Code.KV_TRANSFER_FAILED
-        assert staging_used(decode) > 0
-        wait_for(lambda: staging_used(decode) == 0, 8.0)
+        core = decode._core
+        assert core is not None
+        assert len(core.incoming) > 0, "receives that P owes an answer"
+        wait_for(lambda: len(core.incoming) == 0 and staging_used(decode) == 0, 8.0)
 
 
 def test_another_fingerprint_is_refused_at_once(decode: KvService) -> None:

@@ -241,6 +241,27 @@ def test_a_transfer_is_cut_as_its_way_wants_it_each_time() -> None:
     assert (ready.message_blocks, ready.granted, made.window) == (1, 4, 4)
 
 
+def test_what_could_not_be_posted_is_asked_for_again_with_each_message() -> None:
+    made = receiver(blocks=28, window=4)
+    (post,) = made.handle(Connected(PEER, 1), 0.0)
+    assert isinstance(post, Post)
+    assert (post.first, post.upto, post.due) == (0, 4, True)
+    (ready,) = told(made.handle(Posted(1, 1), 0.0), KvReady)
+    assert isinstance(ready, KvReady)
+    assert ready.granted == 1
+    (post,) = made.handle(Arrived(1, arrival(0)), 1.0)
+    assert isinstance(post, Post)
+    assert (post.first, post.upto, post.due) == (1, 5, True)
+    assert told(made.handle(Posted(1, 3), 1.0), KvCredit) == [KvCredit(transfer=1, granted=3)]
+    (post,) = made.handle(Arrived(1, arrival(1)), 1.0)
+    assert isinstance(post, Post)
+    assert (post.first, post.upto, post.due) == (3, 6, False)
+    assert made.handle(Posted(1, 3), 1.0) == [], "nothing new to tell"
+    (post,) = made.handle(Arrived(1, arrival(2)), 1.0)
+    assert isinstance(post, Post)
+    assert post.due
+
+
 def test_jitter_differs_between_tickets() -> None:
     moments = set()
     for name in ("a", "b", "c", "d"):

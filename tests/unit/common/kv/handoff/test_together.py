@@ -92,8 +92,9 @@ class World:
         match action:
             case Connect():
                 self.loose.append(("connect", (0, 0, 0)))
-            case Post(_, plan, first, upto):
+            case Post(_, plan, first, upto, due):
                 self.plans[plan.transfer] = plan
+                upto = self.rng.randint(first + due, upto)
                 self.posted |= {(plan.transfer, slot) for slot in range(first, upto)}
                 self.feed_d(Posted(plan.transfer, upto))
             case Tell(peer, message) if peer == self.link:

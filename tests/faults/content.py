@@ -17,7 +17,7 @@ FREE = 0xDD
 
 CONFIG = KvConfig(
     message_bytes=MESSAGE_BLOCKS * LAYERS * PAGE,
-    staging_mib=4,
+    staging_mib=1,
     lease_ms=4000.0,
     load_timeout_ms=3000.0,
 )

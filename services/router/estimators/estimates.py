@@ -83,7 +83,10 @@ class Estimates:
     def outlasting_seconds(
         self, size: float, computing: float, prefill: str = "", decode: str = ""
     ) -> float:
-        """How much longer `size` bytes are on the wire than P computes; both begin at once."""
+        """How much longer `size` bytes are on the wire than P computes; both begin at once. Nothing
+        until a wire was measured: what it needs is in the tail then."""
+        if not len(self.bandwidth):
+            return 0.0
         return max(0.0, self.transfer_seconds(size, prefill, decode) - computing)
 
     def tail_seconds(self) -> float:

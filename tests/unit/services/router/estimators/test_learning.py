@@ -65,6 +65,18 @@ def test_what_a_thin_wire_needs_is_learned_with_the_wire_and_foretold_by_size() 
     assert "50 to compute the prompt, 470 to hand it over" in refused.message
 
 
+def test_a_wire_that_nobody_measured_is_not_foretold() -> None:
+    """A handoff of one message tells nothing of the wire, and a guess would refuse for nothing."""
+    rig = standard()
+    rig.submit(prompt=400)
+    rig.now += 0.1
+    rig.say("p0|1", PrefillEnded(request_id="r1", attempt=1, elapsed_ms=100.0))
+    rig.now += 0.02
+    rig.started(kv=KvReport(complete=True, messages=1, payload_bytes=10_000_000_000))
+    assert estimates(rig).tail_seconds() == pytest.approx(0.02)
+    assert estimates(rig).outlasting_seconds(1e9, 0.0) == 0.0
+
+
 def test_a_local_prefill_teaches_the_curve_of_d() -> None:
     rig = Rig()
     rig.gateway()

@@ -8,7 +8,7 @@ PYTEST := $(VENV)/python -m pytest
 .PHONY: $(shell awk -F: '/^[a-z0-9-]+:.*\#\# / {print $$1}' Makefile)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## .venv with the tested set (EXTRA=cpu or cuda to choose; VERIFY=1: each file by its hash)
 	@$(PYTHON) scripts/install.py --extra $(EXTRA) $(if $(VERIFY),--verify)
@@ -16,11 +16,14 @@ install: ## .venv with the tested set (EXTRA=cpu or cuda to choose; VERIFY=1: ea
 run: install ## a fleet on this machine, with the embedded model (ARGS="--decode 2 ...")
 	@exec $(VENV)/baton up $(ARGS)
 
-test: install lint ## lint and every test, some 35 minutes on two cores
+test: install lint ## lint and every test, some 20 minutes on two cores
 	@$(PYTEST)
 
-unit: install ## seconds: one module at a time
+unit: install ## under a minute: one module at a time, nothing that starts sockets, threads or processes
 	@$(PYTEST) tests/unit $(ARGS)
+
+component: install ## one module at a time, with its sockets, threads and processes
+	@$(PYTEST) tests/component $(ARGS)
 
 integration: install ## real daemons, simulated engine
 	@$(PYTEST) tests/integration $(ARGS)
@@ -49,6 +52,9 @@ soak-frames: install ## 100 million bent frames against every decoder (ARGS="--f
 soak: install ## 200,000 seeds of faults against all cores in virtual time (ARGS="--seeds N --first N")
 	@exec $(VENV)/python -m tests.simulation --seeds 200000 $(ARGS)
 
+soak-capacity: install ## the capacity model with 4,000 workers (ARGS="-s" prints its cost)
+	@BATON_CAPACITY_WORKERS=4000 $(PYTEST) tests/simulation/test_capacity_scale.py $(ARGS)
+
 monitoring: install ## Prometheus rules and the Grafana dashboard by promtool (root: apt installs it)
 	@command -v promtool >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q prometheus; }
 	@$(PYTEST) tests/unit/packaging/test_monitoring.py tests/integration/test_metrics.py $(ARGS)
@@ -59,13 +65,13 @@ dashboard: install ## the dashboard in headless Chromium (root: apt installs it)
 
 systemd: install ## the units under a real systemd, in a container of this machine (needs root)
 	@command -v systemd-nspawn >/dev/null || apt-get install --yes --quiet --no-install-recommends systemd-container
-	@BATON_BOOT=1 $(PYTEST) -s tests/systemd tests/unit/services/install $(ARGS)
+	@BATON_BOOT=1 $(PYTEST) -s tests/systemd tests/unit/services/install tests/component/services/install $(ARGS)
 
 compose-check: install ## the compose files against the specification's schema, and read by a client
 	@test -x build/compose-tools/bin/podman-compose || { $(PYTHON) -m venv build/compose-tools \
 	  && build/compose-tools/bin/pip install --quiet check-jsonschema==0.39.0 \
 	     podman-compose==1.6.0; }
-	@PATH="$(CURDIR)/build/compose-tools/bin:$$PATH" $(PYTEST) tests/unit/packaging/test_compose.py
+	@PATH="$(CURDIR)/build/compose-tools/bin:$$PATH" $(PYTEST) tests/unit/packaging/test_compose.py tests/component/packaging/test_compose.py
 
 lint: install ## ruff, mypy --strict, import contracts
 	@$(VENV)/ruff check .
@@ -96,14 +102,23 @@ ifeq ($(EXTRA),cuda)
 	@build/lock-tools/bin/uv pip compile pyproject.toml --extra cuda --extra dev --python-version 3.11 --upgrade --quiet \
 	  --python-platform x86_64-manylinux_2_28 --no-annotate --no-header --output-file constraints/cuda.txt
 	@sed -i '1i # Resolved, not run: cuda, Python 3.11. Made by `make lock EXTRA=cuda`, not by hand.' constraints/cuda.txt
-	@PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= build/lock-tools/bin/python scripts/hashes.py --extra cuda
+	@PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= $(call hash,cuda,build/lock-tools/bin/python)
 else
 	@$(PYTHON) scripts/install.py --lock --extra $(EXTRA)
-	@build/lock-venv/bin/python scripts/hashes.py
+	@$(call hash,cpu,build/lock-venv/bin/python)
 endif
 
+# $(1): the set; $(2): the Python that it is for. pip says which files it would take for exactly the pins.
+hash = $(2) -m pip install --quiet --dry-run --no-deps --ignore-installed \
+    --report build/pip-report.json --requirement constraints/$(1).txt \
+  && { echo "\# The pinned set with its hashes, $(1), linux-$$(uname -m), Python 3.11. Made by \`make lock\`, not by hand."; \
+    $(2) scripts/hashes.py build/pip-report.json; } > constraints/$(1).hashes.txt
+
 sbom: install ## what is installed, as CycloneDX, in build/sbom.json
-	@mkdir -p build && $(VENV)/python scripts/sbom.py > build/sbom.json && echo build/sbom.json
+	@test -x build/sbom-tools/bin/cyclonedx-py || { $(PYTHON) -m venv build/sbom-tools \
+	  && build/sbom-tools/bin/pip install --quiet cyclonedx-bom==7.5.0; }
+	@build/sbom-tools/bin/cyclonedx-py environment $(VENV)/python --pyproject pyproject.toml \
+	  --output-reproducible --output-file build/sbom.json && echo build/sbom.json
 
 clean: ## environment, caches and logs; the cached model stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

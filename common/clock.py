@@ -29,7 +29,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told; for tests and simulation."""
+    """A clock that moves only by `advance`, for tests and simulation."""
 
     def __init__(self, start: float = 0.0, unix_ms: int = 1_700_000_000_000) -> None:
         self._now = start

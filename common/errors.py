@@ -1,10 +1,10 @@
-"""The one error tree, and the table that says how each error looks from outside.
+"""The one error tree, and the table that maps each error to HTTP.
 
 Theory of operation: every failure that crosses a process or reaches a client is a `BatonError` with
-a `Code`. The code alone decides HTTP status, OpenAI error type and whether a retry may help, so
-that two daemons can never disagree about them. Foreign exceptions are translated once, at the
-adapter that met them, with ``raise ... from``. The message is one sentence for a person; it never
-holds prompt text, secrets or a traceback.
+a `Code`. The code alone decides the HTTP status, the OpenAI error type and whether a retry may
+help, so that two daemons never disagree about them. An adapter translates foreign exceptions once,
+with ``raise ... from``. The message is one sentence for a person; it never holds prompt text,
+secrets or a traceback.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 class Code(enum.StrEnum):
-    """What went wrong. Wire value: the string; never rename one, only add."""
+    """The kind of a failure. The string goes over the wire: values are added and never renamed."""
 
     INVALID_REQUEST = "invalid_request"
     MODEL_NOT_FOUND = "model_not_found"
@@ -50,11 +50,14 @@ class Code(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
-    """How a code looks from outside: HTTP status, OpenAI error `type`, whether a retry may help."""
+class HttpMapping:
+    """What a client of the HTTP API sees of a code."""
 
-    http_status: int
+    #: HTTP status.
+    status: int
+    #: `type` of OpenAI's error object.
     openai_type: str
+    #: Whether a retry may help.
     retryable: bool
 
 
@@ -62,47 +65,43 @@ _BAD = "invalid_request_error"
 _OVERLOADED = "overloaded_error"
 _SERVER = "server_error"
 
-FACES: dict[Code, Face] = {
-    Code.INVALID_REQUEST: Face(400, _BAD, retryable=False),
-    Code.MODEL_NOT_FOUND: Face(404, _BAD, retryable=False),
-    Code.NOT_FOUND: Face(404, _BAD, retryable=False),
-    Code.STREAM_GONE: Face(410, _BAD, retryable=False),
-    Code.STREAM_CONFLICT: Face(409, _BAD, retryable=False),
-    Code.INVALID_API_KEY: Face(401, _BAD, retryable=False),
-    Code.METHOD_NOT_ALLOWED: Face(405, _BAD, retryable=False),
-    Code.CONTEXT_LENGTH_EXCEEDED: Face(400, _BAD, retryable=False),
-    Code.UNSUPPORTED_PARAMETER: Face(400, _BAD, retryable=False),
-    Code.BODY_TOO_LARGE: Face(413, _BAD, retryable=False),
-    Code.HEADERS_TOO_LARGE: Face(431, _BAD, retryable=False),
-    Code.REQUEST_TIMEOUT: Face(408, _BAD, retryable=True),
-    Code.QUEUE_FULL: Face(429, _OVERLOADED, retryable=True),
-    Code.OVERLOADED: Face(503, _OVERLOADED, retryable=True),
-    Code.PREEMPTED: Face(503, _OVERLOADED, retryable=True),
-    Code.RATE_LIMITED: Face(429, "rate_limit_error", retryable=True),
-    Code.RETRY_BUDGET: Face(503, _OVERLOADED, retryable=True),
-    Code.NO_CAPACITY: Face(503, _OVERLOADED, retryable=True),
-    Code.ROUTER_UNREACHABLE: Face(503, _OVERLOADED, retryable=True),
-    Code.WORKER_LOST: Face(500, _SERVER, retryable=True),
-    Code.STREAM_INTERRUPTED: Face(500, _SERVER, retryable=True),
-    Code.KV_TRANSFER_FAILED: Face(500, _SERVER, retryable=True),
-    Code.ENGINE_FAILED: Face(500, _SERVER, retryable=True),
-    Code.REQUEST_QUARANTINED: Face(500, _SERVER, retryable=False),
-    Code.CANCELLED: Face(499, _BAD, retryable=False),
-    Code.DEADLINE_EXCEEDED: Face(504, _OVERLOADED, retryable=True),
-    Code.DRAINING: Face(503, _OVERLOADED, retryable=True),
-    Code.DUPLICATE_REQUEST: Face(409, _BAD, retryable=False),
-    Code.WIRE_MISMATCH: Face(500, _SERVER, retryable=False),
-    Code.CONFIG_INVALID: Face(500, _SERVER, retryable=False),
-    Code.INTERNAL: Face(500, _SERVER, retryable=False),
+HTTP_MAPPINGS: dict[Code, HttpMapping] = {
+    Code.INVALID_REQUEST: HttpMapping(400, _BAD, retryable=False),
+    Code.MODEL_NOT_FOUND: HttpMapping(404, _BAD, retryable=False),
+    Code.NOT_FOUND: HttpMapping(404, _BAD, retryable=False),
+    Code.STREAM_GONE: HttpMapping(410, _BAD, retryable=False),
+    Code.STREAM_CONFLICT: HttpMapping(409, _BAD, retryable=False),
+    Code.INVALID_API_KEY: HttpMapping(401, _BAD, retryable=False),
+    Code.METHOD_NOT_ALLOWED: HttpMapping(405, _BAD, retryable=False),
+    Code.CONTEXT_LENGTH_EXCEEDED: HttpMapping(400, _BAD, retryable=False),
+    Code.UNSUPPORTED_PARAMETER: HttpMapping(400, _BAD, retryable=False),
+    Code.BODY_TOO_LARGE: HttpMapping(413, _BAD, retryable=False),
+    Code.HEADERS_TOO_LARGE: HttpMapping(431, _BAD, retryable=False),
+    Code.REQUEST_TIMEOUT: HttpMapping(408, _BAD, retryable=True),
+    Code.QUEUE_FULL: HttpMapping(429, _OVERLOADED, retryable=True),
+    Code.OVERLOADED: HttpMapping(503, _OVERLOADED, retryable=True),
+    Code.PREEMPTED: HttpMapping(503, _OVERLOADED, retryable=True),
+    Code.RATE_LIMITED: HttpMapping(429, "rate_limit_error", retryable=True),
+    Code.RETRY_BUDGET: HttpMapping(503, _OVERLOADED, retryable=True),
+    Code.NO_CAPACITY: HttpMapping(503, _OVERLOADED, retryable=True),
+    Code.ROUTER_UNREACHABLE: HttpMapping(503, _OVERLOADED, retryable=True),
+    Code.WORKER_LOST: HttpMapping(500, _SERVER, retryable=True),
+    Code.STREAM_INTERRUPTED: HttpMapping(500, _SERVER, retryable=True),
+    Code.KV_TRANSFER_FAILED: HttpMapping(500, _SERVER, retryable=True),
+    Code.ENGINE_FAILED: HttpMapping(500, _SERVER, retryable=True),
+    Code.REQUEST_QUARANTINED: HttpMapping(500, _SERVER, retryable=False),
+    Code.CANCELLED: HttpMapping(499, _BAD, retryable=False),
+    Code.DEADLINE_EXCEEDED: HttpMapping(504, _OVERLOADED, retryable=True),
+    Code.DRAINING: HttpMapping(503, _OVERLOADED, retryable=True),
+    Code.DUPLICATE_REQUEST: HttpMapping(409, _BAD, retryable=False),
+    Code.WIRE_MISMATCH: HttpMapping(500, _SERVER, retryable=False),
+    Code.CONFIG_INVALID: HttpMapping(500, _SERVER, retryable=False),
+    Code.INTERNAL: HttpMapping(500, _SERVER, retryable=False),
 }
 
 
 class BatonError(Exception):
-    """A failure with a code that every daemon and client reads the same way.
-
-    `param` names the request field or configuration key at fault, where there is one.
-    `retry_after_ms` is set on refusals that a later try may pass.
-    """
+    """A failure with a code that all daemons and clients interpret alike."""
 
     def __init__(
         self,
@@ -115,23 +114,25 @@ class BatonError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+        #: The request field or configuration key at fault, if there is one.
         self.param = param
+        #: Milliseconds after which a refused request may succeed; None if it will not.
         self.retry_after_ms = retry_after_ms
 
     @property
-    def face(self) -> Face:
-        return FACES[self.code]
+    def http(self) -> HttpMapping:
+        return HTTP_MAPPINGS[self.code]
 
 
 class ConfigError(BatonError):
-    """A configuration that cannot be used; `param` is the dotted path of the key."""
+    """A configuration that cannot be used. `param` is the dotted path of the key."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(Code.CONFIG_INVALID, f"{path}: {message}", param=path)
 
 
 class WireError(BatonError):
-    """A frame that is not what the wire promises; the peer's message is dropped and counted."""
+    """A frame that cannot be decoded. The receiver drops and counts the peer's message."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.WIRE_MISMATCH, message)

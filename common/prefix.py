@@ -1,10 +1,10 @@
-"""What names the beginning of a prompt: a chain of hashes, one for each whole KV block.
+"""Prefix hashes: a chain of hashes that names the beginning of a prompt, one per whole KV block.
 
 The hash of a block is xxh3_64 over the hash before it and the block's token ids, so that equal
-hashes mean equal prompts up to there; the chain starts from the tenant's cache salt, so that
-tenants never share a name. Gateways name their prompts, workers what their engines hold, and the
-router matches the two. It is used for placement only: two prompts that met by chance, or by malice,
-would make the router prefer a worker that has nothing of it, and nothing else.
+hashes mean equal prompts up to there. The chain starts from the tenant's cache salt, so that
+tenants never share a hash. Gateways hash their prompts, workers hash what their engines hold, and
+the router matches the two. The hashes serve placement only: a collision, by chance or by malice,
+makes the router prefer a worker that holds nothing of the prompt, and has no other effect.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ TOKEN_BYTES = 4
 
 
 def root(cache_salt: str | None) -> bytes:
-    """What the first block's hash is chained to."""
+    """The hash to which the first block's hash is chained."""
     return xxhash.xxh3_64_digest((cache_salt or "").encode(errors="surrogatepass"))
 
 
 def chain(packed_ids: bytes | memoryview, block_tokens: int, before: bytes) -> Iterator[bytes]:
-    """The hash of each whole block of `packed_ids` (uint32 little endian, as `wire.pack_ids`),
-    after `before`."""
+    """Yields the hash of each whole block of `packed_ids` (uint32 little endian, as of
+    `wire.pack_ids`), chained to the hash `before`."""
     step = block_tokens * TOKEN_BYTES
     for start in range(0, len(packed_ids) - step + 1, step):
         before = xxhash.xxh3_64_digest(before + packed_ids[start : start + step])
@@ -34,8 +34,8 @@ def chain(packed_ids: bytes | memoryview, block_tokens: int, before: bytes) -> I
 
 
 def prefix_hashes(packed_ids: bytes, block_tokens: int, cache_salt: str | None) -> bytes:
-    """Of a prompt's leading whole blocks, `HASH_BYTES` each, at most `HASHES_MAX`; none where
-    `block_tokens` is 0, that is, not known."""
+    """The hashes of a prompt's leading whole blocks, `HASH_BYTES` each, at most `HASHES_MAX`. Empty
+    if `block_tokens` is 0, which means unknown."""
     if not block_tokens:
         return b""
     head = memoryview(packed_ids)[: HASHES_MAX * block_tokens * TOKEN_BYTES]
@@ -43,11 +43,11 @@ def prefix_hashes(packed_ids: bytes, block_tokens: int, cache_salt: str | None) 
 
 
 def split(hashes: bytes) -> list[bytes]:
-    """One by one; a cut-off last one is dropped."""
+    """The single hashes; an incomplete last one is dropped."""
     whole = len(hashes) - len(hashes) % HASH_BYTES
     return [hashes[at : at + HASH_BYTES] for at in range(0, whole, HASH_BYTES)]
 
 
 def prompt_digest(prompt_ids: bytes, cache_salt: str | None) -> bytes:
-    """16 bytes by which a whole prompt, packed, is known again within its tenant."""
+    """16 bytes that identify a whole packed prompt within its tenant."""
     return hashlib.blake2b(root(cache_salt) + prompt_ids, digest_size=16).digest()

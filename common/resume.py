@@ -1,8 +1,8 @@
-"""What sampling knows beyond the tokens, when a request goes on at another decode worker.
+"""Which sampling state a request would lose when it continues on another decode worker.
 
-Its prompt there is the old prompt and all that was emitted. Greedy, unseeded and stateless sampling
-need no more. Counting output tokens, the place in a grammar and in a seed's stream are restored by
-an engine that says so (`Capacity.restores`); the rest nobody restores.
+Its prompt there is the old prompt and all emitted tokens. Greedy, unseeded and stateless sampling
+needs no more. An engine that restores state (`Capacity.restores`) also restores the counts of
+output tokens and the position in a grammar and in a seed's random stream. Other state is lost.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from common.messages import Sampling
 
 
 def lacking(sampling: Sampling, *, restores: bool) -> str:
-    """What a new worker would get wrong, in words for `it cannot go on without ...`; empty if
-    nothing. `restores`: as its engine's `Capacity` says."""
+    """The state that a new worker would lack, as the end of the sentence "it cannot continue
+    without ..."; empty if none. `restores` is the field of the new worker's `Capacity`."""
     if sampling.thinking_token_budget is not None:
         return "how much of its thinking budget is used"
     if sampling.structured is not None and sampling.reasoning_ended is False:

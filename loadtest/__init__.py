@@ -1,2 +1,6 @@
-"""Load and what follows from it. `capacity` answers what a fleet can do, in virtual time; the
-benchmarks of real daemons are in tests/bench (`make bench`)."""
+"""Load generators and capacity planning.
+
+`main.py` dispatches the commands (`baton bench`, `baton profile`, `baton plan`); `capacity` answers
+what a fleet can do, in virtual time. Nothing but `services.cli` and tests imports this package. The
+benchmarks of real daemons are in tests/bench (`make bench`).
+"""

@@ -18,7 +18,7 @@ _LOG = math.log(GROWTH)
 
 
 class Histogram:
-    """Of milliseconds."""
+    """A histogram of milliseconds."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(BUCKETS, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main(command: str, arguments: list[str]) -> int:
-    """The exit status, as the command's help says."""
+    """Returns the exit status that the command's help describes."""
     if command == "profile":
         from loadtest.plan.profile_command import main as profile
 
@@ -22,7 +22,7 @@ def main(command: str, arguments: list[str]) -> int:
 
         return peers(arguments[1:])
     if arguments[:1] == ["show"]:
-        from loadtest.results.command import main as show
+        from loadtest.comparison.command import main as show
 
         return show(arguments[1:])
     from loadtest.bench.command import main as load

@@ -19,8 +19,7 @@ GIB = 1 << 30
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """`load`: the machine's load average when the run began; of a busy machine only ratios count.
-    `commit`: of this code, `+` when it was changed since, empty where there is no repository."""
+    """The machine and the versions of one measurement."""
 
     when: str
     host: str
@@ -31,7 +30,9 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     python: str
     versions: dict[str, str]
+    #: The commit of this code, with `+` if files were changed; empty without a repository.
     commit: str
+    #: The machine's load average when the run began. On a busy machine only ratios are meaningful.
     load: float
 
 
@@ -73,8 +74,8 @@ def _gpus() -> list[str]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
-    asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    return _said(asked).splitlines()
+    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    return _output_of(command).splitlines()
 
 
 def _versions() -> dict[str, str]:
@@ -93,12 +94,12 @@ def _commit() -> str:
     if shutil.which("git") is None or not (root / ".git").exists():
         return ""
     git = ["git", "-C", str(root)]
-    commit = _said([*git, "rev-parse", "--short=12", "HEAD"])
-    changed = _said([*git, "status", "--porcelain", "--untracked-files=no"])
+    commit = _output_of([*git, "rev-parse", "--short=12", "HEAD"])
+    changed = _output_of([*git, "status", "--porcelain", "--untracked-files=no"])
     return commit + ("+" if commit and changed else "")
 
 
-def _said(command: list[str]) -> str:
+def _output_of(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

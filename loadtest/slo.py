@@ -1,4 +1,4 @@
-"""`ttft=2000,itl=50`: when an answer was good, as command lines say it."""
+"""`ttft=2000,itl=50`: the SLO option of the command lines."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def parse(text: str) -> Slo:
 
 
 def shown(slo: Slo) -> str:
-    told = [f"TTFT {slo.ttft_ms:g} ms"] if slo.ttft_ms else []
-    told += [f"TPOT {slo.tpot_ms:g} ms"] if slo.tpot_ms else []
-    return ", ".join(told) or "none"
+    limits = [f"TTFT {slo.ttft_ms:g} ms"] if slo.ttft_ms else []
+    limits += [f"TPOT {slo.tpot_ms:g} ms"] if slo.tpot_ms else []
+    return ", ".join(limits) or "none"

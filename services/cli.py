@@ -1,7 +1,7 @@
 """The `baton` command: one process per service, and the tools around them.
 
-`baton SERVICE --config FILE --name NAME` is what systemd, compose and `baton up` start. Imports are
-made inside the branches: `baton ctl` must not pay for an engine.
+systemd, compose and `baton up` start each daemon as `baton SERVICE --config FILE --name NAME`.
+Imports stand inside the branches, so that `baton ctl` does not load an engine.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 from common import config as configuration
-from common import lifecycle, log
+from common.config.reference import reference as reference_page
 from common.errors import BatonError, ConfigError
-from common.log import Logger
 from common.messages import Role
-from common.notify import Notifier
-from common.upkeep import Source
+from common.process import lifecycle
+from common.process.notify import Notifier
+from common.process.watchdog_and_reload import Source
+from common.telemetry import log
+from common.telemetry.log import Logger
 
 PR_SET_PDEATHSIG = 1
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
-HOST_TOOLS = ("up", "doctor", "install-systemd")
 ROUTERS = ("router.control", "router.standby")
+#: The keys that each daemon reads. A reload that changes only other keys is not reported by it.
 SECTIONS = {
     Role.GATEWAY: ("fleet", "model", "gateway", *ROUTERS),
     Role.ROUTER: ("fleet", "router", "kv"),
@@ -36,42 +38,31 @@ SECTIONS = {
     Role.DECODE: ("fleet", "model", "decode.{name}", *ROUTERS),
     Role.HEALTH: ("fleet", "health"),
 }
-"""The keys that each daemon lives by; when others change in the file, it has nothing to say."""
-MEASUREMENTS = {
-    "bench": "load against an endpoint, and what its clients saw",
-    "profile": "measure a live fleet's workers",
-    "plan": "which fleet a load needs",
+HOST_TOOLS = {
+    "up": "run a whole fleet on this machine; start here",
+    "doctor": "is this host fit for a fleet? versions, limits, UCX, ports",
+    "install-systemd": "write systemd units for this host, and say what to do next",
 }
+#: Commands that read their own command line.
 TOOLS = {
-    "ctl": "talk to a running fleet's admin socket",
+    "ctl": "look inside a running fleet and operate it",
+    "rollout": "restart the workers one by one without losing a request",
     "keys": "make, list and revoke API keys",
-    "keygen": "make and rotate hosts' keys",
-    "rollout": "restart a fleet's workers one by one",
-    "completion": "what bash or zsh needs to complete this command",
-    **MEASUREMENTS,
+    "keygen": "make and rotate the keys by which hosts know each other",
+    "completion": "print what bash or zsh needs to complete this command",
+    "bench": "load any OpenAI endpoint; bench crossover: does it pay?",
+    "profile": "measure a live fleet's workers",
+    "plan": "which fleet does a load need?",
 }
-"""Commands that read their own command line."""
-HELP = """\
-Baton serves large language models with prefill and decode on separate workers.
-
-  baton up                    a whole fleet on this machine; start here
-  baton ctl status            look inside a running fleet (also: workers, requests, explain, help)
-  baton doctor                is this host fit for it? versions, limits, what UCX will use, ports
-  baton rollout               restart the workers one after the other, losing no request
-  baton keys add              make API keys, list and revoke them
-  baton keygen add            make the keys by which hosts know each other
-  baton bench                 load against any OpenAI endpoint; bench crossover: does it pay?
-  baton profile, baton plan   measure workers; which fleet does a load need?
-  baton check --config FILE   validate a fleet file
-  baton config --config FILE  print the effective configuration and where each value came from
-  baton gateway | router | prefill | decode | health --config FILE --name NAME
-                              one daemon, as systemd and compose start it
-  baton install-systemd       lay down systemd units for this host, say what to do next
-"""
+FILE_TOOLS = {
+    "check": "validate a fleet file",
+    "config": "print the effective configuration, and where each value came from",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status; 2 for a command line or configuration that cannot be used."""
+    """Returns the exit status, which is 2 for a configuration that cannot be used. Ends the process
+    with status 2 for a command line that cannot."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in TOOLS:
         return _printed(lambda: _tool(arguments[0], arguments[1:]))
@@ -82,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         if parsed.command == "check":
             return _check(parsed.config)
         if parsed.command == "config":
-            return _printed(lambda: _print_config(parsed.config))
+            return _printed(lambda: _print_config(parsed.config, reference=parsed.reference))
         return _serve(Role(parsed.command), parsed.config, parsed.name)
     except ConfigError as error:
         print(f"baton: {error.message}", file=sys.stderr)
@@ -90,28 +81,26 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _printed(tool: Callable[[], int]) -> int:
-    """Its exit status; that of a broken pipe where who reads the output leaves, as `head` does."""
+    """Returns the tool's exit status, or that of a broken pipe when the reader of its output has
+    left, as `head` does."""
     try:
-        status = tool()
-        sys.stdout.flush()
+        try:
+            return tool()
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    return status
 
 
 def _host_tool(parsed: argparse.Namespace) -> int:
     if parsed.command == "up":
-        from services.up.main import main as up
-
-        return up(parsed)
-    if parsed.command == "doctor":
-        from services.up.doctor.main import main as doctor
-
-        return doctor(parsed)
-    from services.install.main import main as install
-
-    return install(parsed)
+        from services.up.main import main as tool
+    elif parsed.command == "doctor":
+        from services.up.doctor.main import main as tool
+    else:
+        from services.install.main import main as tool
+    return tool(parsed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,22 +109,28 @@ def _parser() -> argparse.ArgumentParser:
     from services.up.main import add_arguments
 
     parser = argparse.ArgumentParser(
-        prog="baton", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="baton",
+        description="Serve large language models with prefill and decode on separate workers.",
+        epilog="Start with `baton up`, then `baton ctl status`.",
     )
     parser.add_argument("--version", action="version", version=f"baton {version('baton-serve')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_arguments(commands.add_parser("up", help="run a whole fleet on this machine"))
-    add_doctor_arguments(commands.add_parser("doctor", help="is this host fit for a fleet?"))
-    add_install_arguments(
-        commands.add_parser("install-systemd", help="lay down systemd units for this host")
-    )
+    arguments_of = (add_arguments, add_doctor_arguments, add_install_arguments)
+    for (command, about), add in zip(HOST_TOOLS.items(), arguments_of, strict=True):
+        add(commands.add_parser(command, help=about))
     for command, about in TOOLS.items():
         commands.add_parser(command, help=about, add_help=False)
-    for command in ("check", "config"):
-        tool = commands.add_parser(command, help=f"{command} a fleet file")
-        tool.add_argument("--config", type=Path, required=True, metavar="FILE")
+    for command, about in FILE_TOOLS.items():
+        tool = commands.add_parser(command, help=about)
+        if command == "check":
+            tool.add_argument("--config", type=Path, required=True, metavar="FILE")
+            continue
+        what = tool.add_mutually_exclusive_group(required=True)
+        what.add_argument("--config", type=Path, metavar="FILE", help="fleet file")
+        about_keys = "print what every key means, as in docs/configuration.md"
+        what.add_argument("--reference", action="store_true", help=about_keys)
     for role in SERVICES:
-        daemon = commands.add_parser(role.value, help=f"run one {role} daemon")
+        daemon = commands.add_parser(role.value, help=f"one {role} daemon, for systemd or compose")
         daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="fleet file")
         daemon.add_argument(
             "--name",
@@ -148,29 +143,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def _tool(command: str, arguments: list[str]) -> int:
     if command == "ctl":
-        from services.ctl.main import main as ctl
-
-        return ctl(arguments)
-    if command == "keys":
-        from services.keys.main import main as keys
-
-        return keys(arguments)
-    if command == "completion":
+        from services.ctl.main import main as tool
+    elif command == "keys":
+        from services.keys.main import main as tool
+    elif command == "keygen":
+        from services.keygen.main import main as tool
+    elif command == "rollout":
+        from services.rollout.main import main as tool
+    elif command == "completion":
         from services.completion import main as completion
 
-        tools = (*HOST_TOOLS, *TOOLS, "check", "config", *[role.value for role in SERVICES])
-        return completion(arguments, main, tools)
-    if command == "rollout":
-        from services.rollout.main import main as rollout
+        daemons = [role.value for role in SERVICES]
+        return completion(arguments, main, (*HOST_TOOLS, *TOOLS, *FILE_TOOLS, *daemons))
+    else:
+        from loadtest.main import main as measure
 
-        return rollout(arguments)
-    if command == "keygen":
-        from services.keygen.main import main as keygen
-
-        return keygen(arguments)
-    from loadtest.main import main as measure
-
-    return measure(command, arguments)
+        return measure(command, arguments)
+    return tool(arguments)
 
 
 def _check(path: Path) -> int:
@@ -182,7 +171,10 @@ def _check(path: Path) -> int:
     return 0
 
 
-def _print_config(path: Path) -> int:
+def _print_config(path: Path | None, *, reference: bool) -> int:
+    if reference or path is None:
+        print(reference_page(), end="")
+        return 0
     config, sources = configuration.effective(path, os.environ)
     for key, value in configuration.flatten(config):
         print(f"{key} = {value}  # {sources.get(key, 'default')}")
@@ -193,7 +185,7 @@ def _serve(role: Role, path: Path, name: str) -> int:
     _follow_supervisor()
     config = configuration.load(path)
     logger = log.configure(role.value, name, config.fleet.log_level)
-    sections = tuple(each.format(name=name) for each in SECTIONS[role])
+    sections = tuple(section.format(name=name) for section in SECTIONS[role])
     source = Source(config, lambda: configuration.load(path), sections)
     if role in (Role.PREFILL, Role.DECODE):
         return _serve_worker(role, source, name, logger)
@@ -211,7 +203,8 @@ def _serve(role: Role, path: Path, name: str) -> int:
 
 
 def _serve_worker(role: Role, source: Source, name: str, logger: Logger) -> int:
-    """The engine is opened here, before the loop: vLLM forks, and forks must not meet threads."""
+    """Opens the engine before the event loop starts, because vLLM forks and a process that forks
+    must have no threads."""
     from common.engine.open import open_engine
 
     config = source.running
@@ -222,20 +215,15 @@ def _serve_worker(role: Role, source: Source, name: str, logger: Logger) -> int:
         logger.error("daemon.failed", code=error.code, sentence=error.message)
         return 1
     if role is Role.PREFILL:
-        from services.prefill.daemon import make as make_prefill
-
-        return lifecycle.run(
-            lambda: make_prefill(config, name, incarnation, engine, logger), logger, source
-        )
-    from services.decode.daemon import make as make_decode
-
-    return lifecycle.run(
-        lambda: make_decode(config, name, incarnation, engine, logger), logger, source
-    )
+        from services.prefill.daemon import make
+    else:
+        from services.decode.daemon import make
+    return lifecycle.run(lambda: make(config, name, incarnation, engine, logger), logger, source)
 
 
 def _follow_supervisor() -> None:
-    """Under `baton up`, ask the kernel for a SIGTERM when it dies, so that nothing is orphaned."""
+    """Under `baton up`, asks the kernel for a SIGTERM when the supervisor dies, so that no daemon
+    outlives it."""
     supervisor = os.environ.get("BATON_SUPERVISOR_PID")
     if not supervisor:
         return

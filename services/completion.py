@@ -1,42 +1,37 @@
-"""`baton completion bash|zsh`: a script that completes the command line of `baton`.
+"""`baton completion bash|zsh`: prints a script that completes the command line of `baton`.
 
 The words are read from the help texts when the script is made, so they are those of the installed
-version; completing itself starts no Python.
+version. Completing itself starts no Python.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import re
-import sys
 from collections.abc import Callable, Iterable
 
+#: Runs a command line of `baton` and returns its exit status.
 Main = Callable[[list[str]], int]
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 SUBCOMMAND = re.compile(r"^ {2,4}([a-z][a-z-]+)(?= {2,}\S| [A-Z\[]|$)", re.MULTILINE)
 TAKES_A_FILE = "--config | --run-dir | --prefix | --model | --file | --dir"
-HELP = """\
-usage: baton completion bash|zsh
-
+EPILOG = """\
   bash   source <(baton completion bash)       in ~/.bashrc, or once, as root:
          baton completion bash > /etc/bash_completion.d/baton
   zsh    source <(baton completion zsh)        in ~/.zshrc, after compinit
 """
 BASH = """\
 _baton() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words each
+  local typed=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words word
   COMPREPLY=()
   case "$before" in {files}) return ;; esac
-  if [ "$COMP_CWORD" -eq 1 ]; then
-    words="{commands}"
-  else
-    case "${{COMP_WORDS[1]}}" in
+  case "${{COMP_WORDS[*]:1:COMP_CWORD-1}} " in
 {cases}
-    esac
-  fi
-  while IFS= read -r each; do COMPREPLY+=("$each"); done < <(compgen -W "$words" -- "$word")
+  esac
+  while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -W "$words" -- "$typed")
 }}
 complete -o default -F _baton baton
 """
@@ -44,32 +39,42 @@ ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
 def main(argv: list[str], baton: Main, commands: Iterable[str]) -> int:
-    """`baton` runs a command line; `commands` are its first words. Returns the exit status; 2 for a
-    shell that is not known."""
-    if argv in (["--help"], ["-h"]):
-        print(HELP, end="")
-        return 0
-    if argv not in (["bash"], ["zsh"]):
-        print(HELP, end="", file=sys.stderr)
-        return 2
-    words = {name: words_of(help_of(baton, name)) for name in commands}
-    print((ZSH if argv == ["zsh"] else "") + script(words), end="")
+    """`commands` are the first words that `baton` takes. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="baton completion",
+        description="Print a script with which a shell completes the command line of baton.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    shell = parser.parse_args(argv).shell
+    print((ZSH if shell == "zsh" else "") + script(words_by_prefix(baton, commands)), end="")
     return 0
 
 
-def help_of(baton: Main, command: str) -> str:
+def words_by_prefix(baton: Main, commands: Iterable[str]) -> dict[str, list[str]]:
+    """What may follow nothing, a command, or a command with its subcommand."""
+    words = {"": list(commands)}
+    for command in words[""]:
+        text = help_of(baton, command)
+        subcommands = SUBCOMMAND.findall(text)
+        words[f"{command} "] = [*subcommands, *FLAG.findall(text)]
+        for subcommand in subcommands:
+            words[f"{command} {subcommand} "] = FLAG.findall(help_of(baton, command, subcommand))
+    return words
+
+
+def help_of(baton: Main, *command: str) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        baton([command, "--help"])
+        baton([*command, "--help"])
     return text.getvalue()
 
 
-def words_of(text: str) -> list[str]:
-    """Subcommands and flags that a help text names, in its order, each once."""
-    return list(dict.fromkeys([*SUBCOMMAND.findall(text), *FLAG.findall(text)]))
-
-
 def script(words: dict[str, list[str]]) -> str:
-    """For bash, and for zsh after `bashcompinit`."""
-    cases = [f'      {name}) words="{" ".join(each)}" ;;' for name, each in words.items()]
-    return BASH.format(files=TAKES_A_FILE, commands=" ".join(words), cases="\n".join(cases))
+    """For bash, and for zsh after `bashcompinit`. The longest prefix is tried first."""
+    cases = [
+        f'    "{prefix}"*) words="{" ".join(dict.fromkeys(words[prefix]))}" ;;'
+        for prefix in sorted(words, key=len, reverse=True)
+    ]
+    return BASH.format(files=TAKES_A_FILE, cases="\n".join(cases))

@@ -16,10 +16,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
 # Engines are forked from this process, and a fork must not meet the threads and the locks of other
-# tests, UCX's above all (`common.kv.ucx`): so the tests that fork them run first. Tests that fork
-# something else do it in a process of their own (`tests.unit.common.engine.apart`).
+# tests, UCX's above all (`common.kv.transport.ucx`): so the tests that fork them run first. Tests
+# that fork something else do it in a process of their own (`tests.component.common.engine.apart`).
 FORKING = TESTS / "e2e" / "engine"
-KINDS = frozenset({"unit", "simulation", "integration", "faults", "e2e", "chaos"})
+KINDS = frozenset({"unit", "component", "simulation", "integration", "faults", "e2e", "chaos"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

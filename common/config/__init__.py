@@ -1,8 +1,15 @@
-"""The fleet file: its sections (`sections.py`) and how it is read (`reading.py`)."""
+"""The fleet file: its sections, how it is read (`reading.py`) and its reference (`reference.py`).
+
+Every daemon and tool imports this room. Start with `sections.py`, which has the whole file as one
+struct.
+"""
 
 from common.config.admission import AdmissionConfig
 from common.config.base import NAME_PATTERN, Section
 from common.config.degradation import DegradationConfig
+from common.config.engine import EngineConfig, SimConfig
+from common.config.gateway import GatewayConfig
+from common.config.kv import KvConfig
 from common.config.liveness import LivenessConfig
 from common.config.observe import PricesConfig, TimelineConfig
 from common.config.reading import (
@@ -13,20 +20,8 @@ from common.config.reading import (
     load,
 )
 from common.config.request_limits import RequestLimits
-from common.config.sections import (
-    Config,
-    EngineConfig,
-    FleetConfig,
-    GatewayConfig,
-    HealthConfig,
-    KvConfig,
-    Mode,
-    ModelConfig,
-    RemotePrefill,
-    RouterConfig,
-    SimConfig,
-    WorkerConfig,
-)
+from common.config.router import Mode, RemotePrefill, RouterConfig
+from common.config.sections import Config, FleetConfig, HealthConfig, ModelConfig, WorkerConfig
 from common.config.security import SecurityConfig
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What all sections are made of."""
+"""The base of all sections, and the types of their keys."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""What is bound without keys answers only its own host, unless the file says that it shall not."""
+"""Refuses sockets that other hosts can reach without keys, unless the fleet file allows them."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 
-from common.config.sections import Config, GatewayConfig, HealthConfig
+from common.config.gateway import GatewayConfig
+from common.config.sections import Config, HealthConfig
 from common.errors import ConfigError
 
 TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+):(\d{1,5})")
@@ -13,7 +14,7 @@ WILDCARDS = frozenset({"*", "0.0.0.0", "::"})
 
 
 def check_exposure(config: Config) -> None:
-    """Raises ConfigError for an address others can reach, served without keys by oversight."""
+    """Raises ConfigError for an HTTP address that other hosts can reach without keys."""
     sections: dict[str, GatewayConfig | HealthConfig] = {
         "gateway": config.gateway,
         "health": config.health,
@@ -29,8 +30,8 @@ def check_exposure(config: Config) -> None:
 
 
 def check_control(config: Config) -> None:
-    """Raises ConfigError for a control socket that others could speak to without a key, or could
-    not find: peers connect to what the file says, so a wildcard names nothing."""
+    """Raises ConfigError for a control socket that other hosts could use without a key, and for a
+    wildcard address. Peers connect to the address in the file, so a wildcard names no host."""
     endpoints = {"router.control": config.router.control}
     endpoints |= {f"router.standby.{name}": at for name, at in config.router.standby.items()}
     endpoints["gateway.stream_bind"] = config.gateway.stream_bind
@@ -59,7 +60,7 @@ def _tcp_host(path: str, endpoint: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """A name other than localhost may resolve to anything, so it is not."""
+    """True for localhost and loopback addresses; another name may resolve to any address."""
     if host == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
-"""What a daemon that reads its fleet file again may change while it runs, and what it may not.
+"""Compares a fleet file that was read again with the configuration that a daemon runs on.
 
-Pure. A key is compared with what the daemon runs on, not with what it read last, so that a change
-which needs a restart is named at every reading until the restart has happened.
+Pure. A key is compared with the value in force, not with the value read last. A change that needs a
+restart is therefore named at each reload until the restart has happened.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ LOG_LEVEL = "fleet.log_level"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`applied`: keys that are new in force. `needs_restart`: keys of this daemon's sections that
-    differ and wait for a restart."""
+    """What one reload changed."""
 
     applied: tuple[str, ...] = ()
+    """Keys whose new value can be put in force."""
     needs_restart: tuple[str, ...] = ()
+    """Keys of this daemon's sections that differ and wait for a restart."""
 
     @property
     def sentence(self) -> str:
@@ -33,8 +34,9 @@ def compare(
     live: frozenset[str],
     sections: tuple[str, ...],
 ) -> Reading:
-    """Both by dotted path (`flatten`). `live`: keys that can be applied. `sections`: prefixes of
-    the keys that concern this daemon; all others are other daemons' to apply."""
+    """Both mappings are by dotted path (`flatten`). `live` are the keys that can be applied while
+    the daemon runs. `sections` are prefixes of the keys that this daemon reads; other keys are
+    applied by other daemons."""
     keys = sorted(key for key in running.keys() | read.keys() if running.get(key) != read.get(key))
     ours = [key for key in keys if f"{key}.".startswith(tuple(f"{name}." for name in sections))]
     return Reading(

@@ -1,4 +1,4 @@
-"""`[router.liveness]`: when peers are doubted, given up and trusted again."""
+"""`[router.liveness]`: when the router suspects a peer, ejects it and trusts it again."""
 
 from __future__ import annotations
 
@@ -10,27 +10,37 @@ from common.config.base import Milliseconds, Section
 
 
 class LivenessConfig(Section, frozen=True):
-    """When a router stops trusting a peer, and when it trusts it again. A worker silent for
-    `suspect_share` of `router.worker_timeout_ms` gets nothing new; silent for all of it, or with an
-    engine that made no step for twice its limit, it is ejected: its requests are given up. The
-    limit of a busy engine's step is the larger of `stall_ms` and `stall_steps` times its own p99
-    step (times `stall_ms` while that is unknown). Of a pool at most `eject_share_max`, but always
-    one, are ejected so; a closed connection is no suspicion and knows no limit. A worker that was
-    doubted must be sound for `proof_ms` before it gets work again, twice as long each time that it
-    is doubted within `flap_window_ms`, at most `proof_ms_max`. `late_tick_ms`: a router that itself
-    stood still for longer blames nobody. `gateway_grace_ms`: how long the requests of a gateway
-    whose connection closed are kept for its return. `rebuild_ms`: a router that starts places
-    nothing before all workers of the file have reported, or this time has passed. `deaths_max`: a
-    request in flight when so many workers died has its prompt quarantined."""
+    """When a router stops trusting a peer, and when it trusts it again.
+
+    A suspect worker gets nothing new. An ejected worker is given up with its requests: it was
+    silent for all of `router.worker_timeout_ms`, or its engine made no step for twice its limit. A
+    worker whose connection closed is lost at once; no limit applies to that."""
 
     suspect_share: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    """Share of `router.worker_timeout_ms` after which a silent worker is suspect."""
     stall_ms: Annotated[float, Meta(ge=100)] = 1_000.0
+    """Least time without a step after which a busy engine is suspect."""
     stall_steps: Annotated[float, Meta(ge=2)] = 10.0
+    """Multiple of its own p99 step after which a busy engine is suspect, if that is longer than
+    `stall_ms`. While the p99 is unknown, the limit is this many times `stall_ms`."""
     eject_share_max: Annotated[float, Meta(ge=0, le=1)] = 0.34
+    """Largest share of a pool that is ejected on suspicion, though always one worker. If more than
+    a third looks dead at once, the fault is likelier the network's or the router's own."""
     proof_ms: Milliseconds = 1_000.0
+    """Time without a fault after which a suspect worker gets work again. It doubles with each
+    suspicion within `flap_window_ms`."""
     proof_ms_max: Milliseconds = 30_000.0
+    """Longest time that a worker must be without a fault before it gets work again."""
     flap_window_ms: Milliseconds = 60_000.0
+    """Period within which repeated suspicions of a worker add up."""
     late_tick_ms: Annotated[float, Meta(ge=300)] = 1_000.0
+    """Time for which the router itself must have stood still to forgive the silence that it
+    finds."""
     gateway_grace_ms: Milliseconds = 2_000.0
+    """How long the requests of a gateway whose connection closed are kept for its return."""
     rebuild_ms: Milliseconds = 2_000.0
+    """Longest time for which a router that starts places nothing while it waits for the workers of
+    the fleet file to report what they hold."""
     deaths_max: Annotated[int, Meta(ge=1)] = 2
+    """Workers that may die under a request before its prompt is quarantined. One death is
+    chance."""

@@ -1,4 +1,4 @@
-"""Modes and the workers that a fleet file names must agree."""
+"""Checks that the mode of a fleet file agrees with the workers in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from common.errors import ConfigError
 
 
 def check_mode(config: Config) -> None:
-    """Raises ConfigError naming the key to change."""
+    """Raises ConfigError with the key to change."""
     router = config.router
     if router.mode == "disaggregated":
         return

@@ -1,4 +1,4 @@
-"""What is written down of requests, and what tokens cost."""
+"""`[timeline]` and `[prices]`: what is recorded of requests, and what tokens cost."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from msgspec import Meta
 
 from common.config.base import Count, Section
 
+Price = Annotated[float, Meta(ge=0)]
+
 
 class TimelineConfig(Section, frozen=True):
-    """One JSON line for each request that is over, in `RUN_DIR/ROUTER.timeline.jsonl`. `file_mib`:
-    the file and the one before it together, at most; 0 = no file. `otlp_endpoint`: where spans are
-    sent, such as `http://127.0.0.1:4318/v1/traces`; empty = none are made. A client's sampled
-    `traceparent` is always followed; of the others `otlp_share` is."""
+    """The record of each request that is over: one JSON line in `RUN_DIR/ROUTER.timeline.jsonl`,
+    and spans for OpenTelemetry."""
 
     file_mib: Annotated[int, Meta(ge=0)] = 64
+    """MiB that the timeline file and its predecessor may take together; 0 writes no file."""
     otlp_endpoint: str = ""
+    """URL to which spans are sent, such as `http://127.0.0.1:4318/v1/traces`; empty makes none."""
     otlp_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """Share of the requests that get spans. A client's sampled `traceparent` is always followed."""
 
 
 class PricesConfig(Section, frozen=True):
-    """Per million tokens, by phase, for `baton_gateway_key_cost_total`; 0 = not charged. `cached`:
-    prompt tokens whose KV was there already. `currency`: a label. `keys_max`: keys with a row of
-    their own in a scrape; the others share one."""
+    """Prices per million tokens, by phase, for `baton_gateway_key_cost_total`; 0 charges
+    nothing."""
 
-    prefill: Annotated[float, Meta(ge=0)] = 0.0
-    cached: Annotated[float, Meta(ge=0)] = 0.0
-    decode: Annotated[float, Meta(ge=0)] = 0.0
+    prefill: Price = 0.0
+    """Price of a million prompt tokens that were computed."""
+    cached: Price = 0.0
+    """Price of a million prompt tokens whose KV was already there."""
+    decode: Price = 0.0
+    """Price of a million generated tokens."""
     currency: str = "USD"
+    """Label of the cost metric; nothing is converted."""
     keys_max: Count = 200
+    """API keys that have a row of their own in a scrape, which bounds its size. The other keys
+    share one row."""

@@ -1,10 +1,10 @@
-"""Reads the fleet file: one TOML file, strict, read the same by every daemon.
+"""Reads the fleet file: one TOML file, which every daemon reads strictly and alike.
 
-Theory of operation: defaults < file < environment (`BATON_SECTION__KEY=value`, value parsed as
-TOML, else taken as a string). A worker is a table `[prefill.NAME]` or `[decode.NAME]`; its `engine`
-and `kv` sub-tables override the fleet-wide `[engine]` and `[kv]` key by key. An unknown key or a
-bad value is fatal and names the key's path and what is allowed. All structs are frozen; units are
-in the names.
+Theory of operation: the file overrides defaults, and the environment overrides the file
+(`BATON_SECTION__KEY=value`, where the value is parsed as TOML, or else taken as a string). A worker
+is a table `[prefill.NAME]` or `[decode.NAME]`; its sub-tables `engine` and `kv` override the
+fleet-wide `[engine]` and `[kv]` key by key. An unknown key or a bad value is fatal, and the error
+names the key's path and what is allowed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ S = TypeVar("S", bound=Section)
 
 
 def default_run_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where `baton up` and `baton ctl` meet when nobody says: BATON_RUN_DIR, else the user's
-    runtime directory, else a private folder under /tmp."""
+    """The run directory of `baton up` and `baton ctl` without an argument: BATON_RUN_DIR, or else
+    the user's runtime directory, or else a private folder under /tmp."""
     chosen = environ.get("BATON_RUN_DIR")
     if chosen:
         return Path(chosen)
@@ -47,7 +47,8 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
 
 
 def effective(path: Path, environ: Mapping[str, str]) -> tuple[Config, dict[str, str]]:
-    """The config, and for each key that is not a default its source (`file`, or the variable)."""
+    """The config, and for each key that has no default value its source: `file`, or the
+    variable."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -153,7 +154,7 @@ def _explained(text: str, kind: type[Section], prefix: str) -> ConfigError:
     field = _field(kind, inner)
     unknown = re.search(r"unknown field `(.+)`", what)
     if unknown and isinstance(field, type) and issubclass(field, Section):
-        allowed = ", ".join(each.name for each in msgspec.structs.fields(field))
+        allowed = ", ".join(known.name for known in msgspec.structs.fields(field))
         return ConfigError(path, f"unknown key {unknown[1]!r}; allowed: {allowed}")
     if get_origin(field) is Literal:
         allowed = ", ".join(repr(value) for value in get_args(field))
@@ -166,5 +167,5 @@ def _field(kind: Any, path: str) -> Any:
     for part in path.split(".") if path else []:
         if not (isinstance(kind, type) and issubclass(kind, Section)):
             return None
-        kind = {each.name: each.type for each in msgspec.structs.fields(kind)}.get(part)
+        kind = {field.name: field.type for field in msgspec.structs.fields(kind)}.get(part)
     return kind

@@ -1,4 +1,4 @@
-"""Keys of the TCP control sockets, and the rule that none is open to others without them."""
+"""`[security]`: keys of the TCP control sockets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from common.config.base import Section
 
 
 class SecurityConfig(Section, frozen=True):
-    """`keys_dir`: folder of this host's CURVE keys (`baton keygen`), the same path on every host;
-    with it every TCP control socket is encrypted and asks for a key of the allow-list. `insecure`:
-    bind control sockets that other hosts can reach without, as behind a WireGuard of your own."""
+    """A control socket that other hosts can reach needs keys, unless the file says otherwise."""
 
     keys_dir: str = ""
+    """Folder of this host's CURVE keys (`baton keygen`), the same path on every host. With it every
+    TCP control socket is encrypted and asks for a key of the allow-list; empty means no keys."""
     insecure: bool = False
+    """Whether control sockets that other hosts can reach may be bound without keys, as behind a
+    WireGuard of your own."""

@@ -1,7 +1,7 @@
-"""The fingerprint: equal for workers whose KV blocks mean the same.
+"""The fingerprint: it is equal for workers whose KV blocks mean the same.
 
-Each part is a short readable text, so that a difference can be told by name; what is long is hashed
-first. The fingerprint itself is a hash over all parts.
+Each part is a short readable text, so that a difference can be named; a long value is hashed. The
+fingerprint itself is a hash over all parts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ SHORT_CHARS = 48
 
 
 def parts_of(values: Mapping[str, object]) -> dict[str, str]:
-    """Readable parts: a value's text, or its hash where the text is long or structured."""
+    """For each value its text, or a hash where the text is long or structured."""
     return {key: _text(value) for key, value in values.items()}
 
 
 def fingerprint_of(parts: Mapping[str, str]) -> str:
+    """32 hex digits."""
     encoded = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(encoded.encode()).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""A fork must not clean up after its parent."""
+"""Keeps a forked child from finalizing objects of its parent."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def nothing_to_collect() -> Iterator[None]:
-    """Around a fork. What the parent left behind is collected before it, in the parent; what the
-    parent holds is never looked at by the child's collector. Otherwise a finalizer of the parent's
-    (of sockets, pools and processes that the child has no threads for) runs in whichever thread of
-    the child allocates next, and may wait forever."""
+    """Surrounds a fork. The parent's garbage is collected in the parent before it, and the child's
+    collector never visits what the parent holds. Otherwise the child would run finalizers of
+    sockets, pools and processes for which it has no threads, in whichever of its threads allocates
+    next, and could wait forever."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""Opens the engine that a worker's configuration names. Blocking, and before any event loop."""
+"""Opens the engine that a worker's configuration names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.messages import Role
 
 
 def _silent(_text: str) -> None:
-    """No one listens to the progress."""
+    """Discards reports of progress."""
 
 
 def open_engine(
@@ -20,11 +20,12 @@ def open_engine(
     incarnation: str,
     progress: Callable[[str], None] = _silent,
 ) -> Engine:
-    """Returns when the engine can serve. Raises BatonError with one clear sentence."""
+    """Blocks until the engine can serve; it must be called before any event loop runs. `progress`
+    gets what is being done. Raises BatonError with one sentence."""
     if config.worker(role, name).engine.kind == "sim":
-        from common.engine.sim import open_sim
+        from common.engine.sim.engine import open_sim
 
         return open_sim(config, role, name, incarnation)
-    from common.engine.vllm_open import open_vllm
+    from common.engine.vllm.open import open_vllm
 
     return open_vllm(config, role, name, incarnation, progress)

@@ -1,14 +1,15 @@
-"""The engine port: all that a worker daemon knows of the thing that computes tokens.
+"""The engine port: all that a worker daemon knows of the engine that computes tokens.
 
-Two engines stand behind it: `common.engine.vllm_engine` (real) and `common.engine.sim` (modelled
-time, real bytes through the real KV layer). An engine is opened before the event loop starts
-(`common.engine.open`), because vLLM forks and a fork must not meet threads and sockets.
+Two engines implement it: `common.engine.vllm.engine`, and `common.engine.sim.engine` with modelled
+time and real bytes through the real KV layer. An engine is opened before the event loop starts
+(`common.engine.open`), because vLLM forks, and a process that forks must have no threads and
+sockets.
 
-One key names one try: `rid#attempt` (`engine_key`). A request given to `add` ends in exactly one
-`Output` with `finish_reason` or `error` set, unless it was aborted first; after `abort` no output
-for it is delivered. An engine on P is given requests whose `ticket` says where the KV goes; they
-end with reason `length` once all KV is computed, and the engine keeps the blocks until the ticket's
-handoff ended (the `KvDone` event), its lease expired, or `abort`.
+A key names one attempt: `REQUEST_ID#ATTEMPT` (`engine_key`). A request that is given to `add` ends
+with exactly one `Output` that has `finish_reason` or `error` set, unless it was aborted first;
+after `abort` no output is delivered for it. On P the request's `ticket` names the D that gets the
+KV. Such a request ends with reason `length` once all KV is computed, and the engine keeps the
+blocks until the handoff ends (`KvDone`), its lease expires, or the attempt is aborted.
 """
 
 from __future__ import annotations
@@ -24,23 +25,25 @@ from common.messages import Capacity, Load, PrefixDelta, Role, Sampling, Ticket,
 
 
 def engine_key(request_id: str, attempt: int) -> str:
-    """The engine's own id for one try of one request."""
+    """The engine's id of one attempt of one request."""
     return f"{request_id}#{attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One try. `role` is what this engine does for it: PREFILL computes and hands over (ticket
-    set), DECODE samples (ticket None: it computes the prompt itself). `emitted`: that many prompt
-    tokens, the last ones, are output of earlier attempts."""
+    """One attempt of one request."""
 
     request_id: str
     attempt: int
+    #: PREFILL computes the prompt and hands its KV over; DECODE samples.
     role: Role
     prompt_ids: list[int]
     sampling: Sampling
+    #: By which the KV is handed over; None if this engine computes the prompt and keeps its KV.
     ticket: Ticket | None = None
+    #: Separates the cached prompts of tenants.
     cache_salt: str | None = None
+    #: How many of the last prompt tokens are output of earlier attempts.
     emitted: int = 0
 
     @property
@@ -49,88 +52,100 @@ class EngineRequest:
 
 
 class Output(msgspec.Struct, frozen=True):
-    """What one engine step made for one request. `cached_tokens`: prompt tokens whose KV was not
-    computed here (prefix cache or handoff), set with the first output. `stop_token`: the id that
-    ended the text when `finish_reason` is `stop`; it is included in `token_ids`; -1 if none. A
-    struct because one is made for every token: a frozen dataclass costs ten times as much."""
+    """What one engine step generated for one request. It is a struct because one is made for every
+    token: a frozen dataclass costs ten times as much."""
 
+    #: `engine_key` of the attempt.
     key: str
+    #: New tokens, the token that ended the text included.
     token_ids: list[int]
+    #: A `FinishReason`, else empty.
     finish_reason: str = ""
+    #: Token that ended the text, if `finish_reason` is `stop`; else -1.
     stop_token: int = -1
+    #: In the first output: prompt tokens whose KV came from the prefix cache or a handoff.
     cached_tokens: int = 0
+    #: A `Code`, else empty.
     error: str = ""
     message: str = ""
+    #: One for each new token, if asked for.
     logprobs: list[TokenLogprobs] | None = None
+    #: One for each prompt token from the second on, in the first output, if asked for.
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Everything that one wake-up of the engine brought: one engine step, or KV events, or both.
-    `load`: as of this step, without the times that `Engine.load` adds."""
+    """What one wake-up of the engine brought: one engine step, or ended handoffs, or both."""
 
+    #: Outputs of the step.
     outputs: list[Output] = field(default_factory=list)
+    #: Handoffs that ended.
     kv_done: list[KvDone] = field(default_factory=list)
+    #: Load after the step, without the times that `Engine.load` adds.
     load: Load | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Fixed for the life of the engine. `fingerprint`: hex; equal fingerprints may exchange KV;
-    `fingerprint_parts`: what it is made of.
-    `kv_address`: `host:port` of the UCX listener."""
+    """What is fixed for the life of the engine."""
 
+    #: Name by which clients ask for the model.
     model: str
+    #: Hex; workers of equal fingerprints may exchange KV.
     fingerprint: str
+    #: `host:port` of the UCX listener.
     kv_address: str
     capacity: Capacity
+    #: What the fingerprint is made of.
     fingerprint_parts: dict[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """Methods are called from one event loop. All raise BatonError(ENGINE_FAILED) once it is
-    dead."""
+    """All methods are called from one event loop. They raise BatonError(ENGINE_FAILED) once the
+    engine is dead."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     def load(self) -> Load:
-        """What it holds now; cheap."""
+        """What the engine holds now. The call is cheap."""
         ...
 
     async def add(self, request: EngineRequest) -> None:
-        """Takes the request. Raises BatonError(INVALID_REQUEST | CONTEXT_LENGTH_EXCEEDED) if the
-        engine's own validation refuses it; then no output follows."""
+        """Accepts the request. Raises BatonError(INVALID_REQUEST | CONTEXT_LENGTH_EXCEEDED) if the
+        engine refuses it; no output follows then."""
         ...
 
     async def abort(self, request_id: str, attempt: int) -> None:
-        """Frees all that this try holds here, KV on lease included. Unknown ones are ignored."""
+        """Frees all that this attempt holds here, KV under a lease included. An unknown attempt is
+        ignored."""
         ...
 
     def connect_kv(self, kv_address: str) -> None:
-        """D: connects to a prefill worker's KV listener ahead of need. Idempotent; a failure shows
-        when the connection is needed."""
+        """On D, begins to connect to a prefill worker's KV listener ahead of need. Idempotent; a
+        failure shows when the connection is needed."""
         ...
 
     def kv_status(self) -> KvStatus | None:
-        """The KV plane's counts and holds, at most half a second old; None before the first."""
+        """Counts and holds of the KV plane, at most half a second old; None before the first
+        report."""
         ...
 
-    def prefix_news(self, *, whole: bool) -> Iterable[PrefixDelta]:
-        """What its prefix cache gained and lost since the last call; `whole`: all it has, for a
-        router that knows nothing. Nothing where the engine does not tell."""
+    def prefix_cache_delta(self, *, whole: bool) -> Iterable[PrefixDelta]:
+        """What the prefix cache gained and lost since the last call, or with `whole` all that it
+        has, for a router that knows nothing. Empty if the engine does not publish it."""
         ...
 
     async def next_batch(self) -> Batch:
-        """Waits for the next outputs or KV events. Single consumer."""
+        """Waits for the next outputs or ended handoffs. It has a single consumer."""
         ...
 
     async def watch(self) -> None:
-        """Asks it for signs of life while it shows none; `load` says how long it owes one. Never
-        returns."""
+        """Probes the engine while it shows no step; `load` has the time for which it did not
+        answer. Never returns."""
         ...
 
     async def close(self) -> None:
-        """Ends the engine; idempotent; within 5 s, by force if need be."""
+        """Ends the engine within 5 s, by force if need be. Idempotent."""
         ...

@@ -1,10 +1,10 @@
-"""A question to the engine that only a live one answers.
+"""Liveness probes of an engine that makes no steps.
 
-Theory of operation: an engine that makes steps shows that it lives. One that makes none because it
-has nothing to do, or because what it had was taken elsewhere, shows nothing, and neither does one
-that hangs. So it is asked something trivial: every `PROBE_SECONDS` in which it made no step, and at
-once when its last requests are taken away. It answers between two steps. There is one question at a
-time; how long it has gone unanswered is its silence.
+Theory of operation: an engine that makes steps is alive. An engine without work, or whose work was
+taken away, makes none, and neither does one that hangs. Such an engine is asked something trivial
+after every `PROBE_SECONDS` without a step, and at once when its last requests are taken away. It
+answers between two steps. There is one question at a time; the time for which it is unanswered is
+the engine's silence.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ PROBE_SECONDS = 1.0
 
 
 class Probe:
-    """`ask` returns when the engine has answered; `clock`: seconds, monotonic."""
+    """`ask` returns when the engine has answered. `clock` returns seconds, monotonic."""
 
     def __init__(self, ask: Callable[[], Awaitable[object]], clock: Callable[[], float]) -> None:
         self._ask = ask
         self._clock = clock
         self._asked_at: float | None = None
-        self._heard_at = clock()
+        self._alive_at = clock()
         self._owed_since: float | None = None
-        self._soon = asyncio.Event()
+        self._ask_now = asyncio.Event()
 
     @property
     def silent_seconds(self) -> float:
-        """For how long the engine has owed an answer; 0 when it owes none."""
+        """For how long the current question is unanswered; 0 if there is none."""
         return 0.0 if self._asked_at is None else self._clock() - self._asked_at
 
     @property
     def stuck_seconds(self) -> float:
-        """As `silent_seconds`, but from its last step on when its requests were taken since."""
+        """As `silent_seconds`, but counted from the last step if the engine's requests were taken
+        away since."""
         owed = 0.0 if self._owed_since is None else self._clock() - self._owed_since
         return max(owed, self.silent_seconds)
 
-    def heard(self) -> None:
-        """The engine has made a step."""
-        self._heard_at = self._clock()
+    def on_step(self) -> None:
+        """The engine made a step."""
+        self._alive_at = self._clock()
         self._owed_since = None
 
-    def left_alone(self, since: float) -> None:
-        """All that it worked on since then is taken from it; it is asked at once how it does."""
+    def on_requests_taken(self, since: float) -> None:
+        """All requests were taken from the engine, whose last step was at `since`. It is asked at
+        once."""
         self._owed_since = since
-        self._soon.set()
+        self._ask_now.set()
 
     async def run(self) -> None:
-        """Never returns. Raises what `ask` raises."""
+        """Asks whenever a question is due. Never returns; raises what `ask` raises."""
         while True:
-            await self._quiet()
-            self._soon.clear()
+            await self._wait_until_due()
+            self._ask_now.clear()
             self._asked_at = self._clock()
             await self._ask()
             self._asked_at = None
-            self.heard()
+            self.on_step()
 
-    async def _quiet(self) -> None:
-        """Until a question is due."""
-        while not self._soon.is_set():
-            left = self._heard_at + PROBE_SECONDS - self._clock()
+    async def _wait_until_due(self) -> None:
+        """Returns when a question is due."""
+        while not self._ask_now.is_set():
+            left = self._alive_at + PROBE_SECONDS - self._clock()
             if left <= 0:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await self._soon.wait()
+                    await self._ask_now.wait()

@@ -1,0 +1,7 @@
+"""The KV layer: moves blocks of KV from a prefill worker to a decode worker, verified.
+
+It takes memory and block ids and knows nothing of vLLM. Start reading at `service.py` (what an
+engine's connector calls), then `handoff/protocol.py` (states, events and actions of both sides),
+then `send.py` and `receive.py`. The order in which rooms may import each other is the `layers`
+contract "kv-rooms" in `pyproject.toml`.
+"""

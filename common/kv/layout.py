@@ -2,10 +2,11 @@
 
 Theory of operation: a *page* is one block of one layer, `page_bytes` contiguous bytes that only the
 engine's kernels understand (on CPU, K is stored transposed inside it), so nothing smaller is ever
-copied. The page of layer l, block b starts at `offset + l * layer_stride + b * block_stride`. In
-flight a run of blocks is `[layer][block][page]`, contiguous. `KvMemory` is the seam for memory
-that is not host memory; `HostMemory` is the one over a numpy view. Both ways data is summed up as
-it passes (`kernel.py`); what comes to the engine's blocks is written through the caches.
+copied. The page of layer l, block b starts at `offset + l * layer_stride + b * block_stride`. On
+the wire a run of blocks is `[layer][block][page]`, contiguous. `KvMemory` is the interface to
+memory of any kind; `HostMemory` implements it over a numpy view. Both directions sum up the bytes
+while they copy (`checksum/kernel.py`). The engine's blocks are written with non-temporal stores
+that bypass the caches.
 """
 
 from __future__ import annotations
@@ -16,32 +17,36 @@ from typing import Protocol
 
 import numpy as np
 
-from common.kv.codec import Format
-from common.kv.kernel import LINE_BYTES, ROW_BYTES, Bytes, Offsets, Sum, copy_pages, sum_of
+from common.kv.checksum.definition import LINE_BYTES, ROW_BYTES, Bytes, Offsets, Sum
+from common.kv.checksum.kernel import copy_pages, sum_of
+from common.kv.compression.fp8 import PageFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """All in bytes but `layers` and `blocks`. `inside`: what a page holds, None where that is not
-    known: such KV is never compressed."""
+    """Where the pages of an allocation lie. Strides and offset are in bytes."""
 
     layers: int
     blocks: int
     page_bytes: int
     layer_stride: int
+    """From a page to that of the next layer, same block."""
     block_stride: int
+    """From a page to that of the next block, same layer."""
     offset: int = 0
-    inside: Format | None = None
+    """Of the first page in the allocation."""
+    page_format: PageFormat | None = None
+    """What a page holds; None where that is not known, and such KV is never compressed."""
 
     @property
     def block_bytes(self) -> int:
-        """One block over all layers: what it costs to move it."""
+        """One block over all layers: the bytes that moving it takes."""
         return self.layers * self.page_bytes
 
     @property
     def fp8_page_bytes(self) -> int:
-        """A page as fp8; 0: it cannot be compressed."""
-        return self.inside.fp8_page_bytes if self.inside is not None else 0
+        """The size of a page as fp8; 0 if it cannot be compressed."""
+        return self.page_format.fp8_page_bytes if self.page_format is not None else 0
 
     @property
     def end(self) -> int:
@@ -49,9 +54,9 @@ class Geometry:
         last_page = (self.layers - 1) * self.layer_stride + (self.blocks - 1) * self.block_stride
         return self.offset + last_page + self.page_bytes
 
-    def flight(self, blocks: int, data: Bytes, layers: range | None) -> tuple[int, int, int]:
-        """The shape of these layers of so many blocks in `data`. Raises ValueError if it is not
-        exactly that."""
+    def wire_shape(self, blocks: int, data: Bytes, layers: range | None) -> tuple[int, int, int]:
+        """The shape `(layers, blocks, page_bytes)` of `data`, which holds these layers (None: all)
+        of so many blocks. Raises ValueError if `data` is not contiguous or of another size."""
         layers = range(self.layers) if layers is None else layers
         if layers.step != 1 or not 0 <= layers.start < layers.stop <= self.layers:
             raise ValueError(f"layers {layers} of {self.layers}")
@@ -64,8 +69,8 @@ class Geometry:
         """Raises ValueError if pages overlap each other or leave the allocation."""
         if min(self.layers, self.blocks, self.page_bytes) < 1 or self.offset < 0:
             raise ValueError(f"empty or negative geometry: {self}")
-        if self.inside is not None and self.inside.page_bytes != self.page_bytes:
-            raise ValueError(f"a page of {self.page_bytes} bytes is not {self.inside}")
+        if self.page_format is not None and self.page_format.page_bytes != self.page_bytes:
+            raise ValueError(f"a page of {self.page_bytes} bytes is not {self.page_format}")
         outer, inner = (
             max(self.layer_stride, self.block_stride),
             min(self.layer_stride, self.block_stride),
@@ -115,14 +120,15 @@ class HostMemory:
         self._layer_at = geometry.offset + geometry.layer_stride * np.arange(geometry.layers)
         first = base.ctypes.data + geometry.offset
         steps = (geometry.layer_stride, geometry.block_stride, geometry.page_bytes)
-        self._on_lines = not any(each % LINE_BYTES for each in (first, *steps))
+        self._on_lines = not any(step % LINE_BYTES for step in (first, *steps))
         self._in_rows = geometry.page_bytes % ROW_BYTES == 0
 
     def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
         ids, these = self._checked(block_ids, out, layers)
         if self._in_rows:
-            places = (out, self._flight(ids, these), self._base, self._places(ids, these))
-            return copy_pages(*places, self.geometry.page_bytes, through=False)
+            wire, memory = self._wire_offsets(ids, these), self._memory_offsets(ids, these)
+            page_bytes = self.geometry.page_bytes
+            return copy_pages(out, wire, self._base, memory, page_bytes, nontemporal=False)
         out.reshape(len(these), len(ids), -1)[:] = self._pages[these.start : these.stop, ids]
         return sum_of(out)
 
@@ -131,8 +137,9 @@ class HostMemory:
             raise ValueError("a block may be written once only")
         ids, these = self._checked(block_ids, data, layers)
         if self._in_rows:
-            places = (self._base, self._places(ids, these), data, self._flight(ids, these))
-            return copy_pages(*places, self.geometry.page_bytes, through=self._on_lines)
+            wire, memory = self._wire_offsets(ids, these), self._memory_offsets(ids, these)
+            page_bytes, streams = self.geometry.page_bytes, self._on_lines
+            return copy_pages(self._base, memory, data, wire, page_bytes, nontemporal=streams)
         self._pages[these.start : these.stop, ids] = data.reshape(len(these), len(ids), -1)
         return sum_of(data)
 
@@ -144,18 +151,19 @@ class HostMemory:
     def _checked(
         self, block_ids: Sequence[int], data: Bytes, layers: range | None
     ) -> tuple[Offsets, range]:
-        """The ids as an array, and which layers. Nothing after this looks at bounds."""
+        """The ids as an array, and the layers as a range. Nothing after this checks bounds."""
         geometry = self.geometry
-        geometry.flight(len(block_ids), data, layers)
+        geometry.wire_shape(len(block_ids), data, layers)
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < geometry.blocks:
             raise ValueError(f"block {min(block_ids)} or {max(block_ids)} is outside this memory")
         these = range(geometry.layers) if layers is None else layers
         return np.array(block_ids, np.int64), these
 
-    def _places(self, ids: Offsets, layers: range) -> Offsets:
-        """Where these pages begin, in the order of their flight."""
+    def _memory_offsets(self, ids: Offsets, layers: range) -> Offsets:
+        """Where these pages begin in memory, in wire order."""
         layer_at = self._layer_at[layers.start : layers.stop, None]
         return (layer_at + ids * self.geometry.block_stride).ravel()
 
-    def _flight(self, ids: Offsets, layers: range) -> Offsets:
+    def _wire_offsets(self, ids: Offsets, layers: range) -> Offsets:
+        """Where these pages begin on the wire, in wire order."""
         return np.arange(len(layers) * len(ids), dtype=np.int64) * self.geometry.page_bytes

@@ -1,9 +1,9 @@
-"""Who holds KV for whom, and until when.
+"""Leases of KV, and tombstones of what has ended.
 
-Theory of operation: a lease is the only thing that keeps KV of a finished prefill alive. It ends by
-release or by its instant passing, whichever is first, and leaves a tombstone, so that a late or
-repeated message finds "ended" and not "unknown". Both tables are bounded: a full lease table grants
-nothing (the prompt is then computed on D), a full tombstone table forgets its oldest.
+Theory of operation: only a lease keeps the KV of a finished prefill alive. It ends when it is
+released or when it expires, whichever is first, and leaves a tombstone, so that a late or repeated
+message finds "ended" and not "unknown". Both tables are bounded: a full lease table grants nothing
+(D then computes the prompt), a full tombstone table forgets its oldest entry.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Lease:
-    """`granted` and `expires` are instants; `blocks` counts KV blocks held."""
+    """KV blocks that P holds for one attempt."""
 
     owner: str
+    """The decode worker that they are held for."""
     blocks: int
     granted: float
+    """An instant."""
     expires: float
+    """An instant."""
 
     def left_ms(self, now: float) -> float:
         return max(0.0, (self.expires - now) * 1000)
@@ -43,7 +46,7 @@ class LeaseTable(Generic[K]):
         return key in self._leases
 
     def grant(self, key: K, owner: str, blocks: int, now: float, lease_ms: float) -> Lease | None:
-        """None when the table is full. Granting a held key again changes nothing."""
+        """None when the table is full. Granting a key again returns its lease unchanged."""
         held = self._leases.get(key)
         if held is not None:
             return held
@@ -54,7 +57,7 @@ class LeaseTable(Generic[K]):
         return lease
 
     def shorten(self, key: K, until: float) -> None:
-        """Brings the end nearer; never puts it off."""
+        """Brings the expiry forward to `until`; never puts it off."""
         lease = self._leases.get(key)
         if lease is not None:
             lease.expires = min(lease.expires, until)
@@ -63,7 +66,7 @@ class LeaseTable(Generic[K]):
         return self._leases.pop(key, None)
 
     def expired(self, now: float) -> list[K]:
-        """Keys whose time has passed, oldest grant first. They stay until released."""
+        """Keys of expired leases, oldest grant first. They stay until they are released."""
         return [key for key, lease in self._leases.items() if lease.expires <= now]
 
     def items(self) -> list[tuple[K, Lease]]:
@@ -71,7 +74,7 @@ class LeaseTable(Generic[K]):
 
 
 class Tombstones(Generic[K, V]):
-    """The last `size` ended things, oldest forgotten first."""
+    """What is known of the last `size` keys that ended; the oldest is forgotten first."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,7 +1,9 @@
-"""Messages of the KV plane, grouped by who speaks; rules and version as in `common.messages`."""
+"""Messages of the KV layer, grouped by sender and receiver; rules and version as in
+`common.messages`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -12,67 +14,85 @@ from common.messages import KvCounts, KvHold, KvReport, Message
 
 
 class KvHello(Message, frozen=True):
-    """Both sides of a new UCX endpoint, first. A side that sees another wire version or fingerprint
-    answers `KvRefused` and closes. `staging`: P's arena (`common.kv.arena`); empty = none."""
+    """The first message of both sides on a new UCX endpoint. A side that sees another wire version
+    or fingerprint answers `KvRefused` and closes."""
 
     wire_version: int
     name: str
     incarnation: str
     fingerprint: str
     staging: str = ""
+    """The name of P's shared segment (`staging/shared_segment.py`); empty if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedPeer:
+    """The worker at the other end of an endpoint, as its KvHello named it. Never on the wire."""
+
+    id: int
+    """The id of its channel, unique in this process."""
+    name: str
+    incarnation: str
 
 
 class KvReady(Message, frozen=True):
-    """D to P: I have blocks for `secret`'s prompt and want blocks [first_block, first_block+blocks)
-    of it under `transfer`, an id new for this try, cut as `common.kv.plan` says: `message_blocks`
-    blocks a message, their layers in `layer_groups` messages. Slots [0, granted) have a receive
-    posted, each for any one message. `patience_ms`: how long D goes on waiting, and P keeps this
-    request if its ticket has not come yet (0: as long as a lease). `accepts`: what P may do to a
-    message's payload (`fp8`); P chooses, and the message's header says what it did."""
+    """D to P: send blocks of the prompt of this ticket. P answers every granted slot, with a
+    message of the transfer or a void one, or the whole request with `KvRefused`."""
 
     secret: bytes
+    """The ticket's."""
     request_id: str
     attempt: int
     transfer: int
+    """An id that D never used before; a retry has a new one."""
     first_block: int
+    """The transfer moves blocks [first_block, first_block + blocks) of the prompt."""
     blocks: int
     message_blocks: int
+    """Blocks of one message (`common.kv.plan`)."""
     granted: int
+    """D has posted receives for slots [0, granted), each for any one message of the transfer."""
     layer_groups: int = 1
+    """The layers of a run of blocks travel in so many messages."""
     patience_ms: float = 0.0
+    """How long D waits from now on. P keeps this request so long if its ticket has not come yet; 0
+    means as long as a lease."""
     accepts: tuple[str, ...] = ()
+    """Encodings that P may use for payloads (`fp8`). P chooses for each transfer; each message's
+    header names its encoding."""
 
 
 class KvCredit(Message, frozen=True):
-    """D to P: slots [0, granted) of this transfer now have a receive posted. `taken`: offsets of
-    lent messages that D has read."""
+    """D to P: more slots of a transfer have a receive posted, or loaned messages have been read."""
 
     transfer: int
     granted: int
+    """Slots [0, granted) have a receive posted."""
     taken: tuple[int, ...] = ()
+    """Offsets of loaned messages that D has read."""
 
 
 class KvMapped(Message, frozen=True):
-    """D to P: I can read your arena. From now on P may lend a message, that is, answer a slot with
-    its offset there. Messages of a transfer that has ended are not lent any more."""
+    """D to P: D has mapped P's shared segment. From now on P may loan a message, that is, answer a
+    slot with an offset in the segment. A loan ends with its transfer at the latest."""
 
 
 class KvReleased(Message, frozen=True):
-    """D to P: all blocks verified; free the lease."""
+    """D to P: all blocks are verified; P frees the lease."""
 
     transfer: int
 
 
 class KvAbort(Message, frozen=True):
-    """D to P: give up this transfer; P answers every open slot with a void message."""
+    """D to P: give this transfer up. P answers every open slot with a void message."""
 
     transfer: int
     reason: str
 
 
 class KvRefused(Message, frozen=True):
-    """P to D: no such ticket, or not for you, or expired. The transfer is over; every granted
-    slot has been or will be answered by a void message."""
+    """P to D: there is no such ticket, it is not for this D, or it has expired. The transfer is
+    over, and every granted slot has been or will be answered by a void message."""
 
     transfer: int
     code: str
@@ -80,20 +100,21 @@ class KvRefused(Message, frozen=True):
 
 
 class KvPing(Message, frozen=True):
-    """D to P, when D waits for something and P has said nothing for a while: are you there? A
-    stopped process and a network that swallows packets close no connection. Answered by `KvPong`
-    at once."""
+    """Either side, while it awaits something from a peer that has been silent for a while. Answered
+    by `KvPong` at once. A stopped process and a network that swallows packets close no
+    connection."""
 
 
 class KvPong(Message, frozen=True):
-    """P to D: I am."""
+    """The answer to `KvPing`."""
 
 
 # ---------------------------------------------------------------- worker daemon <-> its KV thread
 
 
 class KvRelease(Message, frozen=True):
-    """Daemon to its engine's KV thread: the attempt is over, free whatever it pins. Idempotent."""
+    """Daemon to its engine's KV thread: the attempt is over; free what it holds. Idempotent, no
+    answer."""
 
     request_id: str
     attempt: int
@@ -101,49 +122,53 @@ class KvRelease(Message, frozen=True):
 
 
 class KvConnect(Message, frozen=True):
-    """Daemon of a D to its engine's KV thread: have a connection to the P at `kv_address` before a
-    handoff needs one (a first UCX connection costs 0.1-0.3 s). Idempotent; no answer."""
+    """Daemon of a D to its engine's KV thread: connect to this P before a handoff needs it, because
+    a first UCX connection costs 0.1-0.3 s. Idempotent, no answer."""
 
     kv_address: str
 
 
 class KvListening(Message, frozen=True):
-    """KV thread to daemon, once: the UCX listener is up at `host:port`."""
+    """KV thread to daemon, once: the UCX listener is up."""
 
     kv_address: str
+    """`host:port`."""
 
 
 class KvDone(Message, frozen=True):
-    """KV thread to daemon: one handoff ended on this side. `error` is a `Code` or empty. `trouble`:
-    `digest` or `transfer` when D gave up on this P (see `PairTrouble`). `peer`: the other side.
-    `choice`: why P compressed or not, when it decides otherwise than for this peer before."""
+    """KV thread to daemon: one handoff ended on this side."""
 
     request_id: str
     attempt: int
     side: Literal["send", "receive"]
     report: KvReport
     error: str = ""
+    """A `Code`, or empty."""
     message: str = ""
     trouble: str = ""
+    """`digest` or `transfer` when D gave up on this P (see `PairTrouble`); else empty."""
     peer: str = ""
+    """The name of the worker on the other side."""
     peer_incarnation: str = ""
     choice: str = ""
+    """On P: why it compressed or not, when the choice differs from that of the handoff before to
+    the same D."""
 
 
 class KvStatus(Message, frozen=True):
-    """KV thread to daemon, every 500 ms while it holds something or counted something new: its
-    counts, and the `KV_HOLDS_MAX` oldest of its `holds_total` holds. `lanes`: by P's name, what UCX
-    chose for the connection to it (`transport/device`). `linked`: addresses of the P's that a
-    connection stands to."""
+    """KV thread to daemon, every 500 ms while it holds something or has counted something new."""
 
     counts: KvCounts
     holds: tuple[KvHold, ...] = ()
+    """The `KV_HOLDS_MAX` oldest of its holds."""
     holds_total: int = 0
     lanes: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """What UCX chose for the connection to each P, by its name: `transport/device`."""
     linked: tuple[str, ...] = ()
+    """The addresses of P that a connection is open to."""
 
 
-KvPeer = (
+KvPeerMessage = (
     KvHello | KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused | KvPing | KvPong
 )
 DaemonToKv = KvRelease | KvConnect

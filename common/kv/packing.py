@@ -1,6 +1,7 @@
-"""Between the engine's blocks and a message's payload: a plain copy, or one through the codec.
+"""Between the engine's blocks and a message's payload: a plain copy, or one through the fp8 codec.
 
-One scratch message, made when a compressed one first passes; so it is for one thread.
+A compressed message passes through a scratch buffer, allocated when the first one comes, so a
+`Packing` belongs to one thread.
 """
 
 from __future__ import annotations
@@ -9,46 +10,50 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.kv.codec import Bytes, Codec
-from common.kv.digest import Encoding, Expected
-from common.kv.kernel import Sum, sum_of
+from common.kv.checksum.definition import Sum
+from common.kv.checksum.header import Encoding, ExpectedMessage
+from common.kv.checksum.kernel import sum_of
+from common.kv.compression.fp8 import Bytes, Fp8Codec
 from common.kv.layout import KvMemory
 
 
 class Packing:
-    """`payload_bytes`: the largest message, not compressed."""
+    """Copies payloads out of and into paged memory, compressed if the message is."""
 
     def __init__(self, memory: KvMemory, payload_bytes: int) -> None:
-        inside = memory.geometry.inside
+        """`payload_bytes`: the largest message when it is not compressed."""
+        page_format = memory.geometry.page_format
         self._memory = memory
         self._page_bytes = memory.geometry.page_bytes
         self._payload_bytes = payload_bytes
-        self._codec = Codec(inside) if inside is not None else None
+        self._codec = Fp8Codec(page_format) if page_format is not None else None
         self._scratch: Bytes | None = None
 
-    def gather(self, block_ids: Sequence[int], payload: Bytes, what: Expected) -> Sum:
-        """After it the blocks are not read any more; `encode` completes the payload."""
-        target = payload if what.encoding is Encoding.NONE else self._raw(what)
-        return self._memory.gather(block_ids, target, range(what.first_layer, what.end_layer))
+    def gather(self, block_ids: Sequence[int], payload: Bytes, message: ExpectedMessage) -> Sum:
+        """Reads the blocks, which may change after it. `encode` must follow, with the sum that this
+        returns."""
+        raw = payload if message.encoding is Encoding.NONE else self._raw(message)
+        return self._memory.gather(block_ids, raw, range(message.first_layer, message.end_layer))
 
-    def encode(self, payload: Bytes, what: Expected, gathered: Sum) -> Sum:
-        """Directly after its `gather`, which said `gathered`. Returns the sum of the payload."""
-        if what.encoding is not Encoding.FP8 or self._codec is None:
+    def encode(self, payload: Bytes, message: ExpectedMessage, gathered: Sum) -> Sum:
+        """Completes the payload that `gather` began. Returns the sum of the payload."""
+        if message.encoding is not Encoding.FP8 or self._codec is None:
             return gathered
-        self._codec.encode(self._raw(what), payload)
+        self._codec.encode(self._raw(message), payload)
         return sum_of(payload)
 
-    def scatter(self, block_ids: Sequence[int], payload: Bytes, what: Expected) -> Sum:
-        """Whatever the payload is worth: its sum, which this returns, will tell."""
-        layers = range(what.first_layer, what.end_layer)
-        if what.encoding is not Encoding.FP8 or self._codec is None:
+    def scatter(self, block_ids: Sequence[int], payload: Bytes, message: ExpectedMessage) -> Sum:
+        """Writes the payload to the blocks before anybody knows whether it is sound. Returns its
+        sum, by which the caller verifies it."""
+        layers = range(message.first_layer, message.end_layer)
+        if message.encoding is not Encoding.FP8 or self._codec is None:
             return self._memory.scatter(block_ids, payload, layers)
-        data, total = self._raw(what), sum_of(payload)
-        self._codec.decode(payload, data)
-        self._memory.scatter(block_ids, data, layers)
+        raw, total = self._raw(message), sum_of(payload)
+        self._codec.decode(payload, raw)
+        self._memory.scatter(block_ids, raw, layers)
         return total
 
-    def _raw(self, what: Expected) -> Bytes:
+    def _raw(self, message: ExpectedMessage) -> Bytes:
         if self._scratch is None:
             self._scratch = np.empty(self._payload_bytes, np.uint8)
-        return self._scratch[: what.blocks * what.layers * self._page_bytes]
+        return self._scratch[: message.blocks * message.layers * self._page_bytes]

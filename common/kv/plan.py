@@ -1,44 +1,52 @@
-"""How one transfer is cut into messages: both sides compute it, neither is told.
+"""How one transfer is cut into messages: both sides compute the same plan from a few numbers.
 
-A transfer moves blocks [first_block, first_block + blocks) of a prompt. A message is one group of
-layers of a run of `message_blocks` blocks (the last run maybe shorter); its index counts the groups
-of a run first, then the runs. P sends them in the order in which they are computed.
+A transfer moves blocks [first_block, first_block + blocks) of a prompt. A *run* is `message_blocks`
+consecutive blocks of it; the last run may be shorter. A message is one group of layers of one run.
+Its index counts the groups of a run first, then the runs. P sends messages in the order in which
+they are computed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from common.kv.digest import INDEX_MAX, Expected
+from common.kv.checksum.header import INDEX_MAX, ExpectedMessage
 from common.kv.layout import Geometry
 
 MESSAGE_BYTES_MIN = 2 << 20
-MESSAGES_WISHED = 16
-GROUPS_WISHED = 8
+MESSAGES_TARGET = 16
+"""Messages of a transfer, so that most of it leaves while the rest is computed."""
+DEFAULT_LAYER_GROUPS_MAX = 8
 GROUP_BYTES_MIN = 1 << 20
-"""What a group of layers should have of the transfer at least. Each costs both ends some 60 us and
-the engine a wake-up in the middle of its forward pass: a prompt of one MiB took it a tenth longer
-when cut."""
+"""The part of a transfer that a group of layers should have at least. A group costs both ends some
+60 us, and the engine a wake-up in the middle of its forward pass: groups made the prefill of a
+prompt with one MiB of KV take a tenth longer."""
 WINDOW_MIN, WINDOW_MAX = 2, 8
-LENT_WINDOW_BYTES = 8 << 20
-"""Staging that both ends keep going through stays in their caches; with twice as much in flight a
-copy to it is a third slower."""
+LOAN_WINDOW_BYTES = 8 << 20
+"""Staging buffers that both ends reuse all the time stay in their caches; with twice as much in
+flight a copy to them is a third slower."""
 WIRE_WINDOW_BYTES = 16 << 20
 WIRE_MESSAGE_BYTES_MAX = 2 << 20
-"""What P copies next must not be what the wire waits for: with two messages of 4 MiB on their way,
-10 Gbit/s stood idle a fifth of the time, with eight of 2 MiB a twelfth. Smaller ones keep slow
-wires yet busier, and cost each end more CPU than a fast one leaves."""
+"""The wire must not wait for P's next copy: with two messages of 4 MiB in flight, a 10 Gbit/s link
+was idle a fifth of the time, with eight of 2 MiB a twelfth. Smaller messages keep slow links yet
+busier, and cost each end more CPU than a fast link leaves."""
 FP8 = "fp8"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a geometry contributes; equal on P and D because their fingerprints are.
-    `fp8_page_bytes` 0: this KV cannot be compressed."""
+class KvShape:
+    """What a plan needs of a geometry. P and D have the same, because their fingerprints are equal
+    and D tells P whether it accepts compression."""
 
     layers: int
     block_bytes: int
+    """One block over all layers."""
     fp8_page_bytes: int = 0
+    """The size of a page as fp8; 0 if this KV cannot or must not be compressed."""
+
+    def uncompressed(self) -> KvShape:
+        """The shape where compression is not wanted."""
+        return replace(self, fp8_page_bytes=0)
 
     @property
     def page_bytes(self) -> int:
@@ -49,40 +57,45 @@ class Shape:
         return -(-self.layers // max(1, min(layer_groups, self.layers)))
 
 
-def shape_of(geometry: Geometry) -> Shape:
-    return Shape(geometry.layers, geometry.block_bytes, geometry.fp8_page_bytes)
+def shape_of(geometry: Geometry) -> KvShape:
+    return KvShape(geometry.layers, geometry.block_bytes, geometry.fp8_page_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """`message_blocks`: blocks of one message; `window`: messages on their way at most."""
+class Chunking:
+    """How a transfer is cut, and how much of it is in flight."""
 
     message_blocks: int
+    """Blocks of one message."""
     window: int
+    """Messages in flight at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
-    """Of one transfer, if its messages go over a wire and if P lends them."""
+class TransferChunking:
+    """The chunking of one transfer, over the wire and by loan."""
 
-    wire: Cut
-    lent: Cut
+    wire: Chunking
+    """P sends them."""
+    loan: Chunking
+    """P loans them (`staging/loans.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Raises ValueError for what no honest peer asks. `fp8`: P may compress any message. `groups`:
-    messages of one run, each of `group_layers` layers but the last."""
+class TransferPlan:
+    """All messages of one transfer. Raises ValueError for what no correct peer asks."""
 
     transfer: int
     first_block: int
     blocks: int
     message_blocks: int
-    shape: Shape
+    shape: KvShape
     layer_groups: int = 1
-    fp8: bool = field(default=False, kw_only=True)
+    """Groups that D asked for; `groups` is what the number of layers makes of it."""
     group_layers: int = field(init=False)
+    """Layers of a group; the last group may have fewer."""
     groups: int = field(init=False)
+    """Messages of one run."""
     messages: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,15 +119,16 @@ class Plan:
 
     @property
     def payload_bytes_max(self) -> int:
-        """Of the largest message, not compressed."""
+        """The payload of the largest message when it is not compressed."""
         blocks = min(self.message_blocks, self.blocks)
         return blocks * self.group_layers * self.shape.page_bytes
 
-    def planned(self, index: int) -> Expected | None:
-        """None: there is no such message."""
+    def planned(self, index: int) -> ExpectedMessage | None:
+        """None if there is no message with this index."""
         return self.message(index) if index < self.messages else None
 
-    def message(self, index: int) -> Expected:
+    def message(self, index: int) -> ExpectedMessage:
+        """Raises ValueError if there is no message with this index."""
         if not 0 <= index < self.messages:
             raise ValueError(f"message {index} of {self.messages}")
         run, group = divmod(index, self.groups)
@@ -124,25 +138,25 @@ class Plan:
         layers = min(self.group_layers, self.shape.layers - first_layer)
         pages = blocks * layers
         payload = pages * self.shape.page_bytes
-        fp8 = pages * self.shape.fp8_page_bytes if self.fp8 else 0
-        return Expected(
+        fp8 = pages * self.shape.fp8_page_bytes
+        return ExpectedMessage(
             self.transfer, index, first_block, blocks, first_layer, layers, payload, fp8
         )
 
 
-def wished_groups(shape: Shape, blocks: int) -> int:
-    """Into how many groups to cut the layers of so many blocks. What is left when the prefill ends
-    is about one group of the last chunk, and the first token waits for it."""
-    return max(1, min(GROUPS_WISHED, shape.layers, blocks * shape.block_bytes // GROUP_BYTES_MIN))
+def default_layer_groups(shape: KvShape, blocks: int) -> int:
+    """The groups into which the layers of so many blocks are cut. When the prefill ends about one
+    group of the last chunk remains to be sent, and the first token waits for it."""
+    by_bytes = blocks * shape.block_bytes // GROUP_BYTES_MIN
+    return max(1, min(DEFAULT_LAYER_GROUPS_MAX, shape.layers, by_bytes))
 
 
-def message_blocks(message_bytes: int, shape: Shape, layer_groups: int, blocks: int) -> int:
-    """Blocks of one message: about a sixteenth of the transfer, so that most of it leaves while the
-    rest is computed, but no less than 2 MiB and no more than `message_bytes` (one block at
-    least)."""
+def message_blocks(message_bytes: int, shape: KvShape, layer_groups: int, blocks: int) -> int:
+    """Blocks of one message of a transfer of so many blocks: a `MESSAGES_TARGET`th of it, but no
+    less than `MESSAGE_BYTES_MIN` and no more than `message_bytes`, and one block at least."""
     unit = shape.group_layers(layer_groups) * shape.page_bytes
-    wished = max(MESSAGE_BYTES_MIN, blocks * shape.block_bytes // MESSAGES_WISHED) // unit
-    return max(1, min(wished, message_bytes // unit))
+    target = max(MESSAGE_BYTES_MIN, blocks * shape.block_bytes // MESSAGES_TARGET) // unit
+    return max(1, min(target, message_bytes // unit))
 
 
 def wire_message_bytes(message_bytes: int) -> int:
@@ -150,15 +164,17 @@ def wire_message_bytes(message_bytes: int) -> int:
     return min(message_bytes, WIRE_MESSAGE_BYTES_MAX)
 
 
-def cuts(message_bytes: int, shape: Shape, layer_groups: int, blocks: int) -> Cuts:
+def transfer_chunking(
+    message_bytes: int, shape: KvShape, layer_groups: int, blocks: int
+) -> TransferChunking:
     """For a transfer of so many blocks; no message is larger than `message_bytes`."""
     unit = shape.group_layers(layer_groups) * shape.page_bytes
 
-    def cut(largest: int, window_bytes: int) -> Cut:
+    def chunking(largest: int, window_bytes: int) -> Chunking:
         size = message_blocks(largest, shape, layer_groups, blocks)
-        return Cut(size, max(WINDOW_MIN, min(WINDOW_MAX, window_bytes // (size * unit))))
+        return Chunking(size, max(WINDOW_MIN, min(WINDOW_MAX, window_bytes // (size * unit))))
 
-    return Cuts(
-        wire=cut(wire_message_bytes(message_bytes), WIRE_WINDOW_BYTES),
-        lent=cut(message_bytes, LENT_WINDOW_BYTES),
+    return TransferChunking(
+        wire=chunking(wire_message_bytes(message_bytes), WIRE_WINDOW_BYTES),
+        loan=chunking(message_bytes, LOAN_WINDOW_BYTES),
     )

@@ -1,10 +1,22 @@
-"""The KV thread: one per engine process, owner of UCX, staging and every handoff on this side.
+"""The KV service of one engine process, as its connector calls it.
 
-Theory of operation: the engine's thread calls the methods of `KvService`; each becomes a call on
-the KV thread's loop and never waits, but `withdraw`, which waits for one block copy at most. What
-ended is collected with `drain`. The daemon hears of it too, over the side channel, and may release
-tickets there. The thread sleeps when nothing is in flight: a timer runs only while something can
-expire. An unexpected error ends the service; the next call of the engine raises it.
+Theory of operation: a handoff moves the KV of a prompt from the engine of a prefill worker (P) to
+that of a decode worker (D). The router has given both a ticket. On P the connector calls `offer`,
+then `progress` or `layers_computed` as the prompt's blocks get their KV; on D it calls `fetch` with
+the blocks to fill. The two KV services do the rest, and each side learns by `drain` how its
+handoff ended. In NIXL's terms a service is an agent, `HostMemory` its registered memory, and a
+ticket what P's side channel would hand over; but here both sides know which blocks a transfer
+moves, so P sends while it computes, and D verifies every message.
+
+Each engine process has one KV thread. It owns UCX, the staging memory and every handoff of this
+side. The engine's thread calls the methods below; each becomes a call on the KV thread's loop and
+does not wait, except `withdraw`, which waits for one block copy at most. The daemon learns what
+ended too, over a side channel, and may release tickets there. The KV thread sleeps when nothing is
+in flight: a timer runs only while something can expire. An unexpected error ends the service, and
+the engine's next call raises it.
+
+Where to read on: `kv_thread.py` (what runs on the thread), `send.py` and `receive.py` (P's and D's
+shell), `handoff/protocol.py` (the state machines), `plan.py` (how a transfer is cut into messages).
 """
 
 from __future__ import annotations
@@ -21,33 +33,36 @@ from pathlib import Path
 
 from common.config import KvConfig
 from common.errors import BatonError, Code
-from common.kv.control import Identity
-from common.kv.handoff.desk import TOMBSTONES, Key
-from common.kv.kernel import kernel
+from common.identity import AttemptKey
+from common.kv.checksum.kernel import kernel
+from common.kv.handoff.ticket_table import TOMBSTONES_MAX
+from common.kv.kv_thread import KvThread
 from common.kv.layout import KvMemory
 from common.kv.lease import Tombstones
 from common.kv.messages import KvDone, KvStatus
-from common.kv.plan import shape_of, wished_groups
-from common.kv.plane import Plane
+from common.kv.peers.channel import WorkerIdentity
+from common.kv.plan import default_layer_groups, shape_of
 from common.messages import Ticket
 
 START_S = 60.0
 STOP_S = 3.0
-STANDING_CALLS = 4
+STACK_CALLS = 4
+"""Calls named when the thread does not start."""
 
 
 class KvService:
-    """`side_address`: where the daemon binds the side channel; empty when the daemon is this very
-    process. `on_ended` is called, on the KV thread, when `drain` has something new."""
+    """Both sides of the handoffs of one engine process."""
 
     def __init__(
         self,
-        identity: Identity,
+        identity: WorkerIdentity,
         config: KvConfig,
         memory: KvMemory,
         side_address: str = "",
         on_ended: Callable[[], None] | None = None,
     ) -> None:
+        """`side_address`: where the daemon binds the side channel; empty when the daemon is this
+        very process. `on_ended` is called on the KV thread when `drain` has something new."""
         self._identity = identity
         self._config = config
         self._memory = memory
@@ -55,28 +70,28 @@ class KvService:
         self._side_address = side_address
         self._on_ended = on_ended
         self._ended: deque[KvDone] = deque()
-        self._news = threading.Event()
-        self._generations: Tombstones[Key, int] = Tombstones(TOMBSTONES)
+        self._ended_event = threading.Event()
+        self._generations: Tombstones[AttemptKey, int] = Tombstones(TOMBSTONES_MAX)
         self._status: KvStatus | None = None
         self._failure: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._core: Plane | None = None
+        self._os_thread: threading.Thread | None = None
+        self._kv_thread: KvThread | None = None
 
     def start(self) -> str:
         """Returns the listener's `host:port`. Raises BatonError when UCX cannot be set up."""
         kernel()
         started: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(
+        self._os_thread = threading.Thread(
             target=self._main, args=(started,), name="baton-kv", daemon=True
         )
-        self._thread.start()
+        self._os_thread.start()
         try:
             result = started.get(timeout=START_S)
         except queue.Empty:
             raise BatonError(
                 Code.ENGINE_FAILED,
                 f"the KV thread did not start within {START_S:.0f} s; it is at "
-                f"{_standing(self._thread)}",
+                f"{_stack_of(self._os_thread)}",
             ) from None
         if isinstance(result, BatonError):
             raise result
@@ -85,55 +100,59 @@ class KvService:
         return result
 
     def offer(self, ticket: Ticket, blocks: int) -> None:
-        """P: the prompt of `blocks` blocks will be computed here. Ends once as `send`."""
-        self._call(lambda core: core.outgoing.offer(ticket, blocks, core.now()))
+        """P: the prompt of `blocks` blocks will be computed here. The handoff ends once, as
+        `send`."""
+        self._call(lambda kv: kv.send_side.offer(ticket, blocks))
 
     def progress(
-        self, key: Key, block_ids: Sequence[int], computed: int, *, ended: bool = False
+        self, key: AttemptKey, block_ids: Sequence[int], computed: int, *, ended: bool = False
     ) -> None:
         """P: the first `computed` of these blocks of the prompt hold KV. `ended`: the prefill ends
-        now; what was sent by now was sent in its time."""
-        core, ids, generation = self._core, list(block_ids), self._generations.get(key) or 0
-        if ended and core is not None:
-            early = core.outgoing.sent_bytes(key)
-            self._call(lambda core: core.outgoing.prefill_ended(key, early))
-        self._call(lambda core: core.outgoing.progress(key, ids, computed, generation))
+        now; what has been sent by now counts as overlapped with it."""
+        kv, ids, generation = self._kv_thread, list(block_ids), self._generations.get(key) or 0
+        if ended and kv is not None:
+            early = kv.send_side.sent_bytes(key)
+            self._call(lambda kv: kv.send_side.prefill_ended(key, early))
+        self._call(lambda kv: kv.send_side.progress(key, ids, computed, generation))
 
-    def ahead(self, key: Key, block_ids: Sequence[int], blocks: int, layers: int) -> None:
-        """P: in the first `blocks` of these blocks the first `layers` layers hold KV for good; the
-        others will after this step. Not passed on where D has no use for it."""
-        if not (self._config.layer_groups or wished_groups(self._shape, len(block_ids)) > 1):
+    def layers_computed(
+        self, key: AttemptKey, block_ids: Sequence[int], blocks: int, layers: int
+    ) -> None:
+        """P: in the first `blocks` of these blocks the first `layers` layers hold their final KV;
+        the other layers will after this step. Does nothing where transfers have one layer group."""
+        if not (self._config.layer_groups or default_layer_groups(self._shape, len(block_ids)) > 1):
             return
         ids, generation = list(block_ids), self._generations.get(key) or 0
-        self._call(lambda core: core.outgoing.ahead(key, ids, blocks, layers, generation))
+        self._call(lambda kv: kv.send_side.layers_computed(key, ids, blocks, layers, generation))
 
-    def withdraw(self, key: Key) -> None:
-        """P: the engine takes the blocks back now; after this returns none is read."""
-        if self._core is not None:
-            self._generations.bury(key, self._core.outgoing.withdraw(key))
+    def withdraw(self, key: AttemptKey) -> None:
+        """P: the engine takes the blocks back. When this returns, none of them is read any more."""
+        if self._kv_thread is not None:
+            self._generations.bury(key, self._kv_thread.send_side.withdraw(key))
         self.progress(key, [], 0)
 
     def fetch(self, ticket: Ticket, first_block: int, block_ids: Sequence[int]) -> None:
-        """D: bring blocks [first_block, ...) of the ticket's prompt to these blocks. Ends once as
-        `receive`, within the load timeout."""
+        """D: fetch blocks [first_block, ...) of the ticket's prompt to these blocks. The handoff
+        ends once, as `receive`, within the load timeout."""
         ids = list(block_ids)
-        self._call(lambda core: core.fetch(ticket, first_block, ids))
+        self._call(lambda kv: kv.fetch(ticket, first_block, ids))
 
     def connect(self, kv_address: str) -> None:
-        """D: have a connection to this P before it is needed: a first one costs UCX 0.1-0.3 s."""
-        self._call(lambda core: core.incoming.connect(kv_address))
+        """D: connect to this P before a handoff needs it; a first one costs UCX 0.1-0.3 s."""
+        self._call(lambda kv: kv.receive_side.connect(kv_address))
 
-    def release(self, key: Key, reason: str) -> None:
-        """Either side: the handoff is over. What it held ends; idempotent."""
-        self._call(lambda core: core.release(key, reason))
+    def release(self, key: AttemptKey, reason: str) -> None:
+        """Either side: the handoff is over, and what it held is freed. Idempotent."""
+        self._call(lambda kv: kv.release(key, reason))
 
     def drain(self) -> list[KvDone]:
-        """What ended since the last call, each handoff once."""
+        """Returns what ended since the last call, each handoff once. Raises BatonError when the KV
+        thread has failed."""
         if self._failure is not None:
             raise BatonError(
                 Code.ENGINE_FAILED, f"the KV thread failed: {self._failure}"
             ) from self._failure
-        self._news.clear()
+        self._ended_event.clear()
         ended: list[KvDone] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -141,28 +160,28 @@ class KvService:
         return ended
 
     def wait_end(self, seconds: float) -> None:
-        """Returns when `drain` has something to tell or to raise, or the time is over."""
-        self._news.wait(seconds)
+        """Returns when `drain` has something to return or to raise, or when the time is over."""
+        self._ended_event.wait(seconds)
 
     @property
     def status(self) -> KvStatus | None:
-        """Counts and holds, at most half a second old; None before the first."""
+        """Counts and holds, at most half a second old; None before the first status."""
         return self._status
 
     def stop(self) -> None:
-        """Idempotent; waits a moment for the thread."""
-        core, thread = self._core, self._thread
-        if core is not None:
+        """Waits up to `STOP_S` for the thread to end. Idempotent."""
+        kv, thread = self._kv_thread, self._os_thread
+        if kv is not None:
             with contextlib.suppress(RuntimeError):
-                core.loop.call_soon_threadsafe(core.stopped.set)
+                kv.loop.call_soon_threadsafe(kv.stopped.set)
         if thread is not None:
             thread.join(STOP_S)
 
-    def _call(self, act: Callable[[Plane], None]) -> None:
-        core = self._core
-        if core is None or self._failure is not None:
+    def _call(self, call: Callable[[KvThread], None]) -> None:
+        kv = self._kv_thread
+        if kv is None or self._failure is not None:
             raise BatonError(Code.ENGINE_FAILED, f"the KV thread is gone: {self._failure}")
-        core.loop.call_soon_threadsafe(core.act, act)
+        kv.loop.call_soon_threadsafe(kv.call, call)
 
     def _main(self, started: queue.SimpleQueue[str | BaseException]) -> None:
         try:
@@ -172,47 +191,47 @@ class KvService:
             started.put(error)
 
     async def _run(self, started: queue.SimpleQueue[str | BaseException]) -> None:
-        core = Plane(
+        kv = KvThread(
             self._identity,
             self._config,
             self._memory,
             self._side_address,
-            self._note_end,
-            self._note_status,
+            self._on_end,
+            self._on_status,
         )
-        address = core.start()
-        core.loop.set_exception_handler(self._failed)
-        self._core = core
+        address = kv.start()
+        kv.loop.set_exception_handler(self._on_loop_error)
+        self._kv_thread = kv
         started.put(address)
         try:
-            await core.stopped.wait()
+            await kv.stopped.wait()
         finally:
-            core.close()
+            kv.close()
             await asyncio.sleep(0)
-            core.ucx.close()
+            kv.ucx.close()
 
-    def _note_end(self, done: KvDone) -> None:
+    def _on_end(self, done: KvDone) -> None:
         self._ended.append(done)
-        self._news.set()
+        self._ended_event.set()
         if self._on_ended is not None:
             self._on_ended()
 
-    def _note_status(self, status: KvStatus) -> None:
+    def _on_status(self, status: KvStatus) -> None:
         self._status = status
 
-    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
         loop.default_exception_handler(context)
         self._failure = error if isinstance(error, BaseException) else RuntimeError(str(context))
-        self._news.set()
+        self._ended_event.set()
         if self._on_ended is not None:
             self._on_ended()
 
 
-def _standing(thread: threading.Thread) -> str:
-    """The innermost calls of this thread now, outermost first."""
+def _stack_of(thread: threading.Thread) -> str:
+    """The innermost calls that this thread is in, outermost first."""
     frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001 - the documented way
     if frame is None:
         return "no frame: it has not run, or has ended"
-    calls = traceback.extract_stack(frame)[-STANDING_CALLS:]
+    calls = traceback.extract_stack(frame)[-STACK_CALLS:]
     return " > ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls)

@@ -1,17 +1,21 @@
 """Every message that crosses a process, grouped by who receives it.
 
-Encoding: MessagePack maps of frozen, tagged msgspec structs (`common.wire`). On ZeroMQ a message is
-one frame, or two where the docstring says `+ body`: the body frame is an encoded `RequestBody` that
-the router forwards without decoding. Durations are milliseconds as float, sizes bytes, both as the
-field's name says; instants never travel. `request_id` + `attempt` name one try of one request; a
-receiver drops and counts what is not its current attempt or incarnation.
+Encoding: MessagePack maps of frozen, tagged msgspec structs (`common.net.wire`). On ZeroMQ a
+message is one frame, or two where the docstring says `+ body`: the second frame is an encoded
+`RequestBody` that the router forwards without decoding. A docstring names the sender and the
+answer. Durations are milliseconds as float and sizes are bytes, as the field's name says; instants
+are never sent. In docstrings P is a prefill worker and D a decode worker.
 
-What a health daemon and the workers of its host say to each other (`on_host.py`) goes over HTTP on
-the worker's metrics socket, as JSON. The KV plane's own messages (P and D over UCX, a worker and
-its KV thread) are in `common/kv/messages.py`, under the same version.
+`request_id` and `attempt` name one attempt of one request, and attempts count from 1. A receiver
+drops and counts a message that is not of its current attempt or incarnation.
 
-`WIRE_VERSION`: bump when a field's meaning or type changes or a message is removed. Adding a field
-with a default, or a message, does not need a bump. A type never changes in place.
+The messages between a health daemon and the workers of its host (`on_host.py`) are JSON over HTTP
+on the worker's metrics socket. The KV plane's own messages (P and D over UCX, a worker and its KV
+thread) are in `common/kv/messages.py`, under the same version.
+
+`WIRE_VERSION`: raise it when a field's meaning or type changes or a message is removed. A new field
+with a default, or a new message, does not need that. A type never changes in place. A class may be
+renamed if it keeps its tag.
 History: 1 = first version.
 """
 
@@ -21,36 +25,39 @@ from common.messages.from_router import (
     Drain,
     Failed,
     Fleet,
+    GatewayToDecode,
     Introduce,
     Ping,
     Placed,
     Prefill,
     Refused,
+    RouterToGateway,
+    RouterToWorker,
     Welcome,
 )
-from common.messages.on_host import CanaryAnswer, CanaryOutcome, OpinionTold
+from common.messages.kv_reports import KvCounts, KvHold, KvReport, Ticket
+from common.messages.on_host import CanaryAnswer, CanaryOutcome, HealthVerdictUpdate
 from common.messages.parts import (
     Capacity,
     FinishReason,
-    Held,
-    KeyLimits,
-    KvCounts,
-    KvHold,
-    KvReport,
+    HealthVerdict,
+    HeldAttempt,
     KvUnreachable,
     Leg,
     Load,
     Message,
-    Opinion,
     PriorityClass,
-    RequestBody,
     Role,
+)
+from common.messages.request import (
+    KeyLimits,
+    RequestBody,
     Sampling,
     Structured,
     StructureKind,
-    Ticket,
 )
 from common.messages.to_gateway import (
+    DecodeToGateway,
     Delta,
     TokenLogprobs,
     Tokens,
@@ -62,38 +69,22 @@ from common.messages.to_router import (
     Cancel,
     DecodeStarted,
     Ended,
+    GatewayToRouter,
     Hello,
     Holding,
-    Journey,
     Leaving,
     Live,
     PairTrouble,
     PrefillEnded,
     PrefixDelta,
+    RequestSummary,
     Submit,
     Took,
+    ToRouter,
+    WorkerToRouter,
 )
 
 WIRE_VERSION = 1
-
-GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Cancel | Journey
-WorkerToRouter = (
-    Hello
-    | Beat
-    | Leaving
-    | Holding
-    | Took
-    | PrefillEnded
-    | DecodeStarted
-    | PairTrouble
-    | PrefixDelta
-    | Ended
-)
-ToRouter = GatewayToRouter | WorkerToRouter
-RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
-RouterToWorker = Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort
-DecodeToGateway = Hello | Tokens
-GatewayToDecode = Welcome | Refused | Ping | Abort
 
 __all__ = [
     "HOLDING_MAX",
@@ -116,11 +107,12 @@ __all__ = [
     "Fleet",
     "GatewayToDecode",
     "GatewayToRouter",
-    "Held",
+    "HealthVerdict",
+    "HealthVerdictUpdate",
+    "HeldAttempt",
     "Hello",
     "Holding",
     "Introduce",
-    "Journey",
     "KeyLimits",
     "KvCounts",
     "KvHold",
@@ -131,8 +123,6 @@ __all__ = [
     "Live",
     "Load",
     "Message",
-    "Opinion",
-    "OpinionTold",
     "PairTrouble",
     "Ping",
     "Placed",
@@ -142,6 +132,7 @@ __all__ = [
     "PriorityClass",
     "Refused",
     "RequestBody",
+    "RequestSummary",
     "Role",
     "RouterToGateway",
     "RouterToWorker",

@@ -1,46 +1,55 @@
-"""What the router says, to gateways and workers."""
+"""What the router sends to gateways and workers."""
 
 from __future__ import annotations
 
-from common.messages.parts import Message, Ticket
+from common.messages.kv_reports import Ticket
+from common.messages.parts import Message
 
 
 class Welcome(Message, frozen=True):
-    """Router (or a gateway, on a stream socket): the Hello was good. Names the answering
-    process."""
+    """Router, or a gateway on a stream socket: the Hello was accepted."""
 
     wire_version: int
+    #: Name of the answering process.
     name: str
     incarnation: str
 
 
 class Refused(Message, frozen=True):
-    """Router: a Hello (`request_id` empty) or a Submit was not accepted; nothing was placed."""
+    """Router: a Hello or a Submit was not accepted; nothing was placed."""
 
+    #: A `Code`.
     code: str
     message: str
+    #: Empty for a Hello.
     request_id: str = ""
     attempt: int = 0
+    #: Milliseconds after which another attempt may succeed; 0 if it will not.
     retry_after_ms: int = 0
 
 
 class Ping(Message, frozen=True):
-    """Router, or gateway on a stream socket: is the connection alive? Never answered; its use is
-    that sending it to a vanished peer fails at once."""
+    """Router, or a gateway on a stream socket: tests the connection. It is never answered; sending
+    it to a peer that is gone fails at once."""
 
 
 class Fleet(Message, frozen=True):
-    """Router to gateways, on change and after Welcome: what can be served now. `block_tokens`: what
-    `Submit.prefix_hashes` are to be made of; 0 = they are of no use. `restores`: so do all ready
-    decode workers (`Capacity.restores`)."""
+    """Router to gateways, after Welcome and on each change: what can be served now."""
 
+    #: Whether requests can be placed.
     ready: bool
+    #: Prefill workers that are ready.
     prefill_ready: int
+    #: Decode workers that are ready.
     decode_ready: int
+    #: Tokens of a prompt and its output together.
     max_model_len: int
     model: str = ""
+    #: Why the fleet is not ready, else empty.
     reason: str = ""
+    #: Tokens of the blocks that `Submit.prefix_hashes` name; 0 if the router has no use for them.
     block_tokens: int = 0
+    #: Whether all ready decode workers restore sampling state (`Capacity.restores`).
     restores: bool = False
 
 
@@ -51,31 +60,37 @@ class Placed(Message, frozen=True):
     attempt: int
     decode: str
     decode_incarnation: str
+    #: Name of the prefill worker; empty if D computes the prompt.
     prefill: str = ""
 
 
 class Failed(Message, frozen=True):
-    """Router to gateway: a placed attempt died (worker lost). Said again after a new Hello, and to
-    a Submit of that attempt, since the first may have been lost with a connection. With code
-    `no_capacity` D refused it, nothing was begun: the gateway submits it anew."""
+    """Router to gateway: a placed attempt failed because its worker is lost.
+
+    It is repeated after a new Hello, and in answer to a Submit of that attempt, because the first
+    one may have been lost with a connection. With code `no_capacity` D refused the attempt and
+    began nothing; the gateway submits the request again."""
 
     request_id: str
     attempt: int
+    #: A `Code`.
     code: str
     message: str
 
 
 class Introduce(Message, frozen=True):
-    """Router to D: a prefill worker of your fingerprint is ready; connect to its `kv_address`
-    (`host:port`, UCX) ahead of need. Sent again whenever either of the two becomes ready.
-    `prefill`: its name; an address that it had before is of no more use."""
+    """Router to D: a prefill worker of the same fingerprint is ready; connect to it ahead of need.
+    It is sent again whenever either of the two becomes ready."""
 
+    #: UCX listener of the prefill worker, `host:port`.
     kv_address: str
+    #: Its name. It replaces an earlier address of this name.
     prefill: str = ""
 
 
 class Prefill(Message, frozen=True):
-    """Router to P, + body: compute KV of the prompt and hand it to the ticket's D."""
+    """Router to P, + body: compute the KV of the prompt and hand it to the ticket's D. Answered by
+    `PrefillEnded`."""
 
     request_id: str
     attempt: int
@@ -83,29 +98,46 @@ class Prefill(Message, frozen=True):
 
 
 class Decode(Message, frozen=True):
-    """Router to D, + body: take KV by the ticket (None: compute it here), sample, stream `Tokens`
-    to the gateway's stream endpoint."""
+    """Router to D, + body: take the KV, sample, and stream `Tokens` to the gateway. Answered by
+    `DecodeStarted` and exactly one `Ended`."""
 
     request_id: str
     attempt: int
+    #: Name of the gateway.
     gateway: str
     gateway_incarnation: str
+    #: Where the gateway's stream socket is bound.
     stream_endpoint: str
+    #: By which the KV is taken; None if D computes the prompt itself.
     ticket: Ticket | None = None
 
 
 class Drain(Message, frozen=True):
-    """Router to worker, when an operator says so: nothing new is to be placed there (`on`), or
-    again. The worker only remembers it and says it in every Beat, so that all routers know,
-    restarted ones too. Said again until a Beat agrees. Idempotent."""
+    """Router to worker, on an operator's order: place nothing new there, or place again.
 
+    The worker only remembers it and repeats it in every Beat, so that all routers know it, also
+    after a restart. It is repeated until a Beat agrees. Idempotent."""
+
+    #: Whether the worker is drained.
     on: bool
 
 
 class Abort(Message, frozen=True):
-    """Router to P or D, or gateway to D on the stream socket: stop this attempt, free everything.
-    Idempotent. D answers the router with `Ended(error=cancelled)` if it still held it."""
+    """Router to P or D, or gateway to D on the stream socket: stop this attempt and free
+    everything.
+
+    Idempotent. D answers the router with `Ended(error=cancelled)` if it still held the attempt."""
 
     request_id: str
     attempt: int
     reason: str
+
+
+RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
+"""What a gateway decodes from a router."""
+
+RouterToWorker = Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort
+"""What a worker decodes from a router."""
+
+GatewayToDecode = Welcome | Refused | Ping | Abort
+"""What a decode worker decodes from a gateway, on the stream socket."""

@@ -1,5 +1,5 @@
 """Between the health daemon of a host and a worker there: JSON over HTTP on the worker's metrics
-socket, where only the host's own daemons come (`common.worker.examined` answers)."""
+socket, which only the host's own daemons can open (`common.worker.health_endpoints` answers)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from common.messages.parts import Opinion
+from common.messages.parts import HealthVerdict
 
 CanaryOutcome = Literal["answered", "skipped", "failed"]
 
 
 class CanaryAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Worker, to `POST /canary?ms=N`: what its engine made, within N milliseconds, of the one
-    prompt that all workers are given. `tokens`: equal for all of a fingerprint. `alone`: the engine
-    had nothing else to do, for a batch may change what a near tie ends in. `sentence`: why it
-    failed, or was not tried."""
+    """Worker, in answer to `POST /canary?ms=N`: what its engine generated within N milliseconds
+    from the one prompt that all workers are given."""
 
     outcome: CanaryOutcome
     fingerprint: str
+    #: Generated token ids, which are equal for all engines of a fingerprint.
     tokens: tuple[int, ...] = ()
+    # : Whether the engine had nothing else to do. A batch may change which of two nearly equal
+    # tokens : is chosen.
     alone: bool = False
+    #: Milliseconds until the answer.
     elapsed_ms: float = 0.0
+    #: Why it failed or was skipped, else empty.
     sentence: str = ""
 
 
-class OpinionTold(msgspec.Struct, frozen=True, kw_only=True):
-    """Health daemon, as the body of `POST /opinion`; answered by 204. Said again while it stands;
-    `for_ms`: after this it is forgotten. `opinion` None: there is nothing against the worker."""
+class HealthVerdictUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """Health daemon, as the body of `POST /opinion`; answered by 204. It is repeated while the
+    verdict stands."""
 
-    opinion: Opinion | None
+    #: The verdict; None if the worker has no fault.
+    health_verdict: HealthVerdict | None = msgspec.field(name="opinion")
+    #: Milliseconds after which the worker forgets the verdict.
     for_ms: Annotated[float, Meta(ge=0, le=600_000)]

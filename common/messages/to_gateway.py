@@ -1,4 +1,4 @@
-"""What D says to a gateway."""
+"""What D sends to a gateway."""
 
 from __future__ import annotations
 
@@ -8,40 +8,54 @@ import msgspec
 from msgspec import Meta
 
 from common.messages.parts import Message
+from common.messages.to_router import Hello
 
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-"""What `common.wire.pack_ids` can hold: a stream's tokens go back to the router when it moves."""
+"""A token id that `common.net.wire.pack_ids` can hold. When a stream moves to another worker, its
+tokens go back to the router in that form."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logarithms at one position. The first id is the token that stands there and `rank`
-    its rank in the vocabulary, from 1; the others are the likeliest, or the ids asked for."""
+    """Logprobs at one position of the text."""
 
+    #: Rank of the token at this position in the vocabulary, from 1.
     rank: int
+    #: The token at this position, and then the likeliest ones or those that were asked for.
     token_ids: list[int]
+    #: Natural logarithms of their probabilities.
     logprobs: list[float]
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """New tokens of one stream in one engine step. `index`: position of the first new token in the
-    completion, from 0; the gateway accepts only the next index of the current attempt. The last
-    delta has `finish_reason` or `error` set. `logprobs`: one for each new token; `prompt_logprobs`:
-    one for each prompt token from the second on, with the first delta; each only if asked for."""
+    """New tokens of one stream in one engine step. The last delta has `finish_reason` or `error`
+    set."""
 
     request_id: str
     attempt: int
+    #: Position of the first new token in the completion, from 0. The gateway accepts only the next
+    #: index of the current attempt.
     index: int
     token_ids: list[TokenId]
+    #: A `FinishReason`, else empty.
     finish_reason: str = ""
+    #: Token that ended the text, if it ended by one; else -1.
     stop_token: int = -1
+    #: Prompt tokens whose KV was not computed by D, in the first delta.
     cached_tokens: int = 0
+    #: A `Code`, else empty.
     error: str = ""
     message: str = ""
+    #: One for each new token, if asked for.
     logprobs: list[TokenLogprobs] | None = None
+    #: One for each prompt token from the second on, in the first delta, if asked for.
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class Tokens(Message, frozen=True):
-    """D: all deltas of one engine step for this gateway's streams."""
+    """D: all deltas of one engine step for this gateway's streams. No answer."""
 
     deltas: list[Delta]
+
+
+DecodeToGateway = Hello | Tokens
+"""What a gateway decodes from a decode worker, on the stream socket."""

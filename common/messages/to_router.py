@@ -1,211 +1,269 @@
-"""What the router hears."""
+"""What gateways and workers send to the router."""
 
 from __future__ import annotations
 
 import msgspec
 
+from common.messages.kv_reports import KvCounts, KvHold, KvReport
 from common.messages.parts import (
     Capacity,
     Count,
-    Held,
-    KeyLimits,
-    KvCounts,
-    KvHold,
-    KvReport,
+    HealthVerdict,
+    HeldAttempt,
     KvUnreachable,
     Leg,
     Load,
     Message,
     Number,
-    Opinion,
     PriorityClass,
     Role,
 )
+from common.messages.request import KeyLimits
 
+#: Attempts in one `Holding` or `Live`.
 HOLDING_MAX = 2_048
+#: Hashes in each list of one `PrefixDelta`.
 PREFIX_DELTA_HASHES_MAX = 8_192
 
 
 class Hello(Message, frozen=True):
-    """First message of every gateway and worker to the router, and of D to a gateway on a stream
-    socket. Answered by `Welcome` or `Refused`. Nothing else from this peer is decoded before it.
-    Workers say fingerprint (and its parts, to be read when two differ), kv_address (`host:port`,
-    UCX) and capacity; gateways
-    stream_endpoint."""
+    """The first message of every gateway and worker to the router, and of D to a gateway on a
+    stream socket. Answered by `Welcome` or `Refused`. Nothing else from this peer is decoded before
+    it."""
 
     wire_version: int
     role: Role
     name: str
+    #: New at every start of the process.
     incarnation: str
     pid: int = 0
+    #: Workers: equal for workers that may exchange KV.
     fingerprint: str = ""
+    #: Workers: what the fingerprint is made of, for people who compare two.
     fingerprint_parts: dict[str, str] = msgspec.field(default_factory=dict)
+    #: Workers: name of the model.
     model: str = ""
+    #: Workers: `host:port` of the UCX listener.
     kv_address: str = ""
+    #: Gateways: where the stream socket is bound.
     stream_endpoint: str = ""
+    #: Workers: what the engine can hold.
     capacity: Capacity | None = None
 
 
 class Beat(Message, frozen=True):
-    """Gateway or worker, every 500 ms and whenever load changed much. No answer. Workers add their
-    KV plane's counts and what it holds for others, at most the `KV_HOLDS_MAX` oldest of
-    `kv_holds_total`; both are up to 500 ms old, None and empty until the KV plane spoke. `drained`:
-    as the latest `Drain` said. `kv_unreachable`: 64 at most. `opinion`: of this host's health
-    daemon, None when it is well or has not spoken of late."""
+    """Gateway or worker, every 500 ms. No answer. Only workers set the fields. What concerns the KV
+    plane is up to 500 ms old, and None or empty until the KV plane reported."""
 
     load: Load | None = None
+    #: Counts of the KV plane.
     kv_counts: KvCounts | None = None
+    #: Blocks held for other workers, at most the `KV_HOLDS_MAX` oldest.
     kv_holds: tuple[KvHold, ...] = ()
+    #: How many such holds there are.
     kv_holds_total: Count = 0
+    #: Whether the worker is drained, as the latest `Drain` ordered.
     drained: bool = False
+    #: Prefill workers that D cannot reach, 64 at most.
     kv_unreachable: tuple[KvUnreachable, ...] = ()
-    opinion: Opinion | None = None
+    #: Verdict of this host's health daemon; None if the worker is well or the daemon was silent.
+    health_verdict: HealthVerdict | None = msgspec.field(default=None, name="opinion")
 
 
 class Holding(Message, frozen=True):
-    """Worker, in answer to every Welcome and before its next Beat: the tries that it holds, at most
-    the `HOLDING_MAX` first given; `complete`: there are no others. What the router placed here
-    before the Hello and does not find in a complete one is over; what it finds and does not know,
-    another router placed, perhaps itself before a restart. No answer."""
+    """Worker, in answer to every Welcome and before its next Beat: the attempts that it holds.
 
-    tries: tuple[Held, ...] = ()
+    An attempt that the router placed here before the Hello and does not find in a complete list is
+    over. An attempt that the router does not know was placed by another router, or by itself before
+    a restart. No answer."""
+
+    #: The first `HOLDING_MAX` attempts.
+    attempts: tuple[HeldAttempt, ...] = msgspec.field(default=(), name="tries")
+    #: Whether there are no others.
     complete: bool = True
 
 
 class Took(Message, frozen=True):
-    """Worker, to every router but the one that placed it: this try holds room here now. Its reports
-    go to all routers alike. No answer."""
+    """Worker, to every router but the one that placed it: this attempt holds capacity here now. The
+    worker's reports go to all routers alike. No answer."""
 
-    held: Held
+    held: HeldAttempt
 
 
 class Live(Message, frozen=True):
-    """Gateway, in answer to every Welcome: (request_id, attempt) of what it still wants, at most
-    `HOLDING_MAX`; `complete`: there are no others. What the router had of this gateway before the
-    Hello and does not find in a complete one is aborted. What is not known to be placed follows as
-    Submit. No answer."""
+    """Gateway, in answer to every Welcome: the attempts that it still wants.
 
-    tries: tuple[tuple[str, Count], ...] = ()
+    An attempt that the router had of this gateway before the Hello and does not find in a complete
+    list is aborted. Attempts that the gateway does not know to be placed follow as Submit. No
+    answer."""
+
+    #: Request id and attempt of the first `HOLDING_MAX`.
+    attempts: tuple[tuple[str, Count], ...] = msgspec.field(default=(), name="tries")
+    #: Whether there are no others.
     complete: bool = True
 
 
 class Leaving(Message, frozen=True):
-    """A peer that drains: place nothing new there. No answer; the connection closes later."""
+    """Gateway or worker that drains: place nothing new there. No answer; the connection closes
+    later."""
 
     reason: str
 
 
 class Submit(Message, frozen=True):
-    """Gateway, + body: place this request. Answered by `Placed` or `Refused`, later maybe `Failed`.
-    `deadline_ms`: remaining time in which the first token is still wanted; 0 = none. `key_id`: the
-    API key's public id, empty = anonymous; `tenant`: who shares fairly with whom. `session`: the
-    client's `x-session-id`. `local_reason`: why D must compute the prompt itself (prompt_logprobs),
-    empty = it need not. `prefix_hashes`: 8 bytes for each leading whole block of the prompt
-    (`common.prefix`), salted by tenant, for placement by prefix; may be cut short. `resumable`: its
-    gateway can go on with it elsewhere after tokens were streamed, so that it may be preempted.
-    `left`: identity of the D that the attempt before ran on and that stopped speaking, else
-    empty; it is placed there again only if there is no other. `prompt_digest`: of the prompt as the
-    client sent it, the same in every attempt, by which one that kills workers is known again."""
+    """Gateway, + body: place this request. Answered by `Placed` or `Refused`, later perhaps by
+    `Failed`."""
 
     request_id: str
     attempt: Count
     prompt_tokens: Count
     max_tokens: Count
+    #: Milliseconds that remain in which the first token is still wanted; 0 sets no deadline.
     deadline_ms: Number = 0.0
+    #: Public id of the API key; empty for an anonymous client.
     key_id: str = ""
+    #: Who shares capacity fairly with other tenants.
     tenant: str = ""
+    #: Limits of the API key; None sets none.
     limits: KeyLimits | None = None
     priority: PriorityClass = PriorityClass.STANDARD
+    #: The client's `x-session-id`.
     session: str = ""
+    #: Why D must compute the prompt itself (prompt_logprobs); empty if it need not.
     local_reason: str = ""
+    #: 8 bytes for each leading whole block of the prompt (`common.prefix`), salted by tenant, for
+    #: placement by prefix. The list may be cut short.
     prefix_hashes: bytes = b""
+    #: Whether its gateway can continue it on another worker after tokens were streamed, so that it
+    #: may be preempted.
     resumable: bool = False
+    #: Identity of the D of the previous attempt, if that worker fell silent. The request is placed
+    #: there again only if there is no other.
     left: str = ""
+    #: Digest of the prompt as the client sent it, the same in every attempt. A prompt that kills
+    #: workers is recognized by it.
     prompt_digest: bytes = b""
 
 
 class Cancel(Message, frozen=True):
-    """Gateway: this attempt is over for it (client gone, stop string met). Idempotent; no
-    answer."""
+    """Gateway: it no longer wants this attempt, because the client left or a stop string matched.
+    Idempotent; no answer."""
 
     request_id: str
     attempt: Count
     reason: str
 
 
-class Journey(Message, frozen=True):
-    """Gateway, once for every request that left it, save those that the router refused at once (it
-    knows all of those). `legs` follow each other without a gap and sum to the whole. `attempt`: the
-    last one. `outcome`: `ended`, `failed` (then `code`) or `closed` by the client. `ttft_ms`,
-    `itl_ms_max`: 0 = no token, or only one, came. `traceparent`: the client's, checked, or empty.
-    No answer; lost when no router answers."""
+class RequestSummary(Message, frozen=True, tag="Journey"):
+    """Gateway, once for every request that is over, except those that the router refused at once,
+    of which it knows everything. No answer; it is lost if no router answers."""
 
     request_id: str
+    #: Number of the last attempt.
     attempt: int
+    #: `ended`, `failed`, or `closed` by the client.
     outcome: str
+    #: The phases, which follow each other without a gap and sum to the whole.
     legs: tuple[Leg, ...]
+    #: A `Code` if it failed, else empty.
     code: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    #: Prompt tokens whose KV was already there.
     cached_tokens: int = 0
+    #: Milliseconds to the first token; 0 if there was none.
     ttft_ms: float = 0.0
+    #: Longest pause between two tokens in milliseconds; 0 if there was at most one.
     itl_ms_max: float = 0.0
+    #: The client's `traceparent`, validated; else empty.
     traceparent: str = ""
 
 
 class PrefillEnded(Message, frozen=True):
-    """P: its part is computed (`error` empty) or failed. `elapsed_ms` from Prefill's arrival."""
+    """P: the prompt is computed, or failed. No answer."""
 
     request_id: str
     attempt: Count
+    #: Milliseconds since the Prefill arrived.
     elapsed_ms: Number
+    #: Prompt tokens whose KV was in P's prefix cache.
     cached_tokens: Count = 0
+    #: A `Code`; empty if the prompt is computed.
     error: str = ""
     message: str = ""
 
 
 class DecodeStarted(Message, frozen=True):
-    """D: first token made. `elapsed_ms` from Decode's arrival; `kv` None when nothing was remote;
-    `kv_ms` from Decode's arrival until the remote KV was in place."""
+    """D: the first token was made. No answer."""
 
     request_id: str
     attempt: Count
+    #: Milliseconds from the Decode's arrival to the first token.
     elapsed_ms: Number
+    #: Prompt tokens whose KV was not computed by D.
     cached_tokens: Count = 0
+    #: What the handoff moved; None if nothing was remote.
     kv: KvReport | None = None
+    #: Milliseconds from the Decode's arrival until the remote KV was in place.
     kv_ms: float = 0.0
 
 
 class PrefixDelta(Message, frozen=True):
-    """Worker: what its engine's prefix cache gained and lost since it last said, as hashes of
-    `common.prefix`, `PREFIX_DELTA_HASHES_MAX` at most in each. `cleared`: forget all that was said
-    before. No answer; what is lost with a connection is told anew after `Welcome`."""
+    """Worker: what its engine's prefix cache gained and lost since the last one, as hashes of
+    `common.prefix`. No answer; what is lost with a connection is sent again after `Welcome`."""
 
+    #: Hashes of blocks that were stored.
     stored: bytes = b""
+    #: Hashes of blocks that were removed.
     removed: bytes = b""
+    #: Whether all earlier hashes of this worker are to be forgotten first.
     cleared: bool = False
 
 
 class PairTrouble(Message, frozen=True):
     """D: taking KV from this prefill worker failed for good, or its digests mismatched. The router
-    stops pairing the two for a while. `kind`: `digest` or `transfer`. No answer."""
+    does not pair the two for a while. No answer."""
 
     request_id: str
     attempt: Count
+    #: Name of the prefill worker.
     prefill: str
     prefill_incarnation: str
+    #: `digest` or `transfer`.
     kind: str
     message: str = ""
 
 
 class Ended(Message, frozen=True):
-    """D: the attempt holds nothing any more. Sent exactly once per Decode. `error` is a `Code` or
-    empty. `decode_ms`: first token to last."""
+    """D: the attempt holds nothing any more. Sent exactly once per Decode. No answer."""
 
     request_id: str
     attempt: Count
+    #: A `FinishReason`, else empty.
     finish_reason: str = ""
     completion_tokens: Count = 0
+    #: Milliseconds from the first token to the last.
     decode_ms: Number = 0.0
+    #: A `Code`, else empty.
     error: str = ""
     message: str = ""
+
+
+GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Cancel | RequestSummary
+"""What a router decodes from a gateway."""
+
+WorkerToRouter = (
+    Hello
+    | Beat
+    | Leaving
+    | Holding
+    | Took
+    | PrefillEnded
+    | DecodeStarted
+    | PairTrouble
+    | PrefixDelta
+    | Ended
+)
+"""What a router decodes from a worker."""
+
+ToRouter = GatewayToRouter | WorkerToRouter

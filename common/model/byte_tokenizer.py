@@ -1,8 +1,8 @@
 """The embedded model's tokenizer: one token per UTF-8 byte, its id the byte's value.
 
-So n bytes of text are n tokens, every string round-trips, and what the model wrote tokenizes back
-to the ids that it sampled, which lets a second turn hit the prefix cache of the first. Special
-tokens follow the 256 bytes. A plain completion gets no BOS; the chat template writes it.
+Thus n bytes of text are n tokens and every string round-trips. The model's text tokenizes back to
+the ids that were sampled, so a second turn hits the prefix cache of the first. Special tokens
+follow the 256 bytes. A plain completion gets no BOS; the chat template writes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHAT_TEMPLATE: Final = """\
 
 
 def byte_symbols() -> list[str]:
-    """The printable character by which byte-level BPE writes each byte (GPT-2's table)."""
+    """The printable character that stands for each byte in byte-level BPE (GPT-2's table)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     symbols = {byte: chr(byte) for byte in shown}
     hidden = (byte for byte in range(BYTE_COUNT) if byte not in symbols)
@@ -58,7 +58,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def write_tokenizer(folder: Path, context_tokens: int) -> None:
-    """tokenizer.json and tokenizer_config.json, as Hugging Face loaders expect them."""
+    """Writes tokenizer.json and tokenizer_config.json, as Hugging Face loaders expect them."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,

@@ -1,9 +1,9 @@
-"""The model that Baton brings along, so that the first command needs no download.
+"""The embedded model, with which the first command needs no download.
 
-It is written in Hugging Face format by numpy alone (no torch, no vLLM), in under a second, from the
-fixed recipe in `common.model.weights`, and cached in a folder named by the recipe's hash. A folder
+numpy alone (no torch, no vLLM) writes it in Hugging Face format in under a second, from the fixed
+recipe in `common.model.weights`. It is cached in a folder named by the recipe's hash. A folder
 appears by one rename of a finished one: processes that start together may each write one, the first
-rename wins, and nobody sees a partial model.
+rename wins, and no process sees a partial model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EMBEDDED_MODEL_NAME: Final = "baton-tiny"
 
 
 def ensure_embedded_model(cache_dir: Path | None = None) -> Path:
-    """The model's folder, made first if this cache has none.
+    """Returns the model's folder, which is made first if this cache has none.
 
     `cache_dir` defaults to `${XDG_CACHE_HOME:-~/.cache}/baton`. Raises OSError when it cannot be
     written.

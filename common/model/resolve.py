@@ -1,7 +1,7 @@
-"""Where a model's files lie on this machine. Never downloads.
+"""Finds a model's files on this machine. It never downloads.
 
-`baton-tiny` is the embedded model, made on first use. A path is a Hugging Face folder. Anything
-else is a Hugging Face id, looked up in the local cache.
+`baton-tiny` is the embedded model, which is made on first use. A path is a Hugging Face folder.
+Anything else is a Hugging Face id, which is looked up in the local cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from common.model.embedded import EMBEDDED_MODEL_NAME, ensure_embedded_model
 
 
 def resolve_model(path: str) -> Path:
-    """The folder with config.json. Raises ConfigError that says what to do."""
+    """Returns the folder with config.json. Raises ConfigError, which tells what to do."""
     if path == EMBEDDED_MODEL_NAME:
         return ensure_embedded_model()
     folder = Path(path).expanduser()

@@ -1,16 +1,18 @@
 """The embedded model's weights: a small Llama with random, wide, biased matrices.
 
-Theory of operation. A Llama of the usual small init repeats one token for ever, so equal outputs
-would prove nothing. These widths (FACTS.md 4) make attention sharp and the residual stream lively:
-output is diverse and prompt tokens far back still matter.
+Theory of operation: a Llama with the usual small initialization repeats one token for ever, so
+equal outputs would prove nothing. These widths (docs/vllm-and-ucx.md, "The model for tests") make
+attention sharp and the residual stream varied, so that the output is diverse and depends on prompt
+tokens far back.
 
-Llama has no output bias, so one residual channel serves as one: every embedding holds the same
-constant there and no layer writes to it, hence the head's column for that channel adds a fixed
-amount to each token's logit. It keeps the model to printable ASCII with the letter frequencies of
-English, and EOS rare.
+Llama has no output bias, so one residual channel serves as one. Every embedding holds the same
+constant there and no layer writes to it; hence the head's column for that channel adds a fixed
+amount to each token's logit. It restricts the output to printable ASCII with the letter frequencies
+of English, and makes EOS rare.
 
-The numbers come from SHAKE-256 by tensor name, four bytes summed to a near normal, and integer sums
-times one float32, so they do not depend on any library's generator.
+The numbers come from SHAKE-256 of the tensor's name. Four bytes are summed to a nearly normal
+integer, which is multiplied by one float32, so the weights do not depend on any library's
+generator.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ _BYTES_PER_VALUE: Final = 4
 _SUM_MEAN: Final = _BYTES_PER_VALUE * 255 / 2
 _SUM_STD: Final = math.sqrt(_BYTES_PER_VALUE * (256**2 - 1) / 12)
 
-# Most frequent first, as English has them; each step down costs the same logit.
+# The letters of English, the most frequent first; each step down costs the same logit.
 _BY_FREQUENCY: Final = " etaoinshrdlcumwfgypbvk,.jxqz'-"
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """Everything the files depend on; its hash names the cache folder."""
+    """Everything on which the files depend. Its hash names the cache folder."""
 
     revision: int = 1  # bump when code here or in byte_tokenizer changes what is written
     seed: int = 18  # of twenty tried, one whose text does not favour a single letter
@@ -72,7 +74,7 @@ def _normal(recipe: Recipe, name: str, shape: tuple[int, int], std: float) -> Ar
 
 
 def _token_bias(recipe: Recipe) -> Array:
-    """What each token's logit gets per unit of the bias channel, shape (vocab,)."""
+    """What is added to each token's logit per unit of the bias channel, shape (vocab,)."""
     bias = np.full(VOCAB_SIZE, recipe.bias_banned, np.float32)
     bias[0x20:0x7F] = recipe.bias_other_printable
     for rank, character in enumerate(_BY_FREQUENCY):
@@ -82,7 +84,8 @@ def _token_bias(recipe: Recipe) -> Array:
 
 
 def _aim(recipe: Recipe, level: int) -> tuple[Array, Array]:
-    """Columns for the bias channel of q_proj and k_proj: where each head looks, shape (rows,).
+    """Columns for the bias channel of q_proj and k_proj, shape (rows,): the distance at which each
+    head attends.
 
     After RoPE the constant parts of query and key score `cos(theta * (distance - wanted))` summed
     over frequencies. Head h of layer l wants distance `(h + 1) * 10**l`, and only frequencies of

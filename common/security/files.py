@@ -1,10 +1,11 @@
 """The files of CURVE: a host's secret and the allow-list of all hosts. `baton keygen` writes them.
 
-Theory of operation: every host has one key pair, used by all its daemons, to bind as to connect. A
-folder, the same on every host (`[security] keys_dir`), holds `secret.json`, this host's own, and
-`peers.json`, the public keys of all hosts with the addresses they bind. Who connects must be in the
-list; who is connected to must hold the key that the list has for that address, so a host of the
-fleet cannot pass for its router. A host has two keys in the list while one replaces the other.
+Theory of operation: every host has one key pair, which all its daemons use for binding and for
+connecting. A folder at the same path on every host (`[security] keys_dir`) holds `secret.json` with
+this host's own pair, and `peers.json` with the public keys of all hosts and the addresses that they
+bind. A host that connects must be in the list. A host that is connected to must hold the key that
+the list has for its address, so that no other host of the fleet can act as the router. A host has
+two keys in the list while one replaces the other.
 """
 
 from __future__ import annotations
@@ -44,37 +45,42 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"Secret(name={self.name!r}, public={self.public!r})"
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One host. `keys`: public, oldest first. `addresses`: as in the endpoints it binds, without
-    scheme and port."""
+class HostKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One host of the allow-list."""
 
     name: HostName
+    #: Its public keys, the oldest first.
     keys: Annotated[list[Z85], Meta(min_length=1, max_length=KEYS_MAX)]
+    #: Addresses of the endpoints that it binds, without scheme and port.
     addresses: list[Address] = []
 
 
 class PeersFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The allow-list."""
+
     version: Literal[1] = 1
-    peers: Annotated[list[Peer], Meta(max_length=PEERS_MAX)] = []
+    peers: Annotated[list[HostKeys], Meta(max_length=PEERS_MAX)] = []
 
 
 F = TypeVar("F", Secret, PeersFile)
 
 
 def read_secret(path: Path) -> Secret:
-    """Raises ConfigError: unreadable, readable by others, not such a file."""
+    """Raises ConfigError if the file cannot be read, can be read by every user, or is no such
+    file."""
     return _read(path, Secret, closed=True)
 
 
 def read_peers(path: Path) -> PeersFile:
-    """Raises ConfigError: unreadable, writable by others, not such a file, anything twice."""
+    """Raises ConfigError if the file cannot be read, can be written by every user, is no such file,
+    or has anything twice."""
     file = _read(path, PeersFile, closed=False)
     check_peers(file, path)
     return file
 
 
 def check_peers(file: PeersFile, path: Path) -> None:
-    """Raises ConfigError for what would make it ambiguous."""
+    """Raises ConfigError if a host, key or address is in it twice."""
     for what, values in (
         ("host", [peer.name for peer in file.peers]),
         ("key", [key for peer in file.peers for key in peer.keys]),

@@ -1,30 +1,31 @@
-"""Answers libzmq's question who may connect (ZAP, ZeroMQ RFC 27) from the allow-list."""
+"""Answers libzmq's authentication requests (ZAP, ZeroMQ RFC 27) from the allow-list."""
 
 from __future__ import annotations
 
 import base64
 
+from common.process.watched_file import WatchedFile
 from common.security.peers import AllowList
 from common.security.refusals import Refusals
-from common.watched import WatchedFile
 
 VERSION, MECHANISM = b"1.0", b"CURVE"
 KEY_BYTES = 32
 
 
 class Gate:
-    """`revoked`: user ids (public keys, Z85) that were let in once and would not be now; frames of
-    connections that still stand under them are to be dropped."""
+    """Grants and refuses connections."""
 
     def __init__(self, peers: WatchedFile[AllowList], refusals: Refusals) -> None:
         self._peers = peers
         self._granted: set[str] = set()
         self.refusals = refusals
+        # : User ids (public keys, Z85) that were granted once and are no longer in the list. Frames
+        # of : connections that are still open under them must be dropped.
         self.revoked: frozenset[str] = frozenset()
 
     def answer(self, question: list[bytes]) -> list[bytes]:
-        """The frames to answer with. Question: version, request id, domain, address, identity,
-        mechanism, credentials. What is not understood is refused."""
+        """Returns the frames of the answer. The question has version, request id, domain, address,
+        identity, mechanism and credentials. A question that cannot be parsed is refused."""
         request_id = question[1] if len(question) > 1 else b""
         key = _public_key(question)
         name = self._peers.value.name_of(key) if key else None
@@ -40,11 +41,11 @@ class Gate:
         self.refusals.add("revoked_key", f"a peer still speaks under the revoked key {user_id}")
 
     def keys_at(self, endpoint: str) -> list[str]:
-        """As `AllowList`."""
+        """As `AllowList.keys_at`."""
         return self._peers.value.keys_at(endpoint)
 
     def refresh(self) -> bool:
-        """Looks at the allow-list's file. True: there is a new one."""
+        """Reads the allow-list again if its file changed. True if there is a new list."""
         if not self._peers.refresh():
             return False
         self.revoked = frozenset(key for key in self._granted if key not in self._peers.value)
@@ -58,7 +59,7 @@ def _public_key(question: list[bytes]) -> str | None:
 
 
 def z85(data: bytes) -> str:
-    """ZeroMQ RFC 32, whose alphabet Python's base85 has in another order."""
+    """Encodes as ZeroMQ RFC 32, which is Python's base85 with another alphabet."""
     return base64.b85encode(data).translate(_TO_Z85).decode()
 
 

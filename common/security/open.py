@@ -1,4 +1,4 @@
-"""From the configuration to the keys of one process."""
+"""Opens the CURVE keys that the configuration names."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 from common.clock import SystemClock
 from common.config import Config
 from common.errors import ConfigError
-from common.log import Logger
+from common.net.sockets import Curve
+from common.process.watched_file import WatchedFile
 from common.security.files import KEY, PEERS, SECRET, read_peers, read_secret
 from common.security.gate import Gate
 from common.security.peers import AllowList
 from common.security.refusals import Refusals
-from common.sockets import Curve
-from common.watched import WatchedFile
+from common.telemetry.log import Logger
 
 
 def open_curve(config: Config, log: Logger) -> Curve | None:
-    """None where the fleet has no keys. Raises ConfigError when this host's cannot be used."""
+    """The keys of this process; None if the fleet has none. Raises ConfigError if this host's keys
+    cannot be used."""
     if not config.security.keys_dir:
         return None
     folder = Path(config.security.keys_dir)
@@ -35,5 +36,5 @@ def open_curve(config: Config, log: Logger) -> Curve | None:
 
 
 def read_allow_list(path: Path, own: str) -> AllowList:
-    """As seen from the host named `own`. Raises ConfigError."""
+    """The allow-list as seen from the host named `own`. Raises ConfigError."""
     return AllowList(read_peers(path), own)

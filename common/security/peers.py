@@ -1,6 +1,6 @@
-"""Who may connect, and whose key must answer where. Pure.
+"""The allow-list: which keys may connect, and which key must answer at an address. Pure.
 
-A loopback address that the list gives to nobody is answered by this host's own key.
+At a loopback address that the list gives to no host, this host's own key must answer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class AllowList:
         return key in self._names
 
     def name_of(self, key: str) -> str | None:
-        """The host that this public key belongs to; None for a stranger."""
+        """The host to which this public key belongs; None if the key is not in the list."""
         return self._names.get(key)
 
     def keys_at(self, endpoint: str) -> list[str]:
-        """Public keys that may answer at `tcp://HOST:PORT`, newest first; empty: nobody's."""
+        """Public keys that may answer at `tcp://HOST:PORT`, the newest first; empty if none may."""
         match = TCP.fullmatch(endpoint)
         host = match[1].strip("[]") if match else ""
         named = self._at.get(host)

@@ -1,26 +1,26 @@
-"""Counts the peers that were not let in, and says so without being a gift to whoever floods."""
+"""Counts refused peers, and logs them at a bounded rate, so that a flood does not fill the log."""
 
 from __future__ import annotations
 
 from common.clock import Clock
-from common.log import Logger
+from common.telemetry.log import Logger
 
-SAY_EVERY_SECONDS = 10.0
+LOG_EVERY_SECONDS = 10.0
 
 
 class Refusals:
-    """`counts`: by reason, a fixed set of words. A reason is logged at once, then at most every
-    `SAY_EVERY_SECONDS` with its count."""
+    """A reason is logged at once, and then at most every `LOG_EVERY_SECONDS` with its count."""
 
     def __init__(self, log: Logger, clock: Clock) -> None:
         self._log = log
         self._clock = clock
-        self._said: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
+        #: Refusals by reason, which is one of a fixed set of words.
         self.counts: dict[str, int] = {}
 
     def add(self, reason: str, sentence: str) -> None:
         count = self.counts[reason] = self.counts.get(reason, 0) + 1
         now = self._clock.monotonic()
-        if now - self._said.get(reason, -SAY_EVERY_SECONDS) >= SAY_EVERY_SECONDS:
-            self._said[reason] = now
+        if now - self._logged_at.get(reason, -LOG_EVERY_SECONDS) >= LOG_EVERY_SECONDS:
+            self._logged_at[reason] = now
             self._log.warning("peer.refused", reason=reason, count=count, sentence=sentence)

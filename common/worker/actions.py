@@ -1,28 +1,30 @@
-"""What worker cores hear and what they ask for; the vocabulary between `core.py` and the shell.
+"""The interface of worker cores: the events that they handle and the actions that they return.
 
-The shell (`common.worker.daemon`) turns sockets and the engine into these events, and carries out
-the actions in order. Messages of `common.messages` are events and payloads as they are.
+The shell (`common.worker.daemon`) turns what sockets and the engine bring into these events, and
+carries out the actions in order. `Abort` and `Batch` are events as they arrive.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from common.engine.port import Batch, EngineRequest
-from common.messages import Abort, Decode, Delta, Message, Prefill, RequestBody
+from common.messages import Abort, Decode, Delta, HeldAttempt, Message, Prefill, RequestBody
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Router gave work; `body` is already decoded."""
+    """A router placed an attempt here."""
 
     message: Prefill | Decode
+    #: The decoded second frame of the message.
     body: RequestBody
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRefused:
-    """`Engine.add` raised for this try: no output will follow."""
+    """`Engine.add` raised for this attempt, so no output will follow."""
 
     request_id: str
     attempt: int
@@ -32,7 +34,7 @@ class EngineRefused:
 
 @dataclass(frozen=True, slots=True)
 class GatewayGone:
-    """The stream connection to this gateway is closed or does not take more."""
+    """The stream connection to this gateway is closed, or its queue is full."""
 
     gateway: str
     incarnation: str
@@ -40,39 +42,77 @@ class GatewayGone:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainOver:
-    """This worker must leave soon: what it still streams goes on elsewhere."""
+class FrameDropped:
+    """A router sent a frame that cannot be decoded; the core only counts it."""
 
     reason: str
 
 
-Event = Dispatched | Abort | Batch | EngineRefused | GatewayGone | DrainOver
+@dataclass(frozen=True, slots=True)
+class DrainOver:
+    """This worker must stop soon. The requests that it still has continue elsewhere."""
+
+    reason: str
+
+
+Event = Dispatched | Abort | Batch | EngineRefused | GatewayGone | FrameDropped | DrainOver
 
 
 @dataclass(frozen=True, slots=True)
 class AddToEngine:
+    """Gives the engine a request."""
+
     request: EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
 class AbortInEngine:
+    """Makes the engine free all that it holds for this attempt."""
+
     request_id: str
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToRouter:
+    """A report to all routers."""
+
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class ToGateway:
-    """All deltas of one step for one gateway. `endpoint`: where its stream socket is bound."""
+    """All deltas of one engine step for one gateway."""
 
     gateway: str
     incarnation: str
+    #: Where the gateway's stream socket is bound.
     endpoint: str
     deltas: list[Delta]
 
 
 Action = AddToEngine | AbortInEngine | ToRouter | ToGateway
+
+
+class WorkerCore(Protocol):
+    """A worker's decisions: `PrefillCore` or `DecodeCore`."""
+
+    #: Events and frames that were dropped.
+    dropped: int
+
+    @property
+    def active(self) -> int:
+        """Attempts that a drain must wait for."""
+        ...
+
+    def held_attempts(self) -> list[HeldAttempt]:
+        """All attempts, the oldest first."""
+        ...
+
+    def held_attempt(self, request_id: str, attempt: int) -> HeldAttempt | None:
+        """None if the attempt is not held."""
+        ...
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The sole mutator. `now` is in seconds, monotonic."""
+        ...

@@ -1,12 +1,13 @@
-"""A tiny request that a worker's own engine answers now and then, so that one which beats but
-computes wrongly, or not at all, is found.
+"""The canary: a tiny request to a worker's own engine that finds an engine which computes wrongly,
+or not at all, while its daemon still beats.
 
-Theory of operation: every engine is given the same short prompt, greedy, so that engines of one
-fingerprint must make the same tokens. The request goes to the engine beside the core, past router
-and gateway: nobody is charged for it, no table counts it, and it works on a prefill worker too. One
-is under way at most; its outputs are sifted out of the engine's batches before the core sees them.
-The prompt repeats itself, for what a model is sure of does not hang on a rounding, and is shorter
-than a block, so that it is computed anew each time and leaves nothing in the prefix cache.
+Theory of operation: every engine is given the same short prompt with greedy sampling, so that
+engines of one fingerprint must generate the same tokens. The request goes to the engine directly
+and not through gateway, router and core: nobody is charged for it, no table counts it, and it works
+on a prefill worker too. At most one canary runs at a time. Its outputs are removed from the
+engine's batches before the core gets them. The prompt repeats itself, because a model's clear
+choices do not depend on rounding. It is shorter than a block, so that it is computed anew each time
+and leaves nothing in the prefix cache.
 """
 
 from __future__ import annotations
@@ -15,36 +16,39 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
+
 from common.clock import Clock
 from common.engine.port import Batch, Engine, EngineRequest, Output, engine_key
 from common.messages import CanaryAnswer, Load, Role, Sampling
 from common.worker.actions import AbortInEngine, AddToEngine
 
 CANARY_ID = "~canary"
-"""No client can give its request this name: a tilde is no part of a request id."""
+"""No client can give its request this id, because request ids have no tilde."""
 PROMPT = [40, 41, 42, 43] * 3
 SAMPLING = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+#: A canary is skipped while this share of the engine's sequences runs, or anything waits in it.
 BUSY_SHARE = 0.5
 
 
 class Canary:
-    """`order` gives the engine a command, in its turn."""
+    """`enqueue` gives the engine a command, after those that it was given before."""
 
     def __init__(
         self,
         engine: Engine,
-        order: Callable[[AddToEngine | AbortInEngine], None],
+        enqueue: Callable[[AddToEngine | AbortInEngine], None],
         clock: Clock,
     ) -> None:
         self._engine = engine
-        self._order = order
+        self._enqueue = enqueue
         self._clock = clock
         self._attempt = 0
         self._tokens: list[int] = []
         self._ended: asyncio.Future[str] | None = None
 
-    async def fly(self, seconds: float) -> CanaryAnswer:
-        """Never raises for what the engine does."""
+    async def run(self, seconds: float) -> CanaryAnswer:
+        """Runs one canary. Raises nothing, whatever the engine does."""
         fingerprint = self._engine.info.fingerprint
         why_not = self._why_not()
         if why_not:
@@ -61,46 +65,45 @@ class Canary:
             sentence=problem,
         )
 
-    def sift(self, batch: Batch) -> Batch:
-        """The batch without what is the canary's."""
+    def batch_without_own(self, batch: Batch) -> Batch:
+        """The batch without the outputs of the canary."""
         ended = self._ended
         if ended is None:
             return batch
         key = engine_key(CANARY_ID, self._attempt)
-        mine = [output for output in batch.outputs if output.key == key]
-        for output in mine:
+        own = [output for output in batch.outputs if output.key == key]
+        for output in own:
             self._take(output, ended)
-        if not mine:
+        if not own:
             return batch
         return replace(batch, outputs=[output for output in batch.outputs if output.key != key])
 
-    def refused(self, request_id: str, message: str) -> bool:
-        """The engine does not take it. False: that was somebody else's."""
+    def on_refused(self, request_id: str, message: str) -> bool:
+        """Takes the engine's refusal of a request. False if that request is no canary."""
         if request_id == CANARY_ID and self._ended is not None and not self._ended.done():
             self._ended.set_result(f"the engine refused it: {message}")
         return request_id == CANARY_ID
 
-    def without(self, load: Load, *, empty: bool) -> Load:
-        """What the engine holds besides the canary. `empty`: the core gave it nothing, so that all
-        KV in use is the canary's: who waits for an empty engine must not wait for a quiet moment
-        between two canaries."""
+    def load_without_own(self, load: Load, *, empty: bool) -> Load:
+        """What the engine holds besides the canary. If `empty`, the core gave the engine nothing
+        and all KV in use is the canary's; otherwise a drain, which waits for an empty engine, would
+        have to wait for a moment between two canaries."""
         if self._ended is None:
             return load
         running, waiting = load.running, load.waiting
-        return Load(
+        return msgspec.structs.replace(
+            load,
             running=max(0, running - 1),
             waiting=waiting if running else max(0, waiting - 1),
             kv_used=0.0 if empty else load.kv_used,
-            step_age_ms=load.step_age_ms,
-            step_ms_p99=load.step_ms_p99,
         )
 
     async def _answer(self, seconds: float) -> str:
-        """Why there is none, or not a whole one; empty when it is whole."""
+        """Why the answer is missing or incomplete; empty if it is complete."""
         self._attempt, self._tokens = self._attempt + 1, []
         self._ended = asyncio.get_running_loop().create_future()
         request = EngineRequest(CANARY_ID, self._attempt, Role.DECODE, list(PROMPT), SAMPLING)
-        self._order(AddToEngine(request))
+        self._enqueue(AddToEngine(request))
         try:
             async with asyncio.timeout(seconds):
                 return await self._ended
@@ -110,7 +113,7 @@ class Canary:
             return f"{made} within {seconds:g} s"
         finally:
             if not self._ended.done() or self._ended.cancelled():
-                self._order(AbortInEngine(CANARY_ID, self._attempt))
+                self._enqueue(AbortInEngine(CANARY_ID, self._attempt))
             self._ended = None
 
     def _take(self, output: Output, ended: asyncio.Future[str]) -> None:
@@ -119,6 +122,7 @@ class Canary:
             ended.set_result(output.message or output.error)
 
     def _why_not(self) -> str:
+        """Why no canary can run now; empty if one can."""
         if self._ended is not None:
             return "another canary is under way"
         load, slots = self._engine.load(), self._engine.info.capacity.max_num_seqs

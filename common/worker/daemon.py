@@ -1,11 +1,12 @@
-"""The shell around a worker's core: sockets and engine in, actions out.
+"""The shell around a worker's core: it turns sockets and the engine into events and carries out
+actions.
 
-Theory of operation: everything that happens (a dispatch, an abort, an engine batch, a gateway lost)
-becomes one event into the core, on the loop's thread; the actions that come back are carried out in
-order. What must be awaited (the engine's add and abort) goes through one queue and one task, so an
-abort never overtakes its add; the core's own table bounds that queue. The engine is opened before
-the loop starts and passed in. When it dies, the task `engine-events` raises and the process ends
-with status 1 and that name: a supervisor's restart is the recovery, the router places elsewhere.
+Theory of operation: everything that happens (a dispatch, an abort, an engine batch, a lost gateway)
+becomes one event into the core, on the loop's thread, and the returned actions are carried out in
+order. The engine's `add` and `abort` must be awaited; they go through one queue and one task, so
+that an abort never overtakes its add. The core's table bounds that queue. The engine is opened
+before the loop starts and passed in. When it dies, the task `engine-events` raises and the process
+ends with status 1 and that name; a supervisor starts it again, and the router places elsewhere.
 """
 
 from __future__ import annotations
@@ -18,12 +19,9 @@ from msgspec.structs import replace
 
 from common.clock import Clock
 from common.config import Config, WorkerConfig
-from common.endpoints import control_addresses
 from common.engine.port import Engine
 from common.errors import BatonError, Code, WireError
-from common.exposition import Exposition
-from common.lifecycle import Tasks
-from common.log import Logger
+from common.identity import identity_of
 from common.messages import (
     HOLDING_MAX,
     WIRE_VERSION,
@@ -31,7 +29,6 @@ from common.messages import (
     Beat,
     Decode,
     Drain,
-    Held,
     Hello,
     Holding,
     Introduce,
@@ -45,8 +42,12 @@ from common.messages import (
     Took,
     Welcome,
 )
+from common.net.endpoints import control_addresses
+from common.net.wire import Decoder, decode_body
+from common.process.lifecycle import Tasks
 from common.security.open import open_curve
-from common.wire import Decoder, decode_body
+from common.telemetry.exposition import Exposition
+from common.telemetry.log import Logger
 from common.worker.actions import (
     AbortInEngine,
     Action,
@@ -55,38 +56,26 @@ from common.worker.actions import (
     DrainOver,
     EngineRefused,
     Event,
+    FrameDropped,
     GatewayGone,
     ToGateway,
     ToRouter,
+    WorkerCore,
 )
-from common.worker.engine_watch import objection
-from common.worker.examined import Examined
+from common.worker.engine_watch import why_hung
+from common.worker.health_endpoints import HealthEndpoints
 from common.worker.kv_log import LinkLog, log_handoff
+from common.worker.kv_reachability import KvReachability
 from common.worker.metrics import WorkerMetrics
-from common.worker.reach import Reach
-from common.worker.routers import RouterLink, RouterLinks
+from common.worker.router_links import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
 MOVE_SECONDS = 2.0
 
 
-class Core(Protocol):
-    """A worker's decisions; `active` counts what a drain must wait for."""
-
-    dropped: int
-
-    @property
-    def active(self) -> int: ...
-
-    def holding(self) -> list[Held]: ...
-
-    def held(self, request_id: str, attempt: int) -> Held | None: ...
-
-    def handle(self, event: Event, now: float) -> list[Action]: ...
-
-
 class Gateways(Protocol):
-    """Where tokens leave. `send` says False when the gateway is lost or takes no more."""
+    """The connections to gateways. `send` returns False if the gateway is lost or its queue is
+    full."""
 
     def send(self, action: ToGateway) -> bool: ...
 
@@ -94,7 +83,7 @@ class Gateways(Protocol):
 
 
 class Worker:
-    """One prefill or decode daemon, as a `common.lifecycle.Service`."""
+    """One prefill or decode daemon, as a `common.process.lifecycle.Service`."""
 
     def __init__(
         self,
@@ -104,7 +93,7 @@ class Worker:
         name: str,
         incarnation: str,
         engine: Engine,
-        core: Core,
+        core: WorkerCore,
         clock: Clock,
         log: Logger,
     ) -> None:
@@ -116,7 +105,7 @@ class Worker:
         self._core = core
         self._clock = clock
         self._log = log
-        self._link_log = LinkLog(log, self._own().kv.transports)
+        self._link_log = LinkLog(log, self._worker_config().kv.transports)
         self.curve = open_curve(config, log)
         self._gateways: Gateways | None = None
         self._routers: RouterLinks | None = None
@@ -124,17 +113,19 @@ class Worker:
         self._commands: asyncio.Queue[AddToEngine | AbortInEngine] = asyncio.Queue()
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
-        self._examined = Examined(engine, self._commands.put_nowait, clock, self._why_no_canary)
-        self._exposition = Exposition(
-            config, role, name, WorkerMetrics(core, engine), routes=self._examined.routes()
+        self._health = HealthEndpoints(
+            engine, self._commands.put_nowait, clock, self._why_no_canary
         )
-        self._reach = Reach()
+        self._exposition = Exposition(
+            config, role, name, WorkerMetrics(core, engine), routes=self._health.routes()
+        )
+        self._kv_reachability = KvReachability()
         self._draining = False
         self._engine_lost = False
         self._ran = False
         self._drained = False
 
-    def _own(self) -> WorkerConfig:
+    def _worker_config(self) -> WorkerConfig:
         table = self._config.prefill if self._role is Role.PREFILL else self._config.decode
         default = WorkerConfig(engine=self._config.engine, kv=self._config.kv)
         return table.get(self._name, default)
@@ -154,7 +145,7 @@ class Worker:
             tasks.start("allow-list", self.curve.watch())
         self._routers = RouterLinks(
             control_addresses(self._config),
-            f"{self._name}|{self._incarnation}".encode(),
+            identity_of(self._name, self._incarnation).encode(),
             hello=self._hello,
             on_frames=self._on_control,
             log=self._log,
@@ -168,7 +159,7 @@ class Worker:
         tasks.start("engine-probe", self._probe_engine())
         tasks.start("beat", self._beat())
         tasks.start("router-refusal", self._die_if_refused())
-        tasks.upkeep.beat_while(lambda: not self._objection())
+        tasks.watchdog_and_reload.beat_while(lambda: not self._why_hung())
         capacity = info.capacity
         return (
             f"{self._role} {self._name} ready: {info.model}, {capacity.kv_blocks} KV blocks of "
@@ -176,8 +167,8 @@ class Worker:
         )
 
     async def stop(self) -> None:
-        """Without an engine nothing can be waited for: its streams go on elsewhere as soon as the
-        connections close."""
+        """Drains, then closes everything. Without an engine there is nothing to wait for, and its
+        streams continue elsewhere as soon as the connections close."""
         self._draining = True
         if not self._engine_lost:
             self._to_router(Leaving(reason="stopping"))
@@ -192,19 +183,20 @@ class Worker:
             self.curve.close()
 
     async def _drain(self) -> None:
-        """Requests may finish; before the limit those that have not go on elsewhere."""
+        """Lets requests finish. Before the limit, those that have not finished are moved
+        elsewhere."""
         limit = self._config.fleet.drain_ms / 1000
         move = min(MOVE_SECONDS, limit / 2)
         if await self._is_idle_within(limit - move):
             return
         left = self._core.active
         sentence = f"{left} requests were still running near the end of the drain time"
-        self._log.info("worker.drain_moves", active=left, sentence=f"{sentence}: they are moved")
+        self._log.info("requests.moved", active=left, sentence=f"{sentence}: they are moved")
         self.handle(DrainOver(f"{self._role} worker {self._name} is stopping"))
         if not await self._is_idle_within(move):
             left = self._core.active
             sentence = f"{left} requests were still running when the drain time ended"
-            self._log.warning("worker.drain_timeout", active=left, sentence=sentence)
+            self._log.warning("drain.expired", active=left, sentence=sentence)
 
     async def _is_idle_within(self, seconds: float) -> bool:
         if not self._core.active:
@@ -218,7 +210,7 @@ class Worker:
         return True
 
     def handle(self, event: Event) -> None:
-        """One event through the core and its actions out; on the loop's thread only."""
+        """Handles one event and carries out its actions, on the loop's thread only."""
         for action in self._core.handle(event, self._clock.monotonic()):
             self._carry_out(action)
         if not self._core.active:
@@ -237,7 +229,7 @@ class Worker:
 
     def _to_router(self, message: Message) -> None:
         if self._routers is not None:
-            self._routers.say(message)
+            self._routers.broadcast(message)
 
     def _hello(self) -> list[Message]:
         info = self._engine.info
@@ -262,36 +254,38 @@ class Worker:
                 if len(frames) != 2:
                     raise WireError(f"{type(message).__name__} came without its body")
                 self.handle(Dispatched(message, decode_body(frames[1])))
-                self._tell_others(link, message)
+                self._announce_attempt(link, message)
             elif isinstance(message, Abort):
                 self.handle(message)
             elif isinstance(message, Drain):
                 self._drained = message.on
                 self._to_router(self._make_beat())
             elif isinstance(message, Introduce):
-                self._reach.introduced(message.prefill, message.kv_address, self._clock.monotonic())
+                self._kv_reachability.add(
+                    message.prefill, message.kv_address, self._clock.monotonic()
+                )
                 self._engine.connect_kv(message.kv_address)
             else:
                 self._on_link(link, message)
         except WireError as error:
-            self._core.dropped += 1
+            self.handle(FrameDropped(error.message))
             self._log.warning("frame.dropped", sentence=error.message)
 
-    def _tell_others(self, link: RouterLink, message: Prefill | Decode) -> None:
-        held = self._core.held(message.request_id, message.attempt)
+    def _announce_attempt(self, link: RouterLink, message: Prefill | Decode) -> None:
+        held = self._core.held_attempt(message.request_id, message.attempt)
         if self._routers is not None and held is not None:
-            self._routers.say(Took(held=held), but=link)
+            self._routers.broadcast(Took(held=held), except_for=link)
 
     def _on_link(self, link: RouterLink, message: Welcome | Refused | Ping) -> None:
         match message:
             case Welcome():
                 self._log.info("router.welcomed", router=message.name)
-                held = self._core.holding()
-                tries = tuple(held[:HOLDING_MAX])
+                held = self._core.held_attempts()
+                attempts = tuple(held[:HOLDING_MAX])
                 link.welcomed()
-                link.say(Holding(tries=tries, complete=len(tries) == len(held)))
-                link.say(self._make_beat())
-                self._tell_prefixes(whole=True)
+                link.send(Holding(attempts=attempts, complete=len(attempts) == len(held)))
+                link.send(self._make_beat())
+                self._send_prefix_deltas(whole=True)
             case Refused():
                 if not self._refused.done():
                     self._refused.set_result(message)
@@ -311,7 +305,7 @@ class Worker:
                 raise
             for done in batch.kv_done:
                 log_handoff(self._log, done)
-            self.handle(self._examined.canary.sift(batch))
+            self.handle(self._health.canary.batch_without_own(batch))
 
     async def _run_commands(self) -> None:
         while True:
@@ -326,22 +320,22 @@ class Worker:
                 if error.code is Code.ENGINE_FAILED:
                     self._engine_lost = True
                     raise
-                if self._examined.canary.refused(request.request_id, error.message):
+                if self._health.canary.on_refused(request.request_id, error.message):
                     continue
                 self.handle(
                     EngineRefused(request.request_id, request.attempt, error.code, error.message)
                 )
 
-    def _objection(self) -> str:
-        own, load = self._own(), self._engine.load()
+    def _why_hung(self) -> str:
+        config, load = self._worker_config(), self._engine.load()
         self._ran = load.step_age_ms > 0 and (self._ran or load.running > 0)
-        return objection(load, own.engine.hang_ms, own.kv.load_timeout_ms, ran=self._ran)
+        return why_hung(load, config.engine.hang_ms, config.kv.load_timeout_ms, ran=self._ran)
 
     async def _watch_engine(self) -> None:
-        """Ends when the engine hangs, and the process with it."""
+        """Raises when the engine hangs, which ends the process."""
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            sentence = self._objection()
+            sentence = self._why_hung()
             if sentence:
                 self._engine_lost = True
                 raise BatonError(Code.ENGINE_FAILED, sentence)
@@ -356,26 +350,28 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             self._to_router(self._make_beat())
-            self._tell_prefixes(whole=False)
+            self._send_prefix_deltas(whole=False)
             await asyncio.sleep(BEAT_SECONDS)
 
-    def _tell_prefixes(self, *, whole: bool) -> None:
-        for delta in self._engine.prefix_news(whole=whole):
+    def _send_prefix_deltas(self, *, whole: bool) -> None:
+        for delta in self._engine.prefix_cache_delta(whole=whole):
             self._to_router(delta)
 
     def _make_beat(self) -> Beat:
-        load = self._examined.canary.without(self._engine.load(), empty=not self._core.active)
-        beat = Beat(load=load, drained=self._drained, opinion=self._examined.opinion())
+        load = self._health.canary.load_without_own(
+            self._engine.load(), empty=not self._core.active
+        )
+        beat = Beat(load=load, drained=self._drained, health_verdict=self._health.verdict())
         status = self._engine.kv_status()
         if status is None:
             return beat
-        self._link_log.look(status)
+        self._link_log.update(status)
         now = self._clock.monotonic()
-        for address in self._reach.look(status.linked, now):
+        for address in self._kv_reachability.due(status.linked, now):
             self._engine.connect_kv(address)
         return replace(
             beat,
-            kv_unreachable=self._reach.unreachable(now),
+            kv_unreachable=self._kv_reachability.unreachable(now),
             kv_counts=status.counts,
             kv_holds=status.holds,
             kv_holds_total=status.holds_total,

@@ -1,21 +1,23 @@
-"""When an engine that is not dead is as good as dead: pure.
+"""Decides when an engine whose process still lives counts as hung. Pure.
 
-Its process lives and its daemon beats, but no step comes, or no answer to a question
-(`common.engine.probe`). The router has given it up long before (`router.liveness`); the daemon ends
-so that a supervisor starts both anew. Patience is longer while nothing runs: what waits for KV from
-elsewhere makes no steps for as long as a handoff may take. Questions are answered at any time.
+A hung engine makes no step, or does not answer a probe (`common.engine.probe`), while its daemon
+beats. The router ejects such a worker much sooner (`router.liveness`); the daemon ends so that a
+supervisor starts both anew. The limit is longer while nothing runs, because requests that wait for
+KV from another worker make no steps for as long as a handoff may take. Probes are answered at any
+time.
 """
 
 from __future__ import annotations
 
 from common.messages import Load
 
+#: Multiple of the engine's own p99 step below which a step is not too long.
 STEPS = 20.0
 
 
-def objection(load: Load, hang_ms: float, load_timeout_ms: float, *, ran: bool) -> str:
-    """Why this engine counts as hung, as one sentence; empty while it does not. `ran`: something
-    ran when the step that does not end began, though it may have been taken elsewhere since."""
+def why_hung(load: Load, hang_ms: float, load_timeout_ms: float, *, ran: bool) -> str:
+    """Why this engine counts as hung, as one sentence; empty while it does not. `ran` tells whether
+    a sequence ran when the current step began; it may have been taken away since."""
     limit = max(hang_ms, STEPS * load.step_ms_p99)
     if load.silent_ms > limit:
         return (

@@ -1,17 +1,21 @@
-"""What the log tells of the KV plane: handoffs that ended, silent when all is well and loud when a
-pair is in trouble; and over what each pair's KV travels, loud when that is slower than asked for.
+"""Log events of the KV plane.
+
+A handoff that went well is logged at level debug, and one that shows trouble between two workers as
+a warning. The transport of each connection is logged once, as a warning if it is slower than the
+configuration asks for.
 """
 
 from __future__ import annotations
 
 from common.errors import Code
-from common.kv.lanes import crosses_by_tcp_only, wants_more_than_tcp
 from common.kv.messages import KvDone, KvStatus
-from common.log import Logger
+from common.kv.transport.chosen_transports import crosses_by_tcp_only, wants_more_than_tcp
 from common.messages import KvReport
+from common.telemetry.log import Logger
 
 
 def log_handoff(log: Logger, done: KvDone) -> None:
+    """Logs one handoff that ended."""
     report = done.report
     bound = log.bind(
         request_id=done.request_id,
@@ -54,26 +58,28 @@ def _before(report: KvReport) -> str:
 
 
 class LinkLog:
-    """Says each connection to a P once, and again when UCX chose otherwise after a reconnection."""
+    """Logs the transport of each connection to a P once, and again if UCX chose another one after a
+    reconnection."""
 
     def __init__(self, log: Logger, transports: str) -> None:
         self._log = log
         self._transports = transports
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._logged: dict[str, tuple[str, ...]] = {}
 
-    def look(self, status: KvStatus) -> None:
+    def update(self, status: KvStatus) -> None:
+        """Logs connections of `status` whose transport is new."""
         for peer, lanes in status.lanes.items():
-            if lanes and self._told.get(peer) != lanes:
-                self._say(peer, lanes)
-        self._told = dict(status.lanes)
+            if lanes and self._logged.get(peer) != lanes:
+                self._log_transport(peer, lanes)
+        self._logged = dict(status.lanes)
 
-    def _say(self, peer: str, lanes: tuple[str, ...]) -> None:
+    def _log_transport(self, peer: str, lanes: tuple[str, ...]) -> None:
         bound = self._log.bind(peer=peer, lanes=list(lanes))
         if wants_more_than_tcp(self._transports) and crosses_by_tcp_only(lanes):
             sentence = (
                 f"KV from {peer} falls back to TCP: of {self._transports!r} UCX can use nothing "
                 "faster between the two hosts; `baton doctor` on both tells what each has"
             )
-            bound.warning("link.slow", sentence=sentence)
+            bound.warning("link.degraded", sentence=sentence)
         else:
             bound.info("link.opened", sentence=f"KV from {peer} comes over {lanes[0]}")

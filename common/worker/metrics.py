@@ -1,29 +1,18 @@
-"""What a worker says of its engine, as Prometheus metrics."""
+"""A worker's Prometheus metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.messages import Load
-
-
-class Core(Protocol):
-    dropped: int
-
-    @property
-    def active(self) -> int: ...
-
-
-class Engine(Protocol):
-    def load(self) -> Load: ...
+from common.engine.port import Engine
+from common.worker.actions import WorkerCore
 
 
 class WorkerMetrics(Collector):
-    def __init__(self, core: Core, engine: Engine) -> None:
+    def __init__(self, core: WorkerCore, engine: Engine) -> None:
         self._core = core
         self._engine = engine
 

@@ -1,6 +1,6 @@
-"""`baton bench`: load against any OpenAI endpoint, and what its clients saw.
+"""`baton bench`: load against any OpenAI endpoint, and what its clients measured.
 
-`asks` says what is asked (mixes, traces), `arrivals` when; `prompts` makes the text; `driver` sends
-open or closed loop through `client`; `figures` sums up; `result` is what is written; `command` is
-the command line.
+Start with `command.py`. `request_specs.py` defines requests (mixes, traces), `arrivals.py` their
+instants, `prompts.py` their text; `driver.py` sends them through `client.py`; `figures.py` and
+`result.py` hold the results. `peers`, `crossover`, `plan` and `capacity` import this room.
 """

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import count, takewhile
 
-from loadtest.bench.asks import Ask
+from loadtest.bench.request_specs import RequestSpec
 
 
 def constant(rate: float) -> Iterator[float]:
@@ -26,10 +26,10 @@ def burst(rate: float, size: int) -> Iterator[float]:
     return ((number // size) * size / rate for number in count())
 
 
-def timed(asks: Iterable[Ask], instants: Iterable[float]) -> Iterator[Ask]:
-    return (ask._replace(at=at) for ask, at in zip(asks, instants, strict=False))
+def timed(specs: Iterable[RequestSpec], instants: Iterable[float]) -> Iterator[RequestSpec]:
+    return (spec._replace(at=at) for spec, at in zip(specs, instants, strict=False))
 
 
-def until(asks: Iterable[Ask], seconds: float) -> Iterator[Ask]:
+def until(specs: Iterable[RequestSpec], seconds: float) -> Iterator[RequestSpec]:
     """Those that are meant to be sent before `seconds`."""
-    return takewhile(lambda ask: ask.at < seconds, asks)
+    return takewhile(lambda spec: spec.at < seconds, specs)

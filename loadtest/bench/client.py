@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from loadtest.bench.samples import Kind, Sample
+from loadtest.bench.sample import FailureKind, Sample
 
 DATA = b"data:"
 DONE = b"[DONE]"
@@ -23,8 +23,8 @@ class _Choice(msgspec.Struct):
 
     @property
     def speaks(self) -> bool:
-        told = self.delta
-        return bool(self.text or told.get("content") or told.get("reasoning_content"))
+        delta = self.delta
+        return bool(self.text or delta.get("content") or delta.get("reasoning_content"))
 
 
 class _Usage(msgspec.Struct):
@@ -42,8 +42,9 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 
 
 class Client:
-    """`now`: seconds since the load began. `on_gap`: each wait between two chunks, milliseconds.
-    `on_tokens`: instant and number of new chunks."""
+    """Sends requests to one path of an endpoint. `now` returns seconds since the start of the load.
+    `on_gap` is called with each wait between two chunks in milliseconds, `on_chunk` with the
+    instant of each chunk."""
 
     def __init__(
         self,
@@ -73,11 +74,11 @@ class Client:
                 sample.server_first_ms = _server_timing(response.headers.get("server-timing", ""))
                 await self._stream(sample, response)
         except TimeoutError:
-            sample.error = Kind.TIMEOUT
+            sample.error = FailureKind.TIMEOUT
         except aiohttp.ClientConnectorError as error:
-            sample.error, sample.detail = Kind.CONNECT, str(error)[:DETAIL_CHARS]
+            sample.error, sample.detail = FailureKind.CONNECT, str(error)[:DETAIL_CHARS]
         except (aiohttp.ClientError, ConnectionError) as error:
-            sample.error = Kind.CUT
+            sample.error = FailureKind.CUT
             sample.detail = f"{type(error).__name__} {error}"[:DETAIL_CHARS]
 
     async def _stream(self, sample: Sample, response: aiohttp.ClientResponse) -> None:
@@ -94,7 +95,7 @@ class Client:
         if finished or sample.finish:
             sample.done = self._now()
         else:
-            sample.error = Kind.CUT
+            sample.error = FailureKind.CUT
             sample.detail = f"the stream ended after {sample.chunks} chunks without saying why"
 
     def _chunk(self, sample: Sample, payload: bytes) -> bool:
@@ -102,10 +103,10 @@ class Client:
         try:
             chunk = _CHUNK.decode(payload)
         except msgspec.MsgspecError as error:
-            sample.error, sample.detail = Kind.GARBLED, str(error)[:DETAIL_CHARS]
+            sample.error, sample.detail = FailureKind.GARBLED, str(error)[:DETAIL_CHARS]
             return False
         if chunk.error is not None:
-            sample.error, sample.detail = Kind.ERROR_EVENT, str(chunk.error)[:DETAIL_CHARS]
+            sample.error, sample.detail = FailureKind.ERROR_EVENT, str(chunk.error)[:DETAIL_CHARS]
             return False
         if chunk.usage is not None:
             sample.prompt_tokens = chunk.usage.prompt_tokens
@@ -131,11 +132,11 @@ class Client:
         text = await response.text(errors="replace")
         code, message = _error(text)
         overload = response.status in (429, 503)
-        kind = Kind.REFUSED if overload else Kind.HTTP
+        kind = FailureKind.REFUSED if overload else FailureKind.HTTP
         sample.error = f"{kind} {response.status} {code}".strip()
         sample.detail = message[:DETAIL_CHARS]
-        told = response.headers.get("Retry-After", "")
-        sample.retry_after = float(told) if told.isdigit() else None
+        retry_after = response.headers.get("Retry-After", "")
+        sample.retry_after = float(retry_after) if retry_after.isdigit() else None
 
 
 def _error(text: str) -> tuple[str, str]:

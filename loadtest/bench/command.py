@@ -16,14 +16,14 @@ import msgspec
 import uvloop
 
 from common.errors import ConfigError
-from loadtest import local, provenance
+from loadtest import local_fleet, provenance
 from loadtest.bench import endpoint, options, table
-from loadtest.bench.asks import Ask
-from loadtest.bench.driver import Drive, Plan
+from loadtest.bench.driver import LoadPlan, LoadRun
 from loadtest.bench.figures import Spread
 from loadtest.bench.phases import phases, router_of
 from loadtest.bench.progress import show as show_progress
 from loadtest.bench.prompts import Maker
+from loadtest.bench.request_specs import RequestSpec
 from loadtest.bench.result import Result, Workload, result
 from loadtest.capacity.report import Slo
 from loadtest.show import page, plots
@@ -43,96 +43,95 @@ def main(argv: list[str]) -> int:
             if chosen.start:
                 running = stack.enter_context(_started(chosen))
                 chosen.url, chosen.run_dir = running.url, running.run_dir
-            told = uvloop.run(_load(chosen, slo))
+            outcome = uvloop.run(_load(chosen, slo))
     except ConfigError as error:
         return _complain(USAGE, error.message)
-    except (endpoint.DeadEndpointError, local.FleetDownError) as error:
+    except (endpoint.DeadEndpointError, local_fleet.FleetDownError) as error:
         return _complain(DEAD, str(error))
-    print("\n".join(table.lines(told)))
-    write(chosen.json, chosen.html, chosen.png, told)
-    return FAILED if told.partial or told.all.failed else OK
+    print("\n".join(table.lines(outcome)))
+    write(chosen.json, chosen.html, chosen.png, outcome)
+    return FAILED if outcome.partial or outcome.all.failed else OK
 
 
-def write(to_json: Path | None, to_html: Path | None, to_png: Path | None, told: Result) -> None:
+def write(to_json: Path | None, to_html: Path | None, to_png: Path | None, result: Result) -> None:
     if to_json:
-        to_json.write_bytes(msgspec.json.encode(told))
+        to_json.write_bytes(msgspec.json.encode(result))
     if to_png:
-        to_png.write_bytes(plots.load(told))
+        to_png.write_bytes(plots.load(result))
     if to_html:
-        to_html.write_text(page.load(told), encoding="utf-8")
+        to_html.write_text(page.load(result), encoding="utf-8")
 
 
 async def _load(chosen: argparse.Namespace, slo: Slo) -> Result:
-    there = await endpoint.look(chosen.url, chosen.model, chosen.api_key)
+    served = await endpoint.discover(chosen.url, chosen.model, chosen.api_key)
     origin = await asyncio.to_thread(provenance.collect)
     maker = Maker(
-        model=there.model,
+        model=served.model,
         api=chosen.api,
         ignore_eos=not chosen.plain,
-        measure=await endpoint.measure(chosen.url, there.model, chosen.api, chosen.api_key),
+        measure=await endpoint.measure(chosen.url, served.model, chosen.api, chosen.api_key),
     )
     reading = Reading(str(chosen.trace))
-    fitting = Fitting(options.source(chosen, reading), there.max_model_len)
-    drive = Drive(_plan(chosen, maker), begun(iter(fitting)))
-    await watched(drive, quiet=chosen.quiet)
+    fitting = Fitting(options.source(chosen, reading), served.max_model_len)
+    load_run = LoadRun(_plan(chosen, maker), begun(iter(fitting)))
+    await watched(load_run, quiet=chosen.quiet)
     known: dict[str, Spread] = {}
     if chosen.run_dir is not None:
-        known = await phases(router_of(chosen.run_dir), drive.samples)
-    work = _workload(chosen, there.model, slo, reading, fitting.skipped)
-    return result(drive, work, origin, known)
+        known = await phases(router_of(chosen.run_dir), load_run.samples)
+    work = _workload(chosen, served.model, slo, reading, fitting.skipped)
+    return result(load_run, work, origin, known)
 
 
 class Fitting:
-    """The asks that the model can hold; the others are counted in `skipped`."""
+    """The requests that fit into the model; the others are counted in `skipped`."""
 
-    def __init__(self, asks: Iterator[Ask], max_model_len: int) -> None:
+    def __init__(self, specs: Iterator[RequestSpec], max_model_len: int) -> None:
         self.skipped = 0
-        self._asks = asks
+        self._specs = specs
         self._most = max_model_len
 
-    def __iter__(self) -> Iterator[Ask]:
-        for ask in self._asks:
-            if self._most and ask.prompt + ask.output > self._most:
+    def __iter__(self) -> Iterator[RequestSpec]:
+        for spec in self._specs:
+            if self._most and spec.prompt + spec.output > self._most:
                 self.skipped += 1
             else:
-                yield ask
+                yield spec
 
 
-def begun(stream: Iterator[Ask]) -> Iterator[Ask]:
-    """The same, its first ask made already: a trace that cannot be read is refused here, not under
-    way."""
+def begun(stream: Iterator[RequestSpec]) -> Iterator[RequestSpec]:
+    """The same stream with its first request made, so that a bad trace fails before the load."""
     first = next(stream, None)
     return chain(() if first is None else (first,), stream)
 
 
-async def watched(drive: Drive, *, quiet: bool) -> None:
-    """Runs the load with progress lines; Ctrl-C stops it, and what was measured stays. A second one
-    leaves as Python does."""
+async def watched(load_run: LoadRun, *, quiet: bool) -> None:
+    """Runs the load with progress lines. Ctrl-C stops it and keeps the results; a second one
+    ends the process."""
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
         loop.remove_signal_handler(signal.SIGINT)
-        drive.stop("stopped by Ctrl-C")
+        load_run.stop("stopped by Ctrl-C")
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     try:
         async with asyncio.TaskGroup() as group:
-            shown = None if quiet else group.create_task(show_progress(drive), name="progress")
-            await drive.run()
+            shown = None if quiet else group.create_task(show_progress(load_run), name="progress")
+            await load_run.run()
             if shown is not None:
                 shown.cancel()
     finally:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _started(chosen: argparse.Namespace) -> AbstractContextManager[local.LocalFleet]:
+def _started(chosen: argparse.Namespace) -> AbstractContextManager[local_fleet.LocalFleet]:
     flags = ["--engine", chosen.start, "--prefill", str(chosen.prefill)]
     flags += ["--decode", str(chosen.decode)]
-    return local.fleet(flags, local.SIM if chosen.start == "sim" else None)
+    return local_fleet.fleet(flags, local_fleet.SIM if chosen.start == "sim" else None)
 
 
-def _plan(chosen: argparse.Namespace, maker: Maker) -> Plan:
-    return Plan(
+def _plan(chosen: argparse.Namespace, maker: Maker) -> LoadPlan:
+    return LoadPlan(
         url=chosen.url,
         maker=maker,
         concurrency=chosen.concurrency or 0,

@@ -1,5 +1,4 @@
-"""Sends a load. Open loop: each request at its time, however slow the others' answers are. Closed
-loop: as many at once as told, the next when one ended.
+"""Sends a load, open loop (each request at its time) or closed loop (a fixed number in flight).
 
 Open-loop latencies count from the intended time, so neither a slow server nor a late client hides a
 wait (no coordinated omission). A closed loop has no intended time but the end of the request
@@ -17,43 +16,53 @@ from typing import NamedTuple
 
 import aiohttp
 
-from loadtest.bench.asks import Ask
 from loadtest.bench.client import Client
 from loadtest.bench.prompts import Maker
-from loadtest.bench.samples import Kind, Sample
+from loadtest.bench.request_specs import RequestSpec
+from loadtest.bench.sample import FailureKind, Sample
 from loadtest.histogram import Histogram
 
 DEAD_AFTER = 25
-"""Requests in a row that found nobody: the endpoint is gone, and more of them tell nothing."""
+"""Requests in a row without a connection after which the endpoint counts as gone."""
 OPEN_MAX = 20_000
 AHEAD_MAX = 64
 """Requests whose bodies are made before they are due."""
 
 
-class Plan(NamedTuple):
-    """`concurrency` 0 = open loop. `seconds`: of a closed loop; 0 = as long as there are asks.
-    `open_max`: requests in flight; one more is not sent, and counted as an error of ours."""
+class LoadPlan(NamedTuple):
+    """How a load is sent."""
 
     url: str
+    #: Makes the bodies.
     maker: Maker
+    #: Requests in flight of a closed loop; 0 for an open loop.
     concurrency: int = 0
+    #: Duration of a closed loop; 0 until no request is left.
     seconds: float = 0.0
+    #: Seconds that one request may take.
     timeout: float = 600.0
     api_key: str = ""
+    #: Limit of requests in flight. A request beyond it is not sent and counts as an error of the
+    #: client.
     open_max: int = OPEN_MAX
 
 
-class Drive:
-    """One load. `samples` grow while it runs; `tokens_by_second` counts chunks."""
+class LoadRun:
+    """One load while it runs and after it."""
 
-    def __init__(self, plan: Plan, asks: Iterable[Ask]) -> None:
+    def __init__(self, plan: LoadPlan, specs: Iterable[RequestSpec]) -> None:
+        #: One for each request, in the order of sending; grows while the load runs.
         self.samples: list[Sample] = []
+        #: Milliseconds between two chunks of an answer.
         self.gaps = Histogram()
+        #: Chunks received in each second.
         self.tokens_by_second = array("q")
+        #: Requests in flight.
         self.open = 0
+        #: Why the load was stopped early; empty if it was not.
         self.stopped = ""
         self._plan = plan
-        self._asks = iter(asks)
+        self._specs = iter(specs)
         self._began = time.monotonic()
         self._unheard = 0
         self._stop = asyncio.Event()
@@ -91,23 +100,23 @@ class Drive:
                 stop.cancel()
 
     async def _open_loop(self, client: Client) -> None:
-        made: asyncio.Queue[tuple[Ask, bytes] | None] = asyncio.Queue(AHEAD_MAX)
+        made: asyncio.Queue[tuple[RequestSpec, bytes] | None] = asyncio.Queue(AHEAD_MAX)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._make(made), name="make")
             while (prepared := await made.get()) is not None:
-                ask, body = prepared
-                await asyncio.sleep(max(0.0, ask.at - self.now))
-                sample = self._sample(ask, ask.at)
+                spec, body = prepared
+                await asyncio.sleep(max(0.0, spec.at - self.now))
+                sample = self._sample(spec, spec.at)
                 if self.open >= self._plan.open_max:
                     sample.error = "client_full"
                     sample.detail = f"{self.open} requests are open, more are not held"
                     continue
                 group.create_task(self._one(client, sample, body))
 
-    async def _make(self, made: asyncio.Queue[tuple[Ask, bytes] | None]) -> None:
+    async def _make(self, made: asyncio.Queue[tuple[RequestSpec, bytes] | None]) -> None:
         """Bodies are made while nothing is due, so that many due at once are not late for it."""
-        for ask in self._asks:
-            await made.put((ask, self._plan.maker.body(ask)))
+        for spec in self._specs:
+            await made.put((spec, self._plan.maker.body(spec)))
             await asyncio.sleep(0)
         await made.put(None)
 
@@ -117,19 +126,19 @@ class Drive:
                 group.create_task(self._caller(client))
 
     async def _caller(self, client: Client) -> None:
-        for ask in self._within(self._asks):
-            body = self._plan.maker.body(ask)
-            await self._one(client, self._sample(ask, self.now), body)
+        for spec in self._within(self._specs):
+            body = self._plan.maker.body(spec)
+            await self._one(client, self._sample(spec, self.now), body)
 
-    def _within(self, asks: Iterator[Ask]) -> Iterator[Ask]:
+    def _within(self, specs: Iterator[RequestSpec]) -> Iterator[RequestSpec]:
         while not self._plan.seconds or self.now < self._plan.seconds:
-            ask = next(asks, None)
-            if ask is None:
+            spec = next(specs, None)
+            if spec is None:
                 return
-            yield ask
+            yield spec
 
-    def _sample(self, ask: Ask, due: float) -> Sample:
-        sample = Sample(ask.kind, ask.prompt, ask.output, due)
+    def _sample(self, spec: RequestSpec, due: float) -> Sample:
+        sample = Sample(spec.kind, spec.prompt, spec.output, due)
         self.samples.append(sample)
         return sample
 
@@ -142,7 +151,7 @@ class Drive:
             raise
         finally:
             self.open -= 1
-        self._unheard = self._unheard + 1 if sample.error == Kind.CONNECT else 0
+        self._unheard = self._unheard + 1 if sample.error == FailureKind.CONNECT else 0
         if self._unheard >= DEAD_AFTER:
             self.stop(f"{self._plan.url} is gone: {sample.detail}")
 

@@ -1,4 +1,4 @@
-"""Is somebody there, which model, how long may a prompt be: asked before any load is sent."""
+"""Checks an endpoint before a load: its model and the longest prompt."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ PROBE_CHARS = (200, 1_000)
 
 
 class Endpoint(NamedTuple):
-    """`max_model_len`: 0 where it does not say."""
+    """What an endpoint serves."""
 
     model: str
+    #: 0 if the endpoint does not name it.
     max_model_len: int
 
 
 class DeadEndpointError(Exception):
-    """Nobody answers there as an OpenAI server would; the text says what to look at."""
+    """The URL is no working OpenAI endpoint; the text names the cause."""
 
 
-async def look(url: str, model: str, api_key: str) -> Endpoint:
-    """Raises DeadEndpointError that says what is wrong."""
+async def discover(url: str, model: str, api_key: str) -> Endpoint:
+    """The model and its context length. Raises DeadEndpointError."""
     rows = (await _ask(url, "/v1/models", api_key)).get("data", [])
     served = {str(row.get("id")): row for row in rows if isinstance(row, dict)}
     if not served:

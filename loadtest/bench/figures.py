@@ -1,4 +1,4 @@
-"""From what clients saw to the figures of a load."""
+"""Computes the figures of a load from its samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from loadtest.bench.samples import Sample
+from loadtest.bench.sample import Sample
 from loadtest.capacity.report import Slo
 from loadtest.histogram import Histogram
 
@@ -15,7 +15,7 @@ NAMED_MAX = 5
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds."""
+    """Quantiles in milliseconds."""
 
     count: int = 0
     mean: float = 0.0
@@ -26,46 +26,52 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """`unfinished`: still open when the load was stopped. `late_ms`: how late this client sent; the
-    latencies contain it. `stall_ms`: each answer's longest wait for a chunk.
-    `usage_wrong`: answers whose usage was missing or not what they had to make; `prompt_wrong`:
-    whose prompt was counted otherwise than sent (token ids only).
-    `goodput_rps`: good answers per second; `attainment`: their share of all that were sent.
-    `refused_without_wait`: refusals that named no Retry-After."""
+    """The figures of one load."""
 
     requests: int
     ok: int
     failed: int
+    #: Requests in flight when the load was stopped.
     unfinished: int
+    #: Failed requests by kind of error.
     errors: dict[str, int]
+    #: The first message of each kind of error.
     details: list[str]
     seconds: float
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
+    #: Good answers per second.
     goodput_rps: float
+    #: Share of good answers among all that ended or failed.
     attainment: float
     ttft_ms: Spread
     itl_ms: Spread
     tpot_ms: Spread
     e2e_ms: Spread
+    #: Each answer's longest wait for a chunk.
     stall_ms: Spread
+    #: How late the client sent. All latencies contain it.
     late_ms: Spread
+    #: TTFT as the header `server-timing` gives it.
     server_first_ms: Spread
+    #: Answers without usage, or with a wrong number of output tokens.
     usage_wrong: int
+    #: Answers whose usage has another prompt length than was sent (token ids only).
     prompt_wrong: int
+    #: Refusals without Retry-After.
     refused_without_wait: int
 
 
 def figures(
     samples: Sequence[Sample], gaps: Histogram, slo: Slo, *, exact_prompts: bool
 ) -> Figures:
-    sent = [each for each in samples if each.sent is not None]
-    good_ends = [each for each in sent if each.ok]
-    ended = [each for each in sent if each.done is not None]
-    seconds = max((each.done for each in ended if each.done is not None), default=0.0)
-    failed = [each for each in samples if each.error]
-    good = sum(is_good(each, slo) for each in good_ends)
+    sent = [sample for sample in samples if sample.sent is not None]
+    good_ends = [sample for sample in sent if sample.ok]
+    ended = [sample for sample in sent if sample.done is not None]
+    seconds = max((sample.done for sample in ended if sample.done is not None), default=0.0)
+    failed = [sample for sample in samples if sample.error]
+    good = sum(is_good(sample, slo) for sample in good_ends)
     rate = 1 / seconds if seconds else 0.0
     judged = len(good_ends) + len(failed)
     return Figures(
@@ -73,27 +79,31 @@ def figures(
         ok=len(good_ends),
         failed=len(failed),
         unfinished=len(samples) - judged,
-        errors=dict(Counter(each.error for each in failed).most_common()),
+        errors=dict(Counter(sample.error for sample in failed).most_common()),
         details=_details(failed),
         seconds=seconds,
         requests_per_s=len(good_ends) * rate,
-        input_tokens_per_s=sum(each.prompt_tokens or each.prompt for each in good_ends) * rate,
-        output_tokens_per_s=sum(each.tokens for each in good_ends) * rate,
+        input_tokens_per_s=sum(sample.prompt_tokens or sample.prompt for sample in good_ends)
+        * rate,
+        output_tokens_per_s=sum(sample.tokens for sample in good_ends) * rate,
         goodput_rps=good * rate,
         attainment=good / judged if judged else 0.0,
-        ttft_ms=spread(each.ttft_ms for each in sent),
+        ttft_ms=spread(sample.ttft_ms for sample in sent),
         itl_ms=spread_of(gaps),
-        tpot_ms=spread(each.tpot_ms for each in good_ends),
-        e2e_ms=spread(each.e2e_ms for each in good_ends),
-        stall_ms=spread(each.stall * 1000 for each in good_ends if each.chunks > 1),
-        late_ms=spread((each.sent - each.due) * 1000 for each in sent if each.sent is not None),
-        server_first_ms=spread(each.server_first_ms for each in sent),
-        usage_wrong=sum(each.usage_wrong for each in good_ends),
+        tpot_ms=spread(sample.tpot_ms for sample in good_ends),
+        e2e_ms=spread(sample.e2e_ms for sample in good_ends),
+        stall_ms=spread(sample.stall * 1000 for sample in good_ends if sample.chunks > 1),
+        late_ms=spread(
+            (sample.sent - sample.due) * 1000 for sample in sent if sample.sent is not None
+        ),
+        server_first_ms=spread(sample.server_first_ms for sample in sent),
+        usage_wrong=sum(sample.usage_wrong for sample in good_ends),
         prompt_wrong=sum(
-            exact_prompts and each.prompt_tokens not in (None, each.prompt) for each in good_ends
+            exact_prompts and sample.prompt_tokens not in (None, sample.prompt)
+            for sample in good_ends
         ),
         refused_without_wait=sum(
-            each.status in (429, 503) and each.retry_after is None for each in failed
+            sample.status in (429, 503) and sample.retry_after is None for sample in failed
         ),
     )
 
@@ -129,6 +139,6 @@ def spread_of(histogram: Histogram) -> Spread:
 def _details(failed: Sequence[Sample]) -> list[str]:
     """The first sentence of each kind of error."""
     first: dict[str, str] = {}
-    for each in failed:
-        first.setdefault(each.error, each.detail)
+    for sample in failed:
+        first.setdefault(sample.error, sample.detail)
     return [f"{error}: {detail}" for error, detail in list(first.items())[:NAMED_MAX]]

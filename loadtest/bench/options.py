@@ -1,4 +1,4 @@
-"""The command line of `baton bench`, and the asks that it means."""
+"""The command line of `baton bench`, and the requests that it means."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from loadtest.bench import arrivals, asks
-from loadtest.bench.asks import Ask
+from loadtest.bench import arrivals, request_specs
+from loadtest.bench.request_specs import RequestSpec
 from loadtest.flags import count, positive
 from loadtest.traces.reader import read
 from loadtest.traces.rows import Reading
@@ -68,7 +68,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def _add_load(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is asked")
     what.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake JSONL or Azure CSV")
-    what.add_argument("--mix", choices=asks.NAMES[:-1], default="chat", help="(chat)")
+    what.add_argument("--mix", choices=request_specs.NAMES[:-1], default="chat", help="(chat)")
     what.add_argument("--prompt", type=count, help="prompt tokens of every request, not a mix")
     what.add_argument(
         "--output", type=count, default=100, help="with --prompt: output tokens (100)"
@@ -85,9 +85,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     when.add_argument("--requests", type=count, help="send so many at most")
 
 
-def source(options: argparse.Namespace, reading: Reading) -> Iterator[Ask]:
+def source(options: argparse.Namespace, reading: Reading) -> Iterator[RequestSpec]:
     """What to send, in order, with `at` where the loop is open."""
-    stream = _timed(options, _asks(options, reading))
+    stream = _timed(options, _specs(options, reading))
     if options.requests:
         stream = islice(stream, options.requests)
     return stream
@@ -100,16 +100,16 @@ def seconds(options: argparse.Namespace) -> float:
     return 0.0 if options.trace or options.requests else 30.0
 
 
-def _asks(options: argparse.Namespace, reading: Reading) -> Iterator[Ask]:
+def _specs(options: argparse.Namespace, reading: Reading) -> Iterator[RequestSpec]:
     if options.trace:
         rows = read(options.trace, reading, options.requests or 0)
-        return asks.from_rows(rows, speed=options.speed, scale=options.scale)
+        return request_specs.from_rows(rows, speed=options.speed, scale=options.scale)
     if options.prompt:
-        return asks.fixed(options.prompt, options.output, options.seed)
-    return asks.synthetic(options.mix, options.seed, options.scale)
+        return request_specs.fixed(options.prompt, options.output, options.seed)
+    return request_specs.synthetic(options.mix, options.seed, options.scale)
 
 
-def _timed(options: argparse.Namespace, stream: Iterator[Ask]) -> Iterator[Ask]:
+def _timed(options: argparse.Namespace, stream: Iterator[RequestSpec]) -> Iterator[RequestSpec]:
     if options.concurrency:
         return stream
     if not options.trace:

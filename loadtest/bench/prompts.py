@@ -1,4 +1,4 @@
-"""From an Ask to the body that is posted: token ids for completions, text for chat.
+"""Makes the body of a request: token ids for completions, text for chat.
 
 Token ids give exact lengths on every model and cost the server no tokenization. Text has the length
 that the model's tokenizer makes of it; `Measure` is how many characters make a token there.
@@ -13,27 +13,29 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.bench.asks import Ask, Piece
+from loadtest.bench.request_specs import Piece, RequestSpec
 
 Api = Literal["completions", "chat"]
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8)
 
 
 class Measure(NamedTuple):
-    """`overhead`: tokens of the template around a message."""
+    """How text relates to tokens in the model's chat format."""
 
     chars_per_token: float = 1.0
+    #: Tokens that the chat template adds to a message.
     overhead: int = 0
 
 
 class Maker(NamedTuple):
-    """`ids`: range of the token ids drawn; the default are single printable characters in every
-    tokenizer that has bytes at its base. `ignore_eos`: answers have exactly the length asked for
-    (vLLM's extension; others may refuse the key)."""
+    """Makes request bodies."""
 
     model: str
     api: Api = "completions"
+    #: Range of the token ids. The default holds printable characters, single tokens in every byte-
+    #: level tokenizer.
     ids: tuple[int, int] = (32, 127)
+    #: Answers have exactly the requested length (vLLM's extension; other servers may refuse it).
     ignore_eos: bool = True
     measure: Measure = Measure()
 
@@ -41,10 +43,10 @@ class Maker(NamedTuple):
     def path(self) -> str:
         return "/v1/completions" if self.api == "completions" else "/v1/chat/completions"
 
-    def body(self, ask: Ask) -> bytes:
+    def body(self, spec: RequestSpec) -> bytes:
         fields: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": ask.output,
+            "max_tokens": spec.output,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -52,21 +54,21 @@ class Maker(NamedTuple):
         if self.ignore_eos:
             fields["ignore_eos"] = True
         if self.api == "completions":
-            fields["prompt"] = self.token_ids(ask)
+            fields["prompt"] = self.token_ids(spec)
         else:
-            fields["messages"] = [{"role": "user", "content": self.text(ask)}]
+            fields["messages"] = [{"role": "user", "content": self.text(spec)}]
         return msgspec.json.encode(fields)
 
-    def token_ids(self, ask: Ask) -> list[int]:
-        drawn = [_dice(p).integers(*self.ids, p.tokens) for p in ask.pieces]
+    def token_ids(self, spec: RequestSpec) -> list[int]:
+        drawn = [_dice(p).integers(*self.ids, p.tokens) for p in spec.pieces]
         ids: list[int] = np.concatenate(drawn).tolist()
         return ids
 
-    def text(self, ask: Ask) -> str:
+    def text(self, spec: RequestSpec) -> str:
         """The template's own tokens count to the prompt, at the expense of its last piece."""
-        chars = [max(1, round(p.tokens * self.measure.chars_per_token)) for p in ask.pieces]
+        chars = [max(1, round(p.tokens * self.measure.chars_per_token)) for p in spec.pieces]
         chars[-1] -= round(self.measure.overhead * self.measure.chars_per_token)
-        parts = [_letters(p, n) for p, n in zip(ask.pieces, chars, strict=True) if n > 0]
+        parts = [_letters(p, n) for p, n in zip(spec.pieces, chars, strict=True) if n > 0]
         return b"".join(part.tobytes() for part in parts).decode() or "a"
 
 

@@ -1,4 +1,4 @@
-"""What a load leaves behind: one struct, written as JSON, shown as a table or a page."""
+"""The result of a load: one struct, written as JSON, shown as a table or a page."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadtest.bench.driver import Drive
+from loadtest.bench.driver import LoadRun
 from loadtest.bench.figures import Figures, Spread, figures
-from loadtest.bench.samples import Sample
+from loadtest.bench.sample import Sample
 from loadtest.capacity.report import Slo
 from loadtest.provenance import Provenance
 
@@ -18,8 +18,7 @@ POINTS_MAX = 4_000
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for, in words that reproduce it. `skipped`: requests of a trace that the model
-    cannot hold, not sent."""
+    """What was sent, in terms that reproduce it."""
 
     command: str
     source: str
@@ -29,15 +28,20 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     api: str
     seed: int
     slo: Slo
+    #: Good rows of the trace.
     rows: int = 0
+    #: Rows of the trace that could not be read.
     bad_rows: int = 0
+    #: The first of them, by line.
     bad_named: list[str] = []
+    #: Requests of the trace that are too long for the model and were not sent.
     skipped: int = 0
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """For plots: seconds (intended), prompt tokens, milliseconds or None, and whether it failed."""
+    """One request in a plot."""
 
+    #: Intended seconds since the start of the load.
     due: float
     prompt: int
     ttft_ms: float | None
@@ -47,16 +51,17 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """`partial`: why the load was stopped early, empty when it was not. `by_kind`: the same figures
-    for each kind of request where there are several, without ITL. `phases`: of sampled requests,
-    by the router's timeline."""
+    """One load and where its figures come from."""
 
     format: str
     provenance: Provenance
     workload: Workload
+    #: Why the load was stopped early; empty if it was not.
     partial: str
     all: Figures
+    #: The same figures by kind of request, without ITL; empty with a single kind.
     by_kind: dict[str, Figures]
+    #: Phases of sampled requests, by the router's timeline.
     phases: dict[str, Spread]
     tokens_by_second: list[int]
     open_by_second: list[int]
@@ -64,14 +69,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result(
-    drive: Drive, workload: Workload, provenance: Provenance, phases: dict[str, Spread]
+    load_run: LoadRun, workload: Workload, provenance: Provenance, phases: dict[str, Spread]
 ) -> Result:
     exact = workload.api == "completions"
-    kinds = sorted({each.kind for each in drive.samples})
+    kinds = sorted({sample.kind for sample in load_run.samples})
     by_kind = {
         kind: figures(
-            [each for each in drive.samples if each.kind == kind],
-            type(drive.gaps)(),
+            [sample for sample in load_run.samples if sample.kind == kind],
+            type(load_run.gaps)(),
             workload.slo,
             exact_prompts=exact,
         )
@@ -81,24 +86,24 @@ def result(
         format=FORMAT,
         provenance=provenance,
         workload=workload,
-        partial=drive.stopped,
-        all=figures(drive.samples, drive.gaps, workload.slo, exact_prompts=exact),
+        partial=load_run.stopped,
+        all=figures(load_run.samples, load_run.gaps, workload.slo, exact_prompts=exact),
         by_kind=by_kind if len(kinds) > 1 else {},
         phases=phases,
-        tokens_by_second=list(drive.tokens_by_second),
-        open_by_second=open_by_second(drive.samples, drive.now),
-        points=[_point(each) for each in thinned(drive.samples)],
+        tokens_by_second=list(load_run.tokens_by_second),
+        open_by_second=open_by_second(load_run.samples, load_run.now),
+        points=[_point(sample) for sample in thinned(load_run.samples)],
     )
 
 
 def open_by_second(samples: Sequence[Sample], end: float) -> list[int]:
     """Requests sent and not ended, at the end of each second."""
     changes = [0] * (int(end) + 2)
-    for each in samples:
-        if each.sent is not None:
-            changes[int(each.sent)] += 1
-            over = each.done if each.done is not None else each.last
-            changes[min(len(changes) - 1, int(over if over is not None else each.sent))] -= 1
+    for sample in samples:
+        if sample.sent is not None:
+            changes[int(sample.sent)] += 1
+            over = sample.done if sample.done is not None else sample.last
+            changes[min(len(changes) - 1, int(over if over is not None else sample.sent))] -= 1
     level, levels = 0, []
     for change in changes[:-1]:
         level += change
@@ -111,14 +116,14 @@ def thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
     return samples[::step] if step else samples
 
 
-def _point(each: Sample) -> Point:
+def _point(sample: Sample) -> Point:
     return Point(
-        due=round(each.due, 3),
-        prompt=each.prompt,
-        ttft_ms=_rounded(each.ttft_ms),
-        e2e_ms=_rounded(each.e2e_ms),
-        tpot_ms=_rounded(each.tpot_ms),
-        failed=bool(each.error),
+        due=round(sample.due, 3),
+        prompt=sample.prompt,
+        ttft_ms=_rounded(sample.ttft_ms),
+        e2e_ms=_rounded(sample.e2e_ms),
+        tpot_ms=_rounded(sample.tpot_ms),
+        failed=bool(sample.error),
     )
 
 

@@ -1,6 +1,7 @@
-"""What a fleet can do, answered by the production router core over modelled workers.
+"""The capacity of a fleet, by the production router core over modelled workers in virtual time.
 
-`run` plays open-loop arrivals (`workload`) against `services.router.core` in virtual time, with a
-worker model made of a few measured numbers (`profile`), and returns a `Report`. `overload` asks the
-same at multiples of the fleet's capacity. No faults: those are tests/simulation.
+Start with `fleet.py`: it runs open-loop arrivals (`workload.py`) against `services.router.core`,
+with workers that are modelled from a few measured numbers (`profile.py`), and returns a `Report`.
+`overload.py` does so at multiples of the capacity. There are no faults here; those are in
+tests/simulation. `plan` imports this room.
 """

@@ -12,10 +12,11 @@ import msgspec
 from common.errors import ConfigError
 from loadtest.capacity import growth
 from loadtest.capacity.fleet import Scenario, run
-from loadtest.capacity.overload import Bench, capacity_rps, overload
+from loadtest.capacity.overload import OverloadFleet, capacity_rps, overload
 from loadtest.capacity.profile import Profile, load, text
 from loadtest.capacity.report import Slo, lines
-from loadtest.capacity.workload import Arrival, Shape, poisson, recorded
+from loadtest.capacity.workload import Arrival, RequestShape, poisson, recorded
+from loadtest.flags import count, positive
 from loadtest.traces.reader import read
 from loadtest.traces.rows import Reading
 from services.router.settings import Settings
@@ -94,8 +95,8 @@ def _arrivals(options: argparse.Namespace, profile: Profile) -> list[Arrival]:
     return arrivals
 
 
-def _shape(options: argparse.Namespace) -> Shape:
-    return Shape(options.prompt, options.output)
+def _shape(options: argparse.Namespace) -> RequestShape:
+    return RequestShape(options.prompt, options.output)
 
 
 def _on_paper(options: argparse.Namespace, profile: Profile) -> float:
@@ -114,7 +115,7 @@ def _grow(options: argparse.Namespace, profile: Profile) -> None:
 
 
 def _overload(options: argparse.Namespace, profile: Profile) -> None:
-    bench = Bench(
+    bench = OverloadFleet(
         profile=profile,
         prefills=options.prefill,
         decodes=options.decode,
@@ -149,19 +150,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--profile", type=Path, help="TOML file with any of the keys above")
-    add("--prefill", type=_count, default=2, help="prefill workers (2); 0 = all prefill is local")
-    add("--decode", type=_positive_count, default=2, help="decode workers (2)")
-    add("--rate", type=_positive, help="requests per second (what the fleet can do on paper)")
-    add("--seconds", type=_positive, default=30.0, help="virtual time measured (30)")
-    add("--prompt", type=_positive_count, default=1_500, help="mean prompt tokens (1500)")
-    add("--output", type=_positive_count, default=200, help="mean output tokens (200)")
-    add("--queue", type=_positive_count, default=1_024, help="the router's max_queue (1024)")
-    add("--slo-ttft-ms", type=_positive, default=2_000.0, help="a good request's TTFT (2000)")
-    add("--slo-tpot-ms", type=_positive, default=100.0, help="a good request's TPOT (100)")
+    add(
+        "--prefill",
+        type=_count_or_zero,
+        default=2,
+        help="prefill workers (2); 0 = all prefill is local",
+    )
+    add("--decode", type=count, default=2, help="decode workers (2)")
+    add("--rate", type=positive, help="requests per second (what the fleet can do on paper)")
+    add("--seconds", type=positive, default=30.0, help="virtual time measured (30)")
+    add("--prompt", type=count, default=1_500, help="mean prompt tokens (1500)")
+    add("--output", type=count, default=200, help="mean output tokens (200)")
+    add("--queue", type=count, default=1_024, help="the router's max_queue (1024)")
+    add("--slo-ttft-ms", type=positive, default=2_000.0, help="a good request's TTFT (2000)")
+    add("--slo-tpot-ms", type=positive, default=100.0, help="a good request's TPOT (100)")
     add("--trace", type=Path, metavar="FILE", help="Mooncake JSONL or Azure CSV, for --rate")
-    add("--speed", type=_positive, default=1.0, help="with --trace: times as fast (1)")
-    add("--scale", type=_positive, default=1.0, help="with --trace: times all lengths (1)")
-    add("--requests", type=_positive_count, help="with --trace: rows at most (all)")
+    add("--speed", type=positive, default=1.0, help="with --trace: times as fast (1)")
+    add("--scale", type=positive, default=1.0, help="with --trace: times all lengths (1)")
+    add("--requests", type=count, help="with --trace: rows at most (all)")
     add("--grow", type=_sizes, metavar="N,N", help="fleets of so many workers, one table")
     add("--overload", type=_multiples, help="multiples of capacity, such as 1,2,3,4")
     add("--bound", choices=["prefill", "decode"], default="prefill", help="with --overload")
@@ -170,24 +176,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
+def _count_or_zero(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return value
-
-
-def _positive_count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
 
@@ -199,7 +191,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _multiples(text: str) -> list[float]:
-    return [_positive(part) for part in text.split(",")]
+    return [positive(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

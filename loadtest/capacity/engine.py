@@ -1,11 +1,11 @@
 """An engine's continuous batching, exact to the step.
 
 Theory of operation: what a step computes is settled when it begins: a token for each stream, and
-prompts in order of arrival as far as `chunk_tokens` goes, each without the leading blocks that the
-prefix cache has when its turn comes. Who arrives meanwhile waits for its end, and the step that
-computes a prompt's end makes its first token. Steps that are all alike (streams only) are one jump
-up to the next end of a stream; an arrival cuts the jump at the end of the step it falls into. So a
-thousand tokens cost two events, and no latency is rounded.
+prompts in order of arrival up to `chunk_tokens`, each without the leading blocks that the prefix
+cache has when its computation begins. A job that arrives meanwhile waits for the end of the step.
+The step that computes a prompt's end makes its first token. Steps that are all alike (streams only)
+are one jump up to the next end of a stream; an arrival cuts the jump at the end of the step it
+falls into. So a thousand tokens cost two events, and no latency is rounded.
 """
 
 from __future__ import annotations
@@ -17,42 +17,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from common.identity import AttemptKey
 from loadtest.capacity.prefix_cache import PrefixCache
 from loadtest.capacity.profile import Profile
-from loadtest.capacity.timeline import Timeline
+from loadtest.capacity.virtual_time import VirtualTime
 from loadtest.capacity.workload import Arrival
 
 SAME_INSTANT = 1e-9
 """Steps: an arrival so soon after a step's end still belongs to the next one's begin."""
-Key = tuple[str, int]
 
 
 @dataclass(slots=True)
 class Job:
-    """One try on a worker. `blocks`: hashes of the prompt's whole blocks; `cached`: leading tokens
-    that this worker's cache had; `elsewhere`: on P, those that D's cache had. `ready`: when D had
-    its KV; `first`: when it made the first token; `beside`: streams of the engine then, itself
-    included. `dropped`: nobody wants it any more."""
+    """One attempt on a worker."""
 
-    key: Key
-    ask: Arrival
+    key: AttemptKey
+    arrival: Arrival
+    #: When the worker received it.
     arrived: float
+    #: Hashes of the prompt's whole blocks.
     blocks: Sequence[bytes] = ()
+    #: Leading tokens that this worker's cache had.
     cached: int = 0
+    #: On a prefill worker: leading tokens that the decode worker's cache had.
     elsewhere: int = 0
+    #: On a prefill worker: identity of the decode worker that takes the KV.
+    taker: str = ""
+    #: When the decode worker had the KV; 0 until then.
     ready: float = 0.0
+    #: When the first token was made; 0 until then.
     first: float = 0.0
+    #: Streams of the engine at the first token, this one included.
     beside: int = 0
+    #: The KV comes from a prefill worker.
     remote: bool = False
+    #: The attempt was aborted.
     dropped: bool = False
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """`left`: tokens to compute, 0 until its turn comes."""
+    """A prompt whose computation has not ended."""
 
     job: Job
+    #: Tokens still to compute; 0 until the computation begins.
     left: int = 0
+    #: Tokens computed in the current step.
     chunk: int = 0
 
 
@@ -64,22 +74,25 @@ class _Jump(NamedTuple):
 
 
 class Engine:
-    """`computed` hears of a prompt whose last token is computed, `reached` of a stream that made
-    all its tokens; both may add work. `busy`: seconds of steps; `batch_seconds`: the integral of
-    streams over them; `itl`: tokens by the time (ms, rounded to 0.1) of the step they came from.
-    `prompt_tokens`: of the prompts whose turn came; `cached_tokens`: of them, not computed here."""
+    """Continuous batching of one worker. `computed` is called with a job whose prompt is computed,
+    `reached` with one that has made all its tokens; both may add work."""
 
     def __init__(
         self,
         profile: Profile,
-        time: Timeline,
+        time: VirtualTime,
         computed: Callable[[Job], None],
         reached: Callable[[Job], None],
     ) -> None:
+        #: Seconds spent in steps.
         self.busy = 0.0
+        #: Integral of the number of streams over those seconds.
         self.batch_seconds = 0.0
+        #: Tokens by the duration of the step that made them (ms, rounded to 0.1).
         self.itl: dict[float, float] = {}
+        #: Tokens of the prompts whose computation began.
         self.prompt_tokens = 0
+        #: Those of them that the prefix cache had.
         self.cached_tokens = 0
         self._cache = PrefixCache(profile.kv_blocks if profile.prefix_cache else 0)
         self._profile = profile
@@ -111,8 +124,8 @@ class Engine:
         self._arrived()
 
     def fetched(self, job: Job) -> None:
-        """A stream whose KV came from elsewhere: its prompt's last token is still to be computed,
-        with its first one."""
+        """A stream whose KV came from a prefill worker. Its prompt's last token is still to
+        compute, with its first one."""
         self._cache.add(job.blocks)
         self._fetched += 1
         self.stream(job, 1)
@@ -121,7 +134,7 @@ class Engine:
         """Leading tokens of the prompt that need not be computed now; its last one always is, and
         with it its block."""
         block = self._profile.block_tokens
-        return min(self._cache.match(job.blocks), (job.ask.prompt - 1) // block) * block
+        return min(self._cache.match(job.blocks), (job.arrival.prompt - 1) // block) * block
 
     def dropped(self) -> None:
         """A job was marked: it leaves at the end of the step."""
@@ -169,23 +182,23 @@ class Engine:
     def _chunks(self) -> float:
         """Shares the step's prompt tokens out; the seconds that they take."""
         budget, seconds = self._profile.chunk_tokens, 0.0
-        for each in self._prompts:
+        for prompt in self._prompts:
             if not budget:
                 break
-            job = each.job
-            each.left = each.left or self._turn(job)
-            each.chunk = min(budget, each.left)
-            budget -= each.chunk
-            seconds += self._profile.chunk_seconds(each.chunk, job.ask.prompt, job.cached)
+            job = prompt.job
+            prompt.left = prompt.left or self._turn(job)
+            prompt.chunk = min(budget, prompt.left)
+            budget -= prompt.chunk
+            seconds += self._profile.chunk_seconds(prompt.chunk, job.arrival.prompt, job.cached)
         return seconds
 
     def _turn(self, job: Job) -> int:
         """The prompt's tokens to compute."""
         job.cached = self.cached(job)
         self._cache.add(job.blocks)
-        self.prompt_tokens += job.ask.prompt
+        self.prompt_tokens += job.arrival.prompt
         self.cached_tokens += job.cached
-        return job.ask.prompt - job.cached
+        return job.arrival.prompt - job.cached
 
     def _take(self, jump: _Jump) -> None:
         """An earlier plan is void."""
@@ -200,14 +213,14 @@ class Engine:
         self._count(self._jump)
         self._settling = True
         while self._prompts and self._prompts[0].chunk:
-            each = self._prompts[0]
-            each.left -= each.chunk
-            each.chunk = 0
-            if each.left:
+            prompt = self._prompts[0]
+            prompt.left -= prompt.chunk
+            prompt.chunk = 0
+            if prompt.left:
                 break
             self._prompts.popleft()
-            if not each.job.dropped:
-                self._computed(each.job)
+            if not prompt.job.dropped:
+                self._computed(prompt.job)
         while self._streams and self._streams[0][0] <= self._steps:
             job = heapq.heappop(self._streams)[2]
             if not job.dropped:
@@ -225,10 +238,10 @@ class Engine:
             self.itl[slot] = self.itl.get(slot, 0.0) + jump.steps * jump.batch
 
     def _clear(self) -> None:
-        """Lets go of who is not wanted any more."""
-        if any(each.job.dropped for each in self._prompts):
-            self._prompts = deque(each for each in self._prompts if not each.job.dropped)
-        self._joining = [each for each in self._joining if not each[0].dropped]
-        if any(each[2].dropped for each in self._streams):
-            self._streams = [each for each in self._streams if not each[2].dropped]
+        """Removes aborted jobs."""
+        if any(entry.job.dropped for entry in self._prompts):
+            self._prompts = deque(entry for entry in self._prompts if not entry.job.dropped)
+        self._joining = [entry for entry in self._joining if not entry[0].dropped]
+        if any(entry[2].dropped for entry in self._streams):
+            self._streams = [entry for entry in self._streams if not entry[2].dropped]
             heapq.heapify(self._streams)

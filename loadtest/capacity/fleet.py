@@ -1,7 +1,7 @@
-"""The fleet in virtual time: the production router core, one gateway, modelled workers, no faults.
+"""The fleet in virtual time: the production cores, modelled engines, one gateway, no faults.
 
-Whoever decides here is `services.router.core`; this file only carries its messages. Each takes
-`control_ms`, as do the tokens to the gateway.
+`services.router.core` and the cores of the workers decide; this file carries their messages. Each
+message takes `control_ms`, as do the tokens to the gateway.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+from common.identity import AttemptKey
 from common.messages import (
     WIRE_VERSION,
     Abort,
@@ -30,12 +31,12 @@ from common.messages import (
     Submit,
 )
 from common.prefix import HASH_BYTES, HASHES_MAX
-from loadtest.capacity.engine import Job, Key
-from loadtest.capacity.prefix import block_hashes
+from loadtest.capacity.engine import Job
 from loadtest.capacity.profile import Profile
-from loadtest.capacity.report import Report, Sample, Slo, quantiles, weighted
-from loadtest.capacity.timeline import Timeline
-from loadtest.capacity.workers import Asked, DecodeModel, Outlet, PrefillModel
+from loadtest.capacity.prompt_parts import block_hashes
+from loadtest.capacity.report import ClientSample, Report, Slo, quantiles, weighted
+from loadtest.capacity.virtual_time import VirtualTime
+from loadtest.capacity.workers import DecodeModel, FleetPort, ModelWorker, PrefillModel, Request
 from loadtest.capacity.workload import Arrival
 from services.router.core import Core
 from services.router.events import Event, Received, Send, Tick
@@ -49,23 +50,26 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`seconds`: how long the measured time lasts; it begins `warmup` seconds after the first
-    arrival may come. `drain_seconds`: how long what then still runs is followed. `retries`: how
-    often a client that was refused asks again, after the wait that it read in a `Retry-After` of
-    whole seconds; `obey` is the share of clients that do. `beat_seconds`: longer than in production
-    keeps thousands of workers cheap."""
+    """A fleet and its load."""
 
     profile: Profile
     prefills: int
     decodes: int
     arrivals: Iterable[Arrival]
+    #: Duration of the measured time.
     seconds: float
+    #: Seconds before the measured time.
     warmup: float = 0.0
+    #: Seconds after the measured time in which running requests are followed.
     drain_seconds: float = 60.0
     slo: Slo = field(default_factory=Slo)
     settings: Settings = field(default_factory=Settings)
+    #: How often a refused client tries again, after `Retry-After` in whole seconds.
     retries: int = 0
+    #: Share of the clients that ask again.
     obey: float = 1.0
+    #: Interval of worker reports. It is longer than in production so that thousands of workers stay
+    #: cheap.
     beat_seconds: float = 0.5
 
 
@@ -74,38 +78,43 @@ def run(scenario: Scenario) -> Report:
 
 
 class Cost(enum.StrEnum):
-    """What the router's CPU time goes to: workers that join, reports and ticks that come whether
-    there is work or not, and requests."""
+    """What the CPU time of the router is spent on."""
 
+    #: Workers that join.
     JOIN = "join"
+    #: Reports and ticks, which come with or without load.
     BEAT = "beat"
+    #: Requests.
     REQUEST = "request"
 
 
 class Fleet:
-    """`samples` of all clients, in order of arrival, for readers that want more than a Report.
-    `router_seconds`: CPU time inside the production core."""
+    """One simulation."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.samples: list[Sample] = []
-        self.core = Core(scenario.settings, lambda: bytes(16), 0.0)
+        #: One for each client, in order of arrival.
+        self.samples: list[ClientSample] = []
+        self.core = Core(scenario.settings, lambda: bytes(16), random.Random(1).random, 0.0)
         self.router_events = 0
+        #: CPU time inside the production core, by cause.
         self.router_seconds = dict.fromkeys(Cost, 0.0)
         self._scenario = scenario
-        self._time = Timeline()
+        self._time = VirtualTime()
         self._ids = count()
-        self._open: dict[str, Sample] = {}
-        self._asked: dict[str, Asked] = {}
+        self._open: dict[str, ClientSample] = {}
+        self._requests: dict[str, Request] = {}
         self._delay = scenario.profile.control_ms / 1000
         self._second_tries = [0, 0]
         self._dice = random.Random(0)
-        outlet = Outlet(self._say, self._kv_wanted, self._kv_ready, self._streamed)
-        parts = (scenario.profile, self._time, outlet)
-        self._prefills = {
-            f"p{i}|1": PrefillModel(f"p{i}", *parts) for i in range(scenario.prefills)
-        }
-        self._decodes = {f"d{i}|1": DecodeModel(f"d{i}", *parts) for i in range(scenario.decodes)}
-        self._takers: dict[Key, str] = {}
+        port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
+        parts = (scenario.profile, self._time, port)
+        grant = scenario.settings.kv_grant_max
+        prefills = [PrefillModel(f"p{i}", *parts) for i in range(scenario.prefills)]
+        decodes = [DecodeModel(f"d{i}", *parts, grant) for i in range(scenario.decodes)]
+        self._prefills = {worker.identity: worker for worker in prefills}
+        self._decodes = {worker.identity: worker for worker in decodes}
+        #: All workers, by identity.
+        self.workers: dict[str, ModelWorker] = {**self._prefills, **self._decodes}
 
     def run(self) -> Report:
         began = time.process_time()
@@ -115,7 +124,7 @@ class Fleet:
         self._next_arrival(arrivals)
         end = self._scenario.warmup + self._scenario.seconds
         self._time.run(end)
-        for worker in [*self._prefills.values(), *self._decodes.values()]:
+        for worker in self.workers.values():
             worker.engine.settle()
         busy = self._busy()
         self._time.run(end + self._scenario.drain_seconds, lambda: not self._open)
@@ -132,14 +141,14 @@ class Fleet:
             stream_endpoint="ipc://g0",
         )
         self._feed(Received(GATEWAY, hello))
-        for worker in [*self._prefills.values(), *self._decodes.values()]:
+        for worker in self.workers.values():
             self._feed(Received(worker.identity, worker.hello()), Cost.JOIN)
         self._beats(Cost.JOIN)
         self._time.after(self._scenario.beat_seconds, self._beat)
 
     def _beats(self, cost: Cost) -> None:
         self._feed(Received(GATEWAY, Beat()), cost)
-        for worker in [*self._prefills.values(), *self._decodes.values()]:
+        for worker in self.workers.values():
             self._feed(Received(worker.identity, Beat(load=worker.load())), cost)
 
     def _beat(self) -> None:
@@ -150,7 +159,7 @@ class Fleet:
         self._feed(Tick(), Cost.BEAT)
         self._time.after(TICK_SECONDS, self._tick)
 
-    def _say(self, peer: str, message: Message) -> None:
+    def _to_router(self, peer: str, message: Message) -> None:
         self._time.after(
             self._delay,
             lambda: self._feed(Received(peer, message)),  # type: ignore[arg-type]
@@ -175,60 +184,52 @@ class Fleet:
             self._open[message.request_id].placed = True
 
     def _to_worker(self, peer: str, message: Prefill | Decode | Abort) -> None:
-        asked = self._asked.get(message.request_id)
+        worker = self.workers[peer]
         if isinstance(message, Abort):
-            prefill = self._prefills.get(peer)
-            (prefill or self._decodes[peer]).abort(message)
-        elif asked is None:
-            return
-        elif isinstance(message, Prefill):
-            ticket = message.ticket
-            key = (message.request_id, message.attempt)
-            self._takers[key] = f"{ticket.decode}|{ticket.decode_incarnation}"
-            self._prefills[peer].prefill(message, asked)
-        else:
-            self._decodes[peer].decode(message, asked)
+            worker.abort(message)
+        elif (request := self._requests.get(message.request_id)) is not None:
+            worker.dispatch(message, request)
 
-    def _kv_wanted(self, key: Key, prefill: str, elsewhere: int) -> None:
-        self._prefills[prefill].kv_wanted(key, elsewhere)
+    def _request_kv(self, key: AttemptKey, prefill: str, elsewhere: int) -> None:
+        self._prefills[prefill].request_kv(key, elsewhere)
 
-    def _kv_ready(self, key: Key, _prefill: str) -> None:
-        self._decodes[self._takers.pop(key)].kv_ready(key)
+    def _deliver_kv(self, key: AttemptKey, decode: str) -> None:
+        self._decodes[decode].deliver_kv(key)
 
     # ------------------------------------------------------------ clients
 
     def _next_arrival(self, arrivals: Iterator[Arrival]) -> None:
-        ask = next(arrivals, None)
-        if ask is not None:
-            self._time.at(ask.at, lambda: self._arrive(ask, arrivals))
+        arrival = next(arrivals, None)
+        if arrival is not None:
+            self._time.at(arrival.at, lambda: self._arrive(arrival, arrivals))
 
-    def _arrive(self, ask: Arrival, arrivals: Iterator[Arrival]) -> None:
-        sample = Sample(ask, self._time.now)
+    def _arrive(self, arrival: Arrival, arrivals: Iterator[Arrival]) -> None:
+        sample = ClientSample(arrival, self._time.now)
         self.samples.append(sample)
         self._submit(sample)
         self._next_arrival(arrivals)
 
-    def _submit(self, sample: Sample) -> None:
-        ask, profile = sample.ask, self._scenario.profile
+    def _submit(self, sample: ClientSample) -> None:
+        arrival, profile = sample.arrival, self._scenario.profile
         request_id = f"r{next(self._ids)}"
-        hashes = block_hashes(ask.parts, profile.block_tokens) if profile.prefix_cache else b""
+        hashes = block_hashes(arrival.parts, profile.block_tokens) if profile.prefix_cache else b""
         self._open[request_id] = sample
-        self._asked[request_id] = Asked(ask, hashes)
+        self._requests[request_id] = Request(arrival, hashes)
         submit = Submit(
             request_id=request_id,
             attempt=1,
-            prompt_tokens=ask.prompt,
-            max_tokens=ask.max_tokens,
-            deadline_ms=ask.deadline_ms,
-            tenant=ask.tenant,
-            key_id=ask.tenant,
+            prompt_tokens=arrival.prompt,
+            max_tokens=arrival.max_tokens,
+            deadline_ms=arrival.deadline_ms,
+            tenant=arrival.tenant,
+            key_id=arrival.tenant,
             prefix_hashes=hashes[: HASHES_MAX * HASH_BYTES],
         )
         self._time.after(self._delay, lambda: self._feed(Received(GATEWAY, submit, BODY)))
 
     def _refused(self, message: Refused | Failed) -> None:
         sample = self._open.pop(message.request_id)
-        self._asked.pop(message.request_id)
+        self._requests.pop(message.request_id)
         sample.refused = message.code
         wait = message.retry_after_ms if isinstance(message, Refused) else 0
         sample.waits_ms.append(wait)
@@ -240,10 +241,10 @@ class Fleet:
             sample.refused, sample.asked = "", self._time.now + seconds
             self._time.after(seconds, lambda: self._submit(sample))
 
-    def _obeys(self, sample: Sample) -> bool:
+    def _obeys(self, sample: ClientSample) -> bool:
         return sample.tries > 1 or self._dice.random() < self._scenario.obey
 
-    def _streamed(self, job: Job, done: bool) -> None:
+    def _to_client(self, job: Job, done: bool) -> None:
         request_id = job.key[0]
         sample = self._open.get(request_id)
         if sample is None:
@@ -254,7 +255,7 @@ class Fleet:
             self._second_tries[0] += sample.tries == 2
             return
         sample.done = self._time.now + self._delay
-        del self._open[request_id], self._asked[request_id]
+        del self._open[request_id], self._requests[request_id]
 
     # ------------------------------------------------------------ judgement
 
@@ -271,7 +272,7 @@ class Fleet:
         )
 
     def _cached_share(self) -> float:
-        workers = [*self._prefills.values(), *self._decodes.values()]
+        workers = self.workers.values()
         tokens = sum(worker.engine.prompt_tokens for worker in workers)
         return sum(worker.engine.cached_tokens for worker in workers) / max(1, tokens)
 
@@ -298,7 +299,7 @@ class Fleet:
             itl_ms=weighted(sorted(itl.items())),
             tpot_ms=quantiles(
                 [
-                    (s.done - s.first) * 1000 / max(1, s.ask.output - 1)
+                    (s.done - s.first) * 1000 / max(1, s.arrival.output - 1)
                     for s in started
                     if s.done is not None and s.first is not None
                 ]

@@ -1,6 +1,6 @@
-"""Where the router bends: the same load on ever larger fleets, each in a process of its own.
+"""The cost of a request by fleet size: one load on ever larger fleets, each in its own process.
 
-What a request costs the core, what the workers' reports cost whether anybody asks or not, how long
+What a request costs the core, what the workers' reports cost with or without load, how long
 a fleet takes to join, how fast it is simulated, and what it holds in memory.
 """
 
@@ -24,23 +24,25 @@ DRAIN_SECONDS = 300.0
 
 
 class Fleets(NamedTuple):
-    """`share`: of P among the workers."""
+    """The load and the division of every fleet."""
 
     profile: Profile
     arrivals: Sequence[Arrival]
+    #: Share of prefill workers.
     share: float
 
 
-class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory_mib`: of the process when it was over, the simulation's own included."""
+class SizeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one fleet size."""
 
     prefills: int
     decodes: int
+    #: Memory of the process at the end, the simulation included.
     memory_mib: float
     report: Report
 
 
-def grow(sizes: Sequence[int], fleets: Fleets) -> Iterator[Size]:
+def grow(sizes: Sequence[int], fleets: Fleets) -> Iterator[SizeResult]:
     """One after the other; memory is not what an earlier one left behind."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
@@ -48,7 +50,7 @@ def grow(sizes: Sequence[int], fleets: Fleets) -> Iterator[Size]:
             yield pool.submit(play, workers, fleets).result()
 
 
-def play(workers: int, fleets: Fleets) -> Size:
+def play(workers: int, fleets: Fleets) -> SizeResult:
     prefills = min(workers - 1, max(1, round(workers * fleets.share)))
     report = run(
         Scenario(
@@ -62,7 +64,9 @@ def play(workers: int, fleets: Fleets) -> Size:
         )
     )
     memory = psutil.Process().memory_info().rss / (1 << 20)
-    return Size(prefills=prefills, decodes=workers - prefills, memory_mib=memory, report=report)
+    return SizeResult(
+        prefills=prefills, decodes=workers - prefills, memory_mib=memory, report=report
+    )
 
 
 def head() -> str:
@@ -72,7 +76,7 @@ def head() -> str:
     )
 
 
-def line(size: Size) -> str:
+def line(size: SizeResult) -> str:
     """`at rest`: share of a core for reports and ticks; `requests/s`: what the rest of it does."""
     report = size.report
     left = max(0.0, 1.0 - report.resting) / max(report.router_us, 1e-9) * 1e6

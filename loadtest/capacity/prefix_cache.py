@@ -5,8 +5,8 @@ and computes of a later prompt only what comes behind the leading blocks that it
 behind a gap is of no use. What was used longest ago goes first, and of one prompt the tail before
 the head, as vLLM frees them. A prompt's blocks are there from the step on that begins to compute
 it, for no later prompt is computed before it. What is left out: streams take KV blocks from the
-cache, so a real one is smaller the more of them run; and answers are not kept, for no load says
-which later prompts contain them.
+cache, so a real one is smaller the more of them run; and answers are not kept, since no load
+specifies which later prompts contain them.
 """
 
 from __future__ import annotations

@@ -20,41 +20,43 @@ Tenths = Annotated[tuple[NotNegative, ...], Meta(min_length=10, max_length=10)]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prefill of n tokens takes `prefill_ms` + n / `prefill_tokens_per_s`; a decode step of a
-    batch b takes `decode_step_ms` + `decode_step_ms_per_seq` x b, and one that also computes a
-    chunk of a prompt (local prefill, at most `chunk_tokens`) that chunk's time more. KV goes from a
-    prefill worker at `bandwidth_bytes_per_s`, one transfer after the other, while the prompt is
-    still computed; the last chunk's KV comes after it. `control_ms`: one way between two
-    processes. `prefix_cache`: a worker keeps the KV of earlier prompts' blocks and computes only
-    the rest of a prompt that begins with them.
+    """The measured numbers of one worker. Curves, where present, replace the formulas: they are
+    ascending points, with straight lines between them."""
 
-    What was measured goes before these formulas: `prefill_curve` as (tokens, milliseconds),
-    `decode_curve` as (batch, milliseconds of a step), both ascending, straight between the points.
-    `handoff_ms`: from P's end to the KV's being D's, beside the bytes. `join_ms`: from then to the
-    first token, where D had nothing else to do; 0 = a decode step. `edge_ms`: what the way through
-    HTTP, gateway and client adds to a first token of a request alone, beside `control_ms` for each
-    message; `edge_curve`: the same as (streams of the worker, ascending tenths of its spread), for
-    that way has queues and a scheduler of its own. `about`: where the numbers come from."""
-
+    #: A prefill of n tokens takes `prefill_ms` + n / `prefill_tokens_per_s`.
     prefill_tokens_per_s: Positive = 20_000.0
     prefill_ms: NotNegative = 2.0
+    #: A decode step of a batch b takes `decode_step_ms` + `decode_step_ms_per_seq` x b.
     decode_step_ms: Positive = 10.0
     decode_step_ms_per_seq: NotNegative = 0.1
+    #: Prompt tokens that one step computes at most; a chunk adds its time to the step.
     chunk_tokens: Count = 2_048
+    #: KV leaves a prefill worker at this rate, one transfer after the other, while the prompt is
+    #: computed; the last chunk's KV follows it.
     bandwidth_bytes_per_s: Positive = 10e9
     kv_bytes_per_token: Count = 131_072
     kv_blocks: Count = 8_192
     block_tokens: Count = 16
     max_num_seqs: Count = 64
     max_model_len: Count = 16_384
+    #: One message between two processes.
     control_ms: NotNegative = 0.3
+    #: Workers keep the KV of earlier prompts and compute only the rest of a prompt.
     prefix_cache: bool = True
+    #: (tokens, milliseconds) of a prefill.
     prefill_curve: Curve = ()
+    #: (batch, milliseconds) of a decode step.
     decode_curve: Curve = ()
+    #: From the end of prefill to the complete KV on the decode worker, besides the bytes.
     handoff_ms: NotNegative = 0.0
+    #: From then to the first token on an otherwise idle decode worker; 0 = one decode step.
     join_ms: NotNegative = 0.0
+    #: What HTTP, gateway and client add to the first token of a single request, besides
+    #: `control_ms` for each message.
     edge_ms: NotNegative = 0.0
+    #: The same by number of streams of the worker: (streams, ascending means of its tenths).
     edge_curve: tuple[tuple[Count, Tenths], ...] = ()
+    #: Where the numbers come from.
     about: dict[str, str] = {}
 
     @property
@@ -86,7 +88,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return (self.decode_step_ms + self.decode_step_ms_per_seq * batch) / 1000
 
     def edge_seconds(self, streams: int, share: float) -> float:
-        """`share`: of all requests, in [0, 1), those whose way is shorter. Beyond the measured
+        """`share`: the quantile of the request, in [0, 1). Beyond the measured
         numbers of streams, what the nearest one showed."""
         if not self.edge_curve:
             return self.edge_ms / 1000

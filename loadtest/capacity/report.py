@@ -1,4 +1,4 @@
-"""What a run showed, as values that a planner reads and as lines that a person reads."""
+"""The figures of a simulation, as values for a planner and as lines for a person."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from loadtest.capacity.workload import Arrival
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """A request is good if its first token came in `ttft_ms` and its mean time per further token
-    was at most `tpot_ms`; 0 = no limit."""
+    """The limits of a good request; 0 = no limit."""
 
+    #: Limit of the time to the first token.
     ttft_ms: float = 0.0
+    #: Limit of the mean time per further token.
     tpot_ms: float = 0.0
 
 
-class Sample(msgspec.Struct):
-    """One client request. `tries` counts how often it was asked, as an obedient client asks again
-    after a refusal; times are seconds, `first` and `done` None until then. `refused` is the code of
-    the last refusal, `waits_ms` what each refusal told the client to wait. `beside`: streams of its
-    decode worker at its first token, itself included."""
+class ClientSample(msgspec.Struct):
+    """One client. Instants are seconds, `first` and `done` None until they are reached."""
 
-    ask: Arrival
+    arrival: Arrival
     asked: float
+    #: How often the client asked.
     tries: int = 1
     placed: bool = False
     first: float | None = None
     done: float | None = None
+    #: Streams of the decode worker at the first token, this one included.
     beside: int = 0
+    #: Code of the last refusal.
     refused: str = ""
+    #: The retry-after of each refusal.
     waits_ms: list[int] = []
 
     def good(self, slo: Slo) -> bool:
         if self.first is None or self.done is None:
             return False
         ttft = (self.first - self.asked) * 1000
-        tpot = (self.done - self.first) * 1000 / max(1, self.ask.output - 1)
+        tpot = (self.done - self.first) * 1000 / max(1, self.arrival.output - 1)
         return ttft <= (slo.ttft_ms or ttft) and tpot <= (slo.tpot_ms or tpot)
 
 
@@ -48,33 +50,36 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`goodput_rps`: good requests that ended in the measured time, per second. `attainment`: share
-    of the requests placed in it that were good. `next_try`: share of obedient second tries that
-    were placed, None without any. Utilization: share of the time in which an engine worked.
-    `cached_share`: of the prompt tokens that engines were to compute, those that their prefix
-    caches had.
-    `cpu_seconds`: what the whole run took of this process; `router_seconds`: of that, inside the
-    core, by what for (`fleet.Cost`)."""
+    """The figures of one simulation."""
 
     requests: int
     placed: int
     ended: int
     refused: dict[str, int]
     refused_without_wait: int
+    #: Share of second tries that were placed; None without any.
     next_try: float | None
     ttft_ms: Quantiles
     itl_ms: Quantiles
     tpot_ms: Quantiles
+    #: Good requests that ended in the measured time, per second.
     goodput_rps: float
+    #: Share of good requests among those that got a first token.
     attainment: float
+    #: Share of the time in which the prefill engines worked.
     prefill_utilization: float
+    #: The same of the decode engines.
     decode_utilization: float
+    #: Mean batch of a working decode engine.
     decode_batch: float
+    #: Share of the prompt tokens that the prefix caches had.
     cached_share: float
     local_prefills: int
     virtual_seconds: float
     router_events: int
+    #: CPU seconds inside the core by cause (`fleet.Cost`).
     router_seconds: dict[str, float]
+    #: CPU seconds of the whole run.
     cpu_seconds: float
     memory_mib: float
 
@@ -85,7 +90,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def resting(self) -> float:
-        """Share of a core that workers' reports and ticks take, whether anybody asks or not."""
+        """Share of a core that workers' reports and ticks take, with or without load."""
         return self.router_seconds["beat"] / max(self.virtual_seconds, 1e-9)
 
     @property

@@ -1,7 +1,9 @@
-"""Modelled workers: how long the engine would take, and the messages it would send.
+"""Modelled workers: the production cores over an engine whose durations are modelled.
 
-What they compute and when is `engine`'s; here is what a worker makes of it. A prefill worker's KV
-leaves over one link, transfer after transfer, without what D's prefix cache has when it is asked.
+`services.prefill.core` and `services.decode.core` decide and make all messages; `engine.Engine`
+decides when a prompt is computed and when a stream has its tokens. This file carries events and
+actions between them. A prefill worker's KV leaves over one link, transfer after transfer, without
+the leading tokens that the decode worker's prefix cache has at dispatch.
 """
 
 from __future__ import annotations
@@ -10,102 +12,166 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from common import prefix
+from common.blocks import blocks_for
+from common.engine.port import Batch, EngineRequest, Output, engine_key
+from common.identity import AttemptKey, identity_of
+from common.kv.messages import KvDone
 from common.messages import (
     WIRE_VERSION,
     Abort,
     Capacity,
     Decode,
-    DecodeStarted,
-    Ended,
+    Delta,
+    FinishReason,
     Hello,
     KvReport,
     Load,
     Message,
     Prefill,
-    PrefillEnded,
+    RequestBody,
     Role,
+    Sampling,
 )
-from loadtest.capacity.engine import Engine, Job, Key
+from common.worker.actions import (
+    AbortInEngine,
+    AddToEngine,
+    Dispatched,
+    Event,
+    ToGateway,
+    ToRouter,
+)
+from loadtest.capacity.engine import Engine, Job
 from loadtest.capacity.profile import Profile
-from loadtest.capacity.timeline import Timeline
+from loadtest.capacity.virtual_time import VirtualTime
 from loadtest.capacity.workload import Arrival
+from services.decode.core import DecodeCore
+from services.decode.grant_limit import grant_limit_of
+from services.prefill.core import PrefillCore
+
+INCARNATION = "1"
+PROMPT_ID_BYTES = 4
 
 
-class Asked(NamedTuple):
-    """`hashes`: of the prompt's whole blocks, packed (`loadtest.capacity.prefix`)."""
+class Request(NamedTuple):
+    """An arrival with the hashes of its prompt."""
 
-    ask: Arrival
+    arrival: Arrival
+    #: The packed hashes of the prompt's whole blocks (`loadtest.capacity.prompt_parts`).
     hashes: bytes
 
+    @property
+    def body(self) -> RequestBody:
+        """Only the number of prompt tokens has a meaning."""
+        arrival = self.arrival
+        sampling = Sampling(max_tokens=arrival.max_tokens)
+        return RequestBody(prompt_ids=bytes(PROMPT_ID_BYTES * arrival.prompt), sampling=sampling)
 
-class Outlet:
-    """What a worker needs of the fleet around it. `kv_wanted`: D tells this P how many of the
-    prompt's leading tokens it has."""
 
-    def __init__(
-        self,
-        say: Callable[[str, Message], None],
-        kv_wanted: Callable[[Key, str, int], None],
-        kv_ready: Callable[[Key, str], None],
-        streamed: Callable[[Job, bool], None],
-    ) -> None:
-        self.say = say
-        self.kv_wanted = kv_wanted
-        self.kv_ready = kv_ready
-        self.streamed = streamed
+class FleetPort(NamedTuple):
+    """What a worker needs of the fleet around it."""
+
+    #: Delivers a message of the worker with this identity to the router.
+    to_router: Callable[[str, Message], None]
+    #: Reports a job's first token (False) and its end (True) to the client.
+    to_client: Callable[[Job, bool], None]
+    #: A decode worker asks the prefill worker with this identity for KV, without so many tokens.
+    request_kv: Callable[[AttemptKey, str, int], None]
+    #: All KV has arrived at the decode worker with this identity.
+    deliver_kv: Callable[[AttemptKey, str], None]
 
 
 class ModelWorker:
     role: Role
+    core: PrefillCore | DecodeCore
 
-    def __init__(self, name: str, profile: Profile, time: Timeline, outlet: Outlet) -> None:
+    def __init__(self, name: str, profile: Profile, time: VirtualTime, fleet: FleetPort) -> None:
         self.name = name
-        self.identity = f"{name}|1"
-        self.jobs: dict[Key, Job] = {}
+        self.identity = identity_of(name, INCARNATION)
+        self.jobs: dict[AttemptKey, Job] = {}
         self.engine = Engine(profile, time, self._computed, self._reached)
+        self.capacity = Capacity(
+            block_tokens=profile.block_tokens,
+            kv_blocks=profile.kv_blocks,
+            kv_block_bytes=profile.kv_bytes_per_token * profile.block_tokens,
+            max_model_len=profile.max_model_len,
+            max_num_seqs=profile.max_num_seqs,
+        )
         self._profile = profile
         self._time = time
-        self._outlet = outlet
+        self._fleet = fleet
 
     def hello(self) -> Hello:
-        profile = self._profile
         return Hello(
             wire_version=WIRE_VERSION,
             role=self.role,
             name=self.name,
-            incarnation="1",
+            incarnation=INCARNATION,
             fingerprint="model",
             model="model",
             kv_address=f"{self.name}:1",
-            capacity=Capacity(
-                block_tokens=profile.block_tokens,
-                kv_blocks=profile.kv_blocks,
-                kv_block_bytes=profile.kv_bytes_per_token * profile.block_tokens,
-                max_model_len=profile.max_model_len,
-                max_num_seqs=profile.max_num_seqs,
-            ),
+            capacity=self.capacity,
         )
 
     def load(self) -> Load:
-        tokens = sum(job.ask.prompt + job.ask.output for job in self.jobs.values())
+        tokens = sum(job.arrival.prompt + job.arrival.output for job in self.jobs.values())
         total = self._profile.kv_blocks * self._profile.block_tokens
         return Load(running=len(self.jobs), kv_used=min(1.0, tokens / total))
 
+    def dispatch(self, message: Prefill | Decode, request: Request) -> None:
+        for action in self.core.handle(Dispatched(message, request.body), self._time.now):
+            match action:
+                case AddToEngine(request=added):
+                    self._add(added, request)
+                case _:
+                    self._carry_out(action)
+
     def abort(self, message: Abort) -> None:
-        job = self.jobs.pop((message.request_id, message.attempt), None)
-        if job is not None:
-            job.dropped = True
-            self.engine.dropped()
-            self._aborted(job)
+        self._handle(message)
 
-    def _take(self, message: Prefill | Decode, asked: Asked) -> Job:
-        key, blocks = (message.request_id, message.attempt), prefix.split(asked.hashes)
-        job = Job(key, asked.ask, self._time.now, blocks)
+    def _handle(self, event: Event) -> None:
+        for action in self.core.handle(event, self._time.now):
+            self._carry_out(action)
+
+    def _carry_out(self, action: object) -> None:
+        match action:
+            case ToRouter(message=message):
+                self._fleet.to_router(self.identity, message)
+            case ToGateway(deltas=deltas):
+                for delta in deltas:
+                    self._stream(delta)
+            case AbortInEngine(request_id=request_id, attempt=attempt):
+                job = self.jobs.pop((request_id, attempt), None)
+                if job is not None:
+                    job.dropped = True
+                    self.engine.dropped()
+
+    def _stream(self, delta: Delta) -> None:
+        key = (delta.request_id, delta.attempt)
+        job = self.jobs[key]
+        if delta.index == 0:
+            self._fleet.to_client(job, False)
+        if delta.finish_reason:
+            del self.jobs[key]
+            self._fleet.to_client(job, True)
+
+    def _add(self, added: EngineRequest, request: Request) -> None:
+        job = Job(
+            key=(added.request_id, added.attempt),
+            arrival=request.arrival,
+            arrived=self._time.now,
+            blocks=prefix.split(request.hashes),
+        )
         self.jobs[job.key] = job
-        return job
+        self._start(job, added)
 
-    def _say(self, message: Message) -> None:
-        self._outlet.say(self.identity, message)
+    def _output(self, job: Job, tokens: int, *, ends: bool, cached: int = 0) -> None:
+        """The engine made so many tokens of this job."""
+        reason = FinishReason.LENGTH if ends else ""
+        output = Output(engine_key(*job.key), [0] * tokens, reason, cached_tokens=cached)
+        self._handle(Batch(outputs=[output]))
+
+    def _start(self, job: Job, added: EngineRequest) -> None:
+        raise NotImplementedError
 
     def _computed(self, job: Job) -> None:
         """The engine computed this prompt."""
@@ -115,117 +181,100 @@ class ModelWorker:
         """The engine made this stream's tokens."""
         raise NotImplementedError
 
-    def _aborted(self, job: Job) -> None:
-        """What the router is told of it, beside what it asked for."""
-
 
 class PrefillModel(ModelWorker):
     role = Role.PREFILL
 
-    def __init__(self, name: str, profile: Profile, time: Timeline, outlet: Outlet) -> None:
-        super().__init__(name, profile, time, outlet)
+    def __init__(self, name: str, profile: Profile, time: VirtualTime, fleet: FleetPort) -> None:
+        super().__init__(name, profile, time, fleet)
+        self.core = PrefillCore(name, INCARNATION, profile.max_num_seqs)
         self._link_free = 0.0
 
-    def prefill(self, message: Prefill, asked: Asked) -> None:
-        self.engine.prompt(self._take(message, asked))
-
-    def kv_wanted(self, key: Key, elsewhere: int) -> None:
-        """`elsewhere`: leading tokens that D has."""
+    def request_kv(self, key: AttemptKey, elsewhere: int) -> None:
+        """`elsewhere`: leading tokens that the decode worker has."""
         job = self.jobs.get(key)
         if job is not None:
             job.elsewhere = elsewhere
 
+    def _start(self, job: Job, added: EngineRequest) -> None:
+        assert added.ticket is not None
+        ticket = added.ticket
+        job.taker = identity_of(ticket.decode, ticket.decode_incarnation)
+        self.engine.prompt(job)
+
     def _computed(self, job: Job) -> None:
         now, profile = self._time.now, self._profile
         del self.jobs[job.key]
-        prompt = job.ask.prompt
-        self._say(
-            PrefillEnded(
-                request_id=job.key[0],
-                attempt=job.key[1],
-                elapsed_ms=(now - job.arrived) * 1000,
-                cached_tokens=job.cached,
-            )
-        )
+        self._output(job, 1, ends=True, cached=job.cached)
+        prompt = job.arrival.prompt
         wanted, computed = prompt - job.elsewhere, prompt - job.cached
         last = profile.transfer_seconds(min(wanted, computed, profile.chunk_tokens))
         began = now - profile.prompt_seconds(prompt, job.cached)
         sending = max(began, self._link_free) + profile.transfer_seconds(wanted)
         self._link_free = max(sending, now + last)
-        there = self._link_free + profile.handoff_ms / 1000
-        self._time.at(there, lambda: self._outlet.kv_ready(job.key, self.identity))
+        self._time.at(self._link_free + profile.handoff_ms / 1000, lambda: self._sent(job))
+
+    def _sent(self, job: Job) -> None:
+        self._handle(Batch(kv_done=[KvDone(*job.key, side="send", report=KvReport())]))
+        self._fleet.deliver_kv(job.key, job.taker)
 
 
 class DecodeModel(ModelWorker):
     role = Role.DECODE
 
-    def decode(self, message: Decode, asked: Asked) -> None:
-        job, ticket = self._take(message, asked), message.ticket
+    def __init__(
+        self,
+        name: str,
+        profile: Profile,
+        time: VirtualTime,
+        fleet: FleetPort,
+        kv_grant_max: float,
+    ) -> None:
+        super().__init__(name, profile, time, fleet)
+        self.core = DecodeCore(name, INCARNATION, grant_limit_of(self.capacity, kv_grant_max))
+
+    def deliver_kv(self, key: AttemptKey) -> None:
+        job = self.jobs.get(key)
+        if job is None or job.ready:
+            return
+        job.ready = self._time.now
+        self._handle(Batch(kv_done=[KvDone(*key, side="receive", report=self._report(job))]))
+        self.engine.fetched(job)
+
+    def _start(self, job: Job, added: EngineRequest) -> None:
+        ticket = added.ticket
         if ticket is None:
             self.engine.prompt(job)
             return
         job.remote = True
         job.cached = self.engine.cached(job)
-        prefill = f"{ticket.prefill}|{ticket.prefill_incarnation}"
-        self._outlet.kv_wanted(job.key, prefill, job.cached)
-
-    def kv_ready(self, key: Key) -> None:
-        job = self.jobs.get(key)
-        if job is not None and not job.ready:
-            job.ready = self._time.now
-            self.engine.fetched(job)
+        prefill = identity_of(ticket.prefill, ticket.prefill_incarnation)
+        self._fleet.request_kv(job.key, prefill, job.cached)
 
     def _computed(self, job: Job) -> None:
         self._first(job)
 
     def _reached(self, job: Job) -> None:
         if job.first:
-            self._end(job)
+            self._output(job, job.arrival.output - 1, ends=True)
         else:
             self._first(job)
 
-    def _aborted(self, job: Job) -> None:
-        self._say(Ended(request_id=job.key[0], attempt=job.key[1], error="cancelled"))
-
     def _first(self, job: Job) -> None:
-        request_id, attempt = job.key
         job.first = self._time.now
         job.beside = self.engine.streams + 1
-        self._outlet.streamed(job, False)
-        self._say(
-            DecodeStarted(
-                request_id=request_id,
-                attempt=attempt,
-                elapsed_ms=(job.first - job.arrived) * 1000,
-                cached_tokens=job.ask.prompt - 1 if job.remote else job.cached,
-                kv=self._report(job) if job.remote else None,
-            )
-        )
-        if job.ask.output > 1:
-            self.engine.stream(job, job.ask.output - 1)
-        else:
-            self._end(job)
-
-    def _end(self, job: Job) -> None:
-        request_id, attempt = job.key
-        del self.jobs[job.key]
-        self._outlet.streamed(job, True)
-        self._say(
-            Ended(
-                request_id=request_id,
-                attempt=attempt,
-                finish_reason="length",
-                completion_tokens=job.ask.output,
-                decode_ms=(self._time.now - job.first) * 1000,
-            )
-        )
+        further = job.arrival.output - 1
+        cached = job.arrival.prompt - 1 if job.remote else job.cached
+        self._output(job, 1, ends=not further, cached=cached)
+        if further:
+            self.engine.stream(job, further)
 
     def _report(self, job: Job) -> KvReport:
         profile = self._profile
-        came = job.ask.prompt - job.cached
+        came = job.arrival.prompt - job.cached
         size = came * profile.kv_bytes_per_token
         return KvReport(
-            blocks=-(-came // profile.block_tokens),
+            blocks=blocks_for(came, profile.block_tokens),
             complete=True,
             messages=1,
             payload_bytes=size,

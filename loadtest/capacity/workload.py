@@ -1,4 +1,4 @@
-"""Who asks for what and when: open-loop arrivals, since clients do not wait for each other."""
+"""Open-loop arrivals: clients do not wait for each other."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from loadtest.bench.asks import Ask, from_rows
-from loadtest.capacity.prefix import Part, chained
+from loadtest.bench.request_specs import RequestSpec, from_rows
+from loadtest.capacity.prompt_parts import Part, chained
 from loadtest.traces.rows import Row
 
 
 class Arrival(NamedTuple):
-    """At `at` seconds a request with `prompt` tokens that will say `output`, and says that it wants
-    `max_tokens`. `deadline_ms` as in Submit, 0 = none. `parts`: what the prompt is made of, all of
-    it; empty = not known, and unlike any other."""
+    """One request."""
 
+    #: Seconds.
     at: float
     prompt: int
+    #: Tokens that it will generate.
     output: int
+    #: The limit that it names.
     max_tokens: int
     tenant: str = ""
+    #: As in Submit, 0 = none.
     deadline_ms: float = 0.0
+    #: The whole prompt by parts; empty if unknown, then no other prompt shares a prefix with it.
     parts: tuple[Part, ...] = ()
 
 
-class Shape(NamedTuple):
-    """Mean tokens. `spread`: each is drawn uniformly from mean x (1 - spread .. 1 + spread).
-    `slack`: max_tokens is the output's mean times this, at least the output drawn."""
+class RequestShape(NamedTuple):
+    """The lengths of requests."""
 
+    #: Mean tokens.
     prompt: int = 1_500
+    #: Mean tokens.
     output: int = 200
+    #: Lengths are drawn uniformly from mean x (1 - spread .. 1 + spread).
     spread: float = 0.5
+    #: `max_tokens` is the mean output times this, but at least the output that is drawn.
     slack: float = 2.0
     deadline_ms: float = 0.0
 
 
 def poisson(
-    rate: float, seconds: float, shape: Shape, seed: int, tenant: str = ""
+    rate: float, seconds: float, shape: RequestShape, seed: int, tenant: str = ""
 ) -> Iterator[Arrival]:
     """`rate` requests per second for `seconds`."""
     draw = random.Random(seed)
@@ -58,17 +64,17 @@ def poisson(
 
 def recorded(rows: Iterable[Row], *, speed: float = 1.0, scale: float = 1.0) -> Iterator[Arrival]:
     """A trace `speed` times as fast, with all lengths times `scale`."""
-    return map(of_ask, from_rows(rows, speed=speed, scale=scale))
+    return map(of_spec, from_rows(rows, speed=speed, scale=scale))
 
 
-def of_ask(ask: Ask) -> Arrival:
+def of_spec(spec: RequestSpec) -> Arrival:
     """The same request as `baton bench` would send it."""
     return Arrival(
-        at=ask.at,
-        prompt=ask.prompt,
-        output=ask.output,
-        max_tokens=ask.output,
-        parts=chained(ask.pieces),
+        at=spec.at,
+        prompt=spec.prompt,
+        output=spec.output,
+        max_tokens=spec.output,
+        parts=chained(spec.pieces),
     )
 
 

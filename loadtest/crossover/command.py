@@ -15,16 +15,16 @@ import msgspec
 import uvloop
 
 from common.errors import ConfigError
-from loadtest import local, provenance
+from loadtest import local_fleet, provenance
 from loadtest.bench import endpoint
-from loadtest.crossover import outcome, picture
+from loadtest.crossover import chart, outcome
 from loadtest.crossover.measure import (
     DISAGGREGATED,
     REPLICATED,
     SINGLE,
     Cell,
-    Course,
-    Shape,
+    CrossoverPlan,
+    RequestLengths,
     Stop,
     run,
 )
@@ -55,46 +55,48 @@ def main(argv: list[str]) -> int:
             cells = uvloop.run(_run(urls, chosen, course))
     except ConfigError as error:
         return _complain(USAGE, error.message)
-    except (endpoint.DeadEndpointError, local.FleetDownError) as error:
+    except (endpoint.DeadEndpointError, local_fleet.FleetDownError) as error:
         return _complain(DEAD, str(error))
     if not cells:
         return _complain(FAILED, "stopped before anything was measured")
     planned = len(urls) * course.runs
-    told = _told(chosen, argv, course, origin, cells, planned)
-    print("\n".join(lines(told)))
-    print(f"machine  {provenance.sentence(told.provenance)}")
+    comparison = _comparison(chosen, argv, course, origin, cells, planned)
+    print("\n".join(lines(comparison)))
+    print(f"machine  {provenance.sentence(comparison.provenance)}")
     if chosen.json:
-        chosen.json.write_bytes(msgspec.json.encode(told))
+        chosen.json.write_bytes(msgspec.json.encode(comparison))
     if chosen.png:
-        chosen.png.write_bytes(picture.crossover(told))
-    return FAILED if told.failed or told.partial else OK
+        chosen.png.write_bytes(chart.crossover(comparison))
+    return FAILED if comparison.failed or comparison.partial else OK
 
 
-async def _run(urls: dict[str, str], chosen: argparse.Namespace, course: Course) -> list[Cell]:
+async def _run(
+    urls: dict[str, str], chosen: argparse.Namespace, course: CrossoverPlan
+) -> list[Cell]:
     model = chosen.model
     longest = max(shape.prompt + shape.output for shape in course.shapes)
     for url in urls.values():
-        there = await endpoint.look(url, model, "")
-        model = there.model
-        if there.max_model_len and longest > there.max_model_len:
+        served = await endpoint.discover(url, model, "")
+        model = served.model
+        if served.max_model_len and longest > served.max_model_len:
             raise ConfigError(
-                "--prompt", f"{longest} tokens are more than {url} takes ({there.max_model_len})"
+                "--prompt", f"{longest} tokens are more than {url} takes ({served.max_model_len})"
             )
     stop = Stop()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.ask)
     try:
-        return await run(urls, model, course, _tell, stop)
+        return await run(urls, model, course, _print_progress, stop)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _course(chosen: argparse.Namespace) -> Course:
+def _course(chosen: argparse.Namespace) -> CrossoverPlan:
     slo = parse_slo(chosen.slo)
     if chosen.metric == "goodput" and not (slo.ttft_ms or slo.tpot_ms):
         raise ConfigError("--metric", "goodput needs --slo ttft=MS,itl=MS")
-    return Course(
-        shapes=[Shape(*pair) for pair in product(chosen.prompt, chosen.output)],
+    return CrossoverPlan(
+        shapes=[RequestLengths(*pair) for pair in product(chosen.prompt, chosen.output)],
         concurrencies=sorted(set(chosen.concurrency)),
         repeats=chosen.repeats,
         requests=chosen.requests,
@@ -124,18 +126,18 @@ def _started(chosen: argparse.Namespace, stack: ExitStack) -> dict[str, str]:
         REPLICATED: ["--mode", "replicated", "--decode", str(chosen.workers)],
         DISAGGREGATED: ["--prefill", str(prefills), "--decode", str(decodes)],
     }
-    environ = local.SIM if chosen.engine == "sim" else None
+    environ = local_fleet.SIM if chosen.engine == "sim" else None
     urls = {}
     for name, more in flags.items():
-        _tell(f"starting {name}")
-        urls[name] = stack.enter_context(local.fleet([*engine, *more], environ)).url
+        _print_progress(f"starting {name}")
+        urls[name] = stack.enter_context(local_fleet.fleet([*engine, *more], environ)).url
     return urls
 
 
-def _told(
+def _comparison(
     chosen: argparse.Namespace,
     argv: list[str],
-    course: Course,
+    course: CrossoverPlan,
     origin: provenance.Provenance,
     cells: list[Cell],
     planned: int,
@@ -159,7 +161,7 @@ def _told(
     )
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

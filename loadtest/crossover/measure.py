@@ -1,4 +1,4 @@
-"""The runs: every fleet at every concurrency, in turn, again and again."""
+"""The runs: every fleet at every concurrency, interleaved and repeated."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadtest.bench import asks
-from loadtest.bench.driver import Drive, Plan
+from loadtest.bench import request_specs
+from loadtest.bench.driver import LoadPlan, LoadRun
 from loadtest.bench.figures import Figures, figures
 from loadtest.bench.prompts import Maker
 from loadtest.capacity.report import Slo
@@ -18,7 +18,7 @@ SINGLE, REPLICATED, DISAGGREGATED = "single", "replicated", "disaggregated"
 WARM_CONCURRENCY = 4
 
 
-class Shape(msgspec.Struct, frozen=True):
+class RequestLengths(msgspec.Struct, frozen=True):
     """Tokens of every request."""
 
     prompt: int
@@ -33,18 +33,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One fleet, once, at one concurrency."""
 
     fleet: str
-    shape: Shape
+    shape: RequestLengths
     concurrency: int
     repeat: int
     figures: Figures
 
 
-class Course(NamedTuple):
-    """`requests`: of one cell at the least; a concurrency gets twice its own number."""
+class CrossoverPlan(NamedTuple):
+    """All runs of a comparison."""
 
-    shapes: Sequence[Shape]
+    shapes: Sequence[RequestLengths]
     concurrencies: Sequence[int]
     repeats: int
+    #: Minimum of requests in a run; a concurrency has at least twice its own number.
     requests: int
     slo: Slo
     seed: int
@@ -61,26 +62,30 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = False
-        self._drive: Drive | None = None
+        self._load_run: LoadRun | None = None
 
     def ask(self) -> None:
         self.asked = True
-        if self._drive is not None:
-            self._drive.stop("stopped")
+        if self._load_run is not None:
+            self._load_run.stop("stopped")
 
-    async def run(self, drive: Drive) -> None:
-        self._drive = drive
-        await drive.run()
+    async def run(self, load_run: LoadRun) -> None:
+        self._load_run = load_run
+        await load_run.run()
 
 
 async def run(
-    urls: Mapping[str, str], model: str, course: Course, tell: Callable[[str], None], stop: Stop
+    urls: Mapping[str, str],
+    model: str,
+    course: CrossoverPlan,
+    report_progress: Callable[[str], None],
+    stop: Stop,
 ) -> list[Cell]:
     """Stops early, with what it has, when asked and at the first cell in which a request failed."""
     for name, url in urls.items():
-        tell(f"warming {name}")
+        report_progress(f"warming {name}")
         for shape in course.shapes:
-            warm = _drive(url, model, _Turn(course.seed, 0, shape, WARM_CONCURRENCY), 12)
+            warm = _load_run(url, model, _Turn(course.seed, 0, shape, WARM_CONCURRENCY), 12)
             await stop.run(warm)
             if stop.asked:
                 return []
@@ -89,24 +94,28 @@ async def run(
         for shape in course.shapes:
             for concurrency in course.concurrencies:
                 for name in turned(list(urls), repeat):
-                    tell(f"{repeat + 1} of {course.repeats}: {name}, {shape.name}, {concurrency}")
+                    report_progress(
+                        f"{repeat + 1} of {course.repeats}: {name}, {shape.name}, {concurrency}"
+                    )
                     count = max(course.requests, 2 * concurrency)
                     turn = _Turn(course.seed, 1 + repeat, shape, concurrency)
-                    drive = _drive(urls[name], model, turn, count, course.timeout)
-                    await stop.run(drive)
+                    load_run = _load_run(urls[name], model, turn, count, course.timeout)
+                    await stop.run(load_run)
                     if stop.asked:
                         return cells
-                    told = figures(drive.samples, drive.gaps, course.slo, exact_prompts=True)
+                    measured = figures(
+                        load_run.samples, load_run.gaps, course.slo, exact_prompts=True
+                    )
                     cells.append(
                         Cell(
                             fleet=name,
                             shape=shape,
                             concurrency=concurrency,
                             repeat=repeat,
-                            figures=told,
+                            figures=measured,
                         )
                     )
-                    if told.failed:
+                    if measured.failed:
                         return cells
     return cells
 
@@ -118,17 +127,17 @@ def turned(names: list[str], repeat: int) -> list[str]:
 
 
 class _Turn(NamedTuple):
-    """What the prompts of a cell depend on: the same for all fleets, new in each repeat, so that no
-    cache helps."""
+    """What the prompts of a run depend on. They are equal for all fleets and differ in each repeat,
+    so that no cache helps."""
 
     seed: int
     repeat: int
-    shape: Shape
+    shape: RequestLengths
     concurrency: int
 
 
-def _drive(url: str, model: str, turn: _Turn, requests: int, timeout: float = 600.0) -> Drive:
+def _load_run(url: str, model: str, turn: _Turn, requests: int, timeout: float = 600.0) -> LoadRun:
     shape = turn.shape
     seed = f"{turn.seed}.{turn.repeat}.{turn.concurrency}.{shape.prompt}.{shape.output}"
-    load = islice(asks.fixed(shape.prompt, shape.output, seed), requests)
-    return Drive(Plan(url, Maker(model), concurrency=turn.concurrency, timeout=timeout), load)
+    load = islice(request_specs.fixed(shape.prompt, shape.output, seed), requests)
+    return LoadRun(LoadPlan(url, Maker(model), concurrency=turn.concurrency, timeout=timeout), load)

@@ -1,4 +1,4 @@
-"""What the runs say: ratios by shape and concurrency, and a sentence for each shape."""
+"""Ratios by shape and concurrency, and a sentence for each shape."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 
 from loadtest.bench.figures import Figures
-from loadtest.crossover.measure import DISAGGREGATED, REPLICATED, Cell, Shape
+from loadtest.crossover.measure import DISAGGREGATED, REPLICATED, Cell, RequestLengths
 from loadtest.crossover.ratio import Ratio, ratio
-from loadtest.crossover.verdict import sentence
+from loadtest.crossover.recommendation import sentence
 from loadtest.provenance import Provenance
 
 Metric = Literal["goodput", "tokens", "ttft", "itl"]
@@ -24,9 +24,7 @@ METRICS: dict[Metric, str] = {
 
 
 class Crossover(msgspec.Struct, frozen=True, kw_only=True):
-    """`ratios`: by shape's name and metric, (concurrency, ratio of disaggregated to replicated,
-    above 1 = disaggregated is better). `sentences`: by shape's name, of the chosen metric.
-    `partial`: how much was run, empty if all was."""
+    """The whole comparison."""
 
     provenance: Provenance
     command: str
@@ -35,9 +33,14 @@ class Crossover(msgspec.Struct, frozen=True, kw_only=True):
     metric: Metric
     slo: str
     cells: list[Cell]
+    #: By name of the shape and metric: (concurrency, ratio of disaggregated to replicated), above 1
+    #: if disaggregated is better.
     ratios: dict[str, dict[Metric, list[tuple[int, Ratio]]]]
+    #: The recommendation by name of the shape, for the chosen metric.
     sentences: dict[str, str]
+    #: Why the runs ended early; empty if they did not.
     failed: str
+    #: How much was run; empty if everything was.
     partial: str = ""
 
 
@@ -55,7 +58,7 @@ def value(of: Figures, metric: Metric) -> float:
     return 1 / low if low else 0.0
 
 
-def ratios(cells: Sequence[Cell], shape: Shape, metric: Metric) -> list[tuple[int, Ratio]]:
+def ratios(cells: Sequence[Cell], shape: RequestLengths, metric: Metric) -> list[tuple[int, Ratio]]:
     """Of the repeats that both fleets finished."""
     known: dict[tuple[int, int], dict[str, float]] = {}
     for cell in cells:
@@ -82,8 +85,8 @@ def all_ratios(cells: Sequence[Cell]) -> dict[str, dict[Metric, list[tuple[int, 
 
 def sentences(cells: Sequence[Cell], metric: Metric) -> dict[str, str]:
     shapes = dict.fromkeys(cell.shape for cell in cells)
-    told = {shape.name: ratios(cells, shape, metric) for shape in shapes}
-    return {name: sentence(dict(rows)) for name, rows in told.items() if rows}
+    ratios_of = {shape.name: ratios(cells, shape, metric) for shape in shapes}
+    return {name: sentence(dict(rows)) for name, rows in ratios_of.items() if rows}
 
 
 def failure(cells: Sequence[Cell]) -> str:
@@ -105,17 +108,18 @@ def lines(of: Crossover) -> Iterator[str]:
         yield f"{'at once':<9}" + "".join(
             f"{fleet + ' tok/s, TTFT p90, ITL p99':>40}" for fleet in fleets
         )
-        told = of.ratios[shape.name][of.metric]
-        for concurrency, each in told:
+        rows = of.ratios[shape.name][of.metric]
+        for concurrency, measured in rows:
             cells = "".join(_cell(of.cells, fleet, shape, concurrency) for fleet in fleets)
-            yield f"{concurrency:<9}{cells}   {each.value:.2f} [{each.low:.2f}, {each.high:.2f}]"
+            interval = f"[{measured.low:.2f}, {measured.high:.2f}]"
+            yield f"{concurrency:<9}{cells}   {measured.value:.2f} {interval}"
         yield f"ratio: disaggregated to replicated, {METRICS[of.metric]}, 95 % confidence"
         yield of.sentences.get(shape.name, "")
     if of.failed:
         yield f"STOPPED: {of.failed}"
 
 
-def _cell(cells: Sequence[Cell], fleet: str, shape: Shape, concurrency: int) -> str:
+def _cell(cells: Sequence[Cell], fleet: str, shape: RequestLengths, concurrency: int) -> str:
     known = [
         c.figures for c in cells if (c.fleet, c.shape, c.concurrency) == (fleet, shape, concurrency)
     ]

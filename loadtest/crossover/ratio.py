@@ -13,10 +13,12 @@ T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """`low`, `high`: 95 % confidence; infinitely wide with a single repeat."""
+    """A mean with its confidence interval of 95 %, infinitely wide with a single repeat."""
 
     value: float
+    #: Lower end of the interval.
     low: float
+    #: Upper end of the interval.
     high: float
 
     @property

@@ -1,5 +1,5 @@
-"""Offers a running fleet more than it can do, and says what became of it.
+"""Offers a running fleet more load than its capacity.
 
-`offer` sends open-loop requests over HTTP, `judge` sums up. `make bench ARGS=overload` does both at
-multiples of a fleet's capacity.
+`offer.py` sends open-loop requests over HTTP, `outcomes.py` computes the figures. The benchmark
+`overload` of `make bench` imports this room.
 """

@@ -15,25 +15,27 @@ FIRST_BYTES = b"data: "
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """`rate`: requests/s, Poisson. `prompt_chars`: mean length, evenly 0.5 to 1.5 of it. `obey`:
-    share of the clients that ask again after exactly the `Retry-After` that they were told."""
+class OfferedLoad:
+    """An open-loop load."""
 
     url: str
     model: str
+    #: Requests per second, Poisson.
     rate: float
     seconds: float
+    #: Mean length; lengths are uniform between 0.5 and 1.5 of it.
     prompt_chars: int
     output_tokens: int
+    #: Share of the clients that ask again after exactly the `Retry-After` of a refusal.
     obey: float = 0.0
     seed: int = 1
 
 
 @dataclass(slots=True)
-class Outcome:
-    """One try. Times are seconds since it was sent, None until then; `at` is when that was, since
-    the load began. `again`: a second try, by appointment."""
+class TryOutcome:
+    """One try. Times are seconds since it was sent, None until they are reached."""
 
+    #: When it was sent, in seconds since the start of the load.
     at: float
     status: int = 0
     code: str = ""
@@ -41,18 +43,20 @@ class Outcome:
     done: float | None = None
     refused_in: float | None = None
     retry_after: float | None = None
+    #: A second try, after `Retry-After`.
     again: bool = False
 
 
 class Offered(NamedTuple):
-    """`live_ms`: round trips of `GET /live` meanwhile, which ask only the gateway: what the machine
-    and the client cost, to hold refusals against."""
+    """The result of a load."""
 
-    outcomes: list[Outcome]
+    outcomes: list[TryOutcome]
+    #: Round trips of `GET /live` during the load. Only the gateway answers them, so they show what
+    #: machine and client cost.
     live_ms: list[float]
 
 
-async def offer(load: Load) -> Offered:
+async def offer(load: OfferedLoad) -> Offered:
     """Ends when every request has."""
     clients = _Clients(load)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
@@ -65,16 +69,16 @@ async def offer(load: Load) -> Offered:
         at = 0.0
         while at < load.seconds:
             await asyncio.sleep(at - clients.now)
-            group.create_task(clients.client(session, _Asked(dice, load)))
-            group.create_task(clients.look(session))
+            group.create_task(clients.client(session, _Request(dice, load)))
+            group.create_task(clients.probe_live(session))
             at += dice.expovariate(load.rate)
     return Offered(clients.outcomes, clients.live_ms)
 
 
-class _Asked:
-    """What one client asks, decided before anything is sent, so that a seed is one load."""
+class _Request:
+    """One client's request, drawn before anything is sent, so that a seed gives one load."""
 
-    def __init__(self, dice: random.Random, load: Load) -> None:
+    def __init__(self, dice: random.Random, load: OfferedLoad) -> None:
         length = round(load.prompt_chars * dice.uniform(0.5, 1.5))
         self.body = {
             "model": load.model,
@@ -86,32 +90,34 @@ class _Asked:
 
 
 class _Clients:
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: OfferedLoad) -> None:
         self._load = load
         self._began = time.monotonic()
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[TryOutcome] = []
         self.live_ms: list[float] = []
 
     @property
     def now(self) -> float:
         return time.monotonic() - self._began
 
-    async def client(self, session: aiohttp.ClientSession, asked: _Asked) -> None:
-        told = await self._try(session, asked, again=False)
-        if asked.obeys and told.retry_after is not None:
-            await asyncio.sleep(told.retry_after)
-            await self._try(session, asked, again=True)
+    async def client(self, session: aiohttp.ClientSession, request: _Request) -> None:
+        outcome = await self._try(session, request, again=False)
+        if request.obeys and outcome.retry_after is not None:
+            await asyncio.sleep(outcome.retry_after)
+            await self._try(session, request, again=True)
 
-    async def look(self, session: aiohttp.ClientSession) -> None:
+    async def probe_live(self, session: aiohttp.ClientSession) -> None:
         began = self.now
         async with session.get("/live"):
             self.live_ms.append((self.now - began) * 1000)
 
-    async def _try(self, session: aiohttp.ClientSession, asked: _Asked, *, again: bool) -> Outcome:
-        outcome = Outcome(self.now, again=again)
+    async def _try(
+        self, session: aiohttp.ClientSession, request: _Request, *, again: bool
+    ) -> TryOutcome:
+        outcome = TryOutcome(self.now, again=again)
         self.outcomes.append(outcome)
         try:
-            async with session.post("/v1/completions", json=asked.body) as response:
+            async with session.post("/v1/completions", json=request.body) as response:
                 outcome.status = response.status
                 if response.status != 200:
                     await self._refused(outcome, response)
@@ -125,9 +131,9 @@ class _Clients:
             outcome.code = type(error).__name__
         return outcome
 
-    async def _refused(self, outcome: Outcome, response: aiohttp.ClientResponse) -> None:
+    async def _refused(self, outcome: TryOutcome, response: aiohttp.ClientResponse) -> None:
         outcome.refused_in = self.now - outcome.at
-        told = response.headers.get("Retry-After")
-        outcome.retry_after = float(told) if told is not None else None
+        retry_after = response.headers.get("Retry-After")
+        outcome.retry_after = float(retry_after) if retry_after is not None else None
         answer = await response.json()
         outcome.code = str(answer.get("error", {}).get("code", ""))

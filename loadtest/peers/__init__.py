@@ -1,6 +1,6 @@
 """`baton bench peers`: several endpoints under one load and one fault, side by side.
 
-Whoever speaks OpenAI's API can stand in it: a plain `vllm serve`, a NIXL pair behind its proxy,
-another router. They are started by whoever has them; here they are only asked, and scored by what
-their clients saw.
+An endpoint is any server of OpenAI's API: a plain `vllm serve`, a NIXL pair behind its proxy,
+another router. It is started elsewhere; here it only receives load and is scored by its clients'
+measurements. Start with `command.py`. Only `loadtest.main` imports this room.
 """

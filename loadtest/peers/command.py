@@ -14,9 +14,9 @@ import uvloop
 
 from common.errors import ConfigError
 from loadtest import provenance
-from loadtest.bench import asks, endpoint
+from loadtest.bench import endpoint, request_specs
 from loadtest.flags import count, positive
-from loadtest.peers.measure import Course, Peer, Round, run
+from loadtest.peers.measure import ComparedEndpoint, PeersPlan, Round, run
 from loadtest.slo import parse as parse_slo
 
 OK, FAULTLESS, USAGE, DEAD = 0, 1, 2, 3
@@ -28,8 +28,8 @@ example:
 
 A fault is a shell command, run half way through each round of its endpoint; it must undo itself or
 be survived, for the next round comes. Find the process anew where it has another pid then, as in
-'baton=kill -9 $(systemctl show -P MainPID baton-decode@d0)'. A command that fails is told, and the
-exit status is 1.
+'baton=kill -9 $(systemctl show -P MainPID baton-decode@d0)'. A command that fails is reported, and
+the exit status is 1.
 """
 HEAD = (
     f"{'peer':<16}{'ok':>8}{'failed':>8}{'usage':>7}{'no wait':>9}{'TTFT p50':>10}{'p90':>9}"
@@ -53,33 +53,33 @@ def main(argv: list[str]) -> int:
         return _complain(USAGE, error.message)
     except endpoint.DeadEndpointError as error:
         return _complain(DEAD, str(error))
-    told = Peers(provenance=provenance.collect(), rounds=rounds)
+    result = Peers(provenance=provenance.collect(), rounds=rounds)
     print("\n".join(lines(rounds)))
-    print(f"machine  {provenance.sentence(told.provenance)}")
+    print(f"machine  {provenance.sentence(result.provenance)}")
     if chosen.json:
-        chosen.json.write_bytes(msgspec.json.encode(told))
-    return FAULTLESS if any(each.fault_failed for each in rounds) else OK
+        chosen.json.write_bytes(msgspec.json.encode(result))
+    return FAULTLESS if any(round_.fault_failed for round_ in rounds) else OK
 
 
 def lines(rounds: Sequence[Round]) -> Iterator[str]:
-    """Means over the rounds; counts are sums. `usage`: answers with wrong or no usage; `no wait`:
-    refusals without Retry-After."""
+    """The table. Values are means over the rounds, counts are sums. The column `usage` counts
+    answers with wrong or no usage, `no wait` refusals without Retry-After."""
     yield HEAD
-    for name in dict.fromkeys(each.peer for each in rounds):
-        mine = [each for each in rounds if each.peer == name]
-        of = [each.figures for each in mine]
+    for name in dict.fromkeys(round_.peer for round_ in rounds):
+        mine = [round_ for round_ in rounds if round_.peer == name]
+        of = [round_.figures for round_ in mine]
         yield (
             f"{name:<16}{sum(f.ok for f in of):>8}{sum(f.failed for f in of):>8}"
             f"{sum(f.usage_wrong + f.prompt_wrong for f in of):>7}"
             f"{sum(f.refused_without_wait for f in of):>9}"
             f"{fmean(f.ttft_ms.p50 for f in of):>10.0f}{fmean(f.ttft_ms.p90 for f in of):>9.0f}"
             f"{fmean(f.tpot_ms.p50 for f in of):>10.1f}{fmean(f.goodput_rps for f in of):>9.2f}"
-            f"{_mean([e.cpu_us_per_token for e in mine]):>10}"
-            f"{_mean([e.recovery_s for e in mine]):>12}"
+            f"{_mean([round_.cpu_us_per_token for round_ in mine]):>10}"
+            f"{_mean([round_.recovery_s for round_ in mine]):>12}"
         )
         for error in dict.fromkeys(error for f in of for error in f.errors):
             yield f"  {sum(f.errors.get(error, 0) for f in of)} x {error}"
-        failed = Counter(each.fault_failed for each in mine if each.fault_failed)
+        failed = Counter(round_.fault_failed for round_ in mine if round_.fault_failed)
         for sentence, times in failed.items():
             yield f"  {times} x {sentence}"
 
@@ -89,7 +89,7 @@ def _mean(values: Sequence[float | None]) -> str:
     return f"{fmean(known):.3g}" if known else "-"
 
 
-async def _run(chosen: argparse.Namespace, course: Course) -> list[Round]:
+async def _run(chosen: argparse.Namespace, course: PeersPlan) -> list[Round]:
     urls, faults = _named(chosen.endpoint, "--endpoint"), _named(chosen.fault, "--fault")
     pids = {name: _pid(text) for name, text in _named(chosen.pid, "--pid").items()}
     if len(urls) < 2:
@@ -100,8 +100,10 @@ async def _run(chosen: argparse.Namespace, course: Course) -> list[Round]:
     peers = []
     for name, given in urls.items():
         url = given.rstrip("/").removesuffix("/v1")
-        there = await endpoint.look(url, "", "")
-        peers.append(Peer(name, url, there.model, pids.get(name, 0), faults.get(name, "")))
+        served = await endpoint.discover(url, "", "")
+        peers.append(
+            ComparedEndpoint(name, url, served.model, pids.get(name, 0), faults.get(name, ""))
+        )
     return await run(peers, course, lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -121,8 +123,8 @@ def _pid(text: str) -> int:
     return int(text)
 
 
-def _course(chosen: argparse.Namespace) -> Course:
-    return Course(
+def _course(chosen: argparse.Namespace) -> PeersPlan:
+    return PeersPlan(
         mix=chosen.mix,
         scale=chosen.scale,
         rate=chosen.rate,
@@ -150,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--endpoint", action="append", default=[], metavar="NAME=URL", help="two or more")
     add("--pid", action="append", default=[], metavar="NAME=PID", help="whose CPU is charged")
     add("--fault", action="append", default=[], metavar="NAME=COMMAND", help="run half way")
-    add("--mix", choices=tuple(asks.MIXES), default="chat", help="(chat)")
+    add("--mix", choices=tuple(request_specs.MIXES), default="chat", help="(chat)")
     add("--scale", type=positive, default=1.0, help="times all lengths (1)")
     add("--rate", type=positive, default=2.0, help="requests/s, open loop, Poisson (2)")
     add("--seconds", type=positive, default=30.0, help="of one round (30)")

@@ -1,4 +1,4 @@
-"""The same load on each endpoint in turn, with its fault half way, again and again."""
+"""The same load on each endpoint in turn, with its fault half way, repeated."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from loadtest.bench import arrivals, asks
-from loadtest.bench.asks import Ask
-from loadtest.bench.driver import Drive, Plan
+from loadtest.bench import arrivals, request_specs
+from loadtest.bench.driver import LoadPlan, LoadRun
 from loadtest.bench.figures import Figures, figures
 from loadtest.bench.prompts import Maker
-from loadtest.bench.samples import Sample
+from loadtest.bench.request_specs import RequestSpec
+from loadtest.bench.sample import Sample
 from loadtest.capacity.report import Slo
 
 WARM_REQUESTS = 4
 
 
-class Peer(NamedTuple):
-    """`pid`: of the process whose tree is charged, 0 = CPU is not measured. `fault`: a shell
-    command run half way, empty = none."""
+class ComparedEndpoint(NamedTuple):
+    """One endpoint of the comparison."""
 
     name: str
     url: str
     model: str
+    #: Root of the process tree whose CPU is measured; 0 = not measured.
     pid: int = 0
+    #: Shell command run half way; empty = none.
     fault: str = ""
 
 
-class Course(NamedTuple):
+class PeersPlan(NamedTuple):
     mix: str
     scale: float
     rate: float
@@ -44,55 +45,61 @@ class Course(NamedTuple):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu_us_per_token`: of all of the peer's processes that lived through it. `recovery_s`: from
-    the fault's beginning to the first token of a request that was sent after it; None without a
-    fault, or where none came. `fault_failed`: why there was none although one was asked for."""
+    """One load on one endpoint."""
 
     peer: str
     repeat: int
     figures: Figures
+    #: CPU of all processes of the tree that lived through the round.
     cpu_us_per_token: float | None
+    #: From the fault to the first token of a request sent after it; None without a fault or such a
+    #: token.
     recovery_s: float | None
+    #: Why the fault could not be injected; empty if it was or none was asked for.
     fault_failed: str = ""
 
 
-class _Struck(NamedTuple):
-    """`at`: seconds of the load; None: nothing happened, because of `failed` if that says why."""
+class _FaultResult(NamedTuple):
+    """The result of a fault."""
 
+    #: Seconds of the load; None if no fault took effect.
     at: float | None = None
+    #: Why it took no effect.
     failed: str = ""
 
 
-async def run(peers: Sequence[Peer], course: Course, tell: Callable[[str], None]) -> list[Round]:
+async def run(
+    peers: Sequence[ComparedEndpoint], course: PeersPlan, report_progress: Callable[[str], None]
+) -> list[Round]:
     rounds = []
     for peer in peers:
-        await _drive(peer, course, islice(asks.fixed(50, 8, 0), WARM_REQUESTS), 1).run()
+        await _load_run(peer, course, islice(request_specs.fixed(50, 8, 0), WARM_REQUESTS), 1).run()
     for repeat in range(course.repeats):
         for peer in (*peers[repeat % len(peers) :], *peers[: repeat % len(peers)]):
-            tell(f"{repeat + 1} of {course.repeats}: {peer.name}")
+            report_progress(f"{repeat + 1} of {course.repeats}: {peer.name}")
             rounds.append(await _round(peer, course, repeat))
     return rounds
 
 
-async def _round(peer: Peer, course: Course, repeat: int) -> Round:
+async def _round(peer: ComparedEndpoint, course: PeersPlan, repeat: int) -> Round:
     seed = course.seed + repeat
-    stream = asks.synthetic(course.mix, seed, course.scale)
+    stream = request_specs.synthetic(course.mix, seed, course.scale)
     timed = arrivals.timed(stream, arrivals.poisson(course.rate, seed))
-    drive = _drive(peer, course, arrivals.until(timed, course.seconds), 0)
+    load_run = _load_run(peer, course, arrivals.until(timed, course.seconds), 0)
     before = cpu_seconds(peer.pid)
     async with asyncio.TaskGroup() as group:
-        fault = group.create_task(_fault(peer, drive, course.seconds / 2), name="fault")
-        await drive.run()
-    told = figures(drive.samples, drive.gaps, course.slo, exact_prompts=True)
-    tokens = sum(each.tokens for each in drive.samples)
+        fault = group.create_task(_fault(peer, load_run, course.seconds / 2), name="fault")
+        await load_run.run()
+    measured = figures(load_run.samples, load_run.gaps, course.slo, exact_prompts=True)
+    tokens = sum(sample.tokens for sample in load_run.samples)
     spent = sum(now - before.get(pid, 0.0) for pid, now in cpu_seconds(peer.pid).items())
     at, failed = fault.result()
     return Round(
         peer=peer.name,
         repeat=repeat,
-        figures=told,
+        figures=measured,
         cpu_us_per_token=spent / tokens * 1e6 if peer.pid and tokens else None,
-        recovery_s=None if at is None else recovery(drive.samples, at),
+        recovery_s=None if at is None else recovery(load_run.samples, at),
         fault_failed=failed,
     )
 
@@ -118,22 +125,24 @@ def cpu_seconds(pid: int) -> Mapping[int, float]:
     return found
 
 
-def _drive(peer: Peer, course: Course, load: Iterable[Ask], concurrency: int) -> Drive:
+def _load_run(
+    peer: ComparedEndpoint, course: PeersPlan, load: Iterable[RequestSpec], concurrency: int
+) -> LoadRun:
     maker = Maker(peer.model, ignore_eos=not course.plain)
-    return Drive(Plan(peer.url, maker, concurrency=concurrency, timeout=120.0), load)
+    return LoadRun(LoadPlan(peer.url, maker, concurrency=concurrency, timeout=120.0), load)
 
 
-async def _fault(peer: Peer, drive: Drive, after: float) -> _Struck:
+async def _fault(peer: ComparedEndpoint, load_run: LoadRun, after: float) -> _FaultResult:
     if not peer.fault:
-        return _Struck()
-    await asyncio.sleep(max(0.0, after - drive.now))
-    at, silent = drive.now, asyncio.subprocess.DEVNULL
+        return _FaultResult()
+    await asyncio.sleep(max(0.0, after - load_run.now))
+    at, silent = load_run.now, asyncio.subprocess.DEVNULL
     command = ("/bin/sh", "-c", peer.fault)
     process = await asyncio.create_subprocess_exec(
         *command, stdin=silent, stdout=silent, stderr=asyncio.subprocess.PIPE
     )
-    _, said = await process.communicate()
+    _, errors = await process.communicate()
     if process.returncode == 0:
-        return _Struck(at)
-    first = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[0]
-    return _Struck(failed=f"its fault ended with status {process.returncode}: {first}")
+        return _FaultResult(at)
+    first = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[0]
+    return _FaultResult(failed=f"its fault ended with status {process.returncode}: {first}")

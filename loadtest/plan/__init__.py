@@ -1,5 +1,6 @@
-"""`baton profile` measures a live fleet's workers; `baton plan` says what fleet a load needs.
+"""`baton profile` measures a live fleet's workers; `baton plan` finds the fleet that a load needs.
 
-`probe` asks, `fit` makes a profile of the answers; `sizing` plays candidate fleets in virtual time,
-`verdict` chooses, `formula` prints sums that need no simulation.
+Start with the two commands. `probe.py` sends probes and `fit.py` makes a profile of them;
+`sizing.py` simulates candidate fleets, `search.py` chooses one. Only `loadtest.main` imports this
+room.
 """

@@ -17,15 +17,18 @@ ASSUMED_BYTES_PER_S = 1e9
 """Well below what any interface of a GPU host moves."""
 
 
-class Probe(NamedTuple):
-    """One request: milliseconds. `prefill`, `kv`, `first_token`: since the worker was asked, by its
-    own clock, until P had computed the prompt, D had its KV and its first token; the first two are
-    None where D computed the prompt itself. `ttft`: as the client saw it."""
+class TimedProbe(NamedTuple):
+    """One request, in milliseconds. The worker's instants count from its dispatch, by its own
+    clock."""
 
     prompt: int
+    #: Until P had computed the prompt; None if D computed it.
     prefill: float | None
+    #: Until D had the KV; None if D computed the prompt.
     kv: float | None
+    #: Until D had its first token.
     first_token: float
+    #: As the client measured it.
     ttft: float
 
     @property
@@ -40,7 +43,7 @@ class Probe(NamedTuple):
 
 
 def profile_of(
-    probes: Sequence[Probe],
+    probes: Sequence[TimedProbe],
     steps: Sequence[Step],
     decode: dict[str, Any],
     bandwidth: Bandwidth,
@@ -72,19 +75,21 @@ def profile_of(
         max_num_seqs=decode["requests_max"],
         max_model_len=decode["max_model_len"],
         prefix_cache=prefix_cache,
-        about=about | {"bandwidth": bandwidth.told},
+        about=about | {"bandwidth": bandwidth.explanation},
     )
 
 
 class Step(NamedTuple):
-    """A batch of one worker: milliseconds of its steps, and `probes` that ran among its streams."""
+    """A batch of one worker."""
 
     batch: int
+    #: Milliseconds of a step.
     ms: float
-    probes: Sequence[Probe] = ()
+    #: Requests that ran beside the streams of the batch.
+    probes: Sequence[TimedProbe] = ()
 
 
-def edges(probes: Sequence[Probe], steps: Sequence[Step]) -> tuple[tuple[int, Tenths], ...]:
+def edges(probes: Sequence[TimedProbe], steps: Sequence[Step]) -> tuple[tuple[int, Tenths], ...]:
     """Tenths of the way's spread by streams of a worker: alone, and of each batch that has probes
     enough."""
     by_batch = {1: [p.edge for p in probes]}
@@ -103,10 +108,11 @@ def tenths(values: Sequence[float]) -> Tenths:
 
 
 class Bandwidth(NamedTuple):
-    """`told`: how the number came about."""
+    """The assumed rate of a pair."""
 
     bytes_per_s: float
-    told: str
+    #: How the number came about.
+    explanation: str
 
 
 def bandwidth_of(given: float, seen: Sequence[float]) -> Bandwidth:

@@ -16,10 +16,11 @@ SHARES = ((0.5, "p50"), (0.9, "p90"), (1.0, "longest"))
 
 
 class KvSize(NamedTuple):
-    """Of one token, and how it comes about."""
+    """KV bytes of one token."""
 
     bytes: int
-    told: str
+    #: The formula, as a sentence.
+    explanation: str
 
 
 def of_profile(profile: Profile) -> KvSize:
@@ -28,7 +29,7 @@ def of_profile(profile: Profile) -> KvSize:
 
 
 def of_model(folder: Path) -> KvSize:
-    """The formula with a model's numbers. Raises ConfigError where its config.json does not tell
+    """The formula with a model's numbers. Raises ConfigError where its config.json does not contain
     them."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -38,19 +39,21 @@ def of_model(folder: Path) -> KvSize:
         size = config.get("head_dim") or config["hidden_size"] // heads
         name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError("--model", f"{folder}: its config.json does not tell {error}") from error
+        raise ConfigError(
+            "--model", f"{folder}: its config.json does not contain {error}"
+        ) from error
     width = TYPE_BYTES.get(name, 2)
     total = 2 * layers * kv_heads * size * width
-    told = (
+    explanation = (
         f"KV bytes a token = 2 (K, V) x {layers} layers x {kv_heads} KV heads x {size} a head x "
         f"{width} bytes ({name}) = {total:,}"
     )
-    return KvSize(total, told)
+    return KvSize(total, explanation)
 
 
 def lines(size: KvSize, profile: Profile, prompts: Sequence[int]) -> Iterator[str]:
     """The size, and what it means for these prompts on usual links."""
-    yield size.told
+    yield size.explanation
     chosen = [(name, _at(prompts, share)) for share, name in SHARES]
     head = "".join(f"{name} ({tokens:,} tokens)".rjust(26) for name, tokens in chosen)
     yield f"{'its transfer':<22}{head}"

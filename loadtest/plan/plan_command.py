@@ -12,13 +12,13 @@ import msgspec
 
 from common.errors import ConfigError
 from common.model.resolve import resolve_model
-from loadtest.bench import arrivals, asks
+from loadtest.bench import arrivals, request_specs
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.profile import load as load_profile
-from loadtest.capacity.workload import Arrival, of_ask, recorded
+from loadtest.capacity.workload import Arrival, of_spec, recorded
 from loadtest.flags import count, positive
-from loadtest.plan import formula, picture, verdict
-from loadtest.plan.sizing import Load, Outcome, within_data
+from loadtest.plan import chart, formula, search
+from loadtest.plan.sizing import FleetOutcome, TargetLoad, within_data
 from loadtest.slo import parse as parse_slo
 from loadtest.slo import shown
 from loadtest.traces.reader import read
@@ -40,9 +40,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` writes."""
 
     sentence: str
-    taken: Outcome
-    found: verdict.Search
-    sensitivity: list[verdict.Line]
+    taken: FleetOutcome
+    found: search.Search
+    sensitivity: list[search.Line]
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     reading = Reading(str(chosen.trace))
     try:
         profile = within_data(load_profile(chosen.profile))
-        load = Load(list(_arrivals(chosen, reading)), parse_slo(chosen.slo))
+        load = TargetLoad(list(_arrivals(chosen, reading)), parse_slo(chosen.slo))
         if not (load.slo.ttft_ms or load.slo.tpot_ms):
             raise ConfigError("--slo", "say what a good answer is: ttft=MS,itl=MS")
         size = formula.of_profile(profile)
@@ -65,23 +65,25 @@ def main(argv: list[str]) -> int:
     return status
 
 
-def _plan(chosen: argparse.Namespace, profile: Profile, load: Load, size: formula.KvSize) -> int:
+def _plan(
+    chosen: argparse.Namespace, profile: Profile, load: TargetLoad, size: formula.KvSize
+) -> int:
     beyond = _beyond(profile, load, assume=chosen.assume)
     if beyond:
         print(f"baton plan: no recommendation: {beyond}", file=sys.stderr)
         return BEYOND
     print("\n".join(formula.lines(size, profile, [a.prompt for a in load.arrivals])))
     target = chosen.attainment
-    found = verdict.search(profile, load, target, chosen.workers, _tell)
+    found = search.search(profile, load, target, chosen.workers, _print_progress)
     print("\n".join(_head(chosen, profile, load)))
     print("\n".join(_rows(found, chosen.price)))
-    taken = verdict.choose(found)
+    taken = search.choose(found)
     if taken is None:
         best = max((o.attainment for o in found.played), default=0.0)
         print(f"No fleet of up to {chosen.workers} workers meets it; the best reaches {best:.1%}.")
         return NONE
-    sentence = verdict.reason(found, taken, target)
-    changes = verdict.sensitivity(found, taken, profile, load, _tell)
+    sentence = search.reason(found, taken, target)
+    changes = search.sensitivity(found, taken, profile, load, _print_progress)
     print("\n".join(_sensitivity(changes)))
     if profile.prefix_cache:
         print(
@@ -92,7 +94,7 @@ def _plan(chosen: argparse.Namespace, profile: Profile, load: Load, size: formul
     if chosen.json:
         chosen.json.write_bytes(msgspec.json.encode(plan))
     if chosen.png:
-        chosen.png.write_bytes(picture.plan(found, changes, target, sentence))
+        chosen.png.write_bytes(chart.plan(found, changes, target, sentence))
     return OK
 
 
@@ -100,16 +102,18 @@ def _arrivals(chosen: argparse.Namespace, reading: Reading) -> Iterator[Arrival]
     if chosen.trace:
         rows = read(chosen.trace, reading, chosen.requests)
         return recorded(rows, speed=chosen.speed, scale=chosen.scale)
-    mixed = asks.synthetic(chosen.mix, chosen.seed, chosen.scale)
+    mixed = request_specs.synthetic(chosen.mix, chosen.seed, chosen.scale)
     instants = arrivals.poisson(chosen.rate, chosen.seed)
-    return map(of_ask, islice(arrivals.timed(mixed, instants), chosen.requests))
+    return map(of_spec, islice(arrivals.timed(mixed, instants), chosen.requests))
 
 
-def _beyond(profile: Profile, load: Load, *, assume: bool) -> str:
+def _beyond(profile: Profile, load: TargetLoad, *, assume: bool) -> str:
     """Why the profile cannot answer for this load, empty if it can."""
     if not profile.measured:
-        told = "the profile was not measured (no prefill_curve and decode_curve); run baton profile"
-        return "" if assume else f"{told}, or say --assume"
+        reason = (
+            "the profile was not measured (no prefill_curve and decode_curve); run baton profile"
+        )
+        return "" if assume else f"{reason}, or say --assume"
     longest = profile.prefill_curve[-1][0]
     over = [a.prompt for a in load.arrivals if a.prompt > longest]
     if over and not assume:
@@ -121,7 +125,7 @@ def _beyond(profile: Profile, load: Load, *, assume: bool) -> str:
     return ""
 
 
-def _head(chosen: argparse.Namespace, profile: Profile, load: Load) -> Iterator[str]:
+def _head(chosen: argparse.Namespace, profile: Profile, load: TargetLoad) -> Iterator[str]:
     rate = len(load.arrivals) / load.span
     what = chosen.trace.name if chosen.trace else f"mix {chosen.mix}"
     yield ""
@@ -133,7 +137,7 @@ def _head(chosen: argparse.Namespace, profile: Profile, load: Load) -> Iterator[
     yield ""
 
 
-def _rows(found: verdict.Search, price: float) -> Iterator[str]:
+def _rows(found: search.Search, price: float) -> Iterator[str]:
     yield (
         f"{'fleet':<16}{'met SLO':>9}{'TTFT p50':>10}{'p90':>9}{'TPOT p90':>10}{'ITL p99':>9}"
         f"{'P busy':>8}{'D busy':>8}{'cost/1M out':>13}"
@@ -148,7 +152,7 @@ def _rows(found: verdict.Search, price: float) -> Iterator[str]:
         )
 
 
-def _sensitivity(changes: list[verdict.Line]) -> Iterator[str]:
+def _sensitivity(changes: list[search.Line]) -> Iterator[str]:
     yield ""
     yield f"{'if it changed':<20}{'replicated':>12}{'disaggregated':>15}"
     for line in changes:
@@ -161,7 +165,7 @@ def _share(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.1%}"
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="\r", file=sys.stderr, flush=True)
 
@@ -176,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--profile", type=Path, required=True, metavar="FILE", help="by baton profile")
     add("--trace", type=Path, metavar="FILE", help="Mooncake JSONL or Azure CSV")
-    add("--mix", choices=tuple(asks.MIXES), default="chat", help="without --trace (chat)")
+    add("--mix", choices=tuple(request_specs.MIXES), default="chat", help="without --trace (chat)")
     add("--rate", type=positive, default=5.0, help="with --mix: requests/s (5)")
     add("--speed", type=positive, default=1.0, help="trace: times as fast (1)")
     add("--scale", type=positive, default=1.0, help="times all lengths (1)")

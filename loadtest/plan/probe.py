@@ -1,4 +1,4 @@
-"""Asks a live fleet: one prompt at a time for the prefill curve, batches for the decode curve."""
+"""Probes a live fleet: single prompts for the prefill curve, batches for the decode curve."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from common.admin import ask
+import msgspec
+
 from common.errors import BatonError
-from loadtest.bench import asks
-from loadtest.bench.asks import Ask, Piece
-from loadtest.bench.driver import Drive, Plan
+from common.net.admin_client import ask
+from common.telemetry.timeline import AttemptRecord
+from loadtest.bench import request_specs
+from loadtest.bench.driver import LoadPlan, LoadRun
 from loadtest.bench.prompts import Maker
-from loadtest.bench.samples import Sample
-from loadtest.plan.fit import TENTHS, Probe, Step
+from loadtest.bench.request_specs import Piece, RequestSpec
+from loadtest.bench.sample import Sample
+from loadtest.plan.fit import TENTHS, Step, TimedProbe
 
 SHORT_TOKENS = 32
 STEP_TOKENS = 128
@@ -24,20 +27,21 @@ ENDED_TRIES, ENDED_SECONDS = 100, 0.05
 
 
 class ProbeError(Exception):
-    """The fleet could not be measured; the text says why."""
+    """The fleet could not be measured; the text names the cause."""
 
 
 class Prober(NamedTuple):
-    """`address`: the router's admin socket. `name`: makes this run's prompts unlike any other's, so
-    that no cache knows them."""
+    """Sends probes to one fleet."""
 
     url: str
+    #: The router's admin socket.
     address: str
     model: str
+    #: Part of every prompt of this run, so that no cache knows them.
     name: str
     api_key: str = ""
 
-    async def told(self, verb: str, **args: Any) -> Any:
+    async def query(self, verb: str, **args: Any) -> Any:
         try:
             answer = await ask(self.address, verb, args)
         except BatonError as error:
@@ -46,42 +50,44 @@ class Prober(NamedTuple):
             raise ProbeError(f"the router answers {verb} with {answer.error.get('message')}")
         return answer.result
 
-    async def prompts(self, lengths: list[int], repeats: int) -> list[Probe]:
+    async def prompts(self, lengths: list[int], repeats: int) -> list[TimedProbe]:
         """One after the other, lengths in turn, so that a slow minute does not bend the curve."""
         found = []
         for turn in range(repeats):
             for length in lengths:
                 seed = f"{self.name}.{turn}.{length}"
-                (sample,) = await self._send(iter([Ask("probe", (Piece(seed, length),), 1)]), 1)
+                (sample,) = await self._send(
+                    iter([RequestSpec("probe", (Piece(seed, length),), 1)]), 1
+                )
                 found.append(await self._probed(sample))
         return found
 
     async def caches(self, length: int, workers: int) -> bool:
         """Whether the fleet caches prefixes. One prompt is asked again until it was cached, or
         until one of `workers` must have computed it twice."""
-        again = Ask("probe", (Piece(f"{self.name}.again", length),), 1)
+        again = RequestSpec("probe", (Piece(f"{self.name}.again", length),), 1)
         for turn in range(workers + 1):
             (sample,) = await self._send(iter([again]), 1)
             if turn and cached_tokens(await self._ended(sample.request_id)):
                 return True
         return False
 
-    async def _probed(self, sample: Sample) -> Probe:
-        told = (await self._ended(sample.request_id))["workers_ms"]
-        return Probe(
-            sample.prompt, told["prefill"], told["kv"], told["first_token"], sample.ttft_ms or 0.0
+    async def _probed(self, sample: Sample) -> TimedProbe:
+        times = (await self._ended(sample.request_id)).workers_ms
+        return TimedProbe(
+            sample.prompt, times.prefill, times.kv, times.first_token or 0.0, sample.ttft_ms or 0.0
         )
 
-    async def _ended(self, request_id: str) -> dict[str, Any]:
-        """The timeline of a request whose client has its answer; the router hears of it beside
-        that, a moment sooner or later."""
+    async def _ended(self, request_id: str) -> AttemptRecord:
+        """The last attempt of a request whose client has its answer. The router receives the end by
+        another way, so it may take a moment."""
         for _ in range(ENDED_TRIES):
-            told = await self.told("explain", id=request_id)
-            attempt: dict[str, Any] = told["attempts"][-1]
-            if attempt["state"] == "ended":
+            timeline = await self.query("explain", id=request_id)
+            attempt = msgspec.convert(timeline["attempts"][-1], AttemptRecord)
+            if attempt.state == "ended":
                 return attempt
             await asyncio.sleep(ENDED_SECONDS)
-        raise ProbeError(f"the router never heard of the end of {request_id}")
+        raise ProbeError(f"the router never received the end of {request_id}")
 
     async def steps(self, batches: list[int], workers: int) -> list[Step]:
         """So many streams at once on each of `workers`, spread by the router. Answers differ in
@@ -91,33 +97,33 @@ class Prober(NamedTuple):
         for batch in batches:
             streams = batch * workers
             load = [
-                Ask("step", (Piece(f"{self.name}.b{batch}.{i}", SHORT_TOKENS),), _answer(i))
+                RequestSpec("step", (Piece(f"{self.name}.b{batch}.{i}", SHORT_TOKENS),), _answer(i))
                 for i in range(2 * streams if batch == 1 else max(3 * streams, streams + TENTHS))
             ]
             samples = await self._send(iter(load), streams)
-            later = [await self._probed(each) for each in samples[streams:]]
-            pace = median(each.tpot_ms or 0.0 for each in samples)
+            later = [await self._probed(sample) for sample in samples[streams:]]
+            pace = median(sample.tpot_ms or 0.0 for sample in samples)
             found.append(Step(batch, pace, later if batch > 1 else ()))
         return found
 
-    async def _send(self, load: Iterator[Ask], concurrency: int) -> list[Sample]:
-        plan = Plan(self.url, Maker(self.model), concurrency=concurrency, api_key=self.api_key)
-        drive = Drive(plan, load)
-        await drive.run()
-        wrong = next((each for each in drive.samples if not each.ok), None)
+    async def _send(self, load: Iterator[RequestSpec], concurrency: int) -> list[Sample]:
+        plan = LoadPlan(self.url, Maker(self.model), concurrency=concurrency, api_key=self.api_key)
+        load_run = LoadRun(plan, load)
+        await load_run.run()
+        wrong = next((sample for sample in load_run.samples if not sample.ok), None)
         if wrong is not None:
             raise ProbeError(f"a probe failed: {wrong.error} {wrong.detail}".strip())
-        return drive.samples
+        return load_run.samples
 
     async def warm(self) -> None:
         """Connections, caches and compiled code."""
-        await self._send(islice(asks.fixed(LEAST_PROMPT, 4, 0), 4), 2)
+        await self._send(islice(request_specs.fixed(LEAST_PROMPT, 4, 0), 4), 2)
 
 
-def cached_tokens(attempt: dict[str, Any]) -> int:
+def cached_tokens(attempt: AttemptRecord) -> int:
     """Of the worker that computed the prompt, by `explain`. What D was handed is not cached."""
-    by = "prefill" if attempt["prefill"] else "decode"
-    return attempt["cached_tokens"][by] or 0
+    cached = attempt.cached_tokens
+    return (cached.prefill if attempt.prefill else cached.decode) or 0
 
 
 def lengths_to(most: int) -> list[int]:

@@ -9,10 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from common.config import default_run_dir
-from loadtest import local, provenance
+from common.net.admin_status import Status
+from loadtest import local_fleet, provenance
 from loadtest.bench import endpoint
 from loadtest.bench.phases import router_of
 from loadtest.capacity.profile import Profile, text
@@ -36,14 +38,16 @@ examples:
 def main(argv: list[str]) -> int:
     chosen = _parser().parse_args(argv)
     chosen.url = chosen.url.rstrip("/").removesuffix("/v1")
-    environ = local.SIM if chosen.start == "sim" else None
+    environ = local_fleet.SIM if chosen.start == "sim" else None
     try:
         with ExitStack() as stack:
             if chosen.start:
-                running = stack.enter_context(local.fleet(["--engine", chosen.start], environ))
+                running = stack.enter_context(
+                    local_fleet.fleet(["--engine", chosen.start], environ)
+                )
                 chosen.url, chosen.run_dir = running.url, running.run_dir
             profile = uvloop.run(_measure(chosen))
-    except (endpoint.DeadEndpointError, local.FleetDownError, ProbeError) as error:
+    except (endpoint.DeadEndpointError, local_fleet.FleetDownError, ProbeError) as error:
         print(f"baton profile: {error}", file=sys.stderr)
         return FAILED
     chosen.out.write_text(text(profile), encoding="utf-8")
@@ -53,12 +57,12 @@ def main(argv: list[str]) -> int:
 
 
 async def _measure(chosen: argparse.Namespace) -> Profile:
-    there = await endpoint.look(chosen.url, chosen.model, chosen.api_key)
+    served = await endpoint.discover(chosen.url, chosen.model, chosen.api_key)
     origin = provenance.collect()
     prober = Prober(
-        chosen.url, router_of(chosen.run_dir), there.model, secrets.token_hex(4), chosen.api_key
+        chosen.url, router_of(chosen.run_dir), served.model, secrets.token_hex(4), chosen.api_key
     )
-    workers = await prober.told("workers")
+    workers = await prober.query("workers")
     decodes = [row for row in workers if row["role"] == "decode"]
     if not decodes:
         raise ProbeError("the fleet has no decode worker")
@@ -66,21 +70,21 @@ async def _measure(chosen: argparse.Namespace) -> Profile:
     room = decode["kv_blocks"] * decode["block_tokens"] // 2
     longest = min(chosen.prompt_max, decode["max_model_len"] - 2, room)
     await prober.warm()
-    _say(f"prompts of 64 to {longest} tokens, {chosen.repeats} times each")
+    _print_progress(f"prompts of 64 to {longest} tokens, {chosen.repeats} times each")
     probes = await prober.prompts(lengths_to(longest), chosen.repeats)
-    _say(f"a prompt of {longest} tokens again, for the prefix cache")
+    _print_progress(f"a prompt of {longest} tokens again, for the prefix cache")
     prefix_cache = await prober.caches(longest, len(workers))
-    _say(f"batches of 1 to {min(chosen.batch_max, decode['requests_max'])}")
+    _print_progress(f"batches of 1 to {min(chosen.batch_max, decode['requests_max'])}")
     batches = batches_to(min(chosen.batch_max, decode["requests_max"]))
     steps = await prober.steps(batches, len(decodes))
-    status = await prober.told("status")
+    status = msgspec.convert(await prober.query("status"), Status)
     about = {
-        "model": there.model,
+        "model": served.model,
         "machine": provenance.sentence(origin),
         "command": "baton profile",
-        "workers": f"{status['prefill_ready']} prefill, {status['decode_ready']} decode",
+        "workers": f"{status.prefill_ready} prefill, {status.decode_ready} decode",
     }
-    seen = list(status["estimates"]["pair_bytes_per_s"].values())
+    seen = list(status.estimates.pair_bytes_per_s.values())
     bandwidth = bandwidth_of(chosen.bandwidth, seen)
     return profile_of(probes, steps, decode, bandwidth, about, prefix_cache=prefix_cache)
 
@@ -89,7 +93,9 @@ def lines(profile: Profile) -> list[str]:
     """For a person."""
     prefill = ", ".join(f"{n}: {ms:.1f}" for n, ms in profile.prefill_curve)
     decode = ", ".join(f"{n}: {ms:.2f}" for n, ms in profile.decode_curve)
-    edges = ", ".join(f"{n}: {each[0]:.1f} to {each[-1]:.1f}" for n, each in profile.edge_curve)
+    edges = ", ".join(
+        f"{n}: {tenths[0]:.1f} to {tenths[-1]:.1f}" for n, tenths in profile.edge_curve
+    )
     tokens = profile.kv_blocks * profile.block_tokens
     bandwidth = profile.about.get("bandwidth", "")
     return [
@@ -125,5 +131,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import msgspec
 
 from loadtest.capacity.fleet import Fleet, Scenario
 from loadtest.capacity.profile import Profile
-from loadtest.capacity.report import Quantiles, Sample, Slo, quantiles
+from loadtest.capacity.report import ClientSample, Quantiles, Slo, quantiles
 from loadtest.capacity.workload import Arrival, resized
 from services.router.settings import Settings
 
@@ -21,9 +21,10 @@ ROOM = 0.97
 """A phase asked for more than this of its capacity on paper is not worth playing."""
 
 
-class Shape(NamedTuple):
-    """P prefill and D decode workers; P = 0: replicated, every worker does both."""
+class FleetShape(NamedTuple):
+    """A fleet by its numbers of workers."""
 
+    #: 0 = replicated: every worker does both.
     prefills: int
     decodes: int
 
@@ -40,11 +41,11 @@ class Shape(NamedTuple):
         return f"{self.prefills}P+{self.decodes}D" if self.split else f"{self.decodes} replicated"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`attainment`: share of all requests that met the SLO; refused ones did not. `cached_share`:
-    as in Report."""
+class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fleet does with the load."""
 
-    shape: Shape
+    shape: FleetShape
+    #: Share of all requests that met the SLO; refused ones did not.
     attainment: float
     goodput_rps: float
     ttft_ms: Quantiles
@@ -52,11 +53,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     itl_ms: Quantiles
     prefill_utilization: float
     decode_utilization: float
+    #: As in Report.
     cached_share: float
     output_tokens_per_s: float
 
 
-class Load(NamedTuple):
+class TargetLoad(NamedTuple):
     arrivals: Sequence[Arrival]
     slo: Slo
 
@@ -65,7 +67,7 @@ class Load(NamedTuple):
         return max(self.arrivals[-1].at, 1e-3)
 
 
-def play(shape: Shape, profile: Profile, load: Load) -> Outcome:
+def play(shape: FleetShape, profile: Profile, load: TargetLoad) -> FleetOutcome:
     """The way between client and worker is added to every TTFT; the rest is the simulation's."""
     settings = Settings(
         mode="disaggregated" if shape.split else "replicated",
@@ -88,9 +90,9 @@ def play(shape: Shape, profile: Profile, load: Load) -> Outcome:
     report = fleet.run()
     add_edges(fleet.samples, profile)
     good = sum(sample.good(load.slo) for sample in fleet.samples)
-    ended = [(s.done, s.ask.output) for s in fleet.samples if s.done is not None]
+    ended = [(s.done, s.arrival.output) for s in fleet.samples if s.done is not None]
     last = max((done for done, _ in ended), default=load.span)
-    return Outcome(
+    return FleetOutcome(
         shape=shape,
         attainment=good / len(load.arrivals),
         goodput_rps=good / last,
@@ -108,7 +110,7 @@ def play(shape: Shape, profile: Profile, load: Load) -> Outcome:
     )
 
 
-def add_edges(samples: Sequence[Sample], profile: Profile) -> None:
+def add_edges(samples: Sequence[ClientSample], profile: Profile) -> None:
     """To the first and the last token alike, so that the pace stays. Where the measured way has a
     spread, each request takes its share of it by the golden ratio: evenly, in no order."""
     for number, sample in enumerate(samples):
@@ -126,13 +128,13 @@ def within_data(profile: Profile) -> Profile:
 
 
 class Demand(NamedTuple):
-    """Workers' worth of work, on paper: each phase's seconds per second."""
+    """Workers that each phase keeps busy, on paper."""
 
     prefill: float
     decode: float
 
 
-def demand(profile: Profile, load: Load) -> Demand:
+def demand(profile: Profile, load: TargetLoad) -> Demand:
     """Rather too little than too much: where workers cache prefixes, as if there were one cache
     that had all earlier prompts."""
     rate = len(load.arrivals) / load.span
@@ -147,31 +149,31 @@ def demand(profile: Profile, load: Load) -> Demand:
 
 def known(arrivals: Iterable[Arrival]) -> Iterator[int]:
     """Leading tokens of each prompt that earlier ones had; its last token is never among them."""
-    seen: set[int] = set()
+    earlier: set[int] = set()
     for arrival in arrivals:
-        had = sum(part.tokens for part in takewhile(lambda p: p.id in seen, arrival.parts))
-        seen.update(part.id for part in arrival.parts)
-        yield min(had, arrival.prompt - 1)
+        shared = sum(part.tokens for part in takewhile(lambda p: p.id in earlier, arrival.parts))
+        earlier.update(part.id for part in arrival.parts)
+        yield min(shared, arrival.prompt - 1)
 
 
-def whole(workers: int, need: Demand) -> list[Shape]:
+def whole(workers: int, need: Demand) -> list[FleetShape]:
     """The replicated fleet of so many workers, unless it is lost on paper already."""
-    return [Shape(0, workers)] if need.prefill + need.decode <= workers * ROOM else []
+    return [FleetShape(0, workers)] if need.prefill + need.decode <= workers * ROOM else []
 
 
-def splits(workers: int, need: Demand) -> list[Shape]:
+def splits(workers: int, need: Demand) -> list[FleetShape]:
     """Disaggregated fleets of so many workers that are not lost on paper, by rising P."""
     return [
-        Shape(prefills, workers - prefills)
+        FleetShape(prefills, workers - prefills)
         for prefills in range(1, workers)
         if need.prefill <= prefills * ROOM and need.decode <= (workers - prefills) * ROOM
     ]
 
 
-def scaled(load: Load, *, rate: float = 1.0, prompt: float = 1.0) -> Load:
+def scaled(load: TargetLoad, *, rate: float = 1.0, prompt: float = 1.0) -> TargetLoad:
     """The same load, denser or with longer prompts."""
     arrivals = [resized(a, prompt)._replace(at=a.at / rate) for a in load.arrivals]
-    return Load(arrivals, load.slo)
+    return TargetLoad(arrivals, load.slo)
 
 
 def with_network(profile: Profile, times: float) -> Profile:

@@ -1,4 +1,5 @@
-"""Figures as pictures and pages.
+"""Plots and HTML pages of results.
 
-`plots` needs matplotlib (the extra `report`); without it a page has its tables and says so.
+`plots.py` needs matplotlib (the extra `report`); without it a page has tables only and names the
+reason. `bench`, `crossover`, `plan` and `comparison` import this room.
 """

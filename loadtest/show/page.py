@@ -46,8 +46,8 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 def load(result: Result) -> str:
     """The page of one load."""
     work = result.workload
-    told = list(table.lines(result))
-    wrong = [line.strip() for line in told if line.startswith(("PARTIAL", "  ", "note"))]
+    lines = list(table.lines(result))
+    wrong = [line.strip() for line in lines if line.startswith(("PARTIAL", "  ", "note"))]
     return render(
         title=f"Load: {work.source}, {work.arrivals}",
         bad=[line for line in wrong if not line.startswith("of it in the server")],
@@ -95,14 +95,14 @@ def _tables(result: Result) -> list[Table]:
         f"Latency; goodput {all_.goodput_rps:.2f} requests/s, {all_.attainment:.1%} within the SLO "
         f"({shown(result.workload.slo)})"
     )
-    tables: list[Table] = [(title, HEAD, [_row(*each) for each in rows if each[1].count])]
+    tables: list[Table] = [(title, HEAD, [_row(*pair) for pair in rows if pair[1].count])]
     if result.phases:
-        shares = [_row(*each) for each in result.phases.items()]
+        shares = [_row(*pair) for pair in result.phases.items()]
         tables.append(("Phases, by the router's timeline of sampled requests", HEAD, shares))
     for kind, figures in result.by_kind.items():
         kinds = [("TTFT", figures.ttft_ms), ("TPOT", figures.tpot_ms), ("E2E", figures.e2e_ms)]
         name = f"{kind}: {figures.ok} of {figures.requests} ok"
-        tables.append((name, HEAD, [_row(*each) for each in kinds]))
+        tables.append((name, HEAD, [_row(*pair) for pair in kinds]))
     if all_.errors:
         errors = [(error, str(count)) for error, count in all_.errors.items()]
         tables.append(("Errors", ("kind", "count"), errors))

@@ -1,4 +1,4 @@
-"""A load as a picture: when, how long, how much."""
+"""Plots of a load: latency over time, its distribution, throughput."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def headed(made: Figure, text: str) -> None:
 
 
 def quiet(axes: Axes, title: str, x: str, y: str) -> None:
-    """The house look: no box, a light grid, small words."""
+    """Sets the common style: no box, a light grid, small labels."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)

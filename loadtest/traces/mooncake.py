@@ -23,13 +23,13 @@ _DECODER = msgspec.json.Decoder(_Line)
 def parse(line: str) -> Row:
     """`at` in seconds since the trace began. Raises BadRowError."""
     try:
-        told = _DECODER.decode(line)
+        fields = _DECODER.decode(line)
     except msgspec.MsgspecError as error:
         raise BadRowError(str(error)) from error
-    if told.hash_ids and len(told.hash_ids) != -(-told.input_length // BLOCK_TOKENS):
-        due = -(-told.input_length // BLOCK_TOKENS)
+    if fields.hash_ids and len(fields.hash_ids) != -(-fields.input_length // BLOCK_TOKENS):
+        due = -(-fields.input_length // BLOCK_TOKENS)
         raise BadRowError(
-            f"{len(told.hash_ids)} hash_ids for {told.input_length} tokens, {due} are due"
+            f"{len(fields.hash_ids)} hash_ids for {fields.input_length} tokens, {due} are due"
         )
-    at = told.timestamp / 1000
-    return checked(Row(at, told.input_length, told.output_length, told.hash_ids))
+    at = fields.timestamp / 1000
+    return checked(Row(at, fields.input_length, fields.output_length, fields.hash_ids))

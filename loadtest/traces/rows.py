@@ -1,4 +1,4 @@
-"""What a reader of traces hands on, and what it says of the rows that it cannot use."""
+"""Rows of a trace, and the faults of the rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ TOKENS_MAX = 10_000_000
 
 
 class Row(NamedTuple):
-    """`at`: seconds since the trace's first row. `blocks`: ids of the prompt's 512-token blocks,
-    equal where the prompts are equal up to that block's end; empty where the trace does not say."""
+    """One request of a trace."""
 
+    #: Seconds since the trace's first row.
     at: float
     prompt: int
     output: int
+    #: Ids of the prompt's 512-token blocks, equal if the prompts are equal up to the end of that
+    #: block; empty if the trace has none.
     blocks: tuple[int, ...] = ()
 
 
@@ -25,11 +27,12 @@ class BadRowError(Exception):
 
 @dataclass(slots=True)
 class Reading:
-    """Grows while a trace is read. `named`: of the bad rows, the first by line."""
+    """Counters of a trace; they grow while it is read."""
 
     path: str
     rows: int = 0
     bad: int = 0
+    #: The first bad rows, by line.
     named: list[str] = field(default_factory=list)
 
     def fault(self, line: int, why: str) -> None:
@@ -39,7 +42,7 @@ class Reading:
 
 
 def checked(row: Row) -> Row:
-    """Raises BadRowError for lengths that nobody can mean."""
+    """Raises BadRowError for lengths out of range."""
     for name, tokens in (("prompt", row.prompt), ("output", row.output)):
         if not 1 <= tokens <= TOKENS_MAX:
             raise BadRowError(f"{name} of {tokens} tokens is not between 1 and {TOKENS_MAX}")

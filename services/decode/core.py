@@ -1,11 +1,11 @@
-"""What a decode worker decides: which streams it owns, and who hears what of each engine step.
+"""What a decode worker decides: which streams it owns, and what it sends after each engine step.
 
-Sans-IO. A stream lives here from its `Decode` until its one `Ended`: by the engine's own finish or
-error, by an `Abort` (router, or the gateway itself), or because its gateway is gone. All new tokens
-of one engine step for one gateway leave as one `Tokens`. `index` counts the completion tokens sent
-before, which is what lets the gateway refuse gaps and duplicates. The engine's tokens and the
-handoff's report come by two ways, so `DecodeStarted` waits for the report (at most to the end of
-the stream); the tokens do not.
+Sans-IO. A stream is in the table from its `Decode` until its one `Ended`. It ends by the engine's
+own finish or error, by an `Abort` of the router or the gateway, or because its gateway is lost. All
+new tokens of one engine step for one gateway leave as one `Tokens`. `index` counts the completion
+tokens sent before, by which the gateway refuses gaps and duplicates. The engine's tokens and the
+handoff's report arrive over different channels, so `DecodeStarted` waits for the report, at most
+until the end of the stream; the tokens do not wait.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from common.blocks import whole_blocks
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
+from common.identity import identity_of
 from common.kv.messages import KvDone
 from common.messages import (
     Abort,
@@ -23,12 +25,12 @@ from common.messages import (
     DecodeStarted,
     Delta,
     Ended,
-    Held,
+    HeldAttempt,
     KvReport,
     PairTrouble,
     Role,
 )
-from common.wire import unpack_ids
+from common.net.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,
     Action,
@@ -41,23 +43,37 @@ from common.worker.actions import (
     ToGateway,
     ToRouter,
 )
-from services.decode.room import Room
+from services.decode.grant_limit import GrantLimit
 
 
 @dataclass(slots=True)
 class Stream:
+    """One attempt of one request on this worker. Instants are in seconds, monotonic."""
+
     request_id: str
+    #: Number of the attempt, from 1.
     attempt: int
+    #: Name and incarnation of the gateway that gets the tokens.
     gateway: tuple[str, str]
+    #: Where that gateway's stream socket is bound.
     endpoint: str
+    #: When its `Decode` arrived.
     arrived: float
+    #: Whether the report of its handoff is still to come.
     awaits_report: bool
-    held: Held
+    #: What routers are told of it.
+    held: HeldAttempt
+    #: KV tokens that are promised to it, in whole blocks.
     kv_tokens: int
+    #: When its first token was made.
     first_token: float | None = None
+    #: The report of its start, while it waits for the handoff's report.
     started: DecodeStarted | None = None
+    #: Completion tokens sent.
     emitted: int = 0
+    #: What its handoff moved; None if nothing was remote.
     kv: KvReport | None = None
+    #: Milliseconds from its arrival until its remote KV was in place.
     kv_ms: float = 0.0
 
     @property
@@ -66,35 +82,38 @@ class Stream:
 
 
 class DecodeCore:
-    """The table of streams: at most `streams_max` of them, and at most `kv_tokens_max` promised in
-    whole blocks; what is over either is refused, for a router that gave it knows too little."""
+    """The table of streams, bounded by `limit`. A `Decode` over the limit is refused: the router
+    that sent it does not know what another router placed here."""
 
-    def __init__(self, name: str, incarnation: str, room: Room) -> None:
+    def __init__(self, name: str, incarnation: str, limit: GrantLimit) -> None:
         self._name = name
         self._incarnation = incarnation
-        self._room = room
+        self._limit = limit
         self._promised = 0
         self._streams: dict[str, Stream] = {}
         self._current: dict[str, int] = {}
+        #: Frames that cannot be decoded, and events that concern no stream of the table.
         self.dropped = 0
 
     @property
     def active(self) -> int:
+        """Streams that a drain must wait for."""
         return len(self._streams)
 
-    def holding(self) -> list[Held]:
-        """Oldest first."""
+    def held_attempts(self) -> list[HeldAttempt]:
+        """All streams, the oldest first."""
         return [
-            msgspec.structs.replace(each.held, started=each.first_token is not None)
-            for each in self._streams.values()
+            msgspec.structs.replace(stream.held, started=stream.first_token is not None)
+            for stream in self._streams.values()
         ]
 
-    def held(self, request_id: str, attempt: int) -> Held | None:
+    def held_attempt(self, request_id: str, attempt: int) -> HeldAttempt | None:
+        """None if the attempt is not in the table."""
         stream = self._streams.get(engine_key(request_id, attempt))
         return None if stream is None else stream.held
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The sole mutator. `now`: seconds, monotonic."""
+        """The sole mutator of the table. `now` is in seconds, monotonic."""
         match event:
             case Dispatched(message=Decode() as message):
                 return self._dispatched(event, message, now)
@@ -113,9 +132,10 @@ class DecodeCore:
                 return []
 
     def check_invariants(self) -> None:
-        assert len(self._streams) <= self._room.streams_max
-        assert self._promised == sum(each.kv_tokens for each in self._streams.values())
-        assert self._promised <= self._room.kv_tokens_max
+        """Raises AssertionError."""
+        assert len(self._streams) <= self._limit.streams_max
+        assert self._promised == sum(stream.kv_tokens for stream in self._streams.values())
+        assert self._promised <= self._limit.kv_tokens_max
         assert len(self._current) == len(self._streams)
         for key, stream in self._streams.items():
             assert key == stream.key
@@ -139,16 +159,18 @@ class DecodeCore:
             endpoint=message.stream_endpoint,
             arrived=now,
             awaits_report=ticket is not None,
-            held=self._as_held(message, len(prompt_ids), event.body.sampling.max_tokens),
-            kv_tokens=self._room.needed(len(prompt_ids) + event.body.sampling.max_tokens),
+            held=self._held_attempt(message, len(prompt_ids), event.body.sampling.max_tokens),
+            kv_tokens=whole_blocks(
+                len(prompt_ids) + event.body.sampling.max_tokens, self._limit.block_tokens
+            ),
         )
         mine = (self._name, self._incarnation)
         if ticket is not None and (ticket.decode, ticket.decode_incarnation) != mine:
             sentence = "the ticket names another incarnation of this worker"
-            return [*actions, *self._stillborn(stream, Code.WORKER_LOST, sentence)]
-        over = self._room.objection(len(self._streams), self._promised + stream.kv_tokens)
-        if over:
-            return [*actions, self._declined(stream, over)]
+            return [*actions, *self._reject_dispatch(stream, Code.WORKER_LOST, sentence)]
+        refusal = self._limit.why_refused(len(self._streams), self._promised + stream.kv_tokens)
+        if refusal:
+            return [*actions, self._declined(stream, refusal)]
         self._streams[stream.key] = stream
         self._promised += stream.kv_tokens
         self._current[stream.request_id] = stream.attempt
@@ -164,16 +186,16 @@ class DecodeCore:
         )
         return [*actions, AddToEngine(request)]
 
-    def _as_held(self, message: Decode, prompt_tokens: int, max_tokens: int) -> Held:
+    def _held_attempt(self, message: Decode, prompt_tokens: int, max_tokens: int) -> HeldAttempt:
         ticket = message.ticket
-        return Held(
+        return HeldAttempt(
             message.request_id,
             message.attempt,
             prompt_tokens,
             max_tokens,
-            decode=f"{self._name}|{self._incarnation}",
-            prefill=f"{ticket.prefill}|{ticket.prefill_incarnation}" if ticket else "",
-            gateway=f"{message.gateway}|{message.gateway_incarnation}",
+            decode=identity_of(self._name, self._incarnation),
+            prefill=identity_of(ticket.prefill, ticket.prefill_incarnation) if ticket else "",
+            gateway=identity_of(message.gateway, message.gateway_incarnation),
         )
 
     def _stepped(self, batch: Batch, now: float) -> list[Action]:
@@ -204,14 +226,14 @@ class DecodeCore:
                 cached_tokens=output.cached_tokens,
             )
             if not stream.awaits_report:
-                reports += self._tell_started(stream)
+                reports += self._report_started(stream)
         stream.emitted += len(output.token_ids)
         if output.finish_reason or output.error:
             reports += self._end(stream, now, output.finish_reason, output.error, output.message)
         return reports
 
     @staticmethod
-    def _tell_started(stream: Stream) -> list[Action]:
+    def _report_started(stream: Stream) -> list[Action]:
         if stream.started is None:
             return []
         started = msgspec.structs.replace(stream.started, kv=stream.kv, kv_ms=stream.kv_ms)
@@ -229,7 +251,7 @@ class DecodeCore:
         in_place = now if stream.first_token is None else stream.first_token
         stream.kv_ms = (in_place - stream.arrived) * 1000
         stream.awaits_report = False
-        return actions + self._tell_started(stream)
+        return actions + self._report_started(stream)
 
     def _aborted(self, event: Abort, now: float) -> list[Action]:
         stream = self._streams.get(engine_key(event.request_id, event.attempt))
@@ -256,7 +278,7 @@ class DecodeCore:
 
     def _gateway_gone(self, event: GatewayGone, now: float) -> list[Action]:
         gateway = (event.gateway, event.incarnation)
-        orphans = [s for s in self._streams.values() if s.gateway == gateway]
+        orphans = [stream for stream in self._streams.values() if stream.gateway == gateway]
         actions: list[Action] = []
         for stream in orphans:
             ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
@@ -264,7 +286,8 @@ class DecodeCore:
         return actions
 
     def _drain_over(self, event: DrainOver, now: float) -> list[Action]:
-        """Their gateways hear it as the next word of each stream, so that no token is lost."""
+        """Ends every stream with the error `draining` after its last token, so that its gateway
+        continues it elsewhere and loses none."""
         actions: list[Action] = []
         for stream in list(self._streams.values()):
             actions.append(AbortInEngine(stream.request_id, stream.attempt))
@@ -293,11 +316,11 @@ class DecodeCore:
             error=error,
             message=message,
         )
-        return [*self._tell_started(stream), ToRouter(ended)]
+        return [*self._report_started(stream), ToRouter(ended)]
 
     @staticmethod
     def _declined(stream: Stream, sentence: str) -> Action:
-        """The router's to mend: the gateway hears of it from there, and tries anew."""
+        """Refuses to the router alone, which tells the gateway to submit the request anew."""
         return ToRouter(
             Ended(
                 request_id=stream.request_id,
@@ -308,7 +331,8 @@ class DecodeCore:
         )
 
     @staticmethod
-    def _stillborn(stream: Stream, code: Code, sentence: str) -> list[Action]:
+    def _reject_dispatch(stream: Stream, code: Code, sentence: str) -> list[Action]:
+        """Ends a stream that never entered the table, to its gateway and to the router."""
         delta = Delta(stream.request_id, stream.attempt, 0, [], error=code, message=sentence)
         ended = Ended(
             request_id=stream.request_id, attempt=stream.attempt, error=code, message=sentence

@@ -1,8 +1,8 @@
 """One stream socket per gateway, opened at its first request and kept.
 
-A gateway that closes its side, or takes no more, is gone: its streams here are dropped at once and
-its link is closed; when it lives on, it finds out by its own Ping and resubmits. Frames made before
-the connection stands are held, bounded in number and time.
+A gateway that closes its side, or whose queue is full, counts as lost: its streams here are dropped
+at once and its link is closed. If the gateway is still running, its own Ping fails and it
+resubmits. Frames made before the connection is established are held, bounded in number and time.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from common.endpoints import STREAM
 from common.errors import WireError
-from common.log import Logger
+from common.identity import identity_of
 from common.messages import (
     WIRE_VERSION,
     Abort,
@@ -24,8 +23,10 @@ from common.messages import (
     Tokens,
     Welcome,
 )
-from common.sockets import Curve, Socket
-from common.wire import Decoder, encode
+from common.net.endpoints import STREAM
+from common.net.sockets import Curve, Socket
+from common.net.wire import Decoder, encode
+from common.telemetry.log import Logger
 from common.worker.actions import Event, GatewayGone, ToGateway
 
 HELD_FRAMES_MAX = 4096
@@ -33,7 +34,7 @@ CONNECT_SECONDS = 3.0
 LINKS_MAX = 256
 
 
-class Link:
+class GatewayLink:
     """The stream connection to one incarnation of one gateway."""
 
     def __init__(self, owner: GatewayLinks, gateway: str, incarnation: str, endpoint: str) -> None:
@@ -58,6 +59,7 @@ class Link:
         )
 
     def send(self, frame: bytes) -> bool:
+        """False if the frame was not taken."""
         if self._connected:
             return bool(self._socket.send([frame]))
         if len(self._held) >= HELD_FRAMES_MAX:
@@ -97,7 +99,7 @@ class Link:
 
 
 class GatewayLinks:
-    """All links of one decode worker. `handle` takes events into the worker's core."""
+    """All links of one decode worker. `handle` passes an event to the worker's core."""
 
     def __init__(
         self,
@@ -109,14 +111,14 @@ class GatewayLinks:
     ) -> None:
         self._name = name
         self._incarnation = incarnation
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], GatewayLink] = {}
         self.handle = handle
         self.log = log
         self.curve = curve
 
     @property
     def identity(self) -> bytes:
-        return f"{self._name}|{self._incarnation}".encode()
+        return identity_of(self._name, self._incarnation).encode()
 
     def hello(self) -> bytes:
         return encode(
@@ -129,19 +131,20 @@ class GatewayLinks:
         )
 
     def send(self, action: ToGateway) -> bool:
-        """False when the link takes no more; the caller then counts the gateway as gone."""
+        """False if the link took nothing; the caller then counts the gateway as lost."""
         key = (action.gateway, action.incarnation)
         link = self._links.get(key)
         if link is None:
             if len(self._links) >= LINKS_MAX:
                 self.lose(next(iter(self._links.values())), f"over {LINKS_MAX} gateways")
-            link = self._links[key] = Link(self, *key, action.endpoint)
+            link = self._links[key] = GatewayLink(self, *key, action.endpoint)
         if link.send(encode(Tokens(deltas=action.deltas))):
             return True
         self.lose(link, "its stream socket takes no more")
         return False
 
-    def lose(self, link: Link, reason: str) -> None:
+    def lose(self, link: GatewayLink, reason: str) -> None:
+        """Closes the link and reports its gateway as lost, once."""
         if self._links.pop((link.gateway, link.incarnation), None) is None:
             return
         link.close()

@@ -1,8 +1,9 @@
 """The gateway daemon: HTTP in front, router and decode workers behind, the core between.
 
-Shutdown order: say so to the router and to /health, refuse new requests (503 DRAINING; where others
-listen on the same port, leave new connections to them), let streams finish for `fleet.drain_ms`,
-end the rest with an explicit error, close HTTP, then the sockets.
+Order of shutdown: the daemon tells the router, /health reports it, and new requests are refused
+(503 DRAINING). Where other processes listen on the port, new connections are left to them. Streams
+may finish within `fleet.drain_ms`; those that do not end with an error. Then HTTP closes, and last
+the sockets.
 """
 
 from __future__ import annotations
@@ -13,26 +14,37 @@ import secrets
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from common.clock import Clock, SystemClock
 from common.config import Config
-from common.endpoints import control_addresses, stream_address
 from common.errors import BatonError, Code
-from common.exposition import Exposition
-from common.lifecycle import Service, Tasks
-from common.log import Logger
-from common.messages import WIRE_VERSION, Hello, Role
+from common.messages import WIRE_VERSION, Fleet, Hello, Role
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import resolve_model
+from common.net.endpoints import control_addresses, stream_address
+from common.net.sockets import Dial
+from common.net.wire import encode
+from common.process.lifecycle import Service, Tasks
 from common.security.open import open_curve
-from common.sockets import Dial
-from common.wire import encode
-from services.gateway.api.lazy import LazyApi
-from services.gateway.api.whole import WholeApi
-from services.gateway.app import App
+from common.telemetry.exposition import Exposition
+from common.telemetry.log import Logger
 from services.gateway.auth.authenticator import Authenticator
-from services.gateway.core import Core
-from services.gateway.events import (
+from services.gateway.full_api.lazy import LazyApi
+from services.gateway.full_api.port import FullApi
+from services.gateway.full_api.vllm.build import build
+from services.gateway.grammar.pool import GrammarPool
+from services.gateway.http.app import App
+from services.gateway.http.connection_limits import ConnectionLimits
+from services.gateway.http.full_api_routes import FullApiRoutes
+from services.gateway.http.server import HttpServer
+from services.gateway.http.stream_owners import StreamOwners
+from services.gateway.http.tls import open_certificate
+from services.gateway.links.routers import RouterLinks
+from services.gateway.links.workers import WorkerLinks
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.requests.core import Core
+from services.gateway.requests.events import (
     Action,
     DrainExpired,
     DrainStarted,
@@ -45,37 +57,27 @@ from services.gateway.events import (
     ToRouter,
     ToWorker,
 )
-from services.gateway.http.doorman import FrontDesk
-from services.gateway.http.tls import open_certificate
-from services.gateway.links.routers import RouterLinks
-from services.gateway.links.workers import WorkerLinks
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.server import HttpServer
 from services.gateway.text.light import LightText
 from services.gateway.text.port import TextPort
-from services.gateway.vllm_api.build import build
-from services.gateway.vllm_api.grammars import Grammars
-from services.gateway.whole_routes import WholeRoutes
 
 TICK_SECONDS = 0.1
 TICKS_PER_PING = 2
 TICKS_PER_BEAT = 5
 TICKS_PER_KEYS = 10
-TICKS_PER_ROLL_CALL = 50
+TICKS_PER_PING_ALL = 50
 CLOSE_SECONDS = 6.0
 TOKENIZER_THREADS = 2
 
 
 def make(config: Config, name: str, log: Logger) -> Service:
-    """Inside the running loop. Raises ConfigError when the model's tokenizer cannot be used."""
+    """Must run inside the loop. Raises ConfigError when the model's tokenizer cannot be used."""
     folder = resolve_model(config.model.path)
     root = str(folder) if config.model.path == EMBEDDED_MODEL_NAME else config.model.path
     return Gateway(config, name, LightText(folder), root, SystemClock(), log)
 
 
 class Gateway:
-    """A `common.lifecycle.Service`. `http_address` and `stream_endpoint` are known after
-    `start`."""
+    """A `common.process.lifecycle.Service`."""
 
     def __init__(
         self,
@@ -104,13 +106,14 @@ class Gateway:
         )
         self._certificate = open_certificate(config.gateway, log)
         self._authenticator = Authenticator(config.gateway.keys_file, log)
-        self._grammars = Grammars(config, clock, log)
-        self._whole = LazyApi(self._loader(model_root), self._executor, clock, log)
+        self._grammars = GrammarPool(config, clock, log)
+        self._full_api = LazyApi(self._loader(model_root), self._executor, clock, log)
         self._http = HttpServer(
             self._app,
-            WholeRoutes(self._whole, self._app, config.gateway, clock),
+            FullApiRoutes(self._full_api, self._app, config.gateway, clock),
             config.gateway,
             self._authenticator,
+            StreamOwners(Path(config.fleet.run_dir), name),
             tls=self._certificate.context if self._certificate is not None else None,
             clock=clock,
             log=log,
@@ -122,6 +125,7 @@ class Gateway:
         self._router: RouterLinks | None = None
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        #: Host and port; known after `start`.
         self.http_address = ("", 0)
 
     @property
@@ -133,18 +137,18 @@ class Gateway:
         return self._core
 
     @property
-    def desk(self) -> FrontDesk:
-        """The count of connections."""
-        return self._http.desk
+    def connection_limits(self) -> ConnectionLimits:
+        """The counts of client connections."""
+        return self._http.connection_limits
 
     @property
     def http_routes(self) -> list[tuple[str, str]]:
-        """Method and path pattern of all that is served."""
+        """Method and path pattern of every route."""
         return self._http.routes
 
     @property
     def frames_dropped(self) -> int:
-        """Frames of router and workers that were not what the wire promises."""
+        """Frames of router and workers that were no message of the wire."""
         links = (self._router, self._workers)
         return sum(link.dropped for link in links if link is not None)
 
@@ -169,12 +173,12 @@ class Gateway:
         )
         self._router.start()
         if self._config.gateway.text == "vllm":
-            await self._whole.ready()
+            await self._full_api.ready()
         self.http_address = await self._http.start()
         await self._exposition.start(tasks)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         tasks.start("tick", self._tick(self._workers, self._router))
-        tasks.start("router-refusal", self._die_if_refused())
+        tasks.start("router-refusal", self._exit_if_refused())
         host, port = self.http_address
         scheme = "http" if self._certificate is None else "https"
         return f"gateway {self._name} listens on {scheme}://{host}:{port}"
@@ -189,8 +193,8 @@ class Gateway:
             stream_endpoint=stream_endpoint,
         )
 
-    def _loader(self, root: str) -> Callable[[], WholeApi] | None:
-        """None where only plain text is served."""
+    def _loader(self, root: str) -> Callable[[], FullApi] | None:
+        """What loads the full API; None where only plain text is served."""
         if self._config.gateway.text == "light":
             return None
         app, config, compiles = self._app, self._config, self._grammars.check
@@ -226,19 +230,25 @@ class Gateway:
         except TimeoutError:
             left = self._core.active
             sentence = f"{left} requests were still running when the drain time ended"
-            self._log.warning("gateway.drain_timeout", active=left, sentence=sentence)
+            self._log.warning("drain.expired", active=left, sentence=sentence)
             self._handle(DrainExpired())
 
     def _handle(self, event: Event) -> None:
-        """One event through the core and its actions out; on the loop's thread only."""
+        """Gives the core an event and carries out its actions; on the loop's thread only."""
         for action in self._core.handle(event, self._clock.monotonic()):
             self._carry_out(action)
         if not self._core.active:
             self._idle.set()
         if isinstance(event, Stepped):
-            self._http.outbox.worked(len(event.deltas))
-        elif isinstance(event, FromRouter):
-            self._app.on_fleet()
+            self._http.batcher.processed(len(event.deltas))
+        elif isinstance(event, FromRouter) and isinstance(event.message, Fleet):
+            self._on_fleet()
+
+    def _on_fleet(self) -> None:
+        fleet = self._core.fleet
+        if fleet is not None and fleet.max_model_len:
+            self._app.on_context()
+            self._full_api.set_context(fleet.max_model_len)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -248,9 +258,9 @@ class Gateway:
             case ToWorker(worker=worker, message=message):
                 if self._workers is not None:
                     self._workers.abort(worker, message)
-            case Report(journey=journey):
+            case Report(summary=summary):
                 if self._router is not None:
-                    self._router.report(journey)
+                    self._router.report(summary)
             case Note(event=event, sentence=sentence, request_id=request_id):
                 self._log.info(event, sentence=sentence, request_id=request_id or None)
 
@@ -267,7 +277,7 @@ class Gateway:
         if not self._refused.done():
             self._refused.set_result(reason)
 
-    async def _die_if_refused(self) -> None:
+    async def _exit_if_refused(self) -> None:
         reason = await self._refused
         raise BatonError(Code.WIRE_MISMATCH, f"the router refused this gateway: {reason}")
 
@@ -285,5 +295,5 @@ class Gateway:
                 router.beat()
             if ticks % TICKS_PER_KEYS == 0:
                 self._refresh()
-            if ticks % TICKS_PER_ROLL_CALL == 0:
+            if ticks % TICKS_PER_PING_ALL == 0:
                 workers.ping_all()

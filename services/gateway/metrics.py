@@ -1,4 +1,4 @@
-"""What a gateway counted, as Prometheus metrics."""
+"""A gateway's counters as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from common.config import PricesConfig
-from common.exposition import histogram
-from services.gateway.core import Core
+from common.telemetry.exposition import histogram
+from services.gateway.requests.core import Core
 
 PHASES = ("prefill", "cached", "decode")
 ANONYMOUS_KEY = "anonymous"
@@ -21,19 +21,19 @@ class GatewayMetrics(Collector):
         self._prices = prices
 
     def collect(self) -> Iterator[Metric]:
-        counts, tally = self._core.counts, self._core.requests.tally
+        counters = self._core.counters
         ends = CounterMetricFamily(
             "baton_gateway_requests",
             "Requests that are over, by what became of them",
             labels=["outcome", "code"],
         )
-        for (outcome, code), count in tally.ends.items():
+        for (outcome, code), count in counters.ends.items():
             ends.add_metric([outcome, code], count)
         yield ends
         for name, help_, buckets in (
-            ("ttft", "From a request's head to its first token", tally.ttft),
-            ("itl", "Between two messages with tokens of one stream", tally.itl),
-            ("request", "From a request's head to its end", tally.whole),
+            ("ttft", "From a request's head to its first token", counters.ttft),
+            ("itl", "Between two messages with tokens of one stream", counters.itl),
+            ("request", "From a request's head to its end", counters.request_time),
         ):
             yield histogram(f"baton_gateway_{name}_seconds", help_, {(): buckets})
         yield GaugeMetricFamily(
@@ -44,14 +44,14 @@ class GatewayMetrics(Collector):
             "Requests that were begun anew on another worker, by how they ended",
             labels=["outcome"],
         )
-        for outcome, count in tally.moves.items():
+        for outcome, count in counters.migrations.items():
             moves.add_metric([outcome], count)
         yield moves
         dropped = CounterMetricFamily(
             "baton_gateway_deltas_dropped", "Tokens that were not passed on", labels=["reason"]
         )
-        dropped.add_metric(["stale"], counts.stale)
-        dropped.add_metric(["unknown"], counts.unknown)
+        dropped.add_metric(["stale"], counters.stale)
+        dropped.add_metric(["unknown"], counters.unknown)
         yield dropped
         yield from self._keys()
 
@@ -69,16 +69,16 @@ class GatewayMetrics(Collector):
             "What those tokens cost by [prices]",
             labels=["key", "phase", "currency"],
         )
-        for key, used in self._core.requests.tally.by_key.items():
-            spent = {
-                "prefill": used.input - used.cached,
-                "cached": used.cached,
-                "decode": used.output,
+        for key, usage in self._core.counters.by_key.items():
+            tokens_by_phase = {
+                "prefill": usage.input - usage.cached,
+                "cached": usage.cached,
+                "decode": usage.output,
             }
             for phase in PHASES:
                 label = key or ANONYMOUS_KEY
-                tokens.add_metric([label, phase], spent[phase])
-                amount = spent[phase] * price[phase] / 1e6
+                tokens.add_metric([label, phase], tokens_by_phase[phase])
+                amount = tokens_by_phase[phase] * price[phase] / 1e6
                 cost.add_metric([label, phase, prices.currency], amount)
         yield tokens
         yield cost

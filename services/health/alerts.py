@@ -1,8 +1,8 @@
-"""Tells somebody that this host's verdict changed: by a command, by a webhook, or both.
+"""Reports a change of this host's verdict by a command, by a webhook, or both.
 
-What is told is one JSON object; the command gets it on its standard input, the webhook as the body
-of a POST. Each is given `SECONDS`, one at a time; a verdict that changes meanwhile is told next,
-those between are skipped. What fails is logged, and not tried again.
+An alert is one JSON object; the command reads it on its standard input, the webhook receives it as
+the body of a POST. Each delivery may take `SECONDS`, one at a time. Of the verdicts that change
+meanwhile only the latest is delivered. A failed delivery is logged and not repeated.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import aiohttp
 import msgspec
 
 from common.config import HealthConfig
-from common.log import Logger
+from common.telemetry.log import Logger
 
 SECONDS = 10.0
 
 
 class Alerts:
-    """`tell` never waits; `run` is the task that does the telling."""
+    """Delivers changes of the verdict. `send` only stores the latest alert; the task `run` delivers
+    it."""
 
     def __init__(self, config: HealthConfig, log: Logger) -> None:
         self._command = shlex.split(config.alert_command)
@@ -29,7 +30,7 @@ class Alerts:
         self._log = log
         self._latest: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=1)
 
-    def tell(self, alert: dict[str, Any]) -> None:
+    def send(self, alert: dict[str, Any]) -> None:
         if self._latest.full():
             self._latest.get_nowait()
         self._latest.put_nowait(alert)
@@ -37,10 +38,10 @@ class Alerts:
     async def run(self) -> None:
         while True:
             body = msgspec.json.encode(await self._latest.get())
-            for name, tell in (("command", self._run), ("webhook", self._post)):
+            for name, deliver in (("command", self._run), ("webhook", self._post)):
                 try:
                     async with asyncio.timeout(SECONDS):
-                        await tell(body)
+                        await deliver(body)
                 except (OSError, aiohttp.ClientError, TimeoutError, ValueError) as error:
                     why = str(error) or f"it took longer than {SECONDS:g} s"
                     sentence = f"the alert {name} failed: {why}"

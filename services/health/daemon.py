@@ -1,9 +1,9 @@
-"""The health daemon: one per host. Measures, judges, shows, and tells.
+"""The health daemon: one per host. It probes the host and its daemons and derives verdicts.
 
-It is an observer: nothing waits for it, so its absence harms nothing. What it thinks of a worker of
-its host it tells that worker, which tells the routers. `/health` answers 200 unless
-the verdict is down, with the verdict and its reasons; `/live` always 200; `/metrics` is the page of
-all daemons of the host; `/` is the dashboard. Who may ask is in `guard.py`.
+No other daemon waits for it, so its absence does no harm. It sends its verdict on a worker to that
+worker, which reports it to the routers. `/health` answers with the verdict and its reasons, with
+status 200 unless the verdict is down; `/live` always answers 200; `/metrics` merges the metrics of
+all daemons of the host; `/` is the dashboard. `dashboard/guard.py` says who has access.
 """
 
 from __future__ import annotations
@@ -16,39 +16,37 @@ from aiohttp import web
 
 from common.clock import Clock, SystemClock
 from common.config import Config
-from common.endpoints import MAIN, admin_address
 from common.errors import BatonError, Code
-from common.exposition import Exposition
-from common.lifecycle import Tasks
-from common.log import Logger
 from common.messages import Role
+from common.net.endpoints import MAIN, admin_address
+from common.process.lifecycle import Tasks
+from common.telemetry.exposition import Exposition
+from common.telemetry.log import Logger
 from services.health.alerts import Alerts
-from services.health.canaries import Canaries
-from services.health.fleet import FleetWatch
-from services.health.guard import HealthGuard
-from services.health.merge import Daemon, merged
-from services.health.metrics import HealthMetrics
-from services.health.opinions import Opinions
-from services.health.pages import Pages
-from services.health.probes import (
+from services.health.dashboard.fleet import FleetWatch
+from services.health.dashboard.guard import HealthGuard
+from services.health.dashboard.pages import Pages
+from services.health.metrics.health_metrics import HealthMetrics
+from services.health.metrics.merge import Daemon, merged
+from services.health.metrics.scrape import scrape
+from services.health.verdicts.canaries import Canaries
+from services.health.verdicts.host_verdict import VerdictHysteresis
+from services.health.verdicts.probes import (
     daemon_probes,
     gpu_probes,
     host_probes,
     pair_probes,
     router_probe,
 )
-from services.health.scrape import scrape
-from services.health.verdict import Judge
-from services.health.workers import WORKERS, HostWorkers
+from services.health.verdicts.worker_sockets import WORKERS, HostWorkers
+from services.health.verdicts.worker_verdicts import WorkerVerdicts
 
 SHUTDOWN_SECONDS = 1.0
 CANARY_AGAIN_SECONDS = 5.0
 
 
 class Health:
-    """A `common.lifecycle.Service`. `watchers`: the pages that look, each woken every round.
-    `http_address` and `http_routes` (method and path pattern of all that is served) are known after
-    `start`."""
+    """A `common.process.lifecycle.Service`: one health daemon."""
 
     stop_seconds = 5.0
 
@@ -57,20 +55,24 @@ class Health:
         self._name = name
         self._log = log
         self._run_dir = Path(config.fleet.run_dir)
-        self._judge = Judge()
+        self._hysteresis = VerdictHysteresis()
         self._canaries = Canaries()
-        self._opinions = Opinions()
+        self._worker_verdicts = WorkerVerdicts()
         self._workers = HostWorkers(self._run_dir, config.health)
-        self._there: list[Daemon] = []
-        self._own = HealthMetrics(self._judge)
+        self._host_workers: list[Daemon] = []
+        self._own = HealthMetrics(self._hysteresis)
         self._exposition = Exposition(config, Role.HEALTH, name, self._own)
         self._alerts = Alerts(config.health, log)
         self._guard = HealthGuard(config.health, log)
         self._runner: web.AppRunner | None = None
         routers = (MAIN, *config.router.standby)
+        #: The state of the fleet, as a router reports it.
         self.fleet = FleetWatch([admin_address(config, router) for router in routers], clock)
+        #: One event for each open dashboard page; all are set after every round.
         self.watchers: set[asyncio.Event] = set()
+        #: Host and port that are bound, known after `start`.
         self.http_address = ("", 0)
+        #: Method and path pattern of every route, known after `start`.
         self.http_routes: list[tuple[str, str]] = []
 
     async def start(self, tasks: Tasks) -> str:
@@ -91,13 +93,15 @@ class Health:
         bound = self._runner.addresses[0]
         self.http_address = (str(bound[0]), int(bound[1]))
         self.http_routes = [
-            (route.method, each.canonical) for each in app.router.resources() for route in each
+            (route.method, resource.canonical)
+            for resource in app.router.resources()
+            for route in resource
         ]
         await self._exposition.start(tasks)
         tasks.start("probes", self._probe())
         tasks.start("alerts", self._alerts.run())
         if self._config.health.canary_interval_s:
-            tasks.start("canaries", self._fly())
+            tasks.start("canaries", self._run_canaries())
         return f"health {self._name} ready on http://{host}:{port}/health"
 
     async def stop(self) -> None:
@@ -106,8 +110,8 @@ class Health:
             await self._runner.cleanup()
 
     def verdict(self) -> dict[str, Any]:
-        judge = self._judge
-        return {"verdict": judge.verdict.name.lower(), "reasons": list(judge.reasons)}
+        hysteresis = self._hysteresis
+        return {"verdict": hysteresis.verdict.name.lower(), "reasons": list(hysteresis.reasons)}
 
     async def metrics(self) -> str:
         pages, _ = await scrape(self._run_dir)
@@ -116,41 +120,45 @@ class Health:
     async def _probe(self) -> None:
         while True:
             self._guard.refresh()
-            await self.fleet.look(closely=bool(self.watchers))
+            await self.fleet.poll(closely=bool(self.watchers))
             pages, silent = await scrape(self._run_dir)
-            self._there = [each for each in pages if each[0] in WORKERS]
-            self._canaries.keep(self._there)
+            self._host_workers = [daemon for daemon in pages if daemon[0] in WORKERS]
+            self._canaries.retain(self._host_workers)
             self._own.probes = [
                 *host_probes(self._run_dir),
                 router_probe(self.fleet.status),
                 *daemon_probes(pages, silent),
                 *self._canaries.probes(),
-                *pair_probes(self.fleet.apart),
+                *pair_probes(self.fleet.troubled_pairs),
                 *gpu_probes(),
             ]
-            if self._judge.round(self._own.probes):
-                self._tell()
+            if self._hysteresis.round(self._own.probes):
+                self._alert()
             for fresh in self.watchers:
                 fresh.set()
-            await self._workers.tell(self._opinions.round(self._there, self._own.probes))
+            await self._workers.send_verdicts(
+                self._worker_verdicts.round(self._host_workers, self._own.probes)
+            )
             await asyncio.sleep(self._config.health.interval_ms / 1000)
 
-    async def _fly(self) -> None:
-        """All workers of this host at a time, and each after its answer."""
+    async def _run_canaries(self) -> None:
+        """Sends canaries to all workers of this host at the same time."""
         interval = self._config.health.canary_interval_s
         while True:
             soon = min(interval, CANARY_AGAIN_SECONDS)
             await asyncio.sleep(soon if self._canaries.failing else interval)
-            workers = list(self._there)
-            answers = await asyncio.gather(*(self._workers.fly(each) for each in workers))
+            workers = list(self._host_workers)
+            answers = await asyncio.gather(
+                *(self._workers.run_canary(worker) for worker in workers)
+            )
             for worker, answer in zip(workers, answers, strict=True):
-                self._canaries.heard(worker, answer)
+                self._canaries.record_answer(worker, answer)
 
-    def _tell(self) -> None:
-        told = self.verdict()
-        sentence = "; ".join(told["reasons"]) or "all probes are good again"
-        self._log.warning("host.judged", verdict=told["verdict"], sentence=sentence)
-        self._alerts.tell({"daemon": self._name, **told})
+    def _alert(self) -> None:
+        verdict = self.verdict()
+        sentence = "; ".join(verdict["reasons"]) or "all probes are good again"
+        self._log.warning("host.judged", verdict=verdict["verdict"], sentence=sentence)
+        self._alerts.send({"daemon": self._name, **verdict})
 
 
 def make(config: Config, name: str, log: Logger) -> Health:

@@ -27,12 +27,14 @@ STOP_MARGIN_SECONDS = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """What differs between hosts. `baton`: the command; `config`: the fleet file, as daemons see
-    it. `home`: something needed lies in a home directory, which is hidden otherwise."""
+class HostPaths:
+    """What differs between hosts."""
 
+    #: Path of the `baton` command.
     baton: Path
+    #: Path of the fleet file, as the daemons see it.
     config: Path
+    #: True if something needed lies in a home directory, which units cannot read by default.
     home: bool = False
 
     def values(self, config: Config) -> dict[str, str]:
@@ -56,7 +58,7 @@ def templates() -> Path:
     raise ConfigError("install-systemd", f"no unit templates, neither in {tree} nor in {installed}")
 
 
-def files(folder: Path, host: Host, config: Config) -> dict[Path, str]:
+def files(folder: Path, host: HostPaths, config: Config) -> dict[Path, str]:
     """Texts by path relative to the root of the host. Raises ConfigError for a value that would
     mean something else in a unit file."""
     values = host.values(config)

@@ -1,4 +1,4 @@
-"""`baton install-systemd`: lays the units down for this host and says what to do next.
+"""`baton install-systemd`: installs the units of this host and prints the next steps.
 
 Idempotent: what is already as it should be is left alone. It writes only below `--prefix`, starts
 nothing and enables nothing. Changes of your own belong into drop-ins (`systemctl edit`), which it
@@ -14,8 +14,8 @@ from pathlib import Path
 from common import config as configuration
 from common.config import Config
 from common.errors import ConfigError
-from services.install.layout import FLEET_TEMPLATE, Host, files, templates, units
-from services.install.reach import closed, in_home, in_private_tmp
+from services.install.access import closed, in_home, in_private_tmp
+from services.install.layout import FLEET_TEMPLATE, HostPaths, files, templates, units
 
 CONFIG = Path("/etc/baton/fleet.toml")
 MODEL_EMBEDDED = "baton-tiny"
@@ -30,7 +30,7 @@ Next, as root:
 
 Then:
   baton ctl status --config {config}         can it serve
-  journalctl -u 'baton-*' -f                        what the daemons say
+  journalctl -u 'baton-*' -f                        logs of the daemons
   systemctl reload 'baton-*'                        after a change that can be made live
   systemctl stop baton.target 'baton-*'             drains first: gateways, workers, router
 Run this command again after you changed drain_ms or run_dir, or moved the environment.
@@ -84,19 +84,19 @@ def install(arguments: argparse.Namespace, baton: Path) -> list[str]:
     fleet = _below(arguments.prefix, arguments.config)
     source = fleet if fleet.exists() else folder / FLEET_TEMPLATE
     config = configuration.load(source, {})
-    host = Host(baton, arguments.config, home=arguments.from_home)
-    _check_reach(config, host)
+    host = HostPaths(baton, arguments.config, home=arguments.from_home)
+    _check_access(config, host)
     names = frozenset(arguments.workers.split(",")) if arguments.workers else None
     enabled = units(config, names)
     texts = files(folder, host, config)
     lines = [_written(_below(arguments.prefix, path), text) for path, text in texts.items()]
     if not fleet.exists():
         lines.append(_written(fleet, (folder / FLEET_TEMPLATE).read_text()))
-    said = {"units": " ".join(enabled), "config": host.config, "run_dir": config.fleet.run_dir}
-    return [*lines, NEXT.format(**said)]
+    values = {"units": " ".join(enabled), "config": host.config, "run_dir": config.fleet.run_dir}
+    return [*lines, NEXT.format(**values)]
 
 
-def _check_reach(config: Config, host: Host) -> None:
+def _check_access(config: Config, host: HostPaths) -> None:
     needed = [host.baton, Path(sys.executable).resolve(), host.config]
     if config.model.path != MODEL_EMBEDDED and Path(config.model.path).is_dir():
         needed.append(Path(config.model.path))

@@ -11,20 +11,20 @@ from pathlib import Path
 import msgspec
 
 from common.errors import ConfigError
+from common.net.sockets import new_key_pair
 from common.security.files import (
     KEYS_MAX,
     NEXT_SECRET,
     PEERS,
     PEERS_MAX,
     SECRET,
-    Peer,
+    HostKeys,
     PeersFile,
     Secret,
     check_peers,
     read_peers,
     write,
 )
-from common.sockets import new_key_pair
 
 FOLDER_MODE = 0o750
 
@@ -35,7 +35,7 @@ class KeyFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         lists = {file.parent.name: read_peers(file).peers for file in path.glob(f"*/{PEERS}")}
-        self.peers: list[Peer] = next(iter(lists.values()), [])
+        self.peers: list[HostKeys] = next(iter(lists.values()), [])
         odd = [name for name, peers in lists.items() if peers != self.peers]
         if odd:
             sentence = (
@@ -43,7 +43,7 @@ class KeyFolder:
             )
             raise ConfigError("--dir", sentence)
 
-    def peer(self, name: str) -> Peer:
+    def peer(self, name: str) -> HostKeys:
         for peer in self.peers:
             if peer.name == name:
                 return peer
@@ -60,7 +60,7 @@ class KeyFolder:
             raise ConfigError("host", f"more than {PEERS_MAX} hosts")
         secret = _new_secret(name)
         peers = self._checked(
-            [*self.peers, Peer(name=name, keys=[secret.public], addresses=addresses)]
+            [*self.peers, HostKeys(name=name, keys=[secret.public], addresses=addresses)]
         )
         write(self._folder(name) / SECRET, secret)
         self._save(peers)
@@ -96,10 +96,10 @@ class KeyFolder:
         self._save(self._checked([peer for peer in self.peers if peer is not gone]))
         (self._path / name / PEERS).unlink(missing_ok=True)
 
-    def _replace(self, old: Peer, new: Peer) -> None:
+    def _replace(self, old: HostKeys, new: HostKeys) -> None:
         self._save(self._checked([new if peer is old else peer for peer in self.peers]))
 
-    def _checked(self, peers: list[Peer]) -> PeersFile:
+    def _checked(self, peers: list[HostKeys]) -> PeersFile:
         """Also against what a struct made here does not check by itself: patterns and lengths."""
         try:
             file = msgspec.convert(msgspec.to_builtins(PeersFile(peers=peers)), PeersFile)

@@ -1,0 +1,1 @@
+"""`baton keys`: API keys in the key file. Everything is in `main.py`."""

@@ -12,7 +12,7 @@ import msgspec
 
 from common import config as configuration
 from common.errors import ConfigError
-from common.keys import PRIORITIES, KeyRecord, edited, new_key, read_keys
+from common.security.api_keys import PRIORITIES, KeyRecord, edited, new_key, read_keys
 
 EXAMPLES = """\
 examples:

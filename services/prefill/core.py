@@ -1,9 +1,9 @@
-"""What a prefill worker decides: which tries it computes, and what it tells the router.
+"""What a prefill worker decides: which attempts it computes, and what it reports to the router.
 
-Sans-IO. A try is computing until the engine says that all its KV is there, which the router hears
-at once; it stays in the table while the engine holds its KV on lease, so that a drain waits for the
-handoff. The handoff may end before the engine's own last word arrives, since they come by two ways.
-An `Abort` is always passed on to the engine.
+Sans-IO. An attempt is computing until the engine reports that all its KV is there; the router is
+told at once. The attempt then stays in the table while the engine holds its KV under a lease, so
+that a drain waits for the handoff. The handoff may end before the engine's last output arrives,
+because the two are reported over different channels. An `Abort` is always passed on to the engine.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import msgspec
 
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
+from common.identity import identity_of
 from common.kv.messages import KvDone
-from common.messages import Abort, Held, Prefill, PrefillEnded, Role, Sampling
-from common.wire import unpack_ids
+from common.messages import Abort, HeldAttempt, Prefill, PrefillEnded, Role, Sampling
+from common.net.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,
     Action,
@@ -29,50 +30,60 @@ from common.worker.actions import (
     ToRouter,
 )
 
-TRIES_PER_SEQ_MAX = 8
+ATTEMPTS_PER_SEQ_MAX = 8
 PREFILL_SAMPLING = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
-"""P's one token is thrown away (all sampling happens on D), so nothing of the request's applies."""
+"""P's one token is discarded, because all sampling happens on D. The request's own parameters do
+not apply."""
 
 
 @dataclass(slots=True)
-class Try:
-    """`computed`: the engine said its last word. `handed`: the handoff ended, well or not."""
+class Attempt:
+    """One attempt of one request on this worker."""
 
     request_id: str
-    attempt: int
+    #: Number of the attempt, from 1.
+    number: int
+    #: When its `Prefill` arrived, in seconds, monotonic.
     arrived: float
-    held: Held
+    #: What routers are told of it.
+    held: HeldAttempt
+    #: Whether the engine gave its last output.
     computed: bool = False
-    handed: bool = False
+    #: Whether the handoff ended, successfully or not.
+    handoff_ended: bool = False
 
 
 class PrefillCore:
-    """`tries_max` bounds the table; a Prefill over it is answered with NO_CAPACITY."""
+    """The table of attempts. It holds at most `ATTEMPTS_PER_SEQ_MAX` times `max_num_seqs`; a
+    `Prefill` over that is answered with NO_CAPACITY."""
 
     def __init__(self, name: str, incarnation: str, max_num_seqs: int) -> None:
         self._name = name
         self._incarnation = incarnation
-        self._tries_max = TRIES_PER_SEQ_MAX * max_num_seqs
-        self._tries: dict[str, Try] = {}
+        self._attempts_max = ATTEMPTS_PER_SEQ_MAX * max_num_seqs
+        self._attempts: dict[str, Attempt] = {}
+        #: Frames that cannot be decoded, and events that concern no attempt of the table.
         self.dropped = 0
 
     @property
     def active(self) -> int:
-        return len(self._tries)
+        """Attempts that a drain must wait for."""
+        return len(self._attempts)
 
-    def holding(self) -> list[Held]:
-        """Oldest first."""
+    def held_attempts(self) -> list[HeldAttempt]:
+        """All attempts, the oldest first."""
         return [
-            msgspec.structs.replace(each.held, started=each.computed)
-            for each in self._tries.values()
+            msgspec.structs.replace(attempt.held, started=attempt.computed)
+            for attempt in self._attempts.values()
         ]
 
-    def held(self, request_id: str, attempt: int) -> Held | None:
-        each = self._tries.get(engine_key(request_id, attempt))
-        return None if each is None else each.held
+    def held_attempt(self, request_id: str, attempt: int) -> HeldAttempt | None:
+        """None if the attempt is not in the table."""
+        row = self._attempts.get(engine_key(request_id, attempt))
+        return None if row is None else row.held
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The sole mutator. `now`: seconds, monotonic."""
+        """The sole mutator of the table. `now` is in seconds, monotonic."""
         match event:
             case Dispatched(message=Prefill() as message):
                 return self._dispatched(event, message, now)
@@ -80,8 +91,8 @@ class PrefillCore:
                 return self._aborted(event)
             case Batch():
                 for done in event.kv_done:
-                    self._handed(done)
-                return [a for output in event.outputs for a in self._output(output, now)]
+                    self._on_kv_done(done)
+                return [action for output in event.outputs for action in self._output(output, now)]
             case EngineRefused():
                 key = engine_key(event.request_id, event.attempt)
                 return self._ended(key, now, error=event.code, message=event.message)
@@ -92,33 +103,34 @@ class PrefillCore:
                 return []
 
     def check_invariants(self) -> None:
-        assert len(self._tries) <= self._tries_max
-        for key, each in self._tries.items():
-            assert key == engine_key(each.request_id, each.attempt)
+        """Raises AssertionError."""
+        assert len(self._attempts) <= self._attempts_max
+        for key, attempt in self._attempts.items():
+            assert key == engine_key(attempt.request_id, attempt.number)
 
     def _dispatched(self, event: Dispatched, message: Prefill, now: float) -> list[Action]:
         key = engine_key(message.request_id, message.attempt)
         ticket = message.ticket
-        if key in self._tries:
+        if key in self._attempts:
             self.dropped += 1
             return []
         problem = ""
         if (ticket.prefill, ticket.prefill_incarnation) != (self._name, self._incarnation):
             problem = "the ticket names another incarnation of this worker"
-        elif len(self._tries) >= self._tries_max:
-            problem = f"{self._tries_max} prefills are already held"
+        elif len(self._attempts) >= self._attempts_max:
+            problem = f"{self._attempts_max} prefills are already held"
         if problem:
             return [ToRouter(self._answer(message, Code.NO_CAPACITY, problem))]
         prompt_ids = unpack_ids(event.body.prompt_ids)
-        held = Held(
+        held = HeldAttempt(
             message.request_id,
             message.attempt,
             len(prompt_ids),
             event.body.sampling.max_tokens,
-            decode=f"{ticket.decode}|{ticket.decode_incarnation}",
-            prefill=f"{self._name}|{self._incarnation}",
+            decode=identity_of(ticket.decode, ticket.decode_incarnation),
+            prefill=identity_of(self._name, self._incarnation),
         )
-        self._tries[key] = Try(message.request_id, message.attempt, now, held)
+        self._attempts[key] = Attempt(message.request_id, message.attempt, now, held)
         request = EngineRequest(
             request_id=message.request_id,
             attempt=message.attempt,
@@ -131,7 +143,7 @@ class PrefillCore:
         return [AddToEngine(request)]
 
     def _aborted(self, event: Abort) -> list[Action]:
-        self._tries.pop(engine_key(event.request_id, event.attempt), None)
+        self._attempts.pop(engine_key(event.request_id, event.attempt), None)
         return [AbortInEngine(event.request_id, event.attempt)]
 
     def _output(self, output: Output, now: float) -> list[Action]:
@@ -142,31 +154,31 @@ class PrefillCore:
     def _ended(
         self, key: str, now: float, cached_tokens: int = 0, error: str = "", message: str = ""
     ) -> list[Action]:
-        each = self._tries.get(key)
-        if each is None or each.computed:
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.computed:
             self.dropped += 1
             return []
-        each.computed = True
-        if each.handed or error:
-            del self._tries[key]
+        attempt.computed = True
+        if attempt.handoff_ended or error:
+            del self._attempts[key]
         ended = PrefillEnded(
-            request_id=each.request_id,
-            attempt=each.attempt,
-            elapsed_ms=(now - each.arrived) * 1000,
+            request_id=attempt.request_id,
+            attempt=attempt.number,
+            elapsed_ms=(now - attempt.arrived) * 1000,
             cached_tokens=cached_tokens,
             error=error,
             message=message,
         )
         return [ToRouter(ended)]
 
-    def _handed(self, done: KvDone) -> None:
+    def _on_kv_done(self, done: KvDone) -> None:
         key = engine_key(done.request_id, done.attempt)
-        each = self._tries.get(key)
-        if each is None or done.side != "send":
+        attempt = self._attempts.get(key)
+        if attempt is None or done.side != "send":
             return
-        each.handed = True
-        if each.computed:
-            del self._tries[key]
+        attempt.handoff_ended = True
+        if attempt.computed:
+            del self._attempts[key]
 
     @staticmethod
     def _answer(message: Prefill, code: Code, sentence: str) -> PrefillEnded:

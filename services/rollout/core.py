@@ -1,11 +1,11 @@
-"""What a rolling restart does next: sans-IO, looked at a few times a second.
+"""Decides the next step of a rolling restart: sans-IO, called a few times a second.
 
     CHECK ──others ready ≥ floor──▶ DRAIN ──empty, or time──▶ RETURN ──ready anew──▶ SETTLE ──▶ next
 
-One worker at a time, the roles in turn, so that where fingerprints change, a pair of the new one
-stands after two steps. A worker must come back as another incarnation and stay ready for a while:
-each is the canary of those after it. The first thing that is not as it should be ends the rollout,
-and nothing further is touched. While no router answers, only time passes.
+One worker is restarted at a time, the roles in turn, so that with a changed fingerprint a new pair
+can serve after two steps. A worker must return with a new incarnation and stay ready for a while
+before the next one is restarted. The first failure ends the rollout, and the remaining workers are
+left alone. While no router answers, only the time limits apply.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from itertools import zip_longest
 
 
 class Step(enum.Enum):
-    CHECK = "wait for its fellows"
+    CHECK = "wait for others of its role"
     DRAIN = "drain"
     RETURN = "come back"
     SETTLE = "stay ready"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A worker as the router shows it."""
+class WorkerSnapshot:
+    """One row of the admin verb `workers`."""
 
     name: str
     role: str
@@ -38,37 +38,41 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds, and `floor`: ready workers of a role that must be left while one is away."""
+    """How many workers must stay, and how long a step may take."""
 
+    #: Ready workers of a role that must remain while one is restarted.
     floor: int = 1
+    #: Seconds in which running requests may finish.
     drain: float = 60.0
+    #: Seconds in which a worker must become ready.
     ready: float = 180.0
+    #: Seconds that a restarted worker must stay ready.
     settle: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    worker: Seen
+    worker: WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    worker: Seen
+    worker: WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """It was not restarted after all."""
+    """The worker was drained and is not restarted after all."""
 
-    worker: Seen
+    worker: WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Report:
     sentence: str
 
 
-Order = Drain | Restart | Resume | Say
+Action = Drain | Restart | Resume | Report
 
 
 def in_turn(prefill: Sequence[str], decode: Sequence[str]) -> list[str]:
@@ -77,23 +81,26 @@ def in_turn(prefill: Sequence[str], decode: Sequence[str]) -> list[str]:
 
 
 class Rollout:
-    """`done`: names restarted; `left`: those not begun; `failure`: why it ended before its time."""
+    """The state of one rolling restart."""
 
     def __init__(self, names: Sequence[str], limits: Limits, now: float) -> None:
+        #: Names of the workers that were restarted.
         self.done: list[str] = []
+        #: Names of the workers that were not restarted yet, in action.
         self.left = list(names)
+        #: Why the rollout ended early; empty while it has not failed.
         self.failure = ""
         self._limits = limits
         self._step = Step.CHECK
         self._since = now
-        self._before: Seen | None = None
-        self._after: Seen | None = None
+        self._before: WorkerSnapshot | None = None
+        self._after: WorkerSnapshot | None = None
 
     @property
     def over(self) -> bool:
         return bool(self.failure) or not self.left
 
-    def fail(self, sentence: str) -> list[Order]:
+    def fail(self, sentence: str) -> list[Action]:
         """The shell could not do what was ordered. Idempotent."""
         if self.failure:
             return []
@@ -102,7 +109,7 @@ class Rollout:
             return [Resume(self._before)]
         return []
 
-    def look(self, workers: Mapping[str, Seen] | None, now: float) -> list[Order]:
+    def observe(self, workers: Mapping[str, WorkerSnapshot] | None, now: float) -> list[Action]:
         """`workers`: those that are there, by name; None while no router answers."""
         if self.over:
             return []
@@ -118,46 +125,50 @@ class Rollout:
                 return self._settle(workers, worker, waited, now)
 
     def _check(
-        self, workers: Mapping[str, Seen], worker: Seen | None, waited: float, now: float
-    ) -> list[Order]:
+        self,
+        workers: Mapping[str, WorkerSnapshot],
+        worker: WorkerSnapshot | None,
+        waited: float,
+        now: float,
+    ) -> list[Action]:
         name, floor = self.left[0], self._limits.floor
         if worker is not None and worker.state == "ready":
-            fellows = [w for w in workers.values() if w.role == worker.role and w.name != name]
-            ready = sum(w.state == "ready" for w in fellows)
+            others = [w for w in workers.values() if w.role == worker.role and w.name != name]
+            ready = sum(w.state == "ready" for w in others)
             if ready >= floor:
                 self._before = worker
-                self._become(Step.DRAIN, now)
-                return [Drain(worker), Say(f"{name}: drains {worker.requests} requests")]
-            if len(fellows) < floor:
+                self._enter(Step.DRAIN, now)
+                return [Drain(worker), Report(f"{name}: drains {worker.requests} requests")]
+            if len(others) < floor:
                 return self.fail(
-                    f"{name} cannot be spared: {len(fellows)} other {worker.role} workers, and "
+                    f"{name} cannot be spared: {len(others)} other {worker.role} workers, and "
                     f"--floor is {floor}; --floor 0 accepts that none is left meanwhile"
                 )
         if waited > self._limits.ready:
             return self.fail(f"{name} and {floor} of its role were not ready together in time")
         return []
 
-    def _drain(self, worker: Seen | None, waited: float, now: float) -> list[Order]:
+    def _drain(self, worker: WorkerSnapshot | None, waited: float, now: float) -> list[Action]:
         assert self._before is not None
         name = self._before.name
         if worker is not None and worker.incarnation != self._before.incarnation:
-            return self.fail(f"{name} was restarted by somebody else while it drained")
+            return self.fail(f"{name} was restarted by another command while it drained")
         if worker is not None and worker.requests and waited <= self._limits.drain:
             return []
         if worker is None and waited <= self._limits.drain:
             return []
-        self._become(Step.RETURN, now)
+        self._enter(Step.RETURN, now)
         left = worker.requests if worker is not None else 0
         moves = f"; {left} requests move to others" if left else ""
-        return [Restart(self._before), Say(f"{name}: restarts{moves}")]
+        return [Restart(self._before), Report(f"{name}: restarts{moves}")]
 
-    def _return(self, worker: Seen | None, waited: float, now: float) -> list[Order]:
+    def _return(self, worker: WorkerSnapshot | None, waited: float, now: float) -> list[Action]:
         assert self._before is not None
         fresh = worker is not None and worker.incarnation != self._before.incarnation
         if fresh and worker is not None and worker.state == "ready":
             self._after = worker
-            self._become(Step.SETTLE, now)
-            return [Say(f"{worker.name}: is back after {waited:.1f} s")]
+            self._enter(Step.SETTLE, now)
+            return [Report(f"{worker.name}: is back after {waited:.1f} s")]
         if waited > self._limits.ready:
             state = "is not there" if worker is None else f"is {worker.state}"
             old = "" if fresh or worker is None else ", the process is still the old one"
@@ -167,8 +178,12 @@ class Rollout:
         return []
 
     def _settle(
-        self, workers: Mapping[str, Seen] | None, worker: Seen | None, waited: float, now: float
-    ) -> list[Order]:
+        self,
+        workers: Mapping[str, WorkerSnapshot] | None,
+        worker: WorkerSnapshot | None,
+        waited: float,
+        now: float,
+    ) -> list[Action]:
         assert self._before is not None
         assert self._after is not None
         name = self._after.name
@@ -180,10 +195,10 @@ class Rollout:
         if waited < self._limits.settle:
             return []
         self.done.append(self.left.pop(0))
-        self._become(Step.CHECK, now)
+        self._enter(Step.CHECK, now)
         if self._after.fingerprint != self._before.fingerprint:
-            return [Say(f"{name}: has another fingerprint, and pairs with its like only")]
+            return [Report(f"{name}: has another fingerprint, and pairs with its like only")]
         return []
 
-    def _become(self, step: Step, now: float) -> None:
+    def _enter(self, step: Step, now: float) -> None:
         self._step, self._since = step, now

@@ -13,19 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configuration
-from common.admin import ask
 from common.clock import SystemClock
 from common.config import Config, FleetConfig, default_run_dir
-from common.endpoints import admin_address
 from common.errors import BatonError, Code, ConfigError
-from services.rollout.core import Drain, Limits, Order, Restart, Resume, Rollout, Say, Seen, in_turn
+from common.net.admin_client import ask
+from common.net.endpoints import admin_address
+from services.rollout.core import (
+    Action,
+    Drain,
+    Limits,
+    Report,
+    Restart,
+    Resume,
+    Rollout,
+    WorkerSnapshot,
+    in_turn,
+)
 
-LOOK_SECONDS = 0.3
+POLL_SECONDS = 0.3
 ASK_SECONDS = 2.0
 EXAMPLES = """\
 examples:
   baton rollout                             every worker of the fleet in the default run directory
-  baton rollout d0 d1                       these two, in this order
+  baton rollout d0 d1                       these two, in this action
   baton rollout --command "ssh {name} systemctl restart baton-{role}@{name}"
                                             workers of other hosts; default: SIGTERM, and whatever
                                             supervises the worker starts it again
@@ -95,20 +105,20 @@ def _config(arguments: argparse.Namespace) -> Config:
 
 async def _run(config: Config, names: list[str], limits: Limits, command: str) -> int:
     clock = SystemClock()
-    there = await _workers(config)
-    if there is None:
+    workers = await _workers(config)
+    if workers is None:
         sentence = f"no router answers in {config.fleet.run_dir}; is the fleet up?"
         raise BatonError(Code.ROUTER_UNREACHABLE, sentence)
-    names = names or _all(there)
+    names = names or _all(workers)
     for name in names:
-        if name not in there:
-            known = ", ".join(sorted(there)) or "none"
+        if name not in workers:
+            known = ", ".join(sorted(workers)) or "none"
             raise ConfigError("WORKER", f"no worker {name[:64]!r}; there are: {known}")
     rollout = Rollout(names, limits, clock.monotonic())
     while not rollout.over:
-        orders = rollout.look(await _workers(config), clock.monotonic())
-        await _carry_out(config, rollout, orders, command)
-        await asyncio.sleep(LOOK_SECONDS)
+        actions = rollout.observe(await _workers(config), clock.monotonic())
+        await _carry_out(config, rollout, actions, command)
+        await asyncio.sleep(POLL_SECONDS)
     print(f"restarted: {', '.join(rollout.done) or 'none'}")
     if rollout.failure:
         print(f"stopped: {rollout.failure}", file=sys.stderr)
@@ -116,16 +126,16 @@ async def _run(config: Config, names: list[str], limits: Limits, command: str) -
     return int(bool(rollout.failure))
 
 
-async def _carry_out(config: Config, rollout: Rollout, orders: list[Order], command: str) -> None:
-    for order in orders:
+async def _carry_out(config: Config, rollout: Rollout, actions: list[Action], command: str) -> None:
+    for action in actions:
         try:
-            match order:
-                case Say(sentence):
+            match action:
+                case Report(sentence):
                     print(sentence, flush=True)
                 case Drain(worker):
-                    await _tell(config, "drain", worker.name)
+                    await _request(config, "drain", worker.name)
                 case Resume(worker):
-                    await _tell(config, "resume", worker.name)
+                    await _request(config, "resume", worker.name)
                 case Restart(worker):
                     await asyncio.to_thread(restart, worker, command)
         except BatonError as error:
@@ -133,14 +143,14 @@ async def _carry_out(config: Config, rollout: Rollout, orders: list[Order], comm
             return
 
 
-def restart(worker: Seen, command: str) -> None:
+def restart(worker: WorkerSnapshot, command: str) -> None:
     """Raises BatonError when it cannot be ordered."""
     if command:
         words = shlex.split(command.format(name=worker.name, role=worker.role, pid=worker.pid))
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            raise ConfigError("--command", f"{words[0]} failed: {' '.join(said)}")
+            output = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise ConfigError("--command", f"{words[0]} failed: {' '.join(output)}")
         return
     if not _runs_here(worker):
         raise ConfigError(
@@ -149,7 +159,7 @@ def restart(worker: Seen, command: str) -> None:
     os.kill(worker.pid, signal.SIGTERM)
 
 
-def _runs_here(worker: Seen) -> bool:
+def _runs_here(worker: WorkerSnapshot) -> bool:
     """A pid of another host may be anybody's here."""
     try:
         words = Path(f"/proc/{worker.pid}/cmdline").read_bytes().split(b"\0")
@@ -158,13 +168,13 @@ def _runs_here(worker: Seen) -> bool:
     return worker.name.encode() in words and worker.role.encode() in words
 
 
-async def _tell(config: Config, verb: str, worker: str) -> None:
+async def _request(config: Config, verb: str, worker: str) -> None:
     answer = await ask(admin_address(config), verb, {"worker": worker}, ASK_SECONDS)
     if not answer.ok:
         raise ConfigError(verb, answer.error.get("message", "refused"))
 
 
-async def _workers(config: Config) -> dict[str, Seen] | None:
+async def _workers(config: Config) -> dict[str, WorkerSnapshot] | None:
     """By name, those that are there; None while no router answers."""
     try:
         answer = await ask(admin_address(config), "workers", {}, ASK_SECONDS)
@@ -172,7 +182,7 @@ async def _workers(config: Config) -> dict[str, Seen] | None:
         return None
     rows: list[dict[str, Any]] = answer.result if answer.ok else []
     return {
-        row["name"]: Seen(
+        row["name"]: WorkerSnapshot(
             name=row["name"],
             role=row["role"],
             state=row["state"],
@@ -186,8 +196,8 @@ async def _workers(config: Config) -> dict[str, Seen] | None:
     }
 
 
-def _all(there: dict[str, Seen]) -> list[str]:
-    of = {
-        role: [w.name for w in there.values() if w.role == role] for role in ("prefill", "decode")
+def _all(workers: dict[str, WorkerSnapshot]) -> list[str]:
+    names_of = {
+        role: [w.name for w in workers.values() if w.role == role] for role in ("prefill", "decode")
     }
-    return in_turn(of["prefill"], of["decode"])
+    return in_turn(names_of["prefill"], names_of["decode"])

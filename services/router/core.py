@@ -1,10 +1,12 @@
-"""The router's decisions: which request runs where, and who hears what of it.
+"""The router's decisions: which request runs where, and what each peer is sent.
 
 Sans-IO: `handle(event, now) -> list[Action]` is the only way in and the sole mutator; the same
-events give the same actions. The tables are in `tables.py`, the state machines in `state.py`; the
-parts of `handle` are `core_peers` (who is there), `core_requests` (a try from Submit to its end)
-and `core_placing` (queue to workers). After each event, what became free is given to the queue,
-and gateways hear when what can be served has changed.
+events give the same actions. All state is in `tables.py`, the state machines are in
+`records/states.py`, and each event and message has one rule in `rules/`.
+
+A rule changes the tables and returns actions. What follows from the change of a table, whichever
+rule made it, is done here after the rule: gateways are sent a summary of the fleet when the state
+of a worker changed, and the queue is placed when something became free.
 """
 
 from __future__ import annotations
@@ -20,38 +22,23 @@ from common.messages import (
     Fleet,
     Hello,
     Holding,
-    Journey,
     Leaving,
     Live,
     PairTrouble,
     PrefillEnded,
     PrefixDelta,
+    RequestSummary,
     Role,
     Submit,
     Took,
 )
-from services.router import (
-    core_degradation,
-    core_health,
-    core_holding,
-    core_limits,
-    core_operator,
-    core_pairs,
-    core_peers,
-    core_placing,
-    core_rebuild,
-    core_requests,
-    core_timeline,
-    core_yielding,
-)
-from services.router.admission.measure import measure, ramp
-from services.router.census import census
 from services.router.events import (
     Action,
     DrainExpired,
     DrainStarted,
     Event,
     LimitsChosen,
+    LocalEvent,
     PairsCleared,
     PeerGone,
     PolicyChosen,
@@ -63,60 +50,66 @@ from services.router.events import (
     WorkerDrained,
     WorkerEvicted,
 )
-from services.router.records import Gateway, Worker
+from services.router.fleet.summary import FleetSummary, summarize
+from services.router.records.gateway import Gateway
+from services.router.records.worker import Worker
+from services.router.rules import (
+    attempt_lifecycle,
+    degradation_reports,
+    gateway_membership,
+    operator,
+    pair_reports,
+    place_queue,
+    preempt,
+    reconcile,
+    request_records,
+    startup,
+    submit,
+    worker_membership,
+    worker_trust,
+)
+from services.router.rules.measure import measure, ramp
 from services.router.settings import Settings
 from services.router.tables import Tables
 
+STOPPING = "the router is stopping"
+
 
 class Core:
-    """`secrets` makes the 16 random bytes of a ticket. `tables` is for readers."""
+    """`secrets` makes the 16 random bytes of a ticket, `uniform` draws from [0, 1)."""
 
-    def __init__(self, settings: Settings, secrets: Callable[[], bytes], now: float) -> None:
-        self.tables = Tables(settings, secrets, now)
+    def __init__(
+        self,
+        settings: Settings,
+        secrets: Callable[[], bytes],
+        uniform: Callable[[], float],
+        now: float,
+    ) -> None:
+        #: Others may read them.
+        self.tables = Tables(settings, secrets, uniform, now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """`now`: seconds, monotonic. Raises IllegalTransitionError on a bug of ours, never for what
-        a peer sends."""
+        """`now`: seconds, monotonic. Raises IllegalTransitionError on a bug of ours, never because
+        of a peer's message."""
         tables = self.tables
-        actions = self._react(event, now)
-        if tables.workers_changed:
+        if isinstance(event, Received):
+            actions = self._on_message(event, now)
+        else:
+            actions = self._on_event(event, now)
+        if tables.changes.availability:
             ramp(tables, now)
-            actions += self._fleet_changed(now)
+            actions += self._update_fleet(now)
         if isinstance(event, Tick):
-            actions += core_placing.expire(tables, now)
-            actions += core_yielding.make_room(tables, now)
-        actions += core_rebuild.check(tables, now)
-        if tables.freed and not tables.rebuilding:
-            actions += core_placing.pump(tables, now)
-            tables.freed = False
+            actions += place_queue.refuse_waiting(tables, now)
+            actions += preempt.preempt(tables, now)
+        actions += startup.open_queue(tables, now)
+        if tables.changes.capacity and not tables.rebuilding:
+            actions += place_queue.place_waiting(tables, now)
+            tables.changes.capacity = False
         if not tables.limits.max_queue and len(tables.waiting):
             sentence = "no worker is free, and this router keeps no queue"
-            actions += core_placing.refuse_all(tables, Code.QUEUE_FULL, sentence, now)
+            actions += place_queue.refuse_all(tables, Code.QUEUE_FULL, sentence, now)
         return actions
-
-    def _react(self, event: Event, now: float) -> list[Action]:
-        match event:
-            case Received():
-                return self._received(event, now)
-            case PeerGone():
-                return core_peers.gone(self.tables, event.peer, event.reason, now)
-            case Tick():
-                measure(self.tables, now)
-                actions = core_health.tick(self.tables, now)
-                actions += core_degradation.tick(self.tables, now)
-                return actions + core_timeline.tick(self.tables, now)
-            case WorkerDrained() | WorkerEvicted() | RequestEvicted():
-                return core_operator.ordered(self.tables, event, now)
-            case DrainStarted():
-                self.tables.draining = self.tables.workers_changed = True
-                return []
-            case DrainExpired():
-                sentence = "the router is stopping"
-                return core_placing.refuse_all(self.tables, Code.DRAINING, sentence, now)
-            case PolicyChosen() | PairsCleared() | PromptsCleared():
-                return core_placing.ordered(self.tables, event)
-            case LimitsChosen():
-                return core_limits.choose(self.tables, event, now)
 
     def role_of(self, peer: str) -> Role | None:
         """None for a peer that has not said Hello, or was fenced."""
@@ -128,7 +121,7 @@ class Core:
         return None
 
     def peers(self) -> list[str]:
-        """Those thought to be connected."""
+        """Identities of the peers that are thought to be connected."""
         workers = [w.identity for w in self.tables.workers.values() if w.connected]
         return workers + [gateway.identity for gateway in self.tables.live_gateways()]
 
@@ -136,96 +129,127 @@ class Core:
         """Raises AssertionError."""
         self.tables.check_invariants()
 
-    def _received(self, event: Received, now: float) -> list[Action]:
+    def _on_message(  # noqa: C901, PLR0912 - one line for each message
+        self, event: Received, now: float
+    ) -> list[Action]:
+        """One rule for each message. A message that its sender may not send is dropped and counted,
+        as is every message of a peer that is out of reach, except those that bring it back."""
         tables, message = self.tables, event.message
         if isinstance(message, Hello):
-            return core_peers.hello(tables, event.peer, message, now)
-        peer: Worker | Gateway | None = tables.workers.get(event.peer)
-        if peer is None and event.peer not in tables.fenced:
-            peer = tables.gateways.get(event.peer)
+            return worker_membership.on_hello(tables, event.peer, message, now)
+        peer = self._peer(event.peer)
         if peer is None:
-            tables.counts.drop("before hello")
-            return core_peers.turn_away(tables, event.peer, message)
-        actions = core_health.seen(tables, peer, now)
-        if isinstance(message, Beat):
-            return actions + core_peers.beat(tables, peer, message, now)
-        if isinstance(message, Leaving):
-            return actions + core_peers.leaving(tables, peer, message, now)
-        if isinstance(peer, Gateway):
-            return actions + self._from_gateway(peer, event, now)
-        return actions + self._from_worker(peer, event, now)
-
-    def _from_gateway(self, gateway: Gateway, event: Received, now: float) -> list[Action]:
-        match event.message:
-            case _ if gateway.gone:
-                self.tables.counts.drop("gone peer")
-            case Submit() as message:
-                actions = core_health.left(self.tables, gateway, message.left, now)
-                actions += core_requests.submit(self.tables, gateway, message, event.body, now)
-                self.tables.freed |= len(self.tables.waiting) <= self.tables.waiting.look_past
-                return actions
-            case Live() as message:
-                return core_holding.live(self.tables, gateway, message, now)
-            case Cancel() as message:
-                return core_requests.cancel(self.tables, gateway, message, now)
-            case Journey() as message:
-                core_timeline.told(self.tables, gateway, message, now)
-            case _:
-                self.tables.counts.drop("wrong role")
-        return []
-
-    def _from_worker(self, worker: Worker, event: Received, now: float) -> list[Action]:
-        tables, role = self.tables, worker.role
-        if worker.away:
-            tables.counts.drop("gone peer")
-            return []
-        match event.message:
-            case PrefillEnded() as message if role is Role.PREFILL:
-                core_degradation.prefilled(tables, message)
-                return core_requests.prefill_ended(tables, worker, message, now)
-            case DecodeStarted() as message if role is Role.DECODE:
-                return core_requests.decode_started(tables, worker, message, now)
-            case Ended() as message if role is Role.DECODE:
-                return core_requests.ended(tables, worker, message, now)
-            case PrefixDelta() as message:
-                core_placing.prefixes_changed(tables, worker, message)
-            case PairTrouble() as message if role is Role.DECODE:
-                return core_pairs.trouble(tables, worker, message, now)
-            case Holding() as message:
-                return core_holding.holding(tables, worker, message, now)
-            case Took() as message:
-                return core_holding.took(tables, worker, message, now)
+            return worker_membership.reject_fenced(tables, event.peer, message)
+        actions = worker_trust.record_traffic(tables, peer, now)
+        worker = peer if isinstance(peer, Worker) else None
+        gateway = peer if isinstance(peer, Gateway) else None
+        match message:
+            case Beat() if worker:
+                actions += worker_membership.on_beat(tables, worker, message, now)
+            case Beat() if gateway:
+                actions += gateway_membership.on_beat(gateway, now)
+            case Leaving() if worker:
+                actions += worker_membership.on_leaving(worker, message, now)
+            case Leaving() if gateway:
+                actions += gateway_membership.on_leaving(gateway, message)
+            case _ if (worker and worker.away) or (gateway and gateway.gone):
+                tables.counts.drop("gone peer")
+            case Submit() if gateway:
+                actions += worker_trust.suspect_left_worker(tables, gateway, message.left, now)
+                actions += submit.on_submit(tables, gateway, message, event.body, now)
+                tables.changes.capacity |= len(tables.waiting) <= tables.waiting.look_past
+            case PrefillEnded() if worker and worker.role is Role.PREFILL:
+                actions += attempt_lifecycle.on_prefill_ended(tables, worker, message, now)
+            case DecodeStarted() if worker and worker.role is Role.DECODE:
+                actions += attempt_lifecycle.on_decode_started(tables, worker, message, now)
+            case Ended() if worker and worker.role is Role.DECODE:
+                actions += attempt_lifecycle.on_ended(tables, worker, message, now)
+            case RequestSummary() if gateway:
+                actions += request_records.on_request_summary(tables, gateway, message, now)
+            case Cancel() if gateway:
+                actions += attempt_lifecycle.on_cancel(tables, gateway, message, now)
+            case Live() if gateway:
+                actions += reconcile.reconcile_gateway(tables, gateway, message, now)
+            case PrefixDelta() if worker:
+                actions += place_queue.on_prefix_delta(tables, worker, message)
+            case PairTrouble() if worker and worker.role is Role.DECODE:
+                actions += pair_reports.on_pair_trouble(tables, worker, message, now)
+            case Holding() if worker:
+                actions += reconcile.reconcile_worker(tables, worker, message, now)
+            case Took() if worker:
+                actions += reconcile.adopt(tables, worker, message, now)
             case _:
                 tables.counts.drop("wrong role")
-        return []
+        return actions
 
-    def _fleet_changed(self, now: float) -> list[Action]:
-        """Recomputes what gateways are told, and tells them if it differs."""
+    def _on_event(  # noqa: C901, PLR0911 - one line for each event
+        self, event: LocalEvent, now: float
+    ) -> list[Action]:
+        """One rule for each event that is no message."""
         tables = self.tables
-        tables.workers_changed, tables.freed = False, True
-        there = census(tables.workers.values())
-        tables.shapes = there.shapes
-        if there.decode_ready:
+        match event:
+            case PeerGone():
+                return worker_membership.on_peer_gone(tables, event.peer, event.reason, now)
+            case Tick():
+                measure(tables, now)
+                actions = worker_trust.check_silence(tables, now)
+                actions += degradation_reports.judge(tables, now)
+                return actions + request_records.make_due_records(tables, now)
+            case WorkerDrained():
+                return operator.drain_worker(tables, event)
+            case WorkerEvicted():
+                return operator.evict_worker(tables, event, now)
+            case RequestEvicted():
+                return operator.evict_request(tables, event, now)
+            case LimitsChosen():
+                return operator.choose_limits(tables, event, now)
+            case PolicyChosen():
+                return operator.choose_policy(tables, event)
+            case PromptsCleared():
+                return operator.clear_prompts(tables, event)
+            case PairsCleared():
+                return pair_reports.clear_pairs(tables, event)
+            case DrainStarted():
+                tables.draining = tables.changes.availability = True
+                return []
+            case DrainExpired():
+                return place_queue.refuse_all(tables, Code.DRAINING, STOPPING, now)
+
+    def _peer(self, identity: str) -> Worker | Gateway | None:
+        """None for a peer that has not said Hello, or was fenced."""
+        worker = self.tables.workers.get(identity)
+        if worker is not None or identity in self.tables.fenced:
+            return worker
+        return self.tables.gateways.get(identity)
+
+    def _update_fleet(self, now: float) -> list[Action]:
+        """Computes the summary of the fleet and sends it to gateways if it differs."""
+        tables = self.tables
+        tables.changes.availability, tables.changes.capacity = False, True
+        summary = summarize(tables.workers.values())
+        tables.decode_limits = summary.decode_limits
+        if summary.decode_ready:
             tables.without_decode_since = None
         elif tables.without_decode_since is None:
             tables.without_decode_since = now
-        by_prefix = tables.settings.prefixes
         fleet = Fleet(
-            ready=bool(there.decode_ready) and not tables.draining,
-            prefill_ready=there.prefill_ready,
-            decode_ready=there.decode_ready,
-            max_model_len=max((s.max_model_len for s in tables.shapes), default=0),
-            model=there.model,
-            reason=self._why_not_ready(there.decode_ready, there.decodes),
-            block_tokens=there.block_tokens if by_prefix else 0,
-            restores=there.restores,
+            ready=bool(summary.decode_ready) and not tables.draining,
+            prefill_ready=summary.prefill_ready,
+            decode_ready=summary.decode_ready,
+            max_model_len=max((limits.max_model_len for limits in tables.decode_limits), default=0),
+            model=summary.model,
+            reason=self._why_not_ready(summary),
+            block_tokens=summary.block_tokens if tables.settings.prefixes else 0,
+            restores=summary.restores,
         )
         if fleet == tables.fleet:
             return []
         tables.fleet = fleet
         return [Send(gateway.identity, fleet) for gateway in tables.live_gateways()]
 
-    def _why_not_ready(self, ready: int, known: int) -> str:
+    def _why_not_ready(self, summary: FleetSummary) -> str:
         if self.tables.draining:
-            return "the router is stopping"
-        return "" if ready else f"none of {known} known decode workers is ready"
+            return STOPPING
+        if summary.decode_ready:
+            return ""
+        return f"none of {summary.decodes} known decode workers is ready"

@@ -1,10 +1,10 @@
-"""The router daemon: sockets and a clock around the core. Decides nothing.
+"""The router daemon: sockets and a clock around the core. It decides nothing.
 
-Theory of operation: frames of the control socket become events, one at a time; the actions that
-come back are sent at once. A send that finds its peer gone, or its queue full, is itself an event,
-taken after the actions before it. Every `PULSE_SECONDS` each peer is sent a Ping, which is how a
-crash is found by disconnect, and the core a Tick; a queue is looked at twice as often. A bug of
-ours in the core ends the process: its state is soft, and a restart is better than going on with it.
+Theory of operation: frames of the control socket become events, one at a time, and the resulting
+actions are carried out at once. A send that finds its peer gone, or its queue full, is an event of
+its own, handled after the actions before it. Every `PULSE_SECONDS` the core receives a Tick, or two
+while requests wait, and each peer a Ping, so that the disconnect of a crashed peer is noticed. A
+bug in the core ends the process: its state can be rebuilt, and a restart is safer than to go on.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from collections import deque
 from common.clock import Clock, SystemClock
 from common.config import Config
 from common.config.live import Reading
-from common.endpoints import ADMIN, CONTROL, admin_address, control_address
 from common.errors import BatonError, Code, WireError
-from common.exposition import Exposition
-from common.lifecycle import Tasks
-from common.log import Logger
 from common.messages import (
     GatewayToRouter,
     Hello,
@@ -31,12 +27,17 @@ from common.messages import (
     ToRouter,
     WorkerToRouter,
 )
+from common.net.endpoints import ADMIN, CONTROL, admin_address, control_address
+from common.net.sockets import Sent, Socket
+from common.net.wire import Decoder, encode
+from common.process.lifecycle import Tasks
+from common.process.watchdog_and_reload import WatchdogAndReload
 from common.security.open import open_curve
-from common.sockets import Sent, Socket
-from common.upkeep import Upkeep
-from common.wire import Decoder, encode
-from services.router import live
+from common.telemetry.exposition import Exposition
+from common.telemetry.log import Logger
+from services.router import reload
 from services.router.admin.answer import answer
+from services.router.admin.event_log import EventLog
 from services.router.admin.registry import VERBS
 from services.router.admin.verb import View
 from services.router.core import Core
@@ -52,19 +53,18 @@ from services.router.events import (
     Send,
     Tick,
 )
-from services.router.metrics import RouterMetrics
-from services.router.recent import Recent
+from services.router.metrics.router import RouterMetrics
 from services.router.settings import from_config
-from services.router.telling import Telling
+from services.router.timeline_export.sink import TimelineSink
 
 PULSE_SECONDS = 0.2
 CHECK_EVERY_PULSES = 50
 CLOSE_SECONDS = 1.0
-LAST_WORDS_SECONDS = 0.1
+FINAL_SEND_SECONDS = 0.1
 
 
 class Router:
-    """A `common.lifecycle.Service`."""
+    """A `common.process.lifecycle.Service`."""
 
     def __init__(self, config: Config, name: str, clock: Clock, log: Logger) -> None:
         self._config = config
@@ -73,7 +73,12 @@ class Router:
         self._log = log
         self._verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
         settings = from_config(config, name, secrets.token_hex(8))
-        self._core = Core(settings, lambda: os.urandom(16), clock.monotonic())
+        self._core = Core(
+            settings,
+            lambda: os.urandom(16),
+            secrets.SystemRandom().random,
+            clock.monotonic(),
+        )
         self._first: Decoder[Hello] = Decoder(Hello)
         self._decoders: dict[Role, Decoder[ToRouter]] = {
             Role.GATEWAY: Decoder(GatewayToRouter),
@@ -81,10 +86,10 @@ class Router:
             Role.DECODE: Decoder(WorkerToRouter),
         }
         self._dropped: dict[str, int] = {}
-        self._telling = Telling(config, name, clock, log)
+        self._timeline_sink = TimelineSink(config, name, clock, log)
         self._events: deque[Event] = deque()
-        self._recent = Recent()
-        self._upkeep: Upkeep | None = None
+        self._event_log = EventLog()
+        self._watchdog_and_reload: WatchdogAndReload | None = None
         self._curve = open_curve(config, log)
         self._exposition = Exposition(config, Role.ROUTER, name, RouterMetrics(self._view))
         self._control: Socket | None = None
@@ -107,8 +112,8 @@ class Router:
         self._control.start()
         self._admin.start()
         await self._exposition.start(tasks)
-        self._upkeep = tasks.upkeep
-        self._upkeep.on_reload(live.KEYS, self._apply)
+        self._watchdog_and_reload = tasks.watchdog_and_reload
+        self._watchdog_and_reload.on_reload(reload.KEYS, self._apply)
         tasks.start("pulse", self._pulse())
         tasks.start("core", self._die_if_broken())
         return f"router {self._name} ready: control {self._control.address}, admin {admin}"
@@ -116,8 +121,8 @@ class Router:
     async def stop(self) -> None:
         """Stop admitting, let the queue be placed, refuse what is left, close. Streams go on.
 
-        The pause before closing is for the last words: a DEALER with ZMQ_IMMEDIATE throws away what
-        it has received and not yet read when its connection closes.
+        The pause before closing lets peers read the final messages: a DEALER with ZMQ_IMMEDIATE
+        drops what it has received and not yet read when its connection closes.
         """
         self._handle(DrainStarted())
         self._emptied.clear()
@@ -130,8 +135,8 @@ class Router:
                 sentence = f"{left} requests were still queued when the drain time ended"
                 self._log.warning("router.drain_timeout", queued=left, sentence=sentence)
         self._handle(DrainExpired())
-        await asyncio.sleep(LAST_WORDS_SECONDS)
-        await self._telling.close()
+        await asyncio.sleep(FINAL_SEND_SECONDS)
+        await self._timeline_sink.close()
         await self._exposition.close()
         for socket in (self._control, self._admin):
             if socket is not None:
@@ -140,7 +145,7 @@ class Router:
             self._curve.close()
 
     def _handle(self, event: Event) -> None:
-        """One event and all that follow from carrying it out."""
+        """Handles one event, and those that follow from its actions."""
         outer = not self._events
         self._events.append(event)
         if not outer:
@@ -150,7 +155,7 @@ class Router:
                 for action in self._core.handle(self._events[0], self._clock.monotonic()):
                     self._carry_out(action)
                 self._events.popleft()
-        except Exception as error:  # noqa: BLE001 - whatever it is, no later event may find a wedge
+        except Exception as error:  # noqa: BLE001 - after any error, no later event may be handled
             self._events.clear()
             if not self._broken.done():
                 self._broken.set_result(error)
@@ -159,7 +164,7 @@ class Router:
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Recorded):
-            self._telling.add(action.record)
+            self._timeline_sink.add(action.record)
             return
         if not isinstance(action, Send):
             self._note(action)
@@ -173,7 +178,7 @@ class Router:
 
     def _note(self, note: Note) -> None:
         if note.level != "debug":
-            self._recent.add(note, self._clock.unix_ms())
+            self._event_log.add(note, self._clock.unix_ms())
         elif not self._verbose:
             return
         write = {
@@ -216,7 +221,7 @@ class Router:
             self._log.debug("frame.dropped", why=why, peer=peer, sentence=sentence)
 
     def _on_admin(self, frames: list[bytes]) -> None:
-        """A REQ client puts an empty frame before its question and expects it before the answer."""
+        """A REQ client sends an empty frame first, and expects one before its answer."""
         envelope = frames[:2] if len(frames) > 2 and not frames[1] else frames[:1]
         question = frames[len(envelope) :]
         frame = question[0] if len(question) == 1 else b""
@@ -235,16 +240,16 @@ class Router:
             VERBS,
             self._handle,
             self._reload,
-            self._recent,
+            self._event_log,
         )
 
     def _reload(self) -> Reading:
-        assert self._upkeep is not None, "nobody asks before the start"
-        return self._upkeep.reload()
+        assert self._watchdog_and_reload is not None, "the admin socket opens at the start"
+        return self._watchdog_and_reload.reload()
 
     def _apply(self, config: Config, changed: tuple[str, ...]) -> None:
         self._verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
-        for event in live.orders(config.router, changed, self._core.tables.limits):
+        for event in reload.orders(config.router, changed, self._core.tables.limits):
             self._handle(event)
 
     async def _pulse(self) -> None:
@@ -254,9 +259,9 @@ class Router:
             self._handle(Tick())
             for peer in self._core.peers():
                 self._send(peer, ping)
-            self._telling.flush()
+            self._timeline_sink.flush()
             pulses += 1
-            if pulses % CHECK_EVERY_PULSES == 0 and not self._core.tables.tries:
+            if pulses % CHECK_EVERY_PULSES == 0 and not self._core.tables.attempts:
                 self._core.check_invariants()
             await asyncio.sleep(PULSE_SECONDS / 2)
             if len(self._core.tables.waiting):

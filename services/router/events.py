@@ -1,4 +1,5 @@
-"""What the router core hears and what it asks for; the vocabulary between `core.py` and its shell.
+"""The vocabulary between `core.py` and its shell: the events that go in, and the actions that come
+out.
 
 A peer is named by its ZeroMQ identity `name|incarnation`, as text.
 """
@@ -6,24 +7,26 @@ A peer is named by its ZeroMQ identity `name|incarnation`, as text.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from common.messages import KeyLimits, Message, ToRouter
+from common.telemetry.timeline import TimelineRecord
 from services.router.admission.limits import Limits
 
 
 @dataclass(slots=True)
 class Received:
-    """A peer's message. `body`: the second frame of a Submit, still encoded."""
+    """A peer's message."""
 
     peer: str
     message: ToRouter
+    #: The second frame of a Submit, still encoded.
     body: bytes | None = None
 
 
 @dataclass(slots=True)
 class PeerGone:
-    """The connection to this peer is closed, or takes no more."""
+    """The connection to this peer is closed, or takes no more messages."""
 
     peer: str
     reason: str
@@ -31,79 +34,87 @@ class PeerGone:
 
 @dataclass(slots=True)
 class Tick:
-    """Time passed; at least each 200 ms."""
+    """Time passed. It comes at least every 200 ms."""
 
 
 @dataclass(slots=True)
 class DrainStarted:
-    """Admit nothing new from now on; what is queued may still be placed."""
+    """The router stops: it admits nothing new, but what is queued may still be placed."""
 
 
 @dataclass(slots=True)
 class DrainExpired:
-    """Refuse what is still queued."""
+    """The router has no more time: what is still queued is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChosen:
-    """An operator sets the placement policy, or the rule for remote prefill, or both; empty: as it
-    is. Both are checked."""
+    """An operator sets how attempts are placed. The values were checked; an empty one leaves what
+    is in force."""
 
+    #: Name of a placement policy.
     policy: str
+    #: The rule for remote prefill.
     remote_prefill: str
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsChosen:
-    """An operator sets limits, all of them checked. `key_id`: whose `key_limits` are set, None =
-    back to what gateways say."""
+    """An operator sets limits. The values were checked."""
 
     limits: Limits
+    #: The API key whose limits are set; empty = none.
     key_id: str = ""
+    #: Its limits; None = those that gateways report.
     key_limits: KeyLimits | None = None
 
 
 @dataclass(slots=True)
 class WorkerDrained:
-    """An operator: place nothing new on this worker (identity), or again."""
+    """An operator lets a worker get nothing new, or lets it get work again."""
 
+    #: Its identity.
     worker: str
+    #: Whether it is drained from now on.
     on: bool
 
 
 @dataclass(slots=True)
 class WorkerEvicted:
-    """An operator: drop what this worker (identity) holds, now."""
+    """An operator drops all that a worker holds, at once."""
 
+    #: Its identity.
     worker: str
 
 
 @dataclass(slots=True)
 class RequestEvicted:
-    """An operator: end this try, now."""
+    """An operator ends one attempt of a request, at once."""
 
     request_id: str
+    #: The number of the attempt.
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class PairsCleared:
-    """An operator lets these pairs hand KV over again: names of P and D, empty = any."""
+    """An operator lets pairs of workers hand KV over again."""
 
+    #: Names of P and D; empty = any.
     prefill: str = ""
     decode: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptsCleared:
-    """An operator lets this prompt be tried again: its digest, None = all."""
+    """An operator ends the quarantine of a prompt."""
 
+    #: Its digest; None = all prompts.
     digest: bytes | None = None
 
 
-Event = (
-    Received
-    | PeerGone
+LocalEvent = (
+    PeerGone
     | Tick
     | DrainStarted
     | DrainExpired
@@ -115,32 +126,36 @@ Event = (
     | PairsCleared
     | PromptsCleared
 )
+Event = Received | LocalEvent
 
 
 @dataclass(slots=True)
 class Send:
-    """To this peer. Should it be gone, the shell says `PeerGone`."""
+    """Send this to a peer. If the peer is gone, the shell answers with `PeerGone`."""
 
     peer: str
     message: Message
+    #: A second frame, already encoded.
     body: bytes | None = None
 
 
 @dataclass(slots=True)
 class Note:
-    """One line for the log: `event` is `noun.verb`, `sentence` for an operator."""
+    """Write one line to the log."""
 
     level: Literal["debug", "info", "warning"]
+    #: What happened, as `noun.verb`.
     event: str
+    #: The same for an operator, in words.
     sentence: str
     fields: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Recorded:
-    """A request is over, and this is its timeline (`timeline/record.py`)."""
+    """A request is over."""
 
-    record: dict[str, Any]
+    record: TimelineRecord
 
 
 Action = Send | Note | Recorded

@@ -1,4 +1,4 @@
-"""What the router core is told once: limits with their units."""
+"""The settings of the router core, with their units; they do not change while it runs."""
 
 from __future__ import annotations
 
@@ -6,38 +6,47 @@ from dataclasses import dataclass, field
 
 from common.config import AdmissionConfig, Config, DegradationConfig, Mode, RemotePrefill
 from common.messages import Role
-from services.router import liveness
-from services.router.liveness import Liveness
+from services.router.fleet import liveness
+from services.router.fleet.liveness import Liveness
 
 IDLE_MARGIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`max_active`: requests placed at once, 0 = what the ready decode workers' slots allow.
-    `kv_grant_max`: share of a worker's KV tokens that may be promised. `idle_seconds`: how long a
-    decode worker must report an empty engine before what the router thinks it holds is given up;
-    longer than a handoff may last. `policy`: a name in `policies/registry.py`.
-    `prefixes`: an engine keeps prefixes, so that it is worth knowing who has which.
-    `rebuild_seconds`: after its start, how long it waits for the first reports of the `expected`
-    workers before it places. `alone`: no other router serves this fleet."""
-
+    #: Name and incarnation of this router.
     name: str = "router"
     incarnation: str = "0"
+    #: Attempts that may be on workers at once; 0 = as many as the ready decode workers have slots.
     max_active: int = 0
+    #: Attempts that may wait in the queue.
     max_queue: int = 1024
+    #: The service level objective for the time to first token; 0 = there is none.
     ttft_slo_ms: float = 0.0
+    #: Bytes of encoded prompts that may wait in the queue.
     queue_bytes_max: int = 256 << 20
+    #: Share of a worker's KV tokens that may be promised.
     kv_grant_max: float = 0.95
+    #: Seconds of silence after which a peer is given up.
     worker_timeout: float = 3.0
+    #: Attempts that are remembered after their end.
     history: int = 1024
+    #: How long P keeps KV that D does not fetch.
     lease_ms: float = 30_000.0
+    #: Seconds for which a decode worker has to report an engine without work before the router
+    #: ends what it thinks the worker holds; longer than a handoff may take.
     idle_seconds: float = 17.0
+    #: Seconds that the router waits after its start for the first reports of the `expected`
+    #: workers before it places anything.
     rebuild_seconds: float = 0.0
+    #: Roles and names of the workers in the fleet file.
     expected: frozenset[tuple[Role, str]] = frozenset()
+    #: Whether no other router serves this fleet.
     alone: bool = True
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    #: Whether engines keep prefixes, so that placement can use them.
     prefixes: bool = True
+    #: A name in `placement/policies/registry.py`.
     policy: str = "cost"
     mode: Mode = "disaggregated"
     remote_prefill: RemotePrefill = "always"
@@ -76,6 +85,6 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
 
 
 def _keeps_prefixes(config: Config) -> bool:
-    """The simulated engine computes every prompt anew."""
+    """The simulated engine computes every prompt anew, whatever its configuration."""
     engines = [worker.engine for worker in (*config.prefill.values(), *config.decode.values())]
     return any(engine.kind == "vllm" and engine.prefix_caching for engine in engines)

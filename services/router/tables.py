@@ -1,77 +1,93 @@
-"""All state of the router core, and what must always hold of it. Only `core*.py` change it."""
+"""All state of the router core, and what must always hold of it. Only the rules change it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
-from zlib import crc32
 
+from common.blocks import whole_blocks
+from common.identity import AttemptKey
 from common.messages import Fleet, Role
 from services.router.admission.limits import Limits
 from services.router.admission.state import Admission
-from services.router.board import Board
-from services.router.degradation import Degradation
-from services.router.drain_rate import DrainRate
-from services.router.estimators.estimates import Estimates
-from services.router.history import History
-from services.router.placement_types import Ask
-from services.router.placing import Placing
-from services.router.poison import Poison
-from services.router.records import Counts, Gateway, Key, Try, Worker
+from services.router.degradation.detector import DegradationDetector
+from services.router.estimates.drain_rate import DrainRate
+from services.router.estimates.estimates import Estimates
+from services.router.fleet.prompt_quarantine import PromptQuarantine
+from services.router.fleet.snapshots import WorkerSnapshots
+from services.router.fleet.summary import DecodeLimits
+from services.router.placement.memory import PlacementMemory
+from services.router.placement.policies.registry import POLICIES
+from services.router.placement.types import Placement, PlacementOptions, ResourceRequest
+from services.router.queue.waiting_queue import WaitingQueue
+from services.router.records.attempt import Attempt
+from services.router.records.counts import Counts
+from services.router.records.gateway import Gateway
+from services.router.records.history import History
+from services.router.records.states import (
+    ON_WORKER,
+    TERMINAL,
+    AttemptEvent,
+    AttemptState,
+    WorkerState,
+)
+from services.router.records.worker import Changes, Worker
 from services.router.settings import Settings
-from services.router.state import ON_WORKER, TERMINAL, TryState, WorkerState
 from services.router.timeline.recorder import Recorder
-from services.router.waiting import Waiting
 
 FENCED_MAX = 256
 GONE_MAX = 64
-
-
-class Shape(NamedTuple):
-    """What a decode worker can hold at most, whoever else is there."""
-
-    max_model_len: int
-    kv_tokens_max: int
-    block_tokens: int
-
-    def holds(self, ask: Ask) -> bool:
-        blocks = -(-ask.total_tokens // self.block_tokens)
-        fits = blocks * self.block_tokens <= self.kv_tokens_max
-        return fits and ask.total_tokens <= self.max_model_len
+ATTEMPTS_LISTED_MAX = 64
 
 
 class Tables:
-    """`tries`: those not over, by key; `current`: the newest attempt of each. `freed`: something
-    that the queue waits for became free since placement last looked; `wants_prefill`: that includes
-    prefill workers. `workers_changed`: what gateways were told may be stale.
-    `active_before`: what ran when an operator lowered `limits.max_active`. `rebuilding`: it has
-    just started, see `core_rebuild`. `doubtful`: identities of the workers that their hosts' health
-    daemons have something against. `without_decode_since`: None while a decode worker is
-    ready."""
+    """An attempt stands in several tables: among the live ones, under its request, under its
+    gateway, in the queue or on its workers. `add`, `place`, `open_prefill`, `close_prefill` and
+    `remove` are the only ones that change these, so that they always agree."""
 
-    def __init__(self, settings: Settings, secrets: Callable[[], bytes], now: float) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        secrets: Callable[[], bytes],
+        uniform: Callable[[], float],
+        now: float,
+    ) -> None:
         self.settings = settings
+        #: Makes the 16 random bytes of a ticket.
         self.secrets = secrets
-        self.started = now
-        self.last_tick = now
-        self.board = Board()
+        #: When this router started, and when it last handled a Tick.
+        self.started = self.last_tick = now
+        #: What changed since the core last acted on changes.
+        self.changes = Changes()
+        self.snapshots = WorkerSnapshots(self.changes)
+        #: Workers and gateways by identity, those that are out of reach included.
         self.workers: dict[str, Worker] = {}
         self.gateways: dict[str, Gateway] = {}
+        #: The newest incarnation of each name: its identity, by role and name.
         self.names: dict[tuple[Role, str], str] = {}
+        #: Replaced incarnations, to which the router no longer listens: the identity of the
+        #: replacement, by identity.
         self.fenced: OrderedDict[str, str] = OrderedDict()
-        self.tries: dict[Key, Try] = {}
-        self.current: dict[str, int] = {}
-        self.active = 0
+        #: Attempts that are not over.
+        self.attempts: dict[AttemptKey, Attempt] = {}
+        #: Number of the newest live attempt of each request.
+        self.newest: dict[str, int] = {}
+        #: What was active when `limits` were last set; that may be more than they allow.
         self.active_before = 0
-        self.waiting = Waiting(settings.max_queue, settings.queue_bytes_max, settings.admission)
+        self.waiting = WaitingQueue(
+            settings.max_queue, settings.queue_bytes_max, settings.admission
+        )
+        #: Attempts that are over; those that were refused are kept apart.
         self.history = History(settings.history)
         self.refusals = History(settings.history)
         self.recorder = Recorder(settings.history)
         self.drain_rate = DrainRate()
         self.estimates = Estimates(settings.admission)
-        self.placing = Placing(settings)
-        self.admission = Admission(settings.admission, crc32(settings.incarnation.encode()))
+        self.placement_memory = PlacementMemory(
+            POLICIES[settings.policy], PlacementOptions(settings.mode, settings.remote_prefill)
+        )
+        self.admission = Admission(settings.admission, uniform)
+        #: The limits in force; an operator may set them.
         self.limits = Limits(
             max_active=settings.max_active,
             max_queue=settings.max_queue,
@@ -79,38 +95,129 @@ class Tables:
             ttft_slo_ms=settings.ttft_slo_ms,
         )
         self.counts = Counts()
-        self.poison = Poison(settings.liveness.deaths_max)
-        self.degradation = Degradation(settings.degradation)
+        self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
+        self.degradation = DegradationDetector(settings.degradation)
+        #: Whether the router stops: it admits nothing new.
         self.draining = False
+        #: Whether it has just started and places nothing yet (`rules/startup.py`).
         self.rebuilding = settings.rebuild_seconds > 0 and settings.max_queue > 0
-        self.freed = False
+        #: Whether a queued attempt lacked only a prefill worker when placement last looked.
         self.wants_prefill = False
-        self.workers_changed = False
-        self.doubtful: frozenset[str] = frozenset()
+        #: Identities of the workers that their hosts' health daemons have something against.
+        self.unhealthy: frozenset[str] = frozenset()
+        #: Since when no decode worker has been ready; None = one is ready.
         self.without_decode_since: float | None = now
-        self.shapes: tuple[Shape, ...] = ()
+        #: The different limits of the decode workers that are here, ready or not.
+        self.decode_limits: tuple[DecodeLimits, ...] = ()
+        #: The summary that gateways were last sent.
         self.fleet = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=0)
+
+    @property
+    def active(self) -> int:
+        """Attempts that are on workers."""
+        return len(self.attempts) - len(self.waiting)
 
     def live_gateways(self) -> list[Gateway]:
         return [gateway for gateway in self.gateways.values() if not gateway.gone]
 
-    def can_ever_hold(self, ask: Ask) -> bool:
-        """True, too, while no decode worker is known."""
-        return not self.shapes or any(shape.holds(ask) for shape in self.shapes)
+    def can_ever_hold(self, request: ResourceRequest) -> bool:
+        """Whether an idle decode worker could hold it; True, too, while none is known."""
+        return not self.decode_limits or any(limits.fit(request) for limits in self.decode_limits)
+
+    def attempts_over(self, request_id: str, last: int = 0) -> list[Attempt]:
+        """The attempts of a request that are over and still known, oldest first. `last`: the
+        highest number there may be, where the caller knows it."""
+        latest = self.history.latest(request_id)
+        highest = max(last, latest.number if latest is not None else 1)
+        numbers = range(1, min(highest, ATTEMPTS_LISTED_MAX) + 1)
+        keys = [(request_id, number) for number in numbers]
+        found = [self.history.find(key) or self.refusals.find(key) for key in keys]
+        return [attempt for attempt in found if attempt is not None]
+
+    def add(self, attempt: Attempt) -> None:
+        """A new attempt is live. The caller then queues, places or ends it."""
+        self.attempts[attempt.key] = attempt
+        self.newest[attempt.request_id] = attempt.number
+        self.gateways[attempt.gateway].attempts[attempt.key] = None
+        self.admission.live[attempt.priority] += 1
+
+    def enqueue(self, attempt: Attempt) -> None:
+        """A live attempt waits for a worker."""
+        self.waiting.append(attempt)
+        if self.waiting.head() is attempt:
+            self.changes.capacity = True
+
+    def place(self, attempt: Attempt, placement: Placement, now: float) -> None:
+        """An attempt that has left the queue, or was never in it, is on its decode worker, which
+        promises KV for prompt and answer."""
+        attempt.apply(AttemptEvent.PLACED)
+        attempt.placement, attempt.placed, attempt.waits_for = placement, now, None
+        decode = placement.decode
+        needed = decode.kv_need(attempt.request.total_tokens)
+        self.workers[decode.identity].hold(attempt.key, needed)
+
+    def open_prefill(self, attempt: Attempt, worker: Worker, *, computed: bool = False) -> None:
+        """A prefill worker promises KV for the prompt of a placed attempt. `computed`: it has
+        computed the prompt already."""
+        attempt.prefill_open = True
+        tokens = attempt.request.prompt_tokens
+        worker.hold(attempt.key, whole_blocks(tokens, worker.capacity.block_tokens))
+        if not computed:
+            worker.start_prompt(attempt.key, tokens)
+
+    def finish_prompt(self, attempt: Attempt, worker: Worker) -> None:
+        """The prefill worker has computed the prompt. Idempotent."""
+        worker.finish_prompt(attempt.key)
+        self.changes.capacity |= self.wants_prefill
+
+    def close_prefill(self, attempt: Attempt) -> None:
+        """The prefill worker need hold nothing for it any more. Idempotent."""
+        if attempt.prefill_open:
+            attempt.prefill_open = False
+            self.workers[attempt.prefill].release(attempt.key)
+            self.changes.capacity |= self.wants_prefill
+
+    def remove(self, attempt: Attempt) -> None:
+        """A live attempt is over; its prefill worker was released before."""
+        if attempt.key in self.waiting:
+            self.waiting.remove(attempt)
+        elif attempt.decode:
+            self.workers[attempt.decode].release(attempt.key)
+        del self.attempts[attempt.key]
+        if self.newest.get(attempt.request_id) == attempt.number:
+            del self.newest[attempt.request_id]
+        self.gateways[attempt.gateway].attempts.pop(attempt.key, None)
+        self.admission.live[attempt.priority] -= 1
+        self.changes.capacity = True
+
+    def set_limits(self, limits: Limits) -> None:
+        """What runs above a lower `max_active` goes on."""
+        self.limits, self.active_before = limits, self.active
+        self.waiting.set_bounds(limits.max_queue, limits.queue_bytes_max)
+        self.changes.capacity = True
+
+    def set_policy(self, policy: str, remote_prefill: str) -> None:
+        """An empty argument leaves its value as it is."""
+        self.placement_memory.set_options(policy, remote_prefill)
+        self.changes.capacity = True
+
+    def end_rebuild(self) -> None:
+        """From now on the queue is placed."""
+        self.rebuilding, self.changes.capacity = False, True
 
     def fence(self, identity: str, by: str) -> None:
-        """This incarnation is replaced and is never listened to again."""
+        """This incarnation was replaced; the router never listens to it again."""
         self.fenced[identity] = by
         if len(self.fenced) > FENCED_MAX:
             self.fenced.popitem(last=False)
 
     def forget_gone(self) -> None:
-        """Keeps the tables bounded: of the workers and gateways lost, the latest are kept."""
+        """Keeps the tables bounded: only the latest of the lost workers and gateways stay."""
         lost = [w for w in self.workers.values() if w.state is WorkerState.GONE]
         for worker in lost[: max(0, len(lost) - GONE_MAX)]:
             del self.workers[worker.identity]
             self._forget_name(worker.role, worker.name, worker.identity)
-        away = [g for g in self.gateways.values() if g.gone and not g.tries]
+        away = [g for g in self.gateways.values() if g.gone and not g.attempts]
         for gateway in away[: max(0, len(away) - GONE_MAX)]:
             del self.gateways[gateway.identity]
             self._forget_name(Role.GATEWAY, gateway.name, gateway.identity)
@@ -122,53 +229,53 @@ class Tables:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         self.waiting.check_invariants()
-        self.placing.check_invariants()
-        self.poison.check_invariants()
+        self.placement_memory.check_invariants()
+        self.quarantine.check_invariants()
         self.degradation.check_invariants()
         self.history.check_invariants()
         self.refusals.check_invariants()
         self.recorder.check_invariants()
         assert len(self.fenced) <= FENCED_MAX
-        queued = {each.key for each in self.waiting}
+        queued = {attempt.key for attempt in self.waiting}
         on_worker = 0
-        for key, each in self.tries.items():
-            assert key == each.key
-            assert each.state not in TERMINAL, f"{key} is over and still in the table"
-            assert (each.state is TryState.QUEUED) == (key in queued), f"{key} and the queue"
-            assert each.attempt <= self.current.get(each.request_id, each.attempt)
-            assert key in self.gateways[each.gateway].tries
-            on_worker += each.state in ON_WORKER
-            self._check_try(each)
+        for key, attempt in self.attempts.items():
+            assert key == attempt.key
+            assert attempt.state not in TERMINAL, f"{key} is over and still in the table"
+            assert (attempt.state is AttemptState.QUEUED) == (key in queued), f"{key} and the queue"
+            assert attempt.number <= self.newest.get(attempt.request_id, attempt.number)
+            assert key in self.gateways[attempt.gateway].attempts
+            on_worker += attempt.state in ON_WORKER
+            self._check_attempt(attempt)
         assert on_worker == self.active
         assert len(queued) == len(self.waiting)
         if self.limits.max_active:
-            adopted = sum(each.adopted for each in self.tries.values())
+            adopted = sum(attempt.adopted for attempt in self.attempts.values())
             assert self.active <= max(self.limits.max_active, self.active_before) + adopted
         self._check_admission()
-        for request_id, attempt in self.current.items():
-            assert (request_id, attempt) in self.tries
+        for request_id, number in self.newest.items():
+            assert (request_id, number) in self.attempts
         for worker in self.workers.values():
             self._check_worker(worker)
 
     def _check_admission(self) -> None:
         state = self.admission
-        assert state.charged <= self.tries.keys()
+        assert state.charged <= self.attempts.keys()
         state.keys.check_invariants(len(state.charged))
-        state.returns.check_invariants()
-        assert sum(state.live) == len(self.tries)
-        assert state.handed.keys() <= self.tries.keys()
+        state.reservations.check_invariants()
+        assert sum(state.live) == len(self.attempts)
+        assert state.awaiting_first_token.keys() <= self.attempts.keys()
 
-    def _check_try(self, each: Try) -> None:
-        if each.state not in ON_WORKER:
-            assert each.placement is None
+    def _check_attempt(self, attempt: Attempt) -> None:
+        if attempt.state not in ON_WORKER:
+            assert attempt.placement is None
             return
-        assert not each.body, f"{each.key} keeps its body after placement"
-        assert each.placement is not None
-        decode = self.workers[each.decode]
-        assert each.key in decode.held, f"{each.key} holds no credit on {decode.name}"
-        if each.prefill_open:
-            prefill = self.workers[each.prefill]
-            assert each.key in prefill.held
+        assert not attempt.body, f"{attempt.key} keeps its body after placement"
+        assert attempt.placement is not None
+        decode = self.workers[attempt.decode]
+        assert attempt.key in decode.held, f"{attempt.key} holds no credit on {decode.name}"
+        if attempt.prefill_open:
+            prefill = self.workers[attempt.prefill]
+            assert attempt.key in prefill.held
             assert prefill.fingerprint == decode.fingerprint
 
     def _check_worker(self, worker: Worker) -> None:
@@ -178,16 +285,16 @@ class Tables:
         assert view.kv_tokens_max % view.block_tokens == 0
         assert worker.queued_tokens == sum(worker.computing.values())
         assert not (worker.held and worker.away), f"{worker.name} is {worker.state.value}"
-        if not any(self.tries[key].adopted for key in worker.held):
-            promised = worker.held_tokens + worker.foreign_tokens
+        if not any(self.attempts[key].adopted for key in worker.held):
+            promised = worker.held_tokens + worker.preexisting_kv_tokens
             assert not worker.held or promised <= worker.kv_tokens_max, f"{worker.name} over"
             assert len(worker.held) <= worker.capacity.max_num_seqs
         for key in worker.held:
-            each = self.tries[key]
+            attempt = self.attempts[key]
             if worker.role is Role.DECODE:
-                assert each.decode == worker.identity
+                assert attempt.decode == worker.identity
             else:
-                assert each.prefill == worker.identity
-                assert each.prefill_open
+                assert attempt.prefill == worker.identity
+                assert attempt.prefill_open
         assert worker.computing.keys() <= worker.held.keys()
         assert worker.decoding.keys() <= worker.held.keys()

@@ -1,4 +1,4 @@
-"""One supervised daemon: its process, its log file, and what it says of itself (sd_notify)."""
+"""One supervised daemon: its process, its log file, and the status it reports by sd_notify."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ TAIL_BYTES = 65_536
 NOTIFY_BYTES = 4096
 
 
-class Process:
-    """A child over all its restarts. `on_status` hears each status line it reports."""
+class ChildProcess:
+    """One daemon over all its restarts. `on_status` is called with each status line that it
+    reports."""
 
     def __init__(
         self,
@@ -31,7 +32,9 @@ class Process:
     ) -> None:
         self.child = child
         self.log_path = run_dir / "logs" / f"{child.name}.log"
+        #: Set while the process has reported READY=1.
         self.ready = asyncio.Event()
+        #: The latest status line.
         self.status = "starting"
         self._config_path = config_path
         self._notify_path = run_dir / f"{child.name}.notify"
@@ -50,7 +53,7 @@ class Process:
     async def spawn(self) -> None:
         """Raises BatonError when the process cannot be started at all."""
         self.ready.clear()
-        self._say("starting")
+        self._print("starting")
         self.log_path.parent.mkdir(mode=0o750, exist_ok=True)
         if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX:
             self.log_path.replace(self.log_path.with_suffix(".log.1"))
@@ -91,7 +94,7 @@ class Process:
         self._notify.close()
         self._notify_path.unlink(missing_ok=True)
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """Why it ended, from the end of its log: the last failure it logged, else the last line."""
         try:
             with self.log_path.open("rb") as log:
@@ -109,7 +112,7 @@ class Process:
         if self.running and self._process is not None:
             self._process.send_signal(signum)
 
-    def _say(self, status: str) -> None:
+    def _print(self, status: str) -> None:
         self.status = status
         self._on_status(status)
 
@@ -131,7 +134,7 @@ class Process:
             if fields.get("READY") == "1":
                 self.ready.set()
             if "STATUS" in fields:
-                self._say(fields["STATUS"])
+                self._print(fields["STATUS"])
 
 
 def _failure_sentence(line: str) -> str:

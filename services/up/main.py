@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import get_args
 
 from common import config as configuration
-from common import lifecycle, log
 from common.clock import SystemClock
 from common.config import Config, Mode, default_run_dir
 from common.errors import ConfigError
 from common.model.resolve import resolve_model
+from common.process import lifecycle
+from common.telemetry import log
 from services.up import preflight
 from services.up.plan import GATEWAYS_MAX, WORKERS_MAX, Flags, children, fleet_toml
 from services.up.supervisor import Supervisor
@@ -107,10 +108,10 @@ def main(arguments: argparse.Namespace) -> int:
     supervisors: list[Supervisor] = []
 
     def make() -> Supervisor:
-        supervisors.append(Supervisor(config, path, fleet, SystemClock(), _say))
+        supervisors.append(Supervisor(config, path, fleet, SystemClock(), _print))
         return supervisors[0]
 
-    _say(_opening(config))
+    _print(_opening(config))
     try:
         return lifecycle.run(make, logger)
     finally:
@@ -192,5 +193,5 @@ def _opening(config: Config) -> str:
     return f"baton up: {config.model.served_name} on {workers} ({what}){note}"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)

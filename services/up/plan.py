@@ -1,7 +1,7 @@
 """From flags to a fleet: the configuration that `baton up` writes and the children that it starts.
 
-Pure: looks at nothing but its arguments. The order of `children` is the order of start; drains go
-the other way round, gateway first (`STOP_ORDER`).
+Pure: the result depends on the arguments only. The order of `children` is the order of start;
+drains go the other way round, gateway first (`STOP_ORDER`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STOP_ORDER = (Role.GATEWAY, Role.DECODE, Role.PREFILL, Role.HEALTH, Role.ROUTER)
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the user asked for. `gpus`: indices to spread the workers over; empty on a CPU host."""
+    """The command line of `baton up`."""
 
     model: str
     model_name: str
@@ -29,7 +29,9 @@ class Flags:
     port: int
     health_port: int
     run_dir: str
+    #: CPU cores of the host, shared among the workers.
     cores: int
+    #: Indices of the GPUs to spread the workers over; empty on a CPU host.
     gpus: tuple[int, ...] = ()
     gateways: int = 1
     routers: int = 1
@@ -40,10 +42,11 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One daemon to run. `environment` is added to ours."""
+    """One daemon to run."""
 
     role: Role
     name: str
+    #: Variables added to the environment of the supervisor.
     environment: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""`baton up` at work: starts the children, restarts those that die, drains them in order.
+"""The supervisor of `baton up`: starts the children, restarts those that die, drains them in order.
 
 Theory of operation: each child has one root task that spawns it, waits for its end and asks
 `restart.py` what then. A child that dies before it was ever ready ends the whole run with its
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import aiohttp
 
-from common.admin import ask
 from common.clock import Clock
 from common.config import Config
-from common.endpoints import admin_address
 from common.errors import BatonError, Code
-from common.lifecycle import Tasks, first_of
-from services.up.child import Process
+from common.net.admin_client import ask
+from common.net.endpoints import admin_address
+from common.process.lifecycle import Tasks, first_of
+from services.up.child import ChildProcess
 from services.up.plan import STOP_ORDER, Child
 from services.up.restart import Restarts
 
@@ -31,7 +31,7 @@ STOP_MARGIN_SECONDS = 8.0
 
 
 class Supervisor:
-    """A `common.lifecycle.Service`. `say` prints one line to the person at the terminal."""
+    """A `common.process.lifecycle.Service`. `print_line` writes one line to the terminal."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class Supervisor:
         config_path: Path,
         fleet: list[Child],
         clock: Clock,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
         self._config = config
         self._config_path = config_path
         self._fleet = fleet
         self._clock = clock
-        self._say = say
+        self._print = print_line
         self._started = clock.monotonic()
         self._stopping = False
-        self._processes: list[Process] = []
+        self._processes: list[ChildProcess] = []
 
     @property
     def stop_seconds(self) -> float:
@@ -58,19 +58,19 @@ class Supervisor:
     async def start(self, tasks: Tasks) -> str:
         run_dir = Path(self._config.fleet.run_dir)
         for child in self._fleet:
-            process = Process(child, self._config_path, run_dir, self._reporter(child))
+            process = ChildProcess(child, self._config_path, run_dir, self._reporter(child))
             self._processes.append(process)
             tasks.start(f"child-{child.name}", self._supervise(process))
         progress = tasks.start("progress", self._report_progress(), ends=True)
         await self._until_ready(tasks)
         progress.cancel()
-        self._say(self._ready_text())
+        self._print(self._ready_text())
         return "the fleet is ready"
 
     async def stop(self) -> None:
         self._stopping = True
         if any(process.running for process in self._processes):
-            self._say("stopping: running requests may finish (Ctrl-C again to leave at once)")
+            self._print("stopping: running requests may finish (Ctrl-C again to leave at once)")
         for role in STOP_ORDER:
             batch = [p for p in self._processes if p.child.role is role and p.running]
             for process in batch:
@@ -78,13 +78,13 @@ class Supervisor:
             await self._reap(batch)
         for process in self._processes:
             process.close()
-        self._say("stopped")
+        self._print("stopped")
 
     def kill_all(self) -> None:
         for process in self._processes:
             process.kill()
 
-    async def _reap(self, batch: list[Process]) -> None:
+    async def _reap(self, batch: list[ChildProcess]) -> None:
         """Waits for these children's ends; kills, and names, the ones that take too long."""
         seconds = self._config.fleet.drain_ms / 1000 + STOP_MARGIN_SECONDS
         try:
@@ -94,10 +94,10 @@ class Supervisor:
         except TimeoutError:
             for process in batch:
                 if process.running:
-                    self._say(f"{process.child.name} did not stop in {seconds:.0f} s: killed")
+                    self._print(f"{process.child.name} did not stop in {seconds:.0f} s: killed")
                     process.kill()
 
-    async def _supervise(self, process: Process) -> None:
+    async def _supervise(self, process: ChildProcess) -> None:
         restarts = Restarts()
         name = process.child.name
         was_ready = False
@@ -172,8 +172,8 @@ class Supervisor:
 
         return report
 
-    def _line(self, who: str, what: str) -> None:
-        self._say(f"[{self._clock.monotonic() - self._started:6.1f} s] {who}: {what}")
+    def _line(self, name: str, what: str) -> None:
+        self._print(f"[{self._clock.monotonic() - self._started:6.1f} s] {name}: {what}")
 
     def _url(self) -> str:
         gateway = self._config.gateway
@@ -198,7 +198,7 @@ class Supervisor:
         )
 
 
-def _ended(exit_code: int, process: Process) -> str:
+def _ended(exit_code: int, process: ChildProcess) -> str:
     if exit_code < 0:
         return f"was killed by signal {-exit_code}"
-    return f"exited with status {exit_code}: {process.last_words()}"
+    return f"exited with status {exit_code}: {process.exit_reason()}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from common.kv.service import KvService
 from tests.bench import aborts_engine
-from tests.unit.common.kv.service_peer import (
+from tests.component.common.kv.service_peer import (
     GEOMETRY,
     Remote,
     drained,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.kv.codec import Codec, Element, Format
+from common.kv.compression.fp8 import Element, Fp8Codec, PageFormat
 from common.model.embedded import ensure_embedded_model
 
 BLOCK_TOKENS = 128
@@ -54,7 +54,7 @@ class Error:
 def main() -> None:
     print("                 encode     decode   (times of a plain copy)   bytes    KV MB/s, both")
     for element in TORCH:
-        what = Format(element, (8, 2, BLOCK_TOKENS * 128), (2,))
+        what = PageFormat(element, (8, 2, BLOCK_TOKENS * 128), (2,))
         copied, encode, decode = _seconds(what)
         rate = SAMPLE_BYTES / (encode + decode) / 1e6
         share = what.fp8_page_bytes / what.page_bytes
@@ -82,12 +82,12 @@ def report_error(folder: Path) -> None:
 def by_codec(pages: torch.Tensor) -> torch.Tensor:
     """`pages`: [blocks, heads, 2, tokens, head_dim] of float32, as all that go through."""
     blocks, heads, _, tokens, width = pages.shape
-    what = Format("float32", (heads, 2, tokens * width), (2,))
+    what = PageFormat("float32", (heads, 2, tokens * width), (2,))
     raw = pages.contiguous().numpy().view(np.uint8).reshape(-1)
     encoded = np.empty(blocks * what.fp8_page_bytes, np.uint8)
-    Codec(what).encode(raw, encoded)
+    Fp8Codec(what).encode(raw, encoded)
     back = np.empty_like(raw)
-    Codec(what).decode(encoded, back)
+    Fp8Codec(what).decode(encoded, back)
     return torch.from_numpy(back).view(torch.float32).reshape(pages.shape)
 
 
@@ -155,11 +155,11 @@ def _paged(kv: torch.Tensor, through: Through) -> torch.Tensor:
     return back[:, :, :tokens]
 
 
-def _seconds(what: Format) -> tuple[float, float, float]:
+def _seconds(what: PageFormat) -> tuple[float, float, float]:
     """A plain copy, encode and decode of `SAMPLE_BYTES`, the best of some rounds in turn."""
     values = torch.randn(SAMPLE_BYTES // what.page_bytes * what.items).to(TORCH[what.element])
     pages = values.view(torch.uint8).numpy()
-    codec, back = Codec(what), np.empty_like(pages)
+    codec, back = Fp8Codec(what), np.empty_like(pages)
     encoded = np.empty(pages.nbytes // what.page_bytes * what.fp8_page_bytes, np.uint8)
     best = [float("inf")] * 3
     for _ in range(ROUNDS):

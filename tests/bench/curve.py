@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from tests.unit.common.security.curve_rig import ANY_PORT, End, Hosts
+from tests.component.common.security.curve_rig import ANY_PORT, End, Hosts
 
 SIZES = (200, 2_000, 64_000)
 MESSAGES = {200: 12_000, 2_000: 8_000, 64_000: 1_500}

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.bench.gateway.rig import Rig, rig
-from tests.bench.kv import TRANSPORTS, each, interleaved
+from tests.bench.kv import TRANSPORTS, interleaved, measured_moves
 from tests.bench.kv_paths import BLOCK_BYTES, Handoffs, Raw, serve
 from tests.simulation.router_speed import QUEUE, Drive, baseline, best
 
@@ -89,8 +89,8 @@ def kv() -> float:
     raw = Raw(ours, child.pid, raw_port, TRANSPORTS[0])
     blocks = KV_BYTES // BLOCK_BYTES
     paths = {
-        "raw": each(partial(raw.move, blocks)),
-        "handoff": each(partial(handoffs.move, blocks)),
+        "raw": measured_moves(partial(raw.move, blocks)),
+        "handoff": measured_moves(partial(handoffs.move, blocks)),
     }
     figures = interleaved(paths, 1)
     handoffs.close()

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.config import from_mapping
-from common.engine.connector_meta import StepPlan, request_key
-from common.engine.connector_worker import WorkerHalf
+from common.engine.connector.metadata import StepPlan, request_key
+from common.engine.connector.worker import WorkerHalf
 from common.engine.port import EngineRequest
-from common.kv import kernel
-from common.kv.kernel import Kernel
+from common.kv.checksum import kernel
+from common.kv.checksum.kernel import Kernel
 from common.messages import Role
 from tests.e2e.engine.pair import ENGINE, GREEDY, Pair, open_pair
 
@@ -131,7 +131,9 @@ def watch(notes: Path) -> None:
     @functools.cache
     def watched_kernel() -> Kernel:
         made = kernel.compiled()
-        return Kernel(*(watched_copy(code) for code in (made.read, made.copy, made.through)))
+        return Kernel(
+            *(watched_copy(code) for code in (made.read, made.copy, made.copy_nontemporal))
+        )
 
     def watched_copy(code: Callable[..., None]) -> Callable[..., None]:
         def run(*arguments: int) -> None:

@@ -1,7 +1,7 @@
 """What an idle fleet costs: each daemon's share of a core, its engine process included.
 
-The share is CPU seconds over wall seconds of the same interval, so that it needs no baseline; the
-target of DESIGN 2 is 5 % per daemon.
+The share is CPU seconds over wall seconds of the same interval, so that it needs no baseline.
+The target is 5 % per daemon (docs/architecture.md, "Processes and sockets").
 """
 
 from __future__ import annotations

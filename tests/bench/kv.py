@@ -39,7 +39,7 @@ QUIET_LOAD = 0.3
 GIGA = 1e9
 TRANSPORTS = ("tcp,sm,self", "tcp,self")
 Moves = Callable[[int], list[Sample]]
-"""Moves so many times, and says of each what it cost."""
+"""Moves so many times, and returns what each cost."""
 
 
 def main() -> None:
@@ -69,11 +69,11 @@ def compare(transports: str) -> None:
     for blocks in SIZES:
         size = blocks * BLOCK_BYTES
         paths: dict[str, Moves] = {
-            "memcpy": each(memcpy(size)),
-            "raw": each(partial(raw.move, blocks)),
-            "raw spread": each(partial(raw.move, blocks, spread=True)),
-            "handoff": each(partial(handoffs.move, blocks)),
-            "no digest": each(partial(handoffs.move, blocks, mode="off")),
+            "memcpy": measured_moves(memcpy(size)),
+            "raw": measured_moves(partial(raw.move, blocks)),
+            "raw spread": measured_moves(partial(raw.move, blocks, spread=True)),
+            "handoff": measured_moves(partial(handoffs.move, blocks)),
+            "no digest": measured_moves(partial(handoffs.move, blocks, mode="off")),
         }
         if isinstance(nixl, Nixl):
             paths["nixl"] = partial(nixl.moves, blocks)
@@ -92,7 +92,7 @@ def compare(transports: str) -> None:
     print("\n".join(verdicts(rows)))
 
 
-def each(move: Callable[[], Sample]) -> Moves:
+def measured_moves(move: Callable[[], Sample]) -> Moves:
     """After one that does not count."""
     return lambda count: [move() for _ in range(count + 1)][1:]
 

@@ -52,7 +52,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def serve(layers: int, blocks: int, page: int, mode: str) -> None:
-    """P: tells D its metadata and address, then only makes progress."""
+    """P: sends D its metadata and address, then only makes progress."""
     base = np.random.default_rng(1).integers(0, 256, layers * blocks * page, dtype=np.uint8)
     agent = agent_of("p", mode, base)
     print(READY, agent.get_agent_metadata().hex(), base.ctypes.data, flush=True)
@@ -64,7 +64,7 @@ def serve(layers: int, blocks: int, page: int, mode: str) -> None:
 
 
 def main() -> None:
-    layers, blocks, page = (int(each) for each in sys.argv[1:4])
+    layers, blocks, page = (int(number) for number in sys.argv[1:4])
     mode = sys.argv[4]
     if len(sys.argv) > 5:
         serve(layers, blocks, page, mode)
@@ -98,7 +98,7 @@ def main() -> None:
             state = agent.check_xfer_state(handle)
         seconds = time.perf_counter() - start
         if state != "DONE":
-            raise RuntimeError(f"NIXL said {state}")
+            raise RuntimeError(f"NIXL returned {state}")
         agent.release_xfer_handle(handle)
         print(READY, seconds, pids_cpu() - cpu, flush=True)
     child.kill()

@@ -18,14 +18,15 @@ from typing import Literal, Self
 import numpy as np
 
 from common.config import KvConfig
-from common.kv import kernel
-from common.kv.arena import shares_memory
-from common.kv.control import Identity
-from common.kv.kernel import LINE_BYTES, Bytes, Kernel
+from common.kv.checksum import kernel
+from common.kv.checksum.definition import LINE_BYTES, Bytes
+from common.kv.checksum.kernel import Kernel
 from common.kv.layout import Geometry, HostMemory
-from common.kv.plan import cuts, shape_of, wished_groups
+from common.kv.peers.channel import WorkerIdentity
+from common.kv.plan import default_layer_groups, shape_of, transfer_chunking
 from common.kv.service import KvService
-from common.kv.ucx import Link, Ucx, data_tag
+from common.kv.staging.shared_segment import shares_memory
+from common.kv.transport.ucx import UcxLink, UcxWorker, data_tag
 from common.messages import Ticket
 
 LAYERS, PAGE, BLOCKS = 4, 65_536, 256
@@ -53,13 +54,13 @@ def settings(transports: str) -> KvConfig:
     return KvConfig(transports=transports)
 
 
-def handoff_cut(blocks: int, transports: str) -> tuple[int, int]:
-    """Bytes of a message of a handoff of so many blocks, and how many it has on their way."""
+def handoff_chunking(blocks: int, transports: str) -> tuple[int, int]:
+    """Bytes of a message of a handoff of so many blocks, and how many it has in flight."""
     shape = shape_of(GEOMETRY)
-    groups = wished_groups(shape, blocks)
-    ways = cuts(settings(transports).message_bytes, shape, groups, blocks)
-    cut = ways.lent if shares_memory(transports) else ways.wire
-    return cut.message_blocks * shape.group_layers(groups) * shape.page_bytes, cut.window
+    groups = default_layer_groups(shape, blocks)
+    chunking = transfer_chunking(settings(transports).message_bytes, shape, groups, blocks)
+    used = chunking.loan if shares_memory(transports) else chunking.wire
+    return used.message_blocks * shape.group_layers(groups) * shape.page_bytes, used.window
 
 
 def cpu_seconds(pid: int) -> float:
@@ -101,7 +102,7 @@ class Handoffs:
         self._address = address
         self._switch = DigestSwitch()
         memory = HostMemory(on_lines(GEOMETRY.end), GEOMETRY)
-        self._service = KvService(Identity("d0", "i", "f"), settings(transports), memory)
+        self._service = KvService(WorkerIdentity("d0", "i", "f"), settings(transports), memory)
         self._service.start()
 
     def move(self, blocks: int, *, mode: Digests = "on") -> Sample:
@@ -174,12 +175,12 @@ class Raw:
     def move(self, blocks: int, *, spread: bool = False) -> Sample:
         """From and to the same few messages again and again, or `spread` over as much memory as a
         handoff of these blocks reads and writes."""
-        message, window = handoff_cut(blocks, self._transports)
+        message, window = handoff_chunking(blocks, self._transports)
         receive = partial(self._receive, blocks * BLOCK_BYTES, message, max(window, WINDOW_MIN))
         return measured(lambda: self._runner.run(receive(spread)), (self._pid,))
 
     async def _connect(self, port: int, transports: str) -> None:
-        self._ucx = Ucx(transports, lambda _: None)
+        self._ucx = UcxWorker(transports, lambda _: None)
         self._ucx.start()
         self._link = self._ucx.connect("127.0.0.1", port)
         opened: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -296,7 +297,9 @@ class DigestSwitch:
 
     def __init__(self) -> None:
         self._kernels = {
-            mode: Kernel(*(self._timed(code) for code in (made.read, made.copy, made.through)))
+            mode: Kernel(
+                *(self._timed(code) for code in (made.read, made.copy, made.copy_nontemporal))
+            )
             for mode, made in (("on", kernel.compiled()), ("off", kernel.compiled(summing=False)))
         }
         self.use("on")
@@ -322,7 +325,9 @@ def serve(pipe: Connection, transports: str) -> None:
     """P of the handoffs and sender of the raw messages; both sleep when nothing is asked."""
     base = on_lines(GEOMETRY.end)
     base[:] = np.random.default_rng(1).integers(0, 256, GEOMETRY.end, dtype=np.uint8)
-    service = KvService(Identity("p0", "i", "f"), settings(transports), HostMemory(base, GEOMETRY))
+    service = KvService(
+        WorkerIdentity("p0", "i", "f"), settings(transports), HostMemory(base, GEOMETRY)
+    )
     address = service.start()
     asyncio.run(_serve_loop(pipe, service, address, transports))
     service.stop()
@@ -332,9 +337,9 @@ async def _serve_loop(pipe: Connection, service: KvService, address: str, transp
     stopped = asyncio.Event()
     memory = np.ones(GEOMETRY.end, np.uint8)
     switch = DigestSwitch()
-    links: list[Link] = []
+    links: list[UcxLink] = []
 
-    def accepted(link: Link) -> None:
+    def accepted(link: UcxLink) -> None:
         links.append(link)
         link.open(lambda _: None)
 
@@ -360,7 +365,7 @@ async def _serve_loop(pipe: Connection, service: KvService, address: str, transp
             service.drain()
             pipe.send(("offered",))
 
-    ucx = Ucx(transports, accepted)
+    ucx = UcxWorker(transports, accepted)
     ucx.start()
     asyncio.get_running_loop().add_reader(pipe.fileno(), asked)
     pipe.send((address, ucx.listen(0)))

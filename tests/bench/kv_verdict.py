@@ -108,8 +108,8 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def _line(
-    target: str, rows: Sequence[Row], said: Callable[[Row], str], met: Callable[[Row], bool]
+    target: str, rows: Sequence[Row], figure: Callable[[Row], str], met: Callable[[Row], bool]
 ) -> str:
-    word = "met" if all(met(row) for row in rows) else "MISSED"
-    figures = "; ".join(f"{row.size >> 20} MiB {said(row)}" for row in rows)
-    return f"{word:<13} {target}: {figures}"
+    result = "met" if all(met(row) for row in rows) else "MISSED"
+    figures = "; ".join(f"{row.size >> 20} MiB {figure(row)}" for row in rows)
+    return f"{result:<13} {target}: {figures}"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from loadtest.overload.judge import Verdict, judge, quantile
-from loadtest.overload.offer import Load, offer
+from loadtest.overload.offer import OfferedLoad, offer
+from loadtest.overload.outcomes import OverloadFigures, quantile, summarise
 from tests.fleet.running import Fleet, fleet
 
 TIMES = (1.0, 2.0, 3.0, 4.0)
@@ -70,9 +70,9 @@ def main() -> None:
         _show(bound, rows)
 
 
-def _offered(running: Fleet, bound: Bound, times: float) -> tuple[Verdict, float]:
+def _offered(running: Fleet, bound: Bound, times: float) -> tuple[OverloadFigures, float]:
     """What became of it, and the 99th percentile of `GET /live` in milliseconds."""
-    load = Load(
+    load = OfferedLoad(
         url=running.url,
         model="baton-tiny",
         rate=times * bound.capacity,
@@ -84,11 +84,11 @@ def _offered(running: Fleet, bound: Bound, times: float) -> tuple[Verdict, float
     )
     offered = asyncio.run(offer(load))
     end = SETTLE_SECONDS + SECONDS
-    verdict = judge(offered.outcomes, bound.slo_ms, SETTLE_SECONDS, end)
+    verdict = summarise(offered.outcomes, bound.slo_ms, SETTLE_SECONDS, end)
     return verdict, quantile(offered.live_ms, 0.99)
 
 
-def _show(bound: Bound, rows: list[tuple[Verdict, float]]) -> None:
+def _show(bound: Bound, rows: list[tuple[OverloadFigures, float]]) -> None:
     best = max(verdict.good_per_s for verdict, _ in rows) or 1.0
     print(f"{bound.name}, {bound.capacity:g} requests/s on paper, SLO {bound.slo_ms:g} ms")
     print(

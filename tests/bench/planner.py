@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadtest import local
-from loadtest.bench import arrivals, asks
+from loadtest import local_fleet
+from loadtest.bench import arrivals, request_specs
 from loadtest.bench.result import Result
 from loadtest.capacity.profile import load as load_profile
 from loadtest.capacity.report import Slo
-from loadtest.capacity.workload import of_ask
-from loadtest.plan.sizing import Load, Outcome, Shape, play, within_data
+from loadtest.capacity.workload import of_spec
+from loadtest.plan.sizing import FleetOutcome, FleetShape, TargetLoad, play, within_data
 
 OFF = 0.20
 SEED = 3
@@ -39,8 +39,8 @@ SLOW = {
 }
 """A model four times as large; `sim` has 10 ms and 20,000 tokens/s."""
 ENGINES: dict[str, tuple[str, dict[str, str]]] = {
-    "sim": ("sim", local.SIM),
-    "sim-slow": ("sim", local.SIM | SLOW),
+    "sim": ("sim", local_fleet.SIM),
+    "sim-slow": ("sim", local_fleet.SIM | SLOW),
     "vllm": ("vllm", {}),
 }
 """`--engine` of `baton up`, and its environment."""
@@ -76,7 +76,7 @@ def compare(chosen: Sequence[str]) -> None:
     for engine in chosen:
         kind, environ = ENGINES[engine]
         with (
-            local.fleet(["--engine", kind], environ) as fleet,
+            local_fleet.fleet(["--engine", kind], environ) as fleet,
             tempfile.TemporaryDirectory() as folder,
         ):
             profile = Path(folder) / "profile.toml"
@@ -87,11 +87,11 @@ def compare(chosen: Sequence[str]) -> None:
                 _show(case, measured, [_predicted(case, seed, profile) for seed in seeds])
 
 
-def _at(fleet: local.LocalFleet) -> tuple[str, ...]:
+def _at(fleet: local_fleet.LocalFleet) -> tuple[str, ...]:
     return ("--url", fleet.url, "--run-dir", str(fleet.run_dir))
 
 
-def _measured(case: Case, seed: int, fleet: local.LocalFleet, folder: Path) -> Result:
+def _measured(case: Case, seed: int, fleet: local_fleet.LocalFleet, folder: Path) -> Result:
     path = folder / "result.json"
     load = ("--mix", case.mix, "--scale", str(case.scale), "--rate", str(case.rate))
     count = ("--requests", str(case.requests), "--seed", str(seed), "--quiet")
@@ -99,15 +99,15 @@ def _measured(case: Case, seed: int, fleet: local.LocalFleet, folder: Path) -> R
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
-def _predicted(case: Case, seed: int, profile: Path) -> Outcome:
+def _predicted(case: Case, seed: int, profile: Path) -> FleetOutcome:
     stream = arrivals.timed(
-        asks.synthetic(case.mix, seed, case.scale), arrivals.poisson(case.rate, seed)
+        request_specs.synthetic(case.mix, seed, case.scale), arrivals.poisson(case.rate, seed)
     )
-    asked = list(map(of_ask, islice(stream, case.requests)))
-    return play(Shape(1, 1), within_data(load_profile(profile)), Load(asked, Slo()))
+    asked = list(map(of_spec, islice(stream, case.requests)))
+    return play(FleetShape(1, 1), within_data(load_profile(profile)), TargetLoad(asked, Slo()))
 
 
-def _show(case: Case, measured: list[Result], predicted: list[Outcome]) -> None:
+def _show(case: Case, measured: list[Result], predicted: list[FleetOutcome]) -> None:
     seen = [each.all for each in measured]
     pairs = (
         (median(p.ttft_ms.p50 for p in predicted), median(m.ttft_ms.p50 for m in seen)),

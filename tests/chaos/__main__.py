@@ -35,11 +35,11 @@ HANG_SECONDS_QUICK = 10.0
 def scenarios(*, quick: bool) -> dict[str, Scenario]:
     """By name, in the order of issue and table."""
     kills, least = (5, 200) if quick else (20, 2_000)
-    each = 20 if quick else closed.EACH
+    count = 20 if quick else closed.EACH
     hang = HANG_SECONDS_QUICK if quick else HANG_SECONDS
     return {
         "kills": lambda: deaths.workers(kills, 40, least),
-        "closed": lambda: closed.everywhere(each),
+        "closed": lambda: closed.everywhere(count),
         "only-prefill": lambda: deaths.only_prefill(8),
         "only-decode": lambda: deaths.only_decode(4),
         "router": lambda: deaths.router(8),
@@ -103,7 +103,7 @@ async def _guarded(name: str, scenario: Scenario) -> list[Row]:
     try:
         return await scenario()
     except (AssertionError, BatonError, ExceptionGroup) as error:
-        why = "; ".join(str(each) or type(each).__name__ for each in _leaves(error))
+        why = "; ".join(str(leaf) or type(leaf).__name__ for leaf in _leaves(error))
         return [Row(name, f"broke off: {why}", "a verdict", good=False)]
 
 

@@ -60,7 +60,7 @@ class Kill(_OnDaemon):
         self.cell.signal(self.aim, signal.SIGKILL)
 
     def landed(self) -> bool:
-        ends = [each.status for each in self.cell.deaths if each.pid == self.pid]
+        ends = [death.status for death in self.cell.deaths if death.pid == self.pid]
         return ends == [-signal.SIGKILL]
 
 
@@ -90,7 +90,9 @@ class Stop(_OnDaemon):
             process.suspend()
 
     def landed(self) -> bool:
-        return all(each.status() == psutil.STATUS_STOPPED for each in self._family(self.target))
+        return all(
+            process.status() == psutil.STATUS_STOPPED for process in self._family(self.target)
+        )
 
     def heal(self) -> None:
         for process in self._family(self.aim):

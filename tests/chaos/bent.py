@@ -17,12 +17,12 @@ from pathlib import Path
 
 from common import config as configuration
 from common.engine.port import EngineRequest
-from common.engine.sim import SimEngine
+from common.engine.sim.engine import SimEngine
 from common.errors import BatonError, Code
-from common.kv import ucx
-from common.kv.digest import HEADER_BYTES
+from common.kv.checksum.header import HEADER_BYTES
+from common.kv.transport import ucx
 from services.cli import main
-from tests.faults.lent import Lent
+from tests.faults.loaned import LoanedMessages
 
 DELAY_SECONDS = 0.3
 ENGINE_ORDERS = ("", "hang", "die")
@@ -39,15 +39,15 @@ def _order(path: Path) -> str:
 
 def install(run_dir: Path, name: str) -> None:
     """Wraps `Link.send` of this process. A lent message is bent where it lies."""
-    places = Lent()
+    places = LoanedMessages()
     places.install()
-    send = ucx.Link.send
+    send = ucx.UcxLink.send
     orders, proof = run_dir / f"bend-{name}", run_dir / f"bent-{name}"
 
-    def bent(link: ucx.Link, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
+    def bent(link: ucx.UcxLink, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
         order = _order(orders)
-        lent = places.message(buffer, tag)
-        is_data = bool(tag & ucx.DATA_TAG) and (lent is not None or buffer.nbytes > HEADER_BYTES)
+        loan = places.message(buffer, tag)
+        is_data = bool(tag & ucx.DATA_TAG) and (loan is not None or buffer.nbytes > HEADER_BYTES)
         if order in ENGINE_ORDERS or not (is_data or order == "mute"):
             send(link, buffer, tag, done)
             return
@@ -56,16 +56,16 @@ def install(run_dir: Path, name: str) -> None:
         if order == "reset":
             link.close()
         if order in ("drop", "mute", "reset"):
-            link._owner.soon(done, "the connection is lost" if order == "reset" else None)
+            link._owner.call_soon(done, "the connection is lost" if order == "reset" else None)
         elif order == "delay":
-            link._owner.later(DELAY_SECONDS, lambda: send(link, buffer, tag, done))
+            link._owner.call_later(DELAY_SECONDS, lambda: send(link, buffer, tag, done))
         else:
             copy = buffer.copy()
-            bent_one = copy if lent is None else lent
+            bent_one = copy if loan is None else loan
             bent_one[HEADER_BYTES + bent_one.nbytes // 3] ^= 1
             send(link, copy, tag, done)
 
-    ucx.Link.send = bent  # type: ignore[method-assign,assignment]
+    ucx.UcxLink.send = bent  # type: ignore[method-assign,assignment]
 
 
 def bend_engine(run_dir: Path, name: str) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
-from common.admin import ask
 from common.errors import BatonError
+from common.net.admin_client import ask
 from services.up.plan import Flags, children, fleet_toml
 from tests.chaos.wire import Wire
 from tests.fleet.running import free_port

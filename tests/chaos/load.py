@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from common.engine.sim_model import SimText
+from common.engine.sim.model import SimText
 
 MODEL = "baton-tiny"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz     "

@@ -52,15 +52,15 @@ class Memory:
         return [self._row(name) for name in names]
 
     def _row(self, name: str) -> Row:
-        mine = [warm(each) for (owner, _), each in self.series.items() if owner == name]
-        points = sum(len(each) for each in mine if len(each) > 1)
+        mine = [warm(measured) for (owner, _), measured in self.series.items() if owner == name]
+        points = sum(len(measured) for measured in mine if len(measured) > 1)
         ran = sum(owner == name for owner, _ in self.series)
         target = f"at most {MIB_PER_MIN_MAX:g} MiB/min"
         if points < POINTS_MIN:
             figure = f"{points} points after warming up, of {ran} processes: too few"
             return Row(f"- memory of {name}", figure, target, None)
         growth = slope(mine) * 60 / (1 << 20)
-        now = max(each[-1] for (owner, _), each in self.series.items() if owner == name)[1]
+        now = max(measured[-1] for (owner, _), measured in self.series.items() if owner == name)[1]
         figure = (
             f"{growth:+.2f} MiB/min over {points} points of {ran} processes, "
             f"{now / (1 << 20):.0f} MiB at the end"

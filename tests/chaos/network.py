@@ -65,7 +65,7 @@ class Network:
 
     def reaches(self, name: str) -> bool:
         """Whether its KV plane is reached from another worker's."""
-        other = next(each for each in self._names if each != name)
+        other = next(peer for peer in self._names if peer != name)
         probe = (
             "import socket,sys; "
             "socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))"

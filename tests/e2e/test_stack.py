@@ -21,9 +21,9 @@ import msgspec
 import openai
 import pytest
 
-from common.admin import ask
 from common.messages import CanaryAnswer
 from common.model.embedded import ensure_embedded_model
+from common.net.admin_client import ask
 from tests.e2e.prompts import BLOCK, prompts, shared_prefix
 from tests.fleet.running import Fleet, fleet, wait_until
 
@@ -186,7 +186,7 @@ def test_a_client_that_leaves_in_prefill_or_decode_leaves_no_kv_behind(vllm_flee
 def test_canaries_of_both_engines_make_the_same_tokens_and_leave_nothing(
     vllm_fleet: Fleet,
 ) -> None:
-    async def fly(worker: str) -> CanaryAnswer:
+    async def run_canary(worker: str) -> CanaryAnswer:
         connector = aiohttp.UnixConnector(path=f"{vllm_fleet.run_dir}/{worker}.metrics.sock")
         async with (
             aiohttp.ClientSession(connector=connector) as session,
@@ -195,7 +195,7 @@ def test_canaries_of_both_engines_make_the_same_tokens_and_leave_nothing(
             return msgspec.json.decode(await answer.read(), type=CanaryAnswer)
 
     async def fly_twice() -> list[CanaryAnswer]:
-        return [await fly(worker) for worker in ("prefill.p0", "decode.d0") * 2]
+        return [await run_canary(worker) for worker in ("prefill.p0", "decode.d0") * 2]
 
     answers = asyncio.run(fly_twice())
     assert [answer.sentence for answer in answers] == [""] * 4

@@ -1,6 +1,6 @@
 """`make faults-kv`: ten thousand handoffs with faults, judged. Exit status 1 when a promise broke.
 
-Half of them between workers that lend each other their messages, half over the wire. Of each the
+Half of them between workers that loan each other their messages, half over the wire. Of each the
 first fifth runs without faults: no digest may mismatch there and everything is delivered.
 `--seed` repeats a run; `--first`, `--count` repeat a part of it.
 """
@@ -30,18 +30,18 @@ def main() -> int:
     print(f"seed {options.seed}", flush=True)
     failed: list[str] = []
     half, first = options.count // 2, options.first
-    for lends in (True, False):
+    for loans in (True, False):
         calm = int(half * CALM_SHARE)
-        print("lent" if lends else "sent", flush=True)
-        failed += run_calm(options.seed, first, calm, lends=lends)
-        failed += run_faults(options.seed, first + calm, half - calm, lends=lends)
+        print("loaned" if loans else "sent", flush=True)
+        failed += run_calm(options.seed, first, calm, loans=loans)
+        failed += run_faults(options.seed, first + calm, half - calm, loans=loans)
         first += half
     print("\n".join(failed) or "every promise held, every fault took effect")
     return 1 if failed else 0
 
 
-def run_calm(seed: int, first: int, count: int, *, lends: bool) -> list[str]:
-    world = World(seed, fault_share=0.0, kill_every=0, lends=lends)
+def run_calm(seed: int, first: int, count: int, *, loans: bool) -> list[str]:
+    world = World(seed, fault_share=0.0, kill_every=0, loans=loans)
     try:
         world.warm(WARM)
         world.run(first, count)
@@ -55,15 +55,15 @@ def run_calm(seed: int, first: int, count: int, *, lends: bool) -> list[str]:
     return failed
 
 
-def run_faults(seed: int, first: int, count: int, *, lends: bool) -> list[str]:
-    world = World(seed, fault_share=FAULT_SHARE, kill_every=KILL_EVERY, lends=lends)
+def run_faults(seed: int, first: int, count: int, *, loans: bool) -> list[str]:
+    world = World(seed, fault_share=FAULT_SHARE, kill_every=KILL_EVERY, loans=loans)
     try:
         for at in range(first, first + count, ROUND):
             world.run(at, min(ROUND, first + count - at))
     finally:
         world.close()
     print(f"with faults\n{table(world.notes)}\n", flush=True)
-    failed = broken_promises(world.notes) + useless(world.notes, kinds_of(lends))
+    failed = broken_promises(world.notes) + useless(world.notes, kinds_of(loans))
     if not world.notes.kills:
         failed.append("nobody was killed")
     return failed

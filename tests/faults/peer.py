@@ -2,10 +2,10 @@
 
 The engine is played by the main thread: on P it takes blocks, fills them chunk by chunk and frees
 and wipes them when the send has ended; on D it takes blocks, fetches, and compares every block
-that became visible. What the driver is told, in order, over one pipe:
+that became visible. What it reports to the driver, in order, over one pipe:
     ("up", address)                    ("bent", kind, request, transfer, index)
     ("verdict", transfer, index, bad)  ("end", side, name, attempt, error, retries, wrong)
-    ("census", counts)                 ("said", sentence)
+    ("holdings", counts)
 """
 
 from __future__ import annotations
@@ -24,16 +24,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from common.kv import incoming, lent
-from common.kv.control import Identity
-from common.kv.digest import HEADER_BYTES, Absorb, Arrival, Expected, Verdict, judge
-from common.kv.handoff.desk import Key
+from common.identity import AttemptKey
+from common.kv import receive as d_side
+from common.kv.checksum.header import (
+    HEADER_BYTES,
+    Arrival,
+    CopyIn,
+    ExpectedMessage,
+    Verdict,
+    verify_message,
+)
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
+from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
+from common.kv.staging import loans
 from common.messages import Ticket
-from tests.faults.census import census
 from tests.faults.content import CONFIG, GEOMETRY, Pool, block_content
+from tests.faults.holdings import holdings
 from tests.faults.plan import Spec
 from tests.faults.shim import Shim
 
@@ -57,20 +65,20 @@ class Worker:
         self._lock = threading.Lock()
         self._wake_out, self._wake_in = os.pipe()
         self._pool = Pool()
-        self._held: dict[tuple[str, Key], _Held] = {}
+        self._held: dict[tuple[str, AttemptKey], _Held] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._shim = Shim(self._bent, "-missed" if control == "misaimed" else "")
         self._shim.install()
         self._blind = control == "blind"
-        incoming.judge = lent.judge = self._judge  # type: ignore[attr-defined]
+        d_side.verify_message = loans.verify_message = self._judge  # type: ignore[attr-defined]
         self._service = KvService(
-            Identity(name, incarnation, "f"),
+            WorkerIdentity(name, incarnation, "f"),
             msgspec.structs.replace(CONFIG, transports=transports),
             HostMemory(self._pool.base, GEOMETRY),
             on_ended=self._wake,
         )
-        self._tell("up", self._service.start())
+        self._report("up", self._service.start())
 
     def run(self) -> None:
         while True:
@@ -94,11 +102,11 @@ class Worker:
             self._serve(*args)
         elif verb == "fetch":
             self._fetch(*args)
-        elif verb == "census":
+        elif verb == "holdings":
             self._pool.check(self._pool.free)
-            counts = census(self._service, self._shim.extra)
+            counts = holdings(self._service, self._shim.extra)
             counts |= {"blocks": len(self._held), "dirty blocks": self._pool.dirty}
-            self._tell("census", counts)
+            self._report("holdings", counts)
         else:
             raise AssertionError(f"no such verb: {verb}")
 
@@ -120,7 +128,7 @@ class Worker:
 
         self._later(delay_s, offer)
 
-    def _chunk(self, key: Key, computed: int) -> None:
+    def _chunk(self, key: AttemptKey, computed: int) -> None:
         held = self._held.get(("send", key))
         if held is None:
             return
@@ -130,7 +138,7 @@ class Worker:
         held.computed = max(held.computed, computed)
         self._service.progress(key, held.blocks, held.computed)
 
-    def _preempt(self, key: Key) -> None:
+    def _preempt(self, key: AttemptKey) -> None:
         """The engine takes the blocks for others, and computes the prompt again elsewhere."""
         held = self._held.get(("send", key))
         if held is None or not held.blocks:
@@ -161,20 +169,20 @@ class Worker:
         message: np.ndarray,
         transfer: int,
         slot: int,
-        planned: Callable[[int], Expected | None],
-        absorb: Absorb,
+        planned: Callable[[int], ExpectedMessage | None],
+        copy_in: CopyIn,
     ) -> Arrival:
         """The product's verdict, and whether it was a wrong one; runs on the KV thread. A loan that
         P called back meanwhile is not held against it: the product looks again, too."""
         seal = message[:HEADER_BYTES].tobytes()
-        arrival = judge(message, transfer, slot, planned, absorb)
+        arrival = verify_message(message, transfer, slot, planned, copy_in)
         if arrival.verdict is Verdict.CORRUPT and message[:HEADER_BYTES].tobytes() == seal:
-            self._tell("verdict", transfer, slot, False)
+            self._report("verdict", transfer, slot, False)
             if self._blind:
                 arrival = Arrival(Verdict.OK, slot)
-        core = self._service._core
-        assert core is not None
-        key = core.incoming._by_transfer.get(transfer)
+        kv_thread = self._service._kv_thread
+        assert kv_thread is not None
+        key = kv_thread.receive_side._by_transfer.get(transfer)
         held = self._held.get(("receive", key)) if key is not None else None
         expected = planned(arrival.index)
         if arrival.verdict is Verdict.OK and held is not None and expected is not None:
@@ -186,7 +194,7 @@ class Worker:
                 due = truth.reshape(GEOMETRY.layers, GEOMETRY.page_bytes)[layers]
                 if not np.array_equal(pages[:, at], due):
                     if message[:HEADER_BYTES].tobytes() == seal:
-                        self._tell("verdict", transfer, slot, True)
+                        self._report("verdict", transfer, slot, True)
                     break
         return arrival
 
@@ -205,7 +213,7 @@ class Worker:
                     for block, number in zip(held.blocks, numbers, strict=True)
                 )
             self._pool.give(held.blocks)
-        self._tell("end", done.side, *key, done.error, done.report.retries, wrong)
+        self._report("end", done.side, *key, done.error, done.report.retries, wrong)
 
     def _arm(self, spec: Spec, ticket: Ticket) -> None:
         if spec.fault is not None and ticket.attempt == 0:
@@ -220,9 +228,9 @@ class Worker:
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), act))
 
     def _bent(self, kind: str, request: str, transfer: int, index: int) -> None:
-        self._tell("bent", kind, request, transfer, index)
+        self._report("bent", kind, request, transfer, index)
 
-    def _tell(self, *what: object) -> None:
+    def _report(self, *what: object) -> None:
         with self._lock:
             self._pipe.send(what)
 

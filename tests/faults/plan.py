@@ -91,33 +91,33 @@ class Spec:
 
 def draw(seed: int, number: int, fault_share: float) -> Spec:
     """Handoff `number`; with chance `fault_share` one thing goes wrong in it."""
-    dice = random.Random(f"{seed}:{number}")
-    kind = dice.choice(KINDS) if dice.random() < fault_share else "none"
+    rng = random.Random(f"{seed}:{number}")
+    kind = rng.choice(KINDS) if rng.random() < fault_share else "none"
     target, _, what = kind.partition(":")
-    blocks = dice.randint(1, BLOCKS_MAX)
+    blocks = rng.randint(1, BLOCKS_MAX)
     if target == "KvCredit" or what == "withdraw":
-        blocks = dice.randint(WINDOW_BLOCKS + MESSAGE_BLOCKS, BLOCKS_MAX)
+        blocks = rng.randint(WINDOW_BLOCKS + MESSAGE_BLOCKS, BLOCKS_MAX)
     many = target == "KvCredit"
-    first = 0 if many or dice.random() < 0.6 else dice.randint(0, blocks - 1)
+    first = 0 if many or rng.random() < 0.6 else rng.randint(0, blocks - 1)
     stuck = target in ("KvAbort", "KvRefused")
-    ends = sorted({*(dice.randint(1, blocks) for _ in range(dice.randint(0, 3))), blocks})
+    ends = sorted({*(rng.randint(1, blocks) for _ in range(rng.randint(0, 3))), blocks})
     chunks = tuple(ends[:-1]) if stuck else tuple(ends)
     messages = -(-(blocks - first) // MESSAGE_BLOCKS)
     fault = None
     if target not in ("case", "none"):
-        nth = dice.randrange(messages) if target == DATA else 0
-        fault = Fault(target, what, nth, dice.random())
+        nth = rng.randrange(messages) if target == DATA else 0
+        fault = Fault(target, what, nth, rng.random())
     release = {"KvAbort": "d", "KvRefused": "p", "case": what[-1] if "release" in what else ""}
     return Spec(
         number=number,
         blocks=blocks,
         first_block=first,
         chunks=chunks,
-        gap_ms=dice.choice((0.0, 1.0, 4.0)),
-        fetch_first=dice.random() < 0.5,
+        gap_ms=rng.choice((0.0, 1.0, 4.0)),
+        fetch_first=rng.random() < 0.5,
         fault=fault,
         release=release.get(target, ""),
-        release_ms=dice.uniform(10, 40) if stuck else dice.uniform(0, 15),
+        release_ms=rng.uniform(10, 40) if stuck else rng.uniform(0, 15),
         old_incarnation=what == "old-incarnation",
         used_ticket=what == "used-ticket",
         withdraw=what == "withdraw",

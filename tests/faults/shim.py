@@ -1,9 +1,9 @@
-"""Bends messages below our code: wraps `Link.send` of the process it is installed in. Of a lent
-message what goes out is a pointer; the message is bent where it lies.
+"""Bends messages below our code: wraps `UcxLink.send` of the process that it is installed in. Of a
+loaned message only the offset is sent; the message is bent where it lies.
 
-Which handoff a message belongs to is read off the wire, from the control messages that pass in
-either direction. What is done is told to the driver before it is done, so that nothing that a
-killed process did stays unknown.
+The handoff that a message belongs to is read off the wire, from the control messages that pass in
+either direction. A fault is reported to the driver before it is done, so that nothing that a killed
+process did stays unknown.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable
 import numpy as np
 
 from common.errors import WireError
-from common.kv import ucx
-from common.kv.control import HEAD_BYTES, unpack
-from common.kv.digest import HEADER_BYTES, INDEX_BITS
-from common.kv.messages import KvHello, KvMapped, KvPeer, KvPing, KvPong, KvReady
-from common.wire import Decoder
-from tests.faults.lent import Lent
+from common.kv.checksum.header import HEADER_BYTES, INDEX_BITS
+from common.kv.messages import KvHello, KvMapped, KvPeerMessage, KvPing, KvPong, KvReady
+from common.kv.peers.channel import HEAD_BYTES, unpack_frame
+from common.kv.transport import ucx
+from common.net.wire import Decoder
+from tests.faults.loaned import LoanedMessages
 from tests.faults.plan import DATA, Fault
 
 HOLD_MAX_S = 0.06
@@ -27,20 +27,20 @@ LATE_S = 0.4
 LASTING = frozenset({"flip-always"})
 NOBODYS = ("KvHello", "KvMapped")
 """What belongs to a connection: it suffers what is meant for the first handoff that waits."""
-Say = Callable[[str, str, int, int], None]
+OnFault = Callable[[str, str, int, int], None]
 """Fault kind, request, transfer, index."""
 
 
 class Shim:
     """`aim` is added to every target's name: anything but "" misses them all (a control run)."""
 
-    def __init__(self, say: Say, aim: str = "") -> None:
+    def __init__(self, on_fault: OnFault, aim: str = "") -> None:
         self.faults: dict[str, Fault] = {}
         self.extra = 0
-        self._lent = Lent()
-        self._say = say
+        self._lent = LoanedMessages()
+        self._on_fault = on_fault
         self._aim = aim
-        self._decoder: Decoder[KvPeer] = Decoder(KvPeer)
+        self._decoder: Decoder[KvPeerMessage] = Decoder(KvPeerMessage)
         self._names: dict[int, str] = {}
         self._seen: Counter[tuple[str, str]] = Counter()
         self._held: dict[int, Callable[[], None]] = {}
@@ -48,12 +48,12 @@ class Shim:
 
     def install(self) -> None:
         self._lent.install()
-        send, receive = ucx.Link.send, ucx.Link.receive
+        send, receive = ucx.UcxLink.send, ucx.UcxLink.receive
 
-        def bent(link: ucx.Link, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
+        def bent(link: ucx.UcxLink, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
             self._send(link, lambda part, then: send(link, part, tag, then), buffer, tag, done)
 
-        def read(link: ucx.Link, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
+        def read(link: ucx.UcxLink, buffer: ucx.Buffer, tag: int, done: ucx.Done) -> None:
             def seen(error: str | None) -> None:
                 if error is None and not tag & ucx.DATA_TAG:
                     self._identify(buffer)
@@ -61,36 +61,36 @@ class Shim:
 
             receive(link, buffer, tag, seen)
 
-        ucx.Link.send = bent  # type: ignore[method-assign,assignment]
-        ucx.Link.receive = read  # type: ignore[method-assign,assignment]
+        ucx.UcxLink.send = bent  # type: ignore[method-assign,assignment]
+        ucx.UcxLink.receive = read  # type: ignore[method-assign,assignment]
 
     def _send(
         self,
-        link: ucx.Link,
+        link: ucx.UcxLink,
         send: Callable[[ucx.Buffer, ucx.Done], None],
         buffer: ucx.Buffer,
         tag: int,
         done: ucx.Done,
     ) -> None:
         transfer, index = 0, 0
-        lent: ucx.Buffer | None = None
+        loan: ucx.Buffer | None = None
         if tag & ucx.DATA_TAG:
             target = DATA
             transfer, index = divmod(tag & ~ucx.DATA_TAG, 1 << INDEX_BITS)
             request = self._names.get(transfer, "")
-            lent = self._lent.message(buffer, tag)
+            loan = self._lent.message(buffer, tag)
         else:
             target, request, transfer = self._identify(buffer)
-        says = target != DATA or lent is not None or buffer.nbytes > HEADER_BYTES
-        fault = self._fault(target, request) if says else None
+        has_content = target != DATA or loan is not None or buffer.nbytes > HEADER_BYTES
+        fault = self._fault(target, request) if has_content else None
         held = self._held.pop(id(link), None)
         if fault is None:
             send(buffer, done)
         else:
-            self._say(fault.kind, request, transfer, index)
-            self._apply(fault, link, send, buffer, done, lent)
-        if target == DATA and says:
-            self._last_data = (buffer if lent is None else lent).copy()
+            self._on_fault(fault.kind, request, transfer, index)
+            self._apply(fault, link, send, buffer, done, loan)
+        if target == DATA and has_content:
+            self._last_data = (buffer if loan is None else loan).copy()
         if held is not None:
             held()
 
@@ -112,19 +112,19 @@ class Shim:
     def _apply(
         self,
         fault: Fault,
-        link: ucx.Link,
+        link: ucx.UcxLink,
         send: Callable[[ucx.Buffer, ucx.Done], None],
         buffer: ucx.Buffer,
         done: ucx.Done,
-        lent: ucx.Buffer | None,
+        loan: ucx.Buffer | None,
     ) -> None:
         owner, what, copy = link._owner, fault.what, buffer.copy()
         if what == "reset":
             link.close()
         if what in ("drop", "reset"):
-            owner.soon(done, None if what == "drop" else "the connection is lost")
+            owner.call_soon(done, None if what == "drop" else "the connection is lost")
         elif what == "delay":
-            owner.later(fault.amount * HOLD_MAX_S, lambda: send(buffer, done))
+            owner.call_later(fault.amount * HOLD_MAX_S, lambda: send(buffer, done))
         elif what == "reorder":
             self._hold(link, lambda: send(buffer, done))
         elif what == "truncate":
@@ -132,9 +132,9 @@ class Shim:
         elif what in ("duplicate", "late-copy"):
             send(buffer, done)
             late = 0.0 if what == "duplicate" else LATE_S
-            owner.later(late, lambda: self._again(send, copy))
-        elif lent is not None:
-            self._bend(fault, lent)
+            owner.call_later(late, lambda: self._again(send, copy))
+        elif loan is not None:
+            self._bend(fault, loan)
             send(buffer, done)
         else:
             self._bend(fault, copy)
@@ -156,7 +156,7 @@ class Shim:
             at = first + int(fault.amount * (upto - first))
             message[at] ^= 1 << int(fault.amount * 997) % 8
 
-    def _hold(self, link: ucx.Link, act: Callable[[], None]) -> None:
+    def _hold(self, link: ucx.UcxLink, act: Callable[[], None]) -> None:
         """Until another message has gone out on this link, or a moment has passed."""
         pending = True
 
@@ -167,7 +167,7 @@ class Shim:
                 act()
 
         self._held[id(link)] = once
-        link._owner.later(HOLD_MAX_S, once)
+        link._owner.call_later(HOLD_MAX_S, once)
 
     def _again(self, send: Callable[[ucx.Buffer, ucx.Done], None], copy: ucx.Buffer) -> None:
         """A repeated message that nobody asked for may stay pending: not the product's leak."""
@@ -181,7 +181,7 @@ class Shim:
     def _identify(self, slot: ucx.Buffer) -> tuple[str, str, int]:
         """Kind, request and transfer of a control message; what is bent is nobody's."""
         try:
-            message = self._decoder.decode(unpack(slot))
+            message = self._decoder.decode(unpack_frame(slot))
         except WireError:
             return "", "", 0
         if isinstance(message, KvHello | KvMapped | KvPing | KvPong):
@@ -193,5 +193,5 @@ class Shim:
 
 
 def _used(buffer: ucx.Buffer, target: str) -> int:
-    """Bytes of a buffer that say something: control messages fill their slot in part."""
+    """Bytes of a buffer with content: control messages fill their frame in part."""
     return buffer.nbytes if target == DATA else int(buffer[:2].view("<u2")[0]) + HEAD_BYTES

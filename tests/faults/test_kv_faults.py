@@ -13,7 +13,7 @@ from tests.faults.world import Notes, World
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SEED = 11
-lanes = pytest.mark.parametrize("lends", [True, False], ids=["lent", "sent"])
+lanes = pytest.mark.parametrize("loans", [True, False], ids=["loaned", "sent"])
 ALWAYS_FREQUENT = tuple(k for k in KINDS if k.startswith(("data:", "KvCredit:")))
 
 
@@ -33,10 +33,10 @@ def played(
     fault_share: float,
     kill_every: int = 0,
     control: str = "",
-    lends: bool = True,
+    loans: bool = True,
 ) -> Notes:
     worlds.append(
-        World(SEED, fault_share=fault_share, kill_every=kill_every, control=control, lends=lends)
+        World(SEED, fault_share=fault_share, kill_every=kill_every, control=control, loans=loans)
     )
     worlds[-1].warm(8)
     worlds[-1].run(0, count)
@@ -45,9 +45,9 @@ def played(
 
 @lanes
 def test_no_promise_breaks_while_messages_are_bent_and_workers_die(
-    worlds: list[World], lends: bool
+    worlds: list[World], loans: bool
 ) -> None:
-    notes = played(worlds, 500, fault_share=0.6, kill_every=150, lends=lends)
+    notes = played(worlds, 500, fault_share=0.6, kill_every=150, loans=loans)
     assert broken_promises(notes) == [], table(notes)
     assert useless(notes, ALWAYS_FREQUENT) == [], table(notes)
     assert len(notes.kills) == 3, table(notes)
@@ -55,8 +55,8 @@ def test_no_promise_breaks_while_messages_are_bent_and_workers_die(
 
 
 @lanes
-def test_without_faults_nothing_is_refused(worlds: list[World], lends: bool) -> None:
-    notes = played(worlds, 100, fault_share=0.0, lends=lends)
+def test_without_faults_nothing_is_refused(worlds: list[World], loans: bool) -> None:
+    notes = played(worlds, 100, fault_share=0.0, loans=loans)
     assert broken_promises(notes) == [], table(notes)
     assert notes.caught == set()
     assert notes.done == 108, table(notes)
@@ -64,11 +64,11 @@ def test_without_faults_nothing_is_refused(worlds: list[World], lends: bool) -> 
 
 
 @lanes
-def test_a_receiver_that_ignores_its_digests_is_found_out(worlds: list[World], lends: bool) -> None:
-    notes = played(worlds, 80, fault_share=1.0, control="blind", lends=lends)
+def test_a_receiver_that_ignores_its_digests_is_found_out(worlds: list[World], loans: bool) -> None:
+    notes = played(worlds, 80, fault_share=1.0, control="blind", loans=loans)
     broken = broken_promises(notes)
-    assert any("are not P's" in each for each in broken), table(notes)
-    assert any("were accepted" in each for each in broken), table(notes)
+    assert any("are not P's" in promise for promise in broken), table(notes)
+    assert any("were accepted" in promise for promise in broken), table(notes)
 
 
 def test_faults_that_miss_are_found_out(worlds: list[World]) -> None:

@@ -16,7 +16,7 @@ def broken_promises(notes: Notes) -> list[str]:
         "blocks that became visible and are not P's": notes.wrong_blocks,
         "damaged messages that were accepted": notes.accepted_wrong,
         "digest mismatches of messages that nobody bent": len(false_alarms),
-        "ends that were told twice or of nothing": len(notes.unexpected_ends),
+        "ends that were reported twice or of nothing": len(notes.unexpected_ends),
         "used tickets that were served again": notes.used_tickets_served,
         **{f"{what} left behind": count for what, count in notes.held.items()},
     }.items():
@@ -25,9 +25,9 @@ def broken_promises(notes: Notes) -> list[str]:
     return broken
 
 
-def kinds_of(lends: bool) -> tuple[str, ...]:
-    """Faults that can happen: where nothing is lent, nobody says that it mapped an arena."""
-    return tuple(kind for kind in KINDS if lends or not kind.startswith("KvMapped:"))
+def kinds_of(loans: bool) -> tuple[str, ...]:
+    """Faults that can happen: where nothing is loaned, no KvMapped is sent."""
+    return tuple(kind for kind in KINDS if loans or not kind.startswith("KvMapped:"))
 
 
 def useless(notes: Notes, kinds: tuple[str, ...] = KINDS) -> list[str]:
@@ -40,22 +40,24 @@ def useless(notes: Notes, kinds: tuple[str, ...] = KINDS) -> list[str]:
 
 def table(notes: Notes) -> str:
     """By fault: how often it was done, and how the handoffs it was meant for ended."""
-    lines = [f"{'fault':<22}{'done':>7}" + "".join(f"{each:>15}" for each in OUTCOMES)]
+    lines = [f"{'fault':<22}{'done':>7}" + "".join(f"{outcome:>15}" for outcome in OUTCOMES)]
     for kind in ("none", *KINDS):
-        ended = [notes.outcomes[kind, each] for each in OUTCOMES]
+        ended = [notes.outcomes[kind, outcome] for outcome in OUTCOMES]
         if sum(ended) or notes.bent[kind]:
             done = "" if kind == "none" else str(notes.bent[kind])
-            lines.append(f"{kind:<22}{done:>7}" + "".join(f"{each:>15}" for each in ended))
-    ended = [sum(notes.outcomes[kind, each] for kind in ("none", *KINDS)) for each in OUTCOMES]
-    lines.append(f"{'all':<22}{'':>7}" + "".join(f"{each:>15}" for each in ended))
+            lines.append(f"{kind:<22}{done:>7}" + "".join(f"{outcome:>15}" for outcome in ended))
+    ended = [
+        sum(notes.outcomes[kind, outcome] for kind in ("none", *KINDS)) for outcome in OUTCOMES
+    ]
+    lines.append(f"{'all':<22}{'':>7}" + "".join(f"{outcome:>15}" for outcome in ended))
     in_flight = sum(count for _, count in notes.kills)
     caught = len(notes.caught & notes.corrupted)
     return "\n".join(lines) + (
         f"""
-{notes.done} handoffs in {notes.seconds:.1f} s, seed {notes.seed}; {notes.ends} ends told, \
+{notes.done} handoffs in {notes.seconds:.1f} s, seed {notes.seed}; {notes.ends} ends reported, \
 {notes.retries} tries repeated
 {len(notes.corrupted)} messages damaged, {caught} refused by their digest, \
 {notes.accepted_wrong} accepted; the rest came to nobody
 {len(notes.kills)} workers killed with {in_flight} handoffs open, {notes.redone} given to another D
-{notes.census_rounds} times all quiet: {dict(notes.held) or "nothing"} left behind"""
+{notes.quiet_rounds} times all quiet: {dict(notes.held) or "nothing"} left behind"""
     )

@@ -1,8 +1,8 @@
 """Drives the fault run: two P and two D as processes, thousands of handoffs, kills in between.
 
-The driver gives every handoff its ticket as the router would, notes what every side says, replaces
-who was killed by a new incarnation, and gives the handoffs of a killed D to another one as a new
-attempt. Checks are in `verdict`.
+The driver gives every handoff its ticket as the router would, notes what every side reports,
+replaces a killed worker by a new incarnation, and gives the handoffs of a killed D to another one
+as a new attempt. Checks are in `verdict`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from common.identity import AttemptKey
 from common.messages import Ticket
 from tests.faults import peer
 from tests.faults.content import CONFIG
@@ -40,13 +41,13 @@ class Member:
     process: SpawnProcess
     pipe: Connection
     address: str = ""
-    open: set[tuple[str, int]] = field(default_factory=set)
-    census: dict[str, int] | None = None
+    open: set[AttemptKey] = field(default_factory=set)
+    holdings: dict[str, int] | None = None
 
 
 @dataclass(slots=True)
-class Try:
-    """One attempt at one handoff; `waiting`: the sides that have not said their end."""
+class Attempt:
+    """One attempt at one handoff; `waiting`: the sides whose end was not reported."""
 
     spec: Spec
     ticket: Ticket
@@ -74,13 +75,13 @@ class Notes:
     kills: list[tuple[str, int]] = field(default_factory=list)
     redone: int = 0
     held: Counter[str] = field(default_factory=Counter)
-    census_rounds: int = 0
+    quiet_rounds: int = 0
     done: int = 0
     seconds: float = 0.0
 
 
 class World:
-    """`lends`: workers read each other's staging memory; else every message is sent."""
+    """`loans`: workers read each other's staging memory; else every message is sent."""
 
     def __init__(
         self,
@@ -89,40 +90,40 @@ class World:
         fault_share: float,
         kill_every: int,
         control: str = "",
-        lends: bool = True,
+        loans: bool = True,
     ) -> None:
         os.environ.setdefault("UCXX_LOG_LEVEL", "FATAL")  # every lost link would be a line
         self.notes = Notes(seed)
         self._fault_share = fault_share
         self._kill_every = kill_every
-        self._told = (control, "tcp,sm,self" if lends else "tcp,self")
-        self._dice = random.Random(seed)
+        self._arguments = (control, "tcp,sm,self" if loans else "tcp,self")
+        self._rng = random.Random(seed)
         self._context = multiprocessing.get_context("spawn")
         self._born: Counter[str] = Counter()
         self._members = {name: self._spawn(name) for name in ("p0", "p1", "d0", "d1")}
-        self._tries: dict[tuple[str, int], Try] = {}
+        self._attempts: dict[AttemptKey, Attempt] = {}
         self._todo: deque[tuple[Spec, int]] = deque()
 
     def run(self, first: int, count: int) -> None:
-        """Handoffs [first, first + count) to their end, then a census."""
+        """Handoffs [first, first + count) to their end, then what each worker still holds."""
         start = time.monotonic()
         target = self.notes.done + count
         self._todo.extend(
             (draw(self.notes.seed, n, self._fault_share), 0) for n in range(first, first + count)
         )
         kill_at = self.notes.done + self._kill_every if self._kill_every else target + 1
-        news = time.monotonic()
-        while self.notes.done < target or self._tries:
+        last_end_at = time.monotonic()
+        while self.notes.done < target or self._attempts:
             self._dispatch()
             done = self.notes.done
             self._listen(1.0)
             if self.notes.done >= kill_at and self._kill():
                 kill_at += self._kill_every
             if self.notes.done > done:
-                news = time.monotonic()
-            elif time.monotonic() - news > STUCK_S:
-                raise AssertionError(f"nothing ended for {STUCK_S} s: {list(self._tries)[:20]}")
-        self._census()
+                last_end_at = time.monotonic()
+            elif time.monotonic() - last_end_at > STUCK_S:
+                raise AssertionError(f"nothing ended for {STUCK_S} s: {list(self._attempts)[:20]}")
+        self._check_quiet()
         self.notes.seconds += time.monotonic() - start
 
     def warm(self, count: int) -> None:
@@ -144,7 +145,7 @@ class World:
         incarnation = f"{name}-{self._born[name]}"
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=peer.main, args=(theirs, name, incarnation, *self._told), daemon=True
+            target=peer.main, args=(theirs, name, incarnation, *self._arguments), daemon=True
         )
         process.start()
         theirs.close()
@@ -154,7 +155,7 @@ class World:
         busy = [m for m in self._members.values() if len(m.open) >= KILL_AT_LEAST and m.address]
         if not busy:
             return False
-        victim = self._dice.choice(sorted(busy, key=lambda member: member.name))
+        victim = self._rng.choice(sorted(busy, key=lambda member: member.name))
         victim.process.kill()
         self.notes.kills.append((victim.incarnation, len(victim.open)))
         return True
@@ -164,7 +165,7 @@ class World:
         if (member.incarnation) not in {who for who, _ in self.notes.kills}:
             raise AssertionError(f"{member.incarnation} died by itself; seed {self.notes.seed}")
         for key in list(member.open):
-            attempt = self._tries[key]
+            attempt = self._attempts[key]
             side = "send" if member.role == "p" else "receive"
             if side == "receive" and side in attempt.waiting and not attempt.again:
                 self.notes.redone += 1
@@ -176,7 +177,7 @@ class World:
 
     def _dispatch(self) -> None:
         while self._todo:
-            fetching = sum("receive" in each.waiting for each in self._tries.values())
+            fetching = sum("receive" in attempt.waiting for attempt in self._attempts.values())
             p, d = self._least("p"), self._least("d")
             if fetching >= FETCHING_MAX or p is None or d is None:
                 return
@@ -205,21 +206,21 @@ class World:
             lease_ms=CONFIG.lease_ms,
         )
         key = (spec.name, attempt)
-        self._tries[key] = Try(spec, ticket, p, d, {"send", "receive"})
+        self._attempts[key] = Attempt(spec, ticket, p, d, {"send", "receive"})
         p.open.add(key)
         d.open.add(key)
         late = spec.gap_ms / 1000
-        self._say(p, "serve", spec, ticket, late if spec.fetch_first else 0.0)
-        told = ticket
+        self._send(p, "serve", spec, ticket, late if spec.fetch_first else 0.0)
+        ticket_of_d = ticket
         if spec.old_incarnation:
-            told = _with(ticket, prefill_incarnation=f"{p.name}-0")
-        self._say(d, "fetch", spec, told, 0.0 if spec.fetch_first else late)
+            ticket_of_d = _with(ticket, prefill_incarnation=f"{p.name}-0")
+        self._send(d, "fetch", spec, ticket_of_d, 0.0 if spec.fetch_first else late)
 
-    def _say(self, member: Member, *what: object) -> None:
+    def _send(self, member: Member, *what: object) -> None:
         try:
             member.pipe.send(what)
         except (BrokenPipeError, ConnectionResetError):
-            return  # it was killed; its end of file says so
+            return  # it was killed; its pipe's end of file shows it
 
     def _listen(self, seconds: float) -> None:
         pipes = {member.pipe: member for member in self._members.values()}
@@ -227,12 +228,12 @@ class World:
             member = pipes[ready]  # type: ignore[index]
             try:
                 while member.pipe.poll():
-                    self._heard(member, member.pipe.recv())
+                    self._on_event(member, member.pipe.recv())
             except (EOFError, ConnectionResetError):
                 self._died(member)
 
-    def _heard(self, member: Member, said: tuple[Any, ...]) -> None:
-        match said:
+    def _on_event(self, member: Member, event: tuple[Any, ...]) -> None:
+        match event:
             case ("up", address):
                 member.address = address
             case ("bent", kind, _, transfer, index):
@@ -247,14 +248,14 @@ class World:
                     self.notes.caught.add((transfer, index))
             case ("end", side, name, attempt, error, retries, wrong):
                 self._ended(side, (name, attempt), error, retries, wrong)
-            case ("census", counts):
-                member.census = counts
+            case ("holdings", counts):
+                member.holdings = counts
             case _:
-                raise AssertionError(f"unknown news: {said}")
+                raise AssertionError(f"unknown event: {event}")
 
-    def _ended(self, side: str, key: tuple[str, int], error: str, retries: int, wrong: int) -> None:
+    def _ended(self, side: str, key: AttemptKey, error: str, retries: int, wrong: int) -> None:
         notes = self.notes
-        attempt = self._tries.get(key)
+        attempt = self._attempts.get(key)
         notes.ends += 1
         notes.wrong_blocks += wrong
         if attempt is None or side not in attempt.waiting:
@@ -270,8 +271,8 @@ class World:
             notes.bent[kind] += kind in DRIVEN
         self._closed(key, side)
 
-    def _closed(self, key: tuple[str, int], side: str) -> None:
-        attempt = self._tries[key]
+    def _closed(self, key: AttemptKey, side: str) -> None:
+        attempt = self._attempts[key]
         attempt.waiting.discard(side)
         member = attempt.p if side == "send" else attempt.d
         member.open.discard(key)
@@ -280,17 +281,17 @@ class World:
         if attempt.spec.used_ticket and not attempt.again and attempt.d.process.is_alive():
             self._try_used(key, attempt)
         else:
-            del self._tries[key]
+            del self._attempts[key]
 
-    def _try_used(self, key: tuple[str, int], attempt: Try) -> None:
+    def _try_used(self, key: AttemptKey, attempt: Attempt) -> None:
         """Both sides have ended: nobody may be served with this ticket any more."""
         attempt.again = True
         attempt.waiting.add("receive")
         attempt.d.open.add(key)
         self.notes.bent[attempt.spec.kind] += 1
-        self._say(attempt.d, "fetch", attempt.spec, attempt.ticket, 0.0)
+        self._send(attempt.d, "fetch", attempt.spec, attempt.ticket, 0.0)
 
-    def _census(self) -> None:
+    def _check_quiet(self) -> None:
         """Everyone alive holds nothing, at the latest when the last owed receive has given up."""
         deadline = time.monotonic() + QUIET_S
         left: Counter[str] = Counter()
@@ -298,11 +299,11 @@ class World:
             members = list(self._members.values())
             if all(member.address for member in members):
                 for member in members:
-                    member.census = None
-                    self._say(member, "census")
-                while any(member.census is None for member in members):
+                    member.holdings = None
+                    self._send(member, "holdings")
+                while any(member.holdings is None for member in members):
                     self._listen(1.0)
-                counts = [Counter(member.census) for member in members]
+                counts = [Counter(member.holdings) for member in members]
                 left = sum(counts, Counter())
             else:
                 self._listen(1.0)
@@ -310,7 +311,7 @@ class World:
             if not left or time.monotonic() > deadline:
                 break
             self._listen(0.1)
-        self.notes.census_rounds += 1
+        self.notes.quiet_rounds += 1
         self.notes.held += left
 
 

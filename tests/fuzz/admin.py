@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from common.wire import FRAME_BYTES_MAX
+from common.net.wire import FRAME_BYTES_MAX
 from services.router.admin.answer import answer
 from services.router.admin.registry import VERBS
 from services.router.admin.verb import View

@@ -14,8 +14,8 @@ from typing import Any, get_args
 import msgspec
 
 from common.errors import WireError
-from common.kv.control import HEAD_BYTES, SLOT_BYTES, pack, unpack
-from common.kv.messages import DaemonToKv, KvPeer, KvToDaemon
+from common.kv.messages import DaemonToKv, KvPeerMessage, KvToDaemon
+from common.kv.peers.channel import CONTROL_FRAME_BYTES, HEAD_BYTES, pack_frame, unpack_frame
 from common.messages import (
     DecodeToGateway,
     GatewayToDecode,
@@ -26,7 +26,7 @@ from common.messages import (
     RouterToWorker,
     WorkerToRouter,
 )
-from common.wire import Decoder, decode_body
+from common.net.wire import Decoder, decode_body
 from tests.fuzz.mutate import bent
 from tests.fuzz.samples import Samples
 
@@ -39,7 +39,7 @@ UNIONS: dict[str, Any] = {
     "GatewayToDecode": GatewayToDecode,
     "Hello": Hello,
     "RequestBody": RequestBody,
-    "KvPeer": KvPeer,
+    "KvPeerMessage": KvPeerMessage,
     "DaemonToKv": DaemonToKv,
     "KvToDaemon": KvToDaemon,
 }
@@ -93,16 +93,16 @@ def attack_slots(slots: int, seed: int) -> Tally:
     """The UCX plane's control slots, `length | digest | frame`: what comes out of a bent one is
     what went in, or WireError. Raises FrameFaultError."""
     rng = random.Random(f"slots {seed}")
-    frames = [msgspec.msgpack.encode(value) for value in Samples(rng).of(KvPeer, POOL)]
-    fitting = [frame for frame in frames if len(frame) <= SLOT_BYTES - HEAD_BYTES]
+    frames = [msgspec.msgpack.encode(value) for value in Samples(rng).of(KvPeerMessage, POOL)]
+    fitting = [frame for frame in frames if len(frame) <= CONTROL_FRAME_BYTES - HEAD_BYTES]
     refused = 0
     for number in range(slots):
         frame = fitting[number % len(fitting)]
-        slot = pack(frame)
+        slot = pack_frame(frame)
         for _ in range(rng.randrange(3)):
             slot[rng.randrange(HEAD_BYTES + len(frame))] ^= 1 << rng.randrange(8)
         try:
-            read = unpack(slot)
+            read = unpack_frame(slot)
         except WireError:
             refused += 1
             continue

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from common.messages import DecodeToGateway, RouterToGateway, Tokens
-from services.gateway.events import (
+from services.gateway.requests.events import (
     Event,
     FromRouter,
     RouterDown,
@@ -41,12 +41,12 @@ def attack_gateway(steps: int, seed: int) -> int:
     rng = random.Random(f"gateway {seed}")
     gate = Gate(up=True, recovery=True)
     router = _decoded(rng, RouterToGateway)
-    worker = [each for each in _decoded(rng, DecodeToGateway) if isinstance(each, Tokens)]
+    worker = [message for message in _decoded(rng, DecodeToGateway) if isinstance(message, Tokens)]
     answers = []
     for step in range(steps):
         if step % 20 == 0:
             name = f"r{step // 20 % 3}"
-            if name not in gate.core._table.entries:
+            if name not in gate.core._table.requests:
                 gate.open(name)
                 gate.place(name)
                 answers.append(gate.answers[name])

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from common.identity import split_identity
 from common.messages import (
     WIRE_VERSION,
     Beat,
@@ -73,7 +74,7 @@ def attack_router(steps: int, seed: int) -> Core:
     FrameFaultError. Returns the core as it ended."""
     rng = random.Random(f"router {seed}")
     now = 100.0
-    core = Core(Settings(), lambda: rng.randbytes(16), now)
+    core = Core(Settings(), lambda: rng.randbytes(16), rng.random, now)
     wild = {role: _messages(rng, union) for role, union in HEARD.items()}
     for step in range(steps):
         now += rng.choice((0.0, 0.001, 0.05, 0.2))
@@ -98,8 +99,10 @@ def attack_router(steps: int, seed: int) -> Core:
 
 
 def _good(rng: random.Random, core: Core, step: int) -> Event:
-    """A new request, a beat, or how a try that runs goes on."""
-    running = [each for each in core.tables.tries.values() if each.placement is not None]
+    """A new request, a beat, or how an attempt that runs goes on."""
+    running = [
+        attempt for attempt in core.tables.attempts.values() if attempt.placement is not None
+    ]
     luck = rng.random()
     if luck < 0.4:
         worker = rng.choice(("p0|1", "p1|1", "d0|1", "d1|1", "d0|2"))
@@ -107,14 +110,14 @@ def _good(rng: random.Random, core: Core, step: int) -> Event:
     if luck < 0.6 or not running:
         submit = Submit(request_id=f"s{step}", attempt=1, prompt_tokens=40, max_tokens=8)
         return Received(rng.choice(("g0|1", "g1|1")), submit, b"body")
-    each = rng.choice(running)
-    assert each.placement is not None
-    decode = each.placement.decode.identity
+    attempt = rng.choice(running)
+    assert attempt.placement is not None
+    decode = attempt.placement.decode.identity
     said: DecodeStarted | Ended
     if luck < 0.8:
-        said = DecodeStarted(request_id=each.request_id, attempt=each.attempt, elapsed_ms=5.0)
+        said = DecodeStarted(request_id=attempt.request_id, attempt=attempt.number, elapsed_ms=5.0)
     else:
-        said = Ended(request_id=each.request_id, attempt=each.attempt, finish_reason="stop")
+        said = Ended(request_id=attempt.request_id, attempt=attempt.number, finish_reason="stop")
     return Received(decode, said, None)
 
 
@@ -145,7 +148,7 @@ def _messages(rng: random.Random, union: Any, count: int = 600) -> list[Any]:
 
 
 def _hello(rng: random.Random, peer: str) -> HelloMessage:
-    name, incarnation = peer.split("|")
+    name, incarnation = split_identity(peer)
     (value,) = Samples(rng, words=WORDS | HELLO_WORDS).of(HelloMessage, 1)
     own = {"role": PEERS[peer].value, "name": name, "incarnation": incarnation}
     capacity = {key: rng.choice(HELLO_WORDS[key]) for key in (

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import WireError
 from common.messages import Beat, Load, WorkerToRouter
-from common.wire import Decoder
+from common.net.wire import Decoder
 from tests.fuzz import frames
 from tests.fuzz.frames import UNIONS, FrameFaultError, attack, attack_slots
 from tests.fuzz.gateway import attack_gateway
@@ -43,7 +43,7 @@ def test_the_admin_socket_answers_whatever_it_is_asked() -> None:
 @pytest.mark.timeout(300)
 def test_a_router_core_survives_what_well_formed_messages_can_say() -> None:
     counts = [attack_router(1_000, seed).tables.counts for seed in range(6)]
-    placed, ended = sum(each.placed for each in counts), sum(each.ended for each in counts)
+    placed, ended = sum(count.placed for count in counts), sum(count.ended for count in counts)
     assert min(placed, ended) > 60, "the messages did not fit together"
 
 
@@ -60,7 +60,7 @@ def test_the_attack_sees_a_decoder_that_breaks(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(frames, "Decoder", Careless)
     with pytest.raises(FrameFaultError):
-        attack("KvPeer", 1_000, SEED)
+        attack("KvPeerMessage", 1_000, SEED)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300])

@@ -23,7 +23,7 @@ def test_it_does_not_outlive_a_bench_that_is_killed(tmp_path: Path) -> None:
     finally:
         bench.kill()
         bench.wait()
-    wait_until("all gone", lambda: not any(_runs(each) for each in fleet), 40)
+    wait_until("all gone", lambda: not any(_runs(pid) for pid in fleet), 40)
 
 
 def _runs(process: psutil.Process) -> bool:

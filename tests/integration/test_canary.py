@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from common.admin import ask
 from common.errors import BatonError
+from common.net.admin_client import ask
 from tests.fleet.running import free_port, wait_until
 
 FLEET = """\
@@ -42,7 +42,7 @@ decode_step_ms = 600000
 DAEMONS = ("router r0", "prefill p0", "decode d0", "decode d1", "decode d2", "gateway g0",
            "health h0")  # fmt: skip
 SERVE = "import sys; from services.cli import main; sys.exit(main())"
-WRONG = "import common.engine.sim_model as model; model.LETTERS = model.LETTERS[::-1]; " + SERVE
+WRONG = "import common.engine.sim.model as model; model.LETTERS = model.LETTERS[::-1]; " + SERVE
 """Another text from the same prompt; everything else is as it should be."""
 
 

@@ -55,7 +55,7 @@ def connect(running: Fleet, data: bytes, receive_bytes: int = 0) -> socket.socke
 
 
 def states(running: Fleet) -> list[str]:
-    return sorted(each["state"] for each in running.ctl("requests"))
+    return sorted(request["state"] for request in running.ctl("requests"))
 
 
 def freed(running: Fleet) -> bool:

@@ -63,7 +63,7 @@ class Containers:
     def _needs(self, name: str) -> set[str]:
         """All that must run before this one, whatever profile it is in."""
         direct = self._services[name].get("depends_on", {})
-        return set(direct).union(*(self._needs(each) for each in direct))
+        return set(direct).union(*(self._needs(needed) for needed in direct))
 
     def up(self, name: str) -> None:
         words = self._here(self._services[name]["command"])

@@ -124,5 +124,5 @@ def test_the_state_is_json_and_its_health_agrees(sim_fleet: Fleet) -> None:
     status, body, _ = get(sim_fleet, "/api/state")
     state = json.loads(body)
     assert status == 200
-    assert {each["name"] for each in state["workers"]} == {"p0", "p1", "d0", "d1"}
+    assert {worker["name"] for worker in state["workers"]} == {"p0", "p1", "d0", "d1"}
     wait_until("it is up", lambda: get(sim_fleet, "/health")[0] == 200)

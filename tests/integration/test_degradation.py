@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.ctl.verbs.status import render
-from services.health.scrape import scrape
+from services.health.metrics.scrape import scrape
 from tests.chaos.actions import Bend, inflict
 from tests.chaos.cell import Cell, Plan, cell
 from tests.chaos.load import Ask, faults_of
@@ -38,7 +38,8 @@ async def test_damaged_kv_raises_alarms_that_end_with_it() -> None:
         told = await fleet.ctl("status")
         assert "ALARM digest" in render(told)
         assert (
-            "most by d0" in {each["cause"]: each for each in told["alarms"]}["digest"]["sentence"]
+            "most by d0"
+            in {alarm["cause"]: alarm for alarm in told["alarms"]}["digest"]["sentence"]
         )
         for cause in ("digest", "recomputed"):
             assert await metric(fleet, f'degraded{{cause="{cause}"}}') == 1.0
@@ -47,14 +48,14 @@ async def test_damaged_kv_raises_alarms_that_end_with_it() -> None:
         damage.heal()
         await fleet.ctl("quarantine", action="clear")
         await fleet.until("both are over", lambda: stand(fleet, set()), 30)
-        events = [each["event"] for each in (await fleet.ctl("events"))["events"]]
+        events = [event["event"] for event in (await fleet.ctl("events"))["events"]]
         assert events.count("degradation.raised") >= 2
         assert events.count("degradation.raised") == events.count("degradation.cleared")
     assert faults_of(load.answers) == []
 
 
 async def alarms(fleet: Cell) -> dict[str, Any]:
-    return {each["cause"]: each for each in (await fleet.ctl("status"))["alarms"]}
+    return {alarm["cause"]: alarm for alarm in (await fleet.ctl("status"))["alarms"]}
 
 
 async def stand(fleet: Cell, causes: set[str]) -> bool:

@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.fleet.running import Fleet, fleet
 
 MODEL = "baton-tiny"
 PROMPT = "All happy families are alike. " * 30
@@ -66,28 +66,6 @@ def text_of(chunks: Iterator[Any]) -> tuple[str, Any]:
     return "".join(pieces), usage
 
 
-def serving(running: Fleet) -> str:
-    """The decode worker that streams something now."""
-    (request,) = running.ctl("requests")
-    return str(request["decode"])
-
-
-def test_a_stream_goes_on_when_its_decode_worker_is_killed() -> None:
-    with fleet("--engine", "sim", "--decode", "2") as running:
-        running.wait_ready()
-        undisturbed = text_of(stream(running, 300))
-        chunks = stream(running, 300)
-        first = next(chunks).choices[0].text
-        name = serving(running)
-        kill(running, name)
-        rest, usage = text_of(chunks)
-        assert (first + rest, usage) == undisturbed
-        assert usage.completion_tokens == 300
-        gateway = running.log("g0")
-        assert "request.recovered" in gateway
-        assert f"decode worker {name} was lost" in gateway
-
-
 def test_the_only_decode_worker_is_waited_for(one_pair: Fleet) -> None:
     undisturbed = text_of(stream(one_pair, 300))
     chunks = stream(one_pair, 300)
@@ -96,27 +74,6 @@ def test_the_only_decode_worker_is_waited_for(one_pair: Fleet) -> None:
     rest, usage = text_of(chunks)
     assert (first + rest, usage) == undisturbed
     assert restarted(one_pair, "d0", pid)
-
-
-def test_without_recovery_a_lost_decode_worker_ends_its_stream_with_an_error() -> None:
-    with fleet("--engine", "sim", env={"BATON_GATEWAY__RECOVERY": "false"}) as running:
-        running.wait_ready()
-        chunks = stream(running, 2000)
-        next(chunks)
-        pid = kill(running, "d0")
-        with pytest.raises(openai.APIError, match="d0"):
-            list(chunks)
-        wait_until("d0 is started again", lambda: restarted(running, "d0", pid))
-        wait_until("requests are served again", lambda: complete(running) == 200, 20)
-
-
-def test_a_lost_prefill_worker_costs_no_request(one_pair: Fleet) -> None:
-    pid = kill(one_pair, "p0")
-    assert complete(one_pair) == 200
-    wait_until("p0 is started again", lambda: restarted(one_pair, "p0", pid))
-    wait_until(
-        "p0 is ready again", lambda: any(w["name"] == "p0" for w in one_pair.ctl("workers")), 20
-    )
 
 
 def test_streams_do_not_notice_a_lost_router_and_new_work_waits_for_its_return(

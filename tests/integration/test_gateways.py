@@ -115,3 +115,80 @@ def test_a_fleet_with_keys_serves_who_has_one(tmp_path: Path) -> None:
         key_id = key.split("_")[1]
         subprocess.run([*baton, "keys", "revoke", "--file", str(keys), key_id], check=True)
         wait_until("the revoked key is refused", lambda: complete(bearer) == 401)
+
+
+def begun(running: Fleet) -> str:
+    """The id of a resumable stream whose client left after two events."""
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+    body = {"model": "baton-tiny", "prompt": "hello", "max_tokens": TOKENS, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"x-resumable": "true"})
+    answer = connection.getresponse()
+    assert event_numbers(b"".join(answer.readline() for _ in range(6))) == [1, 2]
+    connection.close()
+    stream = answer.getheader("x-stream-id")
+    assert stream
+    return stream
+
+
+def event_numbers(body: bytes) -> list[int]:
+    return [int(number) for number in re.findall(rb"^id: (\d+)$", body, re.MULTILINE)]
+
+
+def resumed(
+    running: Fleet, gateway: psutil.Process, stream: str, last: int
+) -> http.client.HTTPResponse:
+    """GET /v1/streams/{id} at one gateway of those on the port; the kernel chooses, so this tries
+    until it chooses that one."""
+    for _ in range(100):
+        connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+        connection.connect()
+        headers = {"Last-Event-ID": str(last)}
+        connection.request("GET", "/live")
+        connection.getresponse().read()
+        if accepted_by(gateway, connection.sock.getsockname()[1]):
+            connection.request("GET", f"/v1/streams/{stream}", headers=headers)
+            return connection.getresponse()
+        connection.close()
+    raise AssertionError("that gateway accepts no connection")
+
+
+def accepted_by(gateway: psutil.Process, client_port: int) -> bool:
+    remotes = [connection.raddr for connection in gateway.net_connections("tcp")]
+    return any(remote[1:] == (client_port,) for remote in remotes)
+
+
+def error_code(answer: http.client.HTTPResponse) -> str:
+    code: str = json.loads(answer.read())["error"]["code"]
+    return code
+
+
+def test_a_stream_is_resumed_at_any_gateway(two_gateways: Fleet) -> None:
+    stream = begun(two_gateways)
+    gateways = two_gateways.children()
+    owner = stream.rpartition(".")[2]
+    other = {"g0": "g1", "g1": "g0"}[owner]
+    for name in (other, owner, other):
+        answer = resumed(two_gateways, gateways[name], f"cmpl-{stream}", 2)
+        assert (answer.status, answer.getheader("x-stream-id")) == (200, stream)
+        body = answer.read()
+        numbers = event_numbers(body)
+        assert numbers == list(range(3, len(numbers) + 3))
+        assert len(numbers) > TOKENS / 2
+        assert body.endswith(b"data: [DONE]\n\n")
+    late = resumed(two_gateways, gateways[other], stream, 10_000)
+    assert (late.status, error_code(late)) == (409, "stream_conflict")
+
+
+def test_a_stream_ends_with_the_gateway_that_has_it(two_gateways: Fleet) -> None:
+    """Its client sees an error and no end, also where another gateway passes the stream on."""
+    stream = begun(two_gateways)
+    gateways = two_gateways.children()
+    owner = stream.rpartition(".")[2]
+    other = gateways[{"g0": "g1", "g1": "g0"}[owner]]
+    answer = resumed(two_gateways, other, stream, 2)
+    assert answer.status == 200
+    gateways[owner].kill()
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        answer.read()
+    lost = resumed(two_gateways, other, stream, 2)
+    assert (lost.status, error_code(lost)) == (404, "not_found")

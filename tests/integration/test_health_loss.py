@@ -69,7 +69,7 @@ async def kill_amid(running: Fleet) -> tuple[list[str], list[str]]:
 def test_streams_requests_and_the_admin_socket_do_without_it_and_it_comes_back() -> None:
     with fleet("--engine", "sim", env=ENV) as running:
         running.wait_ready()
-        wait_until("canaries fly", lambda: 'probe="canary:d0"} 0.0' in metrics(running), 30.0)
+        wait_until("canaries run", lambda: 'probe="canary:d0"} 0.0' in metrics(running), 30.0)
         first = running.children()["h0"].pid
         before, after = asyncio.run(kill_amid(running))
         assert before == after, "the same prompts give the same text, token for token"
@@ -80,4 +80,4 @@ def test_streams_requests_and_the_admin_socket_do_without_it_and_it_comes_back()
         assert (pair["state"], pair["unreachable_s"]) == ("closed", None)
         wait_until("health is back", lambda: "baton_worker_requests" in metrics(running), 30.0)
         assert running.children()["h0"].pid != first
-        wait_until("canaries fly", lambda: 'probe="canary:d0"} 0.0' in metrics(running), 30.0)
+        wait_until("canaries run", lambda: 'probe="canary:d0"} 0.0' in metrics(running), 30.0)

@@ -71,7 +71,11 @@ class Client:
 def served_by(running: Fleet, name: str) -> set[int]:
     """Client ports of the connections that this gateway holds."""
     connections = running.children()[name].net_connections("tcp")
-    return {each.raddr.port for each in connections if each.status == psutil.CONN_ESTABLISHED}
+    return {
+        connection.raddr.port
+        for connection in connections
+        if connection.status == psutil.CONN_ESTABLISHED
+    }
 
 
 @pytest.fixture
@@ -111,7 +115,7 @@ def refusal(answer: http.client.HTTPResponse) -> str:
 def test_requests_per_minute_hold_over_both_gateways(keys: Keys, pairs: Any) -> None:
     first, second = pairs(keys.rated)
     served, refused = [], []
-    for client in [each for pair in zip(first, second, strict=False) for each in pair] * 4:
+    for client in [client for pair in zip(first, second, strict=False) for client in pair] * 4:
         answer = client.ask()
         if answer.status == 200:
             answer.read()

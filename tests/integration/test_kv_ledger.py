@@ -13,7 +13,7 @@ import openai
 from tests.fleet.running import Fleet, fleet, wait_until
 
 PROMPT = "word " * 400
-SLOW = {"BATON_ENGINE__SIM__PREFILL_TOKENS_PER_S": "300"}
+SLOW = {"BATON_ENGINE__SIM__PREFILL_TOKENS_PER_S": "1000"}
 
 
 def metric(running: Fleet, name: str, **labels: str) -> float | None:
@@ -23,7 +23,7 @@ def metric(running: Fleet, name: str, **labels: str) -> float | None:
     ) as answer:
         lines = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", answer.read().decode(), re.MULTILINE)
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return next((float(n) for told, n in lines if all(each in told for each in wanted)), None)
+    return next((float(n) for told, n in lines if all(label in told for label in wanted)), None)
 
 
 def test_holds_are_seen_while_they_last_and_none_is_left() -> None:
@@ -33,7 +33,7 @@ def test_holds_are_seen_while_they_last_and_none_is_left() -> None:
         wait_until("no hold is left", lambda: not running.ctl("kv")["holds_total"])
         told = running.ctl("kv")
         assert told["orphans"] == 0
-        counts = {each["name"]: each["counts"] for each in told["workers"]}
+        counts = {worker["name"]: worker["counts"] for worker in told["workers"]}
         assert counts["d0"]["handoffs_in"] == counts["p0"]["handoffs_out"] == 1
         assert counts["d0"]["bytes_in"] == counts["p0"]["bytes_out"] > 0
         received = "baton_kv_handoffs_received_total"
@@ -56,13 +56,13 @@ async def watch_one_request(running: Fleet) -> None:
     seen: dict[str, dict[str, object]] = {}
 
     def both_sides() -> bool:
-        seen.update({each["side"]: each for each in running.ctl("kv")["holds"]})
+        seen.update({hold["side"]: hold for hold in running.ctl("kv")["holds"]})
         return set(seen) == {"send", "receive"}
 
     await asyncio.to_thread(wait_until, "both sides hold KV", both_sides)
     assert (seen["send"]["owner"], seen["send"]["peer"]) == ("p0", "d0")
     assert (seen["receive"]["owner"], seen["receive"]["peer"]) == ("d0", "p0")
-    assert not any(each["orphan"] for each in seen.values())
+    assert not any(hold["orphan"] for hold in seen.values())
     shown = await asyncio.to_thread(shown_to_people, running)
     assert "LEASE LEFT" in shown
     await request

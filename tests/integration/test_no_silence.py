@@ -60,6 +60,15 @@ def test_the_openai_client_raises_in_every_case() -> None:
             pid = running.children()["d0"].pid
             assert asyncio.run(one_round(running)) == ["raised"] * 2 * EACH
             wait_until("d0 is back", lambda pid=pid: back(running, pid), 30)  # type: ignore[misc]
+        assert served(running) == 8
+
+
+def served(running: Fleet) -> int:
+    """The number of tokens that a request of eight tokens gets."""
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as api:
+        answer = api.completions.create(model="baton-tiny", prompt="again", max_tokens=8)
+    assert answer.usage is not None
+    return answer.usage.completion_tokens
 
 
 def back(running: Fleet, old_pid: int) -> bool:

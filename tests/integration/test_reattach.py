@@ -79,11 +79,13 @@ def test_a_stream_is_read_in_three_pieces_while_its_worker_is_killed(two_decodes
         got = begin(client, events_max=5)
         assert got.last == 5
         (request,) = two_decodes.ctl("requests")
-        two_decodes.children()[request["decode"]].send_signal(signal.SIGKILL)
+        name = request["decode"]
+        two_decodes.children()[name].send_signal(signal.SIGKILL)
         wait_until(
             "the stream goes on without a client",
             lambda: "request.recovered" in two_decodes.log("g0"),
         )
+        assert f"decode worker {name} was lost" in two_decodes.log("g0")
         whole = finish(client, got)
     assert whole.done
     assert whole.text == undisturbed.text

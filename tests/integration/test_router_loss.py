@@ -13,12 +13,12 @@ from tests.fleet.running import Fleet, fleet, wait_until
 PROMPT = "All happy families are alike. " * 20
 pytestmark = pytest.mark.timeout(240)
 SIM = ("--engine", "sim", "--prefill", "2", "--decode", "2")
-TOKENS = 120
-SLOW = {"BATON_ENGINE__SIM__DECODE_STEP_MS": "100", "BATON_GATEWAY__ROUTER_WAIT_MS": "30000"}
+TOKENS = 80
+SLOW = {"BATON_ENGINE__SIM__DECODE_STEP_MS": "50", "BATON_GATEWAY__ROUTER_WAIT_MS": "30000"}
 
 
 async def under_load(running: Fleet, fault: Callable[[Streams], Awaitable[None]]) -> Load:
-    streams = Streams(running, gap_seconds=0.4, max_tokens=TOKENS, prompt=PROMPT)
+    streams = Streams(running, gap_seconds=0.15, max_tokens=TOKENS, prompt=PROMPT)
     async with asyncio.TaskGroup() as group:
         done = group.create_task(streams.run())
         await until(lambda: streams.running >= 12)

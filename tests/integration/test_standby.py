@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+from collections.abc import Iterator
+from functools import partial
 
 import psutil
 import pytest
@@ -36,48 +38,67 @@ def socket_of(router: str) -> str:
     return {"r0": "main", "r1": "r1"}[router]
 
 
-def test_a_killed_router_is_followed_by_the_other_within_two_seconds() -> None:
+def knows_all(running: Fleet, router: str) -> bool:
+    """False also while nobody answers."""
+    try:
+        workers = running.ctl("workers", "--router", router)
+    except AssertionError:
+        return False
+    return [worker["state"] for worker in workers] == ["ready"] * 4
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Fleet]:
+    """The killed router is started again, so the second test finds two as the first did."""
     with fleet(*PAIR, env=SLOW) as running:
-        running.wait_ready()
-        active = used(running)
-        other = "r1" if active == "r0" else "r0"
-        first_pid = running.children()[other].pid
-
-        async def kill(streams: Streams) -> None:
-            known = running.ctl("requests", "--router", socket_of(other))
-            assert len(known) >= 8, "the standby knows what the other placed"
-            running.children()[active].send_signal(signal.SIGKILL)
-            started = streams.started
-            await until(lambda: used(running) == other, 2.0)
-            await until(lambda: streams.started > started)
-
-        load = asyncio.run(under_load(running, kill))
-        assert load.errors == []
-        assert set(load.tokens) == {TOKENS}
-        assert running.children()[other].pid == first_pid, "it was there, not restarted"
-        assert placed(running, socket_of(other)) >= 10
-        wait_until("no credit is left", lambda: settled(running, socket_of(other)))
+        yield running.wait_ready()
 
 
-def test_a_stopped_router_is_left_for_the_other_and_does_no_harm_when_it_wakes() -> None:
-    with fleet(*PAIR, env=SLOW) as running:
-        running.wait_ready()
-        active = used(running)
-        other = "r1" if active == "r0" else "r0"
+def test_a_killed_router_is_followed_by_the_other_within_two_seconds(pair: Fleet) -> None:
+    active = used(pair)
+    other = "r1" if active == "r0" else "r0"
+    first_pid = pair.children()[other].pid
 
-        async def stop(streams: Streams) -> None:
-            victim = running.children()[active]
-            victim.send_signal(signal.SIGSTOP)
-            await until(lambda: victim.status() == psutil.STATUS_STOPPED)
-            await until(lambda: used(running) == other, 4.0)
-            started = streams.started
-            await until(lambda: streams.started >= started + 10)
-            victim.send_signal(signal.SIGCONT)
+    async def kill(streams: Streams) -> None:
+        known = pair.ctl("requests", "--router", socket_of(other))
+        assert len(known) >= 8, "the standby knows what the other placed"
+        pair.children()[active].send_signal(signal.SIGKILL)
+        started = streams.started
+        await until(lambda: used(pair) == other, 2.0)
+        await until(lambda: streams.started > started)
 
-        load = asyncio.run(under_load(running, stop))
-        assert load.errors == []
-        assert set(load.tokens) == {TOKENS}
-        assert "says nothing for 1 s" in running.log("g0"), "found by silence, not by a close"
-        assert used(running) == other, "nobody fails back"
-        wait_until("no credit is left in main", lambda: settled(running, "main"))
-        wait_until("no credit is left in r1", lambda: settled(running, "r1"))
+    load = asyncio.run(under_load(pair, kill))
+    assert load.errors == []
+    assert set(load.tokens) == {TOKENS}
+    assert pair.children()[other].pid == first_pid, "it was there, not restarted"
+    assert placed(pair, socket_of(other)) >= 10
+    wait_until("no credit is left", lambda: settled(pair, socket_of(other)))
+
+
+def test_a_stopped_router_is_left_for_the_other_and_does_no_harm_when_it_wakes(
+    pair: Fleet,
+) -> None:
+    for router in ("main", "r1"):
+        wait_until(f"{router} knows all workers", partial(knows_all, pair, router), 30.0)
+    logged_before = len(pair.log("g0"))
+    active = used(pair)
+    other = "r1" if active == "r0" else "r0"
+
+    async def stop(streams: Streams) -> None:
+        victim = pair.children()[active]
+        victim.send_signal(signal.SIGSTOP)
+        await until(lambda: victim.status() == psutil.STATUS_STOPPED)
+        await until(lambda: used(pair) == other, 4.0)
+        started = streams.started
+        await until(lambda: streams.started >= started + 10)
+        victim.send_signal(signal.SIGCONT)
+
+    load = asyncio.run(under_load(pair, stop))
+    assert load.errors == []
+    assert set(load.tokens) == {TOKENS}
+    assert "sends nothing for 1 s" in pair.log("g0")[logged_before:], (
+        "found by silence, not by a close"
+    )
+    assert used(pair) == other, "nobody fails back"
+    wait_until("no credit is left in main", lambda: settled(pair, "main"))
+    wait_until("no credit is left in r1", lambda: settled(pair, "r1"))

@@ -43,8 +43,8 @@ def test_phases_sum_to_what_the_http_server_measured(sim_fleet: Fleet) -> None:
     measured = re.match(r"total;dur=([\d.]+)", headers["server-timing"])
     assert measured is not None
     total = float(measured[1])
-    assert abs(sum(each["ms"] for each in line["phases"]) - total) <= 0.01 * total
-    phases = [each["phase"] for each in line["phases"]]
+    assert abs(sum(phase["ms"] for phase in line["phases"]) - total) <= 0.01 * total
+    phases = [phase["phase"] for phase in line["phases"]]
     assert phases == ["intake", "queue", "prefill", "transfer", "first_token", "decode"]
     assert (line["outcome"], line["completion_tokens"]) == ("ended", 100)
     assert line["traceparent"] == TRACE

@@ -13,7 +13,7 @@ import time
 import msgspec
 import numpy as np
 
-from tests.unit.common.kv.service_peer import (
+from tests.component.common.kv.service_peer import (
     BLOCKS,
     GEOMETRY,
     WIRE_ONLY,

@@ -129,7 +129,7 @@ def _results(pool: ProcessPoolExecutor, first: int, seeds: int) -> Iterator[Sums
     refill()
     while running:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for each in done:
-            running.discard(each)
-            yield each.result()
+        for future in done:
+            running.discard(future)
+            yield future.result()
         refill()

@@ -10,6 +10,7 @@ The last rows are a choice alone, by each policy, for a prompt whose prefix all 
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,12 +28,12 @@ from common.messages import (
     Submit,
     ToRouter,
 )
-from common.wire import Decoder, encode
+from common.net.wire import Decoder, encode
 from services.router.core import Core
 from services.router.events import Action, Received, Send
-from services.router.placement import place
-from services.router.placement_types import Ask, Known, Placement, Policy
-from services.router.policies.registry import POLICIES
+from services.router.placement.place import place
+from services.router.placement.policies.registry import POLICIES
+from services.router.placement.types import Placement, PlacementContext, Policy, ResourceRequest
 from services.router.settings import Settings
 from tests.unit.services.router.rig import hello, worker_hello
 
@@ -50,19 +51,20 @@ class Drive:
 
     def __init__(self, workers: int) -> None:
         self.now = 1.0
-        self.core = Core(Settings(max_queue=QUEUE + 10, worker_timeout=1e9), lambda: bytes(16), 1.0)
+        settings = Settings(max_queue=QUEUE + 10, worker_timeout=1e9)
+        self.core = Core(settings, lambda: bytes(16), random.Random(1).random, 1.0)
         self.ids = count()
         self.running: deque[tuple[str, str, str]] = deque()
         self.seconds: list[float] | None = None
-        self.say("g0|1", hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
+        self.receive("g0|1", hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
         for i in range(workers):
             role, name = (Role.PREFILL, f"p{i}") if i % 2 else (Role.DECODE, f"d{i}")
-            self.say(
+            self.receive(
                 f"{name}|1", worker_hello(role, name, blocks=1000, seqs=16, max_model_len=8192)
             )
-            self.say(f"{name}|1", Beat(load=Load()))
+            self.receive(f"{name}|1", Beat(load=Load()))
 
-    def say(self, peer: str, message: ToRouter, body: bytes | None = None) -> None:
+    def receive(self, peer: str, message: ToRouter, body: bytes | None = None) -> None:
         event = Received(peer, message, body)
         if self.seconds is None:
             self._note(self.core.handle(event, self.now))
@@ -82,13 +84,13 @@ class Drive:
     def submit(self) -> None:
         request_id = f"r{next(self.ids)}"
         message = Submit(request_id=request_id, attempt=1, prompt_tokens=200, max_tokens=64)
-        self.say("g0|1", message, BODY)
+        self.receive("g0|1", message, BODY)
 
     def cycle(self) -> None:
         self.now += 0.0001
         request_id, prefill, decode = self.running.popleft()
         for peer, message in zip((prefill, decode, decode), reports(request_id), strict=True):
-            self.say(peer, message)
+            self.receive(peer, message)
         self.submit()
 
 
@@ -133,21 +135,21 @@ def main() -> None:
         load = Drive(workers)
         while len(load.core.tables.waiting) < QUEUE:
             load.submit()
-        each = best(load.cycle)
+        seconds = best(load.cycle)
         load.seconds = []
         for _ in range(CYCLES):
             load.cycle()
         p99 = sorted(load.seconds)[int(len(load.seconds) * 0.99)]
         print(
-            f"{workers:5} workers: {1 / each:6.0f} requests/s, {each / least:5.1f} x the baseline, "
-            f"one event p99 {p99 * 1e3:.2f} ms"
+            f"{workers:5} workers: {1 / seconds:6.0f} requests/s, "
+            f"{seconds / least:5.1f} x the baseline, one event p99 {p99 * 1e3:.2f} ms"
         )
     for workers in (64, 1000):
         for policy in POLICIES.values():
-            each = choosing(workers, policy)
+            seconds = choosing(workers, policy)
             print(
-                f"{workers:5} workers, {policy.NAME}: {1 / each:6.0f} choices/s, "
-                f"{each / least:5.1f} x the baseline"
+                f"{workers:5} workers, {policy.NAME}: {1 / seconds:6.0f} choices/s, "
+                f"{seconds / least:5.1f} x the baseline"
             )
 
 
@@ -155,15 +157,15 @@ def choosing(workers: int, policy: Policy) -> float:
     """Seconds to match a prompt of `PREFIX` blocks, which every worker has, and to choose."""
     core = Drive(workers).core
     hashes = [n.to_bytes(8) for n in range(PREFIX)]
-    ask = Ask(PREFIX * 16 + 1, 64, session="s", prefix=tuple(hashes))
-    prefixes, board = core.tables.placing.prefixes, core.tables.board
+    request = ResourceRequest(PREFIX * 16 + 1, 64, session="s", prefix=tuple(hashes))
+    prefixes, board = core.tables.placement_memory.prefixes, core.tables.snapshots
     for identity in core.tables.workers:
         prefixes.add(identity, hashes, 1000)
     decodes, prefills = board.open_decodes(), board.prefills()
     start = time.process_time()
     for _ in range(CHOICES):
-        cached = {name: n * 16 for name, n in prefixes.match(ask.prefix).items()}
-        choice = place(ask, decodes, prefills, policy, Known(cached=cached))
+        cached = {name: n * 16 for name, n in prefixes.match(request.prefix).items()}
+        choice = place(PlacementContext(request, cached), decodes, prefills, policy)
         assert isinstance(choice, Placement)
     return (time.process_time() - start) / CHOICES
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from common.messages import Decode, KeyLimits, Submit
-from services.router.admission.fair_class import FairClass
+from services.router.queue.fair_class import FairClass
 from tests.unit.services.router.rig import Rig
 
 SEEDS = 60
@@ -93,7 +93,7 @@ class Fight:
             tenant=tenant.name,
             limits=limits,
         )
-        self.rig.say("g0|1", message, name.encode())
+        self.rig.receive("g0|1", message, name.encode())
         self._look()
 
     def _look(self) -> None:
@@ -137,11 +137,11 @@ def free(self: FairClass, tenant: object, cost: float) -> None:
     PAY(self, tenant, 0.0)  # type: ignore[arg-type]
 
 
-def banked(self: FairClass, each: object) -> object:
+def banked(self: FairClass, attempt: object) -> object:
     """A newcomer keeps its counter of 0 instead of the lowest of those who wait."""
     level, self._level = self._level, 0.0
     order, self._order = self._order, []
-    tenant = ACTIVATE(self, each)  # type: ignore[arg-type]
+    tenant = ACTIVATE(self, attempt)  # type: ignore[arg-type]
     self._level, self._order = level, sorted([*order, *self._order])
     return tenant
 

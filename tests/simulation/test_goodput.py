@@ -10,14 +10,14 @@ from functools import cache
 
 import pytest
 
-from loadtest.capacity.overload import Bench, Bound, overload
+from loadtest.capacity.overload import Bound, OverloadFleet, overload
 from loadtest.capacity.report import Report, Slo
 from services.router.settings import Settings
 
 SLO = Slo(ttft_ms=2_000.0, tpot_ms=100.0)
-BENCHES: dict[Bound, Bench] = {
-    "prefill": Bench(seconds=80.0, slo=SLO),
-    "decode": Bench(seconds=15.0, slo=SLO),
+BENCHES: dict[Bound, OverloadFleet] = {
+    "prefill": OverloadFleet(seconds=80.0, slo=SLO),
+    "decode": OverloadFleet(seconds=15.0, slo=SLO),
 }
 BOUNDS: tuple[Bound, ...] = ("prefill", "decode")
 both = pytest.mark.parametrize("bound", BOUNDS)

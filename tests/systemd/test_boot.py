@@ -129,7 +129,7 @@ def test_they_start_in_order_and_serve(machine: Container) -> None:
     assert answer.rstrip().endswith("data: [DONE]"), answer
     wait_until("KV came, inside the sandbox", lambda: handed_over(machine) > 0, 30)
     said = machine.run("journalctl", "--no-pager", "-u", UNITS[2])
-    assert "arena/memory" in said, "the units' sandbox keeps KV from being read where it was staged"
+    assert "memfd/memory" in said, "the units' sandbox keeps KV from being read where it was staged"
 
 
 def test_the_run_dir_is_for_the_group_alone(machine: Container) -> None:

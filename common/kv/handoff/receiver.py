@@ -1,17 +1,18 @@
-"""D's end of one handoff: grants what is posted, counts what is verified, retries the rest.
+"""D's end of one handoff: grants slots, counts what is verified, retries the rest.
 
-Theory of operation: in `words`. Retries after a lost transport wait 50 ms * 2^i with full jitter,
-as long as P can be connected to; a damaged message is fetched again once, at once. Everything ends
-at the deadline.
+Theory of operation: as in `protocol.py`. After a lost connection D waits 50 ms * 2^i with full
+jitter before it connects again, as long as it can connect to P at all. A damaged message is fetched
+again once, at once. Everything ends at the deadline.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.errors import Code
-from common.kv.digest import HEADER_BYTES, NOT_YET, Arrival, Encoding, Verdict
-from common.kv.handoff.words import (
+from common.kv.checksum.header import HEADER_BYTES, NOT_YET, Arrival, Encoding, Verdict
+from common.kv.handoff.protocol import (
     RECEIVE_TERMINAL,
     RECEIVE_TRANSITIONS,
     Action,
@@ -26,52 +27,63 @@ from common.kv.handoff.words import (
     Posted,
     ReceiveEvent,
     ReceiveState,
+    SendControl,
     Start,
-    Tell,
     Tick,
 )
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from common.kv.plan import FP8, Cut, Cuts, Plan, Shape
+from common.kv.plan import FP8, Chunking, KvShape, TransferChunking, TransferPlan
 from common.messages import KvReport, Ticket
+from common.transitions import checked
 
 RETRY_MS = 50.0
 REFETCHES = 1
 GRANTS_PER_WINDOW = 2
 RECONNECTS = 2
-"""Connections that failed or were lost after which one more that fails is the last."""
+"""After so many failed or lost connections, the next one that fails ends the handoff."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What D lacks of a prompt, and how to fetch it. `deadline`: instant; `retries`: tries after
-    the first that a lost transport may cost. `fp8`: P may compress."""
+class FetchSpec:
+    """What D lacks of a prompt, and how to fetch it."""
 
     first_block: int
     blocks: int
-    cuts: Cuts
+    shape: KvShape
+    """Uncompressed if D does not accept compression."""
+    chunking: TransferChunking
     deadline: float
+    """An instant."""
     retries: int
+    """Retries that lost connections may cost."""
     layer_groups: int = 1
-    fp8: bool = False
 
 
 class Receiver:
     """D's end of one ticket."""
 
-    def __init__(self, ticket: Ticket, wanted: Wanted, shape: Shape) -> None:
+    def __init__(self, ticket: Ticket, spec: FetchSpec, uniform: Callable[[], float]) -> None:
+        """`uniform` draws from [0, 1)."""
         self.ticket = ticket
-        self.wanted = wanted
+        self.spec = spec
         self.state = ReceiveState.CONNECTING
+        #: In BACKOFF, the instant at which to connect again.
         self.retry_at = 0.0
-        self._shape = shape
+        self._uniform = uniform
         self._peer: int | None = None
-        self._plan: Plan | None = None
-        self._cut: Cut = wanted.cuts.wire
-        self._told: tuple[int, int] | None = None
+        #: The current transfer; None unless WAITING or RECEIVING.
+        self._plan: TransferPlan | None = None
+        self._chunking: Chunking = spec.chunking.wire
+        #: Peer and transfer of the last `KvReady` sent, until that connection is lost.
+        self._announced: tuple[int, int] | None = None
+        #: Slots [0, _asked) were asked of the shell with `Post`.
         self._asked = 0
+        #: Slots [0, _granted) were granted to P.
         self._granted = 0
+        #: Indices of the current transfer's messages.
         self._verified: set[int] = set()
-        self._next_block = wanted.first_block
+        #: All blocks before this one are verified.
+        self._next_block = spec.first_block
         self._lost = 0
         self._refetched = 0
         self._damaged = 0
@@ -90,29 +102,29 @@ class Receiver:
 
     @property
     def window(self) -> int:
-        """Open slots at most."""
-        return self._cut.window
+        """The number of slots that may be open."""
+        return self._chunking.window
 
     @property
     def retries(self) -> int:
         return self._lost + self._refetched
 
     def lacks(self, transfer: int, index: int) -> bool:
-        """This message of this transfer is wanted and has not been verified: its blocks may be
-        written. Nobody reads them before this handoff is done."""
+        """Whether this message of this transfer is wanted and not verified, so that its blocks may
+        be written. Nobody reads them before this handoff is done."""
         plan = self._plan
         wanted = plan is not None and plan.transfer == transfer and index < plan.messages
         return wanted and index not in self._verified
 
     @property
     def wake_at(self) -> float:
-        """When a Tick is due."""
-        return self.retry_at if self.state is ReceiveState.BACKOFF else self.wanted.deadline
+        """The instant at which a Tick is due."""
+        return self.retry_at if self.state is ReceiveState.BACKOFF else self.spec.deadline
 
     def report(self) -> KvReport:
         asked, first = self._asked_at, self._first_at
         return KvReport(
-            blocks=self._next_block - self.wanted.first_block,
+            blocks=self._next_block - self.spec.first_block,
             complete=self.state is ReceiveState.DONE,
             messages=self._messages,
             payload_bytes=self._payload_bytes,
@@ -128,7 +140,7 @@ class Receiver:
         )
 
     def handle(self, event: ReceiveEvent, now: float) -> list[Action]:  # noqa: C901, PLR0911
-        """Raises ValueError on an illegal transition. An ended receiver ignores everything."""
+        """Raises IllegalTransitionError on a defect. An ended receiver ignores everything."""
         if self.state in RECEIVE_TERMINAL:
             return []
         match event:
@@ -148,7 +160,7 @@ class Receiver:
                 return self._back_off(f"connection to {self.ticket.prefill} lost", now)
             case Cancel(reason):
                 return self._end(ReceiveState.ABORTED, Code.CANCELLED, reason)
-            case Tick() if now >= self.wanted.deadline:
+            case Tick() if now >= self.spec.deadline:
                 sentence = f"no KV from {self.ticket.prefill} within the load timeout"
                 return self._fail(sentence, trouble="transfer" if self._lost else "")
             case Tick() if self.state is ReceiveState.BACKOFF and now >= self.retry_at:
@@ -157,7 +169,7 @@ class Receiver:
         return []
 
     def _not_connected(self, message: str, now: float, *, final: bool) -> list[Action]:
-        """A connection that is not there costs the whole time limit to find out."""
+        """Few retries only: each costs the whole time limit of a connection."""
         if final:
             return self._fail(message)
         if self._lost >= RECONNECTS:
@@ -165,17 +177,16 @@ class Receiver:
         return self._back_off(message, now)
 
     def _begin(self, connected: Connected, now: float) -> list[Action]:
-        wanted, peer = self.wanted, connected.peer
-        self._cut = wanted.cuts.lent if connected.lent else wanted.cuts.wire
-        left = wanted.first_block + wanted.blocks - self._next_block
-        plan = Plan(
+        spec, peer = self.spec, connected.peer
+        self._chunking = spec.chunking.loan if connected.loan else spec.chunking.wire
+        left = spec.first_block + spec.blocks - self._next_block
+        plan = TransferPlan(
             connected.transfer,
             self._next_block,
             left,
-            self._cut.message_blocks,
-            self._shape,
-            wanted.layer_groups,
-            fp8=wanted.fp8,
+            self._chunking.message_blocks,
+            spec.shape,
+            spec.layer_groups,
         )
         self._peer, self._plan = peer, plan
         self._asked = self._granted = 0
@@ -184,12 +195,12 @@ class Receiver:
         if plan.blocks == 0:
             ready = self._ready(plan, 0, now)
             self._plan = None
-            return [Tell(peer, ready), *self._end(ReceiveState.DONE, "", "")]
+            return [SendControl(peer, ready), *self._end(ReceiveState.DONE, "", "")]
         return self._post()
 
     def _post(self) -> list[Action]:
-        """Keeps up to `window` messages on the way, and grants several slots at a time: a grant
-        costs both sides more than the digest of a message."""
+        """Keeps up to `window` slots open, and grants several at a time, because a grant costs both
+        sides more than the digest of a message."""
         plan, peer = self._plan, self._peer
         assert plan is not None and peer is not None  # noqa: PT018
         upto = min(plan.messages, len(self._verified) + self.window)
@@ -205,14 +216,14 @@ class Receiver:
         granted, self._granted, self._asked = self._granted, upto, upto
         if upto == granted:
             return []
-        if self._told == (peer, plan.transfer):
-            return [Tell(peer, KvCredit(transfer=plan.transfer, granted=upto))]
-        self._told = (peer, plan.transfer)
+        if self._announced == (peer, plan.transfer):
+            return [SendControl(peer, KvCredit(transfer=plan.transfer, granted=upto))]
+        self._announced = (peer, plan.transfer)
         if self._asked_at is None:
             self._asked_at = now
-        return [Tell(peer, self._ready(plan, upto, now))]
+        return [SendControl(peer, self._ready(plan, upto, now))]
 
-    def _ready(self, plan: Plan, granted: int, now: float) -> KvReady:
+    def _ready(self, plan: TransferPlan, granted: int, now: float) -> KvReady:
         return KvReady(
             secret=self.ticket.secret,
             request_id=self.ticket.request_id,
@@ -223,8 +234,8 @@ class Receiver:
             message_blocks=plan.message_blocks,
             granted=granted,
             layer_groups=plan.layer_groups,
-            patience_ms=max(0.0, self.wanted.deadline - now) * 1000,
-            accepts=(FP8,) if plan.fp8 else (),
+            patience_ms=max(0.0, self.spec.deadline - now) * 1000,
+            accepts=(FP8,) if plan.shape.fp8_page_bytes else (),
         )
 
     def _arrived(self, arrival: Arrival, now: float) -> list[Action]:
@@ -259,11 +270,11 @@ class Receiver:
         self._advance(plan)
         if len(self._verified) < plan.messages:
             return self._post()
-        released = Tell(peer, KvReleased(transfer=plan.transfer))
+        released = SendControl(peer, KvReleased(transfer=plan.transfer))
         self._plan = None
         return [*self._end(ReceiveState.DONE, "", ""), released]
 
-    def _advance(self, plan: Plan) -> None:
+    def _advance(self, plan: TransferPlan) -> None:
         """Moves `_next_block` past the runs that are verified, all layers, without a gap."""
         groups = plan.groups
         while self._next_block < plan.end:
@@ -283,11 +294,10 @@ class Receiver:
         return [Connect()]
 
     def _back_off(self, message: str, now: float) -> list[Action]:
-        self._plan = self._peer = self._told = None
-        if self._lost >= self.wanted.retries:
+        self._plan = self._peer = self._announced = None
+        if self._lost >= self.spec.retries:
             return self._fail(message, trouble="transfer")
-        jitter = _fraction(self.ticket.secret, self._lost)
-        self.retry_at = now + RETRY_MS * (1 << self._lost) * jitter / 1000
+        self.retry_at = now + RETRY_MS * (1 << self._lost) * self._uniform() / 1000
         self._lost += 1
         self._become(ReceiveState.BACKOFF)
         return []
@@ -298,31 +308,23 @@ class Receiver:
     def _end(
         self, state: ReceiveState, error: str, message: str, trouble: str = ""
     ) -> list[Action]:
-        told, self._told, self._plan = self._told, None, None
+        announced, self._announced, self._plan = self._announced, None, None
         self._become(state)
         ended = Ended(error, message, trouble)
-        if told is None or state is ReceiveState.DONE:
+        if announced is None or state is ReceiveState.DONE:
             return [ended]
-        peer, transfer = told
-        return [Tell(peer, KvAbort(transfer=transfer, reason=message)), ended]
+        peer, transfer = announced
+        return [SendControl(peer, KvAbort(transfer=transfer, reason=message)), ended]
 
     def _become(self, state: ReceiveState) -> None:
-        if state not in RECEIVE_TRANSITIONS[self.state]:
-            raise ValueError(f"receiver cannot go from {self.state} to {state}")
-        self.state = state
+        self.state = checked("receiver", RECEIVE_TRANSITIONS, self.state, state)
 
     def check_invariants(self) -> None:
         active = self.state in (ReceiveState.WAITING, ReceiveState.RECEIVING)
         if active != (self._plan is not None):
             raise AssertionError(f"{self.state} with transfer {self.transfer}")
-        end = self.wanted.first_block + self.wanted.blocks
-        if not self.wanted.first_block <= self._next_block <= end:
-            raise AssertionError(f"next block {self._next_block} outside the wanted {self.wanted}")
+        end = self.spec.first_block + self.spec.blocks
+        if not self.spec.first_block <= self._next_block <= end:
+            raise AssertionError(f"next block {self._next_block} outside {self.spec}")
         if self.state is ReceiveState.DONE and self._next_block != end:
             raise AssertionError("done, but not every wanted block was verified")
-
-
-def _fraction(secret: bytes, attempt: int) -> float:
-    """A number in [0, 1) that differs per ticket and try: full jitter without a random source."""
-    start = (attempt * 4) % max(1, len(secret) - 3)
-    return int.from_bytes(secret[start : start + 4], "little") / (1 << 32)

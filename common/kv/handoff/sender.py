@@ -1,7 +1,8 @@
-"""P's end of one handoff: answers every granted slot once, sends what is computed.
+"""P's end of one handoff: answers every granted slot once, with what is computed.
 
-Theory of operation: in `words`. A slot is a receive that D has posted; P chooses which message goes
-into it: the first one in the plan whose blocks and layers hold KV.
+Theory of operation: as in `protocol.py`. P chooses which message goes into a slot: the first one of
+the plan whose blocks and layers hold KV. Nothing here depends on the time, so `handle` takes no
+`now`; the ticket table tells the sender that its lease has run out.
 """
 
 from __future__ import annotations
@@ -11,94 +12,98 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from common.errors import Code
-from common.kv.digest import Expected
-from common.kv.handoff.words import (
+from common.kv.checksum.header import ExpectedMessage
+from common.kv.handoff.protocol import (
     SEND_TERMINAL,
     SEND_TRANSITIONS,
     Action,
-    Ahead,
     Cancel,
     Computed,
     Ended,
     Expire,
+    LayersComputed,
     PeerLost,
     Ready,
+    SendControl,
     SendData,
     SendEvent,
     SendState,
     SendVoid,
     Stage,
     Staged,
-    Tell,
 )
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from common.kv.plan import FP8, Plan, Shape
+from common.kv.plan import FP8, KvShape, TransferPlan
 from common.messages import Ticket
+from common.transitions import checked
 
 
 @dataclass(slots=True)
-class _Outgoing:
-    """`slots`: granted and not answered. `pending`: messages neither staged nor sent, by index.
-    `staging`: those that wait for a staging buffer, never more than there are slots."""
+class _ActiveTransfer:
+    """The transfer that is being served."""
 
     peer: int
-    plan: Plan
+    plan: TransferPlan
     pending: list[int]
+    """Indices of messages that are neither staged nor sent, ascending."""
     granted: int = 0
     slots: deque[int] = field(default_factory=deque)
+    """Granted and not answered."""
     staging: set[int] = field(default_factory=set)
+    """Indices of messages that wait for a staging buffer, never more than there are slots."""
 
 
-def asked(ready: KvReady, shape: Shape) -> Plan:
-    """Raises ValueError for what no honest peer asks."""
-    return Plan(
+def plan_of(ready: KvReady, shape: KvShape) -> TransferPlan:
+    """The transfer that D asks for. Raises ValueError for what no correct D asks."""
+    return TransferPlan(
         ready.transfer,
         ready.first_block,
         ready.blocks,
         ready.message_blocks,
-        shape,
+        shape if FP8 in ready.accepts else shape.uncompressed(),
         ready.layer_groups,
-        fp8=FP8 in ready.accepts,
     )
 
 
 class Sender:
-    """P's end of one ticket. `blocks`: of the whole prompt."""
+    """P's end of one ticket."""
 
-    def __init__(self, ticket: Ticket, blocks: int, shape: Shape) -> None:
+    def __init__(self, ticket: Ticket, blocks: int, shape: KvShape) -> None:
+        """`blocks`: of the whole prompt."""
         self.ticket = ticket
         self.blocks = blocks
         self.state = SendState.OFFERED
+        #: The first blocks of the prompt that hold KV, all layers.
         self.computed = 0
-        self._ahead = Ahead(0, 0)
+        self._layers_computed = LayersComputed(0, 0)
         self._shape = shape
-        self._out: _Outgoing | None = None
+        self._active: _ActiveTransfer | None = None
 
     @property
     def transfer(self) -> int | None:
-        """The transfer that is served now."""
-        return self._out.plan.transfer if self._out else None
+        """The transfer that is being served."""
+        return self._active.plan.transfer if self._active else None
 
     @property
     def peer(self) -> int | None:
-        """Who is being served."""
-        return self._out.peer if self._out else None
+        """The connection to the D that is being served."""
+        return self._active.peer if self._active else None
 
     @property
     def granted(self) -> int:
-        """Slots that D has granted for it."""
-        return self._out.granted if self._out else 0
+        """Slots that D has granted for the transfer that is being served."""
+        return self._active.granted if self._active else 0
 
     def handle(self, event: SendEvent) -> list[Action]:  # noqa: C901, PLR0911
-        """Raises ValueError on an illegal transition. An ended sender ignores everything."""
+        """Raises IllegalTransitionError on a defect. An ended sender ignores everything."""
         if self.state in SEND_TERMINAL:
             return []
         match event:
             case Computed(blocks):
-                self.computed, self._ahead = blocks, Ahead(0, 0)
+                self.computed, self._layers_computed = blocks, LayersComputed(0, 0)
                 return self._stage()
-            case Ahead():
-                self._ahead = event
+            case LayersComputed():
+                self._layers_computed = event
                 return self._stage()
             case Ready(peer, message):
                 return self._begin(peer, message)
@@ -116,97 +121,95 @@ class Sender:
                 return self._end(
                     SendState.EXPIRED, Code.KV_TRANSFER_FAILED, "lease expired: nobody took the KV"
                 )
-            case PeerLost(peer) if self._out is not None and self._out.peer == peer:
-                self._out = None
+            case PeerLost(peer) if self._active is not None and self._active.peer == peer:
+                self._active = None
                 self._become(SendState.OFFERED)
         return []
 
     def _serves(self, transfer: int) -> bool:
-        return self._out is not None and self._out.plan.transfer == transfer
+        return self._active is not None and self._active.plan.transfer == transfer
 
     def _begin(self, peer: int, ready: KvReady) -> list[Action]:
         """A second Ready is D's retry: the older transfer is answered with voids."""
-        actions = self._void_rest()
-        plan = asked(ready, self._shape)
+        actions = self._void_open_slots()
+        plan = plan_of(ready, self._shape)
         if plan.end > self.blocks:
             raise ValueError(f"blocks up to {plan.end} of a prompt of {self.blocks}")
-        self._out = _Outgoing(peer, plan, list(range(plan.messages)))
+        self._active = _ActiveTransfer(peer, plan, list(range(plan.messages)))
         self._become(SendState.SENDING)
         if plan.blocks == 0:
             return actions + self._end(SendState.RELEASED, "", "")
         return actions + self._grant(ready.granted)
 
     def _grant(self, granted: int) -> list[Action]:
-        out = self._out
-        assert out is not None
-        granted = min(granted, out.plan.messages)
-        out.slots.extend(range(out.granted, granted))
-        out.granted = max(out.granted, granted)
+        active = self._active
+        assert active is not None
+        granted = min(granted, active.plan.messages)
+        active.slots.extend(range(active.granted, granted))
+        active.granted = max(active.granted, granted)
         return self._stage()
 
     def _stage(self) -> list[Action]:
         """Asks for staging of messages that hold KV, in the plan's order, as slots allow."""
-        out = self._out
-        if out is None:
+        active = self._active
+        if active is None:
             return []
-        room = len(out.slots) - len(out.staging)
-        reach = max(self.computed, self._ahead.blocks)
+        room = len(active.slots) - len(active.staging)
+        reach = max(self.computed, self._layers_computed.blocks)
         chosen: list[int] = []
-        for at, index in enumerate(out.pending):
-            message = out.plan.message(index)
+        for at, index in enumerate(active.pending):
+            message = active.plan.message(index)
             if len(chosen) >= room or message.end_block > reach:
                 break
-            if self._holds(message):
+            if self._holds_kv(message):
                 chosen.append(at)
-        indices = [out.pending[at] for at in chosen]
+        indices = [active.pending[at] for at in chosen]
         for at in reversed(chosen):
-            del out.pending[at]
-        out.staging.update(indices)
-        return [Stage(out.plan.transfer, index) for index in indices]
+            del active.pending[at]
+        active.staging.update(indices)
+        return [Stage(active.plan.transfer, index) for index in indices]
 
-    def _holds(self, message: Expected) -> bool:
+    def _holds_kv(self, message: ExpectedMessage) -> bool:
         if message.end_block <= self.computed:
             return True
-        ahead = self._ahead
-        return message.end_block <= ahead.blocks and message.end_layer <= ahead.layers
+        layered = self._layers_computed
+        return message.end_block <= layered.blocks and message.end_layer <= layered.layers
 
     def _send(self, index: int) -> list[Action]:
-        out = self._out
-        if out is None or index not in out.staging:
+        active = self._active
+        if active is None or index not in active.staging:
             return []
-        out.staging.remove(index)
-        if not self._holds(out.plan.message(index)):
-            bisect.insort(out.pending, index)
+        active.staging.remove(index)
+        if not self._holds_kv(active.plan.message(index)):
+            bisect.insort(active.pending, index)
             return []
-        return [SendData(out.peer, out.plan, index, out.slots.popleft())]
+        return [SendData(active.peer, active.plan, index, active.slots.popleft())]
 
-    def _void_rest(self) -> list[Action]:
-        out, self._out = self._out, None
-        if out is None:
+    def _void_open_slots(self) -> list[Action]:
+        active, self._active = self._active, None
+        if active is None:
             return []
-        return [SendVoid(out.peer, out.plan.transfer, slot) for slot in out.slots]
+        return [SendVoid(active.peer, active.plan.transfer, slot) for slot in active.slots]
 
     def _end(self, state: SendState, error: str, message: str) -> list[Action]:
-        out = self._out
-        actions = self._void_rest()
-        if out is not None and state in (SendState.CANCELLED, SendState.EXPIRED):
-            refusal = KvRefused(transfer=out.plan.transfer, code=error, message=message)
-            actions.insert(0, Tell(out.peer, refusal))
+        active = self._active
+        actions = self._void_open_slots()
+        if active is not None and state in (SendState.CANCELLED, SendState.EXPIRED):
+            refusal = KvRefused(transfer=active.plan.transfer, code=error, message=message)
+            actions.insert(0, SendControl(active.peer, refusal))
         self._become(state)
         return [*actions, Ended(error, message)]
 
     def _become(self, state: SendState) -> None:
-        if state not in SEND_TRANSITIONS[self.state]:
-            raise ValueError(f"sender cannot go from {self.state} to {state}")
-        self.state = state
+        self.state = checked("sender", SEND_TRANSITIONS, self.state, state)
 
     def check_invariants(self) -> None:
-        out = self._out
-        if (self.state is SendState.SENDING) != (out is not None):
+        active = self._active
+        if (self.state is SendState.SENDING) != (active is not None):
             raise AssertionError(f"{self.state} with transfer {self.transfer}")
-        if out is None:
+        if active is None:
             return
-        unsent = len(out.pending) + len(out.staging)
-        answered = out.granted - len(out.slots)
-        if len(out.staging) > len(out.slots) or answered + unsent != out.plan.messages:
-            raise AssertionError(f"impossible counters: {out}")
+        unsent = len(active.pending) + len(active.staging)
+        answered = active.granted - len(active.slots)
+        if len(active.staging) > len(active.slots) or answered + unsent != active.plan.messages:
+            raise AssertionError(f"impossible counters: {active}")

@@ -1,23 +1,34 @@
-"""`baton ctl events`, for people: a line each, the time in the reader's zone."""
+"""`baton ctl events`: a line per event, with its time in the reader's zone."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
+from services.ctl.verb import Verb, argument, value
+
 
 def render(result: Any) -> str:
-    return "\n".join(lines(result)) or "nothing was noted yet"
-
-
-def lines(result: Any) -> list[str]:
-    missed = result["missed"]
+    missed, events = result["missed"], result["events"]
     first = [f"({missed} older events are gone)"] if missed else []
-    return [*first, *[_line(event) for event in result["events"]]]
+    return "\n".join([*first, *map(_line, events)]) or "no event was noted yet"
 
 
 def _line(event: dict[str, Any]) -> str:
     at = datetime.fromtimestamp(event["unix_ms"] / 1000).astimezone()
     mark = "! " if event["level"] == "warning" else "  "
-    of = f" [{event['request_id']}]" if event["request_id"] else ""
-    return f"{at:%H:%M:%S}.{at.microsecond // 1000:03d} {mark}{event['sentence']}{of}"
+    request = f" [{event['request_id']}]" if event["request_id"] else ""
+    return f"{at:%H:%M:%S}.{at.microsecond // 1000:03d} {mark}{event['sentence']}{request}"
+
+
+VERB = Verb(
+    "events",
+    "what the router noted last",
+    render,
+    (
+        argument("--follow", action="store_true", help="print what is new, until Ctrl-C"),
+        argument("--after", type=value, metavar="N", help="only events after number N"),
+        argument("--limit", type=value, metavar="N", help="events at most (50)"),
+    ),
+    examples=("events --follow", "events after=1200 --json"),
+)

@@ -1,115 +1,143 @@
-"""`baton ctl explain`, for people: a bar per phase, then the story in sentences; or the list of the
-slowest or of the failures."""
+"""`baton ctl explain`: a bar per phase of a request, then each decision as a sentence; or a list of
+requests that the router's recorder kept."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import span, table
+import msgspec
+from msgspec import UNSET
+
+from common.telemetry.timeline import AttemptRecord, TimelineRecord
+from services.ctl.table import duration, duration_of, rows, table
+from services.ctl.verb import Verb, argument, value
 
 BAR_WIDTH = 40
+BAR_TITLES = ("  PHASE", "", "TOOK", "WHERE")
 SENTENCE_WIDTH = 60
-HEAD = ("REQUEST", "ENDED", "AGO", "TOTAL", "TTFT", "PER TOKEN", "IN", "OUT", "MOST OF IT")
+
+
+def _longest(row: Any) -> str:
+    """The longest phase, or why the request failed."""
+    if row["outcome"] in ("failed", "lost", "refused") and row["sentence"]:
+        sentence = str(row["sentence"])
+        return sentence if len(sentence) <= SENTENCE_WIDTH else sentence[: SENTENCE_WIDTH - 1] + "…"
+    where = f" on {row['longest_worker']}" if row["longest_worker"] else ""
+    return f"{row['longest_phase']}{where}: {duration(row['longest_ms'])}"
+
+
+_list = rows(
+    {
+        "REQUEST": "request_id",
+        "ENDED": lambda row: row["code"] or row["outcome"],
+        "AGO": duration_of("ago_ms"),
+        "TOTAL": duration_of("total_ms"),
+        "TTFT": lambda row: duration(row["ttft_ms"]) if row["ttft_ms"] else None,
+        "TPOT": lambda row: f"{row['tpot_ms']:.1f} ms" if row["tpot_ms"] else None,
+        "PROMPT": "prompt_tokens",
+        "OUTPUT": "completion_tokens",
+        "LONGEST PHASE": _longest,
+    },
+    empty="no such request is kept",
+)
 
 
 def render(result: Any) -> str:
     if isinstance(result, list):
-        return _listed(result)
-    told = result.get("timeline") or {}
+        return _list(result)
+    attempts = msgspec.convert(result["attempts"], tuple[AttemptRecord, ...])
     parts = [f"request {result['request_id']}"]
-    if told:
-        parts += [_whole(told)]
-    parts += [_attempt(each, alone=not told) for each in result["attempts"]]
+    if result.get("timeline"):
+        parts.append(_timeline(msgspec.convert(result["timeline"], TimelineRecord)))
+        parts += [_attempt(attempt) for attempt in attempts]
+    else:
+        parts += [_attempt(attempt, _attempt_bars(attempt)) for attempt in attempts]
     return "\n\n".join(parts)
 
 
-def _listed(rows: list[Any]) -> str:
-    if not rows:
-        return "none is kept"
-    return table(
-        HEAD,
-        [
-            (
-                each["request_id"],
-                each["code"] or each["outcome"],
-                span(each["ago_ms"]),
-                span(each["total_ms"]),
-                span(each["ttft_ms"]) if each["ttft_ms"] else None,
-                f"{each['tpot_ms']:.1f} ms" if each["tpot_ms"] else None,
-                each["prompt_tokens"],
-                each["completion_tokens"],
-                _most(each),
-            )
-            for each in rows
-        ],
-    )
-
-
-def _most(each: Any) -> str:
-    if each["outcome"] in ("failed", "lost", "refused") and each["sentence"]:
-        sentence = str(each["sentence"])
-        return sentence if len(sentence) <= SENTENCE_WIDTH else sentence[: SENTENCE_WIDTH - 1] + "…"
-    where = f" on {each['longest_worker']}" if each["longest_worker"] else ""
-    return f"{each['longest_phase']}{where}: {span(each['longest_ms'])}"
-
-
-def _whole(told: Any) -> str:
-    total = max(told["total_ms"], 0.001)
-    many = told["moves"] > 0
-    rows = [
-        (
-            f"  {each['phase']}" + (f" (attempt {each['attempt']})" if many else ""),
-            _bar(each["start_ms"], each["start_ms"] + each["ms"], total),
-            f"{each['ms']:.2f} ms",
-            each["worker"],
+def _timeline(record: TimelineRecord) -> str:
+    """The request as its client saw it, over all attempts."""
+    longest = max(record.phases, key=lambda phase: phase.ms)
+    where = f" on {longest.worker}" if longest.worker else ""
+    share = longest.ms / max(record.total_ms, 0.001)
+    bars = [
+        _bar(
+            f"{phase.phase} (attempt {phase.attempt})" if record.moves else phase.phase,
+            (phase.start_ms, phase.start_ms + phase.ms, record.total_ms),
+            f"{phase.ms:.2f} ms",
+            phase.worker,
         )
-        for each in told["phases"]
+        for phase in record.phases
     ]
-    longest = max(told["phases"], key=lambda each: each["ms"])
-    where = f" on {longest['worker']}" if longest["worker"] else ""
-    share = longest["ms"] / total
-    title = (
-        f"{told['outcome']} after {told['total_ms']:.2f} ms for the client: first token after "
-        f"{told['ttft_ms']:.2f} ms, {told['completion_tokens']} tokens, "
-        f"{told['tpot_ms']:.2f} ms each after the first"
+    return (
+        f"{record.outcome} after {record.total_ms:.2f} ms for the client: first token "
+        f"after {record.ttft_ms:.2f} ms, {record.completion_tokens} tokens, "
+        f"{record.tpot_ms:.2f} ms each after the first\n"
+        f"{table(BAR_TITLES, bars)}\n"
+        f"  most of it, {share:.0%}: {longest.phase}{where}"
     )
-    why = f"  most of it, {share:.0%}: {longest['phase']}{where}"
-    return "\n".join((title, table(("  PHASE", "", "TOOK", "WHERE"), rows), why))
 
 
-def _attempt(each: Any, *, alone: bool) -> str:
-    outcome = f" ({each['outcome']})" if each["outcome"] else ""
-    ago = each.get("received_ms_ago")
-    received = f"received {span(ago)} ago by {each['gateway']}, " if ago is not None else ""
+def _attempt(attempt: AttemptRecord, *bars: str) -> str:
+    outcome = f" ({attempt.outcome})" if attempt.outcome else ""
+    ago = attempt.received_ms_ago
+    received = "" if ago is UNSET else f"received {duration(ago)} ago by {attempt.gateway}, "
     title = (
-        f"attempt {each['attempt']}: {each['state']}{outcome} after {each['total_ms']} ms, "
-        f"{received}{each['prompt_tokens']} prompt tokens, {each['max_tokens']} to make at most"
+        f"attempt {attempt.attempt}: {attempt.state}{outcome} after "
+        f"{attempt.total_ms} ms, {received}{attempt.prompt_tokens} prompt tokens, "
+        f"{attempt.max_tokens} to make at most"
     )
-    story = "\n".join(f"  - {sentence}" for sentence in each["sentences"])
-    bars = _bars(each) if alone else ""
-    return "\n".join(part for part in (title, bars, story, _candidates(each)) if part)
-
-
-def _bars(each: Any) -> str:
-    total = max(each["total_ms"], 0.001)
-    rows = []
-    for phase in each["phases"]:
-        start, end = phase["start_ms"], phase["end_ms"]
-        until = total if end is None else end
-        took = f"{round(until - start, 2)} ms" + ("" if end is not None else " so far")
-        rows.append((f"  {phase['phase']}", _bar(start, until, total), took))
-    return table(("  PHASE", "", "TOOK"), rows)
-
-
-def _bar(start: float, until: float, total: float) -> str:
-    first = min(BAR_WIDTH - 1, round(BAR_WIDTH * start / total))
-    length = max(1, round(BAR_WIDTH * (until - start) / total))
-    return f"|{(' ' * first + '#' * length)[:BAR_WIDTH].ljust(BAR_WIDTH)}|"
-
-
-def _candidates(each: Any) -> str:
-    rows = [
-        (f"  {c['role']}", c["name"], " ".join(f"{part:.4g}" for part in c["score"]))
-        for c in each["candidates"]
+    parts = [title, *bars, *(f"  - {sentence}" for sentence in attempt.sentences)]
+    candidates = [
+        (f"  {worker.role}", worker.name, " ".join(f"{part:.4g}" for part in worker.score))
+        for worker in attempt.candidates
     ]
-    return table(("  CANDIDATE", "NAME", "SCORE (lower is better)"), rows) if rows else ""
+    if candidates:
+        parts.append(table(("  CANDIDATE", "NAME", "SCORE (lower is better)"), candidates))
+    return "\n".join(parts)
+
+
+def _attempt_bars(attempt: AttemptRecord) -> str:
+    """A phase without an end is under way."""
+    bars = []
+    for phase in attempt.phases:
+        end = attempt.total_ms if phase.end_ms is None else phase.end_ms
+        took = f"{end - phase.start_ms:.2f} ms" + (" so far" if phase.end_ms is None else "")
+        bars.append(_bar(phase.phase, (phase.start_ms, end, attempt.total_ms), took))
+    return table(BAR_TITLES, bars)
+
+
+def _bar(
+    phase: str, times: tuple[float, float, float], took: str, worker: str | None = None
+) -> tuple[str, str, str, str | None]:
+    """`times`: start and end of the phase, and the total that the full width stands for."""
+    start, end, total = times
+    scale = BAR_WIDTH / max(total, 0.001)
+    first = min(BAR_WIDTH - 1, round(start * scale))
+    bar = " " * first + "#" * max(1, round((end - start) * scale))
+    return f"  {phase}", f"|{bar[:BAR_WIDTH].ljust(BAR_WIDTH)}|", took, worker
+
+
+LISTS = {
+    "slow": "the slowest 1 %%",
+    "failed": "the failures",
+    "refused": "what was refused",
+    "recent": "the latest of all",
+}
+VERB = Verb(
+    "explain",
+    "one request's timeline and why it was placed where it was; or the slowest, the failed",
+    render,
+    (
+        argument("id", nargs="?", metavar="ID", help="a request id, or the start of one"),
+        *(
+            argument(
+                f"--{kept}", action="store_const", dest="list", const=kept, help=f"list {what}"
+            )
+            for kept, what in LISTS.items()
+        ),
+        argument("--by", metavar="WHAT", help="what slow means: ttft, tpot or total (total)"),
+        argument("--limit", type=value, metavar="N", help="rows at most (20)"),
+    ),
+    examples=("explain --slow by=ttft", "explain 3f2a9c  # the `id` of any response, or its start"),
+)

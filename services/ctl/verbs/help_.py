@@ -1,17 +1,27 @@
-"""`baton ctl help`, for people."""
+"""`baton ctl help`: the verbs of the running router, as it describes them itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from services.ctl.table import table
+from services.ctl.verb import Verb, argument
 
 
 def render(result: Any) -> str:
-    rows = []
-    for each in result:
-        rows.append((each["usage"], each["help"]))
-        for arg in each["args"]:
+    lines = []
+    for verb in result:
+        lines.append((verb["usage"], verb["help"]))
+        for arg in verb["args"]:
             choices = f" ({', '.join(arg['choices'])})" if arg["choices"] else ""
-            rows.append((f"    {arg['name']}", f"{arg['help']}{choices}"))
-    return table(("VERB", "WHAT IT DOES"), rows)
+            lines.append((f"    {arg['name']}", f"{arg['help']}{choices}"))
+    return table(("VERB", "WHAT IT DOES"), lines)
+
+
+VERB = Verb(
+    "help",
+    "what the running router can be asked, with every argument",
+    render,
+    (argument("verb", nargs="?", metavar="VERB", help="only this one"),),
+    examples=("help limits",),
+)

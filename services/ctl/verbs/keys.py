@@ -1,27 +1,25 @@
-"""`baton ctl keys`, for people."""
+"""`baton ctl keys`: the API keys that use the fleet now."""
 
 from __future__ import annotations
 
-from typing import Any
+from services.ctl.table import rows
+from services.ctl.verb import Verb, argument, value
 
-from services.ctl.table import table
-
-HEAD = ("KEY", "TENANT", "RUNNING", "QUEUED", "REQUESTS LEFT", "COST LEFT", "LIMITS")
-
-
-def render(result: Any) -> str:
-    if not result:
-        return "no key is in use; `baton keys list` shows who may ask"
-    rows = [
-        (
-            row["key_id"] or "(no key)",
-            row["tenant"],
-            row["running"],
-            row["queued"],
-            row["requests_left"],
-            row["cost_left"],
-            "set here" if row["limits_set_here"] else "",
-        )
-        for row in result
-    ]
-    return table(HEAD, rows)
+VERB = Verb(
+    "keys",
+    "API keys in use, and what is left of each one's limits",
+    rows(
+        {
+            "KEY": lambda row: row["key_id"] or "(no key)",
+            "TENANT": "tenant",
+            "RUNNING": "running",
+            "QUEUED": "queued",
+            "REQUESTS LEFT": "requests_left",
+            "COST LEFT": "cost_left",
+            "LIMITS": lambda row: "set here" if row["limits_set_here"] else "",
+        },
+        empty="no key is in use; `baton keys list` shows who may ask",
+    ),
+    (argument("--limit", type=value, metavar="N", help="rows at most (100)"),),
+    examples=("keys  # the busiest first",),
+)

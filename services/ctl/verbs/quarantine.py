@@ -1,47 +1,52 @@
-"""`baton ctl quarantine [clear]`, for people."""
+"""`baton ctl quarantine`: pairs that do not hand KV over now, and prompts that killed workers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import span, table
+from services.ctl.table import duration, duration_of, rows
+from services.ctl.verb import Verb, argument
 
-HEAD = ("PREFILL", "DECODE", "STATE", "FOR", "TRIED AGAIN IN", "TIMES", "KIND", "WHY")
+_pairs = rows(
+    {
+        "PREFILL": "prefill",
+        "DECODE": "decode",
+        "STATE": "state",
+        "FOR": duration_of("since_s"),
+        "RETRY IN": lambda pair: duration(pair["retry_in_s"] * 1000) if pair["retry_in_s"] else "",
+        "TIMES OPENED": "openings",
+        "KIND": "kind",
+        "WHY": "message",
+    },
+    empty="no pair had trouble",
+)
+_prompts = rows(
+    {
+        "PROMPT": "digest",
+        "WORKERS LOST": lambda prompt: ", ".join(prompt["workers"]),
+        "LEFT": duration_of("left_s"),
+        "REFUSED": "refused",
+        "REQUEST": "request_id",
+    },
+    empty="",
+)
 
 
 def render(result: Any) -> str:
-    cleared = f"{result['cleared']} pairs may try again\n\n" if result["cleared"] else ""
-    prompts = _prompts(result.get("prompts", []))
-    if not result["pairs"]:
-        return f"{cleared}no pair had trouble{prompts}"
-    rows = [
-        (
-            pair["prefill"],
-            pair["decode"],
-            pair["state"],
-            span(pair["since_s"] * 1000),
-            span(pair["retry_in_s"] * 1000) if pair["retry_in_s"] else "",
-            pair["openings"],
-            pair["kind"],
-            pair["message"],
-        )
-        for pair in result["pairs"]
-    ]
-    return cleared + table(HEAD, rows) + prompts
+    cleared = f"{result['cleared']} pairs may try again" if result["cleared"] else ""
+    parts = (cleared, _pairs(result["pairs"]), _prompts(result.get("prompts", [])))
+    return "\n\n".join(part for part in parts if part)
 
 
-def _prompts(rows: list[dict[str, Any]]) -> str:
-    """Prompts with which workers died."""
-    if not rows:
-        return ""
-    shown = [
-        (
-            row["digest"],
-            ", ".join(row["workers"]),
-            span(row["left_s"] * 1000),
-            row["refused"],
-            row["request_id"],
-        )
-        for row in rows
-    ]
-    return "\n\n" + table(("PROMPT", "DIED WITH IT", "LEFT", "REFUSED", "REQUEST"), shown)
+VERB = Verb(
+    "quarantine",
+    "pairs that do not hand KV over now, prompts that killed workers; `clear` lifts it",
+    render,
+    (
+        argument("action", nargs="?", metavar="ACTION", help="list or clear (list)"),
+        argument("--prefill", metavar="WORKER", help="only pairs of this prefill worker"),
+        argument("--decode", metavar="WORKER", help="only pairs of this decode worker"),
+        argument("--prompt", metavar="DIGEST", help="only the prompt of this digest"),
+    ),
+    examples=("quarantine", "quarantine clear decode=d0"),
+)

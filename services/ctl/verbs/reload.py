@@ -1,9 +1,12 @@
-"""`baton ctl reload`, for people."""
+"""`baton ctl reload`: makes the router read its fleet file again."""
 
 from __future__ import annotations
 
-from typing import Any
+from services.ctl.verb import Verb
 
-
-def render(result: Any) -> str:
-    return f"in force now: {result['sentence']}"
+VERB = Verb(
+    "reload",
+    "make the router read its fleet file again",
+    lambda result: f"in force now: {result['sentence']}",
+    examples=("reload  # says what is in force, and what waits for a restart",),
+)

@@ -1,76 +1,57 @@
-"""`baton ctl requests`, for people."""
+"""`baton ctl requests`: what is queued and running now."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import span, table
+from services.ctl.table import duration_of, rows
+from services.ctl.verb import Verb, argument, value
 
-HEAD = (
-    "REQUEST",
-    "TRY",
-    "STATE",
-    "AGE",
-    "PROMPT",
-    "MAX",
-    "PREFILL",
-    "DECODE",
-    "GATEWAY",
-    "WAITS FOR",
+_requests = rows(
+    {
+        "REQUEST": "request_id",
+        "ATTEMPT": "attempt",
+        "STATE": "state",
+        "AGE": duration_of("age_ms"),
+        "PROMPT": "prompt_tokens",
+        "MAX": "max_tokens",
+        "PREFILL": "prefill",
+        "DECODE": "decode",
+        "GATEWAY": "gateway",
+        "WAITS FOR": "waits_for",
+    },
+    empty="no request is queued or running",
 )
-QUEUE_HEAD = (
-    "",
-    "REQUEST",
-    "CLASS",
-    "TENANT",
-    "WAITED",
-    "MUST START IN",
-    "PROMPT",
-    "LIKELY OUT",
-    "WAITS FOR",
+_queue = rows(
+    {
+        "": "place",
+        "REQUEST": "request_id",
+        "CLASS": "class",
+        "TENANT": "tenant",
+        "WAITED": duration_of("waited_ms"),
+        "MUST START IN": duration_of("start_within_ms"),
+        "PROMPT": "prompt_tokens",
+        "OUTPUT PREDICTED": "output_tokens",
+        "WAITS FOR": "waits_for",
+    },
+    empty="",
 )
 
 
 def render(result: Any) -> str:
-    if not result:
-        return "no request is queued or running"
-    if "class" in result[0]:
-        return _queue(result)
-    return table(
-        HEAD,
-        [
-            (
-                each["request_id"],
-                each["attempt"],
-                each["state"],
-                span(each["age_ms"]),
-                each["prompt_tokens"],
-                each["max_tokens"],
-                each["prefill"],
-                each["decode"],
-                each["gateway"],
-                each["waits_for"],
-            )
-            for each in result
-        ],
-    )
+    if result and "class" in result[0]:
+        return _queue([{"place": place, **row} for place, row in enumerate(result, 1)])
+    return _requests(result)
 
 
-def _queue(result: Any) -> str:
-    return table(
-        QUEUE_HEAD,
-        [
-            (
-                at,
-                each["request_id"],
-                each["class"],
-                each["tenant"],
-                span(each["waited_ms"]),
-                None if each["start_within_ms"] is None else span(each["start_within_ms"]),
-                each["prompt_tokens"],
-                each["output_tokens"],
-                each["waits_for"],
-            )
-            for at, each in enumerate(result, 1)
-        ],
-    )
+VERB = Verb(
+    "requests",
+    "what is queued and running now, oldest first",
+    render,
+    (
+        argument("state", nargs="?", metavar="STATE", help="queued, placed, decoding or aborting"),
+        argument("--queue", action="store_true", help="what waits, as it will be served"),
+        argument("--limit", type=value, metavar="N", help="rows at most (100)"),
+    ),
+    examples=("requests queued limit=20", "requests --queue  # who is served next"),
+)

@@ -1,67 +1,60 @@
-"""`baton ctl status`, for people."""
+"""`baton ctl status`: whether the fleet can serve, and how full it is."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import Cell, pairs, size, span
+import msgspec
+
+from common.net.admin_status import Alarm, Status
+from services.ctl.table import Cell, duration, fields, size
+from services.ctl.verb import Verb
 
 
 def render(result: Any) -> str:
-    ready = "yes" if result["ready"] else f"NO: {result['reason']}"
-    rate = result["drained_per_s"]
-    fleet = (
-        f"{result['prefill_ready']} prefill and {result['decode_ready']} decode workers ready, "
-        f"{result['gateways']} gateways"
-    )
+    status = msgspec.convert(result, Status)
+    rate = status.drained_per_s
+    share = f"{status.retry_redeemed_share:.0%} of them expected"
     rows: list[tuple[str, Cell]] = [
-        ("ready", ready),
-        *_alarms(result.get("alarms", [])),
-        ("model", result["model"]),
-        ("router", f"{result['router']} (up {span(result['uptime_s'] * 1000)})"),
-        ("fleet", fleet),
-        ("running", f"{result['active']} of {result['active_max']}"),
-        (
-            "queued",
-            f"{result['queued']} of {result['queued_max']} ({size(result['queued_bytes'])})",
-        ),
+        ("ready", "yes" if status.ready else f"NO: {status.reason}"),
+        *[(f"ALARM {alarm.cause}", _alarm(alarm)) for alarm in status.alarms],
+        ("model", status.model),
+        ("router", f"{status.router} (up {duration(status.uptime_s * 1000)})"),
+        ("prefill ready", status.prefill_ready),
+        ("decode ready", status.decode_ready),
+        ("gateways", status.gateways),
+        ("running", f"{status.active} of {status.active_max}"),
+        ("queued", f"{status.queued} of {status.queued_max}"),
+        ("queued bytes", size(status.queued_bytes)),
         ("drain rate", "not measured yet" if rate is None else f"{rate} requests/s"),
-        (
-            "policy",
-            f"{result['policy']}, {result['mode']}, remote prefill {result['remote_prefill']}",
-        ),
-        ("workers doubted", result.get("workers_doubted", 0)),
-        ("prefix blocks known", result.get("prefix_hashes", 0)),
-        ("pairs not used now", result.get("pairs_resting", 0)),
-        *_appointments(result),
-        *_estimates(result.get("estimates", {})),
+        ("policy", f"{status.policy}, {status.mode}"),
+        ("remote prefill", status.remote_prefill),
+        ("bad health verdicts", status.bad_health_verdicts),
+        ("prefix blocks indexed", status.prefix_hashes),
+        ("pair breakers open", status.open_pairs),
+        ("retry reservations", f"{status.retry_reservations} told when to come back, {share}"),
     ]
-    rows += [(f"total {name}", value) for name, value in result["totals"].items()]
-    rows += [(f"refused {name}", value) for name, value in sorted(result["refused"].items())]
-    rows += [(f"dropped {name}", value) for name, value in sorted(result["dropped"].items())]
-    return pairs(rows)
+    for name, estimate in msgspec.to_builtins(status.estimates).items():
+        curve = isinstance(estimate, dict)
+        rows.append((f"learned {name}", _curve(estimate) if curve else estimate))
+    rows += [(f"total {name}", value) for name, value in msgspec.to_builtins(status.totals).items()]
+    for kind, counts in (("refused", status.refused), ("dropped", status.dropped)):
+        rows += [(f"{kind} {name}", value) for name, value in sorted(counts.items())]
+    return fields(rows)
 
 
-def _alarms(standing: list[dict[str, Any]]) -> list[tuple[str, Cell]]:
-    return [
-        (f"ALARM {each['cause']}", f"{each['sentence']} (for {span(each['since_s'] * 1000)})")
-        for each in standing
-    ]
+def _curve(estimates: dict[str, float]) -> str:
+    """Estimates by the number of tokens, or of requests in a batch."""
+    return ", ".join(f"{tokens}: {value:g}" for tokens, value in estimates.items())
 
 
-def _appointments(result: dict[str, Any]) -> list[tuple[str, Cell]]:
-    """Of routers that say so: refused requests that were told when to come back."""
-    if "appointments" not in result:
-        return []
-    share = f"{result['appointments_kept']:.0%} of them expected"
-    return [("appointments", f"{result['appointments']} told when to come back, {share}")]
+def _alarm(alarm: Alarm) -> str:
+    return f"{alarm.sentence} (for {duration(alarm.since_s * 1000)})"
 
 
-def _estimates(known: dict[str, Any]) -> list[tuple[str, Cell]]:
-    """What the router has learned; tables as `size: value`."""
-    return [
-        (f"learned {name}", ", ".join(f"{key}: {value:g}" for key, value in table.items()))
-        if isinstance(table, dict)
-        else (f"learned {name}", table)
-        for name, table in known.items()
-    ]
+VERB = Verb(
+    "status",
+    "whether the fleet can serve, how full it is, what was refused and dropped",
+    render,
+    examples=("status", "status --watch --every 10"),
+)

@@ -1,38 +1,47 @@
-"""`baton ctl workers`, for people."""
+"""`baton ctl workers`: every worker and its load."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import Cell, span, table
-
-HEAD = ("NAME", "ROLE", "STATE", "FOR", "REQUESTS", "AHEAD", "KV PROMISED", "KV USED", "WHY")
-
-
-def render(result: Any) -> str:
-    if not result:
-        return "no worker has said hello"
-    return table(HEAD, [_row(each) for each in result])
+from services.ctl.table import duration_of, rows
+from services.ctl.verb import Verb, argument
 
 
-def _row(each: Any) -> tuple[Cell, ...]:
-    promised = each["kv_tokens_promised"] + each["kv_tokens_foreign"]
-    return (
-        each["name"],
-        each["role"],
-        each["state"],
-        span(each["since_s"] * 1000),
-        f"{each['requests']}/{each['requests_max']}",
-        each["queued_tokens"],
-        f"{promised / max(1, each['kv_tokens_max']):.0%}",
-        f"{each['kv_used']:.0%}",
-        _why(each),
+def _kv_reserved(worker: Any) -> str:
+    tokens = worker["kv_tokens_promised"] + worker["kv_tokens_foreign"]
+    return f"{tokens / max(1, worker['kv_tokens_max']):.0%}"
+
+
+def _why(worker: Any) -> str:
+    """Why the worker is in its state, what its health daemon says, and which pairs it is not in."""
+    unpaired = worker.get("not_paired_with", [])
+    verdict = worker.get("verdict", "")
+    reasons = (
+        worker["reason"],
+        f"its host says {verdict}: {worker['verdict_reason']}" if verdict else "",
+        f"not paired with {', '.join(unpaired)}" if unpaired else "",
     )
+    return "; ".join(reason for reason in reasons if reason)
 
 
-def _why(each: Any) -> str:
-    apart = each.get("not_paired_with", [])
-    rest = f"not paired with {', '.join(apart)}" if apart else ""
-    verdict = each.get("verdict", "")
-    doubt = f"its host says {verdict}: {each['verdict_reason']}" if verdict else ""
-    return "; ".join(part for part in (each["reason"], doubt, rest) if part)
+VERB = Verb(
+    "workers",
+    "every worker: state, load, KV reserved and used",
+    rows(
+        {
+            "NAME": "name",
+            "ROLE": "role",
+            "STATE": "state",
+            "FOR": duration_of("since_s"),
+            "REQUESTS": lambda worker: f"{worker['requests']}/{worker['requests_max']}",
+            "QUEUED TOKENS": "queued_tokens",
+            "KV RESERVED": _kv_reserved,
+            "KV USED": lambda worker: f"{worker['kv_used']:.0%}",
+            "WHY": _why,
+        },
+        empty="no worker has said hello",
+    ),
+    (argument("role", nargs="?", metavar="ROLE", help="only these: prefill or decode"),),
+    examples=("workers decode", "workers --watch"),
+)

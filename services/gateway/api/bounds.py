@@ -1,5 +1,7 @@
-"""`[gateway.limits]` held up to one request; each refusal names the key that an operator could
-raise."""
+"""The checks of `[gateway.limits]`. Each refusal names the key that an operator could raise.
+
+Every function here raises BatonError(INVALID_REQUEST).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,6 @@ PARAM = "structured_outputs"
 
 
 def check_stops(stops: Collection[str], limits: RequestLimits) -> None:
-    """Raises BatonError(INVALID_REQUEST), as all here."""
     check_size("stop", "stop strings", len(stops), limits.stop_strings_max, "stop_strings_max")
     longest = max(map(len, stops), default=0)
     most = limits.stop_string_chars_max
@@ -30,7 +31,7 @@ def check_choices(n: int, limits: RequestLimits) -> None:
 
 
 def check_structured(structured: Structured, limits: RequestLimits) -> None:
-    """Size and depth, before anything reads it."""
+    """Checks size and depth before anything parses the text."""
     source = structured.source
     if structured.kind is StructureKind.REGEX:
         size, most = len(source), limits.regex_chars_max
@@ -53,7 +54,8 @@ def check_size(param: str, what: str, size: int, most: int, key: str) -> None:
 
 
 def nesting(text: str) -> int:
-    """Levels of objects and arrays in JSON text, in linear time; it need not be valid."""
+    """The levels of objects and arrays in JSON text, found in linear time. The text need not be
+    valid."""
     depth = deepest = 0
     for bracket in BRACKET.findall(JSON_STRING.sub("", text)):
         depth += 1 if bracket in "[{" else -1

@@ -1,19 +1,70 @@
-"""Fields that OpenAI or vLLM define and this gateway does not honour yet.
+"""Fields that OpenAI or vLLM define and that are refused by name.
 
-Each is refused by name unless it carries a value that asks for nothing: null, or one listed here. A
-field in no list is refused too, so that nothing a client asks for is silently ignored.
+A refused field may still carry a value that asks for nothing: null, or one listed here. A field
+that no table lists is refused too, so that nothing a client asks for is silently ignored.
+`REFUSED` holds for both paths, `UNSUPPORTED` for the plain one; what the full API adds for its own
+routes is in `full_api/fields.py`.
 """
 
 from __future__ import annotations
 
 from services.gateway.api.kinds import Kind
 
+#: Field name to the values that ask for nothing.
 NoOps = dict[str, tuple[object, ...]]
 
-_SHARED: NoOps = {
-    "n": (1,),
+#: Of every route that generates: the fleet's own affair, or not built.
+ENGINE_FIELDS: NoOps = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
+    "watermarking": (False,),
+    "repetition_detection": (),
+    "request_id": (),
+    "session_id": (),
+    "routed_experts_prompt_start": (0,),
+    "mm_payload": (),
+    "return_mm_kwargs": (),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "vllm_xargs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+MEDIA_FIELDS: NoOps = {"media_io_kwargs": (), "mm_processor_kwargs": ()}
+#: Of OpenAI's own service, which stores what it answered.
+STORAGE_FIELDS: NoOps = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+}
+_CHAT_FIELDS: NoOps = {
+    "chat_template": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "verbosity": (),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "web_search_options": (),
+    "metadata": ({},),
+    "moderation": (),
+}
+_COMPLETION_FIELDS: NoOps = {"best_of": (1,), "suffix": (), "prompt_embeds": ()}
+
+#: Refused by the plain path and by the full API.
+REFUSED: dict[Kind, NoOps] = {
+    Kind.CHAT: ENGINE_FIELDS | MEDIA_FIELDS | STORAGE_FIELDS | _CHAT_FIELDS,
+    Kind.COMPLETION: ENGINE_FIELDS | _COMPLETION_FIELDS,
+}
+
+#: Honoured by the full API alone.
+_FULL_API: NoOps = {
+    "n": (1,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -24,78 +75,35 @@ _SHARED: NoOps = {
     "bad_words": ([],),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "priority": (0,),
-    "request_id": (),
-    "session_id": (),
     "return_tokens_as_token_ids": (False,),
     "return_token_offsets": (False,),
-    "cache_salt": (),
-    "kv_transfer_params": (),
-    "ec_transfer_params": (),
-    "vllm_xargs": ({},),
-    "repetition_detection": (),
     "thinking_token_budget": (),
-    "watermarking": (False,),
-    "routed_experts_prompt_start": (0,),
-    "mm_payload": (),
-    "return_mm_kwargs": (),
 }
-
-_CHAT: NoOps = {
+_FULL_API_CHAT: NoOps = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none",),
     "reasoning_effort": (),
     "include_reasoning": (True,),
-    "verbosity": (),
-    "audio": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "web_search_options": (),
-    "store": (False,),
-    "metadata": ({},),
-    "service_tier": ("auto", "default"),
-    "prompt_cache_key": (),
-    "prompt_cache_retention": (),
-    "safety_identifier": (),
-    "moderation": (),
     "echo": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "documents": (),
-    "chat_template": (),
     "chat_template_kwargs": ({},),
-    "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
     "return_prompt_text": (False,),
 }
+_FULL_API_COMPLETION: NoOps = {"logprobs": (), "echo": (False,)}
 
-_COMPLETION: NoOps = {
-    "logprobs": (),
-    "echo": (False,),
-    "best_of": (1,),
-    "suffix": (),
-    "prompt_embeds": (),
-}
-
+#: Refused by the plain path.
 UNSUPPORTED: dict[Kind, NoOps] = {
-    Kind.CHAT: _SHARED | _CHAT,
-    Kind.COMPLETION: _SHARED | _COMPLETION,
+    Kind.CHAT: REFUSED[Kind.CHAT] | _FULL_API | _FULL_API_CHAT,
+    Kind.COMPLETION: REFUSED[Kind.COMPLETION] | _FULL_API | _FULL_API_COMPLETION,
 }
 
 
-def asks_for_nothing(kind: Kind, name: str, value: object) -> bool:
-    """Whether an unsupported field may be passed over."""
-    if value is None:
-        return True
-    return any(
-        type(value) is type(allowed) and value == allowed for allowed in UNSUPPORTED[kind][name]
-    )
+def is_no_op(value: object, no_ops: tuple[object, ...]) -> bool:
+    """Whether a refused field may be passed over. True is not 1 here, nor 1 the same as 1.0."""
+    return value is None or any(type(value) is type(no_op) and value == no_op for no_op in no_ops)

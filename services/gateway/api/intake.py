@@ -1,4 +1,4 @@
-"""From a request body to a `Call`: checked against the model, rendered, tokenized."""
+"""From a request body to a `RequestSpec`: checked against the model, rendered, tokenized."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from common.clock import Clock
 from common.config import Config
 from common.errors import BatonError, Code
 from common.messages import Sampling
-from common.wire import FRAME_BYTES_MAX
+from common.net.wire import FRAME_BYTES_MAX
 from services.gateway.api.bounds import check_stops
-from services.gateway.api.kinds import Call, Kind
+from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.parse import parse, refuse
-from services.gateway.api.requests import (
+from services.gateway.api.request_bodies import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -36,18 +36,18 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,96}")
 
 
 def client_id(header: str | None) -> str | None:
-    """The client's x-request-id, or None when it is not a plain short token."""
+    """The client's x-request-id; None where it is not a short plain token."""
     return header if header is not None and REQUEST_ID.fullmatch(header) else None
 
 
 def request_id(client: str | None) -> str:
-    """Unique in the fleet. A client's id is only a prefix: proxies repeat theirs over several
-    calls, and tokens of an earlier request must never be taken for a later one's."""
+    """An id that is unique in the fleet. The client's id is only a prefix of it, because proxies
+    repeat theirs, and tokens of an earlier request must never be taken for a later one's."""
     return f"{client}-{secrets.token_hex(4)}" if client else secrets.token_hex(16)
 
 
 def session_id(header: str | None) -> str:
-    """x-session-id; empty = none. Raises BatonError(INVALID_REQUEST)."""
+    """Of x-session-id; empty: none. Raises BatonError(INVALID_REQUEST)."""
     if not header:
         return ""
     if SESSION_ID.fullmatch(header):
@@ -60,7 +60,7 @@ def session_id(header: str | None) -> str:
 
 
 def wants_timings(header: str | None) -> bool:
-    """x-timings. Raises BatonError(INVALID_REQUEST)."""
+    """Of x-timings. Raises BatonError(INVALID_REQUEST)."""
     if header not in {None, "0", "1"}:
         sentence = "x-timings must be 1 (timings in the answer) or 0"
         raise BatonError(Code.INVALID_REQUEST, sentence, param="x-timings")
@@ -68,7 +68,7 @@ def wants_timings(header: str | None) -> bool:
 
 
 def deadline_ms(header: str | None) -> float:
-    """x-deadline-ms; 0 = none. Raises BatonError(INVALID_REQUEST)."""
+    """Of x-deadline-ms; 0: none. Raises BatonError(INVALID_REQUEST)."""
     if header is None:
         return 0.0
     if re.fullmatch(r"\d{1,9}(\.\d{1,6})?", header) and 0 < float(header) <= DEADLINE_MS_MAX:
@@ -81,8 +81,8 @@ def deadline_ms(header: str | None) -> float:
 
 
 class Intake:
-    """`context`: waits for the fleet's max_model_len. `executor`: tokenizes long prompts, so that
-    the streams of others do not wait for it."""
+    """`context` waits for the fleet's max_model_len. `executor` tokenizes long prompts, so that
+    other streams do not wait for that."""
 
     def __init__(
         self,
@@ -98,8 +98,10 @@ class Intake:
         self._executor = executor
         self._context = context
 
-    async def call(self, kind: Kind, body: bytes, request_id: str, deadline_ms: float) -> Call:
-        """Raises BatonError for what a client can do wrong."""
+    async def prepare(
+        self, kind: Kind, body: bytes, request_id: str, deadline_ms: float
+    ) -> RequestSpec:
+        """Raises BatonError for a client's mistake."""
         request = parse(kind, body)
         self.check_model(request.model)
         context = await self._context()
@@ -119,7 +121,7 @@ class Intake:
         stop = request.stop or ()
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         check_stops(stops, self._config.gateway.limits)
-        return Call(
+        return RequestSpec(
             kind=kind,
             request_id=request_id,
             model=self._config.model.served_name,
@@ -258,16 +260,16 @@ def _one_prompt(request: CompletionRequest) -> str | list[int]:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """What a chat template sees; text parts are joined by newlines, as vLLM does."""
+    """The message as a chat template gets it. Text parts are joined by newlines, as vLLM does."""
     content = message.content
     if isinstance(content, list):
         content = "\n".join(part.text or "" for part in content)
-    shown: dict[str, Any] = {"role": message.role, "content": content or ""}
+    rendered: dict[str, Any] = {"role": message.role, "content": content or ""}
     if message.name is not None:
-        shown["name"] = message.name
+        rendered["name"] = message.name
     if message.tool_call_id is not None:
-        shown["tool_call_id"] = message.tool_call_id
-    return shown
+        rendered["tool_call_id"] = message.tool_call_id
+    return rendered
 
 
 def _too_long(tokens: str, context: int, param: str) -> BatonError:

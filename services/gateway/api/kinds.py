@@ -1,4 +1,4 @@
-"""The two kinds of generation request, and what a checked one is."""
+"""The two kinds of generation, and a request for one that has passed all checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from common.messages import PriorityClass, Sampling
-from services.gateway.streams.timing import Timing
+from services.gateway.streams.phase_timer import PhaseTimer
 
 
 class Kind(enum.Enum):
@@ -24,32 +24,44 @@ def priority_class(priority: int) -> PriorityClass | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One checked, tokenized request. `request_id` is unique in the fleet; `created`: unix seconds;
-    `deadline_ms`: remaining time in which the first token is wanted, 0 = none. `session`: the
-    client's x-session-id. `local_reason`: why D must compute the prompt itself, empty = it need
-    not. `priority`: the class that the client wants, None = its key's. `timing`: of the HTTP
-    request that it is for; `timings`: the client wants to see it in the answer. `traceparent`: the
-    client's, empty when it gave none."""
+class RequestSpec:
+    """One checked, tokenized request for tokens. An HTTP request makes one, or several for `n`
+    choices."""
 
     kind: Kind
+    #: Unique in the fleet.
     request_id: str
+    #: The served name, as the answer repeats it.
     model: str
+    #: Unix seconds.
     created: int
     prompt_ids: list[int]
     sampling: Sampling
+    #: Remaining time in which the first token is wanted; 0: none was given.
     deadline_ms: float = 0.0
+    #: Stop strings, each once.
     stops: tuple[str, ...] = ()
+    #: The text of the stop string is shown.
     include_stop: bool = False
+    #: The answer is a stream of events.
     stream: bool = False
+    #: The stream ends with an event that has the usage.
     include_usage: bool = False
+    #: Every event has the usage so far.
     continuous_usage: bool = False
+    #: The answer has the ids of prompt and completion, as vLLM's has.
     return_token_ids: bool = False
+    #: The client's x-session-id; empty: none.
     session: str = ""
+    #: Why D must compute the prompt itself; empty: it need not.
     local_reason: str = ""
+    #: The class that the client wants; None: its key's.
     priority: PriorityClass | None = None
-    timing: Timing = field(default_factory=Timing, compare=False)
+    #: Of its HTTP request; None: the core starts one.
+    timer: PhaseTimer | None = field(default=None, compare=False)
+    #: The client wants to see the phases in the answer.
     timings: bool = False
+    #: The client's, checked; empty: none was given.
     traceparent: str = ""
 
     @property

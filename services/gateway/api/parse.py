@@ -1,4 +1,4 @@
-"""Bytes of a request body to a checked request, or a 400 that names the field."""
+"""From the bytes of a request body to a checked request, or a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from common.errors import BatonError, Code
-from services.gateway.api.fields import UNSUPPORTED, asks_for_nothing
+from services.gateway.api.fields import UNSUPPORTED, is_no_op
 from services.gateway.api.kinds import Kind
-from services.gateway.api.requests import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.api.request_bodies import ChatRequest, CompletionRequest, GenerationRequest
 
 NAME_CHARS_MAX = 64
 
@@ -51,8 +51,8 @@ def _check_fields(kind: Kind, fields: dict[str, msgspec.Raw]) -> None:
         if name in supported:
             continue
         if name not in unsupported:
-            refuse(shown(name), f"unknown parameter {shown(name)!r}")
-        if not asks_for_nothing(kind, name, msgspec.json.decode(raw)):
+            refuse(shortened(name), f"unknown parameter {shortened(name)!r}")
+        if not is_no_op(msgspec.json.decode(raw), unsupported[name]):
             refuse(name, f"{name!r} is not supported by this server")
 
 
@@ -78,14 +78,14 @@ def refuse(param: str, sentence: str) -> NoReturn:
 
 
 def _explained(text: str) -> BatonError:
-    """msgspec says `what - at `$.path``; for keys of a map `at `key` in `$.path``."""
+    """From msgspec's message, `what - at `$.path``; for keys of a map `at `key` in `$.path``."""
     what, _, where = text.partition(" - at ")
     path = re.search(r"`\$(.*)`", where)
     param = path[1].lstrip(".") if path else ""
     param = param.replace("[...]", "")
     unknown = re.search(r"contains unknown field `(.*)`", what)
     if unknown:
-        param = ".".join(filter(None, (param, shown(unknown[1]))))
+        param = ".".join(filter(None, (param, shortened(unknown[1]))))
         return BatonError(Code.UNSUPPORTED_PARAMETER, f"unknown parameter {param!r}", param=param)
     missing = re.search(r"missing required field `(.*)`", what)
     if missing:
@@ -97,5 +97,5 @@ def _explained(text: str) -> BatonError:
     )
 
 
-def shown(name: str) -> str:
+def shortened(name: str) -> str:
     return name if len(name) <= NAME_CHARS_MAX else f"{name[:NAME_CHARS_MAX]}..."

@@ -1,4 +1,4 @@
-"""The POST routes of the HTTP API, by what their bodies and answers are."""
+"""The POST routes of the HTTP API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Route(enum.Enum):
 
     @property
     def is_anthropic(self) -> bool:
-        """Errors and events are in Anthropic's shapes."""
+        """Whether errors and events have Anthropic's shapes."""
         return self in (Route.MESSAGES, Route.COUNT_TOKENS)
 
 

@@ -1,5 +1,6 @@
-"""The key file in use, read again when it changes. Streams that run keep running when their key is
-revoked.
+"""The key file in use, read again when it changes.
+
+A stream keeps running when its key is revoked.
 """
 
 from __future__ import annotations
@@ -7,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.keys import read_keys
-from common.log import Logger
-from common.watched import WatchedFile
+from common.process.watched_file import WatchedFile
+from common.security.api_keys import read_keys
+from common.telemetry.log import Logger
 from services.gateway.auth.caller import ANONYMOUS, Caller
 from services.gateway.auth.ring import KeyRing
 
 
 class Authenticator:
-    """`path` empty: every caller is anonymous (the configuration has checked that this is wanted).
-    Raises ConfigError when the first reading fails."""
+    """With an empty `path` every caller is anonymous; the configuration has checked that this is
+    wanted. Raises ConfigError when the first reading fails."""
 
     def __init__(self, path: str, log: Logger) -> None:
         self._ring = WatchedFile(Path(path), _ring, "keys", log) if path else None
@@ -26,7 +27,7 @@ class Authenticator:
         return ANONYMOUS if self._ring is None else self._ring.value.caller(authorization, api_key)
 
     def refresh(self, *, force: bool = False) -> None:
-        """Reads the file if it is not the one last seen, or in any case."""
+        """Reads the file if it has changed, or in any case."""
         if self._ring is not None:
             self._ring.refresh(force=force)
 

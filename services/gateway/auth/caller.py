@@ -1,4 +1,4 @@
-"""Who asks: what a key says about its holder, as far as a request needs it."""
+"""The caller of a request: what a key says of its holder, as far as a request needs it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from common.messages import KeyLimits, PriorityClass
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`priority`: the best class this caller may have. `cache_salt`: parts its cached prompts from
-    other tenants', None = shared by all anonymous callers."""
-
+    #: Public id of the key; empty for an anonymous caller.
     key_id: str = ""
+    #: Keys of one tenant share its fair share of the fleet.
     tenant: str = ""
+    #: None: the key has no limits of its own.
     limits: KeyLimits | None = None
+    #: The best class that this caller's requests may have.
     priority: PriorityClass = PriorityClass.STANDARD
+    #: Keeps its cached prompts apart from other tenants'; None: shared by anonymous callers.
     cache_salt: str | None = None
 
     def bounded(self, wanted: PriorityClass | None) -> PriorityClass:
-        """The class a request gets; a lower number is served first."""
+        """The class that a request gets; the one with the lower number is served first."""
         return self.priority if wanted is None else max(wanted, self.priority)
 
 

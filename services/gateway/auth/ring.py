@@ -1,16 +1,17 @@
-"""From the headers of a request to its caller, or a 401. Sans-IO; see `common.key_check`."""
+"""From the headers of a request to its caller, or a 401. Sans-IO; see
+`common.security.api_key_check`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.key_check import KeyCheck
-from common.keys import PRIORITIES, KeyFile
+from common.security.api_key_check import KeyCheck
+from common.security.api_keys import PRIORITIES, KeyFile
 from services.gateway.auth.caller import Caller
 
 
 class KeyRing:
-    """The keys of one reading of the file."""
+    """The keys of one reading of the key file."""
 
     def __init__(self, keys: KeyFile) -> None:
         self._check = KeyCheck(keys)
@@ -26,6 +27,6 @@ class KeyRing:
         }
 
     def caller(self, authorization: Sequence[str], api_key: Sequence[str]) -> Caller:
-        """The values of all `Authorization` and `x-api-key` headers. Raises
+        """Takes the values of all `Authorization` and `x-api-key` headers. Raises
         BatonError(INVALID_API_KEY)."""
         return self._callers[self._check.identify(authorization, api_key)]

@@ -1,8 +1,8 @@
 """What every request passes on its way to a handler, and every answer on its way out.
 
-Default-deny: a request needs a caller before its handler runs, an unmatched one too; only the
-routes in `OPEN` do not. The matched route decides, never the text of the path or a header. Whatever
-goes wrong leaves in OpenAI's shape.
+Access is denied by default: a request needs a valid key before its handler runs, even where no
+route matches. Only the routes in `OPEN` need none. The matched route decides that, never the text
+of the path or a header. Every error is answered in OpenAI's shape.
 """
 
 from __future__ import annotations
@@ -15,32 +15,35 @@ from aiohttp.typedefs import Handler, Middleware
 from common.clock import Clock
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
-from common.log import Logger
+from common.telemetry.log import Logger
 from services.gateway.api.intake import client_id, request_id
-from services.gateway.api.responses import error_body, retry_after_seconds
+from services.gateway.api.response_bodies import error_body, retry_after_seconds
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
-from services.gateway.http.doorman import Doorman
-from services.gateway.http.form import check_form
+from services.gateway.http.connection_limits import LimitedConnection
 from services.gateway.http.reply import server_timing, traceparent
-from services.gateway.streams.timing import Timing
+from services.gateway.http.request_form import check_form
+from services.gateway.http.stream_owners import StreamOwners
+from services.gateway.streams.phase_timer import PhaseTimer
 
 REQUEST_ID = "x-request-id"
+RESUMABLE = "x-resumable"
 INTERNAL_ID = web.RequestKey("request_id", str)
-TIMING = web.RequestKey("timing", Timing)
+TIMER = web.RequestKey("timer", PhaseTimer)
 CALLER = web.RequestKey("caller", Caller)
 OPEN = frozenset({"/health", "/live"})
 SERVER = "baton"
 JSON_TYPE = "application/json"
 
 
-def reply_headers(request: web.Request, timing: str) -> dict[str, str]:
-    """Of every answer. `timing`: what it is that lasted until now."""
+def reply_headers(request: web.Request, metric: str, now: float) -> dict[str, str]:
+    """The headers of every answer. `metric`: the name of the time from the request's head to
+    `now`."""
     internal = request[INTERNAL_ID]
     headers = {
         "Server": SERVER,
         REQUEST_ID: client_id(request.headers.get(REQUEST_ID)) or internal,
-        "Server-Timing": server_timing(timing, request[TIMING].phases()),
+        "Server-Timing": server_timing(metric, request[TIMER].client_phases(now)),
     }
     trace = traceparent(request.headers.get("traceparent"), internal)
     if trace is not None:
@@ -50,8 +53,14 @@ def reply_headers(request: web.Request, timing: str) -> dict[str, str]:
 
 class Guard:
     def __init__(
-        self, config: GatewayConfig, authenticator: Authenticator, clock: Clock, log: Logger
+        self,
+        config: GatewayConfig,
+        authenticator: Authenticator,
+        owners: StreamOwners,
+        clock: Clock,
+        log: Logger,
     ) -> None:
+        self._owners = owners
         self._config = config
         self._authenticator = authenticator
         self._clock = clock
@@ -61,18 +70,22 @@ class Guard:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             client = client_id(request.headers.get(REQUEST_ID))
-            request[INTERNAL_ID] = request_id(client)
-            request[TIMING] = Timing(self._clock.monotonic)
-            doorman = _doorman(request)
-            if doorman is not None:
-                doorman.begin()
+            internal = request_id(client)
+            if request.headers.get(RESUMABLE, "").lower() == "true":
+                internal = self._owners.stream_id(internal)
+            request[INTERNAL_ID] = internal
+            request[TIMER] = PhaseTimer(self._clock.monotonic())
+            connection = _limited_connection(request)
+            if connection is not None:
+                connection.handler_began()
             try:
                 response = await self._answer(request, handler)
             finally:
-                if doorman is not None:
-                    doorman.end()
+                if connection is not None:
+                    connection.handler_ended()
             if not response.prepared:
-                response.headers.update(reply_headers(request, "total"))
+                now = self._clock.monotonic()
+                response.headers.update(reply_headers(request, "total", now))
                 if "Upgrade" in request.headers:
                     response.force_close()
             return response
@@ -94,7 +107,7 @@ class Guard:
         except asyncio.CancelledError:
             raise
         except ConnectionError:
-            return _gone(request)
+            return _client_gone(request)
         except Exception as error:  # noqa: BLE001 - a defect must not take the connection along
             self._log.error("request.crashed", request_id=request[INTERNAL_ID], exc_info=error)
             return error_response(BatonError(Code.INTERNAL, "internal error"))
@@ -109,17 +122,17 @@ class Guard:
             )
 
 
-def _doorman(request: web.Request) -> Doorman | None:
-    """None when the connection is already gone."""
+def _limited_connection(request: web.Request) -> LimitedConnection | None:
+    """None when the connection is gone already."""
     transport = request.transport
     protocol = transport.get_protocol() if transport is not None else None
-    return protocol if isinstance(protocol, Doorman) else None
+    return protocol if isinstance(protocol, LimitedConnection) else None
 
 
 def error_response(error: BatonError, body: bytes | None = None) -> web.Response:
-    """`body`: where the route has a shape of its own for errors."""
+    """`body`: given where the route has an error shape of its own."""
     response = web.Response(
-        body=body or error_body(error), status=error.face.http_status, content_type=JSON_TYPE
+        body=body or error_body(error), status=error.http.status, content_type=JSON_TYPE
     )
     if error.code is Code.INVALID_API_KEY:
         response.headers["WWW-Authenticate"] = "Bearer"
@@ -129,8 +142,8 @@ def error_response(error: BatonError, body: bytes | None = None) -> web.Response
     return response
 
 
-def _gone(request: web.Request) -> web.Response:
-    """Nobody reads this answer; it spares aiohttp a traceback in the log."""
+def _client_gone(request: web.Request) -> web.Response:
+    """Nobody reads this answer; without it aiohttp would log a traceback."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=499)

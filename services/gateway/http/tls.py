@@ -1,7 +1,7 @@
 """The server's certificate, read again when its files change; open connections keep theirs.
 
-A pair that cannot be used (half written, no match) is said and changes nothing: the check that
-follows the next change tries again.
+A pair that cannot be used, because it is half written or does not match, is logged and changes
+nothing. The next change of either file is another chance.
 """
 
 from __future__ import annotations
@@ -11,55 +11,37 @@ from pathlib import Path
 
 from common.config import GatewayConfig
 from common.errors import ConfigError
-from common.log import Logger
-
-Signature = tuple[int, ...]
+from common.process.watched_file import WatchedFile
+from common.telemetry.log import Logger
 
 
 class Certificate:
     """Raises ConfigError when the first pair cannot be used."""
 
     def __init__(self, certificate: str, key: str, log: Logger) -> None:
-        self._certificate, self._key = Path(certificate), Path(key)
-        self._log = log
-        self.context = self._loaded(_context())
-        self._seen = self._signature()
+        #: The server's; a new pair is loaded into it.
+        self.context = _context()
+        self._key = Path(key)
+        self._file = WatchedFile(
+            Path(certificate), self._load, "certificate", log, also=(self._key,)
+        )
 
     def refresh(self) -> None:
-        signature = self._signature()
-        if signature == self._seen:
-            return
-        self._seen = signature
-        try:
-            self._loaded(_context())
-            self._loaded(self.context)
-        except ConfigError as error:
-            sentence = f"{error.message}; the certificate read before stays in use"
-            self._log.error("certificate.rejected", sentence=sentence)
-            return
-        self._log.info("certificate.reloaded", file=str(self._certificate))
+        """Loads the pair if one of its files has changed."""
+        self._file.refresh()
 
-    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        try:
-            context.load_cert_chain(self._certificate, self._key, password=_no_password)
-        except (OSError, ssl.SSLError, ValueError) as error:
-            sentence = f"{self._certificate} with {self._key} cannot be used: {error}"
-            raise ConfigError("gateway.tls_certificate_file", sentence) from error
-        return context
-
-    def _signature(self) -> Signature:
-        found: list[int] = []
-        for path in (self._certificate, self._key):
+    def _load(self, certificate: Path) -> None:
+        """Tries the pair in a context of its own first: a failure must not touch the server's."""
+        for context in (_context(), self.context):
             try:
-                stat = path.stat()
-            except OSError:
-                continue
-            found += [stat.st_ino, stat.st_mtime_ns, stat.st_size]
-        return tuple(found)
+                context.load_cert_chain(certificate, self._key, password=_no_password)
+            except (OSError, ssl.SSLError, ValueError) as error:
+                sentence = f"{certificate} with {self._key} cannot be used: {error}"
+                raise ConfigError("gateway.tls_certificate_file", sentence) from error
 
 
 def open_certificate(config: GatewayConfig, log: Logger) -> Certificate | None:
-    """None: plain HTTP. Raises ConfigError when only one of the two files is named."""
+    """None for plain HTTP. Raises ConfigError when only one of the two files is named."""
     certificate, key = config.tls_certificate_file, config.tls_key_file
     if not certificate and not key:
         return None
@@ -77,5 +59,5 @@ def _context() -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Else OpenSSL would ask on the terminal."""
+    """OpenSSL would ask on the terminal otherwise."""
     raise ValueError("the key is encrypted; decrypt it")

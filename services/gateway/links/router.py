@@ -1,7 +1,8 @@
 """The gateway's connection to its router: Hello on every connect, then Beats.
 
-The link is up from the router's Welcome until the transport closes or takes no more; a beat while
-it is connected but not up says Hello again, so that a full queue heals without a reconnect.
+The link is up from the router's Welcome until the transport closes or takes no more messages. A
+beat while it is connected but not up sends Hello again, so that a full queue heals without a
+reconnect.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.clock import Clock
-from common.endpoints import CONTROL
 from common.errors import WireError
-from common.log import Logger
+from common.identity import identity_of
 from common.messages import (
     Beat,
     Hello,
@@ -22,15 +22,16 @@ from common.messages import (
     RouterToGateway,
     Welcome,
 )
-from common.sockets import Dial, Socket
-from common.wire import Decoder, encode
-from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
+from common.net.endpoints import CONTROL
+from common.net.sockets import Dial, Socket
+from common.net.wire import Decoder, encode
+from common.telemetry.log import Logger
+from services.gateway.requests.events import Event, FromRouter, RouterDown, RouterUp
 
 
 class RouterLink:
-    """`handle` hears what this router says and whether it is there; `live` is what the core still
-    wants; `on_refused` hears that the Hello was not accepted. `heard`: when it last said anything.
-    """
+    """`handle` takes this router's messages and whether the link is up. `live` returns the attempts
+    that the core still wants. `on_refused` is called when the router does not accept the Hello."""
 
     def __init__(
         self,
@@ -45,8 +46,10 @@ class RouterLink:
         log: Logger,
     ) -> None:
         self._hello = hello
+        #: The router's name.
         self.router = router
-        self.heard = clock.monotonic()
+        #: When a message last came: seconds, monotonic.
+        self.last_message_at = clock.monotonic()
         self._clock = clock
         self._handle = handle
         self._live = live
@@ -56,11 +59,12 @@ class RouterLink:
         self._connected = False
         self._up = False
         self._leaving = False
+        #: Frames that were no message of the wire.
         self.dropped = 0
         self._socket = Socket(
             CONTROL,
             connect=dial.address,
-            identity=f"{hello.name}|{hello.incarnation}".encode(),
+            identity=identity_of(hello.name, hello.incarnation).encode(),
             on_frames=self._on_frames,
             on_connected=self._on_connected,
             on_disconnected=self._on_disconnected,
@@ -78,16 +82,16 @@ class RouterLink:
         self._socket.close()
 
     def send(self, message: Message, body: bytes | None = None) -> None:
-        """What cannot be sent takes the link down; the core then holds its work."""
+        """A message that cannot be sent takes the link down; the core then holds its work."""
         frame = encode(message)
         if not self._socket.send([frame] if body is None else [frame, body]):
-            self._lose("it takes no more messages")
+            self._lost("it takes no more messages")
 
     def beat(self) -> None:
         if self._up:
             self.send(Beat())
         elif self._connected:
-            self._say_hello()
+            self._send_hello()
 
     def leave(self) -> None:
         self._leaving = True
@@ -96,16 +100,16 @@ class RouterLink:
 
     def _on_connected(self) -> None:
         self._connected = True
-        self._say_hello()
+        self._send_hello()
 
-    def _say_hello(self) -> None:
+    def _send_hello(self) -> None:
         self._socket.send([encode(self._hello)])
 
     def _on_disconnected(self) -> None:
         self._connected = False
-        self._lose("its connection closed")
+        self._lost("its connection closed")
 
-    def _lose(self, reason: str) -> None:
+    def _lost(self, reason: str) -> None:
         if not self._up:
             return
         self._up = False
@@ -114,7 +118,7 @@ class RouterLink:
         self._handle(self, RouterDown())
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        self.heard = self._clock.monotonic()
+        self.last_message_at = self._clock.monotonic()
         try:
             message = self._decoder.decode(frames[0])
         except WireError as error:

@@ -1,9 +1,9 @@
-"""The gateway's view of its routers: it uses one, and is known to all.
+"""The gateway's routers: it uses one of them and is known to all.
 
-The first that answers is used until its connection closes or it says nothing for `silence_seconds`
-while another does; then what it had not placed is submitted to the other (see the core). What a
-router that is not in use says is its own affair, except that it placed something: its worker holds
-it. All routers hear what is cancelled, for any of them may have it.
+The first router that answers is used until its connection closes, or until it sends nothing for
+`silence_seconds` while another one does. What it had not placed is then submitted to the other (see
+the core). Messages of routers that are not in use are ignored, except `Placed`, because a worker
+then holds the request. A Cancel goes to all routers, because any of them may have the request.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from common.clock import Clock
-from common.log import Logger
-from common.messages import Cancel, Fleet, Hello, Journey, Live, Message, Placed
-from common.sockets import Dial
-from services.gateway.events import Event, FromRouter, RouterDown, RouterUp
+from common.messages import Cancel, Fleet, Hello, Live, Message, Placed, RequestSummary
+from common.net.sockets import Dial
+from common.telemetry.log import Logger
 from services.gateway.links.router import RouterLink
+from services.gateway.requests.events import Event, FromRouter, RouterDown, RouterUp
 
 
 class RouterLinks:
@@ -55,12 +55,12 @@ class RouterLinks:
 
     @property
     def dropped(self) -> int:
-        """Frames that were not what the wire promises."""
+        """Frames that were no message of the wire."""
         return sum(link.dropped for link in self._links)
 
     @property
     def used(self) -> str:
-        """The router that gets new work; empty while there is none."""
+        """The name of the router that gets new work; empty while there is none."""
         return self._used.router if self._used is not None else ""
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class RouterLinks:
             link.beat()
 
     def send(self, message: Message, body: bytes | None = None) -> None:
-        """What cannot be sent takes that link down; the core then holds its work."""
+        """A message that cannot be sent takes its link down; the core then holds its work."""
         if isinstance(message, Cancel):
             for link in self._links:
                 if link.up:
@@ -88,23 +88,25 @@ class RouterLinks:
         elif self._used is not None:
             self._used.send(message, body)
 
-    def report(self, journey: Journey) -> None:
-        """To the router in use; lost when there is none, for nothing depends on it."""
+    def report(self, summary: RequestSummary) -> None:
+        """Sends the summary to the router in use. It is lost when there is none; nothing depends on
+        it."""
         if self._used is not None:
-            self._used.send(journey)
+            self._used.send(summary)
 
     def tick(self) -> None:
-        """Judges silence. If all are silent, the fault is likelier ours."""
+        """Leaves a silent router. If all routers are silent, the fault is more likely here, and the
+        one in use stays."""
         used = self._used
         if used is None or not self._is_silent(used):
             return
         if any(link.up and not self._is_silent(link) for link in self._links):
-            sentence = f"it says nothing for {self._silence:g} s; another router is used"
+            sentence = f"it sends nothing for {self._silence:g} s; another router is used"
             self._log.warning("router.silent", router=used.router, sentence=sentence)
             self._leave_used()
 
     def _is_silent(self, link: RouterLink) -> bool:
-        return self._clock.monotonic() - link.heard > self._silence
+        return self._clock.monotonic() - link.last_message_at > self._silence
 
     def _on_event(self, link: RouterLink, event: Event) -> None:
         match event:

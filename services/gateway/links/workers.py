@@ -1,18 +1,17 @@
-"""The stream socket: decode workers dial in, say Hello, then send one `Tokens` per engine step.
+"""The stream socket: decode workers connect, send Hello, then one `Tokens` per engine step.
 
-Nothing of a peer is decoded as tokens before its Hello was good. Bad frames are dropped and
-counted. Workers that stream something are pinged several times a second: sending to a peer whose
-connection is gone fails at once, which is how its death is found. Idle ones are pinged rarely, to
-forget them.
+Nothing of a peer is decoded as tokens before its Hello was accepted. Bad frames are dropped and
+counted. The gateway pings workers that stream to it several times a second: sending to a peer whose
+connection is gone fails at once, so that its loss is found. It pings idle workers rarely, only to
+forget those that are gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from common.endpoints import STREAM
 from common.errors import Code, WireError
-from common.log import Logger
+from common.identity import identity_of, name_of
 from common.messages import (
     WIRE_VERSION,
     Abort,
@@ -24,9 +23,11 @@ from common.messages import (
     Tokens,
     Welcome,
 )
-from common.sockets import Curve, Sent, Socket
-from common.wire import Decoder, check_hello, encode
-from services.gateway.events import Event, Stepped, WorkerGone, WorkerUp
+from common.net.endpoints import STREAM
+from common.net.sockets import Curve, Sent, Socket
+from common.net.wire import Decoder, check_hello, encode
+from common.telemetry.log import Logger
+from services.gateway.requests.events import Event, Stepped, WorkerGone, WorkerUp
 
 PEERS_MAX = 1_024
 
@@ -49,9 +50,11 @@ class WorkerLinks:
         self._ping = encode(Ping())
         self._handle = handle
         self._log = log
+        #: Identities of the workers whose Hello was accepted; at most `PEERS_MAX`.
         self._peers: dict[bytes, None] = {}
         self._hellos: Decoder[Hello] = Decoder(Hello)
         self._decoder: Decoder[DecodeToGateway] = Decoder(DecodeToGateway)
+        #: Frames that were no message of the wire.
         self.dropped = 0
         self._socket = Socket(STREAM, bind=address, on_frames=self._on_frames, curve=curve)
 
@@ -68,20 +71,20 @@ class WorkerLinks:
 
     def abort(self, worker: bytes, message: Abort) -> None:
         if worker in self._peers and self._socket.send([worker, encode(message)]) is Sent.GONE:
-            self._lose(worker)
+            self._lost(worker)
 
     def ping(self, workers: Iterable[bytes]) -> None:
-        """Those of `workers` that have said Hello."""
+        """Pings those of `workers` that have said Hello."""
         for worker in workers:
             if worker in self._peers and self._socket.send([worker, self._ping]) is Sent.GONE:
-                self._lose(worker)
+                self._lost(worker)
 
     def ping_all(self) -> None:
         self.ping(list(self._peers))
 
-    def _lose(self, worker: bytes) -> None:
+    def _lost(self, worker: bytes) -> None:
         self._peers.pop(worker, None)
-        name = worker.decode(errors="replace").split("|")[0]
+        name = name_of(worker.decode(errors="replace"))
         self._log.warning("worker.lost", worker=name, sentence="its stream connection is gone")
         self._handle(WorkerGone(worker, "its stream connection is gone"))
 
@@ -91,7 +94,7 @@ class WorkerLinks:
                 raise WireError(f"a message of {len(frames) - 1} frames, one is allowed")
             worker, frame = frames
             if worker not in self._peers:
-                self._greet(worker, self._hellos.decode(frame))
+                self._on_hello(worker, self._hellos.decode(frame))
                 return
             message = self._decoder.decode(frame)
         except WireError as error:
@@ -101,14 +104,14 @@ class WorkerLinks:
         if isinstance(message, Tokens):
             self._handle(Stepped(worker, message.deltas))
         else:
-            self._greet(worker, message)
+            self._on_hello(worker, message)
 
-    def _greet(self, worker: bytes, hello: Hello) -> None:
+    def _on_hello(self, worker: bytes, hello: Hello) -> None:
         try:
             check_hello(hello)
             if hello.role is not Role.DECODE:
-                raise WireError(f"{hello.role} {hello.name} has no business on a stream socket")
-            if worker != f"{hello.name}|{hello.incarnation}".encode():
+                raise WireError(f"{hello.role} {hello.name} may not use a stream socket")
+            if worker != identity_of(hello.name, hello.incarnation).encode():
                 raise WireError(f"{hello.name} greets under another identity than its socket's")
         except WireError as error:
             self.dropped += 1

@@ -1,9 +1,9 @@
-"""What one request has said so far, and which message may say the next word.
+"""The tokens of one request so far, and which delta may add the next ones.
 
 Theory of operation: a token's identity is (attempt, index). D counts `index` from 0 in each
-attempt; the journal knows how many tokens earlier attempts had emitted (`base`), so that a
-resubmission of prompt + emitted tokens as `attempt + 1` needs nothing from D. What is not of the
-current attempt or not the next index is never emitted: no token twice, none skipped.
+attempt. The journal knows how many tokens earlier attempts emitted (`_base`), so that submitting
+prompt + emitted tokens as `attempt + 1` needs nothing from D. A delta of another attempt, or whose
+index is not the next one, adds nothing: no token is emitted twice and none is skipped.
 """
 
 from __future__ import annotations
@@ -13,56 +13,60 @@ import enum
 from common.errors import BatonError, Code
 
 
-class Seen(enum.Enum):
-    """What a delta is to its journal. GAP: tokens before it never came, the attempt is broken."""
+class DeltaOrder(enum.Enum):
+    """Where a delta stands relative to its journal."""
 
     NEXT = "next"
+    #: Of an earlier attempt, or already known.
     STALE = "stale"
+    #: Tokens before it never came; the attempt is broken.
     GAP = "gap"
 
 
 class Journal:
-    """Bounded by `max_tokens` emitted ids. `attempt` starts at 1."""
+    """Holds at most `max_tokens` emitted ids."""
 
     __slots__ = ("_base", "attempt", "emitted", "max_tokens", "prompt_ids")
 
     def __init__(self, prompt_ids: list[int], max_tokens: int) -> None:
         self.prompt_ids = prompt_ids
         self.max_tokens = max_tokens
+        #: The current attempt, from 1.
         self.attempt = 1
+        #: The ids of all attempts, in order.
         self.emitted: list[int] = []
         self._base = 0
 
-    def place(self, attempt: int, index: int) -> Seen:
-        """Where a delta belongs."""
+    def order_of(self, attempt: int, index: int) -> DeltaOrder:
         if attempt != self.attempt:
-            return Seen.STALE
+            return DeltaOrder.STALE
         expected = len(self.emitted) - self._base
         if index == expected:
-            return Seen.NEXT
-        return Seen.STALE if index < expected else Seen.GAP
+            return DeltaOrder.NEXT
+        return DeltaOrder.STALE if index < expected else DeltaOrder.GAP
 
-    def accept(self, attempt: int, index: int, token_ids: list[int]) -> Seen:
-        """Takes the ids when they are next. Raises BatonError(ENGINE_FAILED) when the engine made
+    def accept(self, attempt: int, index: int, token_ids: list[int]) -> DeltaOrder:
+        """Takes the ids if they are next. Raises BatonError(ENGINE_FAILED) when the engine made
         more tokens than were asked for."""
         emitted = self.emitted
         size = len(emitted)
         if attempt != self.attempt or index != size - self._base:
-            return self.place(attempt, index)
+            return self.order_of(attempt, index)
         if size + len(token_ids) > self.max_tokens:
             raise BatonError(
                 Code.ENGINE_FAILED,
                 f"the engine made more than the {self.max_tokens} tokens asked for",
             )
         emitted += token_ids
-        return Seen.NEXT
+        return DeltaOrder.NEXT
 
-    def forget_after(self, count: int) -> None:
-        """Drops what came after the first `count` emitted ids: a stop string ended the text."""
+    def truncate(self, count: int) -> None:
+        """Keeps the first `count` emitted ids: a stop string ended the text there."""
         del self.emitted[count:]
 
     def next_attempt(self) -> int:
-        """Begins a new attempt after what was emitted; the old one's deltas are stale from now."""
+        """Begins an attempt after the tokens emitted so far; deltas of the old one are stale from
+        now on. Returns its number."""
         self.attempt += 1
         self._base = len(self.emitted)
         return self.attempt

@@ -1,10 +1,11 @@
-"""The events of streams that outlive their connection: numbered, kept, told again from any number.
+"""Resumable streams: numbered events, kept for a client that comes back.
 
-Sans-IO. A stream that was asked for with `x-resumable` writes into a `Replay`, which passes every
-event on to the client that is there and keeps it for one that comes back. `Replays` is the table:
-a stream without a client is kept for `keep_seconds`, running or ended, then forgotten; what it was
-is remembered for a while, so that late comers hear "gone" and not "never heard of". All bounds
-answer: too many streams refuse the newest, too many bytes forget a stream's oldest events.
+Sans-IO. A stream that was requested with `x-resumable` writes into a `StreamReplay`, which passes
+every event on to the client that is connected and keeps it for one that comes back. A `ReplayTable`
+holds all of them: a stream without a client is kept for `keep_seconds`, whether it runs or has
+ended, and then dropped. The table remembers for a while which ids it dropped, so that a late client
+gets "gone" and not "not found". Every bound has its answer: with too many streams a new one is
+refused, and a stream with too many bytes drops its oldest events.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import deque
 from typing import Protocol
 
 from common.errors import BatonError, Code
-from services.gateway.streams.sse import END, Connection
+from services.gateway.streams.connection import END, Connection
 
 GONE_MAX = 1_024
 
@@ -24,14 +25,16 @@ class Client(Connection, Protocol):
         ...
 
 
-class Replay:
-    """One stream; a `Connection` for its answer, with one client or none behind. `owner`: the key
-    that asked for it. `quiet_since`: when its last client left."""
+class StreamReplay:
+    """One stream: a `Connection` for its answer, with at most one client behind."""
 
-    def __init__(self, request_id: str, owner: str, bytes_max: int) -> None:
+    def __init__(self, request_id: str, key_id: str, bytes_max: int) -> None:
         self.request_id = request_id
-        self.owner = owner
+        #: Id of the key that asked for it; empty for an anonymous caller.
+        self.key_id = key_id
+        #: When its last client left.
         self.quiet_since = 0.0
+        #: Nothing more will be written.
         self.ended = False
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -49,8 +52,8 @@ class Replay:
         return self._refusal is not None
 
     @property
-    def spoke(self) -> bool:
-        """Whether there is any event, kept or forgotten."""
+    def has_events(self) -> bool:
+        """Whether there was any event, kept or dropped."""
         return self._last > 0
 
     def write(self, payload: bytes) -> None:
@@ -79,19 +82,19 @@ class Replay:
             self._client.end()
 
     def attach(self, client: Client, after: int) -> None:
-        """Tells `client` all events after that number, and from now on every new one. Another one
-        that was there is cut. Raises BatonError(STREAM_CONFLICT | STREAM_GONE)."""
+        """Sends `client` all events after that number, and from now on every new one. Another
+        client is cut. Raises BatonError(STREAM_CONFLICT | STREAM_GONE)."""
         if after > self._last:
             sentence = f"the stream has {self._last} events, and Last-Event-ID says {after}"
             raise BatonError(Code.STREAM_CONFLICT, sentence, param="last-event-id")
-        forgotten = self._last - len(self._events)
-        if after < forgotten:
-            sentence = f"the stream's events up to {forgotten} are no longer kept"
+        dropped = self._last - len(self._events)
+        if after < dropped:
+            sentence = f"the stream's events up to {dropped} are no longer kept"
             raise BatonError(Code.STREAM_GONE, sentence)
         if self._client is not None:
             self._client.cut("its stream was taken up by another connection")
         self._client = client
-        missed = b"".join(list(self._events)[after - forgotten :])
+        missed = b"".join(list(self._events)[after - dropped :])
         if missed:
             client.write(missed)
         if self._refusal is not None:
@@ -104,69 +107,72 @@ class Replay:
             self._client, self.quiet_since = None, now
 
 
-class Replays:
+class ReplayTable:
     """At most `streams_max` streams of at most `bytes_max` bytes each."""
 
     def __init__(self, streams_max: int, bytes_max: int, keep_seconds: float) -> None:
         self._streams_max = streams_max
         self._bytes_max = bytes_max
         self._keep_seconds = keep_seconds
-        self._replays: dict[str, Replay] = {}
+        self._replays: dict[str, StreamReplay] = {}
+        #: The key of each stream that was dropped, by request id; the oldest is removed first.
         self._gone: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._replays)
 
-    def open(self, request_id: str, owner: str) -> Replay:
-        """Raises BatonError(QUEUE_FULL) when all that are kept still run or have a client."""
-        if len(self._replays) >= self._streams_max and not self._forget_ended():
+    def open(self, request_id: str, key_id: str) -> StreamReplay:
+        """Raises BatonError(QUEUE_FULL) when all streams still run or have a client."""
+        if len(self._replays) >= self._streams_max and not self._drop_ended():
             sentence = (
                 f"this gateway already keeps {self._streams_max} resumable streams, its limit; "
                 "ask again without x-resumable, or later"
             )
             raise BatonError(Code.QUEUE_FULL, sentence, retry_after_ms=1_000)
-        replay = self._replays[request_id] = Replay(request_id, owner, self._bytes_max)
+        replay = self._replays[request_id] = StreamReplay(request_id, key_id, self._bytes_max)
         return replay
 
-    def find(self, request_id: str, owner: str) -> Replay:
+    def find(self, request_id: str, key_id: str) -> StreamReplay:
         """Raises BatonError(NOT_FOUND | STREAM_GONE). Another key's stream is not found."""
         replay = self._replays.get(request_id)
-        if replay is not None and replay.owner == owner:
+        if replay is not None and replay.key_id == key_id:
             return replay
-        if self._gone.get(request_id) == owner:
+        if self._gone.get(request_id) == key_id:
             seconds = self._keep_seconds
             sentence = f"the stream was kept for {seconds:g} s without a client and is gone"
             raise BatonError(Code.STREAM_GONE, sentence)
-        sentence = "no stream with this id was asked for with x-resumable by this key here"
+        sentence = "no stream with this id was requested with x-resumable by this key"
         raise BatonError(Code.NOT_FOUND, sentence)
 
-    def left(self, replay: Replay, client: Client, now: float) -> None:
-        """That client left, or has all. Harmless when another one took its place."""
+    def release(self, replay: StreamReplay, client: Client, now: float) -> None:
+        """The client left, or has everything. Harmless when another one took its place."""
         replay.detach(client, now)
         if replay.refused and not replay.has_client:
             self._replays.pop(replay.request_id, None)
 
     def expire(self, now: float) -> list[str]:
-        """Forgets what nobody came back to; returns those that still run and are to be ended."""
+        """Drops streams that no client came back to. Returns the ids of those that still run and
+        must be ended."""
         due = [
             replay
             for replay in self._replays.values()
             if not replay.has_client and now >= replay.quiet_since + self._keep_seconds
         ]
         for replay in due:
-            self._forget(replay)
+            self._drop(replay)
         return [replay.request_id for replay in due if not replay.ended]
 
-    def _forget_ended(self) -> bool:
-        """Makes room: of those that ended and have no client, the one longest so."""
-        ended = [each for each in self._replays.values() if each.ended and not each.has_client]
+    def _drop_ended(self) -> bool:
+        """Drops the stream that ended and has been without a client for longest; False for none."""
+        replays = self._replays.values()
+        ended = [replay for replay in replays if replay.ended and not replay.has_client]
         if not ended:
             return False
-        self._forget(min(ended, key=lambda each: each.quiet_since))
+        self._drop(min(ended, key=lambda replay: replay.quiet_since))
         return True
 
-    def _forget(self, replay: Replay) -> None:
+    def _drop(self, replay: StreamReplay) -> None:
         del self._replays[replay.request_id]
-        self._gone[replay.request_id] = replay.owner
+        self._gone[replay.request_id] = replay.key_id
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]

@@ -1,16 +1,15 @@
-"""Finds stop strings in text that comes in pieces, and lets out only what can no longer be part
-of one.
+"""Finds stop strings in text that comes in pieces, and holds back what may be part of one.
 
-The first stop string to be complete, reading character by character, wins; of two that are complete
-at the same character, the longer. So the answer does not depend on how the text was cut.
+Read character by character, the first stop string that is complete ends the text; of two that are
+complete at the same character it is the longer one. So the answer does not depend on how the text
+was cut.
 """
 
 from __future__ import annotations
 
 
 class StopScanner:
-    """`feed` gives the text that is safe to emit and the stop string that was met, if any; after a
-    match nothing more may be fed. `include`: the stop string itself is emitted too."""
+    """Nothing more may be fed after a match. `include`: the stop string itself is emitted too."""
 
     __slots__ = ("_firsts", "_held", "_include", "_stops", "_width")
 
@@ -24,7 +23,8 @@ class StopScanner:
         self._held = ""
 
     def feed(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """`armed=False` lets complete stop strings pass (min_tokens not yet reached)."""
+        """Returns the text that is safe to emit, and the stop string that was met, if any. Unless
+        `armed` (min_tokens is not reached yet), complete stop strings pass."""
         if not self._held and self._firsts.isdisjoint(text):
             return text, None
         text = self._held + text
@@ -38,7 +38,7 @@ class StopScanner:
         return text[:cut], None
 
     def flush(self) -> str:
-        """The text still held when the stream ended by itself."""
+        """The text that is still held back when the stream has ended by itself."""
         held, self._held = self._held, ""
         return held
 

@@ -1,10 +1,10 @@
 """Incremental detokenizers.
 
-Theory of operation: with a byte-level vocabulary (GPT-2, Llama 3, Qwen, the embedded model) a
-token is a fixed run of bytes, so a table built once gives each token's text: a str where its
-bytes are whole characters, else the bytes, which are joined over tokens. That is a list lookup
-for most tokens. Other vocabularies go through tokenizers' DecodeStream, primed with the prompt as
-vLLM does.
+Theory of operation: in a byte-level vocabulary (GPT-2, Llama 3, Qwen, the embedded model) every
+token is a fixed run of bytes. A table that is built once has each token's text as a str where its
+bytes are complete characters, and as bytes otherwise, which are joined over tokens. Most tokens
+then cost one list lookup. Other vocabularies go through the DecodeStream of tokenizers, primed with
+the prompt as vLLM does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Pieces = list[str | bytes]
 
 
 def _byte_of_symbol() -> dict[str, int]:
-    """GPT-2's table: the printable character by which byte-level BPE writes each byte."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in shown}
-    hidden = (byte for byte in range(256) if byte not in set(shown))
-    table.update((chr(256 + n), byte) for n, byte in enumerate(hidden))
+    """GPT-2's table: byte-level BPE writes each byte as one printable character."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update((chr(256 + n), byte) for n, byte in enumerate(others))
     return table
 
 
@@ -53,12 +53,13 @@ def byte_level_pieces(tokenizer: Tokenizer) -> Pieces:
 
 
 class ByteLevelDetokenizer:
-    """`pieces` is shared by all streams."""
+    """Of one stream; `pieces` is shared by all streams."""
 
     __slots__ = ("_pending", "_pieces")
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
+        #: Bytes that are not a complete character yet.
         self._pending = b""
 
     def push(self, token_ids: list[int]) -> str:
@@ -89,12 +90,13 @@ class ByteLevelDetokenizer:
 class DecodeStreamDetokenizer:
     """Any tokenizer; slower. Never raises for a token id."""
 
-    __slots__ = ("_pending", "_stream", "_tokenizer", "_told")
+    __slots__ = ("_decoded", "_pending", "_stream", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._told = prompt_ids[-PRIMING_TOKENS:]
-        self._stream = DecodeStream(ids=self._told, skip_special_tokens=True)
+        #: The latest ids whose text is out, of the prompt at first.
+        self._decoded = prompt_ids[-PRIMING_TOKENS:]
+        self._stream = DecodeStream(ids=self._decoded, skip_special_tokens=True)
         self._pending: list[int] = []
 
     def push(self, token_ids: list[int]) -> str:
@@ -103,10 +105,10 @@ class DecodeStreamDetokenizer:
     def flush(self) -> str:
         if not self._pending:
             return ""
-        before = self._tokenizer.decode(self._told, skip_special_tokens=True)
-        whole = self._tokenizer.decode([*self._told, *self._pending], skip_special_tokens=True)
+        before = self._tokenizer.decode(self._decoded, skip_special_tokens=True)
+        after = self._tokenizer.decode([*self._decoded, *self._pending], skip_special_tokens=True)
         self._pending = []
-        return whole[len(before) :] if whole.startswith(before) else ""
+        return after[len(before) :] if after.startswith(before) else ""
 
     def _step(self, token: int) -> str:
         self._pending.append(token)
@@ -122,6 +124,6 @@ class DecodeStreamDetokenizer:
             text = self._stream.step(self._tokenizer, token)
         if not text:
             return ""
-        self._told = [*self._told, *self._pending][-PRIMING_TOKENS:]
+        self._decoded = [*self._decoded, *self._pending][-PRIMING_TOKENS:]
         self._pending = []
         return text

@@ -1,6 +1,7 @@
-"""`gateway.text = "light"`: tokenizers and jinja2 alone, read from the model's folder in well
-under a second. Plain text only; tools, schemas and reasoning are refused by name before they come
-here.
+"""Text by tokenizers and jinja2 alone, read from the model's folder in well under a second.
+
+It serves plain text. Requests with tools, schemas or reasoning go to the full API, or are refused
+by name, before they get here.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class LightText:
         return DecodeStreamDetokenizer(self._tokenizer, prompt_ids)
 
     def _missing_bos(self, config: dict[str, Any], bos: str) -> list[int]:
-        """Hugging Face adds BOS when `add_bos_token` says so, even if tokenizer.json does not."""
+        """The BOS token, where the model's configuration wants one (`add_bos_token`) and
+        tokenizer.json does not add it. Hugging Face adds it too."""
         token = self._tokenizer.token_to_id(bos) if bos else None
         if token is None or config.get("add_bos_token") is not True:
             return []

@@ -1,4 +1,4 @@
-"""The text port: all that the gateway knows of tokenizers and chat templates."""
+"""The port to tokenizers and chat templates."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Protocol
 
 
 class Detokenizer(Protocol):
-    """Token ids of one stream to text, in order. A character split over tokens is given whole, with
-    the token that completes it; special tokens give nothing."""
+    """Turns the token ids of one stream into text, in order. A character that is split over tokens
+    comes with the token that completes it. Special tokens have no text."""
 
     def push(self, token_ids: list[int]) -> str: ...
 
     def flush(self) -> str:
-        """At the end: what never became whole, as U+FFFD."""
+        """At the end of the stream: bytes that never became a character, as U+FFFD."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What the model's generation_config.json says where a request says nothing."""
+    """The model's generation_config.json, for what a request leaves out."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -30,14 +30,17 @@ class SamplingDefaults:
 
 
 class TextPort(Protocol):
-    """`vocab_size`: ids below it are valid. `context`: tokens the model was made for, 0 = unknown.
-    Methods may be called from any thread."""
+    """Methods may be called from any thread."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Ids below it are valid."""
+        ...
 
     @property
-    def context(self) -> int: ...
+    def context(self) -> int:
+        """The longest sequence that the model was made for, in tokens; 0: unknown."""
+        ...
 
     @property
     def defaults(self) -> SamplingDefaults: ...
@@ -49,7 +52,7 @@ class TextPort(Protocol):
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def tokens_min(self, text: str) -> int:
-        """A cheap lower bound of the number of tokens."""
+        """A lower bound of the number of tokens that needs no tokenizing."""
         ...
 
     def detokenizer(self, prompt_ids: list[int]) -> Detokenizer: ...

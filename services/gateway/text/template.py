@@ -1,7 +1,7 @@
 """Chat templates as Hugging Face renders them: sandboxed jinja2, the same globals and filters.
 
-A template comes from the model's folder and is trusted as far as the sandbox goes: no attribute or
-import escapes, nothing mutable. What it refuses about a conversation is the client's fault (400).
+A template comes from the model's folder and runs in a sandbox: it reaches no private attribute and
+no import, and changes nothing. A conversation that it refuses is the client's mistake (400).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ REASON_CHARS_MAX = 200
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks assistant text for training; for serving it only renders its
-    body."""
+    """`{% generation %}` marks the assistant's text for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own contract
 

@@ -1,6 +1,7 @@
-"""From one admin frame to its answer; never raises for what a client sends.
+"""From one admin frame to its answer. Nothing that a client sends makes it raise.
 
-A frame that starts with `{` is JSON and answered in JSON, anything else is MessagePack.
+A frame that starts with `{` is JSON and is answered in JSON; any other frame is MessagePack. Verbs
+return structs and plain values, which are encoded here and nowhere before.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import Any
 import msgspec
 
 from common.errors import BatonError, Code
-from common.wire import FRAME_BYTES_MAX
+from common.net.wire import FRAME_BYTES_MAX
 from services.router.admin.registry import VERBS
 from services.router.admin.verb import View, checked
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A verb and its arguments, as a client sends them."""
+
     verb: str
     args: dict[str, Any] = {}
 
@@ -26,7 +29,7 @@ _msgpack = msgspec.msgpack.Decoder(Question)
 
 
 def answer(frame: bytes, view: Callable[[], View]) -> bytes:
-    """The one frame to send back, within the frame limit."""
+    """The answer's frame, within the frame limit."""
     in_json = frame[:1] == b"{"
     encode = msgspec.json.encode if in_json else msgspec.msgpack.encode
     try:
@@ -44,6 +47,7 @@ def answer(frame: bytes, view: Callable[[], View]) -> bytes:
 
 
 def failure(error: BatonError) -> dict[str, Any]:
+    """The answer that carries an error."""
     return {"ok": False, "error": {"code": error.code.value, "message": error.message}}
 
 

@@ -1,17 +1,17 @@
-"""Finds the worker that an operator named, or says which there are."""
+"""Finds the worker that an operator named."""
 
 from __future__ import annotations
 
 from common.errors import BatonError, Code
-from services.router.records import Worker
+from services.router.records.worker import Worker
 from services.router.tables import Tables
 
 NAMES_MAX = 32
 
 
 def worker_named(tables: Tables, name: str) -> Worker:
-    """Raises BatonError(NOT_FOUND | INVALID_REQUEST). A name used in both roles needs its role:
-    `decode/x`."""
+    """A name that is used in both roles needs its role: `decode/x`. Raises BatonError(NOT_FOUND |
+    INVALID_REQUEST) that lists the known names."""
     role, _, bare = name.rpartition("/")
     found = [
         worker

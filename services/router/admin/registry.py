@@ -1,8 +1,8 @@
-"""The verbs of this router."""
+"""The verbs of the admin socket, in the order in which `help` lists them."""
 
 from __future__ import annotations
 
-from services.router.admin import (
+from services.router.admin.verbs import (
     drain,
     events,
     evict,

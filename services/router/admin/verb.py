@@ -1,5 +1,5 @@
-"""What an admin verb is: a function from the router's tables and checked arguments to a plain
-result, with its help. What it changes, it changes by an event into the core. One file per verb;
+"""What an admin verb is: a function from the router's tables and checked arguments to a result,
+with its help. A verb changes the router only by an event into the core. Each verb has its own file;
 `registry.py` lists them."""
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from common.config.live import Reading
 from common.errors import BatonError, Code
+from services.router.admin.event_log import EventLog
 from services.router.events import Event
-from services.router.recent import Recent
 from services.router.tables import Tables
 
 Value = str | int | bool
 
 
-def _nobody(event: Event) -> None:
+def _no_core(event: Event) -> None:
     raise BatonError(Code.INTERNAL, f"{type(event).__name__}: nobody acts here")
 
 
@@ -27,38 +27,46 @@ def _no_file() -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What verbs may read. `now` is on the core's clock; `shell_dropped` counts frames that never
-    reached the core; `verbs` is the registry; `act` gives the core an event and returns when it was
-    handled; `reload` reads the fleet file again; `recent`: the latest notes."""
+    """What verbs may use."""
 
+    #: For reading only.
     tables: Tables
+    #: On the core's clock.
     now: float
+    #: Frames that never reached the core, by reason.
     shell_dropped: dict[str, int]
+    #: The registry.
     verbs: tuple[Verb, ...] = ()
-    act: Callable[[Event], None] = _nobody
+    #: Gives the core an event, and returns when the core has handled it.
+    act: Callable[[Event], None] = _no_core
+    #: Reads the fleet file again. Raises ConfigError.
     reload: Callable[[], Reading] = _no_file
-    recent: Recent = field(default_factory=Recent)
+    event_log: EventLog = field(default_factory=EventLog)
 
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """`default` None: required. `choices`, `least`, `most`: what is allowed."""
+    """One argument of a verb; its type is that of `default`."""
 
     name: str
     help: str
+    #: None: the argument is required, and is text.
     default: Value | None = None
+    #: The allowed texts; empty = any.
     choices: tuple[str, ...] = ()
+    #: The allowed range of a number.
     least: int = 0
     most: int = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """`run` returns what MessagePack and JSON can carry. Raises BatonError."""
+    """One verb of the admin socket."""
 
     name: str
     help: str
     args: tuple[Arg, ...]
+    #: Returns what msgspec can encode. Raises BatonError.
     run: Callable[[View, dict[str, Value]], Any]
 
     def usage(self) -> str:
@@ -70,7 +78,8 @@ class Verb:
 
 
 def checked(verb: Verb, given: dict[str, Any]) -> dict[str, Value]:
-    """Complete arguments. Raises BatonError(INVALID_REQUEST) naming what is wrong and allowed."""
+    """The arguments with their defaults. Raises BatonError(INVALID_REQUEST) that names the mistake
+    and what is allowed."""
     known = {arg.name: arg for arg in verb.args}
     for name in given:
         if name not in known:

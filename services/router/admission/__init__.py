@@ -1,2 +1,5 @@
-"""Who may come in, and who is served next. `admit.py` puts the parts together for `core_requests`;
-every other file is one rule, pure or with its own small bounded state."""
+"""The parts of admission, each a pure rule: prediction, gates, limits of keys, retry budget.
+
+`rules/admit.py` puts them together; nothing here knows the router's tables. Start with
+`predict.py`.
+"""

@@ -1,10 +1,12 @@
-"""What each API key may use: token buckets in predicted cost and in requests, and concurrency.
+"""What each API key may use: token buckets in cost and in requests, and concurrency.
 
-A bucket holds `burst_ms` worth of its rate. A request is charged its predicted cost when it is
-admitted, and the difference to the real one when it is over, so a bucket may be in debt. A request
-that costs more than the bucket holds is admitted when the bucket is full, or it never would be.
-Accounts of keys without live requests are forgotten, the longest unused first, beyond `keys_max`; a
-forgotten key starts with full buckets.
+The cost of a request is in tokens: the prompt tokens to compute, plus the tokens to make times
+`output_cost` (2 by default, because a made token holds a slot and KV for a whole step). A bucket
+holds `burst_ms` worth of its rate. A request is charged its predicted cost when it is admitted, and
+the difference to its actual cost when it is over, so a bucket may be in debt. A request that costs
+more than the bucket can hold is admitted when the bucket is full; otherwise it would wait forever.
+Beyond `keys_max`, the accounts of keys without live requests are forgotten, the longest unused
+first; a forgotten key starts again with full buckets.
 """
 
 from __future__ import annotations
@@ -13,18 +15,38 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from common.messages import KeyLimits
+from services.router.records.attempt import Attempt
 
 OVERRIDES_MAX = 1_024
 
 
-class Denied(NamedTuple):
-    """`retry_after`: seconds."""
+def predicted_cost(prompt_tokens: int, output_tokens: int, output_cost: float) -> float:
+    return prompt_tokens + output_cost * output_tokens
+
+
+def actual_cost(attempt: Attempt, output_cost: float) -> float:
+    """The cost of an attempt that is over: the prompt tokens that its worker did not find in a
+    cache, and the tokens that were made."""
+    prompt = attempt.request.prompt_tokens
+    if attempt.prefill_report is not None:
+        prompt -= attempt.prefill_report.cached_tokens
+    elif attempt.decode_report is not None:
+        prompt -= attempt.decode_report.cached_tokens
+    made = attempt.end_report.completion_tokens if attempt.end_report is not None else 0
+    return max(0, prompt) + output_cost * made
+
+
+class Denial(NamedTuple):
+    """Why a key must wait."""
 
     sentence: str
+    #: Seconds until it may try again.
     retry_after: float
 
 
 class _Account:
+    """What one key has left. `live`: its charged requests that are not over."""
+
     __slots__ = ("cost_left", "live", "refilled", "requests_left")
 
     def __init__(self, now: float) -> None:
@@ -34,34 +56,36 @@ class _Account:
         self.live = 0
 
 
-class Keys:
-    """`overrides`: limits set by an operator, in force instead of those that gateways say."""
+class KeyAccounts:
+    """The accounts of all keys that have limits."""
 
     def __init__(self, keys_max: int, burst_ms: float) -> None:
         self._keys_max = keys_max
         self._burst_min = burst_ms / 60_000
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        #: By key id, limits that an operator set; they replace those that gateways report.
         self.overrides: dict[str, KeyLimits] = {}
 
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def limits(self, key_id: str, said: KeyLimits | None) -> KeyLimits | None:
-        return self.overrides.get(key_id, said)
+    def limits(self, key_id: str, reported: KeyLimits | None) -> KeyLimits | None:
+        """The limits in force. `reported`: those that the gateway sent."""
+        return self.overrides.get(key_id, reported)
 
-    def denies(
-        self, key_id: str, limits: KeyLimits | None, cost: float, stay: float, now: float
-    ) -> Denied | None:
-        """Whether this key must wait. `stay`: how long a request runs, in seconds."""
+    def check(
+        self, key_id: str, limits: KeyLimits | None, cost: float, residence_s: float, now: float
+    ) -> Denial | None:
+        """Why this key must wait; None: it need not. `residence_s`: seconds that a request runs."""
         if limits is None:
             return None
         account = self._account(key_id, limits, now)
         if limits.concurrency and account.live >= limits.concurrency:
             sentence = f"the key already runs {account.live} requests, as many as it may at once"
-            return Denied(sentence, stay / limits.concurrency)
+            return Denial(sentence, residence_s / limits.concurrency)
         if limits.requests_per_min and account.requests_left < 1:
             wait = (1 - account.requests_left) * 60 / limits.requests_per_min
-            return Denied(f"the key is over {limits.requests_per_min:g} requests a minute", wait)
+            return Denial(f"the key is over {limits.requests_per_min:g} requests a minute", wait)
         needed = min(cost, limits.tokens_per_min * self._burst_min)
         if limits.tokens_per_min and account.cost_left < needed:
             wait = (needed - account.cost_left) * 60 / limits.tokens_per_min
@@ -69,11 +93,11 @@ class Keys:
                 f"the key is over {limits.tokens_per_min:g} tokens a minute: this request counts "
                 f"{cost:.0f} (prompt plus what it will likely make, weighted)"
             )
-            return Denied(sentence, wait)
+            return Denial(sentence, wait)
         return None
 
     def charge(self, key_id: str, limits: KeyLimits | None, cost: float, now: float) -> None:
-        """It was admitted; `ended` must follow."""
+        """A request was admitted; `ended` must follow."""
         if limits is None:
             return
         account = self._account(key_id, limits, now)
@@ -82,14 +106,14 @@ class Keys:
         account.cost_left -= cost
 
     def ended(self, key_id: str, cost_more: float) -> None:
-        """A charged request is over and cost this much more than predicted (negative: less)."""
+        """A charged request is over; it cost `cost_more` more than predicted (negative: less)."""
         account = self._accounts.get(key_id)
         if account is not None:
             account.live = max(0, account.live - 1)
             account.cost_left -= cost_more
 
-    def shown(self, limit: int) -> list[dict[str, object]]:
-        """The latest used keys."""
+    def rows(self, limit: int) -> list[dict[str, object]]:
+        """The accounts for an operator, the latest used first."""
         latest = list(self._accounts.items())[-limit:]
         return [
             {
@@ -120,18 +144,18 @@ class Keys:
         return min(max(least, per_min * self._burst_min), left + per_min * minutes)
 
     def _forget(self) -> None:
-        """Those with live requests are as few as the router's own bounds."""
+        """Removes unused accounts over `keys_max`; the router bounds those with live requests."""
         over = len(self._accounts) - self._keys_max
         for key_id in list(self._accounts)[: 2 * over if over > 0 else 0]:
             if not self._accounts[key_id].live:
                 del self._accounts[key_id]
 
     def check_invariants(self, live: int) -> None:
-        """`live`: charged requests that are not over."""
+        """Raises AssertionError. `live`: charged requests that are not over."""
         assert sum(account.live for account in self._accounts.values()) <= live
         assert len(self._accounts) <= self._keys_max + live
 
 
 def _finite(value: float) -> float | None:
-    """None for no limit."""
+    """None: no limit."""
     return None if value == float("inf") else round(value, 1)

@@ -11,12 +11,15 @@ BYTES_MAX = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_active`: requests placed at once, 0 = what decode slots allow. `max_queue`,
-    `queue_bytes_max`: of the queue. `ttft_slo_ms`: 0 = none."""
+    """The values in force."""
 
+    #: Requests placed at once; 0 = as many as decode slots allow.
     max_active: int
+    #: Requests waiting in the queue.
     max_queue: int
+    #: Bytes of the bodies waiting in the queue.
     queue_bytes_max: int
+    #: The TTFT that admission promises; 0 = none.
     ttft_slo_ms: float
 
 
@@ -28,8 +31,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
 }
 
 
-def changed(limits: Limits, changes: dict[str, int]) -> Limits:
-    """Raises BatonError that names the limit and what it may be."""
+def with_changes(limits: Limits, changes: dict[str, int]) -> Limits:
+    """Raises BatonError(INVALID_REQUEST) that names the limit and the allowed values."""
     for name, value in changes.items():
         if name not in BOUNDS:
             known = ", ".join(field.name for field in fields(limits))

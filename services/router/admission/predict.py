@@ -1,20 +1,21 @@
-"""When the first token of a request would come if it were admitted now.
+"""Predicts when the first token of a request would come if it were admitted now.
 
-TTFT = wait for a prefill worker + computing the prompt + handing the KV over, and whatever the wait
-for decode slots and KV is longer than the wait for prefill: decode is judged at the time at which
-prefill will be ready, not now, or the two pools oscillate. What decode frees meanwhile follows from
-Little's law: a pool full of requests which stay `stay` seconds frees all of itself in that time.
+TTFT = the wait for a prefill worker + computing the prompt + handing the KV over. If the wait for
+decode slots and KV is longer than the wait for prefill, the difference is added: decode is judged
+at the time at which prefill will be ready, not now, or the two pools would oscillate. What decode
+frees in the meantime follows from Little's law: a full pool whose requests stay for
+`decode_residence_s` on average frees all of itself in that time.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.router.admission.fair_class import Ahead
+from services.router.queue.fair_class import QueueAhead
 
 
 class Pool(NamedTuple):
-    """All ready decode workers: slots, and KV in tokens."""
+    """All ready decode workers: their slots, and their KV in tokens."""
 
     slots: float
     slots_free: float
@@ -22,24 +23,30 @@ class Pool(NamedTuple):
     kv_free: float
 
 
-class Situation(NamedTuple):
-    """`computing`: prompt tokens given to workers and not computed. `ahead`: what waits before it.
-    `seconds_per_token`: of one of `workers` at prompts like those ahead. `own_seconds`,
-    `transfer_seconds`: of the request itself. `stay`: mean seconds of a request on D."""
+class LoadSnapshot(NamedTuple):
+    """The load at one instant, as one request meets it."""
 
+    #: Ready workers of the pool that computes prompts.
     workers: int
+    #: Prompt tokens given to these workers and not computed yet.
     computing: int
-    ahead: Ahead
+    #: What waits in the queue before the request.
+    ahead: QueueAhead
+    #: Seconds that one worker needs per prompt token, at prompts like those ahead.
     seconds_per_token: float
+    #: Seconds to compute the request's own prompt.
     own_seconds: float
+    #: KV tokens that the request needs on its decode worker.
     own_kv: int
+    #: Seconds of the handoff that are not overlapped with computing the prompt.
     transfer_seconds: float
     decode: Pool
-    stay: float
+    #: Mean seconds that a request stays on a decode worker (W of Little's law).
+    decode_residence_s: float
 
 
 class Prediction(NamedTuple):
-    """Seconds."""
+    """The terms of a predicted TTFT, in seconds."""
 
     prefill_wait: float
     decode_wait: float
@@ -48,6 +55,7 @@ class Prediction(NamedTuple):
 
     @property
     def wait(self) -> float:
+        """Seconds until the request starts."""
         return self.prefill_wait + max(0.0, self.decode_wait - self.prefill_wait)
 
     @property
@@ -64,20 +72,20 @@ class Prediction(NamedTuple):
         )
 
 
-def predict(now: Situation) -> Prediction:
-    work = now.computing + now.ahead.prompt_tokens
-    prefill_wait = work * now.seconds_per_token / max(1, now.workers)
-    return Prediction(prefill_wait, decode_wait(now), now.own_seconds, now.transfer_seconds)
+def predict(load: LoadSnapshot) -> Prediction:
+    tokens = load.computing + load.ahead.prompt_tokens
+    prefill_wait = tokens * load.seconds_per_token / max(1, load.workers)
+    return Prediction(prefill_wait, decode_wait(load), load.own_seconds, load.transfer_seconds)
 
 
-def decode_wait(now: Situation) -> float:
-    """Until slots and KV for all that is ahead and for this one are free."""
-    pool = now.decode
-    slots_short = now.ahead.requests + 1 - pool.slots_free
-    kv_short = now.ahead.total_tokens + now.own_kv - pool.kv_free
+def decode_wait(load: LoadSnapshot) -> float:
+    """Seconds until slots and KV are free for the request and for all that is ahead of it."""
+    pool, residence = load.decode, load.decode_residence_s
+    slots_short = load.ahead.requests + 1 - pool.slots_free
+    kv_short = load.ahead.total_tokens + load.own_kv - pool.kv_free
     wait = 0.0
     if slots_short > 0:
-        wait = slots_short * now.stay / max(1.0, pool.slots)
+        wait = slots_short * residence / max(1.0, pool.slots)
     if kv_short > 0:
-        wait = max(wait, kv_short * now.stay / max(1.0, pool.kv - pool.kv_free))
+        wait = max(wait, kv_short * residence / max(1.0, pool.kv - pool.kv_free))
     return wait

@@ -1,9 +1,9 @@
-"""Attempts after the first, kept to a share of all requests so that failures do not multiply load.
+"""Limits later attempts to a share of all requests, so that failures do not multiply load.
 
-A token bucket: every first attempt adds `share`, every later one takes 1, and a trickle of
-`per_min` lets the streams of a quiet fleet go on in the end. It starts full and holds `burst`, or
-what the largest decode worker runs if that is more, since the loss of one worker must always be
-recoverable.
+A token bucket: every first attempt adds `share`, every later attempt takes 1, and `per_min` refills
+the bucket slowly, so that the streams of a quiet fleet are recovered in the end. The bucket starts
+full and holds `burst`, or as much as the largest decode worker runs if that is more, because the
+loss of one worker must always be recoverable.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ class RetryBudget:
         self._spent = max(0.0, self._spent - self._share)
 
     def left(self, largest_worker: int) -> float:
+        """Retries left. `largest_worker`: the most slots that one decode worker has."""
         return max(self._burst, float(largest_worker)) - self._spent
 
     def take(self, largest_worker: int, now: float) -> bool:
-        """False: over the budget, and nothing was taken."""
+        """Takes one retry. False: the budget is used up, and nothing was taken."""
         if self._refilled is not None:
             self._spent = max(0.0, self._spent - self._per_second * (now - self._refilled))
         self._refilled = now

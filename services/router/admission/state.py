@@ -1,36 +1,45 @@
-"""All state of admission but the queue, and the figures that its rules read."""
+"""All state of admission except the queue, and the figures that its rules read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from common.config import AdmissionConfig
-from services.router.admission.gates import Thinning
-from services.router.admission.jitter import Jitter
-from services.router.admission.keys import Keys
+from common.identity import AttemptKey
+from services.router.admission.gates import ProportionalShedder
+from services.router.admission.keys import KeyAccounts
 from services.router.admission.retry_budget import RetryBudget
-from services.router.admission.returns import Returns
+from services.router.admission.retry_reservations import RetryReservations
 
 
 class Admission:
-    """`handed`: tries whose prompt P has computed and whose first token is not there, with when
-    that was, oldest first. `charged`: live tries that their key pays for. `live`: tries that are
-    not over, by class. As of the last Tick: `closed`, why nothing new is admitted, or None;
-    `capacity`, the share of decode slots that is healthy; `kv_used`, of decode KV in use; `stuck`,
-    the overdue entries of `handed`; `largest_worker`, the most slots that one decode worker has."""
+    """Only the rules change it. The figures in its last part are those of the last Tick."""
 
-    def __init__(self, config: AdmissionConfig, seed: int) -> None:
+    def __init__(self, config: AdmissionConfig, uniform: Callable[[], float]) -> None:
         self.config = config
-        self.keys = Keys(config.keys_max, config.key_burst_ms)
+        self.keys = KeyAccounts(config.keys_max, config.key_burst_ms)
         self.retry_budget = RetryBudget(
             config.retry_share, config.retry_burst, config.retry_per_min
         )
-        self.thinning = Thinning(config.thinning_debt)
-        self.returns = Returns(config)
-        self.jitter = Jitter(seed)
-        self.handed: dict[tuple[str, int], float] = {}
-        self.charged: set[tuple[str, int]] = set()
+        self.shedder = ProportionalShedder(config.thinning_debt)
+        self.reservations = RetryReservations(config)
+        #: Draws from [0, 1).
+        self.uniform = uniform
+        #: Attempts whose prompt P has computed and that have no first token yet, with the instant
+        #: at which P ended, oldest first.
+        self.awaiting_first_token: dict[AttemptKey, float] = {}
+        #: Live attempts that are charged to their key.
+        self.charged: set[AttemptKey] = set()
+        #: Live attempts by priority class.
         self.live = [0, 0, 0]
+
+        #: Healthy share of the decode slots.
         self.capacity = 1.0
+        #: Share of the decode workers' KV that is in use.
         self.kv_used = 0.0
-        self.stuck = 0
+        #: Entries of `awaiting_first_token` that are overdue.
+        self.overdue_starts = 0
+        #: Why nothing new is admitted; None = it is.
         self.closed: str | None = None
-        self.largest_worker = 0
+        #: The most slots that one decode worker has.
+        self.largest_worker_slots = 0

@@ -1,86 +1,80 @@
-"""The one record of a request that is over: a flat head to search by, its phases, its attempts.
-
-This is what a line of the timeline file holds, what the flight recorder keeps and what spans are
-made of. It has ids, names, counts and times; never prompt or completion text.
-"""
+"""Makes the record of a request that is over. A line of the timeline file holds it, the flight
+recorder keeps it, and spans are made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from common.messages import Journey
-from services.router.records import Try
-from services.router.state import TryState
-from services.router.timeline.attempts import attempt_of
-from services.router.timeline.phases import Phase, legs_of, phases
+import msgspec
+from msgspec import UNSET
 
-Record = dict[str, Any]
+from common.identity import name_of
+from common.messages import RequestSummary
+from common.telemetry.timeline import Phase, TimelineRecord
+from services.router.records.attempt import Attempt
+from services.router.records.states import AttemptState
+from services.router.timeline.attempt_story import attempt_record
+from services.router.timeline.phases import legs_of, phases_of
+
 LOST = "lost"
 
 
-def record(journey: Journey | None, tries: Sequence[Try], now: float) -> Record:
-    """`tries`: those that are known, oldest first, at least one. Without a journey, `outcome` is
-    `refused`, or `lost`: nobody told how it ended for the client."""
-    last = tries[-1]
-    legs = list(journey.legs) if journey is not None else legs_of(tries)
-    told = phases(legs, {each.attempt: each for each in tries})
-    tokens, ttft = _made(journey, last, told)
-    total = sum(phase.ms for phase in told)
-    return {
-        "request_id": last.request_id,
-        "outcome": _outcome(journey, last),
-        "code": journey.code if journey is not None else last.outcome,
-        "sentence": last.sentence,
-        "total_ms": round(total, 3),
-        "ttft_ms": round(ttft, 3),
-        "tpot_ms": _pace(told, tokens),
-        "itl_ms_max": round(journey.itl_ms_max, 3) if journey is not None else 0.0,
-        "prompt_tokens": tries[0].ask.prompt_tokens,
-        "completion_tokens": tokens,
-        "cached_tokens": journey.cached_tokens if journey is not None else 0,
-        "tenant": last.tenant,
-        "key_id": last.key_id,
-        "priority": last.priority.name.lower(),
-        "gateway": last.gateway.rpartition("|")[0],
-        "moves": last.attempt - 1,
-        "traceparent": journey.traceparent if journey is not None else "",
-        "phases": [phase._asdict() for phase in told],
-        "attempts": [_attempt(each, now) for each in tries],
-    }
+def make_record(
+    summary: RequestSummary | None, attempts: Sequence[Attempt], now: float
+) -> TimelineRecord:
+    """`attempts`: those that are known, oldest first, at least one. Without a summary of the
+    gateway, the outcome is `refused`, or `lost` if nobody knows what the client received."""
+    last = attempts[-1]
+    legs = list(summary.legs) if summary is not None else legs_of(attempts)
+    phases = phases_of(legs, {attempt.number: attempt for attempt in attempts})
+    tokens, ttft = _answer(summary, last, phases)
+    return TimelineRecord(
+        request_id=last.request_id,
+        outcome=_outcome(summary, last),
+        code=summary.code if summary is not None else last.outcome,
+        sentence=last.sentence,
+        total_ms=round(sum(phase.ms for phase in phases), 3),
+        ttft_ms=round(ttft, 3),
+        tpot_ms=_tpot_ms(phases, tokens),
+        itl_ms_max=round(summary.itl_ms_max, 3) if summary is not None else 0.0,
+        prompt_tokens=attempts[0].request.prompt_tokens,
+        completion_tokens=tokens,
+        cached_tokens=summary.cached_tokens if summary is not None else 0,
+        tenant=last.tenant,
+        key_id=last.key_id,
+        priority=last.priority.name.lower(),
+        gateway=name_of(last.gateway),
+        moves=last.number - 1,
+        traceparent=summary.traceparent if summary is not None else "",
+        phases=tuple(phases),
+        attempts=tuple(
+            msgspec.structs.replace(attempt_record(attempt, now), received_ms_ago=UNSET)
+            for attempt in attempts
+        ),
+    )
 
 
-def longest(told: Record) -> dict[str, Any]:
-    """The phase that took most of it."""
-    found: dict[str, Any] = max(told["phases"], key=lambda phase: phase["ms"], default={})
-    return found
+def _outcome(summary: RequestSummary | None, last: Attempt) -> str:
+    if summary is not None:
+        return summary.outcome
+    return "refused" if last.state is AttemptState.REFUSED else LOST
 
 
-def _attempt(each: Try, now: float) -> dict[str, Any]:
-    told = attempt_of(each, now)
-    del told["received_ms_ago"]
-    return told
-
-
-def _outcome(journey: Journey | None, last: Try) -> str:
-    if journey is not None:
-        return journey.outcome
-    return "refused" if last.state is TryState.REFUSED else LOST
-
-
-def _made(journey: Journey | None, last: Try, told: Sequence[Phase]) -> tuple[int, float]:
-    """Tokens that the client has, and milliseconds until its first."""
-    if journey is not None:
-        return journey.completion_tokens, journey.ttft_ms
+def _answer(
+    summary: RequestSummary | None, last: Attempt, phases: Sequence[Phase]
+) -> tuple[int, float]:
+    """Tokens that the client received, and milliseconds until the first of them."""
+    if summary is not None:
+        return summary.completion_tokens, summary.ttft_ms
     tokens = last.end_report.completion_tokens if last.end_report is not None else 0
-    first = next((phase.start_ms for phase in told if phase.phase == "decode"), 0.0)
+    first = next((phase.start_ms for phase in phases if phase.phase == "decode"), 0.0)
     return tokens, first
 
 
-def _pace(told: Sequence[Phase], tokens: int) -> float:
-    """Milliseconds for each token after the first, pauses included; 0 for a single one."""
-    start = next((phase.start_ms for phase in told if phase.phase == "decode"), None)
+def _tpot_ms(phases: Sequence[Phase], tokens: int) -> float:
+    """Milliseconds for each token after the first, pauses included; 0 for a single token."""
+    start = next((phase.start_ms for phase in phases if phase.phase == "decode"), None)
     if start is None or tokens < 2:
         return 0.0
-    end = told[-1].start_ms + told[-1].ms
+    end = phases[-1].start_ms + phases[-1].ms
     return round((end - start) / (tokens - 1), 3)

@@ -1,27 +1,33 @@
-"""Which requests are remembered, and for how long: the latest of all, the slowest 1 % and every
-failure. All tables are bounded, the oldest forgotten first."""
+"""The flight recorder: which records are kept, and for how long: the latest of all requests, the
+slowest 1 %, and every failure. All tables are bounded; the oldest entry is forgotten first."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
-from common.messages import Journey
-from services.router.timeline.record import Record
+from common.messages import RequestSummary
+from common.telemetry.timeline import TimelineRecord
 from services.router.timeline.traffic import Traffic
 
 WINDOW = 1_000
 SLOW_SHARE = 0.01
 KEPT_MAX = 256
 PENDING_MAX = 8_192
-MEASURES = ("ttft_ms", "tpot_ms", "total_ms")
 KINDS = ("slow", "failed", "refused")
 
 
+def measures(record: TimelineRecord) -> dict[str, float]:
+    """The values by which a request may be among the slowest; 0 = not measured."""
+    return {"ttft_ms": record.ttft_ms, "tpot_ms": record.tpot_ms, "total_ms": record.total_ms}
+
+
 class Slowest:
-    """Whether a value is among the greatest `SLOW_SHARE` of the latest `WINDOW`; while fewer were
-    seen, whether it is the greatest of them."""
+    """Tells whether a value is among the greatest `SLOW_SHARE` of the latest `WINDOW` values; while
+    there are few, whether it is the greatest of them."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque()
@@ -36,67 +42,72 @@ class Slowest:
         return value >= self._sorted[-above]
 
 
-class Kept(NamedTuple):
-    """`at`: when it was recorded, on the core's clock. `slow_by`: the measures it is slow by."""
+class KeptRecord(NamedTuple):
+    """A record that the recorder keeps."""
 
-    record: Record
+    record: TimelineRecord
+    #: When it was recorded, on the core's clock.
     at: float
+    #: The measures by which it is among the slowest.
     slow_by: tuple[str, ...]
 
 
 class Recorder:
-    """`journeys`: what gateways told, by request. `pending`: requests of which an attempt is over,
-    and when their record is due if their gateway says nothing; `forgotten`: of too many."""
+    """Collects what a record needs, and keeps the records that operators ask for."""
 
     def __init__(self, history: int) -> None:
-        self.journeys: OrderedDict[str, Journey] = OrderedDict()
+        #: By request id, the summaries that gateways sent.
+        self.summaries: OrderedDict[str, RequestSummary] = OrderedDict()
+        #: By request id, when the record is due without a summary; an attempt of it is over.
         self.pending: OrderedDict[str, float] = OrderedDict()
-        self.kept: dict[str, deque[Kept]] = {kind: deque(maxlen=KEPT_MAX) for kind in KINDS}
-        self.recent: deque[Kept] = deque(maxlen=KEPT_MAX)
+        #: Records that were never made, because too many were pending.
         self.forgotten = 0
+        self.kept: dict[str, deque[KeptRecord]] = {kind: deque(maxlen=KEPT_MAX) for kind in KINDS}
+        self.recent: deque[KeptRecord] = deque(maxlen=KEPT_MAX)
         self.traffic = Traffic()
         self._history = history
-        self._slowest = {measure: Slowest() for measure in MEASURES}
+        self._slowest: defaultdict[str, Slowest] = defaultdict(Slowest)
 
-    def told(self, journey: Journey) -> None:
-        self.journeys[journey.request_id] = journey
-        self.journeys.move_to_end(journey.request_id)
-        if len(self.journeys) > self._history:
-            self.journeys.popitem(last=False)
+    def add_summary(self, summary: RequestSummary) -> None:
+        self.summaries[summary.request_id] = summary
+        self.summaries.move_to_end(summary.request_id)
+        if len(self.summaries) > self._history:
+            self.summaries.popitem(last=False)
 
-    def over(self, request_id: str, due: float) -> None:
-        """An attempt of it ended, or its gateway told."""
+    def schedule(self, request_id: str, due: float) -> None:
+        """An attempt of this request ended, or its gateway sent the summary."""
         self.pending[request_id] = due
         if len(self.pending) > PENDING_MAX:
             self.pending.popitem(last=False)
             self.forgotten += 1
 
-    def keep(self, made: Record, now: float) -> None:
-        self.traffic.add(made)
+    def keep(self, record: TimelineRecord, now: float) -> None:
+        self.traffic.add(record)
         slow_by: tuple[str, ...] = ()
-        if made["outcome"] == "ended":
-            slow_by = tuple(m for m in MEASURES if made[m] and self._slowest[m].add(made[m]))
-        kept = Kept(made, now, slow_by)
+        if record.outcome == "ended":
+            values = measures(record).items()
+            slow_by = tuple(name for name, ms in values if ms and self._slowest[name].add(ms))
+        kept = KeptRecord(record, now, slow_by)
         self.recent.append(kept)
         if slow_by:
             self.kept["slow"].append(kept)
-        elif made["outcome"] == "refused":
+        elif record.outcome == "refused":
             self.kept["refused"].append(kept)
-        elif made["outcome"] not in ("ended", "closed"):
+        elif record.outcome not in ("ended", "closed"):
             self.kept["failed"].append(kept)
 
-    def find(self, request_id: str) -> Kept | None:
-        """The latest record of it that is still kept."""
-        for each in (*self.recent, *(kept for kind in KINDS for kept in self.kept[kind])):
-            if each.record["request_id"] == request_id:
-                return each
-        return None
+    def find(self, request_id: str) -> KeptRecord | None:
+        """The latest record of this request that is still kept."""
+        return next((kept for kept in self._all() if kept.record.request_id == request_id), None)
 
     def ids(self) -> set[str]:
-        every = (*self.recent, *(kept for kind in KINDS for kept in self.kept[kind]))
-        return {each.record["request_id"] for each in every}
+        """Of all requests whose records are kept."""
+        return {kept.record.request_id for kept in self._all()}
+
+    def _all(self) -> Iterator[KeptRecord]:
+        return chain(self.recent, *(self.kept[kind] for kind in KINDS))
 
     def check_invariants(self) -> None:
         """Raises AssertionError."""
-        assert len(self.journeys) <= self._history
+        assert len(self.summaries) <= self._history
         assert len(self.pending) <= PENDING_MAX

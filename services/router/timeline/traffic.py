@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from common.buckets import REQUEST_SECONDS, Buckets
-from services.router.timeline.record import Record
+from common.telemetry.buckets import REQUEST_SECONDS, Buckets
+from common.telemetry.timeline import AttemptRecord, TimelineRecord
 
 PAIRS_MAX = 1_024
 
 
 @dataclass(slots=True)
-class Pair:
-    """Of one prefill and one decode worker, by name. `ms`: from first data to last."""
+class PairTotals:
+    """What one prefill and one decode worker handed over."""
 
     handoffs: int = 0
     bytes: int = 0
+    #: Milliseconds from the first data of a handoff to its last, summed.
     ms: float = 0.0
     retries: int = 0
     digest_mismatches: int = 0
@@ -24,47 +25,49 @@ class Pair:
 
 
 class Traffic:
-    """`pairs`: at most `PAIRS_MAX`, the least recently used forgotten. `computed`, `made`: prompt
-    tokens that a prefill was done of, tokens that clients got."""
+    """Sums since the router started."""
 
     def __init__(self) -> None:
         self.phases: dict[str, Buckets] = {}
-        self.pairs: OrderedDict[tuple[str, str], Pair] = OrderedDict()
+        #: By the names of P and D; at most `PAIRS_MAX`, the least recently used is forgotten.
+        self.pairs: OrderedDict[tuple[str, str], PairTotals] = OrderedDict()
+        #: Requests that were not refused.
         self.requests = 0
+        #: Prompt tokens of placed attempts.
         self.computed = 0
+        #: Tokens that clients received.
         self.made = 0
 
-    def add(self, record: Record) -> None:
-        if record["outcome"] == "refused":
+    def add(self, record: TimelineRecord) -> None:
+        if record.outcome == "refused":
             return
         self.requests += 1
-        self.made += record["completion_tokens"]
-        for phase in record["phases"]:
-            name = phase["phase"]
-            if name not in self.phases:
-                self.phases[name] = Buckets(REQUEST_SECONDS)
-            self.phases[name].observe(phase["ms"] / 1000)
-        for attempt in record["attempts"]:
-            self._attempt(attempt)
+        self.made += record.completion_tokens
+        for phase in record.phases:
+            if phase.phase not in self.phases:
+                self.phases[phase.phase] = Buckets(REQUEST_SECONDS)
+            self.phases[phase.phase].observe(phase.ms / 1000)
+        for attempt in record.attempts:
+            self._add_attempt(attempt)
 
-    def _attempt(self, attempt: Record) -> None:
-        if attempt["decode"]:
-            self.computed += attempt["prompt_tokens"]
-        if not attempt["prefill"]:
+    def _add_attempt(self, attempt: AttemptRecord) -> None:
+        if attempt.decode:
+            self.computed += attempt.prompt_tokens
+        if not attempt.prefill:
             return
-        name = (attempt["prefill"], attempt["decode"])
-        pair = self.pairs.setdefault(name, Pair())
+        name = (attempt.prefill, attempt.decode)
+        pair = self.pairs.setdefault(name, PairTotals())
         self.pairs.move_to_end(name)
         if len(self.pairs) > PAIRS_MAX:
             self.pairs.popitem(last=False)
-        kv = attempt["kv"]
+        kv = attempt.kv
         if kv is None:
             return
-        pair.retries += kv["retries"]
-        pair.digest_mismatches += kv["digest_mismatches"]
-        if not kv["blocks"]:
+        pair.retries += kv.retries
+        pair.digest_mismatches += kv.digest_mismatches
+        if not kv.blocks:
             pair.failures += 1
             return
         pair.handoffs += 1
-        pair.bytes += kv["payload_bytes"]
-        pair.ms += kv["transfer_ms"]
+        pair.bytes += kv.payload_bytes
+        pair.ms += kv.transfer_ms

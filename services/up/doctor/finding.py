@@ -7,19 +7,23 @@ from typing import NamedTuple
 
 
 class Level(enum.StrEnum):
-    """`WARN`: it runs, but worse than it could. `FAIL`: a daemon would not start or not work."""
+    """How serious a finding is."""
 
     PASS = "pass"  # noqa: S105 - a verdict, not a password
+    #: The fleet runs, but worse than it could.
     WARN = "warn"
+    #: A daemon would not start or not work.
     FAIL = "fail"
 
 
 class Finding(NamedTuple):
-    """`fix`: what to do about it; empty only when all is well."""
+    """The result of one check."""
 
     level: Level
     name: str
+    #: What the check found, as a sentence.
     saw: str
+    #: What to do about it; empty only if the check passed.
     fix: str = ""
 
 

@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 
 from common.config import Config
-from common.endpoints import admin_address
 from common.errors import BatonError, ConfigError
 from common.model.resolve import resolve_model
+from common.net.endpoints import admin_address
 from services.up import preflight
 from services.up.doctor.finding import Finding, failed, passed, warned
 

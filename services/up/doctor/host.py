@@ -22,22 +22,26 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
 UNLIMITED = resource.RLIM_INFINITY
 
 
-class Host(NamedTuple):
-    """`memlock_bytes` and `files_max` are soft limits, -1 = unlimited. `mtu`: of each interface
-    that is up, loopback left out."""
+class HostFacts(NamedTuple):
+    """Limits and hardware as they were read."""
 
+    #: Name of the clock source of the kernel.
     clock: str
     numa_nodes: int
     rdma_devices: tuple[str, ...]
     gpus: int
+    #: Soft limit of locked memory, -1 if unlimited.
     memlock_bytes: int
+    #: Soft limit of open files, -1 if unlimited.
     files_max: int
+    #: Size of /dev/shm.
     shm_bytes: int
+    #: MTU by interface, of those that are up, without loopback.
     mtu: dict[str, int]
 
 
-def read(gpus: int) -> Host:
-    return Host(
+def read(gpus: int) -> HostFacts:
+    return HostFacts(
         clock=CLOCK.read_text().strip() if CLOCK.exists() else "unknown",
         numa_nodes=len(list(NUMA.glob("node[0-9]*"))) or 1,
         rdma_devices=tuple(sorted(d.name for d in INFINIBAND.iterdir()))
@@ -51,7 +55,7 @@ def read(gpus: int) -> Host:
     )
 
 
-def check(host: Host) -> list[Finding]:
+def check(host: HostFacts) -> list[Finding]:
     return [
         _gpu(host),
         _clock(host),
@@ -63,12 +67,12 @@ def check(host: Host) -> list[Finding]:
     ]
 
 
-def _gpu(host: Host) -> Finding:
+def _gpu(host: HostFacts) -> Finding:
     saw = f"{host.gpus} NVIDIA GPUs" if host.gpus else "none: vLLM computes on the CPU"
     return passed("gpu", saw)
 
 
-def _clock(host: Host) -> Finding:
+def _clock(host: HostFacts) -> Finding:
     if host.clock in FAST_CLOCKS:
         return passed("clock source", host.clock)
     return warned(
@@ -78,7 +82,7 @@ def _clock(host: Host) -> Finding:
     )
 
 
-def _numa(host: Host) -> Finding:
+def _numa(host: HostFacts) -> Finding:
     if host.numa_nodes == 1:
         return passed("numa", "1 node")
     return warned(
@@ -89,7 +93,7 @@ def _numa(host: Host) -> Finding:
     )
 
 
-def _memlock(host: Host) -> Finding:
+def _memlock(host: HostFacts) -> Finding:
     if host.memlock_bytes == UNLIMITED:
         return passed("memlock", "unlimited")
     saw = f"{host.memlock_bytes >> 10} KiB may be locked"
@@ -102,7 +106,7 @@ def _memlock(host: Host) -> Finding:
     )
 
 
-def _files(host: Host) -> Finding:
+def _files(host: HostFacts) -> Finding:
     if host.files_max == UNLIMITED or host.files_max >= FILES_MIN:
         return passed("open files", "unlimited" if host.files_max < 0 else f"{host.files_max}")
     return warned(
@@ -112,7 +116,7 @@ def _files(host: Host) -> Finding:
     )
 
 
-def _shared_memory(host: Host) -> Finding:
+def _shared_memory(host: HostFacts) -> Finding:
     saw = f"{SHARED_MEMORY} holds {host.shm_bytes >> 20} MiB"
     if host.shm_bytes >= SHM_BYTES_MIN:
         return passed("shared memory", saw)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common import config as configuration
-from common.admin import ask
 from common.config import Config, FleetConfig, KvConfig, WorkerConfig, default_run_dir
-from common.endpoints import admin_address
 from common.errors import BatonError, ConfigError
+from common.net.admin_client import ask
+from common.net.endpoints import admin_address
 from services.up import preflight
 from services.up.doctor import fleet, host, security, software, ucx
 from services.up.doctor.finding import Finding, Level, failed

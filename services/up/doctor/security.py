@@ -7,9 +7,9 @@ from pathlib import Path
 
 from common.config import Config, KvConfig
 from common.config.exposure import TCP, WILDCARDS, is_loopback
-from common.endpoints import control_addresses
 from common.errors import ConfigError
-from common.keys import read_keys
+from common.net.endpoints import control_addresses
+from common.security.api_keys import read_keys
 from common.security.files import NEXT_SECRET, PEERS, SECRET, read_peers, read_secret
 from common.security.open import read_allow_list
 from common.security.peers import AllowList
@@ -63,7 +63,7 @@ def _folder(folder: Path) -> Finding:
 
 
 def _routers(config: Config, allowed: AllowList) -> list[Finding]:
-    nobody = [
+    unlisted = [
         endpoint
         for endpoint in control_addresses(config).values()
         if endpoint.startswith("tcp://") and not allowed.keys_at(endpoint)
@@ -71,7 +71,7 @@ def _routers(config: Config, allowed: AllowList) -> list[Finding]:
     fix = "`baton keygen add HOST=ADDRESS`, then copy every peers.json"
     return [
         failed("curve router", f"no host of the allow-list has the address of {endpoint}", fix)
-        for endpoint in nobody
+        for endpoint in unlisted
     ]
 
 

@@ -20,8 +20,8 @@ import psutil
 
 from common.config import KvConfig
 from common.errors import BatonError
-from common.kv.arena import Arena, Bytes, borrow, shares_memory
-from common.kv.lanes import SHARED_MEMORY, wants_more_than_tcp
+from common.kv.staging.shared_segment import Bytes, SharedSegment, map_remote_segment, shares_memory
+from common.kv.transport.chosen_transports import SHARED_MEMORY, wants_more_than_tcp
 from services.up.doctor.finding import Finding, failed, passed, warned
 
 PROBE_SECONDS = 20.0
@@ -30,12 +30,12 @@ FIX_TRANSPORTS = "see [kv] transports and interfaces; `tcp,sm,self` works on eve
 
 
 def check(kv: KvConfig) -> list[Finding]:
-    return judge(kv, probe(kv))
+    return findings(kv, probe(kv))
 
 
 def probe(kv: KvConfig) -> dict[str, Any]:
-    """`lanes`: of a connection inside this host; `resources`: all UCX could use; `lent`: what one
-    process stages another can read; or `error`."""
+    """The child's report: `error`, or `lanes` of a connection inside this host, the `resources`
+    that UCX could use, and `loans`, whether one process can read what another one staged."""
     plan = (kv.transports, kv.interfaces, own_address(kv))
     command = [sys.executable, "-m", "services.up.doctor.ucx", *plan]
     try:
@@ -61,28 +61,28 @@ def own_address(kv: KvConfig) -> str:
     """By which a worker of this host reaches another: one of the named interfaces, if any has."""
     addresses = psutil.net_if_addrs()
     for name in filter(None, kv.interfaces.split(",")):
-        for each in addresses.get(name.strip(), ()):
-            if each.family is socket.AF_INET:
-                return each.address
+        for address in addresses.get(name.strip(), ()):
+            if address.family is socket.AF_INET:
+                return address.address
     return kv.host
 
 
-def judge(kv: KvConfig, seen: dict[str, Any]) -> list[Finding]:
+def findings(kv: KvConfig, seen: dict[str, Any]) -> list[Finding]:
     """Pure."""
     if "error" in seen:
         return [failed("ucx", seen["error"], FIX_TRANSPORTS)]
     return [
-        _inside(kv, seen["lanes"], lent=seen["lent"]),
+        _inside(kv, seen["lanes"], loans=seen["loans"]),
         _between(kv, seen["resources"]),
     ]
 
 
-def _inside(kv: KvConfig, lanes: list[str], *, lent: bool) -> Finding:
+def _inside(kv: KvConfig, lanes: list[str], *, loans: bool) -> Finding:
     first = lanes[0] if lanes else "nothing"
     saw = f"KV between workers of this host goes over {first}"
-    if lent:
+    if loans:
         saw = (
-            f"KV between workers of this host is read where it was staged, word of it over {first}"
+            f"KV between workers of this host is read where it was staged, its offsets over {first}"
         )
     names = {lane.split("/")[0] for lane in lanes}
     asked = {name.strip() for name in kv.transports.split(",")}
@@ -115,17 +115,17 @@ def _between(kv: KvConfig, resources: list[str]) -> Finding:
 
 
 async def _connect(transports: str, interfaces: str, host: str) -> dict[str, Any]:
-    from common.kv.ucx import Link, Ucx
+    from common.kv.transport.ucx import UcxLink, UcxWorker
 
     loop = asyncio.get_running_loop()
-    accepted: asyncio.Future[Link] = loop.create_future()
+    accepted: asyncio.Future[UcxLink] = loop.create_future()
     opened: asyncio.Future[str | None] = loop.create_future()
 
-    def accept(link: Link) -> None:
+    def accept(link: UcxLink) -> None:
         link.open(lambda _: accepted.set_result(link))
 
-    listener = Ucx(transports, accept, interfaces=interfaces)
-    dialler = Ucx(transports, accept, interfaces=interfaces)
+    listener = UcxWorker(transports, accept, interfaces=interfaces)
+    dialler = UcxWorker(transports, accept, interfaces=interfaces)
     try:
         listener.start()
         dialler.start()
@@ -141,22 +141,22 @@ async def _connect(transports: str, interfaces: str, host: str) -> dict[str, Any
         return {"error": error_.message}
     if error is not None:
         return {"error": f"no connection to {host}: {error}"}
-    lent = shares_memory(transports) and await _lends()
-    return {"lanes": link.lanes(), "resources": dialler.resources(), "lent": lent}
+    loans = shares_memory(transports) and await _can_loan()
+    return {"lanes": link.lanes(), "resources": dialler.resources(), "loans": loans}
 
 
-async def _lends() -> bool:
-    borrowed: asyncio.Future[Bytes | None] = asyncio.get_running_loop().create_future()
+async def _can_loan() -> bool:
+    mapped: asyncio.Future[Bytes | None] = asyncio.get_running_loop().create_future()
     try:
-        arena = Arena(mmap.PAGESIZE)
-        arena.open()
+        segment = SharedSegment(mmap.PAGESIZE)
+        segment.open()
     except OSError:
         return False
-    borrow(arena.name, borrowed.set_result)
+    map_remote_segment(segment.name, mapped.set_result)
     try:
-        return await borrowed is not None
+        return await mapped is not None
     finally:
-        arena.close()
+        segment.close()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from common.endpoints import CONTROL, STREAM
 from common.messages import (
     WIRE_VERSION,
     DecodeToGateway,
@@ -22,8 +21,9 @@ from common.messages import (
     Submit,
     Tokens,
 )
-from common.sockets import Socket
-from common.wire import Decoder, encode
+from common.net.endpoints import CONTROL, STREAM
+from common.net.sockets import Socket
+from common.net.wire import Decoder, encode
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = (

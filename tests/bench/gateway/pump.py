@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from common.endpoints import CONTROL, STREAM
 from common.messages import (
     WIRE_VERSION,
     Delta,
@@ -26,8 +25,9 @@ from common.messages import (
     ToRouter,
     Welcome,
 )
-from common.sockets import Sent, Socket
-from common.wire import Decoder, encode
+from common.net.endpoints import CONTROL, STREAM
+from common.net.sockets import Sent, Socket
+from common.net.wire import Decoder, encode
 
 TOKEN = ord("a")
 FULL_WAIT_SECONDS = 0.001

@@ -8,8 +8,6 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from common.endpoints import CONTROL, STREAM
-from common.lifecycle import Tasks
 from common.messages import (
     WIRE_VERSION,
     Beat,
@@ -24,8 +22,10 @@ from common.messages import (
     RouterToWorker,
     Tokens,
 )
-from common.sockets import Socket
-from common.wire import Decoder, encode
+from common.net.endpoints import CONTROL, STREAM
+from common.net.sockets import Socket
+from common.net.wire import Decoder, encode
+from common.process.lifecycle import Tasks
 
 BEAT_SECONDS = 0.5
 CAPACITY = Capacity(

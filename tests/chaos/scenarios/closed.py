@@ -16,7 +16,7 @@ from functools import partial
 
 import aiohttp
 
-from services.health.scrape import scrape
+from services.health.metrics.scrape import scrape
 from tests.chaos.actions import Bend
 from tests.chaos.cell import Cell, Plan, cell
 from tests.chaos.load import LETTERS, MODEL, Ask, percentile
@@ -114,11 +114,11 @@ class Clients:
                 self.seen[at] += line.startswith(b"data: ")
 
 
-async def everywhere(each: int = EACH) -> list[Row]:
+async def everywhere(count: int = EACH) -> list[Row]:
     rows: list[Row] = []
     async with cell(PLAN) as fleet:
         for phase in (_prefill, _transfer, _decode, _queue):
-            rows.append(await phase(fleet, each))
+            rows.append(await phase(fleet, count))
             say(rows[-1:])
         rows.append(await _nothing_left(fleet))
         async with under_load(fleet, 8, Ask(max_tokens=8), running=1) as load:
@@ -127,14 +127,14 @@ async def everywhere(each: int = EACH) -> list[Row]:
     return rows
 
 
-async def _prefill(fleet: Cell, each: int) -> Row:
+async def _prefill(fleet: Cell, count: int) -> Row:
     async def computing(_: Clients) -> bool:
         return (await held(fleet)).running["p0"] == AT_ONCE
 
-    return await _rounds(fleet, "while P computes", each, computing)
+    return await _rounds(fleet, "while P computes", count, computing)
 
 
-async def _transfer(fleet: Cell, each: int) -> Row:
+async def _transfer(fleet: Cell, count: int) -> Row:
     """P has computed all and sent all, and nothing of it arrives: the data messages are lost."""
     lost = Bend(fleet, "p0", "drop")
 
@@ -145,21 +145,21 @@ async def _transfer(fleet: Cell, each: int) -> Row:
 
     lost.strike()
     try:
-        row = await _rounds(fleet, "while KV is on its way", each, on_its_way)
+        row = await _rounds(fleet, "while KV is on its way", count, on_its_way)
     finally:
         lost.heal()
     assert lost.landed(), "no KV message was lost"
     return row
 
 
-async def _decode(fleet: Cell, each: int) -> Row:
+async def _decode(fleet: Cell, count: int) -> Row:
     async def streaming(clients: Clients) -> bool:
         return all(seen > 2 for seen in clients.seen)
 
-    return await _rounds(fleet, "while D streams", each, streaming)
+    return await _rounds(fleet, "while D streams", count, streaming)
 
 
-async def _queue(fleet: Cell, each: int) -> Row:
+async def _queue(fleet: Cell, count: int) -> Row:
     """One stream has the only place."""
     await fleet.ctl("limits", max_active=1)
     first = Clients(fleet, LONG_TOKENS)
@@ -173,7 +173,7 @@ async def _queue(fleet: Cell, each: int) -> Row:
         async def left() -> bool:
             return bool((await fleet.ctl("status"))["queued"] == 0)
 
-        row = await _rounds(fleet, "while they wait in the queue", each, waiting, left)
+        row = await _rounds(fleet, "while they wait in the queue", count, waiting, left)
         await first.close()
     await fleet.ctl("limits", max_active=0)
     return row
@@ -182,7 +182,7 @@ async def _queue(fleet: Cell, each: int) -> Row:
 async def _rounds(
     fleet: Cell,
     phase: str,
-    each: int,
+    count: int,
     there: Callable[[Clients], Awaitable[bool]],
     free: Callable[[], Awaitable[bool]] | None = None,
 ) -> Row:
@@ -194,7 +194,7 @@ async def _rounds(
     seconds: list[float] = []
     chance = random.Random(phase)
     clients = Clients(fleet, LONG_TOKENS)
-    for _ in range(each // AT_ONCE):
+    for _ in range(count // AT_ONCE):
         async with asyncio.TaskGroup() as group:
             clients.begin(group, chance, AT_ONCE)
             await fleet.until(f"all are there {phase}", partial(there, clients), 30)

@@ -59,10 +59,10 @@ async def data(name: str, rate: float, seconds: float) -> list[Row]:
             decode=3,
             settings={"BATON_KV__TRANSPORTS": "tcp,self"},
             own={
-                each: {f"BATON_{_role(each)}__{each.upper()}__KV__HOST": made.address(each)}
-                for each in names
+                name: {f"BATON_{_role(name)}__{name.upper()}__KV__HOST": made.address(name)}
+                for name in names
             },
-            prefix={each: made.prefix(each) for each in names},
+            prefix={name: made.prefix(name) for name in names},
         )
         async with cell(plan) as fleet:
             cut = CutData(fleet, name, made)

@@ -18,24 +18,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from common.config import from_mapping
+from common.config import Config, from_mapping
 from common.errors import BatonError, Code
 from common.messages import Delta, Structured, StructureKind, TokenLogprobs
 from common.model.byte_tokenizer import VOCAB_SIZE
 from common.model.embedded import ensure_embedded_model
-from services.gateway.api.kinds import Call
+from services.gateway.api.kinds import RequestSpec
 from services.gateway.api.routes import Route
-from services.gateway.api.whole import Asking, Events, Origin, Whole, WholeApi
 from services.gateway.auth.caller import Caller
-from services.gateway.streams.answer import Hears, TokenStream
-from services.gateway.streams.verdict import Verdict
-from services.gateway.vllm_api.build import build
+from services.gateway.full_api.port import ApiRequest, EventReply, FullApi, JsonReply, Origin
+from services.gateway.full_api.vllm.build import build
+from services.gateway.streams.answer import FailureListener, PushOutcome, TokenStream
 from tests.e2e.api.cases import HELLO, MODEL, TOOLS
 from tests.e2e.api.compare import events, gathered
 
 pytestmark = pytest.mark.timeout(300)
 
 THINK_IDS = {"<think>": [VOCAB_SIZE], "</think>": [VOCAB_SIZE + 1]}
+CONTEXT = 4096
 READER_TURNS = 3
 """Of the loop, in which a reader takes what came; else vLLM joins deltas."""
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Römer €"}}\n</tool_call>'
@@ -51,12 +51,14 @@ class FakeFleet:
 
     def begin(self) -> None:
         """On each test's own loop."""
-        self.opened: list[tuple[Call, TokenStream, Hears]] = []
+        self.opened: list[tuple[RequestSpec, TokenStream, FailureListener]] = []
         self.compiled: list[Structured] = []
         self.changed = asyncio.Event()
 
-    def open(self, call: Call, stream: TokenStream, hears: Hears, caller: Caller) -> None:
-        self.opened.append((call, stream, hears))
+    def open(
+        self, spec: RequestSpec, stream: TokenStream, listener: FailureListener, caller: Caller
+    ) -> None:
+        self.opened.append((spec, stream, listener))
         self.changed.set()
 
     async def compiles(self, structured: Structured, caller: Caller) -> None:
@@ -65,22 +67,22 @@ class FakeFleet:
         if structured.kind is StructureKind.REGEX:
             raise BatonError(Code.INVALID_REQUEST, "no regex today")
 
-    def close(self, call: Call, reason: str) -> None:
-        self.closed.append(call.request_id)
+    def close(self, spec: RequestSpec, reason: str) -> None:
+        self.closed.append(spec.request_id)
 
 
 FLEET = FakeFleet()
 
 
 @pytest.fixture(scope="module")
-def api() -> WholeApi:
+def api() -> FullApi:
     config = from_mapping({"model": {"tool_parser": "hermes"}})
     model: Path = ensure_embedded_model()
-    return build(config, model, "/model", FLEET.compiles, FLEET.open, FLEET.close)
+    return built(config, model)
 
 
 @pytest.fixture(scope="module", params=["deepseek_r1", "qwen3"])
-def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WholeApi:
+def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FullApi:
     """As `api`, for a model that thinks: the embedded one's files with two more tokens."""
     model = tmp_path_factory.mktemp("thinking") / "model"
     shutil.copytree(ensure_embedded_model(), model)
@@ -93,15 +95,21 @@ def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     (model / "config.json").write_text(json.dumps(about))
     settings = {"path": str(model), "name": MODEL, "tool_parser": "hermes"}
     config = from_mapping({"model": settings | {"reasoning_parser": request.param}})
-    return build(config, model, "/model", FLEET.compiles, FLEET.open, FLEET.close)
+    return built(config, model)
 
 
-def asking(route: Route = Route.CHAT, **fields: Any) -> Asking:
+def built(config: Config, model: Path) -> FullApi:
+    made = build(config, model, "/model", FLEET.compiles, FLEET.open, FLEET.close)
+    made.set_context(CONTEXT)
+    return made
+
+
+def api_request(route: Route = Route.CHAT, **fields: Any) -> ApiRequest:
     asked: dict[str, Any] = {"messages": HELLO, "max_tokens": 500}
     if route is Route.RESPONSES:
         asked = {"input": "hello"}
     body = {"model": MODEL} | asked | fields
-    return Asking(route, json.dumps(body).encode(), Origin("r"), context=4096)
+    return ApiRequest(route, json.dumps(body).encode(), Origin("r"))
 
 
 async def say(call_at: int, text: str, cuts: list[int], **last: Any) -> None:
@@ -123,16 +131,16 @@ def ids_of(text: str) -> list[int]:
 
 
 async def told(
-    api: WholeApi, about: Asking, *texts: str, cuts: list[int], end: str = "stop"
+    api: FullApi, about: ApiRequest, *texts: str, cuts: list[int], end: str = "stop"
 ) -> Any:
     """The whole answer, or the gathered stream, to what the calls say."""
     FLEET.begin()
 
     async def answer() -> Any:
-        made = await api.ask(about)
-        if isinstance(made, Whole):
+        made = await api.answer(about)
+        if isinstance(made, JsonReply):
             return json.loads(made.body)
-        assert isinstance(made, Events)
+        assert isinstance(made, EventReply)
         chunks = [chunk async for chunk in made.chunks]
         return gathered(events(b"".join(chunks).decode()))
 
@@ -161,9 +169,9 @@ CUTS = st.lists(st.integers(1, 200), max_size=30)
 @settings(max_examples=25)
 @given(cuts=CUTS, stream=st.booleans())
 def test_tool_calls_in_the_text_are_found_however_it_is_cut(
-    api: WholeApi, cuts: list[int], stream: bool
+    api: FullApi, cuts: list[int], stream: bool
 ) -> None:
-    about = asking(tools=TOOLS, tool_choice="auto", stream=stream)
+    about = api_request(tools=TOOLS, tool_choice="auto", stream=stream)
     choices = run(told(api, about, SEVERAL + "!", cuts=cuts))["choices"]
     choice = choices["0"] if stream else choices[0]
     message = choice["delta"] if stream else choice["message"]
@@ -183,9 +191,9 @@ FIRST = 1
 @settings(max_examples=15)
 @given(cuts=CUTS, stream=st.booleans())
 def test_reasoning_is_told_apart_from_content_however_it_is_cut(
-    thinking: WholeApi, cuts: list[int], stream: bool
+    thinking: FullApi, cuts: list[int], stream: bool
 ) -> None:
-    about = asking(stream=stream)
+    about = api_request(stream=stream)
     choices = run(told(thinking, about, THOUGHT + "!", cuts=[FIRST, *cuts]))["choices"]
     choice = choices["0"] if stream else choices[0]
     message = choice["delta"] if stream else choice["message"]
@@ -194,8 +202,8 @@ def test_reasoning_is_told_apart_from_content_however_it_is_cut(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_is_left_out_when_not_wanted(thinking: WholeApi, stream: bool) -> None:
-    about = asking(stream=stream, include_reasoning=False)
+def test_reasoning_is_left_out_when_not_wanted(thinking: FullApi, stream: bool) -> None:
+    about = api_request(stream=stream, include_reasoning=False)
     choices = run(told(thinking, about, THOUGHT + "!", cuts=[FIRST, 9, 30]))["choices"]
     choice = choices["0"] if stream else choices[0]
     message = choice["delta"] if stream else choice["message"]
@@ -205,10 +213,10 @@ def test_reasoning_is_left_out_when_not_wanted(thinking: WholeApi, stream: bool)
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_that_never_stops_thinking_has_said_nothing(
-    thinking: WholeApi, stream: bool
+    thinking: FullApi, stream: bool
 ) -> None:
     async def body() -> Any:
-        about = asking(stream=stream)
+        about = api_request(stream=stream)
         return await told(thinking, about, "<think>and so on", cuts=[FIRST, 8], end="length")
 
     choices = run(body())["choices"]
@@ -220,8 +228,8 @@ def test_a_model_that_never_stops_thinking_has_said_nothing(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_may_be_called_after_thinking(thinking: WholeApi, stream: bool) -> None:
-    about = asking(stream=stream, tools=TOOLS, tool_choice="auto")
+def test_a_tool_may_be_called_after_thinking(thinking: FullApi, stream: bool) -> None:
+    about = api_request(stream=stream, tools=TOOLS, tool_choice="auto")
     text = f"<think>I must ask.</think>{CALL}!"
     choices = run(told(thinking, about, text, cuts=[FIRST, *range(0, 200, 7)]))["choices"]
     choice = choices["0"] if stream else choices[0]
@@ -232,21 +240,21 @@ def test_a_tool_may_be_called_after_thinking(thinking: WholeApi, stream: bool) -
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_a_schema_waits_for_the_end_of_the_thinking(thinking: WholeApi) -> None:
+def test_a_schema_waits_for_the_end_of_the_thinking(thinking: FullApi) -> None:
     """The worker is told that the text does not begin with what must match."""
-    about = asking(response_format={"type": "json_object"})
+    about = api_request(response_format={"type": "json_object"})
     run(told(thinking, about, "<think>hm</think>{}!", cuts=[9]))
-    (call, _, _) = FLEET.opened[0]
-    assert call.sampling.structured is not None
-    assert call.sampling.reasoning_ended is False
+    (spec, _, _) = FLEET.opened[0]
+    assert spec.sampling.structured is not None
+    assert spec.sampling.reasoning_ended is False
 
 
-def test_reasoning_in_the_other_apis(thinking: WholeApi) -> None:
-    response = run(told(thinking, asking(Route.RESPONSES), THOUGHT + "!", cuts=[]))
+def test_reasoning_in_the_other_apis(thinking: FullApi) -> None:
+    response = run(told(thinking, api_request(Route.RESPONSES), THOUGHT + "!", cuts=[]))
     assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
     assert response["output"][0]["content"][0]["text"] == "Two and two, €?"
     assert response["output"][1]["content"][0]["text"] == "It is 4."
-    message = run(told(thinking, asking(Route.MESSAGES), THOUGHT + "!", cuts=[]))
+    message = run(told(thinking, api_request(Route.MESSAGES), THOUGHT + "!", cuts=[]))
     assert [part["type"] for part in message["content"]] == ["thinking", "text"]
     assert message["content"][0]["thinking"] == "Two and two, €?"
 
@@ -254,59 +262,59 @@ def test_reasoning_in_the_other_apis(thinking: WholeApi) -> None:
 @settings(max_examples=25)
 @given(text=st.text("abé€😀 \n", min_size=1, max_size=30), cuts=CUTS, stream=st.booleans())
 def test_any_text_arrives_however_it_is_cut(
-    api: WholeApi, text: str, cuts: list[int], stream: bool
+    api: FullApi, text: str, cuts: list[int], stream: bool
 ) -> None:
-    choices = run(told(api, asking(user="u", stream=stream), text + "!", cuts=cuts))["choices"]
+    choices = run(told(api, api_request(user="u", stream=stream), text + "!", cuts=cuts))["choices"]
     choice = choices["0"] if stream else choices[0]
     said = (choice["delta"] if stream else choice["message"])["content"]
     assert said == text
 
 
-def test_n_choices_are_calls_of_their_own(api: WholeApi) -> None:
-    about = asking(n=2, temperature=1.0, seed=5)
+def test_n_choices_are_calls_of_their_own(api: FullApi) -> None:
+    about = api_request(n=2, temperature=1.0, seed=5)
     body = run(told(api, about, "one.", "two..", cuts=[2]))
     assert [choice["message"]["content"] for choice in body["choices"]] == ["one", "two."]
-    calls = [call for call, _, _ in FLEET.opened]
-    assert [call.request_id for call in calls] == ["r", "r-1"]
-    assert [call.sampling.seed for call in calls] == [5, 6]
+    specs = [spec for spec, _, _ in FLEET.opened]
+    assert [spec.request_id for spec in specs] == ["r", "r-1"]
+    assert [spec.sampling.seed for spec in specs] == [5, 6]
     assert body["usage"]["completion_tokens"] == 4 + 5
-    assert body["usage"]["prompt_tokens"] == len(calls[0].prompt_ids)
+    assert body["usage"]["prompt_tokens"] == len(specs[0].prompt_ids)
 
 
-def test_a_stop_string_ends_the_call_and_tells_the_worker(api: WholeApi) -> None:
+def test_a_stop_string_ends_the_call_and_tells_the_worker(api: FullApi) -> None:
     async def body() -> Any:
-        about = asking(stop=["STOP"], logit_bias={"5": 1}, n=1, top_logprobs=0, logprobs=True)
+        about = api_request(stop=["STOP"], logit_bias={"5": 1}, n=1, top_logprobs=0, logprobs=True)
         FLEET.begin()
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            task = group.create_task(api.ask(about))
+            task = group.create_task(api.answer(about))
             await opened(1)
             _, stream, _ = FLEET.opened[0]
             ids = list(b"xSTOPyz")
             rows = [TokenLogprobs(1, [token], [-0.5]) for token in ids]
-            assert stream.push(Delta("r", 1, 0, ids, logprobs=rows)) is Verdict.STOPPED
+            assert stream.push(Delta("r", 1, 0, ids, logprobs=rows)) is PushOutcome.STOPPED
             assert stream.journal.emitted == ids[:5]
         return task.result()
 
     answer = run(body())
-    assert isinstance(answer, Whole)
+    assert isinstance(answer, JsonReply)
     choice = json.loads(answer.body)["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == ("x", "STOP")
     assert len(choice["logprobs"]["content"]) == 5
 
 
-def test_stale_and_missing_tokens(api: WholeApi) -> None:
+def test_stale_and_missing_tokens(api: FullApi) -> None:
     async def body() -> None:
-        about = asking()
+        about = api_request()
         FLEET.begin()
-        task = asyncio.get_running_loop().create_task(api.ask(about))
+        task = asyncio.get_running_loop().create_task(api.answer(about))
         await opened(1)
-        _, stream, hears = FLEET.opened[0]
-        assert stream.push(Delta("r", 2, 0, [65])) is Verdict.DROPPED
-        assert stream.push(Delta("r", 1, 0, [65])) is Verdict.RUNNING
-        assert stream.push(Delta("r", 1, 0, [65])) is Verdict.DROPPED
-        assert stream.push(Delta("r", 1, 5, [65])) is Verdict.BROKEN
+        _, stream, listener = FLEET.opened[0]
+        assert stream.push(Delta("r", 2, 0, [65])) is PushOutcome.DROPPED
+        assert stream.push(Delta("r", 1, 0, [65])) is PushOutcome.RUNNING
+        assert stream.push(Delta("r", 1, 0, [65])) is PushOutcome.DROPPED
+        assert stream.push(Delta("r", 1, 5, [65])) is PushOutcome.BROKEN
         assert stream.error is not None
-        hears.fail(stream.error)
+        listener.fail(stream.error)
         with pytest.raises(BatonError) as failed:
             await task
         assert failed.value.code is Code.STREAM_INTERRUPTED
@@ -331,13 +339,13 @@ NEEDS = {"type": "function", "function": {"name": "f", "parameters": UNCHECKED}}
     ],
 )
 def test_what_the_text_must_match_is_compiled_elsewhere_and_not_by_vllm_on_the_loop(
-    api: WholeApi, fields: dict[str, Any]
+    api: FullApi, fields: dict[str, Any]
 ) -> None:
     """vLLM's own check would refuse the first two."""
-    run(told(api, asking(**fields), "{}.", cuts=[]))
-    (call, _, _) = FLEET.opened[0]
-    assert call.sampling.structured is not None
-    assert FLEET.compiled == [call.sampling.structured]
+    run(told(api, api_request(**fields), "{}.", cuts=[]))
+    (spec, _, _) = FLEET.opened[0]
+    assert spec.sampling.structured is not None
+    assert FLEET.compiled == [spec.sampling.structured]
 
 
 @pytest.mark.parametrize(
@@ -366,16 +374,16 @@ def test_what_the_text_must_match_is_compiled_elsewhere_and_not_by_vllm_on_the_l
     ],
 )
 def test_what_is_wrong_is_the_clients_fault_and_asks_no_engine(
-    api: WholeApi, fields: dict[str, Any]
+    api: FullApi, fields: dict[str, Any]
 ) -> None:
     async def body() -> None:
         FLEET.begin()
-        made = await api.ask(asking(**fields))
-        if isinstance(made, Events):
+        made = await api.answer(api_request(**fields))
+        if isinstance(made, EventReply):
             async for _ in made.chunks:
                 pass
 
     with pytest.raises(BatonError) as refused:
         run(body())
-    assert refused.value.face.http_status == 400
+    assert refused.value.http.status == 400
     assert not FLEET.opened

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.gateway.api.routes import Route
-from services.gateway.api.whole_fields import HONOURED, REFUSED
+from services.gateway.full_api.fields import HONOURED, REFUSED
 
 
 def models(route: Route) -> list[Any]:

@@ -16,7 +16,7 @@ from common.config import from_mapping
 from common.errors import BatonError, Code
 from common.messages import Structured, StructureKind
 from services.gateway.auth.caller import ANONYMOUS
-from services.gateway.vllm_api.grammars import Grammars
+from services.gateway.grammar.pool import GrammarPool
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -71,7 +71,7 @@ async def longest_pause(stop: asyncio.Event) -> float:
     return worst
 
 
-async def told(grammars: Grammars, kind: StructureKind, source: str) -> str:
+async def told(grammars: GrammarPool, kind: StructureKind, source: str) -> str:
     """The refusal; empty for what compiles."""
     try:
         await grammars.check(Structured(kind=kind, source=source), ANONYMOUS)
@@ -82,7 +82,7 @@ async def told(grammars: Grammars, kind: StructureKind, source: str) -> str:
 
 async def test_what_compiles_passes_what_does_not_is_refused_and_the_endless_is_killed() -> None:
     config = from_mapping({"gateway": {"limits": {"grammar_ms_max": MS_MAX}}})
-    grammars = Grammars(config, SystemClock(), structlog.get_logger("test"))
+    grammars = GrammarPool(config, SystemClock(), structlog.get_logger("test"))
     stop = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:

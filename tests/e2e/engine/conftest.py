@@ -18,7 +18,8 @@ Run = Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]
 @pytest.fixture(autouse=True, scope="session")
 def nothing_bad_to_inherit() -> None:
     """A fork may inherit UCX's lock held, now and then, and vLLM does not start where llvmlite was
-    loaded; better no engine test starts than that. See common.kv.ucx and common.kv.kernel_code."""
+    loaded; better no engine test starts than that. See common.kv.transport.ucx and
+    common.kv.checksum.codegen."""
     loaded = sorted(name for name in sys.modules if name.startswith(("ucxx", "llvmlite")))
     assert not loaded, f"{loaded[0]} was loaded before engines are forked"
 

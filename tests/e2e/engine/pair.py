@@ -14,8 +14,8 @@ from common.config import Config, from_mapping
 from common.engine.open import open_engine
 from common.engine.port import Engine, EngineRequest
 from common.kv.messages import KvDone
-from common.lifecycle import Tasks
 from common.messages import Load, Role, Sampling, Ticket, TokenLogprobs
+from common.process.lifecycle import Tasks
 
 GREEDY = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
 ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "kv_cache_mib": 192, "threads": 1}

@@ -11,9 +11,9 @@ import pytest
 
 from common.engine.port import Engine, EngineRequest
 from common.errors import BatonError, Code
-from common.lifecycle import Tasks
 from common.messages import Load, Role, Sampling
-from common.worker.engine_watch import objection
+from common.process.lifecycle import Tasks
+from common.worker.engine_watch import why_hung
 from tests.e2e.engine.conftest import Run
 from tests.e2e.engine.pair import GREEDY, LOAD_TIMEOUT_MS, Pair, until
 
@@ -152,4 +152,4 @@ def test_an_engine_that_is_stopped_is_found_without_its_requests_too(run: Run, b
 
 
 def hung(load: Load, *, ran: bool) -> str:
-    return objection(load, HANG_MS, LOAD_TIMEOUT_MS, ran=ran)
+    return why_hung(load, HANG_MS, LOAD_TIMEOUT_MS, ran=ran)

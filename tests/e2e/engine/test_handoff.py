@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.kv.digest import HEADER_BYTES
-from common.kv.kernel import Bytes, Sum, sum_of
+from common.kv.checksum.definition import Bytes, Sum
+from common.kv.checksum.header import HEADER_BYTES
+from common.kv.checksum.kernel import sum_of
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
 from common.messages import Sampling

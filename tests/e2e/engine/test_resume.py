@@ -21,7 +21,7 @@ import pytest
 from common.engine.port import EngineRequest
 from common.messages import Role, Sampling, Structured, StructureKind
 from common.model.embedded import ensure_embedded_model
-from services.gateway.recovery import rest_of
+from services.gateway.requests.recovery import remaining_sampling
 from tests.e2e.engine.conftest import Run
 from tests.e2e.engine.pair import Pair, Result
 from tests.e2e.prompts import prompts
@@ -132,7 +132,7 @@ async def run_one(pair: Pair, prompt: list[int], sampling: Sampling, emitted: in
 
 async def rest(pair: Pair, prompt: list[int], sampling: Sampling, made: list[int]) -> Result:
     """What a later attempt says after `made`."""
-    return await run_one(pair, [*prompt, *made], rest_of(sampling, len(made)), len(made))
+    return await run_one(pair, [*prompt, *made], remaining_sampling(sampling, len(made)), len(made))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -164,7 +164,7 @@ def test_it_would_differ_if_emitted_tokens_were_prompt(run: Run, name: str) -> N
 
     async def work(pair: Pair) -> None:
         whole = (await run_one(pair, prompt, sampling)).tokens
-        after = await run_one(pair, [*prompt, *whole[:17]], rest_of(sampling, 17))
+        after = await run_one(pair, [*prompt, *whole[:17]], remaining_sampling(sampling, 17))
         assert after.tokens != whole[17:]
 
     run(work)
@@ -211,7 +211,9 @@ def test_a_seed_is_entered_right_after_kv_was_handed_over_and_beside_others(run:
     async def work(pair: Pair) -> None:
         whole = await run_one(pair, prompt, sampling)
         name = pair.request_id()
-        at_p, at_d = pair.requests([*prompt, *whole.tokens[:17]], rest_of(sampling, 17), name)
+        at_p, at_d = pair.requests(
+            [*prompt, *whole.tokens[:17]], remaining_sampling(sampling, 17), name
+        )
         at_d = dataclasses.replace(at_d, emitted=17)
         short = Sampling(max_tokens=4, temperature=0.0, ignore_eos=True)
         others = [
@@ -229,7 +231,7 @@ def test_a_seed_is_entered_right_after_kv_was_handed_over_and_beside_others(run:
 
 
 def test_a_seeded_prompt_in_chunks_is_served_and_says_the_same(run: Run) -> None:
-    """vLLM's own way dies of it on CPU (see `vllm_rows`)."""
+    """vLLM's own way dies of it on CPU (see `ResumeSampler`)."""
     prompt = [3 + (i * 7) % 250 for i in range(3000)]
     sampling = Sampling(max_tokens=8, temperature=1.5, seed=7, ignore_eos=True)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import random
 
-from loadtest.capacity.timeline import Timeline
+from loadtest.capacity.virtual_time import VirtualTime
 
 
 class PromiseBrokenError(AssertionError):
     """A promise that this seed broke."""
 
 
-class Clock(Timeline):
+class Clock(VirtualTime):
     """`trace`: called with each line when somebody reads along. `quiet_since`: when the last fault
     ended, infinity while one lasts."""
 

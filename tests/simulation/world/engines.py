@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.blocks import blocks_for
 from common.engine.port import Batch, EngineRequest, Output
+from common.identity import identity_of
 from common.kv.messages import KvDone
 from common.messages import FinishReason, KvReport, Load, Ticket
 from tests.simulation.world.process import Process
@@ -26,7 +28,7 @@ def token(first_prompt_id: int, position: int) -> int:
 
 @dataclass(slots=True)
 class Held:
-    """One try in an engine. `taker`: called once when P has computed it, or will not."""
+    """One attempt in an engine. `taker`: called once when P has computed it, or will not."""
 
     request: EngineRequest
     blocks: int
@@ -53,14 +55,14 @@ class ModelEngine:
 
     @property
     def tokens_held(self) -> int:
-        return sum(each.blocks for each in self.held.values()) * self._block_tokens
+        return sum(held.blocks for held in self.held.values()) * self._block_tokens
 
     def load(self) -> Load:
-        used = sum(each.blocks for each in self.held.values()) / self._blocks
+        used = sum(held.blocks for held in self.held.values()) / self._blocks
         return Load(running=len(self.held), kv_used=min(1.0, used))
 
     def need(self, tokens: int) -> int:
-        return -(-tokens // self._block_tokens)
+        return blocks_for(tokens, self._block_tokens)
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         self._clock.after(seconds * self.slow, lambda: self._owner.when_awake(act))
@@ -81,72 +83,72 @@ class PrefillEngine(ModelEngine):
         self._over: set[str] = set()
 
     def add(self, request: EngineRequest) -> None:
-        each = Held(request, self.need(len(request.prompt_ids)))
-        self.held[request.key] = each
+        held = Held(request, self.need(len(request.prompt_ids)))
+        self.held[request.key] = held
         now = self._clock.now
         self._free_at = max(now, self._free_at) + self.draw(PREFILL_SECONDS) * self.slow
-        self._clock.at(self._free_at, lambda: self._owner.when_awake(lambda: self._computed(each)))
-        self._clock.after(LEASE_SECONDS, lambda: self._expire(each))
+        self._clock.at(self._free_at, lambda: self._owner.when_awake(lambda: self._computed(held)))
+        self._clock.after(LEASE_SECONDS, lambda: self._expire(held))
 
     def abort(self, key: str) -> None:
-        each = self.held.pop(key, None)
+        held = self.held.pop(key, None)
         self._over.add(key)
-        if each is not None and each.taker is not None:
-            each.taker(False)
+        if held is not None and held.taker is not None:
+            held.taker(False)
 
     def take(self, request: EngineRequest, taker: Callable[[bool], None]) -> None:
         """D asks for a prompt's KV. `taker` hears True once it is there, False when it is not and
         will not be."""
-        each = self.held.get(request.key)
-        if each is None or each.request.ticket != request.ticket or request.key in self._over:
+        held = self.held.get(request.key)
+        if held is None or held.request.ticket != request.ticket or request.key in self._over:
             self._clock.after(0.05, lambda: taker(False))
-        elif each.computed:
-            self._hand(each, taker)
+        elif held.computed:
+            self._hand(held, taker)
         else:
-            each.taker = taker
+            held.taker = taker
 
-    def _hand(self, each: Held, taker: Callable[[bool], None]) -> None:
-        self._leave(each)
+    def _hand(self, held: Held, taker: Callable[[bool], None]) -> None:
+        self._leave(held)
         taker(True)
-        request = each.request
+        request = held.request
         done = KvDone(
             request_id=request.request_id,
             attempt=request.attempt,
             side="send",
             report=KvReport(
-                blocks=each.blocks, complete=True, messages=1, payload_bytes=64, wire_bytes=80
+                blocks=held.blocks, complete=True, messages=1, payload_bytes=64, wire_bytes=80
             ),
         )
         self._emit(Batch(kv_done=[done]))
 
-    def _computed(self, each: Held) -> None:
-        if self.held.get(each.request.key) is not each:
+    def _computed(self, held: Held) -> None:
+        if self.held.get(held.request.key) is not held:
             return
-        each.computed = True
-        output = Output(each.request.key, [1], FinishReason.LENGTH)
+        held.computed = True
+        output = Output(held.request.key, [1], FinishReason.LENGTH)
         self._emit(Batch(outputs=[output]))
-        if self.held.get(each.request.key) is not each:
+        if self.held.get(held.request.key) is not held:
             return
-        if each.request.key in self._over:
-            self._gone(each)
-        elif each.taker is not None:
-            self._hand(each, each.taker)
-        elif each.expired:
-            self._expire(each)
+        if held.request.key in self._over:
+            self._gone(held)
+        elif held.taker is not None:
+            self._hand(held, held.taker)
+        elif held.expired:
+            self._expire(held)
 
-    def _expire(self, each: Held) -> None:
+    def _expire(self, held: Held) -> None:
         """A prompt that is not computed yet is kept until it is: it ends in one output."""
-        each.expired = True
-        request = each.request
-        if not self._owner.alive or self.held.get(request.key) is not each or not each.computed:
+        held.expired = True
+        request = held.request
+        if not self._owner.alive or self.held.get(request.key) is not held or not held.computed:
             return
         self._owner.fleet.judge.lease_expired(self._owner, request.key)
-        self._gone(each)
+        self._gone(held)
 
-    def _gone(self, each: Held) -> None:
+    def _gone(self, held: Held) -> None:
         """It is not for anybody, or not any more."""
-        self._leave(each)
-        request = each.request
+        self._leave(held)
+        request = held.request
         done = KvDone(
             request_id=request.request_id,
             attempt=request.attempt,
@@ -156,9 +158,9 @@ class PrefillEngine(ModelEngine):
         )
         self._emit(Batch(kv_done=[done]))
 
-    def _leave(self, each: Held) -> None:
-        del self.held[each.request.key]
-        self._over.add(each.request.key)
+    def _leave(self, held: Held) -> None:
+        del self.held[held.request.key]
+        self._over.add(held.request.key)
 
 
 class DecodeEngine(ModelEngine):
@@ -172,77 +174,77 @@ class DecodeEngine(ModelEngine):
 
     def add(self, request: EngineRequest) -> None:
         total = len(request.prompt_ids) + request.sampling.max_tokens
-        each = Held(request, self.need(total))
-        self.held[request.key] = each
+        held = Held(request, self.need(total))
+        self.held[request.key] = held
         if request.ticket is None:
-            self.after(self.draw(PREFILL_SECONDS), lambda: self._run(each))
+            self.after(self.draw(PREFILL_SECONDS), lambda: self._run(held))
         else:
-            self.after(0.002, lambda: self._fetch(each, request.ticket))
+            self.after(0.002, lambda: self._fetch(held, request.ticket))
 
     def abort(self, key: str) -> None:
         self.held.pop(key, None)
 
-    def _fetch(self, each: Held, ticket: Ticket | None) -> None:
+    def _fetch(self, held: Held, ticket: Ticket | None) -> None:
         assert ticket is not None
         fleet = self._owner.fleet
-        peer = fleet.prefill_engine(f"{ticket.prefill}|{ticket.prefill_incarnation}")
+        peer = fleet.prefill_engine(identity_of(ticket.prefill, ticket.prefill_incarnation))
         answered: list[bool] = []
 
         def taken(good: bool) -> None:
-            if answered or self.held.get(each.request.key) is not each:
+            if answered or self.held.get(held.request.key) is not held:
                 return
             answered.append(good)
-            self._owner.when_awake(lambda: self._loaded(each, good))
+            self._owner.when_awake(lambda: self._loaded(held, good))
 
         if peer is None or not fleet.network.data_open(ticket.prefill, self._owner.name):
             self._clock.after(0.3, lambda: taken(False))
             return
-        peer.take(each.request, taken)
+        peer.take(held.request, taken)
         self._clock.after(LOAD_TIMEOUT, lambda: taken(False))
 
-    def _loaded(self, each: Held, good: bool) -> None:
-        request = each.request
+    def _loaded(self, held: Held, good: bool) -> None:
+        request = held.request
         report = KvReport(
-            blocks=each.blocks, complete=True, messages=1, payload_bytes=64, wire_bytes=80
+            blocks=held.blocks, complete=True, messages=1, payload_bytes=64, wire_bytes=80
         )
         done = KvDone(
             request_id=request.request_id,
             attempt=request.attempt,
             side="receive",
-            report=report if good else KvReport(blocks=each.blocks // 2, retries=3),
+            report=report if good else KvReport(blocks=held.blocks // 2, retries=3),
             error="" if good else "kv_transfer_failed",
         )
         self._emit(Batch(kv_done=[done]))
         if good:
-            self._run(each)
+            self._run(held)
         else:
-            self.after(self.draw(PREFILL_SECONDS), lambda: self._run(each))
+            self.after(self.draw(PREFILL_SECONDS), lambda: self._run(held))
 
-    def _run(self, each: Held) -> None:
-        if self.held.get(each.request.key) is not each:
+    def _run(self, held: Held) -> None:
+        if self.held.get(held.request.key) is not held:
             return
-        each.running = True
+        held.running = True
         if not self._stepping:
             self._stepping = True
             self.after(self.draw(STEP_SECONDS), self._step)
 
     def _step(self) -> None:
-        running = [each for each in self.held.values() if each.running]
+        running = [held for held in self.held.values() if held.running]
         if not running:
             self._stepping = False
             return
-        outputs = [self._more(each) for each in running]
+        outputs = [self._more(held) for held in running]
         self.after(self.draw(STEP_SECONDS), self._step)
         self._emit(Batch(outputs=outputs))
 
-    def _more(self, each: Held) -> Output:
-        request = each.request
-        wanted = request.sampling.max_tokens - each.emitted
+    def _more(self, held: Held) -> Output:
+        request = held.request
+        wanted = request.sampling.max_tokens - held.emitted
         size = min(wanted, self._clock.random.randint(1, CHUNK_MAX))
-        at = len(request.prompt_ids) + each.emitted
+        at = len(request.prompt_ids) + held.emitted
         first = request.prompt_ids[0]
         ids = [token(first, at + n) for n in range(size)]
-        each.emitted += size
+        held.emitted += size
         reason = FinishReason.LENGTH if size == wanted else ""
         if reason:
             del self.held[request.key]

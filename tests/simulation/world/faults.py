@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.messages import Opinion
+from common.messages import HealthVerdict
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import GatewayProcess
 from tests.simulation.world.process import Process
@@ -129,10 +129,10 @@ class Faults:
             return
         self._say("doubt", victim)
         down = self._random.random() < 0.5
-        victim.opinion = Opinion(reason="no token of its canary", down=down)
+        victim.health_verdict = HealthVerdict(reason="no token of its canary", down=down)
 
         def content() -> None:
-            victim.opinion = None
+            victim.health_verdict = None
 
         self._ends(self._random.uniform(0.3, 2.0), content)
 

@@ -110,7 +110,7 @@ class Fleet:
         """Nobody holds anything any more."""
         for router in self.routers():
             tables = router.core.tables
-            if tables.tries or len(tables.waiting):
+            if tables.attempts or len(tables.waiting):
                 return False
         if any(gateway.core.active for gateway in self.gateways() if gateway.alive):
             return False
@@ -119,4 +119,4 @@ class Fleet:
 
     def twins(self, worker: WorkerProcess) -> bool:
         """Another process of this name lives, too: one must give way."""
-        return sum(each.name == worker.name for each in self.workers()) > 1
+        return sum(other.name == worker.name for other in self.workers()) > 1

@@ -18,10 +18,10 @@ from common.messages import (
     Tokens,
     Welcome,
 )
-from common.wire import encode
-from services.gateway.api.kinds import Call, Kind
-from services.gateway.core import Core
-from services.gateway.events import (
+from common.net.wire import encode
+from services.gateway.api.kinds import Kind, RequestSpec
+from services.gateway.requests.core import Core
+from services.gateway.requests.events import (
     Action,
     Closed,
     Event,
@@ -58,36 +58,36 @@ BEAT_EVERY = 3
 class Client:
     """One request as its client sees it: every token once, in order, then exactly one end."""
 
-    def __init__(self, gateway: GatewayProcess, call: Call) -> None:
-        self.call = call
+    def __init__(self, gateway: GatewayProcess, spec: RequestSpec) -> None:
+        self.spec = spec
         self.end = ""
         self.over_at: float | None = None
         self._gateway = gateway
         self._seen = 0
 
     def text(self, text: str, token_ids: list[int]) -> None:
-        clock, call = self._gateway.clock, self.call
+        clock, spec = self._gateway.clock, self.spec
         if self.end:
-            clock.violate(f"{call.request_id} got text after its end ({self.end})")
-        size, first = len(call.prompt_ids), call.prompt_ids[0]
+            clock.violate(f"{spec.request_id} got text after its end ({self.end})")
+        size, first = len(spec.prompt_ids), spec.prompt_ids[0]
         for got in token_ids:
             if got != token(first, size + self._seen):
-                clock.violate(f"{call.request_id} got a wrong token at {self._seen}")
+                clock.violate(f"{spec.request_id} got a wrong token at {self._seen}")
             self._seen += 1
         if token_ids:
             self._gateway.fleet.judge.spoke(self._gateway)
 
     def finish(self, text: str, token_ids: list[int], ending: Ending) -> None:
         self.text(text, token_ids)
-        usage, wanted = ending.usage, self.call.sampling.max_tokens
+        usage, wanted = ending.usage, self.spec.sampling.max_tokens
         if not self._seen == usage.completion == wanted:
             sentence = f"{self._seen} tokens and usage {usage.completion} instead of {wanted}"
-            self._gateway.clock.violate(f"{self.call.request_id} ended with {sentence}")
+            self._gateway.clock.violate(f"{self.spec.request_id} ended with {sentence}")
         self._over("finished")
 
     def fail(self, error: BatonError) -> None:
         if error.code is Code.INTERNAL:
-            self._gateway.clock.violate(f"{self.call.request_id}: {error.message}")
+            self._gateway.clock.violate(f"{self.spec.request_id}: {error.message}")
         self._over(error.code.value)
 
     def left(self) -> None:
@@ -96,9 +96,9 @@ class Client:
     def _over(self, how: str) -> None:
         if self.end:
             clock = self._gateway.clock
-            clock.violate(f"{self.call.request_id} ended twice: {self.end}, then {how}")
+            clock.violate(f"{self.spec.request_id} ended twice: {self.end}, then {how}")
         self.end, self.over_at = how, self._gateway.clock.now
-        self._gateway.clock.note(f"{self.call.request_id} {how}")
+        self._gateway.clock.note(f"{self.spec.request_id} {how}")
 
     def push(self, token_ids: list[int]) -> str:
         """As a detokenizer: one character a token."""
@@ -143,14 +143,14 @@ class GatewayProcess(Process):
         """Whether this worker, which said Hello, streams something to it."""
         return identity in self._peers and identity.encode() in self.core.busy_workers()
 
-    def open(self, call: Call, leaves_after: float) -> None:
+    def open(self, spec: RequestSpec, leaves_after: float) -> None:
         """A request comes in; its client leaves after so many seconds, 0 = never."""
-        client = Client(self, call)
-        self.clients[call.request_id] = client
-        journal = Journal(call.prompt_ids, call.sampling.max_tokens)
-        stream = TextStream(journal, call.sampling, client, client)
-        self.clock.note(f"{call.request_id} opens at {self.name}")
-        self.handle(Opened(call, stream, client))
+        client = Client(self, spec)
+        self.clients[spec.request_id] = client
+        journal = Journal(spec.prompt_ids, spec.sampling.max_tokens)
+        stream = TextStream(journal, spec.sampling, client, client)
+        self.clock.note(f"{spec.request_id} opens at {self.name}")
+        self.handle(Opened(spec, stream, client))
         if leaves_after:
             self.clock.after(leaves_after, lambda: self.when_awake(lambda: self._leave(client)))
 
@@ -165,9 +165,9 @@ class GatewayProcess(Process):
         if client.end:
             return
         client.left()
-        actions = self.handle(Closed(client.call.request_id, "client left"))
+        actions = self.handle(Closed(client.spec.request_id, "client left"))
         if self._up and not any(isinstance(action, ToRouter) for action in actions):
-            self.clock.violate(f"{self.name} told nobody that {client.call.request_id} left")
+            self.clock.violate(f"{self.name} told nobody that {client.spec.request_id} left")
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -178,9 +178,9 @@ class GatewayProcess(Process):
                 identity = worker.decode()
                 if identity in self._peers and not self.answer("stream", identity, message):
                     self._lose(identity)
-            case Report(journey=journey):
+            case Report(summary=summary):
                 if self._up:
-                    self._router.send(journey)
+                    self._router.send(summary)
             case Note():
                 pass
 
@@ -248,8 +248,8 @@ class GatewayProcess(Process):
                 self._greet()
 
 
-def call(request_id: str, serial: int, prompt: int, output: int, deadline_ms: float) -> Call:
-    return Call(
+def spec(request_id: str, serial: int, prompt: int, output: int, deadline_ms: float) -> RequestSpec:
+    return RequestSpec(
         kind=Kind.COMPLETION,
         request_id=request_id,
         model="m",

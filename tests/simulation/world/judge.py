@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.messages import Role
-from services.router.records import Worker
-from services.router.state import WorkerState
+from services.router.records.states import WorkerState
+from services.router.records.worker import Worker
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import LEASE_SECONDS
 from tests.simulation.world.gateway import Client, GatewayProcess
@@ -132,7 +132,9 @@ class Judge:
 
     def _idle(self, worker: Worker) -> bool:
         process = self._fleet.processes[worker.identity]
-        free = not worker.held and not worker.foreign_tokens and not worker.foreign_requests
+        free = (
+            not worker.held and not worker.preexisting_kv_tokens and not worker.preexisting_requests
+        )
         return free and process.calm(CALM_SECONDS)
 
     def _judge_zombies(self) -> None:
@@ -154,7 +156,7 @@ class Judge:
         lease is what ends it."""
         fleet = self._fleet
         calm = LEASE_SECONDS if worker.role is Role.PREFILL else CALM_SECONDS
-        gateway = fleet.processes[client.call.request_id.split("/", maxsplit=1)[0]]
+        gateway = fleet.processes[client.spec.request_id.split("/", maxsplit=1)[0]]
         everybody_calm = worker.calm(calm) and gateway.calm(CALM_SECONDS)
         quiet = everybody_calm and fleet.routers_calm(CALM_SECONDS) and not fleet.network.blocked
         return not quiet
@@ -195,7 +197,7 @@ class Judge:
 
     def _judge_router(self, router: RouterProcess) -> None:
         tables = router.core.tables
-        left = [(key, each.state.value) for key, each in tables.tries.items()]
+        left = [(key, attempt.state.value) for key, attempt in tables.attempts.items()]
         if left or len(tables.waiting) or tables.active:
             self._clock.violate(f"{router.name} still has {left}")
         for worker in tables.workers.values():

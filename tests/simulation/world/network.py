@@ -27,7 +27,7 @@ from common.messages import (
     RouterToWorker,
     WorkerToRouter,
 )
-from common.wire import Decoder, encode
+from common.net.wire import Decoder, encode
 from tests.simulation.world.clock import Clock
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Connection:
         network = self.network
         way = TO_LISTENER if source is self.dialer else TO_DIALER
         if network.loss and self._clock.random.random() < network.loss:
-            self._clock.note(f"lost {source.name} {type(message).__name__}")
+            self._clock.note(f"lost {source.name} {kind_of(message)}")
             return
         message, copies = network.carried(message, self._kind, way), 1
         if network.twice and not isinstance(message, Hello):
@@ -214,8 +214,13 @@ class Connection:
             self._on_closed()
 
 
+def kind_of(message: Message) -> str:
+    """The tag on the wire: it outlives the name of a class, and so do the hashes of the traces."""
+    return str(message.__struct_config__.tag)
+
+
 def _brief(message: Message) -> str:
     request_id = getattr(message, "request_id", "")
     if request_id:
-        return f"{type(message).__name__} {request_id}#{message.attempt}"  # type: ignore[attr-defined]
-    return type(message).__name__
+        return f"{kind_of(message)} {request_id}#{message.attempt}"  # type: ignore[attr-defined]
+    return kind_of(message)

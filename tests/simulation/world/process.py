@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from common.identity import identity_of
 from common.messages import Message, Role
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.network import DIAL, DIAL_AGAIN, Connection, Network
@@ -27,7 +28,7 @@ class Process:
         self.name = name
         self.number = incarnation
         self.incarnation = str(incarnation)
-        self.identity = f"{name}|{incarnation}"
+        self.identity = identity_of(name, self.incarnation)
         self.alive = True
         self.hung = False
         self.born = fleet.clock.now

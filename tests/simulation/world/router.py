@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
 from common.config import AdmissionConfig
@@ -46,7 +47,10 @@ class RouterProcess(Process):
     def start(self) -> None:
         draw = self.clock.random
         self.core = Core(
-            settings(self.name, self.incarnation), lambda: draw.randbytes(16), self.clock.now
+            settings(self.name, self.incarnation),
+            lambda: draw.randbytes(16),
+            random.Random(self.incarnation).random,
+            self.clock.now,
         )
         self._watch = RouterWatch(self)
         self._events: deque[Event] = deque()

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.identity import AttemptKey
 from common.messages import Abort, Beat, Cancel, Decode, Ended, Hello, Prefill, Role
 from services.router.events import Action, Event, Received, Send
-from services.router.records import Key
-from services.router.state import TryState, WorkerState
+from services.router.records.states import AttemptState, WorkerState
 from services.router.tables import Tables
 
 if TYPE_CHECKING:
     from tests.simulation.world.router import RouterProcess
 
-ON_D = (TryState.PLACED, TryState.DECODING)
+ON_D = (AttemptState.PLACED, AttemptState.DECODING)
 
 
 class RouterWatch:
@@ -23,11 +23,11 @@ class RouterWatch:
 
     def __init__(self, router: RouterProcess) -> None:
         self._router = router
-        self._given_up: dict[str, list[Key]] = {}
+        self._given_up: dict[str, list[AttemptKey]] = {}
         self._greeted: dict[tuple[Role, str], str] = {}
-        self._held: dict[str, list[Key]] = {}
+        self._held: dict[str, list[AttemptKey]] = {}
         self._gone: set[str] = set()
-        self._cancelled: tuple[Key, str] | None = None
+        self._cancelled: tuple[AttemptKey, str] | None = None
         self._may_lose = False
 
     @property
@@ -39,19 +39,19 @@ class RouterWatch:
         self._may_lose = not isinstance(event, Received) or isinstance(event.message, Hello | Beat)
         if self._may_lose:
             self._held = {
-                name: [key for key in worker.held if not tables.tries[key].adopted]
+                name: [key for key in worker.held if not tables.attempts[key].adopted]
                 for name, worker in tables.workers.items()
             }
             self._gone = {n for n, w in tables.workers.items() if w.state is WorkerState.GONE}
         self._cancelled = None
         if isinstance(event, Received) and isinstance(event.message, Cancel):
             key = (event.message.request_id, event.message.attempt)
-            each = tables.tries.get(key)
+            attempt = tables.attempts.get(key)
             gateway = tables.gateways.get(event.peer)
             known = gateway is not None and not gateway.gone and event.peer not in tables.fenced
-            mine = each is not None and each.gateway == event.peer
-            if each is not None and each.state in ON_D and mine and known:
-                self._cancelled = (key, each.decode)
+            mine = attempt is not None and attempt.gateway == event.peer
+            if attempt is not None and attempt.state in ON_D and mine and known:
+                self._cancelled = (key, attempt.decode)
 
     def after(self, event: Event, actions: list[Action]) -> None:
         sends = [action for action in actions if isinstance(action, Send)]
@@ -68,7 +68,7 @@ class RouterWatch:
             if isinstance(send.message, Prefill | Decode):
                 self._after_work(send)
 
-    def _after_message(self, event: Received, aborted: set[tuple[str, Key]]) -> None:
+    def _after_message(self, event: Received, aborted: set[tuple[str, AttemptKey]]) -> None:
         tables, message = self._tables, event.message
         if isinstance(message, Hello) and event.peer in tables.workers:
             self._greeted[message.role, message.name] = event.peer
@@ -83,7 +83,7 @@ class RouterWatch:
             if key not in tables.workers[decode].held:
                 self._violate(f"freed the credits of {key} before {decode} did")
 
-    def _after_losses(self, aborted: set[tuple[str, Key]]) -> None:
+    def _after_losses(self, aborted: set[tuple[str, AttemptKey]]) -> None:
         """A worker that comes back is told of all that was given up of it meanwhile, save what
         another router had placed."""
         tables = self._tables

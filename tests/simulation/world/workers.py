@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from common.engine.port import Batch
+from common.identity import identity_of, split_identity
 from common.messages import (
     WIRE_VERSION,
     Abort,
@@ -13,10 +14,10 @@ from common.messages import (
     Capacity,
     Decode,
     Ended,
+    HealthVerdict,
     Hello,
     Holding,
     Message,
-    Opinion,
     Ping,
     Prefill,
     Refused,
@@ -25,7 +26,7 @@ from common.messages import (
     Took,
     Welcome,
 )
-from common.wire import decode_body
+from common.net.wire import decode_body
 from common.worker.actions import (
     AbortInEngine,
     Action,
@@ -37,7 +38,7 @@ from common.worker.actions import (
     ToRouter,
 )
 from services.decode.core import DecodeCore
-from services.decode.room import room_of
+from services.decode.grant_limit import grant_limit_of
 from services.prefill.core import PrefillCore
 from tests.simulation.world.engines import DecodeEngine, PrefillEngine
 from tests.simulation.world.network import Connection
@@ -70,7 +71,7 @@ class WorkerProcess(Process):
 
     def start(self) -> None:
         self.added = self.ended = self.depth = 0
-        self.opinion: Opinion | None = None
+        self.health_verdict: HealthVerdict | None = None
         self._greeted: dict[str, bool] = {}
         self._welcomed: dict[str, bool] = {}
         self._routers = {
@@ -126,7 +127,7 @@ class WorkerProcess(Process):
         self._greeted[router] = self._welcomed[router] = False
 
     def _beat(self) -> None:
-        self._to_routers(Beat(load=self.engine.load(), opinion=self.opinion))
+        self._to_routers(Beat(load=self.engine.load(), health_verdict=self.health_verdict))
 
     def _to_routers(self, message: Message, *, but: str = "") -> None:
         """A router that has not welcomed this worker gets no beats yet."""
@@ -140,15 +141,17 @@ class WorkerProcess(Process):
             assert body is not None
             self.dispatched(message)
             self.handle(Dispatched(message, decode_body(body)))
-            held = self.core.held(message.request_id, message.attempt)
+            held = self.core.held_attempt(message.request_id, message.attempt)
             if held is not None:
                 self._to_routers(Took(held=held), but=router)
         elif isinstance(message, Abort):
             self.handle(message)
         elif isinstance(message, Welcome):
             self._welcomed[router] = True
-            self._routers[router].send(Holding(tries=tuple(self.core.holding())))
-            self._routers[router].send(Beat(load=self.engine.load(), opinion=self.opinion))
+            self._routers[router].send(Holding(attempts=tuple(self.core.held_attempts())))
+            self._routers[router].send(
+                Beat(load=self.engine.load(), health_verdict=self.health_verdict)
+            )
         elif isinstance(message, Refused):
             self.clock.note(f"{self.identity} was refused: {message.message}")
             self.die()
@@ -192,7 +195,9 @@ class DecodeProcess(WorkerProcess):
     role = Role.DECODE
 
     def start(self) -> None:
-        self.core: DecodeCore = DecodeCore(self.name, self.incarnation, room_of(CAPACITY, GRANT))
+        self.core: DecodeCore = DecodeCore(
+            self.name, self.incarnation, grant_limit_of(CAPACITY, GRANT)
+        )
         self.engine: DecodeEngine = DecodeEngine(self, BLOCKS, BLOCK, self.from_engine)
         self._gateways: dict[str, StreamLink] = {}
         super().start()
@@ -207,7 +212,7 @@ class DecodeProcess(WorkerProcess):
             self.fleet.tally.dispatched(message.request_id, message.attempt)
 
     def to_gateway(self, action: ToGateway) -> None:
-        identity = f"{action.gateway}|{action.incarnation}"
+        identity = identity_of(action.gateway, action.incarnation)
         link = self._gateways.get(identity)
         if link is None:
             link = self._gateways[identity] = StreamLink(self, identity, self._lose, self.handle)
@@ -218,7 +223,7 @@ class DecodeProcess(WorkerProcess):
         link = self._gateways.pop(identity, None)
         if link is not None:
             link.close()
-            name, incarnation = identity.split("|")
+            name, incarnation = split_identity(identity)
             self.handle(GatewayGone(name, incarnation, reason))
             if any(stream.gateway == (name, incarnation) for stream in self.core._streams.values()):
                 self.clock.violate(f"{self.name} goes on for lost {identity}")

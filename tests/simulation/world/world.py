@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.faults import Faults
 from tests.simulation.world.fleet import Fleet
-from tests.simulation.world.gateway import GatewayProcess, call
+from tests.simulation.world.gateway import GatewayProcess, spec
 from tests.simulation.world.network import Network
 
 LOAD_SECONDS = 1.5
@@ -84,7 +84,7 @@ class World:
     def _open(self, gateway: GatewayProcess) -> None:
         draw = self.clock.random
         self._serial += 1
-        request = call(
+        request = spec(
             f"{gateway.identity}/{self._serial}",
             self._serial,
             prompt=draw.choice([2, draw.randint(3, 50), draw.randint(20, 110)]),

@@ -5,7 +5,7 @@ import struct
 import xxhash
 
 from common import prefix
-from common.wire import pack_ids
+from common.net.wire import pack_ids
 
 IDS = list(range(100, 200))
 

@@ -27,7 +27,7 @@ CALLS = frozenset({
 })  # fmt: skip
 METHODS = frozenset({"recv_pyobj", "send_pyobj", "loads_pickle"})
 ALLOWED: dict[str, str] = {
-    "loadtest/child.py: os.execv()": "its whole task: one's own fleet, from a list of arguments",
+    "loadtest/parent_death.py: os.execv()": "starts our own fleet, from a list of arguments",
 }
 """`file: call` to the reason why it may stand there."""
 

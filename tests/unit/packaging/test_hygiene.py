@@ -1,9 +1,8 @@
-"""House limits that no linter knows (STYLE 6, 8, 10) and hosts and paths that no file may name."""
+"""House limits that no linter knows (STYLE 6, 8, 10, 22 to 25); names that no file may contain."""
 
 import ast
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OURS = ("services", "common", "loadtest", "scripts")
 TEXT = {".py", ".toml", ".txt", ".md", ".yaml", ".yml", ".service", ".cfg", ".json", ".sh", ""}
-ADAPTERS = (
-    "common/engine/vllm_*.py",
-    "common/engine/connector*.py",
-    "services/gateway/vllm_api/*.py",
-)
 
 
 def python_files(*folders: str) -> Iterator[tuple[str, str, ast.Module]]:
@@ -83,18 +77,26 @@ def test_no_exception_is_swallowed() -> None:
     assert silent == []
 
 
-def test_only_the_engine_adapters_import_vllm_or_torch() -> None:
-    """import-linter cannot express a file name pattern; it allows all of common.engine."""
-    strays = []
-    for name, _, tree in python_files(*OURS):
-        if any(fnmatch(name, adapter) for adapter in ADAPTERS):
-            continue
-        for node in ast.walk(tree):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                modules.append(node.module or "")
-            strays += [f"{name}: {m}" for m in modules if m.split(".")[0] in {"vllm", "torch"}]
-    assert strays == []
+LATE = ("llvmlite", "ucxx", "common.kv.checksum.codegen")
+"""No module may load these while tests are collected: engines are forked after that."""
+
+
+def early_imports(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_collecting_tests_loads_nothing_that_a_fork_must_not_meet() -> None:
+    early = [
+        f"{name}: {module}"
+        for name, _, tree in python_files("tests", "common", "services", "loadtest")
+        for module in early_imports(tree)
+        if module.startswith(LATE) and name != "common/kv/checksum/codegen.py"
+    ]
+    assert early == []
 
 
 def test_a_todo_says_why() -> None:
@@ -116,3 +118,113 @@ def test_the_scan_sees_what_it_should() -> None:
     assert {"pyproject.toml", "Makefile", ".ci/run", "LICENSE", "constraints/cpu.txt"} <= names
     assert {"common/model/weights.py", "scripts/install.py"} <= names
     assert offenders(r"^name = \"baton-serve\"$")
+
+
+PACKAGES = ("services", "common", "loadtest")
+ENTRIES_MAX = 18
+DOCUMENTED_ELSEWHERE = frozenset({"services/router/records/rows.py"})
+"""Files whose docstrings still name something else than a field or a parameter."""
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    given = function.args
+    named = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return {argument.arg for argument in named if argument is not None}
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    """Fields, attributes that methods set, methods, enum values, parameters of `__init__`."""
+    names = set()
+    for statement in node.body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Assign(targets=targets, value=value):
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+                names |= {str(value.value)} if isinstance(value, ast.Constant) else set()
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                names.add(statement.name)
+                names |= parameters(statement) if statement.name == "__init__" else set()
+                names |= {
+                    inner.attr
+                    for inner in ast.walk(statement)
+                    if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store)
+                }
+    return names
+
+
+def undocumentable(tree: ast.Module) -> Iterator[str]:
+    """Names that a docstring describes (`` `name`: ``) and that its class or function lacks."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            known = members(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            known = parameters(node)
+        else:
+            continue
+        for name in re.findall(r"`(\w+)`:", ast.get_docstring(node) or ""):
+            if name not in known:
+                yield f"{node.lineno} {node.name}: `{name}`"
+
+
+def test_a_documented_name_exists() -> None:
+    wrong = {
+        name: found
+        for name, _, tree in python_files(*PACKAGES)
+        if (found := list(undocumentable(tree)))
+    }
+    assert {name: wrong[name] for name in wrong.keys() - DOCUMENTED_ELSEWHERE} == {}
+
+
+def test_a_docstring_that_names_nothing_is_found() -> None:
+    source = 'class A:\n    """`one`: is there. `two`: is not."""\n\n    one: int\n'
+    assert list(undocumentable(ast.parse(source))) == ["1 A: `two`"]
+
+
+def test_tests_are_named_after_modules() -> None:
+    """`test_` and the name of a module, of a package, or of the folder, and perhaps more words.
+    What lies in a folder `packaging` is about the repository."""
+    tests = ROOT / "tests"
+    strange = set()
+    for path in [*tests.glob("unit/**/test_*.py"), *tests.glob("component/**/test_*.py")]:
+        folder = ROOT.joinpath(*path.parent.relative_to(tests).parts[1:])
+        named = {entry.stem for entry in folder.glob("[!_]*")} | {folder.name}
+        about = path.stem.removeprefix("test_") + "_"
+        if folder.name != "packaging" and not any(about.startswith(f"{n}_") for n in named):
+            strange.add(str(path.relative_to(ROOT)))
+    assert strange == set()
+
+
+def packages() -> list[Path]:
+    return [path.parent for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")]
+
+
+def test_no_folder_is_crowded() -> None:
+    for folder in packages():
+        entries = [
+            entry.name
+            for entry in folder.iterdir()
+            if entry.name != "__init__.py"
+            and (entry.is_file() or any("__pycache__" not in p.parts for p in entry.rglob("*.*")))
+        ]
+        assert len(entries) <= ENTRIES_MAX, f"{folder.relative_to(ROOT)}: {sorted(entries)}"
+
+
+def test_a_package_says_what_lives_in_it() -> None:
+    silent = [
+        str(folder.relative_to(ROOT))
+        for folder in packages()
+        if not ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    ]
+    assert silent == []
+
+
+def test_a_variable_has_the_name_of_its_object() -> None:
+    called_each = [
+        f"{name}:{node.lineno}"
+        for name, _, tree in python_files(*PACKAGES)
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Name) and node.id == "each" and isinstance(node.ctx, ast.Store))
+        or (isinstance(node, ast.arg) and node.arg == "each")
+    ]
+    assert called_each == []

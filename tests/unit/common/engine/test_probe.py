@@ -1,4 +1,4 @@
-"""An engine that shows nothing is asked; how long it owes an answer is told."""
+"""An engine that makes no step is asked; the time without an answer is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.engine.probe import PROBE_SECONDS, Probe
 
 
 class Engine:
-    """Answers what it is asked only when told to. `now`: seconds."""
+    """Answers a question when its future is resolved. `now` is in seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -60,7 +60,7 @@ async def test_silence_grows_until_the_answer() -> None:
 async def test_an_engine_that_steps_is_not_asked() -> None:
     engine = Engine()
     engine.now += 50.0
-    engine.probe.heard()
+    engine.probe.on_step()
     async with running(engine):
         await until_it_waits()
         assert engine.asked.empty()
@@ -72,7 +72,7 @@ async def test_one_whose_work_was_taken_is_asked_at_once_and_stuck_since_its_las
         await until_it_waits()
         assert engine.asked.empty()
         engine.now += 0.5
-        engine.probe.left_alone(since=98.0)
+        engine.probe.on_requests_taken(since=98.0)
         assert engine.probe.stuck_seconds == 2.5
         answer = await engine.question()
         engine.now += 1.0
@@ -88,7 +88,7 @@ async def test_an_answer_to_an_earlier_question_is_not_the_last() -> None:
     engine.now += PROBE_SECONDS
     async with running(engine):
         answer = await engine.question()
-        engine.probe.left_alone(since=99.0)
+        engine.probe.on_requests_taken(since=99.0)
         answer.set_result(None)
         await engine.question()
 

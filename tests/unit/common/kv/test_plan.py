@@ -4,16 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv.plan import Cut, Cuts, Plan, Shape, cuts, message_blocks, wished_groups
+from common.kv.plan import (
+    Chunking,
+    KvShape,
+    TransferChunking,
+    TransferPlan,
+    default_layer_groups,
+    message_blocks,
+    transfer_chunking,
+)
 
-SHAPE = Shape(layers=4, block_bytes=1000)
+SHAPE = KvShape(layers=4, block_bytes=1000)
 
 
 @given(st.integers(0, 500), st.integers(0, 300), st.integers(1, 40), st.integers(1, 9))
 def test_messages_cover_every_layer_of_every_block_once_in_order(
     first: int, blocks: int, size: int, groups: int
 ) -> None:
-    plan = Plan(1, first, blocks, size, SHAPE, groups)
+    plan = TransferPlan(1, first, blocks, size, SHAPE, groups)
     covered: dict[int, list[int]] = {}
     for index in range(plan.messages):
         message = plan.message(index)
@@ -32,12 +40,12 @@ def test_messages_cover_every_layer_of_every_block_once_in_order(
 def test_impossible_transfers_are_refused(bad: tuple[int, ...]) -> None:
     first, blocks, size, *groups = bad
     with pytest.raises(ValueError, match="transfer"):
-        Plan(1, first, blocks, size, SHAPE, *groups)
+        TransferPlan(1, first, blocks, size, SHAPE, *groups)
 
 
 def test_a_message_outside_the_plan_is_refused() -> None:
     with pytest.raises(ValueError, match="message"):
-        Plan(1, 0, 4, 2, SHAPE).message(2)
+        TransferPlan(1, 0, 4, 2, SHAPE).message(2)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +64,28 @@ def test_a_message_outside_the_plan_is_refused() -> None:
 def test_a_message_is_a_sixteenth_of_the_transfer_between_two_mib_and_the_limit(
     groups: int, blocks: int, expected: int
 ) -> None:
-    shape = Shape(layers=4, block_bytes=1 << 18)
+    shape = KvShape(layers=4, block_bytes=1 << 18)
     assert message_blocks(4 << 20, shape, groups, blocks) == expected
 
 
 def test_a_wire_gets_more_and_smaller_messages_than_memory() -> None:
-    shape = Shape(layers=4, block_bytes=1 << 18)
-    assert cuts(4 << 20, shape, 1, 400) == Cuts(wire=Cut(8, 8), lent=Cut(16, 2))
-    assert cuts(4 << 20, shape, 1, 24) == Cuts(wire=Cut(8, 8), lent=Cut(8, 4))
-    assert cuts(1 << 20, shape, 1, 400) == Cuts(wire=Cut(4, 8), lent=Cut(4, 8))
-    assert cuts(64 << 20, Shape(4, 32 << 20), 1, 4) == Cuts(wire=Cut(1, 2), lent=Cut(1, 2))
+    shape = KvShape(layers=4, block_bytes=1 << 18)
+    assert transfer_chunking(4 << 20, shape, 1, 400) == TransferChunking(
+        wire=Chunking(8, 8), loan=Chunking(16, 2)
+    )
+    assert transfer_chunking(4 << 20, shape, 1, 24) == TransferChunking(
+        wire=Chunking(8, 8), loan=Chunking(8, 4)
+    )
+    assert transfer_chunking(1 << 20, shape, 1, 400) == TransferChunking(
+        wire=Chunking(4, 8), loan=Chunking(4, 8)
+    )
+    assert transfer_chunking(64 << 20, KvShape(4, 32 << 20), 1, 4) == TransferChunking(
+        wire=Chunking(1, 2), loan=Chunking(1, 2)
+    )
 
 
 def test_a_block_larger_than_a_message_travels_alone() -> None:
-    assert message_blocks(4096, Shape(4, 8192), 1, 100) == 1
+    assert message_blocks(4096, KvShape(4, 8192), 1, 100) == 1
 
 
 @pytest.mark.parametrize(
@@ -79,4 +95,4 @@ def test_a_block_larger_than_a_message_travels_alone() -> None:
 def test_layers_are_cut_as_finely_as_leaves_each_group_a_mib(
     layers: int, blocks: int, expected: int
 ) -> None:
-    assert wished_groups(Shape(layers, layers << 16), blocks) == expected
+    assert default_layer_groups(KvShape(layers, layers << 16), blocks) == expected

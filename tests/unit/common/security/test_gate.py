@@ -9,13 +9,13 @@ import structlog
 from zmq.utils import z85 as reference
 
 from common.clock import ManualClock
-from common.security.files import Peer, PeersFile, write
+from common.net.sockets import new_key_pair
+from common.process.watched_file import WatchedFile
+from common.security.files import HostKeys, PeersFile, write
 from common.security.gate import Gate, z85
 from common.security.open import read_allow_list
 from common.security.peers import AllowList
 from common.security.refusals import Refusals
-from common.sockets import new_key_pair
-from common.watched import WatchedFile
 
 LOG = structlog.get_logger("test")
 KEY = new_key_pair()[0]
@@ -25,7 +25,7 @@ RAW = reference.decode(KEY)
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
     path = tmp_path / "peers.json"
-    write(path, PeersFile(peers=[Peer(name="a", keys=[KEY])]))
+    write(path, PeersFile(peers=[HostKeys(name="a", keys=[KEY])]))
     peers = WatchedFile(path, lambda p: read_allow_list(p, "a"), "peers", LOG)
     return Gate(peers, Refusals(LOG, ManualClock()))
 
@@ -88,8 +88,8 @@ def test_z85_is_that_of_zeromq() -> None:
 def test_the_newest_key_of_an_address_is_tried_first_and_loopback_is_our_own() -> None:
     old, new, ours = (new_key_pair()[0] for _ in range(3))
     peers = [
-        Peer(name="b", keys=[old, new], addresses=["10.0.0.2", "fd00::2", "node-b"]),
-        Peer(name="a", keys=[ours]),
+        HostKeys(name="b", keys=[old, new], addresses=["10.0.0.2", "fd00::2", "node-b"]),
+        HostKeys(name="a", keys=[ours]),
     ]
     allowed = AllowList(PeersFile(peers=peers), "a")
     for endpoint in ("tcp://10.0.0.2:7000", "tcp://[fd00::2]:7000", "tcp://node-b:1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages import Load
-from common.worker.engine_watch import objection
+from common.worker.engine_watch import why_hung
 
 HANG_MS, LOAD_TIMEOUT_MS = 5_000.0, 20_000.0
 
@@ -27,22 +27,22 @@ HANG_MS, LOAD_TIMEOUT_MS = 5_000.0, 20_000.0
     ],
 )
 def test_when_an_engine_counts_as_hung(load: Load, hung: bool) -> None:
-    assert bool(objection(load, HANG_MS, LOAD_TIMEOUT_MS, ran=False)) is hung
+    assert bool(why_hung(load, HANG_MS, LOAD_TIMEOUT_MS, ran=False)) is hung
 
 
 def test_it_says_what_it_saw_in_one_line() -> None:
-    sentence = objection(
+    sentence = why_hung(
         Load(running=2, waiting=1, step_age_ms=6_000), HANG_MS, LOAD_TIMEOUT_MS, ran=True
     )
     assert sentence == ("the engine has work (2 running, 1 waiting) and made no step for 6.0 s")
 
 
 def test_it_says_that_it_asked() -> None:
-    sentence = objection(Load(silent_ms=6_000), HANG_MS, LOAD_TIMEOUT_MS, ran=False)
+    sentence = why_hung(Load(silent_ms=6_000), HANG_MS, LOAD_TIMEOUT_MS, ran=False)
     assert sentence == "the engine has 0 requests and did not answer a question for 6.0 s"
 
 
 def test_what_ran_and_was_taken_elsewhere_since_counts() -> None:
     load = Load(step_age_ms=5_001)
-    assert objection(load, HANG_MS, LOAD_TIMEOUT_MS, ran=True)
-    assert not objection(load, HANG_MS, LOAD_TIMEOUT_MS, ran=False)
+    assert why_hung(load, HANG_MS, LOAD_TIMEOUT_MS, ran=True)
+    assert not why_hung(load, HANG_MS, LOAD_TIMEOUT_MS, ran=False)

@@ -48,7 +48,7 @@ def test_the_event_says_how_it_ended(
 
 def told(links: LinkLog, **lanes: tuple[str, ...]) -> list[tuple[str, str]]:
     with structlog.testing.capture_logs() as lines:
-        links.look(KvStatus(counts=KvCounts(), lanes=lanes))
+        links.update(KvStatus(counts=KvCounts(), lanes=lanes))
     return [(line["log_level"], line["event"]) for line in lines]
 
 
@@ -67,7 +67,7 @@ def test_a_connection_is_told_once_and_again_when_it_changes() -> None:
 
 def test_a_fall_back_to_tcp_is_a_warning_only_where_more_was_asked_for() -> None:
     links = LinkLog(structlog.get_logger(), "rc,tcp,sm,self")
-    assert told(links, p0=TCP) == [("warning", "link.slow")]
+    assert told(links, p0=TCP) == [("warning", "link.degraded")]
     assert told(links, p0=("rc_mlx5/mlx5_0:1", "tcp/eth0")) == [("info", "link.opened")]
     assert told(links, p0=SHARED) == [("info", "link.opened")]
 

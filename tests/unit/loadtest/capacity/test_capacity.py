@@ -8,13 +8,21 @@ import msgspec
 import pytest
 
 from common.errors import ConfigError
+from common.messages import Decode, Ended, Message
 from loadtest.capacity.__main__ import main
 from loadtest.capacity.fleet import Fleet, Scenario, run
-from loadtest.capacity.overload import DECODE_BOUND, PREFILL_BOUND, Bench, capacity_rps, overload
+from loadtest.capacity.overload import (
+    DECODE_BOUND,
+    PREFILL_BOUND,
+    OverloadFleet,
+    capacity_rps,
+    overload,
+)
 from loadtest.capacity.profile import Profile, load
 from loadtest.capacity.report import Report, Slo, weighted
-from loadtest.capacity.timeline import Timeline
-from loadtest.capacity.workload import Arrival, Shape, poisson
+from loadtest.capacity.virtual_time import VirtualTime
+from loadtest.capacity.workers import DecodeModel, FleetPort, Request
+from loadtest.capacity.workload import Arrival, RequestShape, poisson
 from services.router.settings import Settings
 from tests.unit.loadtest.capacity.models import PROFILE
 
@@ -60,7 +68,7 @@ def test_local_prefill_slows_the_streams_that_share_its_steps() -> None:
 
 
 def test_a_fleet_under_its_capacity_serves_all_and_over_it_is_full() -> None:
-    shape = Shape(prompt=1_000, output=50)
+    shape = RequestShape(prompt=1_000, output=50)
     can = capacity_rps(PROFILE, 1, 1, shape, 0.95)
     low, high = (
         run(scenario(list(poisson(can * times, 60.0, shape, 3)), slo=Slo(ttft_ms=2_000.0)))
@@ -73,8 +81,8 @@ def test_a_fleet_under_its_capacity_serves_all_and_over_it_is_full() -> None:
 
 
 @pytest.mark.parametrize(("bound", "shape"), [("prefill", PREFILL_BOUND), ("decode", DECODE_BOUND)])
-def test_a_bound_is_the_phase_that_is_full(bound: str, shape: Shape) -> None:
-    bench = Bench(seconds=20.0)
+def test_a_bound_is_the_phase_that_is_full(bound: str, shape: RequestShape) -> None:
+    bench = OverloadFleet(seconds=20.0)
     report = overload(2.0, bound, Settings(max_queue=16), bench)  # type: ignore[arg-type]
     prefill = report.prefill_utilization
     assert (prefill > 0.97) == (bound == "prefill"), prefill
@@ -96,15 +104,42 @@ def test_an_obedient_client_comes_back_when_it_was_told_to() -> None:
 
 def test_a_run_repeats_itself() -> None:
     def trace() -> list[tuple[float | None, float | None, str]]:
-        fleet = Fleet(scenario(list(poisson(8.0, 10.0, Shape(), 5)), decodes=2))
+        fleet = Fleet(scenario(list(poisson(8.0, 10.0, RequestShape(), 5)), decodes=2))
         fleet.run()
         return [(s.first, s.done, s.refused) for s in fleet.samples]
 
     assert trace() == trace()
 
 
+def test_the_cores_of_the_workers_make_the_messages_and_keep_nothing() -> None:
+    fleet = Fleet(scenario([Arrival(0.0, 1_000, 20, 40), Arrival(0.5, 1_000, 1, 1)]))
+    fleet.run()
+    attempt = fleet.core.tables.history.latest("r0")
+    assert attempt is not None
+    assert attempt.decode_report is not None
+    assert attempt.decode_report.kv_ms == pytest.approx(200.0)
+    for worker in fleet.workers.values():
+        worker.core.check_invariants()
+        assert worker.core.active == 0
+
+
+def test_a_decode_worker_refuses_more_than_it_can_hold() -> None:
+    """Its own core is the fence when a router promises more."""
+    arrival = Arrival(0.0, 100, 5, 5)
+    sent: list[Message] = []
+    port = FleetPort(lambda _, message: sent.append(message), *[lambda *_: None] * 3)
+    small = msgspec.structs.replace(PROFILE, max_num_seqs=1)
+    worker = DecodeModel("d0", small, VirtualTime(), port, 0.95)
+    for number in (1, 2):
+        decode = Decode(f"r{number}", 1, "g0", "1", "ipc://g0")
+        worker.dispatch(decode, Request(arrival, b""))
+    (ended,) = sent
+    assert isinstance(ended, Ended)
+    assert (ended.request_id, ended.error) == ("r2", "no_capacity")
+
+
 def test_simultaneous_events_keep_their_order() -> None:
-    time, seen = Timeline(), []
+    time, seen = VirtualTime(), []
     for n in range(3):
         time.at(1.0, lambda n=n: seen.append(n))  # type: ignore[misc]
     time.at(-5.0, lambda: seen.append("past"))
@@ -162,16 +197,3 @@ def test_a_recorded_trace_is_played(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert report.router_us > 0
     assert f"{path}:13: " in said.err
     assert main(["--trace", str(tmp_path / "none.jsonl")]) == 2
-
-
-def test_ever_larger_fleets_do_the_same_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text(TRACE)
-    flags = ["--trace", str(path), "--grow", "2,8", "--prefill", "1", "--decode", "3"]
-    assert main(flags) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[:5] for row in rows] == [["2", "1", "+", "1", "12"], ["8", "2", "+", "6", "12"]]
-    costs = [float(row[5]) for row in rows]
-    assert min(costs) > 0

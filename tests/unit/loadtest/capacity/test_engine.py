@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.capacity.engine import Engine, Job
 from loadtest.capacity.profile import Profile
-from loadtest.capacity.timeline import Timeline
+from loadtest.capacity.virtual_time import VirtualTime
 from loadtest.capacity.workload import Arrival
 
 PROFILE = Profile(
@@ -21,7 +21,7 @@ class Bed:
     """An engine and when what it was asked for was done: milliseconds by name."""
 
     def __init__(self, profile: Profile = PROFILE) -> None:
-        self.time = Timeline()
+        self.time = VirtualTime()
         self.engine = Engine(profile, self.time, self._done, self._done)
         self.done: list[tuple[str, float]] = []
 

@@ -6,22 +6,17 @@ import math
 
 import pytest
 
-from loadtest import provenance
 from loadtest.bench.figures import figures
-from loadtest.bench.samples import Sample
+from loadtest.bench.sample import Sample
 from loadtest.capacity.report import Slo
 from loadtest.crossover.command import main
-from loadtest.crossover.measure import Cell, Course, Shape, turned
+from loadtest.crossover.measure import Cell, RequestLengths, turned
 from loadtest.crossover.outcome import (
-    Crossover,
-    all_ratios,
-    lines,
-    partial,
     ratios,
     sentences,
 )
 from loadtest.crossover.ratio import Ratio, ratio
-from loadtest.crossover.verdict import sentence
+from loadtest.crossover.recommendation import sentence
 from loadtest.histogram import Histogram
 
 UP, DOWN, SAME = Ratio(1.5, 1.2, 1.9), Ratio(0.7, 0.6, 0.8), Ratio(1.0, 0.8, 1.2)
@@ -69,7 +64,11 @@ def cell(fleet: str, concurrency: int, repeat: int, seconds: float) -> Cell:
     sample = Sample("", 10, 5, 0.0, sent=0.0, first=0.1, last=seconds, done=seconds, chunks=5)
     told = figures([sample], Histogram(), Slo(), exact_prompts=True)
     return Cell(
-        fleet=fleet, shape=Shape(10, 5), concurrency=concurrency, repeat=repeat, figures=told
+        fleet=fleet,
+        shape=RequestLengths(10, 5),
+        concurrency=concurrency,
+        repeat=repeat,
+        figures=told,
     )
 
 
@@ -79,24 +78,9 @@ def test_cells_of_one_repeat_are_paired_and_half_a_pair_counts_for_nothing() -> 
         cells.append(cell("replicated", 1, repeat, seconds))
         cells.append(cell("disaggregated", 1, repeat, seconds / 2))
     cells.append(cell("replicated", 2, 0, 1.0))
-    ((concurrency, found),) = ratios(cells, Shape(10, 5), "tokens")
+    ((concurrency, found),) = ratios(cells, RequestLengths(10, 5), "tokens")
     assert [concurrency, found.value, found.sign] == pytest.approx([1, 2, 1])
     assert sentences(cells, "tokens")["10 in, 5 out"].startswith("Disaggregate")
-
-
-def test_what_was_stopped_early_says_so_before_its_figures() -> None:
-    cells = [cell(fleet, 1, 0, 1.0) for fleet in ("single", "replicated", "disaggregated")]
-    course = Course([Shape(10, 5)], [1, 2], 3, 8, Slo(), 1, 9.0)
-    told = Crossover(
-        provenance=provenance.collect(), command="", workers="2 workers", engine="vLLM",
-        metric="tokens", slo="none", cells=cells, ratios=all_ratios(cells),
-        sentences=sentences(cells, "tokens"), failed="",
-        partial=partial(len(cells), 3 * course.runs),
-    )  # fmt: skip
-    first, second = list(lines(told))[:2]
-    assert first == "PARTIAL: 3 of 18 runs"
-    assert second.startswith("10 in, 5 out; 2 workers")
-    assert partial(18, 18) == ""
 
 
 def test_each_repeat_begins_with_another_fleet() -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from loadtest.bench.samples import Sample
+from loadtest.bench.sample import Sample
 from loadtest.peers.command import main
 from loadtest.peers.measure import cpu_seconds, recovery
 

@@ -10,15 +10,15 @@ import pytest
 
 from common.errors import ConfigError
 from loadtest.capacity.profile import Profile, between, load, text
-from loadtest.capacity.report import Sample, Slo, quantiles
+from loadtest.capacity.report import ClientSample, Slo, quantiles
 from loadtest.capacity.workload import Arrival, poisson
-from loadtest.capacity.workload import Shape as Lengths
-from loadtest.plan import formula, verdict
-from loadtest.plan.fit import Probe, Step, bandwidth_of, edges, profile_of, rising
+from loadtest.capacity.workload import RequestShape as Lengths
+from loadtest.plan import formula, search
+from loadtest.plan.fit import Step, TimedProbe, bandwidth_of, edges, profile_of, rising
 from loadtest.plan.plan_command import main
 from loadtest.plan.sizing import (
-    Load,
-    Shape,
+    FleetShape,
+    TargetLoad,
     add_edges,
     demand,
     play,
@@ -46,9 +46,9 @@ DECODE_ROW = {
 }
 
 
-def steady(rate: float, prompt: int, output: int, count: int = 60) -> Load:
+def steady(rate: float, prompt: int, output: int, count: int = 60) -> TargetLoad:
     arrivals = [Arrival(i / rate, prompt, output, output) for i in range(count)]
-    return Load(arrivals, Slo(ttft_ms=400.0, tpot_ms=18.0))
+    return TargetLoad(arrivals, Slo(ttft_ms=400.0, tpot_ms=18.0))
 
 
 def quiet(_: str) -> None:
@@ -72,10 +72,10 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 def test_probes_become_a_profile() -> None:
     probes = [
-        Probe(100, 20.0, 24.0, 34.0, 40.9),
-        Probe(100, 22.0, 26.0, 36.0, 42.9),
-        Probe(100, 90.0, 94.0, 104.0, 110.9),
-        Probe(400, None, None, 80.0, 86.9),
+        TimedProbe(100, 20.0, 24.0, 34.0, 40.9),
+        TimedProbe(100, 22.0, 26.0, 36.0, 42.9),
+        TimedProbe(100, 90.0, 94.0, 104.0, 110.9),
+        TimedProbe(400, None, None, 80.0, 86.9),
     ]
     about = {"machine": "this one"}
     steps = [Step(4, 16.0), Step(1, 10.0)]
@@ -91,8 +91,8 @@ def test_probes_become_a_profile() -> None:
 
 def test_the_way_has_a_spread_by_streams() -> None:
     """A model's own three messages of 0.3 ms are not counted twice."""
-    alone = [Probe(10, None, None, 5.0, 5.9 + ms) for ms in (3, 1, 2)]
-    among = [Probe(10, None, None, 5.0, 5.9 + ms) for ms in range(20)]
+    alone = [TimedProbe(10, None, None, 5.0, 5.9 + ms) for ms in (3, 1, 2)]
+    among = [TimedProbe(10, None, None, 5.0, 5.9 + ms) for ms in range(20)]
     few = Step(2, 10.0, among[:4])
     (one, least), (eight, tenths) = edges(alone, [few, Step(8, 10.0, among)])
     assert (one, eight) == (1, 8)
@@ -105,7 +105,7 @@ def test_every_request_takes_its_share_of_the_way() -> None:
     tenths = tuple(float(10 * i) for i in range(10))
     profile = msgspec.structs.replace(PROFILE, edge_curve=((1, (0.0,) * 10), (5, tenths)))
     ask = Arrival(0.0, 1, 2, 2)
-    samples = [Sample(ask, 0.0, first=1.0, done=2.0, beside=9) for _ in range(100)]
+    samples = [ClientSample(ask, 0.0, first=1.0, done=2.0, beside=9) for _ in range(100)]
     add_edges(samples, profile)
     first = quantiles((s.first or 0.0) * 1000 for s in samples)
     assert (first.p50, first.p90, first.p99) == pytest.approx((1_040, 1_080, 1_090))
@@ -127,7 +127,7 @@ def test_a_wire_that_was_never_the_limit_is_not_called_measured(
 ) -> None:
     found = bandwidth_of(given, seen)
     assert found.bytes_per_s == speed
-    assert found.told.startswith(told)
+    assert found.explanation.startswith(told)
 
 
 def test_a_curve_that_falls_is_noise() -> None:
@@ -138,8 +138,8 @@ def test_a_curve_that_falls_is_noise() -> None:
 
 def test_one_request_alone_takes_what_was_measured() -> None:
     """Prefill 100 ms, its KV's last chunk 1 ms, one step of 10 ms, and the edge."""
-    alone = Load([Arrival(0.0, 1_000, 20, 20)], Slo(ttft_ms=400.0))
-    outcome = play(Shape(1, 1), PROFILE, alone)
+    alone = TargetLoad([Arrival(0.0, 1_000, 20, 20)], Slo(ttft_ms=400.0))
+    outcome = play(FleetShape(1, 1), PROFILE, alone)
     assert outcome.ttft_ms.p50 == pytest.approx(100 + 1 + 10 + 5, abs=0.5)
     assert outcome.tpot_ms.p50 == pytest.approx(10, abs=0.1)
     assert outcome.attainment == 1.0
@@ -158,7 +158,7 @@ def test_fleets_that_are_lost_on_paper_are_not_played() -> None:
 
 def test_the_smallest_fleet_is_found_and_smaller_ones_fail() -> None:
     profile, load_ = within_data(PROFILE), steady(12, 1_000, 60)
-    found = verdict.search(profile, load_, 0.95, 12, quiet)
+    found = search.search(profile, load_, 0.95, 12, quiet)
     assert found.split is not None
     assert found.split.attainment >= 0.95
     fewer = found.split.shape.workers - 1
@@ -169,29 +169,29 @@ def test_the_smallest_fleet_is_found_and_smaller_ones_fail() -> None:
 def test_long_prompts_beside_a_tight_itl_ask_for_disaggregation() -> None:
     """A chunk of 2,048 tokens takes some 300 ms, and every stream of that worker waits for it."""
     arrivals = list(poisson(4.0, 15.0, Lengths(3_500, 40, spread=0.0), 1))
-    load_ = Load(arrivals, Slo(ttft_ms=3_000.0, tpot_ms=16.0))
-    found = verdict.search(within_data(PROFILE), load_, 0.95, 8, quiet)
-    taken = verdict.choose(found)
+    load_ = TargetLoad(arrivals, Slo(ttft_ms=3_000.0, tpot_ms=16.0))
+    found = search.search(within_data(PROFILE), load_, 0.95, 8, quiet)
+    taken = search.choose(found)
     assert taken is not None
     assert taken.shape.split
-    assert verdict.reason(found, taken, 0.95).startswith(f"Disaggregate: {taken.shape.name}")
+    assert search.reason(found, taken, 0.95).startswith(f"Disaggregate: {taken.shape.name}")
 
 
 def test_as_many_workers_for_no_gain_stay_replicated() -> None:
-    load_ = Load(steady(2, 100, 10).arrivals, Slo(ttft_ms=5_000.0, tpot_ms=500.0))
-    found = verdict.search(within_data(PROFILE), load_, 0.95, 4, quiet)
-    taken = verdict.choose(found)
+    load_ = TargetLoad(steady(2, 100, 10).arrivals, Slo(ttft_ms=5_000.0, tpot_ms=500.0))
+    found = search.search(within_data(PROFILE), load_, 0.95, 4, quiet)
+    taken = search.choose(found)
     assert taken is not None
-    assert verdict.reason(found, taken, 0.95).startswith("Stay with a single worker")
+    assert search.reason(found, taken, 0.95).startswith("Stay with a single worker")
 
 
 def test_sensitivity_says_what_it_does_not_know() -> None:
-    load_ = Load(steady(2, 3_500, 10, 20).arrivals, Slo(ttft_ms=5_000.0))
-    found = verdict.search(within_data(PROFILE), load_, 0.95, 4, quiet)
-    taken = verdict.choose(found)
+    load_ = TargetLoad(steady(2, 3_500, 10, 20).arrivals, Slo(ttft_ms=5_000.0))
+    found = search.search(within_data(PROFILE), load_, 0.95, 4, quiet)
+    taken = search.choose(found)
     assert taken is not None
-    told = {line.what: line for line in verdict.sensitivity(found, taken, PROFILE, load_, quiet)}
-    assert told["prompts x 1.5"] == verdict.Line("prompts x 1.5", None, None)
+    told = {line.what: line for line in search.sensitivity(found, taken, PROFILE, load_, quiet)}
+    assert told["prompts x 1.5"] == search.Line("prompts x 1.5", None, None)
     assert told["prompts x 0.5"].replicated is not None
     assert scaled(load_, rate=2).span == pytest.approx(load_.span / 2)
 
@@ -204,7 +204,7 @@ def test_the_formula_has_the_models_numbers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     size = formula.of_model(tmp_path)
     assert size.bytes == 131_072
-    assert "32 layers x 8 KV heads x 128 a head x 2 bytes" in size.told
+    assert "32 layers x 8 KV heads x 128 a head x 2 bytes" in size.explanation
     told = "\n".join(formula.lines(size, PROFILE, [1_000] * 9))
     assert "131.1 MB" in told
     assert f"{1_000 * 131_072 / (10e9 / 8) * 1_000:,.1f} ms" in told

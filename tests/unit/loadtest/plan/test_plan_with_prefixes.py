@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from common.errors import ConfigError
-from loadtest.bench.asks import Ask
-from loadtest.bench.samples import Sample
+from loadtest.bench.request_specs import RequestSpec
+from loadtest.bench.sample import Sample
 from loadtest.capacity.fleet import Fleet, Scenario
-from loadtest.capacity.prefix import Part
 from loadtest.capacity.profile import Profile, load, text
+from loadtest.capacity.prompt_parts import Part
 from loadtest.capacity.report import Slo
 from loadtest.capacity.workload import Arrival
-from loadtest.plan import verdict
+from loadtest.plan import search
 from loadtest.plan.plan_command import main
 from loadtest.plan.probe import Prober
-from loadtest.plan.sizing import Load, Shape, demand, known, play, scaled, within_data
+from loadtest.plan.sizing import FleetShape, TargetLoad, demand, known, play, scaled, within_data
 from services.router.settings import Settings
 
 PROFILE = Profile(
@@ -36,7 +36,7 @@ WHOLE = msgspec.structs.replace(PROFILE, prefix_cache=False)
 SLO = Slo(ttft_ms=400.0, tpot_ms=18.0)
 
 
-def asks(count: int, *, shared: bool, rate: float = 25.0) -> list[Arrival]:
+def specs(count: int, *, shared: bool, rate: float = 25.0) -> list[Arrival]:
     """Prompts of 1,000 tokens, 900 of them one of three documents, or all of them their own."""
     return [
         Arrival(
@@ -55,22 +55,22 @@ def test_shared_prefixes_need_fewer_prefill_workers() -> None:
     profile = within_data(PROFILE)
 
     def prefills(arrivals: list[Arrival], of: Profile = profile) -> int:
-        searcher = verdict.Searcher(of, Load(arrivals, SLO), 0.95, quiet)
+        searcher = search.Searcher(of, TargetLoad(arrivals, SLO), 0.95, quiet)
         found = searcher.smallest(12, split=True)
         assert found is not None
         return found.shape.prefills
 
-    unlike = prefills(asks(120, shared=False))
+    unlike = prefills(specs(120, shared=False))
     assert unlike >= 3
-    assert prefills(asks(120, shared=True)) < unlike
-    assert prefills(asks(120, shared=True), within_data(WHOLE)) == unlike
+    assert prefills(specs(120, shared=True)) < unlike
+    assert prefills(specs(120, shared=True), within_data(WHOLE)) == unlike
 
 
 def test_without_a_cache_a_plan_is_what_it_was() -> None:
-    shared = Load(asks(60, shared=True), SLO)
-    bare = Load([each._replace(parts=()) for each in shared.arrivals], SLO)
-    for shape in (Shape(2, 1), Shape(0, 3)):
-        played = [play(shape, *each) for each in ((WHOLE, shared), (WHOLE, bare), (PROFILE, bare))]
+    shared = TargetLoad(specs(60, shared=True), SLO)
+    bare = TargetLoad([arrival._replace(parts=()) for arrival in shared.arrivals], SLO)
+    for shape in (FleetShape(2, 1), FleetShape(0, 3)):
+        played = [play(shape, *pair) for pair in ((WHOLE, shared), (WHOLE, bare), (PROFILE, bare))]
         assert played[0] == played[1] == played[2]
         assert play(shape, PROFILE, shared).cached_share > 0.7
     assert demand(WHOLE, shared) == demand(PROFILE, bare)
@@ -91,7 +91,7 @@ def test_what_earlier_prompts_had_is_not_asked_for_on_paper() -> None:
 @pytest.mark.parametrize("prefills", [1, 2, 3])
 def test_paper_asks_for_no_more_than_any_fleet_computes(prefills: int) -> None:
     """One worker that forgets nothing computes hardly more, for whole blocks are what is cached."""
-    load_ = Load(asks(60, shared=True, rate=5.0), SLO)
+    load_ = TargetLoad(specs(60, shared=True, rate=5.0), SLO)
     fleet = Fleet(
         Scenario(PROFILE, prefills, 2, load_.arrivals, 60.0, settings=Settings(worker_timeout=1e9))
     )
@@ -105,9 +105,9 @@ def test_paper_asks_for_no_more_than_any_fleet_computes(prefills: int) -> None:
 
 
 def test_a_denser_and_a_longer_load_keep_their_prefixes() -> None:
-    load_ = Load(asks(9, shared=True), SLO)
+    load_ = TargetLoad(specs(9, shared=True), SLO)
     longer = scaled(load_, rate=2.0, prompt=1.5)
-    assert [each.prompt for each in longer.arrivals] == [1_500] * 9
+    assert [arrival.prompt for arrival in longer.arrivals] == [1_500] * 9
     assert longer.span == pytest.approx(load_.span / 2)
     assert list(known(longer.arrivals)) == [0] * 3 + [1_350] * 6
     assert scaled(load_).arrivals == load_.arrivals
@@ -158,23 +158,25 @@ class Answers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *told: tuple[str, int | None, int]) -> None:
         self.told = told
-        self.asks: list[Ask] = []
+        self.specs: list[RequestSpec] = []
         answers = self
 
-        async def send(_: Prober, load: Iterator[Ask], concurrency: int) -> list[Sample]:
-            answers.asks += load
+        async def send(_: Prober, load: Iterator[RequestSpec], concurrency: int) -> list[Sample]:
+            answers.specs += load
             assert concurrency == 1
-            return [Sample("probe", 1, 1, 0.0, request_id=str(len(answers.asks) - 1))]
+            return [Sample("probe", 1, 1, 0.0, request_id=str(len(answers.specs) - 1))]
 
         async def explain(_: Prober, verb: str, **args: Any) -> Any:
             assert verb == "explain"
             prefill, of_prefill, of_decode = answers.told[int(args["id"])]
-            cached = {"prefill": of_prefill, "decode": of_decode}
-            attempt = {"state": "ended", "prefill": prefill, "cached_tokens": cached}
+            attempt: dict[str, Any] = {"state": "ended", "prefill": prefill}
+            attempt["cached_tokens"] = {"prefill": of_prefill, "decode": of_decode}
+            attempt |= {"attempt": 1, "outcome": "stop", "total_ms": 1.0, "gateway": "g0"}
+            attempt |= {"prompt_tokens": 1, "max_tokens": 1}
             return {"attempts": [attempt]}
 
         monkeypatch.setattr(Prober, "_send", send)
-        monkeypatch.setattr(Prober, "told", explain)
+        monkeypatch.setattr(Prober, "query", explain)
 
 
 PROBER = Prober("http://none", "ipc://none", "m", "run")
@@ -185,15 +187,15 @@ async def test_a_prompt_that_was_cached_the_second_time_tells(
 ) -> None:
     fleet = Answers(monkeypatch, ("p0", 0, 999), ("p0", 992, 999))
     assert await PROBER.caches(1_000, 2)
-    assert [each.prompt for each in fleet.asks] == [1_000, 1_000]
-    assert fleet.asks[0].pieces == fleet.asks[1].pieces
+    assert [spec.prompt for spec in fleet.specs] == [1_000, 1_000]
+    assert fleet.specs[0].pieces == fleet.specs[1].pieces
 
 
 async def test_what_was_handed_over_is_not_called_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """As simulated engines do: D computes the last token, whatever P did."""
     fleet = Answers(monkeypatch, *[("p0", 0, 999)] * 3)
     assert not await PROBER.caches(1_000, 2)
-    assert len(fleet.asks) == 3
+    assert len(fleet.specs) == 3
 
 
 async def test_the_first_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,4 +216,4 @@ async def test_whoever_computes_it_again_may_have_it(
 ) -> None:
     fleet = Answers(monkeypatch, *told)
     assert await PROBER.caches(1_000, 3)
-    assert len(fleet.asks) == len(told)
+    assert len(fleet.specs) == len(told)

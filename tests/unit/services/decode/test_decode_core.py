@@ -20,7 +20,7 @@ from common.messages import (
     Sampling,
     Ticket,
 )
-from common.wire import pack_ids
+from common.net.wire import pack_ids
 from common.worker.actions import (
     AbortInEngine,
     Action,
@@ -33,7 +33,7 @@ from common.worker.actions import (
     ToRouter,
 )
 from services.decode.core import DecodeCore
-from services.decode.room import Room, room_of
+from services.decode.grant_limit import GrantLimit, grant_limit_of
 
 BODY = RequestBody(prompt_ids=pack_ids([5, 6]), sampling=Sampling(max_tokens=9, seed=3))
 
@@ -75,7 +75,7 @@ class Bench:
     """A core whose invariants are checked after every event."""
 
     def __init__(self, seqs: int = 4, kv_tokens: int = 10_000) -> None:
-        self.core = DecodeCore("d0", "i", Room(seqs, kv_tokens, 16))
+        self.core = DecodeCore("d0", "i", GrantLimit(seqs, kv_tokens, 16))
 
     def __call__(self, event: object, now: float = 0.0) -> list[Action]:
         actions = self.core.handle(event, now)  # type: ignore[arg-type]
@@ -279,9 +279,8 @@ def test_its_room_is_what_routers_count() -> None:
     capacity = Capacity(
         block_tokens=16, kv_blocks=100, kv_block_bytes=1, max_model_len=1000, max_num_seqs=8
     )
-    room = room_of(capacity, 0.95)
-    assert room == Room(8, 95 * 16, 16)
-    assert (room.needed(1), room.needed(16), room.needed(17)) == (16, 16, 32)
+    room = grant_limit_of(capacity, 0.95)
+    assert room == GrantLimit(8, 95 * 16, 16)
 
 
 def test_it_says_what_it_holds() -> None:
@@ -289,11 +288,13 @@ def test_it_says_what_it_holds() -> None:
     bench(dispatch("r1"))
     bench(dispatch("r2", with_ticket=ticket()))
     bench(step(Output("r1#1", [5])))
-    first, second = bench.core.holding()
+    first, second = bench.core.held_attempts()
     assert (first.request_id, first.started, first.prefill) == ("r1", True, "")
     assert (second.request_id, second.started, second.prefill) == ("r2", False, "p0|q")
-    assert bench.core.held("r1", 1) == first.__class__("r1", 1, 2, 9, "d0|i", "", first.gateway)
-    assert bench.core.held("r1", 2) is None
+    assert bench.core.held_attempt("r1", 1) == first.__class__(
+        "r1", 1, 2, 9, "d0|i", "", first.gateway
+    )
+    assert bench.core.held_attempt("r1", 2) is None
 
 
 def test_a_prefill_is_not_its_business() -> None:

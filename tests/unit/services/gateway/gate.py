@@ -6,11 +6,11 @@ from typing import Any
 
 from common.config import GatewayConfig
 from common.errors import BatonError
-from common.messages import Delta, Journey, Placed, Sampling
+from common.messages import Delta, Placed, RequestSummary, Sampling
 from common.model.byte_tokenizer import build_tokenizer
-from services.gateway.api.kinds import Call, Kind
-from services.gateway.core import Core
-from services.gateway.events import (
+from services.gateway.api.kinds import Kind, RequestSpec
+from services.gateway.requests.core import Core
+from services.gateway.requests.events import (
     Action,
     Event,
     FromRouter,
@@ -50,31 +50,31 @@ class Gate:
         self.core = Core(GatewayConfig(max_streams=max_streams, **limits))
         self.now = 0.0
         self.answers: dict[str, Once] = {}
-        self.journeys: list[Journey] = []
+        self.summaries: list[RequestSummary] = []
         if up:
             self.do(RouterUp())
 
     def do(self, event: Event) -> list[Action]:
         actions = self.core.handle(event, self.now)
         self.core.check_invariants()
-        self.journeys += [action.journey for action in actions if isinstance(action, Report)]
+        self.summaries += [action.summary for action in actions if isinstance(action, Report)]
         return [action for action in actions if not isinstance(action, Report)]
 
     def open(
         self, request_id: str = "r", *, stop: str = "", deadline_ms: float = 0
     ) -> list[Action]:
-        call = Call(
+        spec = RequestSpec(
             Kind.CHAT, request_id, "m", 0, [1, 2], Sampling(max_tokens=50), deadline_ms=deadline_ms
         )
         answer = self.answers[request_id] = Once()
         stream = TextStream(
             Journal([1, 2], 50),
-            call.sampling,
+            spec.sampling,
             ByteLevelDetokenizer(PIECES),
             answer,
             stops=(stop,) if stop else (),
         )
-        return self.do(Opened(call, stream, answer))
+        return self.do(Opened(spec, stream, answer))
 
     def place(self, request_id: str = "r", decode: str = "d0") -> list[Action]:
         placed = Placed(request_id=request_id, attempt=1, decode=decode, decode_incarnation="1")
@@ -90,7 +90,7 @@ class Gate:
         return error
 
 
-def told(actions: list[Action]) -> list[object]:
+def sent(actions: list[Action]) -> list[object]:
     """What leaves the process, as (receiver, message)."""
     out: list[object] = []
     for action in actions:

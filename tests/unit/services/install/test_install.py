@@ -12,12 +12,12 @@ import pytest
 from common.config import from_mapping
 from common.errors import ConfigError
 from services.cli import main as cli
-from services.install.layout import STOP_MARGIN_SECONDS, Host, files, templates, units
+from services.install.access import closed, in_home, in_private_tmp
+from services.install.layout import STOP_MARGIN_SECONDS, HostPaths, files, templates, units
 from services.install.main import install
-from services.install.reach import closed, in_home, in_private_tmp
 
 ROOT = Path(__file__).parents[4]
-HOST = Host(Path("/opt/baton/bin/baton"), Path("/etc/baton/fleet.toml"))
+HOST = HostPaths(Path("/opt/baton/bin/baton"), Path("/etc/baton/fleet.toml"))
 FLEET = from_mapping(
     {"prefill": {"p0": {}}, "decode": {"d0": {}, "d1": {}}, "gateway": {"processes": 2}}
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.keys import digest, read_keys
+from common.security.api_keys import digest, read_keys
 from services.cli import main
 
 

@@ -14,7 +14,7 @@ from common.messages import (
     Sampling,
     Ticket,
 )
-from common.wire import pack_ids
+from common.net.wire import pack_ids
 from common.worker.actions import (
     AbortInEngine,
     Action,
@@ -24,7 +24,7 @@ from common.worker.actions import (
     GatewayGone,
     ToRouter,
 )
-from services.prefill.core import TRIES_PER_SEQ_MAX, PrefillCore
+from services.prefill.core import ATTEMPTS_PER_SEQ_MAX, PrefillCore
 
 BODY = RequestBody(
     prompt_ids=pack_ids([5, 6, 7]),
@@ -158,11 +158,11 @@ def test_a_ticket_for_another_incarnation_is_refused() -> None:
 
 def test_the_table_is_bounded_and_says_so() -> None:
     bench = Bench(seqs=1)
-    for i in range(TRIES_PER_SEQ_MAX):
+    for i in range(ATTEMPTS_PER_SEQ_MAX):
         bench(dispatch(f"r{i}"))
     ended = sole(bench(dispatch("one-more")))
     assert ended.error == "no_capacity"
-    assert bench.core.active == TRIES_PER_SEQ_MAX
+    assert bench.core.active == ATTEMPTS_PER_SEQ_MAX
 
 
 def test_what_is_not_its_business_is_dropped() -> None:

@@ -1,4 +1,4 @@
-"""A rolling restart, look by look: the order, the floor, and every way in which it stops."""
+"""A rolling restart, look by look: the action, the floor, and every way in which it stops."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from services.rollout.core import Drain, Limits, Order, Restart, Resume, Rollout, Say, Seen, in_turn
+from services.rollout.core import (
+    Action,
+    Drain,
+    Limits,
+    Report,
+    Restart,
+    Resume,
+    Rollout,
+    WorkerSnapshot,
+    in_turn,
+)
 
 LIMITS = Limits(floor=1, drain=10.0, ready=30.0, settle=2.0)
 
 
-def seen(name: str) -> Seen:
+def seen(name: str) -> WorkerSnapshot:
     role = "prefill" if name.startswith("p") else "decode"
-    return Seen(name, role, "ready", "1", "f", 100, 3)
+    return WorkerSnapshot(name, role, "ready", "1", "f", 100, 3)
 
 
 class Bench:
@@ -24,23 +34,23 @@ class Bench:
         self.workers = {name: seen(name) for name in there}
         self.rollout = Rollout(names or ("d0", "d1"), LIMITS, self.now)
 
-    def look(self, seconds: float = 0.0, *, router: bool = True) -> list[Order]:
+    def observe(self, seconds: float = 0.0, *, router: bool = True) -> list[Action]:
         """What is ordered, without the sentences."""
         self.now += seconds
-        orders = self.rollout.look(self.workers if router else None, self.now)
-        return [order for order in orders if not isinstance(order, Say)]
+        actions = self.rollout.observe(self.workers if router else None, self.now)
+        return [action for action in actions if not isinstance(action, Report)]
 
-    def set(self, name: str, **changes: object) -> Seen:
+    def set(self, name: str, **changes: object) -> WorkerSnapshot:
         self.workers[name] = replace(self.workers[name], **changes)  # type: ignore[arg-type]
         return self.workers[name]
 
     def restarted(self, name: str) -> None:
         """From its drain to where it is ready again."""
         self.set(name, requests=0)
-        (order,) = self.look()
-        assert isinstance(order, Restart)
+        (action,) = self.observe()
+        assert isinstance(action, Restart)
         self.set(name, incarnation=self.workers[name].incarnation + "'")
-        assert self.look() == []
+        assert self.observe() == []
 
 
 def test_roles_take_turns() -> None:
@@ -50,22 +60,22 @@ def test_roles_take_turns() -> None:
 def test_one_after_the_other_each_drained_first() -> None:
     bench = Bench()
     before = bench.workers["d0"]
-    assert bench.look() == [Drain(before)]
-    assert bench.look(5.0) == []
+    assert bench.observe() == [Drain(before)]
+    assert bench.observe(5.0) == []
     bench.set("d0", requests=0)
-    assert bench.look() == [Restart(before)]
+    assert bench.observe() == [Restart(before)]
     del bench.workers["d0"]
-    assert bench.look(5.0) == []
+    assert bench.observe(5.0) == []
     bench.workers["d0"] = replace(before, incarnation="2", state="joining")
-    assert bench.look() == []
+    assert bench.observe() == []
     bench.set("d0", state="ready")
-    assert bench.look() == []
+    assert bench.observe() == []
     assert bench.rollout.done == []
-    assert bench.look(2.0) == []
+    assert bench.observe(2.0) == []
     assert bench.rollout.done == ["d0"]
-    assert bench.look() == [Drain(bench.workers["d1"])]
+    assert bench.observe() == [Drain(bench.workers["d1"])]
     bench.restarted("d1")
-    bench.look(2.0)
+    bench.observe(2.0)
     assert (bench.rollout.over, bench.rollout.done, bench.rollout.failure) == (
         True,
         ["d0", "d1"],
@@ -75,35 +85,35 @@ def test_one_after_the_other_each_drained_first() -> None:
 
 def test_what_a_drain_cannot_finish_is_left_to_the_worker() -> None:
     bench = Bench()
-    bench.look()
-    assert bench.look(10.0) == []
-    assert [type(order) for order in bench.look(0.1)] == [Restart]
+    bench.observe()
+    assert bench.observe(10.0) == []
+    assert [type(action) for action in bench.observe(0.1)] == [Restart]
 
 
 def test_the_floor_is_kept() -> None:
     bench = Bench()
     bench.set("d1", state="suspect")
-    assert bench.look() == []
+    assert bench.observe() == []
     bench.set("d1", state="ready")
-    assert [type(order) for order in bench.look()] == [Drain]
+    assert [type(action) for action in bench.observe()] == [Drain]
 
 
 def test_the_last_of_a_role_is_not_taken() -> None:
     bench = Bench("d0", there=("p0", "d0"))
-    assert bench.look() == []
+    assert bench.observe() == []
     assert "--floor 0" in bench.rollout.failure
 
 
 def test_a_worker_that_does_not_come_back_stops_it() -> None:
     bench = Bench()
-    bench.look()
+    bench.observe()
     bench.set("d0", requests=0)
-    bench.look()
+    bench.observe()
     del bench.workers["d0"]
-    bench.look(30.1)
+    bench.observe(30.1)
     assert "d0 is not there 30 s after its restart" in bench.rollout.failure
     assert (bench.rollout.done, bench.rollout.left) == ([], ["d0", "d1"])
-    assert bench.look(100.0) == []
+    assert bench.observe(100.0) == []
 
 
 @pytest.mark.parametrize(
@@ -112,49 +122,49 @@ def test_a_worker_that_does_not_come_back_stops_it() -> None:
 )
 def test_a_canary_that_does_not_stay_ready_stops_it(changes: dict[str, str], says: str) -> None:
     bench = Bench()
-    bench.look()
+    bench.observe()
     bench.restarted("d0")
     bench.set("d0", **changes)
-    bench.look(1.0)
+    bench.observe(1.0)
     assert says in bench.rollout.failure
     assert bench.rollout.left == ["d0", "d1"]
 
 
 def test_a_process_that_never_left_is_named() -> None:
     bench = Bench()
-    bench.look()
+    bench.observe()
     bench.set("d0", requests=0)
-    bench.look()
-    bench.look(30.1)
+    bench.observe()
+    bench.observe(30.1)
     assert "the process is still the old one" in bench.rollout.failure
 
 
 def test_while_no_router_answers_only_time_passes() -> None:
     bench = Bench()
-    bench.look()
-    assert bench.look(5.0, router=False) == []
+    bench.observe()
+    assert bench.observe(5.0, router=False) == []
     bench.restarted("d0")
-    assert bench.look(1.0, router=False) == []
+    assert bench.observe(1.0, router=False) == []
     assert bench.rollout.failure == ""
 
 
 def test_what_could_not_be_restarted_gets_work_again() -> None:
     bench = Bench()
-    (order,) = bench.look()
-    assert isinstance(order, Drain)
-    assert bench.rollout.fail("no such process") == [Resume(order.worker)]
+    (action,) = bench.observe()
+    assert isinstance(action, Drain)
+    assert bench.rollout.fail("no such process") == [Resume(action.worker)]
     assert bench.rollout.fail("again") == []
     assert bench.rollout.failure == "no such process"
 
 
 def test_another_fingerprint_is_told() -> None:
     bench = Bench()
-    bench.look()
+    bench.observe()
     bench.set("d0", requests=0)
-    bench.look()
+    bench.observe()
     bench.set("d0", incarnation="2", fingerprint="g")
-    bench.look()
+    bench.observe()
     bench.now += 2.0
-    (said,) = bench.rollout.look(bench.workers, bench.now)
-    assert isinstance(said, Say)
+    (said,) = bench.rollout.observe(bench.workers, bench.now)
+    assert isinstance(said, Report)
     assert "another fingerprint" in said.sentence

@@ -1,7 +1,9 @@
-"""A core with hands: peers say things to it, its answers are collected, invariants hold always."""
+"""A router core for tests: messages of peers go in, what it sends is collected, and its invariants
+are checked after every event."""
 
 from __future__ import annotations
 
+import random
 from itertools import count
 from typing import Any, TypeVar
 
@@ -24,7 +26,8 @@ from common.messages import (
 )
 from services.router.core import Core
 from services.router.events import Action, Event, PeerGone, Received, Send, Tick
-from services.router.records import Try, Worker
+from services.router.records.attempt import Attempt
+from services.router.records.worker import Worker
 from services.router.settings import Settings
 
 M = TypeVar("M", bound=Message)
@@ -41,17 +44,19 @@ class Rig:
     def __init__(self, start: float = 100.0, **settings: Any) -> None:
         self.now = start
         secrets = (n.to_bytes(16) for n in count())
-        self.core = Core(Settings(**settings), lambda: next(secrets), start)
+        self.core = Core(
+            Settings(**settings), lambda: next(secrets), random.Random(1).random, start
+        )
         self.sent: list[Send] = []
 
-    def do(self, event: Event) -> list[Action]:
+    def handle(self, event: Event) -> list[Action]:
         actions = self.core.handle(event, self.now)
         self.core.check_invariants()
         self.sent += [action for action in actions if isinstance(action, Send)]
         return actions
 
-    def say(self, peer: str, message: ToRouter, body: bytes | None = None) -> list[Action]:
-        return self.do(Received(peer, message, body))
+    def receive(self, peer: str, message: ToRouter, body: bytes | None = None) -> list[Action]:
+        return self.handle(Received(peer, message, body))
 
     def tick(self, seconds: float = 0.0, *, alive: tuple[str, ...] = ()) -> list[Action]:
         """Time passes in steps as the daemon's do; `alive` peers beat."""
@@ -60,11 +65,11 @@ class Rig:
             self.now += min(seconds, 0.2)
             for peer in alive:
                 self.beat(peer)
-            actions += self.do(Tick())
+            actions += self.handle(Tick())
         return actions
 
     def gone(self, peer: str) -> list[Action]:
-        return self.do(PeerGone(peer, "its connection closed"))
+        return self.handle(PeerGone(peer, "its connection closed"))
 
     def take(self, kind: type[M], peer: str | None = None) -> list[M]:
         """Removes and returns what was sent of this kind (to this peer)."""
@@ -80,13 +85,13 @@ class Rig:
 
     def gateway(self, name: str = "g0", incarnation: str = "1") -> str:
         peer = f"{name}|{incarnation}"
-        self.say(peer, hello(Role.GATEWAY, name, incarnation, stream_endpoint=f"ipc://{name}"))
+        self.receive(peer, hello(Role.GATEWAY, name, incarnation, stream_endpoint=f"ipc://{name}"))
         return peer
 
     def worker(self, role: Role, name: str, incarnation: str = "1", **more: Any) -> str:
         """Says Hello and one Beat."""
         peer = f"{name}|{incarnation}"
-        self.say(peer, worker_hello(role, name, incarnation, **more))
+        self.receive(peer, worker_hello(role, name, incarnation, **more))
         self.beat(peer)
         return peer
 
@@ -97,10 +102,10 @@ class Rig:
         return self.worker(Role.DECODE, name, incarnation, **more)
 
     def beat(self, peer: str, load: Load | None = None) -> None:
-        self.say(peer, Beat(load=load or Load(running=1, kv_used=0.001)))
+        self.receive(peer, Beat(load=load or Load(running=1, kv_used=0.001)))
 
     def leave(self, peer: str) -> None:
-        self.say(peer, Leaving(reason="stopping"))
+        self.receive(peer, Leaving(reason="stopping"))
 
     def submit(
         self,
@@ -120,15 +125,15 @@ class Rig:
             max_tokens=out,
             deadline_ms=deadline_ms,
         )
-        return self.say(gateway, message, body)
+        return self.receive(gateway, message, body)
 
     def cancel(self, request_id: str = "r1", attempt: int = 1, gateway: str = "g0|1") -> None:
-        self.say(gateway, Cancel(request_id=request_id, attempt=attempt, reason="client left"))
+        self.receive(gateway, Cancel(request_id=request_id, attempt=attempt, reason="client left"))
 
     def prefilled(
         self, request_id: str = "r1", attempt: int = 1, *, peer: str = "p0|1", error: str = ""
     ) -> None:
-        self.say(
+        self.receive(
             peer,
             PrefillEnded(request_id=request_id, attempt=attempt, elapsed_ms=3.0, error=error),
         )
@@ -145,7 +150,7 @@ class Rig:
         started = DecodeStarted(
             request_id=request_id, attempt=attempt, elapsed_ms=5.0, kv=kv, kv_ms=kv_ms
         )
-        self.say(peer, started)
+        self.receive(peer, started)
 
     def ended(
         self, request_id: str = "r1", attempt: int = 1, *, peer: str = "d0|1", error: str = ""
@@ -159,12 +164,12 @@ class Rig:
             decode_ms=70.0,
             error=error,
         )
-        self.say(peer, message)
+        self.receive(peer, message)
 
-    def known(self, request_id: str = "r1", attempt: int = 1) -> Try:
-        """The try, live or over."""
+    def known(self, request_id: str = "r1", attempt: int = 1) -> Attempt:
+        """The attempt, live or over."""
         tables = self.core.tables
-        live = tables.tries.get((request_id, attempt))
+        live = tables.attempts.get((request_id, attempt))
         over = [t for t in (*tables.history, *tables.refusals) if t.key == (request_id, attempt)]
         return live or over[-1]
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.router.placement_types import WorkerView
+from services.router.placement.types import WorkerView
 
 
 def view(name: str, **more: Any) -> WorkerView:

@@ -1,6 +1,5 @@
 """What is found wrong before anything is started."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -44,16 +43,6 @@ def test_a_run_dir_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         preflight.lock_run_dir(tmp_path / "file" / "below")
-
-
-def test_a_taken_port_is_named_and_a_free_one_passes() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
-            preflight.check_port("127.0.0.1", port, "--port")
-    preflight.check_port("127.0.0.1", port, "--port")
 
 
 def test_weights_are_what_lies_in_the_folder(tmp_path: Path) -> None:

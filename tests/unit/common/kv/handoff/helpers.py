@@ -1,12 +1,11 @@
 """Tickets and messages for handoff tests."""
 
-from common.kv.handoff.desk import Peer
-from common.kv.messages import KvReady
-from common.kv.plan import Shape
+from common.kv.messages import ConnectedPeer, KvReady
+from common.kv.plan import KvShape
 from common.messages import Ticket
 
-SHAPE = Shape(layers=2, block_bytes=100)
-D0 = Peer(1, "d0", "inc-d")
+SHAPE = KvShape(layers=2, block_bytes=100)
+D0 = ConnectedPeer(1, "d0", "inc-d")
 
 
 def ticket(request_id: str = "r", lease_ms: float = 1000.0) -> Ticket:

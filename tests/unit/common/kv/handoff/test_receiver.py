@@ -3,9 +3,8 @@
 import pytest
 
 from common.errors import Code
-from common.kv.digest import NOT_YET, Arrival, Verdict
-from common.kv.handoff.receiver import Receiver, Wanted
-from common.kv.handoff.words import (
+from common.kv.checksum.header import NOT_YET, Arrival, Verdict
+from common.kv.handoff.protocol import (
     RECEIVE_TERMINAL,
     Action,
     Arrived,
@@ -19,39 +18,51 @@ from common.kv.handoff.words import (
     Posted,
     ReceiveEvent,
     ReceiveState,
+    SendControl,
     Start,
-    Tell,
     Tick,
 )
+from common.kv.handoff.receiver import FetchSpec, Receiver
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from common.kv.plan import Cut, Cuts
+from common.kv.plan import Chunking, TransferChunking
 from tests.unit.common.kv.handoff.helpers import SHAPE, ticket
 
 PEER = 5
 
 
+def uniform() -> float:
+    return 0.5
+
+
 def receiver(*, blocks: int = 10, window: int = 2, retries: int = 3) -> Receiver:
-    wanted = Wanted(
-        first_block=2, blocks=blocks, cuts=cuts(4, window), deadline=15.0, retries=retries
+    wanted = FetchSpec(
+        first_block=2,
+        blocks=blocks,
+        shape=SHAPE,
+        chunking=chunking(4, window),
+        deadline=15.0,
+        retries=retries,
     )
-    made = Receiver(ticket(), wanted, SHAPE)
+    made = Receiver(ticket(), wanted, uniform)
     assert made.handle(Start(), 0.0) == [Connect()]
     return made
 
 
-def cuts(message_blocks: int, window: int) -> Cuts:
-    """Both ways alike."""
-    return Cuts(wire=Cut(message_blocks, window), lent=Cut(message_blocks, window))
+def chunking(message_blocks: int, window: int) -> TransferChunking:
+    """The same for messages sent and loaned."""
+    return TransferChunking(
+        wire=Chunking(message_blocks, window), loan=Chunking(message_blocks, window)
+    )
 
 
 def connected(
-    made: Receiver, transfer: int = 1, peer: int = PEER, now: float = 0.0, *, lent: bool = False
+    made: Receiver, transfer: int = 1, peer: int = PEER, now: float = 0.0, *, loan: bool = False
 ) -> KvReady:
     """Connects, posts what is asked, returns the KvReady that follows."""
-    (post,) = made.handle(Connected(peer, transfer, lent), now)
+    (post,) = made.handle(Connected(peer, transfer, loan), now)
     assert isinstance(post, Post)
     (tell,) = made.handle(Posted(transfer, post.upto), now)
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendControl)
     assert isinstance(tell.message, KvReady)
     return tell.message
 
@@ -60,11 +71,11 @@ def arrival(index: int, verdict: Verdict = Verdict.OK, early_bytes: int = NOT_YE
     return Arrival(verdict, index, early_bytes)
 
 
-def told(actions: list[Action], kind: type) -> list[object]:
+def sent(actions: list[Action], kind: type) -> list[object]:
     return [
         action.message
         for action in actions
-        if isinstance(action, Tell) and isinstance(action.message, kind)
+        if isinstance(action, SendControl) and isinstance(action.message, kind)
     ]
 
 
@@ -89,7 +100,7 @@ def troubles(actions: list[Action]) -> list[str]:
 def test_a_pair_is_in_trouble_only_by_damage_or_a_transport_that_does_not_come_back(
     lost_before: bool, event: ReceiveEvent, trouble: str
 ) -> None:
-    """A slow P, a full one or a client that left proves nothing against the pair."""
+    """A slow P, a full one or a client that left is no evidence against the pair."""
     made = receiver()
     connected(made)
     if lost_before:
@@ -97,7 +108,7 @@ def test_a_pair_is_in_trouble_only_by_damage_or_a_transport_that_does_not_come_b
     assert troubles(made.handle(event, 15.0)) == [trouble]
 
 
-def test_the_whole_way() -> None:
+def test_a_handoff_from_start_to_end() -> None:
     made = receiver()
     first = connected(made)
     assert (first.first_block, first.blocks, first.message_blocks, first.granted) == (2, 10, 4, 2)
@@ -106,13 +117,13 @@ def test_the_whole_way() -> None:
     assert isinstance(post, Post)
     assert (post.first, post.upto) == (2, 3)
     (credit,) = made.handle(Posted(1, 3), 1.0)
-    assert credit == Tell(PEER, KvCredit(transfer=1, granted=3))
+    assert credit == SendControl(PEER, KvCredit(transfer=1, granted=3))
     assert made.handle(Arrived(1, arrival(2, Verdict.OK)), 1.5) == []
     assert [index for index in range(4) if made.lacks(1, index)] == [1]
     last = made.handle(Arrived(1, arrival(1, Verdict.OK)), 2.0)
     assert last == [
         Ended(),
-        Tell(PEER, KvReleased(transfer=1)),
+        SendControl(PEER, KvReleased(transfer=1)),
     ]
     report = made.report()
     assert (report.blocks, report.messages, report.payload_bytes) == (10, 3, 1000)
@@ -167,7 +178,7 @@ def test_damage_is_fetched_again_once_and_only_what_is_missing() -> None:
     ended = actions[-1]
     assert isinstance(ended, Ended)
     assert ended.trouble == "digest"
-    assert told(actions, KvAbort) == [KvAbort(transfer=2, reason=ended.message)]
+    assert sent(actions, KvAbort) == [KvAbort(transfer=2, reason=ended.message)]
     assert made.report().retries == 1
 
 
@@ -176,7 +187,7 @@ def test_an_abort_between_damage_and_refetch_still_reaches_p() -> None:
     connected(made)
     made.handle(Arrived(1, arrival(0, Verdict.CORRUPT)), 1.0)
     actions = made.handle(Cancel("client gone"), 1.1)
-    assert told(actions, KvAbort) == [KvAbort(transfer=1, reason="client gone")]
+    assert sent(actions, KvAbort) == [KvAbort(transfer=1, reason="client gone")]
 
 
 def test_a_lost_connection_backs_off_with_bounded_jitter_and_gives_up() -> None:
@@ -188,7 +199,7 @@ def test_a_lost_connection_backs_off_with_bounded_jitter_and_gives_up() -> None:
         if attempt == 2:
             assert errors(actions) == [Code.KV_TRANSFER_FAILED]
             assert troubles(actions) == ["transfer"]
-            assert told(actions, KvAbort) == []
+            assert sent(actions, KvAbort) == []
             break
         assert actions == []
         assert made.state is ReceiveState.BACKOFF
@@ -209,9 +220,9 @@ def test_the_overlap_is_what_p_had_sent_when_its_prefill_ended() -> None:
     assert made.report().early_bytes == made.report().payload_bytes == 1000
 
 
-def test_a_run_is_there_only_with_all_its_layer_groups() -> None:
-    wanted = Wanted(2, 10, cuts(4, 6), 15.0, 3, layer_groups=2)
-    made = Receiver(ticket(), wanted, SHAPE)
+def test_a_run_counts_only_with_all_its_layer_groups() -> None:
+    wanted = FetchSpec(2, 10, SHAPE, chunking(4, 6), 15.0, 3, layer_groups=2)
+    made = Receiver(ticket(), wanted, uniform)
     made.handle(Start(), 0.0)
     assert connected(made).layer_groups == 2
     for index in (0, 2, 3):
@@ -227,11 +238,13 @@ def test_a_run_is_there_only_with_all_its_layer_groups() -> None:
     assert ends == [[], [], [], [], [], [""]]
 
 
-def test_a_transfer_is_cut_as_its_way_wants_it_each_time() -> None:
-    wanted = Wanted(0, 10, Cuts(wire=Cut(1, 4), lent=Cut(2, 2)), 15.0, 3)
-    made = Receiver(ticket(), wanted, SHAPE)
+def test_each_transfer_is_cut_for_its_wire_or_loans() -> None:
+    wanted = FetchSpec(
+        0, 10, SHAPE, TransferChunking(wire=Chunking(1, 4), loan=Chunking(2, 2)), 15.0, 3
+    )
+    made = Receiver(ticket(), wanted, uniform)
     made.handle(Start(), 0.0)
-    ready = connected(made, lent=True)
+    ready = connected(made, loan=True)
     assert (ready.message_blocks, ready.granted, made.window) == (2, 2, 2)
     made.handle(Arrived(1, arrival(0)), 1.0)
     made.handle(PeerLost(PEER), 1.1)
@@ -246,31 +259,28 @@ def test_what_could_not_be_posted_is_asked_for_again_with_each_message() -> None
     (post,) = made.handle(Connected(PEER, 1), 0.0)
     assert isinstance(post, Post)
     assert (post.first, post.upto, post.due) == (0, 4, True)
-    (ready,) = told(made.handle(Posted(1, 1), 0.0), KvReady)
+    (ready,) = sent(made.handle(Posted(1, 1), 0.0), KvReady)
     assert isinstance(ready, KvReady)
     assert ready.granted == 1
     (post,) = made.handle(Arrived(1, arrival(0)), 1.0)
     assert isinstance(post, Post)
     assert (post.first, post.upto, post.due) == (1, 5, True)
-    assert told(made.handle(Posted(1, 3), 1.0), KvCredit) == [KvCredit(transfer=1, granted=3)]
+    assert sent(made.handle(Posted(1, 3), 1.0), KvCredit) == [KvCredit(transfer=1, granted=3)]
     (post,) = made.handle(Arrived(1, arrival(1)), 1.0)
     assert isinstance(post, Post)
     assert (post.first, post.upto, post.due) == (3, 6, False)
-    assert made.handle(Posted(1, 3), 1.0) == [], "nothing new to tell"
+    assert made.handle(Posted(1, 3), 1.0) == [], "no new slot to grant"
     (post,) = made.handle(Arrived(1, arrival(2)), 1.0)
     assert isinstance(post, Post)
     assert post.due
 
 
-def test_jitter_differs_between_tickets() -> None:
-    moments = set()
-    for name in ("a", "b", "c", "d"):
-        wanted = Wanted(0, 4, cuts(4, 2), 15.0, 3)
-        made = Receiver(ticket(name), wanted, SHAPE)
-        made.handle(Start(), 0.0)
-        made.handle(ConnectFailed("refused"), 0.0)
-        moments.add(made.retry_at)
-    assert len(moments) == 4
+@pytest.mark.parametrize("drawn", [0.0, 0.25, 0.75])
+def test_a_retry_waits_as_long_as_is_drawn(drawn: float) -> None:
+    made = Receiver(ticket(), FetchSpec(0, 4, SHAPE, chunking(4, 2), 15.0, 3), lambda: drawn)
+    made.handle(Start(), 0.0)
+    made.handle(ConnectFailed("refused"), 0.0)
+    assert made.retry_at == pytest.approx(0.05 * drawn)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.VOID, "refused"])
@@ -345,18 +355,18 @@ def test_every_interrupted_prefix_ends_once_and_writes_nothing_after(how: str, s
     assert len(ended) == 1
     assert made.state in RECEIVE_TERMINAL
     assert not any(made.lacks(1, index) for index in range(4))
-    told_p = 2 <= steps < 5 and how != "lost"
-    assert bool(told(actions, KvAbort)) == told_p
+    notified_p = 2 <= steps < 5 and how != "lost"
+    assert bool(sent(actions, KvAbort)) == notified_p
     for index in range(3):
         assert made.handle(Arrived(1, arrival(index, Verdict.OK)), 16.0) == []
     assert made.handle(Cancel("again"), 16.0) == []
     made.check_invariants()
 
 
-def test_nothing_wanted_tells_p_and_is_done() -> None:
+def test_a_fetch_of_no_blocks_notifies_p_and_is_done() -> None:
     made = receiver(blocks=0)
     tell, ended = made.handle(Connected(PEER, 1), 0.0)
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendControl)
     assert isinstance(tell.message, KvReady)
     assert tell.message.blocks == 0
     assert ended == Ended()

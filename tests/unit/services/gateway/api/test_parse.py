@@ -167,7 +167,7 @@ def test_ranges_and_types(kind: Kind, field: str, value: object) -> None:
 def test_messages(messages: object, param: str) -> None:
     error = refusal(Kind.CHAT, messages=messages)
     assert (error.param or "").startswith(param)
-    assert error.face.http_status == 400
+    assert error.http.status == 400
 
 
 def test_an_unknown_fields_name_is_shown_in_part() -> None:

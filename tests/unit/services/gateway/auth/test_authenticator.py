@@ -9,7 +9,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from common.errors import BatonError, ConfigError
-from common.keys import KeyRecord, edited, new_key
+from common.security.api_keys import KeyRecord, edited, new_key
 from services.gateway.auth.authenticator import Authenticator
 
 LOG = structlog.get_logger("test")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.errors import BatonError, Code
-from common.keys import KeyFile, KeyRecord, new_key
 from common.messages import PriorityClass
+from common.security.api_keys import KeyFile, KeyRecord, new_key
 from services.gateway.auth.ring import KeyRing
 
 KEY, KEY_ID, SHA256 = new_key()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BatonError, Code
-from services.gateway.streams.journal import Journal, Seen
+from services.gateway.streams.journal import DeltaOrder, Journal
 
 SIZE = 12
 
@@ -22,11 +22,11 @@ def test_only_the_next_index_of_the_current_attempt_is_taken(
         ids = [1000 + index + nth for nth in range(size)]
         seen = journal.accept(attempt, index, ids)
         if attempt != 1 or index < len(before):
-            assert seen is Seen.STALE
+            assert seen is DeltaOrder.STALE
         elif index > len(before):
-            assert seen is Seen.GAP
+            assert seen is DeltaOrder.GAP
         else:
-            assert seen is Seen.NEXT
+            assert seen is DeltaOrder.NEXT
             assert journal.emitted == [*before, *ids]
             continue
         assert journal.emitted == before
@@ -35,11 +35,11 @@ def test_only_the_next_index_of_the_current_attempt_is_taken(
 
 def test_a_new_attempt_counts_from_its_own_start() -> None:
     journal = Journal([1], max_tokens=10)
-    assert journal.accept(1, 0, [7, 8]) is Seen.NEXT
+    assert journal.accept(1, 0, [7, 8]) is DeltaOrder.NEXT
     assert journal.next_attempt() == 2
-    assert journal.accept(1, 2, [9]) is Seen.STALE
-    assert journal.accept(2, 1, [9]) is Seen.GAP
-    assert journal.accept(2, 0, [9]) is Seen.NEXT
+    assert journal.accept(1, 2, [9]) is DeltaOrder.STALE
+    assert journal.accept(2, 1, [9]) is DeltaOrder.GAP
+    assert journal.accept(2, 0, [9]) is DeltaOrder.NEXT
     assert journal.emitted == [7, 8, 9]
 
 
@@ -54,5 +54,5 @@ def test_more_tokens_than_asked_for_is_the_engines_fault() -> None:
 def test_forget_after() -> None:
     journal = Journal([1], max_tokens=5)
     journal.accept(1, 0, [1, 2, 3])
-    journal.forget_after(1)
+    journal.truncate(1)
     assert journal.emitted == [1]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from common.errors import BatonError, Code
-from services.gateway.streams.replay import GONE_MAX, Replay, Replays
+from services.gateway.streams.replay import GONE_MAX, ReplayTable, StreamReplay
 
 KEEP_SECONDS = 60.0
 
 
-class Heard:
+class RecordingClient:
     """A client's connection."""
 
     def __init__(self) -> None:
@@ -36,34 +36,34 @@ def event(text: str) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-def told(*numbered: tuple[int, str]) -> bytes:
-    return b"".join(f"id: {number}\ndata: {text}\n\n".encode() for number, text in numbered)
+def numbered(*events: tuple[int, str]) -> bytes:
+    return b"".join(f"id: {number}\ndata: {text}\n\n".encode() for number, text in events)
 
 
-def follow(replay: Replay, after: int = 0) -> Heard:
-    client = Heard()
+def follow(replay: StreamReplay, after: int = 0) -> RecordingClient:
+    client = RecordingClient()
     replay.attach(client, after)
     return client
 
 
 @pytest.fixture
-def replays() -> Replays:
-    return Replays(2, 1_000, KEEP_SECONDS)
+def replays() -> ReplayTable:
+    return ReplayTable(2, 1_000, KEEP_SECONDS)
 
 
 @pytest.fixture
-def replay(replays: Replays) -> Replay:
+def replay(replays: ReplayTable) -> StreamReplay:
     return replays.open("r", "key")
 
 
-def test_events_are_numbered_one_by_one(replay: Replay) -> None:
+def test_events_are_numbered_one_by_one(replay: StreamReplay) -> None:
     client = follow(replay)
     replay.write(event("a") + event("b"))
     replay.write(event("c"))
-    assert client.text == told((1, "a"), (2, "b"), (3, "c"))
+    assert client.text == numbered((1, "a"), (2, "b"), (3, "c"))
 
 
-def test_who_comes_back_hears_what_is_new_and_then_goes_on(replay: Replay) -> None:
+def test_who_comes_back_hears_what_is_new_and_then_goes_on(replay: StreamReplay) -> None:
     first = follow(replay)
     replay.write(event("a"))
     replay.detach(first, 1.0)
@@ -71,42 +71,42 @@ def test_who_comes_back_hears_what_is_new_and_then_goes_on(replay: Replay) -> No
     second = follow(replay, after=1)
     replay.write(event("d"))
     replay.end()
-    assert first.text == told((1, "a"))
-    assert second.text == told((2, "b"), (3, "c"), (4, "d"))
+    assert first.text == numbered((1, "a"))
+    assert second.text == numbered((2, "b"), (3, "c"), (4, "d"))
     assert second.ended
     assert not first.ended
 
 
-def test_what_ended_meanwhile_is_told_to_its_end(replay: Replay) -> None:
+def test_what_ended_meanwhile_is_told_to_its_end(replay: StreamReplay) -> None:
     replay.write(event("a"))
     replay.end()
     client = follow(replay)
-    assert (client.text, client.ended) == (told((1, "a")), True)
+    assert (client.text, client.ended) == (numbered((1, "a")), True)
 
 
-def test_a_refusal_waits_for_its_client(replays: Replays, replay: Replay) -> None:
+def test_a_refusal_waits_for_its_client(replays: ReplayTable, replay: StreamReplay) -> None:
     error = BatonError(Code.NO_CAPACITY, "none")
     replay.refuse(error)
     client = follow(replays.find("r", "key"))
     assert client.error is error
-    replays.left(replay, client, 1.0)
+    replays.release(replay, client, 1.0)
     assert len(replays) == 0
 
 
-def test_the_later_connection_has_it(replays: Replays, replay: Replay) -> None:
+def test_the_later_connection_has_it(replays: ReplayTable, replay: StreamReplay) -> None:
     """The earlier is cut, not ended: an end would look like the whole answer."""
     first = follow(replay)
     replay.write(event("a"))
     second = follow(replay, after=1)
     assert "another connection" in first.cut_reason
     assert not first.ended
-    replays.left(replay, first, 5.0)
+    replays.release(replay, first, 5.0)
     replay.write(event("b"))
-    assert second.text == told((2, "b"))
+    assert second.text == numbered((2, "b"))
     assert replays.expire(1_000.0) == []
 
 
-def test_a_number_that_was_never_told_is_a_conflict(replay: Replay) -> None:
+def test_a_number_that_was_never_told_is_a_conflict(replay: StreamReplay) -> None:
     replay.write(event("a"))
     follow(replay, after=1)
     with pytest.raises(BatonError) as raised:
@@ -114,7 +114,7 @@ def test_a_number_that_was_never_told_is_a_conflict(replay: Replay) -> None:
     assert raised.value.code is Code.STREAM_CONFLICT
 
 
-def test_the_oldest_events_are_forgotten_over_the_bound(replay: Replay) -> None:
+def test_the_oldest_events_are_forgotten_over_the_bound(replay: StreamReplay) -> None:
     for _ in range(100):
         replay.write(event("x" * 40))
     kept = follow(replay, after=90).text
@@ -124,19 +124,19 @@ def test_the_oldest_events_are_forgotten_over_the_bound(replay: Replay) -> None:
     assert raised.value.code is Code.STREAM_GONE
 
 
-def test_one_event_larger_than_the_bound_is_kept(replay: Replay) -> None:
+def test_one_event_larger_than_the_bound_is_kept(replay: StreamReplay) -> None:
     replay.write(event("x" * 5_000))
     assert len(follow(replay).text) > 5_000
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_what_nobody_comes_back_to_is_gone(replays: Replays, *, ended: bool) -> None:
+def test_what_nobody_comes_back_to_is_gone(replays: ReplayTable, *, ended: bool) -> None:
     replay = replays.open("r", "key")
     client = follow(replay)
     assert replays.expire(1_000.0) == []
     if ended:
         replay.end()
-    replays.left(replay, client, 1_000.0)
+    replays.release(replay, client, 1_000.0)
     assert replays.expire(1_059.9) == []
     assert replays.expire(1_060.0) == ([] if ended else ["r"])
     with pytest.raises(BatonError, match="60 s") as raised:
@@ -144,36 +144,36 @@ def test_what_nobody_comes_back_to_is_gone(replays: Replays, *, ended: bool) -> 
     assert raised.value.code is Code.STREAM_GONE
 
 
-def test_another_key_finds_nothing(replays: Replays, replay: Replay) -> None:
+def test_another_key_finds_nothing(replays: ReplayTable, replay: StreamReplay) -> None:
     for request_id, owner in (("r", "other"), ("s", "key")):
         with pytest.raises(BatonError) as raised:
             replays.find(request_id, owner)
         assert raised.value.code is Code.NOT_FOUND
-    replays.left(replay, follow(replay), 0.0)
+    replays.release(replay, follow(replay), 0.0)
     replays.expire(100.0)
     with pytest.raises(BatonError) as raised:
         replays.find("r", "other")
     assert raised.value.code is Code.NOT_FOUND
 
 
-def test_room_is_made_by_what_ended_and_by_nothing_else(replays: Replays) -> None:
+def test_room_is_made_by_what_ended_and_by_nothing_else(replays: ReplayTable) -> None:
     first, second = replays.open("a", "key"), replays.open("b", "key")
     with pytest.raises(BatonError) as raised:
         replays.open("c", "key")
     assert raised.value.code is Code.QUEUE_FULL
     for replay in (second, first):
         replay.end()
-        replays.left(replay, follow(replay), 2.0 if replay is second else 3.0)
+        replays.release(replay, follow(replay), 2.0 if replay is second else 3.0)
     replays.open("c", "key")
     assert replays.find("a", "key") is first
     with pytest.raises(BatonError):
         replays.find("b", "key")
 
 
-def test_what_is_remembered_as_gone_is_bounded(replays: Replays) -> None:
+def test_what_is_remembered_as_gone_is_bounded(replays: ReplayTable) -> None:
     for number in range(GONE_MAX + 1):
         replay = replays.open(f"r{number}", "key")
-        replays.left(replay, follow(replay), 0.0)
+        replays.release(replay, follow(replay), 0.0)
         replays.expire(100.0)
     for name, code in (("r0", Code.NOT_FOUND), ("r1", Code.STREAM_GONE)):
         with pytest.raises(BatonError) as raised:

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from common.errors import BatonError, Code
 from common.messages import Delta, Sampling
 from common.model.byte_tokenizer import EOS_ID, build_tokenizer
-from services.gateway.streams.answer import Collected, Ending, Usage
+from services.gateway.streams.answer import Collected, Ending, PushOutcome, Usage
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import TextStream
-from services.gateway.streams.verdict import Verdict
 from services.gateway.text.detokenizer import ByteLevelDetokenizer, byte_level_pieces
 
 PIECES = byte_level_pieces(build_tokenizer())
@@ -28,25 +27,27 @@ def made(answer: Collected, stops: tuple[str, ...] = (), **more: Any) -> TextStr
     return TextStream(Journal(PROMPT, 1000), sampling, detokenizer, answer, stops=stops, **more)
 
 
-def feed(stream: TextStream, ids: list[int], cuts: list[int], reason: str = "length") -> Verdict:
+def feed(
+    stream: TextStream, ids: list[int], cuts: list[int], reason: str = "length"
+) -> PushOutcome:
     bounds = sorted({0, *(min(cut, len(ids)) for cut in cuts), len(ids)})
     runs = [ids[a:b] for a, b in itertools.pairwise(bounds)] or [[]]
     index = 0
     for nth, run in enumerate(runs, start=1):
         last = reason if nth == len(runs) else ""
         verdict = stream.push(Delta("r", 1, index, run, finish_reason=last))
-        if verdict is not Verdict.RUNNING:
+        if verdict is not PushOutcome.RUNNING:
             return verdict
         index += len(run)
-    return Verdict.RUNNING
+    return PushOutcome.RUNNING
 
 
 @given(st.text("aé€😀\x00\n", max_size=20), st.lists(st.integers(0, 80), max_size=12))
 def test_any_cut_gives_the_text(text: str, cuts: list[int]) -> None:
     answer = Collected()
     ids = list(text.encode())
-    assert feed(made(answer), ids, cuts) is Verdict.FINISHED
-    assert answer.whole_text == text
+    assert feed(made(answer), ids, cuts) is PushOutcome.FINISHED
+    assert answer.joined_text == text
     assert answer.token_ids == ids
     assert answer.ending == Ending("length", None, Usage(3, len(ids), 0))
 
@@ -66,7 +67,7 @@ def test_any_cut_meets_the_same_stop(
     ids = list(text.encode())
     feed(made(answers[0], stops, include_stop=include, sampling=sampling), ids, cuts)
     feed(made(answers[1], stops, include_stop=include, sampling=sampling), ids, list(range(99)))
-    assert answers[0].whole_text == answers[1].whole_text
+    assert answers[0].joined_text == answers[1].joined_text
     assert answers[0].ending == answers[1].ending
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[0].ending is not None
@@ -79,14 +80,14 @@ def test_any_cut_meets_the_same_stop(
 def test_a_character_that_never_became_whole_ends_the_text(stops: tuple[str, ...]) -> None:
     answer = Collected()
     feed(made(answer, stops), [97, 0xE2, 0x82], [1, 2])
-    assert answer.whole_text == "a\ufffd"
+    assert answer.joined_text == "a\ufffd"
 
 
 def test_tokens_after_the_stop_string_are_not_counted() -> None:
     answer = Collected()
     stream = made(answer, ("STOP",))
-    assert stream.push(Delta("r", 1, 0, list(b"xSTOPyz"))) is Verdict.STOPPED
-    assert answer.whole_text == "x"
+    assert stream.push(Delta("r", 1, 0, list(b"xSTOPyz"))) is PushOutcome.STOPPED
+    assert answer.joined_text == "x"
     assert answer.ending == Ending("stop", "STOP", Usage(3, 5, 0))
 
 
@@ -95,7 +96,7 @@ def test_a_stop_token_is_counted_and_shown_only_when_asked(include: bool, text: 
     answer = Collected()
     stream = made(answer, include_stop=include, sampling={"stop_token_ids": (33,)})
     stream.push(Delta("r", 1, 0, [*b"ok!"], finish_reason="stop", stop_token=33))
-    assert answer.whole_text == text
+    assert answer.joined_text == text
     assert answer.ending == Ending("stop", 33, Usage(3, 3, 0))
 
 
@@ -108,7 +109,9 @@ def test_the_models_own_end_has_no_stop_reason() -> None:
 def test_an_error_from_the_worker_is_kept_and_not_told() -> None:
     answer = Collected()
     stream = made(answer)
-    assert stream.push(Delta("r", 1, 0, [], error="no_capacity", message="full")) is Verdict.ERROR
+    assert (
+        stream.push(Delta("r", 1, 0, [], error="no_capacity", message="full")) is PushOutcome.ERROR
+    )
     assert isinstance(stream.error, BatonError)
     assert stream.error.code is Code.NO_CAPACITY
     assert answer.error is None
@@ -116,11 +119,11 @@ def test_an_error_from_the_worker_is_kept_and_not_told() -> None:
 
 def test_stale_gap_and_surplus() -> None:
     stream = made(Collected())
-    assert stream.push(Delta("r", 2, 0, [65])) is Verdict.DROPPED
-    assert stream.push(Delta("r", 1, 0, [65])) is Verdict.RUNNING
-    assert stream.push(Delta("r", 1, 0, [65])) is Verdict.DROPPED
-    assert stream.push(Delta("r", 1, 2, [65])) is Verdict.BROKEN
-    assert made(Collected()).push(Delta("r", 1, 0, [65] * 1001)) is Verdict.BROKEN
+    assert stream.push(Delta("r", 2, 0, [65])) is PushOutcome.DROPPED
+    assert stream.push(Delta("r", 1, 0, [65])) is PushOutcome.RUNNING
+    assert stream.push(Delta("r", 1, 0, [65])) is PushOutcome.DROPPED
+    assert stream.push(Delta("r", 1, 2, [65])) is PushOutcome.BROKEN
+    assert made(Collected()).push(Delta("r", 1, 0, [65] * 1001)) is PushOutcome.BROKEN
 
 
 def test_cached_tokens_are_those_of_the_first_attempt() -> None:

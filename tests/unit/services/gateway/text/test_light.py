@@ -92,7 +92,7 @@ def test_what_templates_use(tmp_path: Path, template: str, expected: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ nothing.at.all }}", "nothing"),
@@ -102,10 +102,10 @@ def test_what_templates_use(tmp_path: Path, template: str, expected: str) -> Non
     ],
 )
 def test_a_template_that_refuses_is_the_clients_400(
-    tmp_path: Path, template: str, said: str
+    tmp_path: Path, template: str, message: str
 ) -> None:
     light = LightText(folder(tmp_path, {"chat_template": template}))
-    with pytest.raises(BatonError, match=said) as refused:
+    with pytest.raises(BatonError, match=message) as refused:
         light.render_chat(USER)
     assert (refused.value.code, refused.value.param) == (Code.INVALID_REQUEST, "messages")
 

@@ -3,16 +3,18 @@
 import pytest
 
 from common.messages import KeyLimits
-from services.router.admission.keys import Denied, Keys
+from services.router.admission.keys import Denial, KeyAccounts
 
 
-def keys(keys_max: int = 100, burst_ms: float = 60_000.0) -> Keys:
-    return Keys(keys_max, burst_ms)
+def keys(keys_max: int = 100, burst_ms: float = 60_000.0) -> KeyAccounts:
+    return KeyAccounts(keys_max, burst_ms)
 
 
-def ask(table: Keys, limits: KeyLimits, cost: float, now: float, key: str = "k") -> Denied | None:
+def ask(
+    table: KeyAccounts, limits: KeyLimits, cost: float, now: float, key: str = "k"
+) -> Denial | None:
     """Charges it if it is not denied."""
-    denied = table.denies(key, limits, cost, 2.0, now)
+    denied = table.check(key, limits, cost, 2.0, now)
     if denied is None:
         table.charge(key, limits, cost, now)
     return denied
@@ -89,7 +91,7 @@ def test_keys_are_apart_and_no_limit_is_no_account() -> None:
     assert ask(table, limits, 1, 10.0, "a") is None
     assert ask(table, limits, 1, 10.0, "b") is None
     assert ask(table, limits, 1, 10.0, "a") is not None
-    assert table.denies("c", None, 1e9, 1.0, 10.0) is None
+    assert table.check("c", None, 1e9, 1.0, 10.0) is None
     assert len(table) == 2
 
 

@@ -4,29 +4,29 @@ from typing import Any
 
 import pytest
 
-from services.router.admission.fair_class import Ahead
-from services.router.admission.predict import Pool, Situation, predict
+from services.router.admission.predict import LoadSnapshot, Pool, predict
+from services.router.queue.fair_class import QueueAhead
 
 ROOMY = Pool(slots=64, slots_free=64, kv=100_000, kv_free=100_000)
 
 
-def situation(**change: Any) -> Situation:
-    base = Situation(
+def snapshot(**change: Any) -> LoadSnapshot:
+    base = LoadSnapshot(
         workers=2,
         computing=0,
-        ahead=Ahead(),
+        ahead=QueueAhead(),
         seconds_per_token=0.0001,
         own_seconds=0.1,
         own_kv=1100,
         transfer_seconds=0.02,
         decode=ROOMY,
-        stay=4.0,
+        decode_residence_s=4.0,
     )
     return base._replace(**change)
 
 
 def test_an_idle_fleet_computes_and_hands_over() -> None:
-    assert predict(situation()).ttft == pytest.approx(0.12)
+    assert predict(snapshot()).ttft == pytest.approx(0.12)
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_an_idle_fleet_computes_and_hands_over() -> None:
     [
         ({"computing": 20_000}, 1.0),
         ({"computing": 20_000, "workers": 4}, 0.5),
-        ({"ahead": Ahead(5, 10_000, 12_000)}, 0.5),
-        ({"computing": 20_000, "ahead": Ahead(5, 10_000, 12_000)}, 1.5),
+        ({"ahead": QueueAhead(5, 10_000, 12_000)}, 0.5),
+        ({"computing": 20_000, "ahead": QueueAhead(5, 10_000, 12_000)}, 1.5),
     ],
 )
 def test_the_wait_for_prefill(change: dict[str, Any], wait: float) -> None:
-    predicted = predict(situation(**change))
+    predicted = predict(snapshot(**change))
     assert predicted.wait == pytest.approx(wait)
     assert predicted.ttft == pytest.approx(wait + 0.12)
 
@@ -47,30 +47,30 @@ def test_the_wait_for_prefill(change: dict[str, Any], wait: float) -> None:
 @pytest.mark.parametrize(
     ("pool", "ahead", "wait"),
     [
-        (Pool(64, 0, 100_000, 50_000), Ahead(), 4.0 / 64),
-        (Pool(64, 0, 100_000, 50_000), Ahead(31, 0, 0), 2.0),
-        (Pool(64, 10, 100_000, 50_000), Ahead(9, 0, 0), 0.0),
-        (Pool(64, 64, 100_000, 1_000), Ahead(), 4.0 * 100 / 99_000),
-        (Pool(64, 64, 100_000, 0), Ahead(10, 0, 48_900), 2.0),
+        (Pool(64, 0, 100_000, 50_000), QueueAhead(), 4.0 / 64),
+        (Pool(64, 0, 100_000, 50_000), QueueAhead(31, 0, 0), 2.0),
+        (Pool(64, 10, 100_000, 50_000), QueueAhead(9, 0, 0), 0.0),
+        (Pool(64, 64, 100_000, 1_000), QueueAhead(), 4.0 * 100 / 99_000),
+        (Pool(64, 64, 100_000, 0), QueueAhead(10, 0, 48_900), 2.0),
     ],
 )
 def test_the_wait_for_decode_is_the_longer_of_slots_and_kv(
-    pool: Pool, ahead: Ahead, wait: float
+    pool: Pool, ahead: QueueAhead, wait: float
 ) -> None:
-    assert predict(situation(decode=pool, ahead=ahead)).wait == pytest.approx(wait)
+    assert predict(snapshot(decode=pool, ahead=ahead)).wait == pytest.approx(wait)
 
 
 def test_decode_is_judged_at_the_time_at_which_prefill_is_ready() -> None:
     """The waits run side by side: a decode pool that is free by then costs nothing."""
     full = Pool(64, 0, 100_000, 50_000)
-    both = predict(situation(computing=20_000, decode=full, ahead=Ahead(15, 0, 0)))
+    both = predict(snapshot(computing=20_000, decode=full, ahead=QueueAhead(15, 0, 0)))
     assert both.decode_wait == pytest.approx(1.0)
     assert both.wait == pytest.approx(1.0)
-    later = predict(situation(computing=20_000, decode=full, ahead=Ahead(31, 0, 0)))
+    later = predict(snapshot(computing=20_000, decode=full, ahead=QueueAhead(31, 0, 0)))
     assert later.wait == pytest.approx(2.0)
 
 
 def test_the_sentence_names_every_term() -> None:
-    sentence = predict(situation(computing=20_000)).sentence()
+    sentence = predict(snapshot(computing=20_000)).sentence()
     assert "in 1120 ms: 1000 until a prefill worker is free, 0 until a decode worker is" in sentence
     assert "100 to compute the prompt, 20 to hand it over" in sentence

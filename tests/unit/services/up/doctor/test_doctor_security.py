@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.config import from_mapping
-from common.keys import KeyRecord, edited, new_key
+from common.security.api_keys import KeyRecord, edited, new_key
 from common.security.files import SECRET
 from services.keygen.folder import KeyFolder
 from services.up.doctor import security

@@ -1,0 +1,60 @@
+"""`[engine]` and `[engine.sim]`: the engine of a worker. `[prefill.NAME.engine]` and
+`[decode.NAME.engine]` override single keys for one worker."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+
+from common.config.base import Count, Milliseconds, Positive, Section
+
+
+class SimConfig(Section, frozen=True):
+    """Timing of the simulated engine, which models time and computes no tokens.
+
+    A prefill of n tokens takes n / `prefill_tokens_per_s`. A decode step takes `decode_step_ms` and
+    `decode_step_ms_per_seq` for each sequence of the batch."""
+
+    prefill_tokens_per_s: Positive = 20_000.0
+    """Prompt tokens computed per second."""
+    decode_step_ms: Milliseconds = 10.0
+    """Duration of a decode step, whatever its batch."""
+    decode_step_ms_per_seq: Milliseconds = 0.0
+    """Duration that each sequence of the batch adds to a decode step."""
+    kv_blocks: Count = 2048
+    """KV blocks of the engine."""
+    kv_block_bytes: Count = 65_536
+    """Bytes of one KV block over all layers; they are really transferred."""
+
+
+class EngineConfig(Section, frozen=True):
+    """The engine that computes tokens, one per worker."""
+
+    kind: Literal["vllm", "sim"] = "vllm"
+    """Engine: vLLM, or the simulated engine for tests without a model."""
+    block_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Tokens of one KV block; 0 leaves it to the engine (128 on CPU)."""
+    kv_cache_mib: Annotated[int, Meta(ge=0)] = 0
+    """MiB of KV cache; 0 leaves it to the engine."""
+    max_num_seqs: Count = 64
+    """Sequences in one batch, which is also the number of requests that a worker is given."""
+    max_num_batched_tokens: Count = 2048
+    """Tokens that one step computes at most; longer prompts are computed in chunks."""
+    threads: Annotated[int, Meta(ge=0)] = 0
+    """OpenMP threads; 0 shares the cores evenly between the workers of the file."""
+    prefix_caching: bool = True
+    """Whether the engine keeps the KV of prompts for requests that begin alike."""
+    kv_events: bool = True
+    """Whether the engine reports what its prefix cache holds, so that the router need not guess."""
+    hang_ms: Positive = 60_000.0
+    """Time without a step after which an engine that has work counts as dead, if it is also longer
+    than 20 of its p99 steps. Its daemon ends and is started anew."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Further engine arguments of vLLM by name, such as `tensor_parallel_size`. Arguments that have
+    a key of their own here are refused."""
+    sim: SimConfig = SimConfig()
+
+    @property
+    def publishes_kv_events(self) -> bool:
+        return self.kv_events and self.prefix_caching

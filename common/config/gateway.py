@@ -1,0 +1,79 @@
+"""`[gateway]`: HTTP, streams and what clients may use."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from common.config.base import Count, Milliseconds, Port, Positive, Section
+from common.config.request_limits import RequestLimits
+
+
+class GatewayConfig(Section, frozen=True):
+    """The HTTP side of the fleet. Limits on counts are for each gateway process."""
+
+    host: str = "127.0.0.1"
+    """Address of the HTTP socket. Without `keys_file` it must be a loopback address, unless
+    `allow_anonymous`."""
+    port: Port = 8000
+    """Port of the HTTP socket; 0 takes any free one."""
+    processes: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Gateway processes g0, g1, ... that `baton up` starts on the one port."""
+    keys_file: str = ""
+    """File of the API keys that may ask (`baton keys`); empty means no keys."""
+    allow_anonymous: bool = False
+    """Whether other hosts may be served without keys."""
+    tls_certificate_file: str = ""
+    """PEM file of the TLS certificate; empty serves plain HTTP. Needs `tls_key_file`."""
+    tls_key_file: str = ""
+    """PEM file of the certificate's key. Needs `tls_certificate_file`."""
+    connections_max: Count = 8192
+    """Open client connections."""
+    connections_per_ip_max: Annotated[int, Meta(ge=0)] = 2048
+    """Open connections of one client address; 0 sets no limit, as behind a proxy."""
+    header_bytes_max: Annotated[int, Meta(ge=1024)] = 32 << 10
+    """Bytes of a request line and all headers."""
+    header_ms_max: Positive = 10_000.0
+    """Time in which a request's line and headers must arrive."""
+    body_ms_max: Positive = 30_000.0
+    """Time in which a request's body must arrive, after its headers."""
+    idle_ms_max: Positive = 75_000.0
+    """How long a connection is kept open between two requests."""
+    stream_bind: str = ""
+    """ZeroMQ endpoint on which decode workers deliver tokens; empty is an ipc socket in `run_dir`.
+    A fleet over several hosts names `tcp://ADDRESS:PORT`."""
+    text: Literal["auto", "vllm", "light"] = "auto"
+    """When vLLM's text classes are loaded (some 8 s, 600 MiB), which tools, schemas and logprobs
+    need: `auto` at the first request that needs them, `vllm` before the gateway is ready, `light`
+    never; such requests are refused by name then."""
+    body_bytes_max: Count = 8 << 20
+    """Bytes of a request's body."""
+    max_streams: Count = 4096
+    """Live requests."""
+    router_wait_ms: Milliseconds = 5_000.0
+    """How long new requests are held while no router answers."""
+    recovery: bool = True
+    """Whether a stream whose worker is lost continues on another one."""
+    recovery_ms: Milliseconds = 45_000.0
+    """How long such a stream waits to be placed."""
+    worker_deaths_max: Count = 2
+    """Workers that may die under a stream before it ends with an error, since the request may be
+    what kills them."""
+    router_silence_ms: Annotated[float, Meta(ge=400)] = 1_000.0
+    """Silence after which a router is left for another one that answers. A router sends something
+    several times in this time."""
+    default_max_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Tokens that a chat request may generate if it names no limit; 0 is all that the model's
+    context has room for."""
+    slow_client_bytes_max: Count = 1 << 20
+    """Bytes that wait for a client which reads slowly; it is disconnected above that."""
+    slow_client_ms_max: Milliseconds = 10_000.0
+    """How long a client may take nothing while bytes wait for it; it is disconnected then."""
+    resume_ms: Milliseconds = 60_000.0
+    """How long a stream that was asked for with `x-resumable` is kept without a client."""
+    resumable_streams_max: Count = 256
+    """Such streams that are kept."""
+    resumable_bytes_max: Count = 1 << 20
+    """Bytes of events that are kept of each such stream."""
+    limits: RequestLimits = RequestLimits()

@@ -1,0 +1,58 @@
+"""`[kv]`: how KV goes from a prefill worker (P) to a decode worker (D). `[prefill.NAME.kv]` and
+`[decode.NAME.kv]` override single keys for one worker."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common.config.base import Count, Port, Section
+
+
+class KvConfig(Section, frozen=True):
+    """The data plane of one worker. `baton doctor` tells what UCX makes of `transports`,
+    `interfaces` and `rails`."""
+
+    host: str = "127.0.0.1"
+    """Address to which the worker's UCX listener binds."""
+    port: Port = 0
+    """Port of the UCX listener; 0 takes any free one. Tensor parallel rank i takes `port` + i."""
+    transports: str = "tcp,sm,self"
+    """Transports that UCX may use, as in UCX_TLS; `rc,cuda_copy,cuda_ipc,tcp,sm,self` with RDMA and
+    GPUs. The default works on every host."""
+    interfaces: str = ""
+    """Network interfaces that UCX may use, as in UCX_NET_DEVICES; empty means all."""
+    rails: Annotated[int, Meta(ge=1, le=8)] = 1
+    """Interfaces over which one message may be split."""
+    message_bytes: Annotated[int, Meta(ge=4096)] = 4 << 20
+    """Bytes of KV in one message at most."""
+    staging_mib: Count = 256
+    """MiB of staging memory on each side at most, allocated on demand. Per 4 MiB a D can wait for
+    one handoff over a network."""
+    lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0
+    """How long P holds blocks that nobody takes; they are freed then."""
+    load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
+    """How long D waits for a handoff; it computes the prompt itself then."""
+    answer_ms: Annotated[float, Meta(ge=50)] = 750.0
+    """Time in which a silent peer of a handoff must answer a question; the connection counts as
+    lost then. A worker that stopped is found within a second."""
+    retries: Annotated[int, Meta(ge=0, le=10)] = 3
+    """How often D asks for a handoff again after a failure, before it computes the prompt
+    itself."""
+    layer_groups: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Messages into which the layers of a run of blocks are cut, so that the first layers leave
+    while the later ones are computed. 1 sends blocks when all layers are done. 0 takes as many as
+    leave a MiB in each, eight at most, where the engine reports layers."""
+    compression: Literal["none", "fp8", "auto"] = "none"
+    """Compression of KV on the wire: `fp8` is e4m3 with a scale for each head's K and V of a block,
+    `auto` uses it where P measures that it pays. It is lossy, so it is off by default. Both workers
+    of a pair must ask for it; P's value decides between the two."""
+    exact: bool = False
+    """Whether this worker's KV is never compressed, whatever `compression` says. The worker still
+    pairs with the same workers."""
+
+    def by_block(self) -> KvConfig:
+        """The same for an engine that reports whole blocks only."""
+        return self if self.layer_groups else msgspec.structs.replace(self, layer_groups=1)

@@ -1,0 +1,57 @@
+"""`[router]`: placement, queue and the router's own endpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from common.config.admission import AdmissionConfig
+from common.config.base import NAME_PATTERN, Count, Milliseconds, Section
+from common.config.degradation import DegradationConfig
+from common.config.liveness import LivenessConfig
+
+Mode = Literal["disaggregated", "replicated", "single"]
+RemotePrefill = Literal["auto", "always", "never"]
+
+
+class RouterConfig(Section, frozen=True):
+    """How the router places requests, and how much waits in it."""
+
+    control: str = ""
+    """ZeroMQ endpoint that gateways and workers connect to; empty is an ipc socket in `run_dir`. A
+    fleet over several hosts names `tcp://ADDRESS:PORT`."""
+    max_active: Annotated[int, Meta(ge=0)] = 0
+    """Requests placed at once; 0 is the sum of the decode workers' `max_num_seqs`."""
+    max_queue: Annotated[int, Meta(ge=0)] = 1024
+    """Requests that wait to be placed."""
+    ttft_slo_ms: Milliseconds = 0.0
+    """Time in which the first token of interactive and standard requests should come; requests for
+    which it cannot are refused at once. 0 sets no SLO, and only a request's own deadline counts."""
+    queue_bytes_max: Count = 256 << 20
+    """Bytes of the requests that wait."""
+    kv_grant_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    """Share of a decode worker's KV tokens that may be promised to requests; the rest is a
+    reserve."""
+    worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0
+    """Silence after which a worker is ejected. Workers beat every 500 ms."""
+    history: Count = 1024
+    """Ended requests that `baton ctl explain` can still explain."""
+    admission: AdmissionConfig = AdmissionConfig()
+    mode: Mode = "disaggregated"
+    """Which workers the fleet has: `disaggregated` pairs prefill and decode workers; in
+    `replicated` and `single` all, or the one, are decode workers that compute prompts
+    themselves."""
+    policy: Literal[
+        "cost", "least_loaded", "prefix_affinity", "round_robin", "session_affinity"
+    ] = "cost"
+    """Which of the workers with room is chosen. `cost` takes the pair with the lowest predicted
+    latency; `baton ctl policy` switches it in a running fleet."""
+    liveness: LivenessConfig = LivenessConfig()
+    degradation: DegradationConfig = DegradationConfig()
+    standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
+    """Further routers by name, each with its control endpoint; an empty one is an ipc socket in
+    `run_dir`. Workers report to all routers; a gateway uses the first that answers."""
+    remote_prefill: RemotePrefill = "auto"
+    """Whether a prompt is computed on a prefill worker: `auto` where measured rates predict a lower
+    latency, or `always`, or `never`."""

@@ -1,0 +1,201 @@
+"""The KV connector that vLLM loads (`kv_connector_module_path`), on top of `common.kv`.
+
+Theory of operation: vLLM makes one instance per role. With executor `uni` both are in the
+EngineCore process; with tensor parallelism there is a worker instance in the process of each rank.
+The scheduler instance also ties the process to its daemon: the process dies when the daemon is
+killed, and leaves Ctrl-C to the daemon. The worker instance starts the KV thread once the KV cache
+exists. That is after the fork, which UCX and ZeroMQ would not survive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+)
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.v1.request import RequestStatus
+
+from common.config import KvConfig
+from common.engine.connector.grammar import replay_emitted
+from common.engine.connector.memory import kv_memory, layer_names, settler
+from common.engine.connector.metadata import StepPlan
+from common.engine.connector.scheduler import SchedulerHalf
+from common.engine.connector.worker import LayerProgress, WorkerHalf
+from common.engine.vllm.supported_models import refuse_groups
+from common.kv.peers.channel import WorkerIdentity
+from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
+from common.kv.service import KvService
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+PR_SET_PDEATHSIG = 1
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What the daemon passes to its connector in `kv_connector_extra_config`."""
+
+    #: Name of the worker.
+    name: str
+    incarnation: str
+    fingerprint: str
+    #: Where the daemon binds the side channel, for each rank.
+    side_addresses: list[str]
+    daemon_pid: int
+    kv: KvConfig
+
+
+class StepMetadata(KVConnectorMetadata):
+    """The plan of one step, in the form in which vLLM passes it on."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+
+
+class BatonConnector(KVConnectorBase_V1):
+    """Both halves. Each instance uses the one of its role."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._setup = msgspec.convert(extra["baton"], Setup)
+        refuse_groups(kv_cache_config.kv_cache_groups)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        self._service: KvService | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            _tie_to_daemon(self._setup.daemon_pid)
+            self._scheduler = SchedulerHalf(vllm_config.cache_config.block_size)
+
+    # ------------------------------------------------------------ worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        setup = self._setup
+        memory = kv_memory(kv_caches, self._kv_cache_config.num_blocks)
+        rank = get_tensor_model_parallel_rank()
+        identity = WorkerIdentity(setup.name, setup.incarnation, setup.fingerprint, rank)
+        port = setup.kv.port + rank if setup.kv.port else 0
+        layers = layer_names(kv_caches)
+        kv = setup.kv if layers else setup.kv.by_block()
+        groups = kv.layer_groups or DEFAULT_LAYER_GROUPS_MAX
+        clock = LayerProgress(layers, -(-len(layers) // groups)) if layers and groups > 1 else None
+        kv = msgspec.structs.replace(kv, port=port)
+        self._service = KvService(identity, kv, memory, setup.side_addresses[rank])
+        self._service.start()
+        self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
+
+    def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
+        """vLLM calls this before every forward pass, which it does not with `start_load_kv`."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.begin(connector_metadata.plan)
+
+    def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
+        if self._worker is not None:
+            self._worker.preempted(kv_connector_metadata.plan)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        if self._worker is not None:
+            self._worker.load(self._step_plan())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: loads are asynchronous, between steps."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,  # noqa: ARG002
+        attn_metadata: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        if self._worker is not None:
+            self._worker.layer_saved(self._step_plan(), layer_name)
+
+    def wait_for_save(self) -> None:
+        if self._worker is not None:
+            self._worker.computed(self._step_plan())
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        sent, received, failed = self._worker.results(self._step_plan(), finished_req_ids)
+        return KVConnectorTransferResults(
+            finished_sending=sent, finished_recving=received, failed_recving=failed
+        )
+
+    def _step_plan(self) -> StepPlan:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata.plan
+
+    # ------------------------------------------------------------ scheduler
+
+    def on_new_request(self, request: Request) -> None:
+        if self._scheduler is not None:
+            self._scheduler.new_request(request)
+            replay_emitted(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        if self._scheduler is None:
+            return 0, False
+        tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        plan = self._scheduler.step(scheduler_output) if self._scheduler else StepPlan()
+        return StepMetadata(plan)
+
+    def request_finished(
+        self,
+        request: Request,
+        block_ids: list[int],  # noqa: ARG002
+    ) -> tuple[bool, dict[str, Any] | None]:
+        if self._scheduler is None:
+            return False, None
+        aborted = request.status not in (
+            RequestStatus.FINISHED_STOPPED,
+            RequestStatus.FINISHED_LENGTH_CAPPED,
+        )
+        return self._scheduler.finished(request, aborted=aborted), None
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.pending
+
+    def shutdown(self) -> None:
+        if self._service is not None:
+            self._service.stop()
+
+
+def _tie_to_daemon(daemon_pid: int) -> None:
+    """Makes this process die with the daemon (PR_SET_PDEATHSIG) and ignore Ctrl-C, which the daemon
+    handles."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.getpid() != daemon_pid:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != daemon_pid:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,97 @@
+"""What the connector's two halves exchange, and how a request carries its ticket.
+
+A request has `kv_transfer_params = {"baton": {"side": "send"|"receive", "ticket": hex}}`, with
+the ticket as MessagePack in hex, because vLLM sends these parameters through several encoders. vLLM
+passes a metadata object from the scheduler half to the worker half once per step, in process or by
+its own serializer; the object holds plain values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from common.engine.port import engine_key
+from common.identity import AttemptKey
+from common.messages import Ticket
+
+PARAMS_KEY = "baton"
+Side = Literal["send", "receive"]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Ticket)
+
+
+class KvTask(msgspec.Struct, frozen=True):
+    """The part of one engine request in a handoff."""
+
+    side: Side
+    ticket: Ticket
+
+    @property
+    def key(self) -> AttemptKey:
+        return (self.ticket.request_id, self.ticket.attempt)
+
+
+def to_params(side: Side, ticket: Ticket) -> dict[str, Any]:
+    """The value of `SamplingParams.extra_args["kv_transfer_params"]`."""
+    return {PARAMS_KEY: {"side": side, "ticket": _encoder.encode(ticket).hex()}}
+
+
+def from_params(params: Mapping[str, Any] | None) -> KvTask | None:
+    """None if the request takes part in no handoff. Raises msgspec.DecodeError, ValueError or
+    KeyError."""
+    own = (params or {}).get(PARAMS_KEY)
+    if own is None:
+        return None
+    return KvTask(own["side"], _decoder.decode(bytes.fromhex(own["ticket"])))
+
+
+def request_key(key: AttemptKey) -> str:
+    """vLLM's id of the request with this key."""
+    return engine_key(*key)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """On P, how far a prompt is computed after this step."""
+
+    key: AttemptKey
+    #: The prompt's blocks so far.
+    block_ids: list[int]
+    #: How many of them, from the first on, hold KV.
+    computed: int
+    #: The ticket, in the first step of the request.
+    offer: Ticket | None = None
+    #: Blocks of the whole prompt.
+    prompt_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """On D, a part of a prompt to fetch."""
+
+    ticket: Ticket
+    #: Number of the first block to fetch, within the prompt.
+    first_block: int
+    #: Where the blocks go. Empty if nothing is missing; P must be told that.
+    block_ids: list[int]
+
+
+@dataclass
+class StepPlan:
+    """What the worker half does in one step."""
+
+    #: Whether the step computes nothing and vLLM only polls.
+    idle: bool = False
+    #: On P, prompts that this step computes.
+    progress: list[Progress] = field(default_factory=list)
+    #: On D, handoffs that begin.
+    fetches: list[Fetch] = field(default_factory=list)
+    #: Handoffs that were aborted, with the reason.
+    releases: list[tuple[AttemptKey, str]] = field(default_factory=list)
+    #: On P, prompts whose blocks were preempted.
+    withdrawn: list[AttemptKey] = field(default_factory=list)

@@ -1,0 +1,274 @@
+"""Makes a `VllmConfig` from our configuration: one that starts fast, stays small and does not spin.
+
+Theory of operation (docs/vllm-and-ucx.md, "vLLM as the engine"): there is one EngineCore process
+with the worker inside it (`uni`). It is forked after vLLM was imported here, so that an engine
+costs seconds. The KV cache has a fixed size, so that nothing is profiled. vLLM 0.32 on CPU cannot
+load its own ahead-of-time compiled graph and would compile again at each start (35 s), so that
+cache is off and Inductor's own is used. Errors that can be found before the fork are raised here,
+because the child can only log them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from common.config import Config, EngineConfig, WorkerConfig
+from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.vllm.supported_models import refuse_unsupported, restores
+from common.errors import BatonError, Code, ConfigError
+from common.messages import WIRE_VERSION
+from common.model.embedded import EMBEDDED_MODEL_NAME
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+DEFAULT_KV_MIB = 256
+MEMORY_SHARE = 0.25
+RESERVED = {
+    "model",
+    "kv_transfer_config",
+    "kv_events_config",
+    "kv_cache_memory_bytes",
+    "block_size",
+    "distributed_executor_backend",
+    "disable_hybrid_kv_cache_manager",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "max_model_len",
+    "reasoning_parser",
+    "dtype",
+}
+
+
+HARMLESS_WARNINGS = (
+    "vllm.triton_utils.importing",
+    "vllm.engine.arg_utils",
+    "vllm.platforms.cpu",
+    "vllm.config.vllm",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base",
+)
+RESUME_SAMPLER = "common.engine.vllm.resume_sampler:ResumeSampler"
+PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
+
+
+def prepare_process(engine: EngineConfig, workers: int, *, eager: bool = False) -> None:
+    """Sets the environment that vLLM and OpenMP read once, before the first import of either.
+
+    vLLM binds each CPU rank to a NUMA node of its own and fails if there are fewer nodes; here the
+    ranks share the cores, unless the environment names them. An `eager` engine compiles nothing at
+    all: vLLM would still compile the counting of logprobs at the first request for some and make no
+    step meanwhile (5 to 30 s on CPU), which counts as a hung engine."""
+    ranks = tensor_parallel(engine)
+    threads = engine.threads or max(1, (os.cpu_count() or 1) // max(1, workers * ranks))
+    if ranks > 1:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
+    if eager or engine.args.get("enforce_eager"):
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not os.environ.get("VLLM_CPU_KVCACHE_SPACE", "unset"):
+        del os.environ["VLLM_CPU_KVCACHE_SPACE"]
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    for known in HARMLESS_WARNINGS:
+        logging.getLogger(known).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.")
+
+
+def make_vllm_config(
+    config: Config, worker: WorkerConfig, model: Path, setup: dict[str, Any], events: str = ""
+) -> VllmConfig:
+    """`setup` is the connector's; its fingerprint is filled in here. `events` is the endpoint on
+    which KV events are published; empty publishes none. Raises BatonError(CONFIG_INVALID)."""
+    from vllm.config import KVEventsConfig, KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    engine = worker.engine
+    wrong = sorted(RESERVED & set(engine.args))
+    if wrong:
+        raise ConfigError(f"engine.args.{wrong[0]}", "is set by Baton; use its own key")
+    arguments = {**_defaults(config), **engine.args}
+    transfer = KVTransferConfig(
+        kv_connector="BatonConnector",
+        kv_connector_module_path="common.engine.connector.connector",
+        kv_role="kv_both",
+        engine_id=setup["name"] + "-" + setup["incarnation"],
+        kv_connector_extra_config={"baton": setup},
+        kv_load_failure_policy="recompute",
+    )
+    try:
+        args = EngineArgs(
+            model=str(model),
+            dtype=_dtype(config),
+            max_model_len=config.model.max_model_len or None,
+            block_size=engine.block_tokens or None,
+            kv_cache_memory_bytes=engine.kv_cache_mib << 20 or None,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            enable_prefix_caching=engine.prefix_caching,
+            distributed_executor_backend="uni" if tensor_parallel(engine) == 1 else "mp",
+            disable_hybrid_kv_cache_manager=True,
+            kv_transfer_config=transfer,
+            kv_events_config=KVEventsConfig(
+                enable_kv_cache_events=bool(events),
+                publisher="zmq" if events else "null",
+                endpoint=events,
+            ),
+            use_tqdm_on_load=False,
+            reasoning_parser=config.model.reasoning_parser,
+            **arguments,
+        )
+        made = args.create_engine_config()
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        raise ConfigError("engine", _first_line(error)) from error
+    refuse_unsupported(made)
+    if restores(made):
+        others = made.model_config.logits_processors or []
+        made.model_config.logits_processors = [*others, RESUME_SAMPLER]
+    _size_kv_cache(made, engine)
+    setup["fingerprint_parts"] = fingerprint_parts(made, model)
+    setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
+    _choose_start_method()
+    return made
+
+
+def tensor_parallel(engine: EngineConfig) -> int:
+    """The number of ranks, each of which is a process if there are several. Raises ConfigError."""
+    asked = engine.args.get("tensor_parallel_size", 1)
+    if not isinstance(asked, int) or asked < 1:
+        raise ConfigError(
+            "engine.args.tensor_parallel_size", "must be a whole number of at least 1"
+        )
+    return asked
+
+
+def _dtype(config: Config) -> str:
+    """float32 for the embedded model, so that its choices are stable; vLLM's own `auto` would cast
+    it to bfloat16."""
+    embedded = config.model.path == EMBEDDED_MODEL_NAME and config.model.dtype == "auto"
+    return "float32" if embedded else config.model.dtype
+
+
+def _defaults(config: Config) -> dict[str, Any]:
+    """Arguments that `engine.args` may override. The embedded model runs uncompiled, which starts
+    in 4 s instead of 10 to 35."""
+    return {"enforce_eager": True} if is_eager(config) else {}
+
+
+def is_eager(config: Config) -> bool:
+    """Whether the engine runs uncompiled by default."""
+    return config.model.path == EMBEDDED_MODEL_NAME
+
+
+def _choose_start_method() -> None:
+    """Forks on CPU, where the import is most of the start; CUDA does not survive a fork."""
+    from vllm.platforms import current_platform
+
+    method = "fork" if current_platform.is_cpu() else "spawn"
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
+
+
+def kv_token_bytes(made: VllmConfig) -> int:
+    """Bytes of KV per token over all layers, on one rank."""
+    parallel = made.parallel_config
+    heads = made.model_config.get_num_kv_heads(parallel)
+    size = made.model_config.get_head_size()
+    layers = made.model_config.get_num_layers(parallel)
+    return int(layers * heads * size * 2 * _kv_dtype_bytes(made))
+
+
+def fingerprint_parts(made: VllmConfig, model: Path) -> dict[str, str]:
+    """What the fingerprint is made of. The device is part of it, because the attention kernel
+    decides the layout of a page, and kernels are chosen by device."""
+    from vllm.platforms import current_platform
+
+    parallel = made.parallel_config
+    architecture = made.model_config.hf_config.to_dict()
+    values: dict[str, Any] = {
+        "wire": WIRE_VERSION,
+        "device": [current_platform.device_type, current_platform.get_device_name()],
+        "config": {k: v for k, v in architecture.items() if k not in PLACE_DEPENDENT},
+        "weights": _weights_revision(model),
+        "dtype": str(made.model_config.dtype),
+        "kv_dtype": str(made.cache_config.cache_dtype),
+        "block_tokens": made.cache_config.block_size,
+        "layers": made.model_config.get_num_layers(parallel),
+        "kv_heads": made.model_config.get_num_kv_heads(parallel),
+        "head_size": made.model_config.get_head_size(),
+        "tensor_parallel": parallel.tensor_parallel_size,
+        "pipeline_parallel": parallel.pipeline_parallel_size,
+    }
+    return parts_of(values)
+
+
+def _weights_revision(model: Path) -> list[str]:
+    """Names and sizes of the weight files, and hashes of their first and last 64 KiB."""
+    marks = []
+    for file in sorted(model.glob("*.safetensors")) + sorted(model.glob("*.bin")):
+        with file.open("rb") as stream:
+            head = stream.read(1 << 16)
+            stream.seek(max(0, file.stat().st_size - (1 << 16)))
+            tail = stream.read(1 << 16)
+        digest = hashlib.sha256(head + tail).hexdigest()[:16]
+        marks.append(f"{file.name}:{file.stat().st_size}:{digest}")
+    return marks
+
+
+def _size_kv_cache(made: VllmConfig, engine: EngineConfig) -> None:
+    """On CPU, sets the size of the KV cache if there is none. Raises ConfigError for a size that
+    cannot hold one longest request or exceeds the free memory."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    longest = made.model_config.max_model_len + made.cache_config.block_size
+    needed = longest * kv_token_bytes(made)
+    available = psutil.virtual_memory().available
+    asked = engine.kv_cache_mib << 20
+    if not asked:
+        asked = min(max(DEFAULT_KV_MIB << 20, 4 * needed), int(available * MEMORY_SHARE))
+        made.cache_config.kv_cache_memory_bytes = asked
+    if asked > available:
+        raise ConfigError(
+            "engine.kv_cache_mib",
+            f"{asked >> 20} MiB of KV cache, but this host has {available >> 20} MiB free",
+        )
+    if asked < needed:
+        raise ConfigError(
+            "engine.kv_cache_mib",
+            f"{asked >> 20} MiB of KV cache cannot hold one request of model.max_model_len = "
+            f"{made.model_config.max_model_len} tokens, which needs {-(-needed >> 20)} MiB",
+        )
+
+
+def _kv_dtype_bytes(made: VllmConfig) -> int:
+    name = str(made.cache_config.cache_dtype)
+    if name.startswith("fp8"):
+        return 1
+    return int(made.model_config.dtype.itemsize)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    useful = [line for line in lines if not line.startswith(("For further", "1 validation"))]
+    return (useful or [type(error).__name__])[0]
+
+
+def engine_failed(error: BaseException, cause: str = "") -> BatonError:
+    """`cause` is the error of the engine's own process; empty if it reported none."""
+    reason = cause or _first_line(Exception(str(error)))
+    return BatonError(Code.ENGINE_FAILED, f"the engine failed: {reason}")

@@ -1,0 +1,275 @@
+"""The vLLM engine: vLLM's EngineCore in a forked child, used through its own async client.
+
+Theory of operation: a request goes through vLLM's `InputProcessor` (validation, EOS and stop
+tokens) and then to EngineCore. EngineCore returns one `EngineCoreOutputs` per engine step, which
+becomes one `Batch`. The gateway detokenizes. The KV thread in the child reports handoffs over the
+side channel; its messages enter the client's own output queue, so that `next_batch` waits in one
+place. A request whose KV is handed over samples one token, which is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
+from common.engine.probe import Probe
+from common.engine.vllm.args import engine_failed
+from common.engine.vllm.kv_events import PrefixWatch
+from common.engine.vllm.sampling import logprobs_of, prompt_logprobs_of, sampling_params
+from common.errors import BatonError, Code
+from common.kv.daemon_link.ranks import RankSideChannels
+from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
+from common.messages import FinishReason, Load, PrefixDelta, Role
+from common.net.endpoints import KV_EVENTS
+from common.net.sockets import Socket
+from common.resume import lacking
+from common.telemetry.rolling_p99 import RollingP99
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.engine.core_client import AsyncMPClient
+    from vllm.v1.engine.input_processor import InputProcessor
+
+CLOSE_SECONDS = 3.0
+TASKS = ("generate",)
+QUESTION = "is_sleeping"
+
+
+class VllmEngine:
+    """It is made by `common.engine.vllm.open` before the loop starts, and used on one loop.
+    EngineCore publishes KV events at `events_address`; none if that is empty."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        client: AsyncMPClient,
+        processor: InputProcessor,
+        side: RankSideChannels,
+        events_address: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._info = info
+        self._client = client
+        self._processor = processor
+        self._side = side
+        self._events_address = events_address
+        self._events: Socket | None = None
+        self._prefixes = PrefixWatch(info.capacity.block_tokens, info.capacity.kv_blocks)
+        self._clock = clock
+        self._active: dict[str, EngineRequest] = {}
+        self._load = Load()
+        self._stepped_at = clock()
+        self._steps = RollingP99()
+        self._probe = Probe(self._ask, clock)
+        self._attached = False
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def load(self) -> Load:
+        busy = self._clock() - self._stepped_at if self._active else self._probe.stuck_seconds
+        load = self._load
+        return Load(
+            running=load.running,
+            waiting=load.waiting,
+            kv_used=load.kv_used,
+            step_age_ms=busy * 1000,
+            step_ms_p99=self._steps.p99_ms(),
+            silent_ms=self._probe.silent_seconds * 1000,
+        )
+
+    async def add(self, request: EngineRequest) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._attach()
+        if request.key in self._active:
+            raise BatonError(Code.DUPLICATE_REQUEST, f"{request.key} is already in the engine")
+        limit = self._info.capacity.max_model_len
+        if len(request.prompt_ids) >= limit:
+            raise BatonError(
+                Code.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {len(request.prompt_ids)} tokens, the model takes {limit - 1} "
+                "and at least one of output",
+            )
+        self._refuse_lost_state(request)
+        core_request = self._processed(request)
+        if not self._active:
+            self._stepped_at = self._clock()
+        self._active[request.key] = request
+        try:
+            await self._client.add_request_async(core_request)
+        except EngineDeadError as error:
+            self._active.pop(request.key, None)
+            raise engine_failed(error) from error
+
+    async def abort(self, request_id: str, attempt: int) -> None:
+        self._attach()
+        key = engine_key(request_id, attempt)
+        known = self._active.pop(key, None)
+        self._side.send(
+            KvRelease(request_id=request_id, attempt=attempt, reason="aborted by the daemon")
+        )
+        if known is not None:
+            await self._client.abort_requests_async([key])
+            if not self._active:
+                self._probe.on_requests_taken(self._stepped_at)
+
+    def connect_kv(self, kv_address: str) -> None:
+        """On D, begins to connect to this P's KV listener. Never waits."""
+        self._attach()
+        self._side.send(KvConnect(kv_address=kv_address))
+
+    def kv_status(self) -> KvStatus | None:
+        return self._side.status
+
+    def prefix_cache_delta(self, *, whole: bool) -> Iterable[PrefixDelta]:
+        return self._prefixes.deltas(whole=whole)
+
+    async def next_batch(self) -> Batch:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._attach()
+        while True:
+            try:
+                arrived: Any = await self._client.get_output_async()
+            except EngineDeadError as error:
+                raise BatonError(Code.ENGINE_FAILED, "the engine process has died") from error
+            except Exception as error:
+                raise engine_failed(error) from error
+            batch = (
+                Batch(kv_done=[arrived]) if isinstance(arrived, KvDone) else self._batch(arrived)
+            )
+            if batch is not None:
+                return batch
+
+    async def watch(self) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._attach()
+        try:
+            await self._probe.run()
+        except EngineDeadError as error:
+            raise BatonError(Code.ENGINE_FAILED, "the engine process has died") from error
+        except Exception as error:
+            raise engine_failed(error) from error
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._side.close()
+        if self._events is not None:
+            self._events.close()
+        await asyncio.to_thread(self._client.shutdown, CLOSE_SECONDS)
+
+    async def _ask(self) -> None:
+        """Asks EngineCore something that costs nothing, and ignores the answer."""
+        await self._client.call_utility_async(QUESTION)
+
+    def _attach(self) -> None:
+        """Starts the side channel and the KV events at the first call on the daemon's loop."""
+        if not self._attached:
+            self._attached = True
+            self._side.start(self._client.outputs_queue.put_nowait)
+            if self._events_address:
+                self._events = Socket(
+                    KV_EVENTS, connect=self._events_address, on_frames=self._prefixes.on_frames
+                )
+                self._events.start()
+
+    def _refuse_lost_state(self, request: EngineRequest) -> None:
+        """Raises BatonError(INVALID_REQUEST) for a continued request whose sampling state this
+        engine cannot restore. Our gateway sends none; a gateway of another version might."""
+        if not request.emitted or request.role is not Role.DECODE:
+            return
+        sampling = request.sampling
+        what = lacking(sampling, restores=self._info.capacity.restores)
+        config = self._processor.vllm_config.structured_outputs_config
+        if not what and sampling.structured and config.reasoning_parser:
+            what = "" if sampling.reasoning_ended else "where its reasoning ended"
+        if what:
+            sentence = f"this engine cannot go on after {request.emitted} tokens without {what}"
+            raise BatonError(Code.INVALID_REQUEST, sentence)
+
+    def _processed(self, request: EngineRequest) -> Any:
+        from vllm.exceptions import VLLMError
+        from vllm.inputs.engine import tokens_input
+
+        prompt = tokens_input(list(request.prompt_ids), cache_salt=request.cache_salt)
+        try:
+            made = self._processor.process_inputs(
+                request.key,
+                prompt,
+                sampling_params(request, resume_sampler=self._info.capacity.restores),
+                TASKS,
+            )
+        except (VLLMError, ValueError, TypeError) as error:
+            raise BatonError(Code.INVALID_REQUEST, str(error).splitlines()[0]) from error
+        if request.role is Role.DECODE:
+            made.reasoning_ended = request.sampling.reasoning_ended
+            made.reasoning_parser_kwargs = request.sampling.reasoning_kwargs
+        return made
+
+    def _batch(self, step: EngineCoreOutputs) -> Batch | None:
+        """None if the step brought nothing that anyone waits for."""
+        now = self._clock()
+        self._steps.add(now - self._stepped_at)
+        self._stepped_at = now
+        self._probe.on_step()
+        before, stats = self._load, step.scheduler_stats
+        if stats is not None:
+            self._load = Load(
+                running=stats.num_running_reqs,
+                waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs,
+                kv_used=stats.kv_cache_usage,
+            )
+        outputs = [output for made in step.outputs if (output := self._output(made)) is not None]
+        if not outputs and self._load == before:
+            return None
+        return Batch(outputs=outputs, load=self._load)
+
+    def _output(self, made: EngineCoreOutput) -> Output | None:
+        """None for an output that nobody waits for. This runs once per token."""
+        request = self._active.get(made.request_id)
+        if request is None:
+            return None
+        finish = error = message = ""
+        tokens, stop_token = made.new_token_ids, -1
+        if made.finish_reason is not None:
+            del self._active[made.request_id]
+            finish, error = _ending(made, request.role)
+            message = "the engine gave this request up" if error else ""
+            if finish == FinishReason.STOP and tokens:
+                stop_token = tokens[-1]
+        if request.role is Role.PREFILL:
+            if not finish and not error:
+                return None
+            tokens = []
+        stats = made.prefill_stats
+        return Output(
+            made.request_id,
+            tokens,
+            finish,
+            stop_token,
+            stats.num_cached_tokens if stats is not None else 0,
+            error,
+            message,
+            logprobs_of(made),
+            prompt_logprobs_of(made),
+        )
+
+
+def _ending(made: EngineCoreOutput, role: Role) -> tuple[str, str]:
+    """Finish reason and error code, one of them empty."""
+    from vllm.v1.engine import FinishReason as VllmFinish
+
+    if made.finish_reason in (VllmFinish.ABORT, VllmFinish.ERROR):
+        return "", Code.ENGINE_FAILED
+    if role is Role.PREFILL or made.finish_reason == VllmFinish.LENGTH:
+        return FinishReason.LENGTH, ""
+    return FinishReason.STOP, ""

@@ -1,0 +1,162 @@
+"""Translates vLLM's KV events into the prefix hashes that the router knows (`common.prefix`).
+
+Theory of operation: EngineCore publishes which full blocks entered and left its prefix cache, under
+vLLM's own hashes, one message for each step; the daemon subscribes. A stored block comes with its
+tokens and its parent's hash, so our hash is chained to that of the parent. A block whose chain is
+broken (an unknown parent, keys that Baton does not use, another block size) has no prefix hash and
+is left out. If messages were lost, which their numbers show, everything is forgotten and the router
+is told to forget it too, so that it never believes what is wrong. Blocks that were stored and
+removed between two deltas are not reported at all.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
+from common.net.wire import pack_ids
+from common.prefix import chain, root
+
+Hash = bytes | int
+
+
+class BlockStored(msgspec.Struct, tag=True):
+    """vLLM 0.32's event for blocks that entered the prefix cache, as far as it is used here."""
+
+    block_hashes: list[Hash]
+    #: Hash of the block before the first one; None at the beginning of a prompt.
+    parent_block_hash: Hash | None
+    #: Tokens of all these blocks.
+    token_ids: list[int]
+    #: Tokens of one block.
+    block_size: int
+    medium: str | None = None
+    #: For each block what entered its hash besides tokens; for the first one the cache salt.
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True):
+    """vLLM's event for blocks that left the prefix cache."""
+
+    block_hashes: list[Hash]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    """vLLM's event for a prefix cache that was emptied."""
+
+
+class EventBatch(msgspec.Struct, array_like=True):
+    """The events of one step."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+
+
+_decoder = msgspec.msgpack.Decoder(EventBatch)
+
+
+class PrefixWatch:
+    """What the prefix cache holds, at most `blocks_max` blocks. Sans-IO: `on_frames` takes the
+    frames of one message, and `deltas` gives the messages to the router."""
+
+    def __init__(self, block_tokens: int, blocks_max: int) -> None:
+        self._block_tokens = block_tokens
+        self._blocks_max = blocks_max
+        self._ours: OrderedDict[Hash, bytes] = OrderedDict()
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+        self._cleared = False
+        self._next: int | None = None
+        #: Blocks that have no prefix hash.
+        self.dropped = 0
+
+    def on_frames(self, frames: list[bytes]) -> None:
+        """Takes `[topic, number, events]`. Anything else is treated as a lost message."""
+        number = int.from_bytes(frames[1], "big") if len(frames) == 3 else -1
+        try:
+            batch = _decoder.decode(frames[2]) if number >= 0 else None
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            batch = None
+        if batch is None or self._next not in (None, number):
+            self._clear()
+        self._next = number + 1 if number >= 0 else None
+        for event in batch.events if batch is not None else ():
+            match event:
+                case BlockStored():
+                    self._store(event)
+                case BlockRemoved():
+                    self._remove(event)
+                case AllBlocksCleared():
+                    self._clear()
+
+    def deltas(self, *, whole: bool = False) -> Iterator[PrefixDelta]:
+        """What changed since the last call, in bounded messages; with `whole` all that is there,
+        for a router that knows nothing."""
+        if whole:
+            self._cleared = True
+            self._removed.clear()
+            self._stored = dict.fromkeys(self._ours.values())
+        if self._cleared:
+            yield PrefixDelta(cleared=True)
+        for some in _pieces(self._removed):
+            yield PrefixDelta(removed=some)
+        for some in _pieces(self._stored):
+            yield PrefixDelta(stored=some)
+        self._cleared = False
+        self._removed.clear()
+        self._stored.clear()
+
+    def _store(self, event: BlockStored) -> None:
+        before = self._before(event)
+        if before is None or event.block_size != self._block_tokens:
+            self.dropped += len(event.block_hashes)
+            return
+        names = chain(pack_ids(event.token_ids), self._block_tokens, before)
+        for theirs, ours in zip(event.block_hashes, names, strict=False):
+            self._ours[theirs] = ours
+            self._ours.move_to_end(theirs)
+            self._removed.pop(ours, None)
+            self._stored[ours] = None
+            if len(self._ours) > self._blocks_max:
+                self._forget(next(iter(self._ours)))
+
+    def _before(self, event: BlockStored) -> bytes | None:
+        """The hash to which the first block is chained; None if the block has no prefix hash."""
+        keys = event.extra_keys or [None]
+        if any(keys[1:]):
+            return None
+        first = keys[0] or ()
+        if event.parent_block_hash is not None:
+            return None if first else self._ours.get(event.parent_block_hash)
+        if len(first) > 1 or not all(isinstance(key, str) for key in first):
+            return None
+        return root(first[0] if first else None)
+
+    def _remove(self, event: BlockRemoved) -> None:
+        for theirs in event.block_hashes:
+            self._forget(theirs)
+
+    def _forget(self, theirs: Hash) -> None:
+        ours = self._ours.pop(theirs, None)
+        if ours is None:
+            return
+        self._stored.pop(ours, None)
+        self._removed[ours] = None
+
+    def _clear(self) -> None:
+        self._ours.clear()
+        self._stored.clear()
+        self._removed.clear()
+        self._cleared = True
+
+
+def _pieces(hashes: dict[bytes, None]) -> Iterator[bytes]:
+    rest = iter(hashes)
+    while some := b"".join(islice(rest, PREFIX_DELTA_HASHES_MAX)):
+        yield some

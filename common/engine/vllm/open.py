@@ -1,0 +1,117 @@
+"""Starts vLLM for a worker. vLLM forks, so this runs before the daemon's event loop exists."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.config import Config
+from common.engine.connector.metadata import PARAMS_KEY
+from common.engine.forking import nothing_to_collect
+from common.engine.port import EngineInfo
+from common.engine.vllm.args import (
+    engine_failed,
+    is_eager,
+    kv_token_bytes,
+    make_vllm_config,
+    prepare_process,
+    tensor_parallel,
+)
+from common.engine.vllm.engine import VllmEngine
+from common.engine.vllm.start_failure import collected_failures
+from common.engine.vllm.supported_models import restores
+from common.errors import BatonError
+from common.kv.daemon_link.ranks import RankSideChannels
+from common.messages import Capacity, Role
+from common.model.resolve import resolve_model
+from common.net.endpoints import engine_sockets, kv_events_address, kv_side_address
+
+LISTEN_SECONDS = 10.0
+RPC_PATH = "VLLM_RPC_BASE_PATH"
+
+
+def open_vllm(
+    config: Config, role: Role, name: str, incarnation: str, progress: Callable[[str], None]
+) -> VllmEngine:
+    """Blocks until the engine can serve. Raises BatonError with one sentence."""
+    worker = config.worker(role, name)
+    model = resolve_model(config.model.path)
+    workers = len(config.prefill) + len(config.decode)
+    prepare_process(worker.engine, workers, eager=is_eager(config))
+    progress("importing vLLM")
+    from vllm.v1.engine.core_client import EngineCoreClient
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.executor import Executor
+
+    ranks = range(tensor_parallel(worker.engine))
+    side_addresses = [kv_side_address(config, name, rank) for rank in ranks]
+    setup: dict[str, Any] = {
+        "name": name,
+        "incarnation": incarnation,
+        "fingerprint": "",
+        "side_addresses": side_addresses,
+        "daemon_pid": os.getpid(),
+        "kv": msgspec.to_builtins(worker.kv),
+    }
+    events = kv_events_address(config, name) if worker.engine.publishes_kv_events else ""
+    made = make_vllm_config(config, worker, model, setup, events)
+    made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
+    progress("starting the engine")
+    sockets = _sockets_in(engine_sockets(config, name))
+    with nothing_to_collect(), collected_failures() as failures, sockets:
+        try:
+            client = EngineCoreClient.make_async_mp_client(
+                made, Executor.get_class(made), log_stats=True
+            )
+            processor = InputProcessor(made)
+        except BatonError:
+            raise
+        except Exception as error:
+            raise engine_failed(error, failures.first()) from error
+    progress("waiting for the KV listener")
+    side = RankSideChannels(side_addresses)
+    try:
+        kv_address = side.wait_listening(LISTEN_SECONDS)
+    except BatonError:
+        side.close()
+        client.shutdown(0)
+        raise
+    cache = made.cache_config
+    capacity = Capacity(
+        block_tokens=cache.block_size,
+        kv_blocks=cache.num_gpu_blocks,
+        kv_block_bytes=kv_token_bytes(made) * cache.block_size * len(ranks),
+        max_model_len=made.model_config.max_model_len,
+        max_num_seqs=worker.engine.max_num_seqs,
+        restores=restores(made),
+    )
+    info = EngineInfo(
+        config.model.served_name,
+        setup["fingerprint"],
+        kv_address,
+        capacity,
+        setup["fingerprint_parts"],
+    )
+    return VllmEngine(info, client, processor, side, events)
+
+
+@contextlib.contextmanager
+def _sockets_in(folder: Path | None) -> Iterator[None]:
+    """Makes vLLM put its sockets there and not into the host's temporary directory, where each
+    killed worker would leave some for good. The sockets of the previous worker are removed."""
+    if folder is None or RPC_PATH in os.environ:
+        yield
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ[RPC_PATH] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[RPC_PATH]

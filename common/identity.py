@@ -1,0 +1,30 @@
+"""The identity of a daemon on the wire, its name and its incarnation as one string, and the key of
+an attempt.
+
+The name is the daemon's name in the fleet file. The incarnation is new at every start of its
+process and never holds the separator. ZeroMQ routes by the identity's bytes, so a daemon that
+starts again is another peer.
+"""
+
+from __future__ import annotations
+
+SEPARATOR = "|"
+
+AttemptKey = tuple[str, int]
+"""A request's id and the number of the attempt, from 1; the same in every process."""
+
+
+def identity_of(name: str, incarnation: str) -> str:
+    """`name|incarnation`."""
+    return f"{name}{SEPARATOR}{incarnation}"
+
+
+def name_of(identity: str) -> str:
+    """The name in an identity; empty where there is no separator."""
+    return identity.rpartition(SEPARATOR)[0]
+
+
+def split_identity(identity: str) -> tuple[str, str]:
+    """Name and incarnation; the name is empty where there is no separator."""
+    name, _, incarnation = identity.rpartition(SEPARATOR)
+    return name, incarnation

@@ -1,0 +1,201 @@
+"""The 64 bytes before every KV payload, and the digest that decides whether it may be used.
+
+Theory of operation: the receiver knows the transfer's plan, so it knows what every message must
+be; a header only claims which message this is. A message is accepted if its header says exactly
+what the plan has at that index and its digest is the header's. The digest is xxh3_64 of the
+payload's `Sum`, seeded by transfer, index and `early_bytes`: because of the seed, a payload that
+belongs elsewhere fails as a damaged one does. `docs/kv-checksum.md` defines every byte.
+
+What arrives is what a peer or a wire made of it, so a wrong message yields a verdict and never an
+exception. The sum comes with the copy of the payload (`kernel.py`), so `verify_message` is given
+the function that copies.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import xxhash
+
+from common.kv.checksum.definition import Bytes, Sum
+
+HEADER_BYTES = 64
+MAGIC = b"bKV1"
+VERSION = 3
+INDEX_BITS = 20
+INDEX_MAX = 1 << INDEX_BITS
+NOT_YET = (1 << 64) - 1
+"""The `early_bytes` of a message that was sent before its prefill ended."""
+_HEADER = struct.Struct("<4sBBHQIIIHHQQQQ")
+assert _HEADER.size == HEADER_BYTES
+_U64 = (1 << 64) - 1
+
+
+class Flag(enum.IntEnum):
+    """What stands behind a header."""
+
+    DATA = 1
+    """A payload follows."""
+    VOID = 2
+    """The sender answers a granted slot without data, because it gave the transfer up."""
+    LOAN = 3
+    """The message lies in the sender's staging memory."""
+
+
+class Encoding(enum.IntEnum):
+    """What was done to the payload before its digest was taken."""
+
+    NONE = 0
+    FP8 = 1
+
+
+class Verdict(enum.Enum):
+    """What an arrived message is worth."""
+
+    OK = "ok"
+    VOID = "void"
+    CORRUPT = "corrupt"
+    LOST = "lost"
+    """The transport failed and nothing arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedMessage:
+    """One message as both sides compute it."""
+
+    transfer: int
+    index: int
+    first_block: int
+    """Blocks count within the prompt, from 0."""
+    blocks: int
+    first_layer: int
+    layers: int
+    payload_bytes: int
+    fp8_bytes: int = 0
+    """The size of its payload if it is compressed; 0 if it must not be."""
+    encoding: Encoding = Encoding.NONE
+
+    def compressed(self) -> ExpectedMessage:
+        """This message with an fp8 payload. Raises ValueError where D did not allow it."""
+        if not self.fp8_bytes:
+            raise ValueError(f"not to be compressed: {self}")
+        return replace(self, payload_bytes=self.fp8_bytes, encoding=Encoding.FP8)
+
+    @property
+    def message_bytes(self) -> int:
+        return HEADER_BYTES + self.payload_bytes
+
+    @property
+    def end_block(self) -> int:
+        return self.first_block + self.blocks
+
+    @property
+    def end_layer(self) -> int:
+        return self.first_layer + self.layers
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An arrived message. The fields after `verdict` mean something only if that is OK."""
+
+    verdict: Verdict
+    index: int = 0
+    early_bytes: int = NOT_YET
+    encoding: Encoding = Encoding.NONE
+
+
+LOST = Arrival(Verdict.LOST)
+CORRUPT = Arrival(Verdict.CORRUPT)
+
+
+CopyIn = Callable[[ExpectedMessage, Bytes], Sum]
+"""Copies the payload of a message to where it is wanted and returns its sum."""
+
+
+def payload_digest(total: Sum, transfer: int, index: int, early_bytes: int) -> int:
+    mark = (transfer << INDEX_BITS) ^ index ^ ((early_bytes * 0x9E3779B97F4A7C15) & _U64)
+    return xxhash.xxh3_64_intdigest(total, seed=mark & _U64)
+
+
+def write_header(
+    message: Bytes, expected: ExpectedMessage, total: Sum, early_bytes: int = NOT_YET
+) -> None:
+    """Writes the header before a payload that is in place and has this sum.
+
+    `early_bytes`: bytes of this request's payloads that had been sent when its prefill ended."""
+    digest = payload_digest(total, expected.transfer, expected.index, early_bytes)
+    _HEADER.pack_into(message.data, 0, *_data_fields(expected), digest, early_bytes, 0)
+
+
+def write_void(message: Bytes, transfer: int, slot: int) -> None:
+    """Writes a header-only message."""
+    _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.VOID, transfer, slot), 0)
+
+
+def write_loan(message: Bytes, transfer: int, slot: int, offset: int) -> None:
+    """Writes a header-only message: the answer to this slot begins at `offset` of the sender's
+    shared segment."""
+    _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.LOAN, transfer, slot), offset)
+
+
+def loan_offset(message: Bytes, transfer: int, slot: int) -> int | None:
+    """The offset that `write_loan` wrote for this slot; None if this is no such message."""
+    fields = _HEADER.unpack_from(message.data, 0)
+    return fields[-1] if fields[:-1] == _bare_fields(Flag.LOAN, transfer, slot) else None
+
+
+def has_transfer(message: Bytes, transfer: int) -> bool:
+    """Whether the header claims a message of this transfer."""
+    fields = _HEADER.unpack_from(message.data, 0)
+    return bool(fields[0] == MAGIC and fields[4] == transfer)
+
+
+def verify_message(
+    message: Bytes,
+    transfer: int,
+    slot: int,
+    planned: Callable[[int], ExpectedMessage | None],
+    copy_in: CopyIn,
+) -> Arrival:
+    """Verifies what came on a slot of this transfer.
+
+    `planned` returns the planned message with an index, or None. `copy_in` is called only if the
+    header is right, and before the digest is known."""
+    fields = _HEADER.unpack_from(message.data, 0)
+    if fields == (*_bare_fields(Flag.VOID, transfer, slot), 0):
+        return Arrival(Verdict.VOID)
+    expected = planned(fields[5])
+    if expected is not None and expected.fp8_bytes and fields[3] == Encoding.FP8:
+        expected = expected.compressed()
+    digest, early_bytes, rest = fields[-3:]
+    if expected is None or fields[:-3] != _data_fields(expected) or rest != 0:
+        return CORRUPT
+    payload = message[HEADER_BYTES : expected.message_bytes]
+    total = copy_in(expected, payload)
+    if payload_digest(total, expected.transfer, expected.index, early_bytes) != digest:
+        return CORRUPT
+    return Arrival(Verdict.OK, expected.index, early_bytes, expected.encoding)
+
+
+def _data_fields(expected: ExpectedMessage) -> tuple[object, ...]:
+    return (
+        MAGIC,
+        VERSION,
+        int(Flag.DATA),
+        int(expected.encoding),
+        expected.transfer,
+        expected.index,
+        expected.first_block,
+        expected.blocks,
+        expected.first_layer,
+        expected.layers,
+        expected.payload_bytes,
+    )
+
+
+def _bare_fields(flag: Flag, transfer: int, slot: int) -> tuple[object, ...]:
+    """The fields of a header without payload, all but the last one."""
+    return (MAGIC, VERSION, int(flag), 0, transfer, slot, 0, 0, 0, 0, 0, 0, NOT_YET)

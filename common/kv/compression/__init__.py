@@ -1,0 +1,4 @@
+"""KV as fp8 on the wire, and the policy that decides when to use it.
+
+Off by default and lossy. `packing.py` and `send.py` import it. Start with `policy.py`.
+"""

@@ -1,0 +1,182 @@
+"""Tensor parallel workers: one KV thread for each rank, rank i to rank i, one worker to all others.
+
+Theory of operation: all ranks hold the same blocks of their own heads. So a handoff is one of each
+rank, by the same ticket, and is over when those of all ranks are. A worker's `kv_address` lists the
+listeners of its ranks in order, and each rank takes its own. The daemon merges what the ranks
+report.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.kv.daemon_link.side_channel import DaemonSideChannel
+from common.kv.messages import DaemonToKv, KvDone, KvStatus
+from common.messages import KvCounts, KvHold, KvReport
+
+SEPARATOR = ","
+PARTIAL_ENDS_MAX = 8192
+_SUMMED_OF_REPORT = frozenset(
+    {
+        "messages",
+        "payload_bytes",
+        "wire_bytes",
+        "early_bytes",
+        "raw_bytes",
+        "retries",
+        "refetches",
+        "digest_mismatches",
+    }
+)
+_SUMMED_COUNTS = frozenset(
+    {
+        "bytes_in",
+        "bytes_out",
+        "early_bytes_out",
+        "retries",
+        "refetches",
+        "digest_mismatches",
+        "stale",
+    }
+)
+
+
+def address_of(kv_address: str, rank: int) -> str:
+    """The address of one rank in a worker's `kv_address`. Raises ValueError when there is none."""
+    addresses = kv_address.split(SEPARATOR)
+    if rank >= len(addresses):
+        raise ValueError(f"{kv_address} names {len(addresses)} ranks, and this is rank {rank}")
+    return addresses[rank]
+
+
+@dataclass(slots=True)
+class _PartialEnd:
+    """The merged end of a handoff, of the ranks that reported theirs so far."""
+
+    done: KvDone
+    ranks: int = 1
+
+
+@dataclass(slots=True)
+class RankMerge:
+    """Merges the ends of each handoff until all ranks have reported theirs.
+
+    At most `PARTIAL_ENDS_MAX` handoffs are incomplete; then the oldest is forgotten, because a rank
+    that never reports belongs to a dead engine.
+    """
+
+    ranks: int
+    _partial: OrderedDict[tuple[str, int, str], _PartialEnd] = field(default_factory=OrderedDict)
+
+    def add(self, done: KvDone) -> KvDone | None:
+        """Returns the worker's end with the last rank's, else None."""
+        key = (done.request_id, done.attempt, done.side)
+        before = self._partial.pop(key, None)
+        merged = (
+            _PartialEnd(done)
+            if before is None
+            else _PartialEnd(_merged_end(before.done, done), before.ranks + 1)
+        )
+        if merged.ranks >= self.ranks:
+            return merged.done
+        self._partial[key] = merged
+        if len(self._partial) > PARTIAL_ENDS_MAX:
+            self._partial.popitem(last=False)
+        return None
+
+
+class RankSideChannels:
+    """The daemon's side channels to all ranks of its engine, as one."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._channels = [DaemonSideChannel(address) for address in addresses]
+        self._merge = RankMerge(len(self._channels))
+
+    def wait_listening(self, seconds: float) -> str:
+        """The worker's `kv_address`. Blocks; not on a running loop. Raises BatonError."""
+        return SEPARATOR.join(channel.wait_listening(seconds) for channel in self._channels)
+
+    def start(self, on_done: Callable[[KvDone], None]) -> None:
+        """Delivers on the running loop."""
+
+        def on_rank_done(done: KvDone) -> None:
+            merged = self._merge.add(done)
+            if merged is not None:
+                on_done(merged)
+
+        for channel in self._channels:
+            channel.start(on_rank_done)
+
+    @property
+    def status(self) -> KvStatus | None:
+        """None until every rank has reported."""
+        statuses = [channel.status for channel in self._channels]
+        known = [status for status in statuses if status is not None]
+        return merged_status(known) if known and len(known) == len(statuses) else None
+
+    def send(self, message: DaemonToKv) -> None:
+        for channel in self._channels:
+            channel.send(message)
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+def merged_status(statuses: Sequence[KvStatus]) -> KvStatus:
+    """Bytes and messages of the ranks are summed; a handoff of all ranks counts once."""
+    if len(statuses) == 1:
+        return statuses[0]
+    counts = [msgspec.structs.asdict(status.counts) for status in statuses]
+    merged = {
+        name: (sum if name in _SUMMED_COUNTS else max)(rank_counts[name] for rank_counts in counts)
+        for name in counts[0]
+    }
+    holds: dict[tuple[str, int, str], KvHold] = {}
+    for hold in (hold for status in statuses for hold in status.holds):
+        key = (hold.request_id, hold.attempt, hold.side)
+        before = holds.get(key)
+        holds[key] = hold if before is None else _merged_hold(before, hold)
+    return KvStatus(
+        counts=KvCounts(**merged),
+        holds=tuple(holds.values()),
+        holds_total=max(status.holds_total for status in statuses),
+        lanes=statuses[0].lanes,
+        linked=statuses[0].linked,
+    )
+
+
+def _merged_hold(one: KvHold, other: KvHold) -> KvHold:
+    return msgspec.structs.replace(
+        one,
+        bytes=one.bytes + other.bytes,
+        lease_left_ms=max(one.lease_left_ms, other.lease_left_ms),
+        age_ms=max(one.age_ms, other.age_ms),
+    )
+
+
+def _merged_end(one: KvDone, other: KvDone) -> KvDone:
+    """An error of one rank is the worker's, because vLLM gives the request up on all ranks."""
+    bad = one if one.error else other
+    return msgspec.structs.replace(
+        bad,
+        report=_merged_report(one.report, other.report),
+        trouble=one.trouble or other.trouble,
+        choice=one.choice or other.choice,
+    )
+
+
+def _merged_report(one: KvReport, other: KvReport) -> KvReport:
+    first, second = msgspec.structs.asdict(one), msgspec.structs.asdict(other)
+    added = {
+        name: (first[name] + second[name])
+        if name in _SUMMED_OF_REPORT
+        else max(first[name], second[name])
+        for name in first
+    }
+    added["complete"] = one.complete and other.complete
+    return KvReport(**added)

@@ -1,0 +1,53 @@
+"""Counters of the handoffs of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from common.errors import Code
+from common.messages import KvCounts, KvReport
+
+
+@dataclass(slots=True)
+class HandoffCounters:
+    """Counts since the start of the process; the fields are those of `KvCounts`."""
+
+    handoffs_in: int = 0
+    handoffs_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    early_bytes_out: int = 0
+    retries: int = 0
+    refetches: int = 0
+    digest_mismatches: int = 0
+    recomputes: int = 0
+    leases_expired: int = 0
+    aborts: int = 0
+    tickets_refused: int = 0
+    stale: int = 0
+
+    def count_received(self, report: KvReport, error: str) -> None:
+        """A receive ended on D."""
+        self.bytes_in += report.payload_bytes
+        self.retries += report.retries - report.refetches
+        self.refetches += report.refetches
+        self.digest_mismatches += report.digest_mismatches
+        if not error:
+            self.handoffs_in += 1
+        elif error == Code.CANCELLED:
+            self.aborts += 1
+        else:
+            self.recomputes += 1
+
+    def count_sent(self, report: KvReport, error: str) -> None:
+        """A send ended on P. An expired lease was counted as such when it expired."""
+        self.bytes_out += report.payload_bytes
+        self.early_bytes_out += report.early_bytes
+        if not error:
+            self.handoffs_out += 1
+        elif error == Code.CANCELLED:
+            self.aborts += 1
+
+    def snapshot(self) -> KvCounts:
+        """For the wire."""
+        return KvCounts(**asdict(self))

@@ -1,0 +1,272 @@
+"""What lives on the KV thread: the UCX worker, both sides' shells, the clock, the daemon's side
+channel.
+
+Theory of operation: all methods run on the thread's asyncio loop. One timer runs while something is
+held or the daemon has not been sent the latest counts; an idle worker has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from common.config import KvConfig
+from common.identity import AttemptKey
+from common.kv.compression.fp8 import Fp8Codec, measure_rate
+from common.kv.compression.policy import CompressionChooser, Mode
+from common.kv.daemon_link.side_channel import ThreadSideChannel
+from common.kv.handoff.counters import HandoffCounters
+from common.kv.handoff.protocol import Ended
+from common.kv.handoff.receiver import FetchSpec
+from common.kv.handoff.ticket_table import TicketTable
+from common.kv.layout import Geometry, KvMemory
+from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
+from common.kv.peers.channel import Channel, HandoffMessage, WorkerIdentity
+from common.kv.peers.connections import Connections
+from common.kv.peers.keepalive import Keepalive
+from common.kv.plan import default_layer_groups, shape_of, transfer_chunking, wire_message_bytes
+from common.kv.receive import ReceiveSide
+from common.kv.send import SendSide
+from common.kv.staging.pool import StagingPool
+from common.kv.staging.shared_segment import shares_memory
+from common.kv.transport.ucx import UcxLink, UcxWorker
+from common.messages import KvHold, KvReport, Ticket
+
+TICK_S = 0.05
+STATUS_S = 0.5
+KV_HOLDS_MAX = 256
+
+
+class KvThread:
+    """Connects the shells to each other, to UCX and to the daemon."""
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        config: KvConfig,
+        memory: KvMemory,
+        side_address: str,
+        on_end: Callable[[KvDone], None],
+        on_status: Callable[[KvStatus], None],
+    ) -> None:
+        """`side_address`: where the daemon has bound its side channel; empty for none. `on_end` is
+        called once for each handoff that ends, on either side; `on_status` at most every
+        `STATUS_S`, while something is held or newly counted."""
+        self.loop = asyncio.get_running_loop()
+        self.stopped = asyncio.Event()
+        self._config = config
+        self._identity = identity
+        self._on_end = on_end
+        self._on_status = on_status
+        self._counters = HandoffCounters()
+        self._status_due = 0.0
+        self._status_pending = True
+        geometry = memory.geometry
+        payload = max(config.message_bytes, geometry.block_bytes)
+        total = config.staging_mib << 20
+        shape = shape_of(geometry)
+        mode: Mode = "none" if config.exact else config.compression
+        self._receive_shape = shape.uncompressed() if mode == "none" else shape
+        self._chooser = _chooser(mode, geometry)
+        self.ucx = UcxWorker(
+            config.transports,
+            self._on_accept,
+            interfaces=config.interfaces,
+            rails=config.rails,
+        )
+        loans = shares_memory(config.transports)
+        send_pool = StagingPool(payload, total, shared=loans)
+        self._segment = send_pool.segment
+        self.send_side = SendSide(
+            TicketTable(shape, payload, config.lease_ms, self._counters),
+            memory,
+            send_pool,
+            counters=self._counters,
+            chooser=self._chooser,
+            on_ended=self._on_send_ended,
+            clock=self.now,
+        )
+        self.receive_side = ReceiveSide(
+            identity,
+            memory,
+            StagingPool(max(wire_message_bytes(config.message_bytes), geometry.block_bytes), total),
+            payload_bytes=payload,
+            counters=self._counters,
+            on_ended=self._on_receive_ended,
+            clock=self.now,
+            make_connections=lambda receive_side: Connections(
+                identity,
+                receive_side,
+                open_link=self._open_link,
+                clock=self.now,
+                answer_seconds=config.answer_ms / 1000,
+                maps_segments=loans,
+            ),
+        )
+        self.receive_side.on_lost = self._request_status
+        self._accepted_channels: dict[int, Channel] = {}
+        self._next_peer = 1
+        self._ticking = False
+        self._side: ThreadSideChannel | None = None
+        if side_address:
+            self._side = ThreadSideChannel(side_address, self._on_daemon_message)
+
+    def start(self) -> str:
+        """Returns the listener's `host:port`. Raises BatonError when UCX cannot be set up."""
+        self.ucx.start()
+        address = f"{self._config.host}:{self.ucx.listen(self._config.port)}"
+        if self._segment is not None:
+            with contextlib.suppress(OSError):
+                self._segment.open()
+        if self._side is not None:
+            self._side.start(KvListening(kv_address=address))
+        return address
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def call(self, call: Callable[[KvThread], None]) -> None:
+        """Runs a call from another thread."""
+        call(self)
+        self._schedule_tick()
+
+    def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
+        """D: fetches blocks [first_block, ...) of the ticket's prompt to these blocks."""
+        config, blocks = self._config, len(block_ids)
+        groups = config.layer_groups or default_layer_groups(self._receive_shape, blocks)
+        spec = FetchSpec(
+            first_block=first_block,
+            blocks=blocks,
+            shape=self._receive_shape,
+            chunking=transfer_chunking(config.message_bytes, self._receive_shape, groups, blocks),
+            deadline=self.now() + config.load_timeout_ms / 1000,
+            retries=config.retries,
+            layer_groups=groups,
+        )
+        self.receive_side.fetch(ticket, spec, block_ids)
+
+    def release(self, key: AttemptKey, reason: str) -> None:
+        """Ends what either side holds for this attempt. Idempotent."""
+        self.receive_side.cancel(key, reason)
+        self.send_side.release(key, reason)
+        self._schedule_tick()
+
+    def _on_daemon_message(self, message: DaemonToKv) -> None:
+        if isinstance(message, KvConnect):
+            self.receive_side.connect(message.kv_address)
+            self._schedule_tick()
+        else:
+            self.release((message.request_id, message.attempt), message.reason)
+
+    def close(self) -> None:
+        self.receive_side.close()
+        for channel in list(self._accepted_channels.values()):
+            channel.close("the engine closes")
+        if self._segment is not None:
+            self._segment.close()
+        if self._side is not None:
+            self._side.close()
+
+    def _open_link(self, address: str) -> UcxLink:
+        host, _, port = address.rpartition(":")
+        return self.ucx.connect(host, int(port))
+
+    def _on_accept(self, link: UcxLink) -> None:
+        peer_id, self._next_peer = self._next_peer, self._next_peer + 1
+        self._accepted_channels[peer_id] = Channel(
+            peer_id,
+            link,
+            self._identity,
+            Keepalive(self.now(), self._config.answer_ms / 1000),
+            on_open=lambda _: None,
+            on_message=self._on_message,
+            on_closed=self._on_channel_closed,
+            segment_name=self._segment.name if self._segment is not None else "",
+        )
+
+    def _on_message(self, channel: Channel, message: HandoffMessage) -> None:
+        self.send_side.on_message(channel, message)
+        self._request_status()
+
+    def _on_channel_closed(self, channel: Channel, why: str, refused: bool) -> None:  # noqa: ARG002
+        self._accepted_channels.pop(channel.id, None)
+        self.send_side.on_channel_closed(channel)
+
+    def _on_send_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
+        self._counters.count_sent(report, ended.error)
+        self._report_end("send", ticket, report, ended)
+
+    def _on_receive_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
+        self._counters.count_received(report, ended.error)
+        self._report_end("receive", ticket, report, ended)
+
+    def _report_end(
+        self, side: Literal["send", "receive"], ticket: Ticket, report: KvReport, ended: Ended
+    ) -> None:
+        sends = side == "send"
+        done = KvDone(
+            request_id=ticket.request_id,
+            attempt=ticket.attempt,
+            side=side,
+            report=report,
+            error=ended.error,
+            message=ended.message,
+            trouble=ended.trouble,
+            peer=ticket.decode if sends else ticket.prefill,
+            peer_incarnation=ticket.decode_incarnation if sends else ticket.prefill_incarnation,
+            choice=self._chooser.pop_new_reason(ticket.decode) if sends else "",
+        )
+        self._on_end(done)
+        if self._side is not None:
+            self._side.send(done)
+        self._schedule_tick()
+
+    def _request_status(self) -> None:
+        """Sends a status also when nothing is held: a refusal changes counts only."""
+        self._status_pending = True
+        self._schedule_tick()
+
+    def _schedule_tick(self) -> None:
+        held = len(self.send_side) + len(self.receive_side)
+        self._status_pending = self._status_pending or held > 0
+        if not self._ticking and self._status_pending:
+            self._ticking = True
+            self.loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        now = self.now()
+        self.send_side.tick()
+        self.receive_side.tick()
+        if now >= self._status_due:
+            self._status_due, self._status_pending = now + STATUS_S, False
+            self._publish_status(now)
+        self._schedule_tick()
+
+    def _publish_status(self, now: float) -> None:
+        holds = [*self.send_side.holds(now), *self.receive_side.holds(now)]
+        holds.sort(key=_oldest_first)
+        status = KvStatus(
+            counts=self._counters.snapshot(),
+            holds=tuple(holds[:KV_HOLDS_MAX]),
+            holds_total=len(holds),
+            lanes=self.receive_side.connections.lanes(),
+            linked=self.receive_side.connections.open_addresses(),
+        )
+        self._on_status(status)
+        if self._side is not None:
+            self._side.send_status(status)
+
+
+def _chooser(mode: Mode, geometry: Geometry) -> CompressionChooser:
+    page_format, codec = geometry.page_format, 0.0
+    if mode == "auto" and page_format is not None and page_format.fp8_page_bytes:
+        codec = measure_rate(Fp8Codec(page_format), page_format, time.perf_counter)
+    return CompressionChooser(mode, geometry.fp8_page_bytes / geometry.page_bytes, codec)
+
+
+def _oldest_first(hold: KvHold) -> float:
+    return -hold.age_ms

@@ -1,0 +1,242 @@
+"""Control messages between P and D over one link: a hello first, then the messages of handoffs.
+
+Theory of operation: every control message travels in a frame of `CONTROL_FRAME_BYTES`, `length
+(uint32) | xxh3_64 of the body | body`, where the body is MessagePack, under the tag that the
+receiver chose. A frame that is not what was sent costs the link, because a flipped bit could ask
+for other blocks or end another transfer. One receive is always posted. Both sides send `KvHello`
+and act on nothing else before they have received it; a side that sees another wire version or
+fingerprint answers `KvRefused` and closes. The number of pending sends is bounded: a peer that
+takes none is treated as lost.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from common.errors import WireError
+from common.kv.checksum.definition import Bytes
+from common.kv.messages import (
+    ConnectedPeer,
+    KvAbort,
+    KvCredit,
+    KvHello,
+    KvMapped,
+    KvPeerMessage,
+    KvPing,
+    KvPong,
+    KvReady,
+    KvRefused,
+    KvReleased,
+)
+from common.kv.peers.keepalive import Keepalive, Liveness
+from common.kv.transport.ucx import UcxLink
+from common.messages import WIRE_VERSION
+from common.net.wire import Decoder, encode
+
+CONTROL_FRAME_BYTES = 2048
+PENDING_MAX = 1024
+"""Control messages that UCX has not sent yet; one more closes the channel."""
+REFUSAL_S = 0.2
+"""How long a refused link stays open, so that the refusal arrives."""
+_HEAD = struct.Struct("<IQ")
+HEAD_BYTES = _HEAD.size
+
+HandoffMessage = KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused
+"""What the rest of the KV layer sees; a channel keeps hellos and pings to itself."""
+ControlFrame = NDArray[np.uint8]
+
+
+def pack_frame(body: bytes) -> ControlFrame:
+    """A frame to send. Raises WireError when the body does not fit."""
+    if len(body) > CONTROL_FRAME_BYTES - HEAD_BYTES:
+        raise WireError(f"a control message of {len(body)} bytes")
+    frame = np.empty(CONTROL_FRAME_BYTES, np.uint8)
+    _HEAD.pack_into(frame.data, 0, len(body), xxhash.xxh3_64_intdigest(body))
+    frame[HEAD_BYTES : HEAD_BYTES + len(body)] = np.frombuffer(body, np.uint8)
+    return frame
+
+
+def unpack_frame(frame: ControlFrame) -> bytes:
+    """The body of a received frame. Raises WireError when it is not what was packed."""
+    length, digest = _HEAD.unpack_from(frame.data, 0)
+    body = frame[HEAD_BYTES : HEAD_BYTES + length].tobytes()
+    if len(body) != length or xxhash.xxh3_64_intdigest(body) != digest:
+        raise WireError("a control message was damaged in transit")
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """This process, as its hello describes it to other workers."""
+
+    name: str
+    """The worker's name, as in the fleet file."""
+    incarnation: str
+    fingerprint: str
+    rank: int = 0
+    """The tensor parallel rank of this process within the worker."""
+
+
+class Channel:
+    """Control messages over one link."""
+
+    def __init__(
+        self,
+        peer_id: int,
+        link: UcxLink,
+        identity: WorkerIdentity,
+        keepalive: Keepalive,
+        *,
+        on_open: Callable[[Channel], None],
+        on_message: Callable[[Channel, HandoffMessage], None],
+        on_closed: Callable[[Channel, str, bool], None],
+        segment_name: str = "",
+    ) -> None:
+        """`on_open` is called once, after the peer's hello; `on_message` for each message after it.
+        `on_closed` is the last call: it gets a sentence, and whether the peer refused this worker
+        for good. `segment_name`: this side's shared segment, to be named in the hello.
+        """
+        self.id = peer_id
+        self.link = link
+        #: None until the peer's hello.
+        self.peer: ConnectedPeer | None = None
+        self.closed = False
+        #: The peer's shared segment, as its hello named it; empty if it has none.
+        self.remote_segment_name = ""
+        #: The peer's shared segment, once this side has mapped it.
+        self.remote_segment: Bytes | None = None
+        #: The peer has mapped this side's shared segment, so messages may be loaned to it.
+        self.loans = False
+        self._segment_name = segment_name
+        self._identity = identity
+        self._keepalive = keepalive
+        self._received = False
+        self._on_open = on_open
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._decoder: Decoder[KvPeerMessage] = Decoder(KvPeerMessage)
+        self._frame = np.zeros(CONTROL_FRAME_BYTES, np.uint8)
+        self._pending = 0
+        link.on_lost = lambda: self.close("the connection was lost")
+        link.open(self._on_link_open)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Does nothing once closed; closes when the peer takes no messages."""
+        if self.closed:
+            return
+        if self._pending >= PENDING_MAX:
+            self.close("the peer takes no messages")
+            return
+        try:
+            frame = pack_frame(encode(message))
+        except WireError as wrong:
+            self.close(wrong.message)
+            return
+        self._pending += 1
+        self.link.send(frame, self.link.send_tag, self._on_sent)
+
+    def note_traffic(self) -> None:
+        """Something came from the peer, here or as data past this channel."""
+        self._received = True
+
+    def check_liveness(self, now: float) -> None:
+        """Call several times a second while something is awaited from the peer: pings a silent
+        peer, and closes when it does not answer."""
+        liveness = self._keepalive.check(now, received=self._received)
+        self._received = False
+        if liveness is Liveness.PING:
+            self.send(KvPing())
+        elif liveness is Liveness.LOST:
+            self.close("it does not answer")
+
+    def close(self, why: str, *, refused: bool = False) -> None:
+        """Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.link.close()
+        self._on_closed(self, why, refused)
+
+    def _on_link_open(self, error: str | None) -> None:
+        if error is not None:
+            self.close(error)
+            return
+        self._post_receive()
+        own = self._identity
+        self.send(
+            KvHello(
+                wire_version=WIRE_VERSION,
+                name=own.name,
+                incarnation=own.incarnation,
+                fingerprint=own.fingerprint,
+                staging=self._segment_name,
+            )
+        )
+
+    def _on_sent(self, error: str | None) -> None:
+        self._pending -= 1
+        if error is not None:
+            self.close(error)
+
+    def _post_receive(self) -> None:
+        if not self.closed:
+            self._frame[:HEAD_BYTES] = 0
+            self.link.receive(self._frame, self.link.receive_tag, self._on_frame)
+
+    def _on_frame(self, error: str | None) -> None:
+        if self.closed:
+            return
+        if error is not None:
+            self.close(error)
+            return
+        try:
+            message = self._decoder.decode(unpack_frame(self._frame))
+        except WireError as wrong:
+            self.close(wrong.message)
+            return
+        self._post_receive()
+        self._dispatch(message)
+
+    def _dispatch(self, message: KvPeerMessage) -> None:
+        self.note_traffic()
+        if isinstance(message, KvHello):
+            self._on_hello(message)
+        elif isinstance(message, KvPing):
+            self.send(KvPong())
+        elif isinstance(message, KvPong):
+            pass
+        elif self.peer is not None:
+            self._on_message(self, message)
+        elif isinstance(message, KvRefused):
+            self.close(message.message, refused=True)
+        else:
+            self.close("the peer spoke before its hello")
+
+    def _on_hello(self, hello: KvHello) -> None:
+        own = self._identity
+        wrong = ""
+        if hello.wire_version != WIRE_VERSION:
+            wrong = f"wire version {hello.wire_version} is not {WIRE_VERSION}"
+        elif hello.fingerprint != own.fingerprint:
+            wrong = f"fingerprint {hello.fingerprint[:12]} is not {own.fingerprint[:12]}"
+        if wrong:
+            code = "wire_mismatch"
+            self.send(KvRefused(transfer=0, code=code, message=f"{own.name}: {wrong}"))
+            self.link.close_later(REFUSAL_S)
+            self._finish(f"{hello.name}: {wrong}")
+            return
+        if self.peer is None:
+            self.peer = ConnectedPeer(self.id, hello.name, hello.incarnation)
+            self.remote_segment_name = hello.staging
+            self._on_open(self)
+
+    def _finish(self, why: str) -> None:
+        self.closed = True
+        self._on_closed(self, why, True)

@@ -1,0 +1,110 @@
+"""The ticket of a KV handoff, and what workers report of handoffs; see the package for the
+rules."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.messages.parts import Count, Number
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """The right to take one request's KV from P, once.
+
+    The router makes it and sends it to P and D together. P and D each refuse a ticket whose
+    fingerprint or incarnation is not their own.
+    """
+
+    #: 16 random bytes, for a single use.
+    secret: bytes
+    request_id: str
+    attempt: int
+    #: Fingerprint of both workers.
+    fingerprint: str
+    prefill: str
+    prefill_incarnation: str
+    decode: str
+    decode_incarnation: str
+    # : `host:port` of P's UCX listener; with tensor parallelism that of each rank in order,
+    # separated : by commas.
+    kv_address: str
+    #: Milliseconds for which P may hold blocks for it, counted on P from arrival.
+    lease_ms: float
+
+
+class KvReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one handoff moved, measured on D."""
+
+    #: Blocks that arrived and were verified.
+    blocks: Count = 0
+    #: Whether all blocks that D wanted arrived and were verified; otherwise D computed the rest.
+    complete: bool = False
+    #: Messages with KV.
+    messages: Count = 0
+    #: Bytes of KV on the wire, without headers.
+    payload_bytes: Count = 0
+    #: Bytes of KV and headers on the wire.
+    wire_bytes: Count = 0
+    #: Milliseconds from sending KvReady to the first data.
+    wait_ms: Number = 0.0
+    #: Milliseconds from the first data to the last data verified.
+    transfer_ms: Number = 0.0
+    #: All requests for data after the first.
+    retries: Count = 0
+    #: Those of `retries` that followed damaged data.
+    refetches: Count = 0
+    #: Messages whose digest was not the expected one.
+    digest_mismatches: Count = 0
+    #: Bytes of payload that were sent before P's prefill ended (the overlap).
+    early_bytes: Count = 0
+    #: `fp8` if any message was compressed, else empty.
+    compression: str = ""
+    #: Bytes of KV before compression.
+    raw_bytes: Count = 0
+
+
+class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's KV plane has counted since its engine started. `_in` counts what it received
+    (as D), `_out` what it handed over (as P)."""
+
+    handoffs_in: Count = 0
+    handoffs_out: Count = 0
+    bytes_in: Count = 0
+    bytes_out: Count = 0
+    #: Bytes of payload that were sent before their prefill had ended.
+    early_bytes_out: Count = 0
+    #: Requests for data after the first of each handoff.
+    retries: Count = 0
+    #: Those of `retries` that followed damaged data.
+    refetches: Count = 0
+    #: Messages whose digest was not the expected one.
+    digest_mismatches: Count = 0
+    #: Failed handoffs after which the engine computes the prompt itself.
+    recomputes: Count = 0
+    #: Handoffs whose lease ended before D took all blocks.
+    leases_expired: Count = 0
+    #: Handoffs that were given up by a client, a daemon or the other side.
+    aborts: Count = 0
+    #: Requests for KV that P refused.
+    tickets_refused: Count = 0
+    #: Duplicates and messages of an older transfer, incarnation or generation, dropped without
+    #: effect.
+    stale: Count = 0
+
+
+class KvHold(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of this worker that wait for another one."""
+
+    request_id: str
+    attempt: Count
+    #: Name of the other worker.
+    peer: str
+    #: `send` (P holds the blocks for D) or `receive` (D holds them for what P sends).
+    side: str
+    blocks: Count
+    #: Bytes of KV over all layers.
+    bytes: Count
+    #: Milliseconds until the blocks are freed by themselves; on D the rest of the load timeout.
+    lease_left_ms: Number
+    #: Milliseconds for which they have been held.
+    age_ms: Number

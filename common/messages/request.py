@@ -1,0 +1,94 @@
+"""What a request asks of the engines, and what its API key allows; see the package for the
+rules."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from common.messages.parts import Count, Number
+
+
+class StructureKind(enum.StrEnum):
+    """The language of `Structured.source`, by vLLM's names."""
+
+    JSON = "json"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A structure that the text must match."""
+
+    kind: StructureKind
+    #: A JSON schema, a regex, a JSON array of choices, an EBNF grammar or a structural tag as JSON;
+    #: empty for `json_object`.
+    source: str = ""
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How D samples, in vLLM's terms. Fields without a comment are vLLM's sampling parameters of
+    that name. Stop strings are not here, because the gateway matches them in the text."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: dict[int, float] | None = None
+    #: How many of the likeliest tokens are reported beside each generated one; None reports none.
+    logprobs: int | None = None
+    #: The same for each token of the prompt.
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    thinking_token_budget: int | None = None
+    structured: Structured | None = None
+    #: For an engine with a reasoning parser: whether the prompt already ends the reasoning, so that
+    #: a structure applies at once.
+    reasoning_ended: bool | None = None
+    #: Arguments of the reasoning parser.
+    reasoning_kwargs: dict[str, Any] | None = None
+
+
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a request that only engines read."""
+
+    #: Token ids of the prompt, uint32 little endian (`common.net.wire.pack_ids`).
+    prompt_ids: bytes
+    #: Parameters for the tokens that are still to be generated.
+    sampling: Sampling
+    #: Separates the cached prompts of tenants.
+    cache_salt: str | None = None
+    #: How many of the last prompt tokens are output of earlier attempts. `sampling.max_tokens` and
+    #: `min_tokens` do not count them.
+    emitted: Count = 0
+
+
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one API key may use over all gateways."""
+
+    #: Requests per minute; 0 sets no limit.
+    requests_per_min: Number = 0.0
+    #: Tokens per minute, in the cost that admission counts in; 0 sets no limit.
+    tokens_per_min: Number = 0.0
+    #: Requests at once; 0 sets no limit.
+    concurrency: Count = 0
+    #: Share of the tenant in a contended fleet, relative to other tenants.
+    weight: Number = 1.0

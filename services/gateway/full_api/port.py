@@ -1,0 +1,126 @@
+"""The port to the full OpenAI surface.
+
+Theory of operation: the plain path (text in, text out) is our own code. Everything else (tools,
+schemas, reasoning, logprobs, n, the Responses and Messages APIs, tokenize) is vLLM's serving code.
+It stands behind this port so that nothing else in the gateway depends on it or waits for its
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.errors import BatonError
+from common.messages import Structured
+from services.gateway.api.kinds import RequestSpec
+from services.gateway.api.routes import Route
+from services.gateway.auth.caller import ANONYMOUS, Caller
+from services.gateway.streams.answer import FailureListener, TokenStream, Usage
+from services.gateway.streams.journal import Journal
+from services.gateway.streams.phase_timer import PhaseTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """An HTTP request without its body."""
+
+    #: Id of the first generation for it; further ones are `request_id-1` and so on.
+    request_id: str
+    caller: Caller = ANONYMOUS
+    #: Remaining time in which the first token is wanted; 0: none was given.
+    deadline_ms: float = 0.0
+    #: The client's x-session-id; empty: none.
+    session: str = ""
+    timer: PhaseTimer = field(default_factory=lambda: PhaseTimer(0.0), compare=False)
+    #: The client wants to see the phases in the answer.
+    timings: bool = False
+    #: The client's, checked; empty: none was given.
+    traceparent: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class ApiRequest:
+    """One HTTP request on its way through the port."""
+
+    route: Route
+    body: bytes
+    origin: Origin
+    #: Why it failed, once it did.
+    error: BatonError | None = None
+    #: Whether an engine has sent anything for it.
+    has_output: bool = False
+    #: The generations that it opened.
+    specs: list[RequestSpec] = field(default_factory=list)
+    #: The journals of these.
+    journals: list[Journal] = field(default_factory=list)
+    #: Prompt tokens that were in a cache, over all generations.
+    cached_tokens: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        """What the workers did for it: the prompt of every generation counts."""
+        prompt = sum(len(journal.prompt_ids) for journal in self.journals)
+        completion = sum(len(journal.emitted) for journal in self.journals)
+        return Usage(prompt, completion, self.cached_tokens)
+
+    def next_id(self) -> str:
+        opened = len(self.specs)
+        request_id = self.origin.request_id
+        return f"{request_id}-{opened}" if opened else request_id
+
+    def next_timer(self) -> PhaseTimer:
+        """Of the generation that is opened next."""
+        return self.origin.timer.sibling() if self.specs else self.origin.timer
+
+    def fail(self, error: BatonError) -> None:
+        """Records the first error; later ones follow from it."""
+        if self.error is None:
+            self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class JsonReply:
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventReply:
+    """Server-sent events, each as its bytes. The iterator raises BatonError when the stream
+    fails."""
+
+    chunks: AsyncIterator[bytes]
+
+
+class FullApi(Protocol):
+    """Who calls `answer` calls `end` in any case, when nothing more is needed: what still runs is
+    then aborted."""
+
+    async def answer(self, api_request: ApiRequest) -> JsonReply | EventReply:
+        """Raises BatonError for a client's mistake and for a fleet that cannot serve."""
+        ...
+
+    def end(self, api_request: ApiRequest, reason: str) -> None: ...
+
+    def set_context(self, tokens: int) -> None:
+        """The longest sequence that the fleet takes has changed."""
+        ...
+
+
+class OpenStream(Protocol):
+    """Starts a generation. Raises BatonError."""
+
+    def __call__(
+        self, spec: RequestSpec, stream: TokenStream, listener: FailureListener, caller: Caller
+    ) -> None: ...
+
+
+class CloseStream(Protocol):
+    """Ends a generation whose tokens nobody wants; harmless after its end."""
+
+    def __call__(self, spec: RequestSpec, reason: str) -> None: ...
+
+
+#: Raises BatonError for what no worker can compile, or not for this caller now.
+CheckGrammar = Callable[[Structured, Caller], Awaitable[None]]

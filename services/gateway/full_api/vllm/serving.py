@@ -1,0 +1,193 @@
+"""vLLM's serving classes behind the port: a body in, JSON or events out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from vllm.entrypoints.anthropic.protocol import (
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
+)
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from common.config import Config
+from common.errors import BatonError, Code
+from common.model.embedded import EMBEDDED_MODEL_NAME
+from services.gateway.api.routes import Route
+from services.gateway.full_api.fields import check_fields
+from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
+from services.gateway.full_api.vllm.client import FleetClient
+from services.gateway.full_api.vllm.errors import from_response, from_validation, translated
+
+ERROR_EVENT = 'data: {"error"'
+CONTENT_FORMAT = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One route of vLLM's."""
+
+    #: From JSON bytes to vLLM's request.
+    parse: Callable[[bytes], Any]
+    #: The method of vLLM's serving class.
+    answer: Callable[[Any, Any], Awaitable[Any]]
+
+
+class VllmApi:
+    """A `FullApi`."""
+
+    def __init__(self, config: Config, root: str, client: FleetClient) -> None:
+        self._client = client
+        parser = config.model.tool_parser or _default_parser(config)
+        reasoning = config.model.reasoning_parser
+        path = BaseModelPath(name=config.model.served_name, model_path=root)
+        models = OpenAIServingModels(client, [path])
+        text: dict[str, Any] = {
+            "chat_template": None,
+            "chat_template_content_format": CONTENT_FORMAT,
+            "enable_auto_tools": parser is not None,
+            "tool_parser": parser,
+            "reasoning_parser": reasoning,
+        }
+        renderer = OnlineRenderer(
+            model_config=client.model_config,
+            renderer=client.renderer,
+            request_logger=None,
+            **text,
+        )
+        renderer.warmup()
+        usage = {"request_logger": None, "enable_prompt_tokens_details": True}
+        chat: dict[str, Any] = {"online_renderer": renderer, **text, **usage}
+        chats = OpenAIServingChat(client, models, "assistant", **chat)
+        completions = OpenAIServingCompletion(client, models, online_renderer=renderer, **usage)
+        responses = OpenAIServingResponses(client, models, renderer, **text, **usage)
+        messages = AnthropicServingMessages(client, models, "assistant", **chat)
+        tokens = ServingTokenization(
+            models,
+            renderer,
+            request_logger=None,
+            chat_template=None,
+            chat_template_content_format=CONTENT_FORMAT,
+        )
+        self._handlers = {
+            Route.CHAT: _handler(ChatCompletionRequest, chats.create_chat_completion),
+            Route.COMPLETION: _handler(CompletionRequest, completions.create_completion),
+            Route.RESPONSES: _handler(ResponsesRequest, responses.create_responses),
+            Route.MESSAGES: _handler(AnthropicMessagesRequest, messages.create_messages),
+            Route.COUNT_TOKENS: _handler(AnthropicCountTokensRequest, messages.count_tokens),
+            Route.TOKENIZE: _handler(TokenizeRequest, tokens.create_tokenize),
+            Route.DETOKENIZE: _handler(DetokenizeRequest, tokens.create_detokenize),
+        }
+
+    async def answer(self, api_request: ApiRequest) -> JsonReply | EventReply:
+        check_fields(api_request.route, api_request.body)
+        handler = self._handlers[api_request.route]
+        self._client.begin(api_request)
+        try:
+            request = handler.parse(api_request.body)
+            if api_request.route is Route.RESPONSES:
+                request.request_id = f"resp_{api_request.origin.request_id}"
+            answer = await handler.answer(request, _raw_request(api_request))
+        except ValidationError as error:
+            raise from_validation(error) from error
+        except Exception as error:
+            raise api_request.error or _as_bad_request(api_request, error) from error
+        if api_request.error is not None:
+            raise api_request.error
+        if isinstance(answer, ErrorResponse):
+            raise from_response(answer)
+        if isinstance(answer, BaseModel):
+            return JsonReply(_json(api_request.route, answer))
+        return EventReply(self._events(api_request, answer))
+
+    def end(self, api_request: ApiRequest, reason: str) -> None:
+        self._client.end(api_request, reason)
+
+    def set_context(self, tokens: int) -> None:
+        """vLLM's serving classes and renderer share this configuration and read it at each
+        request."""
+        self._client.model_config.max_model_len = tokens
+
+    async def _events(
+        self, api_request: ApiRequest, answer: AsyncIterator[Any]
+    ) -> AsyncIterator[bytes]:
+        """Raises where vLLM would end a failed stream with an event of its own and, on two routes,
+        with [DONE]."""
+        try:
+            async for event in answer:
+                if api_request.error is not None:
+                    break
+                text = event if isinstance(event, str) else _typed_event(event)
+                if text.startswith(ERROR_EVENT):
+                    raise _error_of_event(text)
+                yield text.encode()
+        except BatonError:
+            raise
+        except Exception as error:
+            if api_request.error is None:
+                raise translated(error) from error
+        if api_request.error is not None:
+            raise api_request.error
+
+
+def _default_parser(config: Config) -> str | None:
+    """Everything should work with the embedded model, which is for a first look."""
+    return "hermes" if config.model.path == EMBEDDED_MODEL_NAME else None
+
+
+def _handler(model: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Handler:
+    return Handler(TypeAdapter(model).validate_json, answer)
+
+
+def _as_bad_request(api_request: ApiRequest, error: Exception) -> BatonError:
+    """vLLM's validators and renderers fail on some wrong types with any error. Before a generation
+    was opened, the cause can only be the request."""
+    known = translated(error)
+    if api_request.specs or known.http.status < 500:
+        return known
+    sentence = f"a field's type or value is not understood ({type(error).__name__})"
+    return BatonError(Code.INVALID_REQUEST, sentence)
+
+
+def _raw_request(api_request: ApiRequest) -> Any:
+    """The part of an HTTP request that vLLM reads: our id, which becomes its own."""
+    headers = {"X-Request-Id": api_request.origin.request_id}
+    return SimpleNamespace(headers=headers, state=SimpleNamespace())
+
+
+def _json(route: Route, answer: BaseModel) -> bytes:
+    if route.is_anthropic:
+        return answer.model_dump_json(exclude_none=True).encode()
+    return answer.model_dump_json(by_alias=route is Route.RESPONSES).encode()
+
+
+def _typed_event(event: Any) -> str:
+    return f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
+
+
+def _error_of_event(text: str) -> BatonError:
+    """The error in an error event that vLLM wrote."""
+    try:
+        description = json.loads(text.removeprefix("data: "))["error"]
+        code = Code.INTERNAL if int(description["code"]) >= 500 else Code.INVALID_REQUEST
+        return BatonError(code, str(description["message"]), param=description.get("param"))
+    except (ValueError, KeyError, TypeError, msgspec.DecodeError):
+        return BatonError(Code.INTERNAL, "the answer could not be made")

@@ -1,0 +1,125 @@
+"""One generation of the full API: deltas in, vLLM's own output processing behind.
+
+The journal decides which delta is next, as on the plain path. A delta that it accepts becomes the
+`EngineCoreOutput` that vLLM's EngineCore would have sent. vLLM's `OutputProcessor` makes the text
+of it, with logprobs, stop strings and n choices in one answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from common.errors import BatonError, Code
+from common.messages import Delta, FinishReason, TokenLogprobs
+from services.gateway.full_api.port import ApiRequest
+from services.gateway.streams.answer import PushOutcome
+from services.gateway.streams.journal import DeltaOrder, Journal
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+
+class EngineStream:
+    """A `TokenStream` and the `FailureListener` of the same request."""
+
+    def __init__(
+        self,
+        key: str,
+        journal: Journal,
+        processor: OutputProcessor,
+        api_request: ApiRequest,
+        stop_token_ids: frozenset[int],
+        wake: Callable[[BatonError], None],
+    ) -> None:
+        self.journal = journal
+        self.error: BatonError | None = None
+        #: vLLM's id of the request.
+        self._key = key
+        self._processor = processor
+        self._api_request = api_request
+        #: Those that are reported as the client's stop reason.
+        self._stop_token_ids = stop_token_ids
+        #: Wakes the reader of the output, because the request failed.
+        self._wake = wake
+
+    def push(self, delta: Delta) -> PushOutcome:
+        try:
+            order = self.journal.accept(delta.attempt, delta.index, delta.token_ids)
+        except BatonError as error:
+            self.error = error
+            return PushOutcome.BROKEN
+        if order is DeltaOrder.STALE:
+            return PushOutcome.DROPPED
+        if order is DeltaOrder.GAP:
+            sentence = f"tokens were lost: the decode worker sent index {delta.index} too early"
+            self.error = BatonError(Code.STREAM_INTERRUPTED, sentence)
+            return PushOutcome.BROKEN
+        if delta.error:
+            code = Code(delta.error) if delta.error in set(Code) else Code.INTERNAL
+            self.error = BatonError(code, delta.message or "the decode worker gave up the request")
+            return PushOutcome.ERROR
+        self._api_request.has_output = True
+        if delta.cached_tokens and delta.attempt == 1:
+            self._api_request.cached_tokens += delta.cached_tokens
+        return self._process(delta)
+
+    def fail(self, error: BatonError) -> None:
+        self._api_request.fail(error)
+        self._wake(error)
+
+    def _process(self, delta: Delta) -> PushOutcome:
+        before = len(self.journal.emitted) - len(delta.token_ids)
+        output = self._output(delta, is_first=before == 0)
+        stopped = self._processor.process_outputs([output]).reqs_to_abort
+        if stopped:
+            self.journal.truncate(before + len(output.new_token_ids))
+            return PushOutcome.STOPPED
+        return PushOutcome.FINISHED if delta.finish_reason else PushOutcome.RUNNING
+
+    def _output(self, delta: Delta, *, is_first: bool) -> EngineCoreOutput:
+        from vllm.v1.engine import EngineCoreOutput
+        from vllm.v1.engine import FinishReason as VllmFinish
+        from vllm.v1.metrics.stats import PrefillStats
+
+        finish = {FinishReason.STOP: VllmFinish.STOP, FinishReason.LENGTH: VllmFinish.LENGTH}
+        stops = delta.stop_token in self._stop_token_ids
+        return EngineCoreOutput(
+            request_id=self._key,
+            new_token_ids=list(delta.token_ids),
+            new_logprobs=_sample_logprobs(delta.logprobs),
+            new_prompt_logprobs_tensors=_prompt_logprobs(delta.prompt_logprobs),
+            finish_reason=finish[FinishReason(delta.finish_reason)]
+            if delta.finish_reason
+            else None,
+            stop_reason=delta.stop_token if stops else None,
+            prefill_stats=PrefillStats(num_cached_tokens=delta.cached_tokens) if is_first else None,
+        )
+
+
+def _sample_logprobs(rows: list[TokenLogprobs] | None) -> Any:
+    if rows is None:
+        return None
+    from vllm.v1.outputs import LogprobsLists
+
+    return LogprobsLists(
+        np.array([row.token_ids for row in rows]),
+        np.array([row.logprobs for row in rows]),
+        np.array([row.rank for row in rows]),
+    )
+
+
+def _prompt_logprobs(rows: list[TokenLogprobs] | None) -> Any:
+    if not rows:
+        return None
+    import torch
+    from vllm.v1.outputs import LogprobsTensors
+
+    return LogprobsTensors(
+        torch.tensor([row.token_ids for row in rows]),
+        torch.tensor([row.logprobs for row in rows], dtype=torch.float64),
+        torch.tensor([row.rank for row in rows]),
+    )

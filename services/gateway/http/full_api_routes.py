@@ -1,0 +1,148 @@
+"""HTTP handlers of the full API: a body in, JSON or server-sent events out.
+
+Nothing is written before an engine has sent output or the answer has ended, so that a refusal is an
+ordinary HTTP error even on a route whose first events have no content. A failure after that is an
+event in the route's own shape, and the stream ends without [DONE].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+from aiohttp import web
+
+from common.clock import Clock
+from common.config import GatewayConfig
+from common.errors import BatonError, Code
+from services.gateway.api.response_bodies import error_object
+from services.gateway.api.routes import Route
+from services.gateway.full_api.lazy import LazyApi
+from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply, Origin
+from services.gateway.full_api.timings import events_with_timings, with_timings
+from services.gateway.http.app import App
+from services.gateway.http.guard import JSON_TYPE, reply_headers
+from services.gateway.streams.connection import Connection
+
+SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class FullApiRoutes:
+    def __init__(self, api: LazyApi, app: App, config: GatewayConfig, clock: Clock) -> None:
+        self._api = api
+        self._app = app
+        self._config = config
+        self._clock = clock
+
+    @property
+    def is_served(self) -> bool:
+        """False where only plain text is served."""
+        return self._api.is_served
+
+    async def answer(
+        self, request: web.Request, route: Route, body: bytes, origin: Origin
+    ) -> web.StreamResponse:
+        """Raises BatonError before anything is written."""
+        await self._app.context()
+        api_request = ApiRequest(route, body, origin)
+        try:
+            reply = await self._api.answer(api_request)
+            if isinstance(reply, EventReply):
+                return await self._stream(request, api_request, self._chunks(api_request, reply))
+            body = reply.body
+            if origin.timings and api_request.specs:
+                body = with_timings(body, api_request, self._clock.monotonic())
+            return web.Response(body=body, content_type=JSON_TYPE)
+        finally:
+            self._api.end(api_request, "client gone")
+
+    async def write_to_sink(
+        self, route: Route, body: bytes, origin: Origin, sink: Connection
+    ) -> None:
+        """Writes the events of a resumable stream to `sink`. Raises BatonError before the first."""
+        await self._app.context()
+        api_request = ApiRequest(route, body, origin)
+        began = False
+        try:
+            reply = await self._api.answer(api_request)
+            if isinstance(reply, JsonReply):
+                raise BatonError(Code.INVALID_REQUEST, "this request is not for a stream")
+            chunks = self._chunks(api_request, reply)
+            early = [chunk async for chunk in _until_output(chunks, api_request)]
+            began = True
+            sink.write(b"".join(early))
+            async for chunk in chunks:
+                sink.write(chunk)
+            sink.end()
+        except BatonError as error:
+            if not began:
+                raise
+            sink.write(_failed(route, error))
+            sink.end()
+        finally:
+            self._api.end(api_request, "client gone")
+
+    def _chunks(self, api_request: ApiRequest, reply: EventReply) -> AsyncIterator[bytes]:
+        if not api_request.origin.timings:
+            return reply.chunks
+        return events_with_timings(reply.chunks, api_request, self._clock)
+
+    async def _stream(
+        self, request: web.Request, api_request: ApiRequest, chunks: AsyncIterator[bytes]
+    ) -> web.StreamResponse:
+        early = [chunk async for chunk in _until_output(chunks, api_request)]
+        headers = {**SSE_HEADERS, **reply_headers(request, "first-token", self._clock.monotonic())}
+        response = web.StreamResponse(headers=headers)
+        if "Upgrade" in request.headers:
+            response.force_close()
+        await response.prepare(request)
+        try:
+            await self._write(response, b"".join(early))
+            async for chunk in chunks:
+                await self._write(response, chunk)
+        except BatonError as error:
+            await self._write(response, _failed(api_request.route, error))
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        await response.write_eof()
+        return response
+
+    async def _write(self, response: web.StreamResponse, chunk: bytes) -> None:
+        """Raises TimeoutError for a client that takes nothing for too long."""
+        async with asyncio.timeout(self._config.slow_client_ms_max / 1000):
+            await response.write(chunk)
+
+
+async def _until_output(
+    chunks: AsyncIterator[bytes], api_request: ApiRequest
+) -> AsyncIterator[bytes]:
+    """The chunks up to the first that an engine has caused."""
+    while not api_request.has_output:
+        try:
+            yield await anext(chunks)
+        except StopAsyncIteration:
+            return
+
+
+def error_body_of(route: Route, error: BatonError) -> bytes:
+    if route.is_anthropic:
+        description = {"type": error.http.openai_type, "message": error.message}
+        return msgspec.json.encode({"type": "error", "error": description})
+    return msgspec.json.encode({"error": error_object(error)})
+
+
+def _failed(route: Route, error: BatonError) -> bytes:
+    error = BatonError(Code.STREAM_INTERRUPTED, error.message)
+    if route.is_anthropic:
+        return b"event: error\ndata: " + error_body_of(route, error) + b"\n\n"
+    if route is Route.RESPONSES:
+        event = {"type": "error", "code": error.code.value, "message": error.message, "param": None}
+        return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    return b"data: " + error_body_of(route, error) + b"\n\n"

@@ -1,0 +1,46 @@
+"""Checks of a request's form, before its key is looked at.
+
+The parser (llhttp in strict mode) itself refuses both kinds of length together, two lengths, a
+length that is no number, folded fields, NUL, bare CR or LF, two Host fields or none, and broken
+chunks. The checks here add the limits of size, and what the parser accepts although a proxy may
+read it differently.
+"""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+from aiohttp.http import HttpVersion10, HttpVersion11
+
+from common.errors import BatonError, Code
+
+HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
+
+
+def check_form(request: web.BaseRequest, header_bytes_max: int) -> None:
+    """Raises BatonError(INVALID_REQUEST | HEADERS_TOO_LARGE)."""
+    version, headers = request.version, request.headers
+    if version not in (HttpVersion10, HttpVersion11):
+        raise _bad("only HTTP/1.0 and HTTP/1.1 are spoken here")
+    size = sum(len(name) + len(value) for name, value in request.raw_headers)
+    if size + len(request.raw_path) > header_bytes_max:
+        sentence = f"the request line and headers are larger than {header_bytes_max} bytes"
+        raise BatonError(Code.HEADERS_TOO_LARGE, sentence)
+    if not request.raw_path.startswith("/"):
+        raise _bad("the request target must be a path")
+    host = headers.get("Host")
+    if host is None and version == HttpVersion11:
+        raise _bad("the Host header is missing")
+    if host is not None and HOST.fullmatch(host) is None:
+        raise _bad("the Host header is not a host and port")
+    encoding = headers.get("Transfer-Encoding")
+    if encoding is not None and (encoding.lower() != "chunked" or version == HttpVersion10):
+        raise _bad("the only transfer encoding is chunked, in HTTP/1.1")
+    if "Content-Encoding" in headers:
+        sentence = "a compressed request body is not accepted"
+        raise BatonError(Code.INVALID_REQUEST, sentence, param="content-encoding")
+
+
+def _bad(sentence: str) -> BatonError:
+    return BatonError(Code.INVALID_REQUEST, sentence)

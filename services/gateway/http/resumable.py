@@ -1,0 +1,206 @@
+"""HTTP for streams that outlive their connection: `x-resumable`, and GET /v1/streams/{id}.
+
+A client that comes back takes the place of a connection that is still there, because after a
+network failure the old one looks alive from here for a while. The handler of a lost connection
+leaves the stream running; `tick` ends the streams that no client came back to. A client may come
+back to any gateway process of the host (`stream_owners.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from common.clock import Clock
+from common.config import GatewayConfig
+from common.errors import BatonError, Code
+from common.process.lifecycle import Tasks
+from common.telemetry.log import Logger
+from services.gateway.api.kinds import Kind, RequestSpec
+from services.gateway.api.response_bodies import error_body
+from services.gateway.api.sse import SseAnswer
+from services.gateway.auth.caller import Caller
+from services.gateway.http.app import App
+from services.gateway.http.client_connection import ClientConnection, WriteBatcher
+from services.gateway.http.guard import CALLER, JSON_TYPE, RESUMABLE
+from services.gateway.http.stream_owners import StreamOwners
+from services.gateway.streams.connection import END, Connection
+from services.gateway.streams.replay import ReplayTable, StreamReplay
+
+RESUME_PATH = "/v1/streams/{id}"
+ID_HEADER = "x-stream-id"
+LAST_ID = re.compile(r"\d{1,15}")
+PREFIXES = tuple(f"{kind.value}-" for kind in Kind)
+
+#: Sends a stream's headers, and attaches the connection.
+Begin = Callable[[web.Request, ClientConnection, Mapping[str, str]], Awaitable[web.StreamResponse]]
+#: Sends the end of a stream's body.
+Flush = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
+#: Writes a stream's events.
+Produce = Callable[[Connection], Coroutine[Any, Any, None]]
+
+
+def asks_to_resume(request: web.Request, *, stream: bool) -> bool:
+    """Raises BatonError(INVALID_REQUEST)."""
+    given = request.headers.get(RESUMABLE, "false").lower()
+    if given not in ("true", "false"):
+        sentence = f"{RESUMABLE} must be true or false"
+        raise BatonError(Code.INVALID_REQUEST, sentence, param=RESUMABLE)
+    if given == "true" and not stream:
+        sentence = f"{RESUMABLE} is for streams; set stream to true or leave it out"
+        raise BatonError(Code.INVALID_REQUEST, sentence, param=RESUMABLE)
+    return given == "true"
+
+
+class StreamFlag(msgspec.Struct):
+    stream: bool = False
+
+
+def wants_stream(body: bytes) -> bool:
+    """Of a body that has yet to be checked; one that is no JSON is refused later."""
+    try:
+        return msgspec.json.decode(body, type=StreamFlag).stream
+    except msgspec.DecodeError:
+        return True
+
+
+class ResumableRoutes:
+    """A stream of the full API is produced by a task of its own, because the handler ends with the
+    connection."""
+
+    def __init__(
+        self,
+        app: App,
+        config: GatewayConfig,
+        owners: StreamOwners,
+        *,
+        batcher: WriteBatcher,
+        begin: Begin,
+        flush: Flush,
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._owners = owners
+        self._batcher = batcher
+        self._begin = begin
+        self._flush = flush
+        self._now = clock.monotonic
+        self._log = log
+        self._tasks = Tasks()
+        #: By request id.
+        self._producers: dict[str, asyncio.Task[None]] = {}
+        self._replays = ReplayTable(
+            config.resumable_streams_max, config.resumable_bytes_max, config.resume_ms / 1000
+        )
+
+    async def open(
+        self, request: web.Request, spec: RequestSpec, caller: Caller
+    ) -> web.StreamResponse:
+        """A new stream. Raises BatonError."""
+        replay = self._replays.open(spec.request_id, caller.key_id)
+        self._app.open(spec, SseAnswer(spec, replay, self._now), caller)
+        return await self._follow(request, replay, after=0)
+
+    async def open_with(
+        self, request: web.Request, request_id: str, caller: Caller, produce: Produce
+    ) -> web.StreamResponse:
+        """A new stream that `produce` writes. Raises BatonError."""
+        replay = self._replays.open(request_id, caller.key_id)
+        work = self._produce(replay, produce)
+        task = self._tasks.start(f"stream-{request_id}", work, ends=True)
+        self._producers[request_id] = task
+        task.add_done_callback(lambda _: self._producers.pop(request_id, None))
+        return await self._follow(request, replay, after=0)
+
+    async def close(self) -> None:
+        """Ends the streams that are still produced."""
+        await self._tasks.cancel_all()
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/streams/{id}; the id may have the prefix of its response id."""
+        stream_id = request.match_info["id"]
+        after = _last_id(request)
+        owner = self._owners.other_owner(request, stream_id)
+        if owner:
+            return await self._relay(request, owner)
+        prefix = next((prefix for prefix in PREFIXES if stream_id.startswith(prefix)), "")
+        replay = self._replays.find(stream_id.removeprefix(prefix), request[CALLER].key_id)
+        return await self._follow(request, replay, after)
+
+    def tick(self) -> None:
+        """Call it several times a second."""
+        for request_id in self._replays.expire(self._now()):
+            producer = self._producers.get(request_id)
+            if producer is None:
+                self._app.abandon(request_id)
+            else:
+                producer.cancel()
+
+    async def _produce(self, replay: StreamReplay, produce: Produce) -> None:
+        """Never raises, because that would end the gateway."""
+        try:
+            await produce(replay)
+        except BatonError as error:
+            replay.refuse(error)
+        except Exception as error:  # noqa: BLE001 - a defect must not take other streams along
+            self._log.error("request.crashed", request_id=replay.request_id, exc_info=error)
+            _fail(replay, BatonError(Code.INTERNAL, "internal error"))
+
+    async def _follow(
+        self, request: web.Request, replay: StreamReplay, after: int
+    ) -> web.StreamResponse:
+        connection = ClientConnection(self._config, self._batcher)
+        replay.attach(connection, after)
+        try:
+            if not replay.has_events:
+                await connection.started
+            response = await self._begin(request, connection, {ID_HEADER: replay.request_id})
+            await connection.ended
+            await self._flush(request, response)
+        finally:
+            self._replays.release(replay, connection, self._now())
+        return response
+
+    async def _relay(self, request: web.Request, owner: str) -> web.StreamResponse:
+        """Another process's answer, as it comes. Where that breaks off, so does ours."""
+        async with self._owners.answer_of(owner, request) as answer:
+            if answer.status != 200:
+                body = await answer.read()
+                return web.Response(body=body, status=answer.status, content_type=JSON_TYPE)
+            connection = ClientConnection(self._config, self._batcher)
+            headers = {ID_HEADER: answer.headers[ID_HEADER]}
+            response = await self._begin(request, connection, headers)
+            try:
+                async for chunk in answer.content.iter_any():
+                    connection.write(chunk)
+            except aiohttp.ClientError:
+                connection.cut("the gateway that has the stream closed it")
+            connection.end()
+            await self._flush(request, response)
+            return response
+
+
+def _fail(replay: StreamReplay, error: BatonError) -> None:
+    """A failure before the first event is an HTTP error, a later one an event."""
+    if not replay.has_events:
+        replay.refuse(error)
+        return
+    replay.write(b"data: " + error_body(error) + END)
+    replay.end()
+
+
+def _last_id(request: web.Request) -> int:
+    """0: from the beginning. Raises BatonError(INVALID_REQUEST)."""
+    given = request.headers.get("Last-Event-ID", "0")
+    if not LAST_ID.fullmatch(given):
+        sentence = "Last-Event-ID must be the number of an event of this stream"
+        raise BatonError(Code.INVALID_REQUEST, sentence, param="last-event-id")
+    return int(given)

@@ -1,0 +1,343 @@
+"""The HTTP server on aiohttp.
+
+Theory of operation: a handler reads and checks a request, opens it, and waits. Tokens of a stream
+never pass through the handler. The answer writes each engine step's frame from the ZeroMQ callback
+straight to the transport, in chunked framing of its own. It wakes the handler only for the first
+frame, which needs headers before it, and after the last. A cut or lost connection cancels the
+handler, which closes the request as it ends.
+
+`http/guard.py` has what every request passes, such as the check of its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+from aiohttp.typedefs import Handler
+
+from common.clock import Clock
+from common.config import GatewayConfig
+from common.errors import BatonError, Code
+from common.telemetry.log import Logger
+from services.gateway.api.intake import deadline_ms, session_id, wants_timings
+from services.gateway.api.kinds import Kind, RequestSpec
+from services.gateway.api.response_bodies import answer_body
+from services.gateway.api.routes import ROUTE_OF, Route
+from services.gateway.api.sse import SseAnswer
+from services.gateway.auth.authenticator import Authenticator
+from services.gateway.auth.caller import Caller
+from services.gateway.full_api.lazy import plain_refusal
+from services.gateway.full_api.port import Origin
+from services.gateway.http.app import App
+from services.gateway.http.client_connection import ClientConnection, WriteBatcher, reset
+from services.gateway.http.connection_limits import ConnectionLimits, LimitedConnection
+from services.gateway.http.full_api_routes import SSE_HEADERS, FullApiRoutes, error_body_of
+from services.gateway.http.guard import (
+    CALLER,
+    INTERNAL_ID,
+    JSON_TYPE,
+    TIMER,
+    Guard,
+    error_response,
+    reply_headers,
+)
+from services.gateway.http.openapi import document
+from services.gateway.http.reply import checked_trace
+from services.gateway.http.resumable import (
+    RESUME_PATH,
+    ResumableRoutes,
+    asks_to_resume,
+    wants_stream,
+)
+from services.gateway.http.stream_owners import StreamOwners
+from services.gateway.streams.answer import Collected
+
+OTHER_ROUTES = [route for route in Route if route not in ROUTE_OF.values()]
+SHUTDOWN_SECONDS = 1.0
+BACKLOG = 2_048
+#: The kernel would otherwise buffer 4 MiB for a client that does not read.
+SEND_BUFFER_BYTES = 128 << 10
+
+
+class HttpServer:
+    """Listens from `start` to `close`. Raises BatonError(CONFIG_INVALID) if it cannot."""
+
+    def __init__(
+        self,
+        app: App,
+        full_api: FullApiRoutes,
+        config: GatewayConfig,
+        authenticator: Authenticator,
+        owners: StreamOwners,
+        *,
+        tls: ssl.SSLContext | None,
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        self._tls = tls
+        self._app = app
+        self._full_api = full_api
+        self._config = config
+        self._clock = clock
+        self._owners = owners
+        application = web.Application(
+            client_max_size=config.body_bytes_max,
+            middlewares=[Guard(config, authenticator, owners, clock, log).middleware()],
+        )
+        application.router.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._completion),
+                *[web.post(route.value, self._other(route)) for route in OTHER_ROUTES],
+                web.get("/v1/models", self._models),
+                web.get("/v1/models/{model:.+}", self._model),
+                web.get("/openapi.json", self._openapi),
+                web.get("/health", self._health),
+                web.get("/live", self._live),
+            ]
+        )
+        self.batcher = WriteBatcher()
+        self.resumable = ResumableRoutes(
+            app,
+            config,
+            owners,
+            batcher=self.batcher,
+            begin=self._begin,
+            flush=self._flush,
+            clock=clock,
+            log=log,
+        )
+        application.router.add_get(RESUME_PATH, self.resumable.resume)
+        self._runner = web.AppRunner(
+            application,
+            handler_cancellation=True,
+            auto_decompress=False,
+            access_log=None,
+            logger=_silent(),
+            keepalive_timeout=config.idle_ms_max / 1000,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+        self.connection_limits = ConnectionLimits(config)
+        self._listener: asyncio.Server | None = None
+
+    @property
+    def routes(self) -> list[tuple[str, str]]:
+        """Method and path pattern of every route."""
+        resources = self._runner.app.router.resources()
+        return [(route.method, resource.canonical) for resource in resources for route in resource]
+
+    async def start(self) -> tuple[str, int]:
+        """Returns the address it listens on."""
+        host, port = self._config.host, self._config.port
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        try:
+            self._listener = listener = await asyncio.get_running_loop().create_server(
+                lambda: LimitedConnection(self.connection_limits, server),
+                host,
+                port,
+                ssl=self._tls,
+                ssl_handshake_timeout=self.connection_limits.header_seconds if self._tls else None,
+                reuse_port=True,
+                backlog=BACKLOG,
+            )
+        except OSError as error:
+            raise BatonError(
+                Code.CONFIG_INVALID, f"cannot listen on {host}:{port}: {error.strerror or error}"
+            ) from error
+        path = self._owners.socket_path
+        path.unlink(missing_ok=True)
+        await web.UnixSite(self._runner, str(path)).start()
+        path.chmod(0o660)
+        for sock in listener.sockets:  # its connections inherit it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        bound = listener.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    def stop_listening(self) -> None:
+        """Connections stay open. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+
+    async def close(self) -> None:
+        self.stop_listening()
+        await self.resumable.close()
+        await self._runner.cleanup()
+        self._owners.socket_path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------ generation
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, Kind.CHAT)
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, Kind.COMPLETION)
+
+    async def _generate(self, request: web.Request, kind: Kind) -> web.StreamResponse:
+        origin, route = _origin(request), ROUTE_OF[kind]
+        body = await self._body(request)
+        try:
+            spec = await self._app.prepare(kind, body, origin.request_id, origin.deadline_ms)
+        except BatonError as error:
+            if error.code is not Code.UNSUPPORTED_PARAMETER or not self._full_api.is_served:
+                raise plain_refusal(route, error) from error
+            return await self._beyond_plain(request, route, body, origin)
+        spec = replace(
+            spec,
+            session=origin.session,
+            timer=origin.timer,
+            timings=origin.timings,
+            traceparent=origin.traceparent,
+        )
+        caller = origin.caller
+        if asks_to_resume(request, stream=spec.stream):
+            return await self.resumable.open(request, spec, caller)
+        if spec.stream:
+            return await self._stream(request, spec, caller)
+        return await self._answer_at_once(spec, caller)
+
+    def _other(self, route: Route) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            try:
+                body = await self._body(request)
+                return await self._beyond_plain(request, route, body, _origin(request))
+            except BatonError as error:
+                return error_response(error, error_body_of(route, error))
+
+        return handler
+
+    async def _beyond_plain(
+        self, request: web.Request, route: Route, body: bytes, origin: Origin
+    ) -> web.StreamResponse:
+        full_api = self._full_api
+        if not asks_to_resume(request, stream=wants_stream(body)):
+            return await full_api.answer(request, route, body, origin)
+        request_id, caller = origin.request_id, origin.caller
+        return await self.resumable.open_with(
+            request,
+            request_id,
+            caller,
+            lambda sink: full_api.write_to_sink(route, body, origin, sink),
+        )
+
+    async def _body(self, request: web.Request) -> bytes:
+        if request.content.is_eof():
+            return await request.read()
+        try:
+            async with asyncio.timeout(self._config.body_ms_max / 1000):
+                return await request.read()
+        except TimeoutError:
+            sentence = f"the request body did not come within {self._config.body_ms_max:.0f} ms"
+            raise BatonError(Code.REQUEST_TIMEOUT, sentence) from None
+
+    async def _answer_at_once(self, spec: RequestSpec, caller: Caller) -> web.Response:
+        done = asyncio.Event()
+        answer = Collected(done.set)
+        self._app.open(spec, answer, caller)
+        try:
+            await done.wait()
+        finally:
+            self._app.close(spec, "client gone")
+        if answer.ending is None:
+            raise answer.error or BatonError(Code.INTERNAL, "the answer has no end")
+        body = answer_body(
+            spec, answer.joined_text, answer.token_ids, answer.ending, self._clock.monotonic()
+        )
+        return web.Response(body=body, content_type=JSON_TYPE)
+
+    async def _stream(
+        self, request: web.Request, spec: RequestSpec, caller: Caller
+    ) -> web.StreamResponse:
+        connection = ClientConnection(self._config, self.batcher)
+        self._app.open(spec, SseAnswer(spec, connection, self._clock.monotonic), caller)
+        try:
+            await connection.started
+            response = await self._begin(request, connection)
+            await connection.ended
+            await self._flush(request, response)
+        finally:
+            self._app.close(spec, connection.cut_reason or "client gone")
+        return response
+
+    async def _begin(
+        self,
+        request: web.Request,
+        connection: ClientConnection,
+        more: Mapping[str, str] | None = None,
+    ) -> web.StreamResponse:
+        chunked = request.version >= HttpVersion11
+        first_token = reply_headers(request, "first-token", self._clock.monotonic())
+        headers = {**SSE_HEADERS, **first_token, **(more or {})}
+        response = web.StreamResponse(headers=headers)
+        if "Upgrade" in request.headers:
+            response.force_close()
+        if chunked:
+            response.enable_chunked_encoding()
+        writer = await response.prepare(request)
+        if writer is None or request.transport is None:
+            raise ConnectionResetError("the client left")
+        writer.send_headers()
+        connection.attach(request.transport, chunked=chunked)
+        return response
+
+    async def _flush(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Writes the end of the body. A client that does not take it in time is cut; one that left
+        after [DONE] has missed nothing."""
+        try:
+            async with asyncio.timeout(self._config.slow_client_ms_max / 1000):
+                await response.write_eof()
+        except (TimeoutError, ConnectionError):
+            if request.transport is not None:
+                reset(request.transport)
+
+    # ------------------------------------------------------------ the rest
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._app.model()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        return web.json_response(self._app.model(request.match_info["model"]))
+
+    async def _openapi(self, _request: web.Request) -> web.Response:
+        body = document(version("baton-serve"), full_api=self._full_api.is_served)
+        return web.Response(body=body, content_type=JSON_TYPE)
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        health = self._app.health()
+        if health.ready:
+            return web.json_response({"status": "ready"})
+        body = {"status": "unavailable", "reason": health.reason}
+        return web.json_response(body, status=503, headers={"Retry-After": "1"})
+
+    async def _live(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "live"})
+
+
+def _origin(request: web.Request) -> Origin:
+    """Raises BatonError(INVALID_REQUEST)."""
+    return Origin(
+        request_id=request[INTERNAL_ID],
+        caller=request[CALLER],
+        deadline_ms=deadline_ms(request.headers.get("x-deadline-ms")),
+        session=session_id(request.headers.get("x-session-id")),
+        timer=request[TIMER],
+        timings=wants_timings(request.headers.get("x-timings")),
+        traceparent=checked_trace(request.headers.get("traceparent")),
+    )
+
+
+def _silent() -> logging.Logger:
+    """aiohttp would log a traceback for each malformed request, and anybody may send many of those.
+    The guard logs our own failures."""
+    logger = logging.getLogger("services.gateway.http")
+    logger.disabled = True
+    return logger

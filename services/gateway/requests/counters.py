@@ -1,0 +1,73 @@
+"""What a gateway has counted and measured since its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.messages import RequestSummary
+from common.telemetry.buckets import ITL_SECONDS, REQUEST_SECONDS, TTFT_SECONDS, Buckets
+
+KEYS_MAX = 200
+OTHER_KEYS = "other"
+
+
+@dataclass(slots=True)
+class KeyUsage:
+    """Tokens of the requests of one API key."""
+
+    #: Prompt tokens of requests that had a first token.
+    input: int = 0
+    #: Those of `input` whose KV was in a cache already.
+    cached: int = 0
+    #: Tokens made.
+    output: int = 0
+
+
+class Counters:
+    """All requests since the start of the process."""
+
+    def __init__(self, keys_max: int = KEYS_MAX) -> None:
+        #: Requests that came into the table.
+        self.opened = 0
+        #: Requests whose answer is complete.
+        self.ended = 0
+        #: Requests that were answered with an error.
+        self.failed = 0
+        #: Requests whose client left.
+        self.closed = 0
+        #: Attempts that went on as another attempt.
+        self.recovered = 0
+        #: Deltas that were dropped for their attempt, index or sender.
+        self.stale = 0
+        #: Deltas that were dropped because no live request has their id.
+        self.unknown = 0
+        #: From a request's head to its first token, in seconds.
+        self.ttft = Buckets(TTFT_SECONDS)
+        #: Between two messages with tokens of one stream, in seconds.
+        self.itl = Buckets(ITL_SECONDS)
+        #: From a request's head to its end, in seconds.
+        self.request_time = Buckets(REQUEST_SECONDS)
+        #: Requests that are over, by outcome and error code.
+        self.ends: dict[tuple[str, str], int] = {}
+        #: Requests that had more than one attempt, by how they ended.
+        self.migrations = {"resumed": 0, "failed": 0}
+        #: By the public id of the key, empty for anonymous callers. Keys after the first `keys_max`
+        #: share the row `OTHER_KEYS`, so that keys cannot grow a scrape without bound.
+        self.by_key: dict[str, KeyUsage] = {}
+        self._keys_max = keys_max
+
+    def request_over(self, summary: RequestSummary, key_id: str) -> None:
+        end = (summary.outcome, summary.code)
+        self.ends[end] = self.ends.get(end, 0) + 1
+        self.request_time.observe(sum(leg.ms for leg in summary.legs) / 1000)
+        if summary.ttft_ms:
+            self.ttft.observe(summary.ttft_ms / 1000)
+        if summary.attempt > 1:
+            self.migrations["resumed" if summary.outcome == "ended" else "failed"] += 1
+        if key_id not in self.by_key and len(self.by_key) >= self._keys_max:
+            key_id = OTHER_KEYS
+        usage = self.by_key.setdefault(key_id, KeyUsage())
+        usage.output += summary.completion_tokens
+        if summary.ttft_ms:
+            usage.input += summary.prompt_tokens
+            usage.cached += min(summary.cached_tokens, summary.prompt_tokens)

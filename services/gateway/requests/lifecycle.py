@@ -1,0 +1,185 @@
+"""One request's way through the gateway: opened, submitted, interrupted and continued, ended once.
+
+`leave` is the only way out of the table. It aborts the work at D and cancels the request at the
+router where that is needed, and reports the request's summary. A request that is interrupted goes
+on as a new attempt (`recovery.py`) once the event that interrupted it has been handled:
+`resubmit_interrupted`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from common.config import GatewayConfig
+from common.errors import BatonError, Code
+from common.messages import Abort, Cancel, Fleet
+from services.gateway.requests import recovery
+from services.gateway.requests.counters import Counters
+from services.gateway.requests.events import (
+    Action,
+    Closed,
+    Note,
+    Opened,
+    Report,
+    ToRouter,
+    ToWorker,
+)
+from services.gateway.requests.refusals import RETRY_SOON_MS, draining
+from services.gateway.requests.request import LiveRequest, State
+from services.gateway.requests.table import RequestTable
+from services.gateway.streams.phase_timer import HELD, PhaseTimer
+
+
+class Notify(enum.Flag):
+    """Who is notified that an attempt is over: its worker by an Abort, the router by a Cancel."""
+
+    NOBODY = 0
+    WORKER = enum.auto()
+    ROUTER = enum.auto()
+    BOTH = WORKER | ROUTER
+
+
+class RequestLifecycle:
+    """The state of a gateway's core, and what can happen to one request in it."""
+
+    def __init__(self, limits: GatewayConfig, keys_max: int) -> None:
+        self.table = RequestTable(limits.max_streams)
+        self.counters = Counters(keys_max)
+        #: Cancellations that the next router must get; at most as many as requests may live.
+        self.pending_cancels: list[Cancel] = []
+        #: Requests whose attempt was interrupted by the event under way.
+        self.interrupted: list[LiveRequest] = []
+        #: Whether a router takes messages.
+        self.router_up = False
+        #: Whether new requests are refused because the process stops.
+        self.draining = False
+        #: What the fleet can serve, as a router reported it last.
+        self.fleet: Fleet | None = None
+        self._router_wait = limits.router_wait_ms / 1000
+        self._recovers = limits.recovery
+        self._recovery_wait = limits.recovery_ms / 1000
+        self._deaths_max = limits.worker_deaths_max
+
+    def opened(self, event: Opened, now: float) -> list[Action]:
+        spec = event.spec
+        if self.draining:
+            event.answer.fail(draining())
+            return []
+        if self.table.full:
+            sentence = f"this gateway already runs {self.table.limit} requests, its limit"
+            event.answer.fail(BatonError(Code.QUEUE_FULL, sentence, retry_after_ms=RETRY_SOON_MS))
+            return []
+        self.counters.opened += 1
+        request = LiveRequest(
+            spec=spec,
+            stream=event.stream,
+            answer=event.answer,
+            caller=event.caller,
+            hold_until=now + self._router_wait,
+            deadline=now + spec.deadline_ms / 1000 if spec.deadline_ms else 0.0,
+            timer=spec.timer or PhaseTimer(now),
+        )
+        self.table.add(request)
+        if self.router_up:
+            return [self.submit(request, now)]
+        request.timer.enter(HELD, 1, now)
+        return []
+
+    def submit(self, request: LiveRequest, now: float) -> Action:
+        """Gives the current attempt to the router, which must be up."""
+        request.move(State.SUBMITTED, now)
+        request.resubmitted = request.sent == request.attempt
+        request.sent = request.attempt
+        request.submitted = True
+        return self.submission(request, now)
+
+    def submission(self, request: LiveRequest, now: float) -> Action:
+        return ToRouter(*request.submission(now, self.fleet))
+
+    def closed(self, event: Closed, now: float) -> list[Action]:
+        request = self.table.requests.get(event.request_id)
+        if request is None:
+            return []
+        self.counters.closed += 1
+        actions = self.leave(request, State.CLOSED, event.reason, Notify.BOTH, now)
+        return [*actions, Note("request.closed", event.reason, event.request_id)]
+
+    def fail(
+        self, request: LiveRequest, error: BatonError, notify: Notify, now: float
+    ) -> list[Action]:
+        """The request ends, and its client gets `error`."""
+        self.counters.failed += 1
+        actions = self.leave(request, State.FAILED, error.code.value, notify, now)
+        request.answer.fail(error)
+        note = Note("request.failed", error.message, request.spec.request_id)
+        return [*actions, note]
+
+    def leave(
+        self, request: LiveRequest, state: State, reason: str, notify: Notify, now: float
+    ) -> list[Action]:
+        """`state`: a terminal one. The router gets the request's summary, save of one that it has
+        just refused itself."""
+        request_id, attempt = request.spec.request_id, request.attempt
+        new_at_router = request.state is State.SUBMITTED and attempt == 1
+        refused = state is State.FAILED and new_at_router and Notify.ROUTER not in notify
+        request.move(state, now)
+        worker = self.table.remove(request)
+        actions: list[Action] = []
+        if Notify.WORKER in notify and worker:
+            abort = Abort(request_id=request_id, attempt=attempt, reason=reason)
+            actions.append(ToWorker(worker, abort))
+        if Notify.ROUTER in notify or request.resubmitted:
+            cancel = Cancel(request_id=request_id, attempt=attempt, reason=reason)
+            if self.router_up:
+                actions.append(ToRouter(cancel))
+            elif request.submitted and len(self.pending_cancels) < self.table.limit:
+                self.pending_cancels.append(cancel)
+        summary = request.summary(reason if state is State.FAILED else "", now)
+        self.counters.request_over(summary, request.caller.key_id)
+        if not refused:
+            actions.append(Report(summary))
+        return actions
+
+    def can_move(self, request: LiveRequest) -> bool:
+        """Whether another worker could continue it exactly."""
+        emitted = len(request.stream.journal.emitted)
+        sampling = request.spec.sampling
+        return self._recovers and not recovery.resume_obstacle(sampling, emitted, self.fleet)
+
+    def interrupt(
+        self, request: LiveRequest, error: BatonError, notify: Notify, now: float
+    ) -> list[Action]:
+        """The attempt is over before its end. The request goes on as a new attempt where that is
+        possible and allowed, otherwise it fails. `notify`: of this attempt."""
+        emitted = len(request.stream.journal.emitted)
+        obstacle = recovery.resume_obstacle(request.spec.sampling, emitted, self.fleet)
+        if request.worker and error.code is Code.WORKER_LOST:
+            request.deaths |= {request.worker}
+        if len(request.deaths) >= self._deaths_max and error.code is Code.WORKER_LOST:
+            error = recovery.quarantined(len(request.deaths))
+        movable = error.code in recovery.MOVABLE and not obstacle and not self.draining
+        if not self._recovers or not movable or request.attempt >= recovery.ATTEMPTS_MAX:
+            error = recovery.interrupted(error, emitted, obstacle)
+            return self.fail(request, error, notify, now)
+        actions: list[Action] = []
+        request_id = request.spec.request_id
+        if Notify.WORKER in notify and request.worker:
+            reason = error.code.value
+            abort = Abort(request_id=request_id, attempt=request.attempt, reason=reason)
+            actions.append(ToWorker(request.worker, abort))
+        self.table.unassign(request)
+        if request.state is not State.HELD:
+            request.move(State.HELD, now)
+        request.stream.journal.next_attempt()
+        self.interrupted.append(request)
+        sentence = f"{error.message}; it goes on after {emitted} tokens as a new attempt"
+        return [*actions, Note("request.recovered", sentence, request_id)]
+
+    def resubmit_interrupted(self, now: float) -> list[Action]:
+        """Submits the new attempts of what this event interrupted, or holds them without a
+        router."""
+        interrupted, self.interrupted = self.interrupted, []
+        self.counters.recovered += len(interrupted)
+        for request in interrupted:
+            request.hold_until, request.retry_at = now + self._recovery_wait, 0.0
+        return [self.submit(request, now) for request in interrupted] if self.router_up else []

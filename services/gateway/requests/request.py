@@ -1,0 +1,156 @@
+"""One live request in the gateway's table, and the table of its states."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from common.messages import Fleet, RequestBody, RequestSummary, Submit
+from common.net.wire import pack_ids
+from common.prefix import prefix_hashes, prompt_digest
+from common.transitions import checked
+from services.gateway.api.kinds import RequestSpec
+from services.gateway.auth.caller import Caller
+from services.gateway.requests.recovery import remaining_sampling, resume_obstacle
+from services.gateway.streams.answer import FailureListener, TokenStream
+from services.gateway.streams.phase_timer import (
+    DECODE,
+    HELD,
+    PLACED,
+    QUEUE,
+    RECOVERY,
+    PhaseTimer,
+)
+
+
+class State(enum.Enum):
+    """Where a request is."""
+
+    #: No router answers, or its worker was lost; it waits to be submitted.
+    HELD = "held"
+    #: The router has its current attempt.
+    SUBMITTED = "submitted"
+    #: The router has named a decode worker.
+    PLACED = "placed"
+    #: The current attempt has sent tokens.
+    STREAMING = "streaming"
+    #: The answer is complete.
+    ENDED = "ended"
+    #: The answer is an error, or ended with one.
+    FAILED = "failed"
+    #: The client left.
+    CLOSED = "closed"
+
+
+TERMINAL = frozenset({State.ENDED, State.FAILED, State.CLOSED})
+#: No worker is named for the current attempt.
+WAITING = frozenset({State.HELD, State.SUBMITTED})
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.HELD: TERMINAL | {State.SUBMITTED, State.STREAMING},
+    State.SUBMITTED: TERMINAL | {State.HELD, State.PLACED, State.STREAMING},
+    State.PLACED: TERMINAL | {State.HELD, State.SUBMITTED, State.STREAMING},
+    State.STREAMING: TERMINAL | {State.HELD},
+    State.ENDED: frozenset(),
+    State.FAILED: frozenset(),
+    State.CLOSED: frozenset(),
+}
+
+PHASE_OF = {State.SUBMITTED: QUEUE, State.PLACED: PLACED, State.STREAMING: DECODE}
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """Instants are seconds of the core's monotonic clock."""
+
+    #: What was asked for; it never changes.
+    spec: RequestSpec
+    #: Takes its deltas; `stream.journal` knows the tokens that the client has.
+    stream: TokenStream
+    #: Learns of its failure.
+    answer: FailureListener
+    #: Whose request it is.
+    caller: Caller
+    #: When a held request fails, and when a placed one without a token is submitted again.
+    hold_until: float
+    #: When its first token is no longer wanted; 0: never.
+    deadline: float
+    #: Where its time goes.
+    timer: PhaseTimer
+    state: State = State.HELD
+    #: Identity of the decode worker that streams it; empty until known.
+    worker: bytes = b""
+    #: Whether any router may know it.
+    submitted: bool = False
+    #: The attempt that was submitted last; 0: none.
+    sent: int = 0
+    #: Whether that attempt was submitted more than once, so that two routers may have it.
+    resubmitted: bool = False
+    #: The workers that were lost while they ran it.
+    deaths: frozenset[bytes] = frozenset()
+    #: When it is submitted again after a refusal; 0: at once.
+    retry_at: float = 0.0
+    #: Prompt tokens that D did not have to compute, of the first attempt that had tokens.
+    cached_tokens: int = 0
+    #: Identity of the worker that it left because nothing came from it; empty once placed again.
+    left_worker: str = ""
+
+    @property
+    def attempt(self) -> int:
+        return self.stream.journal.attempt
+
+    def move(self, state: State, now: float) -> None:
+        """Raises IllegalTransitionError."""
+        checked("request", TRANSITIONS, self.state, state)
+        if state not in TERMINAL:
+            waiting = HELD if self.state in WAITING and self.attempt == 1 else RECOVERY
+            self.timer.enter(PHASE_OF.get(state, waiting), self.attempt, now)
+        self.state = state
+
+    def summary(self, code: str, now: float) -> RequestSummary:
+        """For the router, once the request is over. `code`: why it failed, else empty."""
+        timer, spec, journal = self.timer, self.spec, self.stream.journal
+        first = timer.first_token
+        return RequestSummary(
+            request_id=spec.request_id,
+            attempt=self.attempt,
+            outcome=self.state.value,
+            code=code,
+            legs=timer.spans(now),
+            prompt_tokens=len(journal.prompt_ids),
+            completion_tokens=len(journal.emitted),
+            cached_tokens=self.cached_tokens,
+            ttft_ms=(first - timer.arrived) * 1000 if first else 0.0,
+            itl_ms_max=timer.gap_max * 1000,
+            traceparent=spec.traceparent,
+        )
+
+    def submission(self, now: float, fleet: Fleet | None) -> tuple[Submit, RequestBody]:
+        """The current attempt for the router: the prompt, and all tokens emitted before it."""
+        block_tokens = fleet.block_tokens if fleet is not None else 0
+        journal, spec, caller = self.stream.journal, self.spec, self.caller
+        ids = [*journal.prompt_ids, *journal.emitted]
+        body = RequestBody(
+            prompt_ids=pack_ids(ids),
+            sampling=remaining_sampling(spec.sampling, len(journal.emitted)),
+            cache_salt=caller.cache_salt,
+            emitted=len(journal.emitted),
+        )
+        submit = Submit(
+            request_id=spec.request_id,
+            attempt=journal.attempt,
+            prompt_tokens=len(ids),
+            max_tokens=body.sampling.max_tokens,
+            deadline_ms=max(1.0, (self.deadline - now) * 1000) if self.deadline else 0.0,
+            key_id=caller.key_id,
+            tenant=caller.tenant,
+            limits=caller.limits,
+            priority=caller.bounded(spec.priority),
+            session=spec.session,
+            local_reason=spec.local_reason,
+            left=self.left_worker,
+            prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), caller.cache_salt),
+            resumable=not resume_obstacle(spec.sampling, 1, fleet),
+            prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, body.cache_salt),
+        )
+        return submit, body

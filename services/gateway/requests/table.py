@@ -1,0 +1,101 @@
+"""The gateway's live requests by id and by worker, and the ids of those that have just ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from common.messages import HOLDING_MAX, Live
+from services.gateway.requests.request import LiveRequest, State
+
+RECENT_MAX = 4_096
+
+
+class RequestTable:
+    """At most `limit` live requests; the core refuses more."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.requests: dict[str, LiveRequest] = {}
+        #: The latest `RECENT_MAX` requests that ended, and whether a worker may still run one
+        #: without knowing of its end.
+        self.recent: dict[str, bool] = {}
+        self._of_worker: dict[bytes, dict[str, LiveRequest]] = {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """Over a copy: requests may leave meanwhile."""
+        return iter(list(self.requests.values()))
+
+    @property
+    def full(self) -> bool:
+        return len(self.requests) >= self.limit
+
+    def current(self, request_id: str, attempt: int) -> LiveRequest | None:
+        """None for an attempt that is not the current one."""
+        request = self.requests.get(request_id)
+        return request if request is not None and request.attempt == attempt else None
+
+    def of_worker(self, worker: bytes) -> list[LiveRequest]:
+        """The requests that are assigned to it."""
+        return list(self._of_worker.get(worker, {}).values())
+
+    def busy_workers(self) -> list[bytes]:
+        """The workers to which requests are assigned."""
+        return list(self._of_worker)
+
+    def streaming_workers(self) -> set[bytes]:
+        """The workers that have sent tokens of a live request's current attempt."""
+        return {r.worker for r in self.requests.values() if r.state is State.STREAMING}
+
+    def placed_without_token(self, now: float) -> list[LiveRequest]:
+        """Placed requests whose first token did not come by `hold_until`."""
+        requests = self.requests.values()
+        return [r for r in requests if r.state is State.PLACED and now >= r.hold_until]
+
+    def add(self, request: LiveRequest) -> None:
+        self.requests[request.spec.request_id] = request
+
+    def live(self) -> Live:
+        """What a router must know of this gateway after its welcome."""
+        attempts = [(request_id, request.attempt) for request_id, request in self.requests.items()]
+        return Live(attempts=tuple(attempts[:HOLDING_MAX]), complete=len(attempts) <= HOLDING_MAX)
+
+    def assign(self, request: LiveRequest, worker: bytes) -> None:
+        """From now on only tokens from this worker are taken."""
+        self.unassign(request)
+        request.worker = worker
+        self._of_worker.setdefault(worker, {})[request.spec.request_id] = request
+
+    def unassign(self, request: LiveRequest) -> bytes:
+        """Returns the worker that it was assigned to; empty for none."""
+        worker, request.worker = request.worker, b""
+        if worker:
+            assigned = self._of_worker[worker]
+            del assigned[request.spec.request_id]
+            if not assigned:
+                del self._of_worker[worker]
+        return worker
+
+    def remove(self, request: LiveRequest) -> bytes:
+        """The request has ended. Returns the worker that it was assigned to; empty for none."""
+        request_id = request.spec.request_id
+        del self.requests[request_id]
+        self.recent[request_id] = request.resubmitted or request.state is State.FAILED
+        if len(self.recent) > RECENT_MAX:
+            del self.recent[next(iter(self.recent))]
+        return self.unassign(request)
+
+    def check_invariants(self, *, router_up: bool) -> None:
+        """Raises AssertionError."""
+        assert len(self.requests) <= self.limit
+        assert len(self.recent) <= RECENT_MAX
+        for request_id, request in self.requests.items():
+            assert request.spec.request_id == request_id
+            assert request.worker or request.state not in (State.PLACED, State.STREAMING)
+            if request.worker:
+                assert self._of_worker[request.worker][request_id] is request
+            assert request.state is not State.SUBMITTED or router_up
+        assigned = sum(len(requests) for requests in self._of_worker.values())
+        assert assigned == sum(1 for request in self.requests.values() if request.worker)

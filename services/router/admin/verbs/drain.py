@@ -1,0 +1,40 @@
+"""`drain`: a worker receives nothing new and finishes what it has. A second call shows progress.
+
+The worker keeps the order and reports it in its beats, so the drain outlives the router, but not a
+restart of the worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.router.admin.named import worker_named
+from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.events import WorkerDrained
+from services.router.records.worker import Worker
+
+
+def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
+    worker = worker_named(view.tables, str(args["worker"]))
+    if not worker.drained:
+        view.act(WorkerDrained(worker.identity, on=True))
+    return progress(worker)
+
+
+def progress(worker: Worker) -> dict[str, Any]:
+    """What a drained worker still has to finish."""
+    return {
+        "worker": worker.name,
+        "role": worker.role.value,
+        "state": worker.display_state,
+        "requests_left": len(worker.held),
+        "kv_tokens_left": worker.held_tokens,
+    }
+
+
+VERB = Verb(
+    "drain",
+    "place nothing new on a worker and let it finish; ask again for progress",
+    (Arg("worker", "a worker's name, as `workers` lists it"),),
+    run,
+)

@@ -1,0 +1,45 @@
+"""`evict`: drops work now. A worker is drained and all its requests are given up, so that gateways
+move them elsewhere. A request is ended, and its client receives an error at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.errors import BatonError, Code
+from services.router.admin.named import worker_named
+from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.admin.verbs.drain import progress
+from services.router.events import RequestEvicted, WorkerEvicted
+
+
+def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
+    worker, request = str(args["worker"]), str(args["request"])
+    if bool(worker) == bool(request):
+        raise BatonError(Code.INVALID_REQUEST, "evict needs a worker or request=ID, one of the two")
+    if request:
+        return _request(view, request)
+    row = worker_named(view.tables, worker)
+    held = len(row.held)
+    view.act(WorkerEvicted(row.identity))
+    return {**progress(row), "requests_dropped": held}
+
+
+def _request(view: View, request_id: str) -> dict[str, Any]:
+    attempt = view.tables.newest.get(request_id)
+    if attempt is None:
+        sentence = f"no request {request_id[:96]!r} is queued or running; `requests` lists them"
+        raise BatonError(Code.NOT_FOUND, sentence)
+    state = view.tables.attempts[request_id, attempt].state.value
+    view.act(RequestEvicted(request_id, attempt))
+    return {"request_id": request_id, "attempt": attempt, "was": state, "requests_dropped": 1}
+
+
+VERB = Verb(
+    "evict",
+    "a worker: drain it, its requests go elsewhere now; a request: end it with an error",
+    (
+        Arg("worker", "a worker's name, as `workers` lists it", default=""),
+        Arg("request", "a request id, as `requests` lists it", default=""),
+    ),
+    run,
+)

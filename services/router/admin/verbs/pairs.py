@@ -1,0 +1,72 @@
+"""`pairs`: what each pair of workers handed over, and whether it may hand over now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from common.messages import Role
+from services.router.admin import pair_rows
+from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.placement.pair_breaker import PairState
+from services.router.tables import Tables
+from services.router.timeline.traffic import PairTotals
+
+ROWS_MAX = 4_096
+OK = PairState.CLOSED.value
+
+
+def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
+    tables, limit = view.tables, int(args["limit"])
+    trouble = {
+        (row["prefill"], row["decode"]): row["state"] for row in pair_rows.rows(tables, view.now)
+    }
+    apart = _unreachable(tables, view.now)
+    ready = [worker for worker in tables.workers.values() if worker.connected]
+    there = [
+        (p.name, d.name)
+        for p in ready
+        for d in ready
+        if p.role is Role.PREFILL and d.role is Role.DECODE and p.fingerprint == d.fingerprint
+    ]
+    names = sorted({*there, *tables.recorder.traffic.pairs})
+    if args["trouble"]:
+        names = [name for name in names if name in apart or trouble.get(name, OK) != OK]
+    return [
+        {
+            "prefill": prefill,
+            "decode": decode,
+            "state": trouble.get((prefill, decode), OK),
+            "unreachable_s": apart.get((prefill, decode)),
+            **asdict(tables.recorder.traffic.pairs.get((prefill, decode), PairTotals())),
+            "bytes_per_s": round(tables.estimates.bandwidth.bytes_per_s(prefill, decode)),
+        }
+        for prefill, decode in names[:limit]
+    ]
+
+
+def _unreachable(tables: Tables, now: float) -> dict[tuple[str, str], float]:
+    """Seconds for which D has had no connection to a connected P, by the names of P and D."""
+    there = {
+        (worker.name, worker.kv_address)
+        for worker in tables.workers.values()
+        if worker.role is Role.PREFILL and worker.connected
+    }
+    return {
+        (lost.prefill, decode.name): round(lost.for_ms / 1000 + now - decode.kv_seen, 1)
+        for decode in tables.workers.values()
+        if decode.role is Role.DECODE and decode.connected
+        for lost in decode.kv_unreachable
+        if (lost.prefill, lost.kv_address) in there
+    }
+
+
+VERB = Verb(
+    "pairs",
+    "what each pair of workers handed over: handoffs, bytes, time, retries, damage",
+    (
+        Arg("limit", "rows at most", default=256, least=1, most=ROWS_MAX),
+        Arg("trouble", "only those that are left alone or not connected", default=False),
+    ),
+    run,
+)

@@ -1,0 +1,51 @@
+"""What the estimates learn from each report; `attempt_lifecycle` calls this for current reports."""
+
+from __future__ import annotations
+
+from services.router.estimates.estimates import Estimates
+from services.router.records.attempt import Attempt
+from services.router.records.worker import Worker
+
+
+def learn_prefill(estimates: Estimates, worker: Worker, attempt: Attempt, now: float) -> None:
+    """P's report of `attempt` is in."""
+    report = attempt.prefill_report
+    if report is None or report.error:
+        return
+    tokens = attempt.request.prompt_tokens - report.cached_tokens
+    estimates.prefill.ended(worker.name, tokens, report.elapsed_ms / 1000, now)
+
+
+def learn_first_token(estimates: Estimates, worker: Worker, attempt: Attempt, now: float) -> None:
+    """D's report of the first token is in."""
+    report = attempt.decode_report
+    if report is None:
+        return
+    if report.kv is None or not report.kv.complete:
+        tokens = attempt.request.prompt_tokens - report.cached_tokens
+        if attempt.placement is not None and attempt.placement.prefill is None:
+            estimates.local_prefill.ended(worker.name, tokens, report.elapsed_ms / 1000, now)
+        return
+    if attempt.placement is None or attempt.placement.prefill is None:
+        return
+    prefill = attempt.placement.prefill.name
+    estimates.record_transfer(prefill, worker.name, report.kv)
+    if attempt.prefill_ended is not None and attempt.prefill_report is not None:
+        tokens = attempt.request.prompt_tokens - attempt.prefill_report.cached_tokens
+        size = max(report.kv.payload_bytes, report.kv.raw_bytes)
+        computing = estimates.prefill_seconds(tokens, prefill)
+        exposed = estimates.exposed_transfer_s(size, computing, prefill, worker.name)
+        estimates.record_handoff(now - attempt.prefill_ended, exposed)
+
+
+def learn_end(estimates: Estimates, worker: Worker, attempt: Attempt, now: float) -> None:
+    """D's final report of `attempt` is in, and the attempt is still in the worker's batch."""
+    report = attempt.end_report
+    if report is None or report.error or attempt.placed is None:
+        return
+    batch = (attempt.batch + len(worker.decoding) + 1) // 2
+    estimates.record_decode(batch, report.completion_tokens - 1, report.decode_ms / 1000)
+    estimates.output_length.ended(
+        attempt.tenant, attempt.priority, attempt.request.max_tokens, report.completion_tokens
+    )
+    estimates.record_residence(now - attempt.placed)

@@ -1,0 +1,81 @@
+"""The fleet in figures, for gateways and for the check of a request's size.
+
+One pass over the workers computes all of it, because it runs whenever the state of a worker
+changes: when a fleet of thousands joins, it runs thousands of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from common.blocks import whole_blocks
+from common.messages import Capacity, Role
+from services.router.placement.types import ResourceRequest
+from services.router.records.states import WorkerState
+from services.router.records.worker import Worker
+
+
+class DecodeLimits(NamedTuple):
+    """What a decode worker can hold at most, when it is idle."""
+
+    #: Tokens of the longest sequence.
+    max_model_len: int
+    #: KV tokens that may be promised.
+    kv_tokens_max: int
+    #: Tokens in one KV block.
+    block_tokens: int
+
+    def fit(self, request: ResourceRequest) -> bool:
+        needed = whole_blocks(request.total_tokens, self.block_tokens)
+        return needed <= self.kv_tokens_max and request.total_tokens <= self.max_model_len
+
+
+class FleetSummary(NamedTuple):
+    """Decode workers that are away are left out everywhere."""
+
+    #: Prefill workers in the state ready.
+    prefill_ready: int
+    #: Decode workers in the state ready.
+    decode_ready: int
+    #: Decode workers, ready or not.
+    decodes: int
+    #: The different limits of the decode workers, ready or not.
+    decode_limits: tuple[DecodeLimits, ...]
+    #: The model of the first ready decode worker; empty = none is ready.
+    model: str
+    #: The block size of the first ready decode worker; 0 = none is ready.
+    block_tokens: int
+    #: Whether all decode workers, ready or not, can continue a stream exactly.
+    restores: bool
+
+
+def summarize(workers: Iterable[Worker]) -> FleetSummary:
+    prefill_ready = decode_ready = decodes = 0
+    ready: Worker | None = None
+    first: dict[Capacity, Worker] = {}
+    for worker in workers:
+        state = worker.state
+        if worker.away:
+            continue
+        if worker.role is not Role.DECODE:
+            prefill_ready += state is WorkerState.READY
+            continue
+        decodes += 1
+        if state is WorkerState.READY:
+            decode_ready += 1
+            ready = ready or worker
+        first.setdefault(worker.capacity, worker)
+    limits = [
+        DecodeLimits(w.capacity.max_model_len, w.kv_tokens_max, w.capacity.block_tokens)
+        for w in first.values()
+    ]
+    return FleetSummary(
+        prefill_ready=prefill_ready,
+        decode_ready=decode_ready,
+        decodes=decodes,
+        decode_limits=tuple(dict.fromkeys(limits)),
+        model=ready.model if ready else "",
+        block_tokens=ready.capacity.block_tokens if ready else 0,
+        restores=bool(first) and all(capacity.restores for capacity in first),
+    )

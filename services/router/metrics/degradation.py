@@ -1,0 +1,43 @@
+"""The detector of silent degradation as Prometheus metrics: its counts and its standing alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from services.router.degradation.detector import Cause, DegradationDetector
+
+OBSERVED = {
+    "handoffs": (Cause.RECOMPUTED, "First tokens of prompts that were meant for a handoff"),
+    "handoffs_weighed": (Cause.BYTES, "Handoffs whose bytes were compared with their blocks"),
+    "handoffs_asked": (Cause.UNREACHED, "Placements of prompts that were meant for a handoff"),
+}
+FAILED = {
+    "handoffs_recomputed": (Cause.RECOMPUTED, "Prompts meant for a handoff, computed by decode"),
+    "handoffs_wrong_bytes": (Cause.BYTES, "Handoffs whose bytes are not what their blocks weigh"),
+}
+
+
+def degradation_metrics(detector: DegradationDetector, now: float) -> Iterator[Metric]:
+    for table, counts in ((OBSERVED, detector.observed), (FAILED, detector.failed)):
+        for name, (cause, help_) in table.items():
+            yield CounterMetricFamily(f"baton_router_{name}", help_, value=counts[cause])
+    yield GaugeMetricFamily(
+        "baton_router_prefill_unreached_seconds",
+        "Since when prompts come and reach no prefill worker; 0 while they do",
+        value=detector.unreached_seconds(now),
+    )
+    stands = GaugeMetricFamily(
+        "baton_router_degraded",
+        "1 while this cause silently degrades the fleet; `baton ctl status` says how",
+        labels=["cause"],
+    )
+    raised = CounterMetricFamily(
+        "baton_router_degradations", "Times that this cause was raised", labels=["cause"]
+    )
+    for cause in Cause:
+        stands.add_metric([cause.value], float(cause in detector.alarms))
+        raised.add_metric([cause.value], detector.raised[cause])
+    yield stands
+    yield raised

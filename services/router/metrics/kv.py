@@ -1,0 +1,57 @@
+"""The router's `kv` answer as Prometheus metrics: KV held for other workers, and what KV planes
+counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+COUNTS = {
+    "handoffs_in": ("handoffs_received", "KV handoffs taken by this worker"),
+    "handoffs_out": ("handoffs_sent", "KV handoffs given by this worker"),
+    "bytes_in": ("received_bytes", "KV bytes verified by this worker"),
+    "bytes_out": ("sent_bytes", "KV bytes sent by this worker"),
+    "early_bytes_out": ("overlapped_bytes", "KV bytes sent before their prefill had ended"),
+    "retries": ("retries", "Handoffs tried again after a lost connection"),
+    "refetches": ("refetches", "Handoffs fetched again after damage"),
+    "digest_mismatches": ("digest_mismatches", "KV messages whose digest did not match"),
+    "recomputes": ("recomputes", "Handoffs that failed, so that the prompt was computed on decode"),
+    "leases_expired": ("leases_expired", "Leases on KV that nobody took in time"),
+    "aborts": ("aborts", "Handoffs that were given up"),
+    "tickets_refused": ("tickets_refused", "Requests for KV that were refused"),
+    "stale": ("stale_messages", "KV messages of an older transfer, dropped"),
+}
+
+
+def kv_metrics(kv: dict[str, Any]) -> Iterator[Metric]:
+    """`kv`: the answer of the verb."""
+    yield from _holds(kv)
+    yield from _handoffs(kv)
+
+
+def _handoffs(kv: dict[str, Any]) -> Iterator[Metric]:
+    for field, (name, help_) in COUNTS.items():
+        family = CounterMetricFamily(f"baton_kv_{name}", help_, labels=["worker"])
+        for worker in kv["workers"]:
+            if field in worker["counts"]:
+                family.add_metric([worker["name"]], worker["counts"][field])
+        yield family
+
+
+def _holds(kv: dict[str, Any]) -> Iterator[Metric]:
+    holds = GaugeMetricFamily(
+        "baton_kv_holds", "Holds of KV for another worker", labels=["worker", "role"]
+    )
+    for worker in kv["workers"]:
+        holds.add_metric([worker["name"], worker["role"]], worker["holds"])
+    yield holds
+    yield GaugeMetricFamily(
+        "baton_kv_held_bytes", "Bytes of KV held for another worker", value=kv["bytes_total"]
+    )
+    yield GaugeMetricFamily(
+        "baton_kv_orphan_holds",
+        "Holds whose request is over: 0, or KV leaks until their leases end",
+        value=kv["orphans"],
+    )

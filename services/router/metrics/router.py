@@ -1,0 +1,141 @@
+"""The router's `/metrics`: the answers of its verbs, and sums over the timelines.
+
+Every router of a fleet exports the fleet's numbers, so queries take the maximum and not the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from common.messages import Role
+from common.telemetry.exposition import histogram
+from services.router.admin.verb import View
+from services.router.admin.verbs import kv, status
+from services.router.metrics.degradation import degradation_metrics
+from services.router.metrics.kv import kv_metrics
+from services.router.metrics.status import router_metrics
+from services.router.records.worker import Worker
+from services.router.tables import Tables
+from services.router.timeline.traffic import Traffic
+
+
+class RouterMetrics(Collector):
+    def __init__(self, view: Callable[[], View]) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._view()
+        yield from router_metrics(status.run(view, {}))
+        yield from kv_metrics(kv.run(view, {"worker": "", "limit": 0}))
+        yield from _workers(view.tables)
+        yield from _phases(view.tables)
+        yield from _pairs(view.tables.recorder.traffic)
+        yield from degradation_metrics(view.tables.degradation, view.now)
+
+
+def _workers(tables: Tables) -> Iterator[Metric]:
+    there = [worker for worker in tables.workers.values() if worker.connected]
+    used = GaugeMetricFamily(
+        "baton_router_worker_kv_used_ratio",
+        "Share of a worker's KV blocks in use, as it said last",
+        labels=["worker", "role"],
+    )
+    step = GaugeMetricFamily(
+        "baton_router_worker_step_age_seconds",
+        "Since a worker's engine made its last step while it has work",
+        labels=["worker", "role"],
+    )
+    for worker in there:
+        names = [worker.name, worker.role.value]
+        used.add_metric(names, worker.load.kv_used)
+        step.add_metric(names, worker.load.step_age_ms / 1000)
+    yield used
+    yield step
+    busy = GaugeMetricFamily(
+        "baton_router_utilisation_ratio",
+        "Prefill: share of the ready workers that compute a prompt; decode: share of slots in use",
+        labels=["phase"],
+    )
+    busy.add_metric(["prefill"], _share(_of(there, Role.PREFILL), computing=True))
+    busy.add_metric(["decode"], _share(_of(there, Role.DECODE), computing=False))
+    yield busy
+    yield GaugeMetricFamily(
+        "baton_router_workers_known",
+        "Workers that said Hello and are connected, ready or not",
+        value=len(there),
+    )
+
+
+def _of(workers: list[Worker], role: Role) -> list[Worker]:
+    return [worker for worker in workers if worker.role is role and worker.ready]
+
+
+def _share(workers: list[Worker], *, computing: bool) -> float:
+    if computing:
+        return sum(bool(worker.queued_tokens) for worker in workers) / max(1, len(workers))
+    slots = sum(worker.capacity.max_num_seqs for worker in workers)
+    return sum(len(worker.held) for worker in workers) / max(1, slots)
+
+
+def imbalance(tables: Tables) -> float | None:
+    """Requests per second that the prefill workers could compute, divided by those that the decode
+    workers could finish, at the mean sizes so far; None before the first request."""
+    traffic, estimates = tables.recorder.traffic, tables.estimates
+    if not traffic.requests or not traffic.made or not traffic.computed:
+        return None
+    prompt = traffic.computed / traffic.requests
+    prefills = _of(list(tables.workers.values()), Role.PREFILL)
+    prefill = len(prefills) / max(1e-9, estimates.prefill_seconds(round(prompt)))
+    decode = 0.0
+    for worker in _of(list(tables.workers.values()), Role.DECODE):
+        slots = worker.capacity.max_num_seqs
+        residence_s = estimates.step_seconds(slots) * traffic.made / traffic.requests
+        decode += slots / max(1e-9, residence_s)
+    return prefill / decode if decode else None
+
+
+def _phases(tables: Tables) -> Iterator[Metric]:
+    traffic = tables.recorder.traffic
+    yield histogram(
+        "baton_router_phase_seconds",
+        "Time of requests in each phase of their timeline",
+        {(phase,): buckets for phase, buckets in traffic.phases.items()},
+        "phase",
+    )
+    tokens = CounterMetricFamily(
+        "baton_router_tokens", "Prompt tokens prefilled and tokens decoded", labels=["phase"]
+    )
+    tokens.add_metric(["prefill"], traffic.computed)
+    tokens.add_metric(["decode"], traffic.made)
+    yield tokens
+    ratio = imbalance(tables)
+    if ratio is not None:
+        yield GaugeMetricFamily(
+            "baton_router_phase_imbalance_ratio",
+            "Prefill capacity divided by decode capacity, in requests as they were so far",
+            value=ratio,
+        )
+    yield CounterMetricFamily(
+        "baton_router_timelines_forgotten",
+        "Timelines that were never made, for too many waited",
+        value=tables.recorder.forgotten,
+    )
+
+
+def _pairs(traffic: Traffic) -> Iterator[Metric]:
+    for field, name, help_, scale in (
+        ("handoffs", "handoffs", "KV handoffs that came through", 1.0),
+        ("bytes", "bytes", "KV bytes handed over", 1.0),
+        ("ms", "transfer_seconds", "From first to last data of those handoffs", 1e-3),
+        ("retries", "retries", "Handoffs tried again", 1.0),
+        ("digest_mismatches", "digest_mismatches", "Messages whose digest did not match", 1.0),
+        ("failures", "failures", "Handoffs that never came; decode computed the prompt", 1.0),
+    ):
+        family = CounterMetricFamily(f"baton_pair_{name}", help_, labels=["prefill", "decode"])
+        for (prefill, decode), pair in traffic.pairs.items():
+            family.add_metric([prefill, decode], asdict(pair)[field] * scale)
+        yield family

@@ -1,0 +1,63 @@
+"""The router's status as Prometheus metrics: what it decided, and how full it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from common.net.admin_status import Status
+
+TOTALS = {
+    "submitted": "Attempts that gateways submitted",
+    "placed": "Attempts given to a decode worker",
+    "placed_local": "Attempts given to a decode worker without a prefill worker",
+    "adopted": "Attempts found on a worker, placed by another router or before a restart",
+    "ended": "Attempts that ended with their last token",
+    "failed": "Attempts that failed after they were placed",
+    "cancelled": "Attempts given up by their gateway",
+}
+OPEN_PAIRS_HELP = (
+    "Pairs of prefill and decode workers in quarantine or on trial after handoffs that failed"
+)
+
+
+def router_metrics(status: Status) -> Iterator[Metric]:
+    """Counters begin anew when the router restarts."""
+    totals = msgspec.structs.asdict(status.totals)
+    for field, help_ in TOTALS.items():
+        yield CounterMetricFamily(f"baton_router_requests_{field}", help_, value=totals[field])
+    yield _by("requests_refused", "Attempts that were refused", "code", status.refused)
+    yield _by("messages_dropped", "Messages that were not acted on", "reason", status.dropped)
+    yield from _gauges(status)
+    ready = GaugeMetricFamily(
+        "baton_router_workers_ready", "Workers that may be given requests", labels=["role"]
+    )
+    ready.add_metric(["prefill"], status.prefill_ready)
+    ready.add_metric(["decode"], status.decode_ready)
+    yield ready
+
+
+def _gauges(status: Status) -> Iterator[Metric]:
+    for name, help_, value in (
+        ("queue_requests", "Requests that wait for a worker", status.queued),
+        ("queue_requests_max", "Requests that may wait for a worker", status.queued_max),
+        ("queue_bytes", "Bytes of the requests that wait for a worker", status.queued_bytes),
+        ("active_requests", "Requests that run on workers", status.active),
+        (
+            "active_requests_max",
+            "Requests that may run on the workers that are ready",
+            status.active_max,
+        ),
+        ("open_pairs", OPEN_PAIRS_HELP, status.open_pairs),
+        ("ready", "1 while the fleet can serve", status.ready),
+    ):
+        yield GaugeMetricFamily(f"baton_router_{name}", help_, value=float(value))
+
+
+def _by(name: str, help_: str, label: str, counts: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(f"baton_router_{name}", help_, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family

@@ -1,0 +1,73 @@
+"""What placement remembers between requests. Only the rules change it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from services.router.placement.pair_breaker import PairBreakers
+from services.router.placement.policies.registry import POLICIES
+from services.router.placement.prefix_index import PrefixIndex
+from services.router.placement.types import PlacementOptions, Policy, ResourceRequest
+
+SIZES = 32
+PROBE_EVERY = 64
+
+
+class PlacementMemory:
+    """The policy in force, the prefix index, the pair breakers, and the governor's last decision
+    for each prompt size."""
+
+    def __init__(self, policy: Policy, options: PlacementOptions) -> None:
+        #: An operator may replace both while the router runs.
+        self.policy = policy
+        self.options = options
+        self.prefixes = PrefixIndex()
+        self.pairs = PairBreakers()
+        #: Number of the last placement.
+        self.serial = 0
+        self._was_remote: list[bool | None] = [None] * SIZES
+        self._local_in_row = [0] * SIZES
+
+    @property
+    def all_local(self) -> bool:
+        """Whether every prompt is computed by its decode worker."""
+        return self.options.mode != "disaggregated" or self.options.remote_prefill == "never"
+
+    def set_options(self, policy: str, remote_prefill: str) -> None:
+        """An empty argument leaves its value as it is."""
+        if policy:
+            self.policy = POLICIES[policy]
+        if remote_prefill:
+            self.options = msgspec.convert((self.options.mode, remote_prefill), PlacementOptions)
+            self._was_remote = [None] * SIZES
+
+    def next_serial(self) -> int:
+        self.serial += 1
+        return self.serial
+
+    def was_remote(self, request: ResourceRequest) -> bool | None:
+        """The governor's last free decision for a prompt of this size; None = there was none."""
+        return self._was_remote[_size(request)]
+
+    def probe_due(self, request: ResourceRequest) -> bool:
+        """Whether a remote prefill of this size must be measured again."""
+        return self._local_in_row[_size(request)] >= PROBE_EVERY
+
+    def record_decision(self, request: ResourceRequest, *, remote: bool, compared: bool) -> None:
+        """A prompt was placed. `compared`: the governor chose between two possible sides."""
+        size = _size(request)
+        if compared:
+            self._was_remote[size] = remote
+            self._local_in_row[size] += not remote
+        if remote:
+            self._local_in_row[size] = 0
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError."""
+        self.prefixes.check_invariants()
+        self.pairs.check_invariants()
+
+
+def _size(request: ResourceRequest) -> int:
+    """The row of this prompt length; rows are powers of two."""
+    return min(SIZES - 1, request.prompt_tokens.bit_length())

@@ -1,0 +1,117 @@
+"""Chooses workers for one request: a pure function from snapshots to a `Placement`, or to what the
+request must wait for.
+
+Filters come first (room now, equal fingerprints); the policy only ranks the workers that are left.
+D is chosen before P, and between them the governor decides whether the prompt goes to a P at all. A
+prefill worker takes another prompt while it has less than `PREFILL_AHEAD_TOKENS` ahead of it. That
+is enough to fill its batches, and little enough that D's blocks are not held while P works through
+a queue: requests wait in the router. Snapshots count KV in whole blocks, so a request that fits in
+tokens fits in blocks. With a thousand workers this is the hottest code of the router, so it filters
+in comprehensions and sorts no more workers than it shows.
+"""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+
+from services.router.placement import governor
+from services.router.placement.types import (
+    CANDIDATES_MAX,
+    Candidate,
+    Placement,
+    PlacementContext,
+    Policy,
+    ResourceRequest,
+    Score,
+    Views,
+    WaitFor,
+    WorkerView,
+)
+
+PREFILL_AHEAD_TOKENS = 16_384
+SORTED_MAX = 64
+
+Ranked = list[tuple[Score, int, str, WorkerView]]
+"""(score, number of its last placement, name, worker), best first."""
+
+
+def place(
+    context: PlacementContext, decodes: Views, prefills: Views, policy: Policy
+) -> Placement | WaitFor:
+    """`decodes` and `prefills` are all ready workers."""
+    if not decodes:
+        return WaitFor.WORKER
+    request = context.request
+    fitting = _decodes_with_room(request, decodes)
+    if not fitting:
+        slots = any(view.requests < view.requests_max for view in decodes)
+        return WaitFor.KV if slots else WaitFor.SLOT
+    while fitting:
+        ranked = _best(policy.decode_scores(context, fitting), fitting)
+        decode = ranked[0][-1]
+        decision = governor.decide(context, decode, prefills)
+        if not decision.eligible:
+            return _placement(policy, context, (ranked, len(fitting)), ([], 0), decision)
+        able = _prefills_with_room(request, decision.eligible)
+        if able:
+            scored = _best(policy.prefill_scores(context, able, decode), able)
+            return _placement(
+                policy, context, (ranked, len(fitting)), (scored, len(able)), decision
+            )
+        fitting = [view for view in fitting if view.fingerprint != decode.fingerprint]
+    return WaitFor.PREFILL
+
+
+def _decodes_with_room(request: ResourceRequest, views: Views) -> list[WorkerView]:
+    total = request.total_tokens
+    return [
+        view
+        for view in views
+        if view.requests < view.requests_max
+        and total <= view.kv_tokens_max - view.kv_tokens
+        and total <= view.max_model_len
+    ]
+
+
+def _prefills_with_room(request: ResourceRequest, views: Views) -> list[WorkerView]:
+    prompt = request.prompt_tokens
+    ahead_max = PREFILL_AHEAD_TOKENS - prompt
+    return [
+        view
+        for view in views
+        if (view.queued == 0 or view.queued <= ahead_max)
+        and prompt <= view.kv_tokens_max - view.kv_tokens
+        and view.requests < view.requests_max
+    ]
+
+
+def _best(scores: list[Score], views: list[WorkerView]) -> Ranked:
+    """The best `CANDIDATES_MAX`. Workers of equal score take turns, so that an idle fleet fills all
+    its prefix caches and not that of one worker."""
+    serials, names = [view.last_placed_serial for view in views], [view.name for view in views]
+    rows = zip(scores, serials, names, views, strict=True)
+    if len(views) > SORTED_MAX:
+        return nsmallest(CANDIDATES_MAX, rows)
+    return sorted(rows)[:CANDIDATES_MAX]
+
+
+def _placement(
+    policy: Policy,
+    context: PlacementContext,
+    decodes: tuple[Ranked, int],
+    prefills: tuple[Ranked, int],
+    decision: governor.PrefillDecision,
+) -> Placement:
+    """`decodes` and `prefills`: the best candidates of each role, and how many there were."""
+    (best_d, count_d), (best_p, count_p) = decodes, prefills
+    decode = best_d[0][-1]
+    prefill = best_p[0][-1] if best_p else None
+    parts = [decision.sentence] if decision.sentence else []
+    if prefill is not None:
+        parts.append(policy.prefill_sentence(context, prefill, count_p))
+    parts.append(policy.decode_sentence(context, decode, count_d))
+    candidates = [Candidate("prefill", name, score) for score, _, name, _ in best_p]
+    candidates += [Candidate("decode", name, score) for score, _, name, _ in best_d]
+    return Placement(
+        decode, prefill, policy.NAME, "; ".join(parts), tuple(candidates), decision.compared
+    )

@@ -1,0 +1,185 @@
+"""The plain values of placement: a request and snapshots of workers go in, a `Placement` or a
+`WaitFor` comes out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from common.blocks import whole_blocks
+from common.config import Mode, RemotePrefill
+
+CANDIDATES_MAX = 8
+
+Score = tuple[float, ...]
+"""Compared from left to right; lower is better."""
+
+
+class ResourceRequest(NamedTuple):
+    """What a request needs, and what placement may use to choose a worker for it."""
+
+    #: Tokens of the prompt.
+    prompt_tokens: int
+    #: Tokens that the answer may have at most.
+    max_tokens: int
+    #: The client's session id; empty = none.
+    session: str = ""
+    #: Why the decode worker must compute the prompt itself; empty = it need not.
+    local_reason: str = ""
+    #: Hashes of the prompt's leading whole blocks (`common.prefix`); dropped once it is placed.
+    prefix: tuple[bytes, ...] = ()
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.max_tokens
+
+
+class WorkerView(NamedTuple):
+    """A snapshot of one ready worker. KV is counted in tokens, always in whole blocks."""
+
+    name: str
+    #: `name|incarnation`, the worker's ZeroMQ identity.
+    identity: str
+    incarnation: str
+    #: Two workers may exchange KV only when their fingerprints are equal.
+    fingerprint: str
+    #: Where its KV plane listens.
+    kv_address: str
+    #: Tokens in one KV block.
+    block_tokens: int
+    #: Tokens of the longest sequence that its engine accepts.
+    max_model_len: int
+    #: KV tokens promised to requests, or held by requests of an earlier router.
+    kv_tokens: int
+    #: KV tokens that may be promised, already scaled by `kv_grant_max`.
+    kv_tokens_max: int
+    #: Requests that it has.
+    requests: int
+    #: Requests that it may have now.
+    requests_max: int
+    #: Prompt tokens that it was given to compute and has not computed yet.
+    queued: int = 0
+    #: Streams whose first token this decode worker has made.
+    decoding: int = 0
+    #: Serial number of the last placement that used this worker; 0 = none yet.
+    last_placed_serial: int = 0
+    #: KV bytes per token.
+    kv_token_bytes: float = 0.0
+    #: The named parts that the fingerprint was computed from.
+    fingerprint_parts: Mapping[str, str] = {}
+
+    def kv_need(self, tokens: int) -> int:
+        """KV tokens, in whole blocks, that this many tokens occupy."""
+        return whole_blocks(tokens, self.block_tokens)
+
+
+Views = Sequence[WorkerView]
+
+
+class Rates(NamedTuple):
+    """Measured rates of the fleet for a prompt of this length. The defaults are priors of a small
+    model on a CPU."""
+
+    #: Prompt tokens that a prefill worker computes per second.
+    prefill_tokens_per_s: float = 8_000.0
+    #: Prompt tokens that a decode worker computes per second.
+    local_tokens_per_s: float = 8_000.0
+    #: KV bytes that a pair of workers moves per second, averaged over the fleet.
+    kv_bytes_per_s: float = 5e8
+    #: The same for one pair, by the names of P and D; None = use `kv_bytes_per_s` for all pairs.
+    pair_bytes_per_s: Callable[[str, str], float] | None = None
+    #: Seconds from the end of P's work, or of the transfer if later, to D's first token.
+    handoff_s: float = 0.02
+    #: Seconds of a decode step with one sequence.
+    step_s: float = 0.01
+    #: Seconds by which each further sequence lengthens a decode step.
+    step_s_per_seq: float = 0.0005
+    #: Predicted tokens of the answer; 0 = not known, `max_tokens` is assumed.
+    out_tokens: float = 0.0
+    #: Whether enough prefills and handoffs were measured to compare local with remote prefill.
+    measured: bool = False
+
+
+class PlacementOptions(NamedTuple):
+    """The operator's choices about remote prefill."""
+
+    mode: Mode = "disaggregated"
+    remote_prefill: RemotePrefill = "always"
+
+
+class PlacementContext(NamedTuple):
+    """One request, and what placement knows for it beside the snapshots."""
+
+    request: ResourceRequest
+    #: By worker identity, leading prompt tokens whose KV the worker has; absent = none.
+    cached: Mapping[str, int] = {}
+    rates: Rates = Rates()
+    options: PlacementOptions = PlacementOptions()
+    #: Pairs (identity of P, identity of D) that must not hand KV over now.
+    excluded_pairs: frozenset[tuple[str, str]] = frozenset()
+    #: Whether D computes the prompt, whichever worker becomes D.
+    local: bool = False
+    #: The governor's last decision for a prompt of this size; None = it has not decided yet.
+    was_remote: bool | None = None
+    #: Whether a remote prefill of this size must be measured again.
+    probe: bool = False
+
+
+class Policy(Protocol):
+    """A module in `policies/`; its functions are pure.
+
+    Scores are given for all candidates at once, because one call for each would cost more than the
+    scoring. Of equal scores, the worker that was placed on the longest time ago wins. A sentence
+    explains why `view` was chosen among `candidates` workers.
+    """
+
+    NAME: str
+    HELP: str
+
+    def decode_scores(self, context: PlacementContext, views: Views) -> list[Score]: ...
+
+    def prefill_scores(
+        self, context: PlacementContext, views: Views, decode: WorkerView
+    ) -> list[Score]: ...
+
+    def decode_sentence(
+        self, context: PlacementContext, view: WorkerView, candidates: int
+    ) -> str: ...
+
+    def prefill_sentence(
+        self, context: PlacementContext, view: WorkerView, candidates: int
+    ) -> str: ...
+
+
+class WaitFor(enum.Enum):
+    """What a request that cannot be placed now waits for."""
+
+    WORKER = "a ready decode worker"
+    SLOT = "a free decode slot"
+    KV = "free KV blocks on a decode worker"
+    PREFILL = "a free prefill worker"
+
+
+class Candidate(NamedTuple):
+    """One worker that could have been chosen."""
+
+    role: str
+    name: str
+    score: Score
+
+
+class Placement(NamedTuple):
+    """The chosen workers, and why they were chosen."""
+
+    decode: WorkerView
+    #: None: D computes the prompt itself, for the reason in `sentence`.
+    prefill: WorkerView | None
+    #: Name of the policy that chose.
+    policy: str
+    #: The reasons, for an operator.
+    sentence: str
+    #: The best `CANDIDATES_MAX` workers of each role.
+    candidates: tuple[Candidate, ...]
+    #: Whether the governor compared local with remote prefill; False: only one was possible.
+    compared: bool = False

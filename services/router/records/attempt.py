@@ -1,0 +1,111 @@
+"""The row of an attempt: one try to serve a request, from its Submit to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.identity import AttemptKey
+from common.messages import DecodeStarted, Ended, KeyLimits, PrefillEnded, PriorityClass
+from services.router.placement.types import Placement, ResourceRequest, WaitFor
+from services.router.records.states import ATTEMPT_TABLE, AttemptEvent, AttemptState, next_state
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt of a request. Instants are seconds on the core's clock, as `now` is."""
+
+    #: The client's request, the same for all of its attempts.
+    request_id: str
+    #: Which attempt of its request it is, from 1 on.
+    number: int
+    #: Identity of the gateway that submitted it.
+    gateway: str
+    #: What it needs of the workers.
+    request: ResourceRequest
+    #: The encoded prompt, as the gateway sent it; empty once it left the queue.
+    body: bytes
+    #: When its Submit arrived.
+    received: float
+    #: When its client stops waiting; 0 = never.
+    deadline: float = 0.0
+    #: The API key that pays for it.
+    key_id: str = ""
+    #: The tenant in whose name it waits in the queue.
+    tenant: str = ""
+    priority: PriorityClass = PriorityClass.STANDARD
+    #: Whether its gateway can continue the stream exactly after a preemption.
+    resumable: bool = False
+    #: Identity of the decode worker that the previous attempt left; empty = none.
+    avoid: str = ""
+    #: Digest of its prompt, by which a quarantined prompt is recognized.
+    digest: bytes = b""
+    #: Limits of its API key; None = the key has none.
+    limits: KeyLimits | None = None
+    #: Share of its tenant in the fair queue, relative to other tenants.
+    weight: float = 1.0
+    #: Predicted tokens of the answer.
+    output_tokens: int = 0
+    #: Predicted cost (`admission/keys.py`).
+    cost: float = 0.0
+    #: After this instant its first token would come too late; 0 = there is no such instant.
+    start_by: float = 0.0
+    state: AttemptState = AttemptState.QUEUED
+    #: What it lacked when placement last looked at it; None = it was not looked at or is placed.
+    waits_for: WaitFor | None = None
+    #: How many later attempts were placed before it.
+    passed_by: int = 0
+    #: Where it was placed, and why; None while it is queued.
+    placement: Placement | None = None
+    #: Whether its prefill worker may still hold KV for it.
+    prefill_open: bool = False
+    #: When it was placed.
+    placed: float | None = None
+    #: When the report of its prefill worker arrived.
+    prefill_ended: float | None = None
+    #: When the report of its first token arrived.
+    decode_started: float | None = None
+    #: Streams that its decode worker had when its first token was made, itself included.
+    batch: int = 0
+    #: When it left the tables.
+    finished: float | None = None
+    #: What its prefill worker reported.
+    prefill_report: PrefillEnded | None = None
+    #: What its decode worker reported at the first token.
+    decode_report: DecodeStarted | None = None
+    #: Why its prefill worker was of no use, for an operator; empty = it was not so.
+    prefill_problem: str = ""
+    #: What its decode worker reported at the end.
+    end_report: Ended | None = None
+    #: A finish reason or an error code; empty while it is live.
+    outcome: str = ""
+    #: The reason for its end, for an operator.
+    sentence: str = ""
+    #: Whether this router found it on a worker instead of placing it: another router did, or this
+    #: one before a restart.
+    adopted: bool = False
+    key: AttemptKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = (self.request_id, self.number)
+
+    @property
+    def decode(self) -> str:
+        """Identity of its decode worker; empty = none."""
+        return self.placement.decode.identity if self.placement else ""
+
+    @property
+    def prefill(self) -> str:
+        """Identity of its prefill worker; empty = none."""
+        if self.placement is None or self.placement.prefill is None:
+            return ""
+        return self.placement.prefill.identity
+
+    def drop_prompt(self) -> None:
+        """Placement and the workers' copies are the last uses of the prompt and its hashes."""
+        self.body = b""
+        if self.request.prefix:
+            self.request = self.request._replace(prefix=())
+
+    def apply(self, event: AttemptEvent) -> None:
+        """Raises IllegalTransitionError."""
+        self.state = next_state(self.key, ATTEMPT_TABLE, self.state, event)

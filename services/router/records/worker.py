@@ -1,0 +1,299 @@
+"""The row of a worker, with the sums over what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.identity import AttemptKey
+from common.messages import (
+    Beat,
+    Capacity,
+    HealthVerdict,
+    Hello,
+    KvCounts,
+    KvHold,
+    KvUnreachable,
+    Load,
+    Role,
+)
+from services.router.placement.types import WorkerView
+from services.router.records.states import AWAY, WORKER_TABLE, WorkerEvent, WorkerState, next_state
+
+
+@dataclass(slots=True)
+class Changes:
+    """What changed since it was last read. Every row of a worker writes to the same object.
+    `WorkerSnapshots` reads and clears `stale_snapshots`, the core reads and clears the rest."""
+
+    #: By role, the workers whose snapshot is not current, by identity.
+    stale_snapshots: dict[Role, dict[str, Worker]] = field(
+        default_factory=lambda: {Role.PREFILL: {}, Role.DECODE: {}}
+    )
+    #: Whether the state of a worker changed, so that the summary for gateways may be stale.
+    availability: bool = False
+    #: Whether something that queued attempts wait for may have become free.
+    capacity: bool = False
+
+
+@dataclass(slots=True)
+class Worker:
+    """One incarnation of a prefill or decode worker. Instants are seconds on the core's clock."""
+
+    #: `name|incarnation`, its ZeroMQ identity.
+    identity: str
+    role: Role
+    name: str
+    incarnation: str
+    #: Workers may exchange KV only when their fingerprints are equal.
+    fingerprint: str
+    #: The model that its engine serves.
+    model: str
+    #: Where its KV plane listens.
+    kv_address: str
+    pid: int
+    #: What its engine can hold at most.
+    capacity: Capacity
+    #: Share of its KV tokens that may be promised.
+    kv_grant_max: float
+    #: Where it notes what changed.
+    changes: Changes
+    #: When its last message arrived.
+    last_seen: float
+    #: When its state last changed.
+    since: float
+    state: WorkerState = WorkerState.JOINING
+    #: The state to which it returns when it is trusted again.
+    before_suspect: WorkerState = WorkerState.JOINING
+    #: Why it is in its state, for an operator.
+    reason: str = ""
+    #: What its latest Beat reported of its engine.
+    load: Load = field(default_factory=Load)
+    #: KV tokens promised, by attempt.
+    held: dict[AttemptKey, int] = field(default_factory=dict)
+    #: Prompt tokens that it has to compute and has not computed yet, by attempt.
+    computing: dict[AttemptKey, int] = field(default_factory=dict)
+    #: Attempts whose first token it has made.
+    decoding: dict[AttemptKey, None] = field(default_factory=dict)
+    #: The named parts from which its fingerprint was computed.
+    fingerprint_parts: dict[str, str] = field(default_factory=dict)
+    #: Sum of `held`.
+    held_tokens: int = 0
+    #: Sum of `computing`.
+    queued_tokens: int = 0
+    #: Serial number of the last placement that used it; 0 = none yet.
+    last_placed_serial: int = 0
+    #: KV tokens that its engine held when it joined and has not freed since.
+    preexisting_kv_tokens: int = 0
+    #: Requests that its engine had when it joined and has not ended since.
+    preexisting_requests: int = 0
+    #: Since when its Beats have shown an engine without work; None = the latest showed work.
+    idle_since: float | None = None
+    #: Counters of its KV plane; None = it reported none.
+    kv_counts: KvCounts | None = None
+    #: KV that it holds for other workers, the oldest first, cut at the wire's limit.
+    kv_holds: tuple[KvHold, ...] = ()
+    #: How many such holds there are, whether listed or not.
+    kv_holds_total: int = 0
+    #: When the KV status arrived.
+    kv_seen: float = 0.0
+    #: Prefill workers that it cannot reach.
+    kv_unreachable: tuple[KvUnreachable, ...] = ()
+    #: Requests that it may have now; fewer than `max_num_seqs` during its slow start.
+    slots: int = 0
+    #: When its slow start began; None = it is not in one.
+    ramp_from: float | None = None
+    #: Whether it was away, or replaces an incarnation that was here; it will start slowly.
+    returned: bool = False
+    #: Attempts given up while it was out of reach, to be aborted when it returns.
+    orphans: list[AttemptKey] = field(default_factory=list)
+    #: How often it was suspected or lost in the last flap window.
+    flaps: int = 0
+    #: When the last flap was.
+    flapped_at: float = 0.0
+    #: Since when it has shown no fault after a flap; None = the fault stands.
+    faultless_since: float | None = None
+    #: Whether it had drained before it went.
+    left_drained: bool = False
+    #: Attempts that it held at its latest Hello, until it reports which of them it still holds.
+    unconfirmed: dict[AttemptKey, None] = field(default_factory=dict)
+    #: Whether an operator drained it: it gets nothing new.
+    drained: bool = False
+    #: An operator's order that its Beats do not repeat yet; None = there is none.
+    drain_ordered: bool | None = None
+    #: What the health daemon of its host has against it; None = nothing.
+    health_verdict: HealthVerdict | None = None
+    #: Whether it gets nothing new because of that verdict.
+    excluded: bool = False
+    #: The workers of its role whose snapshot is not current.
+    stale_snapshots: dict[str, Worker] = field(init=False)
+    #: KV tokens that may be promised, in whole blocks.
+    kv_tokens_max: int = field(init=False)
+    #: KV bytes per token.
+    kv_token_bytes: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stale_snapshots = self.changes.stale_snapshots[self.role]
+        capacity = self.capacity
+        granted = int(capacity.kv_blocks * self.kv_grant_max)
+        self.kv_tokens_max = granted * capacity.block_tokens
+        self.kv_token_bytes = capacity.kv_block_bytes / capacity.block_tokens
+
+    @classmethod
+    def from_hello(
+        cls,
+        identity: str,
+        hello: Hello,
+        capacity: Capacity,
+        kv_grant_max: float,
+        changes: Changes,
+        now: float,
+    ) -> Worker:
+        changes.availability = True
+        return cls(
+            identity=identity,
+            role=hello.role,
+            name=hello.name,
+            incarnation=hello.incarnation,
+            fingerprint=hello.fingerprint,
+            fingerprint_parts=hello.fingerprint_parts,
+            model=hello.model,
+            kv_address=hello.kv_address,
+            pid=hello.pid,
+            capacity=capacity,
+            kv_grant_max=kv_grant_max,
+            changes=changes,
+            last_seen=now,
+            since=now,
+            slots=capacity.max_num_seqs,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be given requests."""
+        return self.state is WorkerState.READY and not (self.drained or self.excluded)
+
+    @property
+    def display_state(self) -> str:
+        """Its state, for an operator."""
+        if self.drained and self.state is WorkerState.READY:
+            return "draining" if self.held else "drained"
+        return "down" if self.excluded and self.state is WorkerState.READY else self.state.value
+
+    @property
+    def connected(self) -> bool:
+        return self.state is not WorkerState.GONE
+
+    @property
+    def away(self) -> bool:
+        """Whether it is given up: nothing is expected of it, and its reports do not count."""
+        return self.state in AWAY
+
+    def apply(self, event: WorkerEvent, reason: str, now: float) -> None:
+        """Raises IllegalTransitionError."""
+        was = self.state
+        self.state = next_state(self.name, WORKER_TABLE, was, event)
+        self.returned |= was in AWAY
+        if self.ready and self.returned:
+            self.returned, self.ramp_from = False, now
+        self.reason, self.since = reason, now
+        self._touch(availability=True)
+
+    def set_drained(self, drained: bool) -> None:
+        self.drained = drained
+        self._touch(availability=True)
+
+    def set_excluded(self, excluded: bool) -> bool:
+        """Returns whether that is a change."""
+        if excluded is self.excluded:
+            return False
+        self.excluded = excluded
+        self._touch(availability=True)
+        return True
+
+    def set_slots(self, slots: int) -> None:
+        if slots != self.slots:
+            self.slots = slots
+            self.changes.capacity = True
+            self._touch()
+
+    def hold(self, key: AttemptKey, tokens: int) -> None:
+        """Promises KV to an attempt, once."""
+        assert key not in self.held
+        self.held[key] = tokens
+        self.held_tokens += tokens
+        self._touch()
+
+    def release(self, key: AttemptKey) -> None:
+        """Takes back all that the attempt was promised. Idempotent."""
+        self.held_tokens -= self.held.pop(key, 0)
+        self.decoding.pop(key, None)
+        self.queued_tokens -= self.computing.pop(key, 0)
+        self._touch()
+
+    def start_prompt(self, key: AttemptKey, tokens: int) -> None:
+        """It was given a prompt to compute."""
+        self.computing[key] = tokens
+        self.queued_tokens += tokens
+        self._touch()
+
+    def finish_prompt(self, key: AttemptKey) -> None:
+        """Idempotent."""
+        self.queued_tokens -= self.computing.pop(key, 0)
+        self._touch()
+
+    def start_decoding(self, key: AttemptKey) -> None:
+        """The attempt's first token is made; it is in the batch until it is released."""
+        self.decoding[key] = None
+        self._touch()
+
+    def update_load(self, load: Load, now: float) -> None:
+        """Takes the engine's load from a Beat. What it held before it joined is learned while it
+        joins; afterwards that can only shrink, and if it does, there is new room."""
+        preexisting = (self.preexisting_kv_tokens, self.preexisting_requests)
+        used = round(load.kv_used * self.capacity.kv_blocks) * self.capacity.block_tokens
+        requests = load.running + load.waiting
+        if self.state is WorkerState.JOINING:
+            self.preexisting_kv_tokens = max(0, used - self.held_tokens)
+            self.preexisting_requests = max(0, requests - len(self.held))
+        else:
+            self.preexisting_kv_tokens = min(self.preexisting_kv_tokens, used)
+            self.preexisting_requests = min(self.preexisting_requests, requests)
+        idle = not requests and not used
+        self.idle_since = (self.idle_since or now) if idle else None
+        self.load = load
+        if (self.preexisting_kv_tokens, self.preexisting_requests) != preexisting:
+            self.changes.capacity = True
+        self._touch()
+
+    def update_kv_status(self, beat: Beat, now: float) -> None:
+        self.kv_counts, self.kv_holds = beat.kv_counts, beat.kv_holds
+        self.kv_holds_total, self.kv_seen = beat.kv_holds_total, now
+        self.kv_unreachable = beat.kv_unreachable
+
+    def view(self) -> WorkerView:
+        """The snapshot for placement. It is taken several times for each request, so its fields are
+        given by position: by name they cost three times as much."""
+        return WorkerView(
+            self.name,
+            self.identity,
+            self.incarnation,
+            self.fingerprint,
+            self.kv_address,
+            self.capacity.block_tokens,
+            self.capacity.max_model_len,
+            self.held_tokens + self.preexisting_kv_tokens,
+            self.kv_tokens_max,
+            len(self.held) + self.preexisting_requests,
+            self.slots,
+            self.queued_tokens,
+            len(self.decoding),
+            self.last_placed_serial,
+            self.kv_token_bytes,
+            self.fingerprint_parts,
+        )
+
+    def _touch(self, *, availability: bool = False) -> None:
+        """Every change of what `view` or `ready` reads ends here."""
+        self.stale_snapshots[self.identity] = self
+        if availability:
+            self.changes.availability = True

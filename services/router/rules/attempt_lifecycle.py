@@ -1,0 +1,200 @@
+"""An admitted attempt, from the reports of its workers to its end.
+
+The promises of KV follow one rule. On D an attempt keeps its promise from placement until D itself
+reports the end, or is lost; an abort does not end it, because D may still hold the blocks. On P it
+keeps its promise until D has taken the KV or the attempt is over, and P is sent an Abort whenever D
+did not take the KV.
+"""
+
+from __future__ import annotations
+
+from common.errors import Code
+from common.identity import AttemptKey
+from common.messages import Abort, Cancel, DecodeStarted, Ended, Failed, Placed, PrefillEnded
+from services.router.admission.keys import actual_cost
+from services.router.estimates import learning
+from services.router.events import Action, Send
+from services.router.records.attempt import Attempt
+from services.router.records.gateway import Gateway
+from services.router.records.states import TERMINAL, AttemptEvent, AttemptState
+from services.router.records.worker import Worker
+from services.router.rules import degradation_reports, pair_reports, request_records
+from services.router.tables import Tables
+
+
+def on_cancel(tables: Tables, gateway: Gateway, message: Cancel, now: float) -> list[Action]:
+    attempt = tables.attempts.get((message.request_id, message.attempt))
+    if attempt is None or attempt.gateway != gateway.identity:
+        tables.counts.drop("unknown cancel")
+        return []
+    return abort(tables, attempt, message.reason, now)
+
+
+def on_prefill_ended(
+    tables: Tables, worker: Worker, message: PrefillEnded, now: float
+) -> list[Action]:
+    degradation_reports.record_prefill(tables, message)
+    attempt = tables.attempts.get((message.request_id, message.attempt))
+    if attempt is None or attempt.prefill != worker.identity or attempt.prefill_report is not None:
+        tables.counts.drop("stale prefill report")
+        return []
+    attempt.prefill_report, attempt.prefill_ended = message, now
+    if message.error:
+        attempt.prefill_problem = f"{worker.name} failed: {message.message or message.error}"
+    learning.learn_prefill(tables.estimates, worker, attempt, now)
+    tables.finish_prompt(attempt, worker)
+    if message.error or attempt.decode_report is not None:
+        tables.close_prefill(attempt)
+    elif attempt.state is AttemptState.PLACED:
+        tables.admission.awaiting_first_token[attempt.key] = now
+    return []
+
+
+def on_decode_started(
+    tables: Tables, worker: Worker, message: DecodeStarted, now: float
+) -> list[Action]:
+    attempt = tables.attempts.get((message.request_id, message.attempt))
+    if attempt is None or attempt.decode != worker.identity or attempt.decode_report is not None:
+        tables.counts.drop("stale decode report")
+        return []
+    attempt.decode_report, attempt.decode_started = message, now
+    worker.start_decoding(attempt.key)
+    tables.admission.awaiting_first_token.pop(attempt.key, None)
+    attempt.batch = len(worker.decoding)
+    learning.learn_first_token(tables.estimates, worker, attempt, now)
+    worker.finish_prompt(attempt.key)
+    if attempt.state is AttemptState.PLACED:
+        attempt.apply(AttemptEvent.STARTED)
+    degradation_reports.record_first_token(tables, attempt, worker, message, now)
+    actions = pair_reports.record_first_token(tables, attempt, message, now)
+    if message.kv is None or not message.kv.complete:
+        return actions + abort_prefill(tables, attempt, "decode did without this KV")
+    if attempt.prefill_report is not None:
+        tables.close_prefill(attempt)
+    return actions
+
+
+def on_ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list[Action]:
+    attempt = tables.attempts.get((message.request_id, message.attempt))
+    if attempt is None or attempt.decode != worker.identity:
+        tables.counts.drop("stale end")
+        return []
+    attempt.end_report = message
+    learning.learn_end(tables.estimates, worker, attempt, now)
+    actions = abort_prefill(tables, attempt, "the request is over")
+    event = AttemptEvent.FAILED if message.error else AttemptEvent.ENDED
+    if message.error == Code.CANCELLED:
+        event = AttemptEvent.CANCELLED
+    sentence = attempt.sentence or message.message
+    finish(tables, attempt, event, message.error or message.finish_reason, sentence, now)
+    if attempt.state is AttemptState.FAILED and message.error == Code.NO_CAPACITY:
+        failed = failed_message(attempt.gateway, attempt.key, sentence, Code.NO_CAPACITY)
+        actions.append(failed)
+    return actions
+
+
+def abort(tables: Tables, attempt: Attempt, reason: str, now: float) -> list[Action]:
+    """Gives the attempt up. Idempotent."""
+    if attempt.state is AttemptState.QUEUED:
+        finish(tables, attempt, AttemptEvent.ABORTED, Code.CANCELLED, reason, now)
+        return []
+    if attempt.state is AttemptState.ABORTING:
+        return []
+    attempt.apply(AttemptEvent.ABORTED)
+    attempt.sentence = reason
+    decode = abort_message(attempt.decode, attempt.key, reason)
+    return [decode, *abort_prefill(tables, attempt, reason)]
+
+
+def abort_prefill(tables: Tables, attempt: Attempt, reason: str) -> list[Action]:
+    """P need hold nothing for the attempt any more and is told so. Idempotent."""
+    if not attempt.prefill_open:
+        return []
+    tables.close_prefill(attempt)
+    return [abort_message(attempt.prefill, attempt.key, reason)]
+
+
+def fail(tables: Tables, attempt: Attempt, sentence: str, now: float) -> list[Action]:
+    """D is lost to the attempt: the gateway is sent `Failed`, P is released."""
+    actions = abort_prefill(tables, attempt, "decode worker lost")
+    if attempt.state is AttemptState.ABORTING:
+        sentence = attempt.sentence
+        finish(tables, attempt, AttemptEvent.FAILED, Code.CANCELLED, sentence, now)
+        return actions
+    finish(tables, attempt, AttemptEvent.FAILED, Code.WORKER_LOST, sentence, now)
+    tables.gateways[attempt.gateway].lost.append(attempt.key)
+    return [failed_message(attempt.gateway, attempt.key, sentence), *actions]
+
+
+def lose_prefill(tables: Tables, attempt: Attempt, sentence: str) -> None:
+    """P is lost to the attempt. Nobody need be told: D's load fails, and D computes the prompt."""
+    attempt.prefill_problem = sentence
+    tables.close_prefill(attempt)
+
+
+def finish(
+    tables: Tables, attempt: Attempt, event: AttemptEvent, outcome: str, sentence: str, now: float
+) -> None:
+    """Ends an attempt; there is no other way out of the tables."""
+    served = attempt.state is not AttemptState.QUEUED
+    attempt.apply(event)
+    assert attempt.state in TERMINAL
+    attempt.finished, attempt.outcome, attempt.sentence = now, str(outcome), sentence
+    tables.remove(attempt)
+    attempt.drop_prompt()
+    if served:
+        tables.drain_rate.ended(now)
+        pair_reports.record_end(tables, attempt, now)
+    _settle_cost(tables, attempt, served=served)
+    _count(tables, attempt.state)
+    refused = attempt.state is AttemptState.REFUSED
+    (tables.refusals if refused else tables.history).add(attempt)
+    request_records.record_end(tables, attempt, now)
+
+
+def _settle_cost(tables: Tables, attempt: Attempt, *, served: bool) -> None:
+    """Its key and its tenant pay the real cost instead of the predicted one; nothing if it was
+    never placed."""
+    state = tables.admission
+    state.awaiting_first_token.pop(attempt.key, None)
+    more = (actual_cost(attempt, state.config.output_cost) if served else 0.0) - attempt.cost
+    if served:
+        tables.waiting.settle(attempt, more)
+    if attempt.key in state.charged:
+        state.charged.remove(attempt.key)
+        state.keys.ended(attempt.key_id, more)
+
+
+def _count(tables: Tables, state: AttemptState) -> None:
+    counts = tables.counts
+    if state is AttemptState.ENDED:
+        counts.ended += 1
+    elif state is AttemptState.FAILED:
+        counts.failed += 1
+    elif state is AttemptState.CANCELLED:
+        counts.cancelled += 1
+
+
+def placed_message(attempt: Attempt) -> Send:
+    assert attempt.placement is not None
+    decode, prefill = attempt.placement.decode, attempt.placement.prefill
+    return Send(
+        attempt.gateway,
+        Placed(
+            request_id=attempt.request_id,
+            attempt=attempt.number,
+            decode=decode.name,
+            decode_incarnation=decode.incarnation,
+            prefill=prefill.name if prefill else "",
+        ),
+    )
+
+
+def failed_message(
+    gateway: str, key: AttemptKey, sentence: str, code: Code = Code.WORKER_LOST
+) -> Send:
+    return Send(gateway, Failed(request_id=key[0], attempt=key[1], code=code, message=sentence))
+
+
+def abort_message(worker: str, key: AttemptKey, reason: str) -> Send:
+    return Send(worker, Abort(request_id=key[0], attempt=key[1], reason=reason))

@@ -1,0 +1,110 @@
+"""Gateways that join, go out of reach, and return.
+
+A gateway whose connection closed may be back in a moment. Its requests are kept for
+`gateway_grace_seconds`: placed ones run on, queued ones keep their place. Then, or when another
+incarnation replaces it, or when it is silent on a connection that stands, its requests are given
+up. Decode workers drop the streams of a gateway that died by themselves.
+"""
+
+from __future__ import annotations
+
+from common.messages import Hello, Leaving
+from services.router.events import Action, Note, Send
+from services.router.records.gateway import Gateway
+from services.router.records.states import AttemptState
+from services.router.rules import attempt_lifecycle
+from services.router.tables import Tables
+
+
+def on_hello(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
+    """The Hello was checked before."""
+    gateway = tables.gateways.get(peer)
+    if gateway is None:
+        gateway = Gateway(
+            identity=peer,
+            name=message.name,
+            incarnation=message.incarnation,
+            stream_endpoint=message.stream_endpoint,
+            pid=message.pid,
+            last_seen=now,
+            since=now,
+        )
+        tables.gateways[peer] = gateway
+    gateway.stream_endpoint, gateway.pid = message.stream_endpoint, message.pid
+    gateway.unconfirmed = dict(gateway.attempts)
+    gateway.unqueued.clear()
+    actions = _take_back(gateway, now)
+    note = Note("info", "gateway.joined", f"gateway {gateway.name} is here")
+    return [*actions, Send(peer, tables.fleet), note]
+
+
+def on_beat(gateway: Gateway, now: float) -> list[Action]:
+    """A Beat without a Hello before it: the gateway did not notice that it was out of reach."""
+    return _take_back(gateway, now) if gateway.gone else []
+
+
+def on_leaving(gateway: Gateway, message: Leaving) -> list[Action]:
+    gateway.leaving, gateway.reason = True, message.reason
+    return [Note("info", "gateway.leaving", f"gateway {gateway.name} drains: {message.reason}")]
+
+
+def _take_back(gateway: Gateway, now: float) -> list[Action]:
+    """It is sent what it may have missed."""
+    if gateway.gone:
+        gateway.gone, gateway.since, gateway.reason = False, now, ""
+    gateway.last_seen = now
+    sentence = "the request was lost with its worker or with this gateway's connection"
+    keys = [*gateway.lost, *gateway.unqueued]
+    gateway.unqueued.clear()
+    return [attempt_lifecycle.failed_message(gateway.identity, key, sentence) for key in keys]
+
+
+def lose(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Action]:
+    """It is out of reach, perhaps for a moment only. Idempotent."""
+    if gateway.gone:
+        return []
+    gateway.gone, gateway.since, gateway.reason = True, now, reason
+    grace = tables.settings.liveness.gateway_grace_seconds
+    sentence = (
+        f"gateway {gateway.name} is out of reach: {reason}; "
+        f"its {len(gateway.attempts)} requests are kept for {grace:g} s"
+    )
+    return [Note("warning", "gateway.lost", sentence)]
+
+
+def give_up(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Action]:
+    """Aborts what the gateway submitted here. Adopted attempts have another owner, or D drops them
+    itself. Beside another router the gateway may merely be out of our reach, so that only what is
+    queued here is dropped. Idempotent."""
+    alone = tables.settings.alone
+    mine = []
+    for key in gateway.attempts:
+        attempt = tables.attempts[key]
+        if (alone and not attempt.adopted) or attempt.state is AttemptState.QUEUED:
+            mine.append(attempt)
+    if not mine:
+        return []
+    sentence = f"gateway {gateway.name} was lost: {reason}"
+    note = Note("warning", "gateway.given_up", f"{sentence}; {len(mine)} requests end")
+    actions: list[Action] = [note]
+    for attempt in mine:
+        if attempt.state in (AttemptState.PLACED, AttemptState.DECODING):
+            gateway.lost.append(attempt.key)
+        elif attempt.state is AttemptState.QUEUED:
+            gateway.unqueued.append(attempt.key)
+        actions += attempt_lifecycle.abort(tables, attempt, sentence, now)
+    return actions
+
+
+def give_up_absent(tables: Tables, now: float) -> list[Action]:
+    """Gives up the gateways that are silent, or out of reach, for too long."""
+    grace = tables.settings.liveness.gateway_grace_seconds
+    actions: list[Action] = []
+    for gateway in tables.gateways.values():
+        silent = now - gateway.last_seen
+        if not gateway.gone and silent > tables.settings.worker_timeout:
+            reason = f"silent for {silent:.1f} s"
+            actions += lose(tables, gateway, reason, now) + give_up(tables, gateway, reason, now)
+        elif gateway.gone and gateway.attempts and now - gateway.since >= grace:
+            actions += give_up(tables, gateway, gateway.reason, now)
+    return actions

@@ -1,0 +1,77 @@
+"""The figures that admission reads between two Ticks, and the slow start of returned workers."""
+
+from __future__ import annotations
+
+import math
+
+from common.messages import Role
+from services.router.admission import gates
+from services.router.records.states import WorkerState
+from services.router.records.worker import Worker
+from services.router.tables import Tables
+
+
+def measure(tables: Tables, now: float) -> None:
+    """At each Tick, in one pass over the workers."""
+    state, config = tables.admission, tables.admission.config
+    decodes = [w for w in tables.workers.values() if w.role is Role.DECODE]
+    ready = [w for w in decodes if w.ready]
+    state.capacity = _capacity(decodes, config.capacity_memory_ms / 1000, now)
+    kv = sum(w.capacity.kv_blocks for w in ready)
+    used = sum(w.load.kv_used * w.capacity.kv_blocks for w in ready)
+    state.kv_used = used / kv if kv else 0.0
+    state.largest_worker_slots = max((w.capacity.max_num_seqs for w in ready), default=0)
+    overdue = now - config.decode_queue_overdue_ms / 1000
+    state.overdue_starts = 0
+    for since in state.awaiting_first_token.values():
+        if since > overdue:
+            break
+        state.overdue_starts += 1
+    state.closed = gates.decode_queue(
+        state.overdue_starts, len(ready), config.decode_queue_per_worker
+    )
+    state.closed = state.closed or gates.kv_pressure(state.kv_used, config.kv_refuse)
+    ramp(tables, now)
+
+
+def ramp(tables: Tables, now: float) -> None:
+    """Sets the slots of workers in their slow start; also whenever the state of a worker changed,
+    before anything is placed."""
+    for worker in tables.workers.values():
+        if worker.ramp_from is not None and worker.ready:
+            _ramp_worker(tables, worker, worker.ramp_from, now)
+
+
+def _capacity(decodes: list[Worker], memory: float, now: float) -> float:
+    """Healthy share of the slots of the workers that are here or were lost less than `memory`
+    seconds ago. A worker that drains leaves on purpose and does not count."""
+    healthy = known = 0
+    for worker in decodes:
+        lost = worker.away and not worker.left_drained and now - worker.since <= memory
+        down = worker.excluded and not worker.drained
+        if worker.ready:
+            healthy += worker.capacity.max_num_seqs
+        if worker.ready or worker.state is WorkerState.SUSPECT or lost or down:
+            known += worker.capacity.max_num_seqs
+    return healthy / known if known else 1.0
+
+
+def _ramp_worker(tables: Tables, worker: Worker, since: float, now: float) -> None:
+    """The only worker of its role gets all slots at once, because no other could take the load."""
+    config, slots_max = tables.admission.config, worker.capacity.max_num_seqs
+    alone = tables.snapshots.totals(worker.role).workers == 1
+    seconds = 0.0 if alone else config.slow_start_ms / 1000
+    slots = ramped_slots(slots_max, now - since, seconds, config.slow_start_share)
+    worker.set_slots(slots)
+    if slots == slots_max:
+        worker.ramp_from = None
+
+
+def ramped_slots(slots_max: int, since: float, ramp: float, first_share: float) -> int:
+    """Slots of a worker that came back `since` seconds ago, so that it is not overloaded while it
+    is cold: `first_share` of its slots at first, linearly to all of them after `ramp` seconds, and
+    at least 1."""
+    if since >= ramp:
+        return slots_max
+    share = first_share + (1.0 - first_share) * max(0.0, since) / ramp
+    return min(slots_max, max(1, math.ceil(slots_max * share)))

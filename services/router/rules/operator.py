@@ -1,0 +1,120 @@
+"""What an operator orders through the admin socket: drain, resume, evict, limits, policy.
+
+The admin verbs have checked the values. An order to drain is kept by the worker and comes back in
+its Beats, so that it outlives a restart of the router and every router knows it. Until a Beat
+agrees, the order is sent again.
+"""
+
+from __future__ import annotations
+
+from common.errors import Code
+from common.messages import Beat, Drain
+from services.router.events import (
+    Action,
+    LimitsChosen,
+    Note,
+    PolicyChosen,
+    PromptsCleared,
+    RequestEvicted,
+    Send,
+    WorkerDrained,
+    WorkerEvicted,
+)
+from services.router.records.states import AttemptState
+from services.router.records.worker import Worker
+from services.router.rules import attempt_lifecycle, submit, worker_trust
+from services.router.tables import Tables
+
+BY_OPERATOR = "an operator evicted it"
+
+
+def drain_worker(tables: Tables, event: WorkerDrained) -> list[Action]:
+    """Unknown workers are the verb's to refuse. Idempotent."""
+    worker = tables.workers.get(event.worker)
+    if worker is None:
+        return []
+    worker.drain_ordered = event.on
+    return [Send(worker.identity, Drain(on=event.on)), *_set_drained(worker, drained=event.on)]
+
+
+def confirm_drain(worker: Worker, message: Beat) -> list[Action]:
+    """The worker's own word counts, except against an order that it has not received yet."""
+    if worker.drain_ordered is not None and worker.drain_ordered is not message.drained:
+        return [Send(worker.identity, Drain(on=worker.drain_ordered))]
+    worker.drain_ordered = None
+    return _set_drained(worker, drained=message.drained)
+
+
+def _set_drained(worker: Worker, *, drained: bool) -> list[Action]:
+    if worker.drained is drained:
+        return []
+    worker.set_drained(drained)
+    what = f"gets nothing new, and finishes {len(worker.held)} requests" if drained else "gets work"
+    note = f"{worker.role} {worker.name} {what}: an operator's order"
+    return [Note("info", "worker.drained" if drained else "worker.resumed", note)]
+
+
+def evict_worker(tables: Tables, event: WorkerEvicted, now: float) -> list[Action]:
+    """Drops what the worker holds. It is drained, too, or it would be given the next at once."""
+    worker = tables.workers.get(event.worker)
+    if worker is None:
+        return []
+    keys = list(worker.held)
+    actions = drain_worker(tables, WorkerDrained(worker.identity, on=True))
+    sentence = f"{worker.role} worker {worker.name} was evicted by an operator"
+    actions += worker_trust.give_up_held(tables, worker, sentence, now)
+    actions += worker_trust.abort_messages(worker, keys, BY_OPERATOR)
+    note = Note("warning", "worker.evicted", f"{sentence}; it held {len(keys)} requests")
+    return [*actions, note]
+
+
+def evict_request(tables: Tables, event: RequestEvicted, now: float) -> list[Action]:
+    """Its client gets an error; with this code its gateway takes it nowhere else. Idempotent."""
+    attempt = tables.attempts.get((event.request_id, event.attempt))
+    if attempt is None:
+        return []
+    if attempt.state is AttemptState.QUEUED:
+        return submit.refuse(tables, attempt, Code.CANCELLED, BY_OPERATOR, now)
+    aborting = attempt.state is AttemptState.ABORTING
+    actions = attempt_lifecycle.abort(tables, attempt, BY_OPERATOR, now)
+    if not aborting:
+        failed = attempt_lifecycle.failed_message(
+            attempt.gateway, attempt.key, BY_OPERATOR, Code.CANCELLED
+        )
+        actions.append(failed)
+    return actions
+
+
+def choose_limits(tables: Tables, event: LimitsChosen, now: float) -> list[Action]:
+    """Sets limits at once. What a smaller queue has no room for is refused, the newest first."""
+    tables.set_limits(event.limits)
+    keys = tables.admission.keys
+    if event.key_id and event.key_limits is None:
+        keys.overrides.pop(event.key_id, None)
+    elif event.key_id and event.key_limits is not None:
+        keys.overrides[event.key_id] = event.key_limits
+    actions: list[Action] = []
+    for attempt in reversed(list(tables.waiting)):
+        if tables.waiting.within_bounds():
+            break
+        sentence = "an operator made the queue smaller"
+        actions += submit.refuse(tables, attempt, Code.QUEUE_FULL, sentence, now)
+    what = f" and of key {event.key_id}" if event.key_id else ""
+    sentence = f"an operator chose: limits {event.limits}{what}"
+    return [*actions, Note("info", "limits.chosen", sentence)]
+
+
+def choose_policy(tables: Tables, event: PolicyChosen) -> list[Action]:
+    """Sets the policy, or the rule for remote prefill, for what is placed from now on."""
+    memory = tables.placement_memory
+    tables.set_policy(event.policy, event.remote_prefill)
+    sentence = (
+        f"an operator chose: policy {memory.policy.NAME}, "
+        f"remote prefill {memory.options.remote_prefill}"
+    )
+    return [Note("info", "policy.chosen", sentence)]
+
+
+def clear_prompts(tables: Tables, event: PromptsCleared) -> list[Action]:
+    lifted = tables.quarantine.lift(event.digest)
+    return [Note("info", "prompt.cleared", f"an operator lifted {lifted} prompts")]

@@ -1,0 +1,222 @@
+"""From the queue to the workers.
+
+One pass looks at the window of the queue (`queue/waiting_queue.py`). Whatever one request lacks, a
+larger one lacks too, so a pass asks placement only about sizes that may still fit. It always asks
+about the head.
+"""
+
+from __future__ import annotations
+
+from common import prefix
+from common.errors import Code
+from common.messages import PREFIX_DELTA_HASHES_MAX, Decode, Prefill, PrefixDelta, Ticket
+from services.router.estimates.rates import rates
+from services.router.events import Action, Note, Send
+from services.router.placement import place
+from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
+from services.router.records.attempt import Attempt
+from services.router.records.worker import Worker
+from services.router.rules import admit, attempt_lifecycle, degradation_reports, submit
+from services.router.tables import Tables
+
+NEVER = 1 << 62
+
+
+def place_waiting(tables: Tables, now: float) -> list[Action]:
+    """Places what fits now. Passes repeat while they place something."""
+    actions: list[Action] = []
+    while len(tables.waiting):
+        step = _place_next(tables, now)
+        if step is None:
+            break
+        actions += step
+    return actions
+
+
+def _place_next(tables: Tables, now: float) -> list[Action] | None:
+    """Places or refuses one attempt; None when none in the window can be."""
+    limit = tables.limits.max_active
+    if limit and tables.active >= limit:
+        tables.waiting.head().waits_for = WaitFor.SLOT
+        return None
+    decodes = tables.snapshots.open_decodes()
+    if not decodes:
+        any_decode = tables.snapshots.any_decode()
+        tables.waiting.head().waits_for = WaitFor.SLOT if any_decode else WaitFor.WORKER
+        return None
+    prefills = tables.snapshots.prefills()
+    too_big = too_long = NEVER
+    passed: list[Attempt] = []
+    tables.wants_prefill = False
+    for attempt in tables.waiting.window():
+        request = attempt.request
+        if attempt.start_by and now >= attempt.start_by:
+            return _refuse_expired(tables, attempt, now)
+        if request.total_tokens >= too_big or request.prompt_tokens >= too_long:
+            passed.append(attempt)
+            continue
+        context = _context(tables, attempt, now, any_prefill=bool(prefills))
+        others = (
+            [view for view in decodes if view.identity != attempt.avoid] if attempt.avoid else []
+        )
+        choice = _choose(tables, others or decodes, prefills, context)
+        if isinstance(choice, Placement):
+            for earlier in passed:
+                earlier.passed_by += 1
+            return _dispatch(tables, attempt, choice, now)
+        attempt.waits_for = choice
+        if choice is WaitFor.PREFILL:
+            tables.wants_prefill = True
+            too_long = min(too_long, request.prompt_tokens // 8)
+        else:
+            if not tables.can_ever_hold(request):
+                sentence = submit.too_long_sentence(request)
+                code = Code.CONTEXT_LENGTH_EXCEEDED
+                return submit.refuse(tables, attempt, code, sentence, now)
+            too_big = min(too_big, request.total_tokens)
+        passed.append(attempt)
+    return None
+
+
+def _choose(
+    tables: Tables, decodes: list[WorkerView], prefills: list[WorkerView], context: PlacementContext
+) -> Placement | WaitFor:
+    """Workers with a health verdict against them are chosen only if no others have room."""
+    policy, unhealthy = tables.placement_memory.policy, tables.unhealthy
+    if unhealthy:
+        healthy_decodes = [view for view in decodes if view.identity not in unhealthy]
+        healthy_prefills = [view for view in prefills if view.identity not in unhealthy]
+        for choices in (healthy_prefills, prefills) if healthy_prefills else (prefills,):
+            choice = place.place(context, healthy_decodes, choices, policy)
+            if isinstance(choice, Placement):
+                return choice
+    return place.place(context, decodes, prefills, policy)
+
+
+def _context(
+    tables: Tables, attempt: Attempt, now: float, *, any_prefill: bool
+) -> PlacementContext:
+    memory, request, workers = tables.placement_memory, attempt.request, tables.workers
+    blocks = memory.prefixes.match(request.prefix) if request.prefix else {}
+    return PlacementContext(
+        request=request,
+        cached={name: n * workers[name].capacity.block_tokens for name, n in blocks.items()},
+        options=memory.options,
+        local=not any_prefill or memory.all_local or bool(request.local_reason),
+        rates=rates(tables.estimates, attempt),
+        excluded_pairs=memory.pairs.refresh_excluded(now),
+        was_remote=memory.was_remote(request),
+        probe=memory.probe_due(request),
+    )
+
+
+def refuse_waiting(tables: Tables, now: float) -> list[Action]:
+    """Refuses what has waited too long, and all when no decode worker became ready in time."""
+    actions: list[Action] = []
+    for attempt in [a for a in tables.waiting if a.start_by and now >= a.start_by]:
+        actions += _refuse_expired(tables, attempt, now)
+    if submit.decode_wait_expired(tables, now):
+        sentence = "no decode worker became ready in time"
+        actions += refuse_all(tables, Code.NO_CAPACITY, sentence, now)
+    return actions
+
+
+def refuse_all(tables: Tables, code: Code, sentence: str, now: float) -> list[Action]:
+    actions: list[Action] = []
+    for attempt in list(tables.waiting):
+        actions += submit.refuse(tables, attempt, code, sentence, now)
+    return actions
+
+
+def _refuse_expired(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
+    """Its first token would come too late now."""
+    waited = (now - attempt.received) * 1000
+    deadline = attempt.deadline - attempt.received
+    own = attempt.deadline and admit.ttft_limit_seconds(tables, attempt) == deadline
+    what, code = ("deadline", Code.DEADLINE_EXCEEDED) if own else ("TTFT SLO", Code.OVERLOADED)
+    sentence = f"its {what} cannot be met any more after {waited:.0f} ms in the queue"
+    return submit.refuse(tables, attempt, code, sentence, now)
+
+
+def _dispatch(tables: Tables, attempt: Attempt, placement: Placement, now: float) -> list[Action]:
+    """Takes the workers' promises; then the gateway, P and D are told at once, P and D with the
+    same ticket."""
+    tables.waiting.serve(attempt)
+    tables.place(attempt, placement, now)
+    tables.counts.placed += 1
+    decode, prefill = placement.decode, placement.prefill
+    memory, body = tables.placement_memory, attempt.body
+    serial = memory.next_serial()
+    tables.workers[decode.identity].last_placed_serial = serial
+    _remember_prefix(tables, attempt, placement)
+    attempt.drop_prompt()
+    remote = prefill is not None
+    memory.record_decision(attempt.request, remote=remote, compared=placement.compared)
+    degradation_reports.record_placement(tables, attempt, placement, now)
+    actions: list[Action] = [attempt_lifecycle.placed_message(attempt)]
+    ticket = None
+    if prefill is None:
+        tables.counts.placed_local += 1
+        worker = tables.workers[decode.identity]
+        worker.start_prompt(attempt.key, attempt.request.prompt_tokens)
+    else:
+        worker = tables.workers[prefill.identity]
+        worker.last_placed_serial = serial
+        memory.pairs.start_trial((prefill.identity, decode.identity), attempt.key, now)
+        tables.open_prefill(attempt, worker)
+        ticket = _ticket(tables, attempt, decode, prefill)
+        order = Prefill(request_id=attempt.request_id, attempt=attempt.number, ticket=ticket)
+        actions.append(Send(prefill.identity, order, body))
+    actions.append(Send(decode.identity, _decode_message(tables, attempt, ticket), body))
+    fields: dict[str, object] = {"request_id": attempt.request_id, "attempt": attempt.number}
+    actions.append(Note("debug", "request.placed", placement.sentence, fields))
+    return actions
+
+
+def _decode_message(tables: Tables, attempt: Attempt, ticket: Ticket | None) -> Decode:
+    gateway = tables.gateways[attempt.gateway]
+    return Decode(
+        request_id=attempt.request_id,
+        attempt=attempt.number,
+        gateway=gateway.name,
+        gateway_incarnation=gateway.incarnation,
+        stream_endpoint=gateway.stream_endpoint,
+        ticket=ticket,
+    )
+
+
+def _ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: WorkerView) -> Ticket:
+    return Ticket(
+        secret=tables.secrets(),
+        request_id=attempt.request_id,
+        attempt=attempt.number,
+        fingerprint=prefill.fingerprint,
+        prefill=prefill.name,
+        prefill_incarnation=prefill.incarnation,
+        decode=decode.name,
+        decode_incarnation=decode.incarnation,
+        kv_address=prefill.kv_address,
+        lease_ms=tables.settings.lease_ms,
+    )
+
+
+def _remember_prefix(tables: Tables, attempt: Attempt, placement: Placement) -> None:
+    """Both workers will hold the prompt's KV; the next prompt with the same prefix is placed by
+    that."""
+    hashes = attempt.request.prefix
+    for view in (placement.decode, placement.prefill):
+        if view is not None and hashes:
+            blocks_max = tables.workers[view.identity].capacity.kv_blocks
+            tables.placement_memory.prefixes.add(view.identity, hashes, blocks_max)
+
+
+def on_prefix_delta(tables: Tables, worker: Worker, message: PrefixDelta) -> list[Action]:
+    """A worker reports what its engine's prefix cache gained and lost."""
+    prefixes, blocks_max = tables.placement_memory.prefixes, worker.capacity.kv_blocks
+    if message.cleared:
+        prefixes.clear(worker.identity)
+    prefixes.remove(worker.identity, prefix.split(message.removed)[:PREFIX_DELTA_HASHES_MAX])
+    stored = prefix.split(message.stored)[:PREFIX_DELTA_HASHES_MAX]
+    if stored:
+        prefixes.add(worker.identity, stored, blocks_max)
+    return []

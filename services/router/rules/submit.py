@@ -1,0 +1,198 @@
+"""The arrival of a request: an attempt is recognized, checked, and queued or refused.
+
+A gateway submits again whenever it is not sure that its Submit arrived, and submits the next
+attempt of a request when it leaves a worker. The same attempt is answered again; a newer one
+replaces the older.
+"""
+
+from __future__ import annotations
+
+from common import prefix
+from common.errors import HTTP_MAPPINGS, Code
+from common.identity import AttemptKey
+from common.messages import Refused, Submit
+from services.router.events import Action, Note, Send
+from services.router.fleet.prompt_quarantine import QuarantinedPrompt
+from services.router.placement.types import ResourceRequest
+from services.router.records.attempt import Attempt
+from services.router.records.gateway import Gateway
+from services.router.records.states import AttemptEvent, AttemptState
+from services.router.rules import admit, attempt_lifecycle
+from services.router.rules.admit import Refusal
+from services.router.tables import Tables
+
+REQUEST_ID_CHARS_MAX = 256
+BY_DRAIN_RATE = frozenset({Code.QUEUE_FULL, Code.OVERLOADED})
+
+
+def on_submit(
+    tables: Tables, gateway: Gateway, message: Submit, body: bytes | None, now: float
+) -> list[Action]:
+    """Queues or refuses a new attempt and answers a known one. Placement comes after."""
+    key = (message.request_id, message.attempt)
+    newest = tables.newest.get(message.request_id)
+    over = tables.history.latest(message.request_id)
+    actions: list[Action] = []
+    if newest is not None:
+        live = tables.attempts[message.request_id, newest]
+        if live.gateway != gateway.identity:
+            refusal = Refusal(
+                Code.DUPLICATE_REQUEST, "another gateway's request with this id is running"
+            )
+            return [_refused_message(tables, gateway.identity, key, refusal)]
+        if message.attempt == newest:
+            return _answer_repeated(tables, live)
+        if message.attempt < newest:
+            tables.counts.drop("old attempt")
+            return []
+        actions += attempt_lifecycle.abort(tables, live, "a newer attempt was submitted", now)
+    elif key in tables.attempts:
+        return _answer_repeated(tables, tables.attempts[key])
+    elif over is not None and not _may_resubmit(over, message.attempt):
+        tables.counts.drop("old attempt")
+        return _answer_ended(over, gateway, message.attempt)
+    tables.counts.submitted += 1
+    return actions + _admit(tables, _new_attempt(tables, gateway, message, body, now), now)
+
+
+def _new_attempt(
+    tables: Tables, gateway: Gateway, message: Submit, body: bytes | None, now: float
+) -> Attempt:
+    attempt = Attempt(
+        request_id=message.request_id,
+        number=message.attempt,
+        gateway=gateway.identity,
+        request=ResourceRequest(
+            message.prompt_tokens,
+            message.max_tokens,
+            message.session,
+            message.local_reason,
+            tuple(prefix.split(message.prefix_hashes)[: prefix.HASHES_MAX]),
+        ),
+        body=body or b"",
+        received=now,
+        key_id=message.key_id,
+        tenant=message.tenant,
+        priority=message.priority,
+        resumable=message.resumable,
+        avoid=message.left,
+        digest=message.prompt_digest,
+        deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
+    )
+    admit.set_cost(tables, attempt, message)
+    return attempt
+
+
+def _may_resubmit(over: Attempt, number: int) -> bool:
+    """The same attempt is taken again only if it never reached a worker: its gateway was out of
+    reach while it was queued."""
+    return number > over.number or (number == over.number and over.placement is None)
+
+
+def _answer_ended(over: Attempt, gateway: Gateway, number: int) -> list[Action]:
+    """A gateway that submits again what is over did not receive its end, nor any token of it."""
+    if over.gateway != gateway.identity or over.number != number:
+        return []
+    sentence = over.sentence or "the request was lost"
+    if over.state is AttemptState.ENDED:
+        sentence = "the request ended, but its tokens were lost on their way"
+    return [attempt_lifecycle.failed_message(gateway.identity, over.key, sentence)]
+
+
+def _answer_repeated(tables: Tables, live: Attempt) -> list[Action]:
+    tables.counts.drop("repeated submit")
+    if live.state in (AttemptState.PLACED, AttemptState.DECODING):
+        return [attempt_lifecycle.placed_message(live)]
+    return []
+
+
+def _admit(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
+    refusal = _check_request(tables, attempt, now) or admit.check_and_charge(tables, attempt, now)
+    tables.add(attempt)
+    if refusal is not None:
+        return _refuse(tables, attempt, refusal, now)
+    tables.enqueue(attempt)
+    return []
+
+
+def _check_request(tables: Tables, attempt: Attempt, now: float) -> Refusal | None:
+    """Why this request could not be served even if the fleet were idle."""
+    request = attempt.request
+    if not 0 < len(attempt.request_id) <= REQUEST_ID_CHARS_MAX or attempt.number < 1:
+        sentence = "a request needs an id and an attempt from 1 on"
+        return Refusal(Code.INVALID_REQUEST, sentence)
+    if request.prompt_tokens < 1 or request.max_tokens < 1 or not attempt.body:
+        sentence = "a request needs a body, prompt_tokens and max_tokens above 0"
+        return Refusal(Code.INVALID_REQUEST, sentence)
+    if tables.draining:
+        return Refusal(Code.DRAINING, "the router is stopping")
+    quarantined = tables.quarantine.refuse(attempt.digest, now)
+    if quarantined is not None:
+        return Refusal(Code.REQUEST_QUARANTINED, quarantine_sentence(quarantined))
+    if not tables.can_ever_hold(request):
+        return Refusal(Code.CONTEXT_LENGTH_EXCEEDED, too_long_sentence(request))
+    if decode_wait_expired(tables, now):
+        waited = tables.admission.config.no_decode_wait_ms / 1000
+        return Refusal(Code.NO_CAPACITY, f"no decode worker was ready in {waited:g} s")
+    return None
+
+
+def quarantine_sentence(prompt: QuarantinedPrompt) -> str:
+    deaths = len(prompt.workers)
+    return (
+        f"{deaths} workers died with this prompt (request {prompt.request_id}); it is quarantined"
+    )
+
+
+def too_long_sentence(request: ResourceRequest) -> str:
+    return (
+        f"{request.prompt_tokens} prompt tokens and {request.max_tokens} to generate are more than "
+        "any decode worker can hold"
+    )
+
+
+def decode_wait_expired(tables: Tables, now: float) -> bool:
+    """Whether no decode worker has been ready for so long that requests no longer wait for one."""
+    since = tables.without_decode_since
+    patience = tables.admission.config.no_decode_wait_ms / 1000
+    return since is not None and now - since > patience
+
+
+def refuse(tables: Tables, attempt: Attempt, code: Code, sentence: str, now: float) -> list[Action]:
+    """Ends a queued attempt."""
+    return _refuse(tables, attempt, Refusal(code, sentence), now)
+
+
+def _refuse(tables: Tables, attempt: Attempt, refusal: Refusal, now: float) -> list[Action]:
+    code, sentence = refusal.code, refusal.sentence
+    retry = _retry_after_ms(tables, attempt, refusal, now)
+    message = _refused_message(tables, attempt.gateway, attempt.key, refusal, retry)
+    attempt_lifecycle.finish(tables, attempt, AttemptEvent.REFUSED, code, sentence, now)
+    fields: dict[str, object] = {"request_id": attempt.request_id, "code": code.value}
+    return [message, Note("debug", "request.refused", sentence, fields)]
+
+
+def _retry_after_ms(tables: Tables, attempt: Attempt, refusal: Refusal, now: float) -> int:
+    """When the client may try again; 0 = another try would be refused, too."""
+    if not HTTP_MAPPINGS[refusal.code].retryable:
+        return 0
+    if refusal.retry_after is None and refusal.code not in BY_DRAIN_RATE:
+        config = tables.admission.config
+        no_worker = refusal.code is Code.NO_CAPACITY
+        wait = config.no_decode_wait_ms if no_worker else config.retry_after_min_ms
+        refusal = refusal._replace(retry_after=wait / 1000)
+    return admit.retry_after_ms(tables, attempt, refusal, now)
+
+
+def _refused_message(
+    tables: Tables, gateway: str, key: AttemptKey, refusal: Refusal, retry_after_ms: int = 0
+) -> Send:
+    tables.counts.refuse(refusal.code.value)
+    refused = Refused(
+        code=refusal.code,
+        message=refusal.sentence,
+        request_id=key[0],
+        attempt=key[1],
+        retry_after_ms=retry_after_ms,
+    )
+    return Send(gateway, refused)

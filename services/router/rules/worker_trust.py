@@ -1,0 +1,183 @@
+"""Which workers are trusted.
+
+A worker is suspected when it is silent or when its engine makes no step (`fleet/liveness.py`). It
+then gets nothing new. If the fault lasts, the worker is ejected: what it holds is given up, so that
+clients need not wait for it. Only a part of a pool is ejected, because when many workers look dead
+at once, the fault is likelier ours.
+
+A closed connection needs no suspicion and knows no such limit. A router beside another one aborts
+nothing that it merely lost sight of: the gateway may have gone to the other router, for which the
+request still runs.
+
+Trust returns after a probation without a fault, which is longer for a worker that flaps. If the
+router itself was stopped, the silence that it then finds proves nothing and is forgiven.
+"""
+
+from __future__ import annotations
+
+from common.identity import AttemptKey
+from common.messages import Role
+from services.router.events import Action, Note
+from services.router.fleet.liveness import may_eject, must_eject, probation_seconds, stalled
+from services.router.records.gateway import Gateway
+from services.router.records.states import WorkerEvent, WorkerState
+from services.router.records.worker import Worker
+from services.router.rules import attempt_lifecycle, gateway_membership, submit
+from services.router.tables import Tables
+
+ORPHANS_MAX = 4_096
+
+
+def record_traffic(tables: Tables, peer: Worker | Gateway, now: float) -> list[Action]:
+    """Any message is a sign of life; after enough of them a suspect is trusted again."""
+    silent, peer.last_seen = now - peer.last_seen, now
+    if not isinstance(peer, Worker) or peer.state is not WorkerState.SUSPECT:
+        return []
+    if peer.faultless_since is None or silent > _suspect_after(tables):
+        peer.faultless_since = now
+    if stalled(tables.settings.liveness, peer.load) or not check_probation(tables, peer, now):
+        return []
+    was_ready = peer.before_suspect is WorkerState.READY
+    peer.apply(WorkerEvent.CLEARED if was_ready else WorkerEvent.REJOINED, "", now)
+    return [Note("info", "worker.trusted", f"{peer.role} {peer.name} is trusted again")]
+
+
+def check_probation(tables: Tables, worker: Worker, now: float) -> bool:
+    """Whether its probation is over; it needs none if it never flapped. While it lasts, the
+    worker's `reason` says so."""
+    needed = probation_seconds(tables.settings.liveness, worker.flaps)
+    since = worker.faultless_since
+    if not needed or (since is not None and now - since >= needed):
+        return True
+    worker.reason = f"on probation for {needed:g} s: suspected or lost {worker.flaps} times lately"
+    return False
+
+
+def record_flap(tables: Tables, worker: Worker, now: float) -> None:
+    """Only counts; the caller suspects the worker or notes its loss."""
+    if now - worker.flapped_at > tables.settings.liveness.flap_window_seconds:
+        worker.flaps = 0
+    worker.flaps += 1
+    worker.flapped_at, worker.faultless_since = now, None
+
+
+def check_engine(tables: Tables, worker: Worker, now: float) -> list[Action]:
+    """After a Beat, which tells when the engine last made a step."""
+    liveness, load = tables.settings.liveness, worker.load
+    if not stalled(liveness, load):
+        return []
+    reason = f"its engine made no step for {load.step_age_ms / 1000:.1f} s"
+    actions = _suspect(tables, worker, reason, now)
+    worker.faultless_since = None
+    if must_eject(liveness, load):
+        actions += _eject(tables, worker, reason, now)
+    return actions
+
+
+def suspect_left_worker(
+    tables: Tables, gateway: Gateway, identity: str, now: float
+) -> list[Action]:
+    """A gateway left a D because no tokens came from it. That alone may be the gateway's fault.
+    With a Beat missing here, too, D is suspected sooner than by silence alone."""
+    worker = tables.workers.get(identity)
+    if worker is None or now - worker.last_seen <= _suspect_after(tables) / 2:
+        return []
+    reason = f"silent for {now - worker.last_seen:.1f} s, and {gateway.name} gets no tokens from it"
+    return _suspect(tables, worker, reason, now)
+
+
+def check_silence(tables: Tables, now: float) -> list[Action]:
+    """At each Tick: suspects, ejects and gives up peers that are silent for too long."""
+    gap, tables.last_tick = now - tables.last_tick, now
+    if gap > tables.settings.liveness.late_tick_seconds:
+        _forgive_silence(tables, gap, now)
+    actions = gateway_membership.give_up_absent(tables, now)
+    for worker in tables.workers.values():
+        silent = now - worker.last_seen
+        if silent <= _suspect_after(tables):
+            continue
+        reason = f"silent for {silent:.1f} s"
+        actions += _suspect(tables, worker, reason, now)
+        if silent > tables.settings.worker_timeout:
+            actions += _eject(tables, worker, reason, now)
+    tables.forget_gone()
+    return actions
+
+
+def give_up_held(tables: Tables, worker: Worker, sentence: str, now: float) -> list[Action]:
+    """What it holds is lost to the router. The worker is told so when it returns (`orphans`)."""
+    lost = list(worker.held)
+    alone = tables.settings.alone
+    mine = [key for key in lost if alone and not tables.attempts[key].adopted]
+    actions: list[Action] = []
+    for key in lost:
+        attempt = tables.attempts[key]
+        if worker.role is Role.DECODE:
+            actions += attempt_lifecycle.fail(tables, attempt, sentence, now)
+        else:
+            attempt_lifecycle.lose_prefill(tables, attempt, sentence)
+    worker.orphans = (worker.orphans + mine)[-ORPHANS_MAX:]
+    worker.unconfirmed = {}
+    worker.preexisting_kv_tokens = worker.preexisting_requests = 0
+    return actions
+
+
+def record_crash_suspects(tables: Tables, worker: Worker, now: float) -> list[Action]:
+    """The worker's process is gone. What D ran, or what P was computing first, may have crashed
+    it."""
+    keys = list(worker.held) if worker.role is Role.DECODE else list(worker.computing)[:1]
+    actions: list[Action] = []
+    for key in keys:
+        attempt = tables.attempts[key]
+        suspect = (worker.role, attempt.request_id)
+        row = tables.quarantine.record_death(suspect, attempt.digest, worker.identity, now)
+        if row is not None:
+            fields: dict[str, object] = {"request_id": attempt.request_id}
+            sentence = submit.quarantine_sentence(row)
+            actions.append(Note("warning", "prompt.quarantined", sentence, fields))
+    return actions
+
+
+def abort_messages(worker: Worker, keys: list[AttemptKey], reason: str) -> list[Action]:
+    return [attempt_lifecycle.abort_message(worker.identity, key, reason) for key in keys]
+
+
+def _suspect_after(tables: Tables) -> float:
+    return tables.settings.worker_timeout * tables.settings.liveness.suspect_share
+
+
+def _forgive_silence(tables: Tables, gap: float, now: float) -> None:
+    """The router itself stood still for `gap` seconds."""
+    peers: list[Worker | Gateway] = [*tables.workers.values(), *tables.gateways.values()]
+    for peer in peers:
+        peer.last_seen = min(now, peer.last_seen + gap)
+
+
+def _suspect(tables: Tables, worker: Worker, reason: str, now: float) -> list[Action]:
+    if worker.state not in (WorkerState.READY, WorkerState.JOINING):
+        return []
+    worker.before_suspect = worker.state
+    record_flap(tables, worker, now)
+    worker.apply(WorkerEvent.SUSPECTED, reason, now)
+    sentence = f"{worker.role} {worker.name} gets nothing new: {reason}"
+    return [Note("warning", "worker.suspect", sentence)]
+
+
+def _eject(tables: Tables, worker: Worker, reason: str, now: float) -> list[Action]:
+    """A hung daemon reads the Aborts when it wakes, a daemon with a hung engine reads them at
+    once."""
+    if worker.away or not _may_eject(tables, worker):
+        return []
+    sentence = f"{worker.role} worker {worker.name} was ejected: {reason}"
+    note = Note("warning", "worker.ejected", f"{sentence}; it held {len(worker.held)} requests")
+    alone = tables.settings.alone
+    held = [key for key in worker.held if alone and not tables.attempts[key].adopted]
+    actions = [note, *give_up_held(tables, worker, sentence, now)]
+    worker.apply(WorkerEvent.EJECTED, reason, now)
+    return actions + abort_messages(worker, held, "given up: " + reason)
+
+
+def _may_eject(tables: Tables, worker: Worker) -> bool:
+    pool = [w for w in tables.workers.values() if w.role is worker.role and w.connected]
+    ejected = sum(w.state is WorkerState.EJECTED for w in pool)
+    return may_eject(tables.settings.liveness, len(pool), ejected)

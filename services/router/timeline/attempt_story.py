@@ -1,0 +1,182 @@
+"""What became of one attempt, and why: its phases as the router observed them, and sentences for an
+operator."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.identity import name_of
+from common.messages import KvReport
+from common.telemetry.timeline import (
+    AttemptPhase,
+    AttemptRecord,
+    CachedTokens,
+    CandidateScore,
+    Handoff,
+    WorkerTimes,
+)
+from services.router.records.attempt import Attempt
+from services.router.records.states import TERMINAL, AttemptState
+
+
+def attempt_record(attempt: Attempt, now: float) -> AttemptRecord:
+    """The attempt as `explain` shows it at `now`, and as a timeline contains it."""
+    placement = attempt.placement
+    end = now if attempt.finished is None else attempt.finished
+    candidates = placement.candidates if placement else ()
+    return AttemptRecord(
+        attempt=attempt.number,
+        state=attempt.state.value,
+        outcome=attempt.outcome,
+        received_ms_ago=round((now - attempt.received) * 1000),
+        total_ms=_ms(end - attempt.received),
+        gateway=name_of(attempt.gateway),
+        prompt_tokens=attempt.request.prompt_tokens,
+        max_tokens=attempt.request.max_tokens,
+        prefill=placement.prefill.name if placement and placement.prefill else "",
+        decode=placement.decode.name if placement else "",
+        policy=placement.policy if placement else "",
+        candidates=tuple(CandidateScore(*candidate) for candidate in candidates),
+        kv=_handoff(attempt),
+        workers_ms=_workers_ms(attempt),
+        cached_tokens=_cached_tokens(attempt),
+        phases=tuple(_phases(attempt)),
+        sentences=tuple(_sentences(attempt, now)),
+    )
+
+
+def _handoff(attempt: Attempt) -> Handoff | None:
+    report = attempt.decode_report.kv if attempt.decode_report else None
+    if report is None:
+        return None
+    return Handoff(**msgspec.structs.asdict(report), overlap=_overlap(report))
+
+
+def _workers_ms(attempt: Attempt) -> WorkerTimes:
+    prefill, decode = attempt.prefill_report, attempt.decode_report
+    remote = decode is not None and decode.kv is not None
+    return WorkerTimes(
+        prefill=prefill.elapsed_ms if prefill else None,
+        kv=decode.kv_ms if decode and remote else None,
+        first_token=decode.elapsed_ms if decode else None,
+    )
+
+
+def _cached_tokens(attempt: Attempt) -> CachedTokens:
+    prefill, decode = attempt.prefill_report, attempt.decode_report
+    return CachedTokens(
+        prefill=prefill.cached_tokens if prefill else None,
+        decode=decode.cached_tokens if decode else None,
+    )
+
+
+def _overlap(report: KvReport) -> float | None:
+    if not report.payload_bytes:
+        return None
+    return round(report.early_bytes / report.payload_bytes, 4)
+
+
+def _phases(attempt: Attempt) -> list[AttemptPhase]:
+    placed, started, finished = attempt.placed, attempt.decode_started, attempt.finished
+    queue_end = finished if placed is None else placed
+    phases = [_phase(attempt, "queue", attempt.received, queue_end)]
+    if placed is not None:
+        if attempt.placement is not None and attempt.placement.prefill is not None:
+            end = _first(attempt.prefill_ended, started, finished)
+            phases.append(_phase(attempt, "prefill", placed, end))
+        phases.append(_phase(attempt, "first_token", placed, _first(started, finished)))
+    if started is not None:
+        phases.append(_phase(attempt, "decode", started, finished))
+    return phases
+
+
+def _phase(attempt: Attempt, name: str, start: float, end: float | None) -> AttemptPhase:
+    end_ms = None if end is None else _ms(end - attempt.received)
+    return AttemptPhase(name, _ms(start - attempt.received), end_ms)
+
+
+def _first(*instants: float | None) -> float | None:
+    return next((instant for instant in instants if instant is not None), None)
+
+
+def _sentences(attempt: Attempt, now: float) -> list[str]:
+    sentences = [_queue(attempt, now)]
+    if attempt.placement is not None:
+        sentences.append(f"placed by {attempt.placement.policy}: {attempt.placement.sentence}")
+    sentences += _prefill(attempt)
+    sentences += _first_token(attempt)
+    sentences.append(_end(attempt))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _queue(attempt: Attempt, now: float) -> str:
+    if attempt.placed is not None:
+        return f"queued for {_ms(attempt.placed - attempt.received)} ms"
+    end = now if attempt.finished is None else attempt.finished
+    waited = f"queued for {_ms(end - attempt.received)} ms"
+    return f"{waited}, waiting for {attempt.waits_for.value}" if attempt.waits_for else waited
+
+
+def _prefill(attempt: Attempt) -> list[str]:
+    report, placement = attempt.prefill_report, attempt.placement
+    if placement is None or placement.prefill is None:
+        return []
+    if attempt.prefill_problem:
+        return [f"{attempt.prefill_problem}; {placement.decode.name} computes the prompt itself"]
+    if report is None:
+        return []
+    sentence = (
+        f"{placement.prefill.name} computed the prompt in {report.elapsed_ms:.1f} ms "
+        f"({report.cached_tokens} of {attempt.request.prompt_tokens} tokens were cached)"
+    )
+    return [sentence]
+
+
+def _first_token(attempt: Attempt) -> list[str]:
+    report, placement = attempt.decode_report, attempt.placement
+    if report is None or placement is None:
+        return []
+    sentences = []
+    if report.kv is not None:
+        kv = report.kv
+        retries = f", {kv.retries} retries" if kv.retries else ""
+        sentences.append(
+            f"the handoff moved {kv.blocks} KV blocks, {kv.payload_bytes} bytes in {kv.messages} "
+            f"messages: {kv.wait_ms:.1f} ms until data came, {kv.transfer_ms:.1f} ms of data"
+            f"{retries}"
+        )
+        if not kv.complete:
+            sentences.append("not all of it came: decode computed the rest itself")
+        if kv.compression:
+            sentences.append(
+                f"compressed {kv.compression}: {kv.raw_bytes} bytes became {kv.payload_bytes}"
+            )
+        overlap = _overlap(kv)
+        if overlap is not None:
+            sentences.append(f"{overlap:.0%} of the bytes were sent before the prefill ended")
+    sentences.append(
+        f"{placement.decode.name} made the first token {report.elapsed_ms:.1f} ms after it was "
+        f"asked; {report.cached_tokens} of {attempt.request.prompt_tokens} prompt tokens were not "
+        "computed there"
+    )
+    return sentences
+
+
+def _end(attempt: Attempt) -> str:
+    report = attempt.end_report
+    if attempt.state not in TERMINAL:
+        return f"now {attempt.state.value}" + (f": {attempt.sentence}" if attempt.sentence else "")
+    if attempt.state is AttemptState.ENDED and report is not None:
+        pace = ""
+        if report.completion_tokens > 1:
+            itl = report.decode_ms / (report.completion_tokens - 1)
+            pace = f", {itl:.2f} ms each after the first"
+        return f"ended ({attempt.outcome}) with {report.completion_tokens} tokens{pace}"
+    made = f" after {report.completion_tokens} tokens" if report else ""
+    return (
+        f"{attempt.state.value} ({attempt.outcome}){made}: {attempt.sentence or 'no reason given'}"
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 2)

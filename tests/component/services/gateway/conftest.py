@@ -1,0 +1,61 @@
+"""Fixtures of the gateway's tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import structlog
+import uvloop
+
+from common.clock import SystemClock
+from common.config import from_mapping
+from common.process.lifecycle import Tasks
+from services.gateway.daemon import Gateway
+from services.gateway.text.light import LightText
+from tests.component.services.gateway.rig import FakeRouter, MakeRig, Rig
+from tests.rigs.light_text import light, model_folder
+
+__all__ = ["light", "make_rig", "model_folder", "rig"]
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """As in production: transports behave differently on asyncio's own loop."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def make_rig(tmp_path: Path, light: LightText) -> AsyncIterator[MakeRig]:
+    """`make_rig(max_model_len=..., drain_ms=..., **gateway settings)`."""
+    rigs: list[Rig] = []
+
+    async def make(max_model_len: int = 4096, drain_ms: float = 0.0, **gateway: Any) -> Rig:
+        config = from_mapping(
+            {
+                "fleet": {"run_dir": str(tmp_path), "drain_ms": drain_ms},
+                "model": {"name": "m"},
+                "gateway": {"port": 0, "text": "light", **gateway},
+            }
+        )
+        router = FakeRouter(config, max_model_len)
+        tasks = Tasks()
+        log = structlog.get_logger("test")
+        daemon = Gateway(config, "g0", light, "/model", SystemClock(), log)
+        await daemon.start(tasks)
+        host, port = daemon.http_address
+        rig = Rig(config, daemon, tasks, aiohttp.ClientSession(), f"http://{host}:{port}", router)
+        rigs.append(rig)
+        return rig
+
+    yield make
+    for rig in rigs:
+        await rig.close()
+
+
+@pytest.fixture
+async def rig(make_rig: MakeRig) -> Rig:
+    return await make_rig()

@@ -1,0 +1,169 @@
+"""vLLM's KV events, as its publisher encodes them, become our hashes; losses forget, never lie."""
+
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+
+from common.engine.vllm.kv_events import PrefixWatch
+from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
+from common.net.wire import pack_ids
+from common.prefix import prefix_hashes, split
+
+BLOCK = 16
+IDS = list(range(500, 580))
+
+
+def stored(theirs: list[Any], ids: list[int], parent: Any = None, **more: Any) -> dict[str, Any]:
+    """A map as vLLM 0.32 sends it."""
+    fields = {
+        "type": "BlockStored",
+        "block_hashes": theirs,
+        "parent_block_hash": parent,
+        "token_ids": ids,
+        "block_size": BLOCK,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None] * len(theirs),
+        "group_idx": 0,
+    }
+    return fields | more
+
+
+def removed(theirs: list[Any]) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": theirs, "medium": "GPU", "group_idx": 0}
+
+
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+class Publisher:
+    def __init__(self, blocks_max: int = 100) -> None:
+        self.watch = PrefixWatch(BLOCK, blocks_max)
+        self.numbers = count(7)
+
+    def publish(self, *events: dict[str, Any]) -> None:
+        batch = msgspec.msgpack.encode([123.4, list(events), 0])
+        self.watch.on_frames([b"", next(self.numbers).to_bytes(8, "big"), batch])
+
+    def deltas(self, *, whole: bool = False) -> tuple[list[bytes], list[bytes], bool]:
+        """(stored, removed, cleared)."""
+        deltas = list(self.watch.deltas(whole=whole))
+        return (
+            split(b"".join(delta.stored for delta in deltas)),
+            split(b"".join(delta.removed for delta in deltas)),
+            any(delta.cleared for delta in deltas),
+        )
+
+
+def ours(ids: list[int], salt: str | None = None) -> list[bytes]:
+    return split(prefix_hashes(pack_ids(ids), BLOCK, salt))
+
+
+def test_a_prompt_stored_in_parts_has_the_names_that_gateways_give_it() -> None:
+    vllm = Publisher()
+    vllm.publish(stored([11, 12], IDS[:32]))
+    assert vllm.deltas() == (ours(IDS[:32]), [], False)
+    vllm.publish(stored([13, 14, 15], IDS[32:80], parent=12))
+    assert vllm.deltas() == (ours(IDS)[2:], [], False)
+    assert vllm.deltas() == ([], [], False)
+
+
+def test_hashes_may_be_bytes() -> None:
+    vllm = Publisher()
+    vllm.publish(stored([b"x" * 32], IDS[:16]), stored([b"y" * 32], IDS[16:32], parent=b"x" * 32))
+    assert vllm.deltas()[0] == ours(IDS[:32])
+
+
+def test_the_tenant_s_salt_is_in_the_first_block() -> None:
+    vllm = Publisher()
+    vllm.publish(stored([11, 12], IDS[:32], extra_keys=[("tenant-a",), None]))
+    vllm.publish(stored([21], IDS[:16], extra_keys=[("tenant-b",)]))
+    assert vllm.deltas()[0] == ours(IDS[:32], "tenant-a") + ours(IDS[:16], "tenant-b")
+
+
+def test_removed_blocks_are_told_by_our_names() -> None:
+    vllm = Publisher()
+    vllm.publish(stored([11, 12], IDS[:32]))
+    vllm.deltas()
+    vllm.publish(removed([12, 99]))
+    assert vllm.deltas() == ([], ours(IDS)[1:2], False)
+
+
+def test_what_came_and_went_between_two_tellings_is_not_held() -> None:
+    vllm = Publisher()
+    vllm.publish(stored([11, 12], IDS[:32]), removed([12]))
+    kept, gone, _ = vllm.deltas()
+    assert kept == ours(IDS)[:1]
+    assert gone == ours(IDS)[1:2]
+    vllm.publish(removed([11]), stored([11], IDS[:16]))
+    assert vllm.deltas() == (ours(IDS)[:1], [], False)
+
+
+def test_a_reset_cache_is_told_first() -> None:
+    vllm = Publisher()
+    vllm.publish(stored([11], IDS[:16]))
+    vllm.publish(CLEARED, stored([21], IDS[:16]))
+    deltas = list(vllm.watch.deltas())
+    assert deltas == [PrefixDelta(cleared=True), PrefixDelta(stored=ours(IDS)[0])]
+
+
+def test_lost_messages_forget_everything_before() -> None:
+    vllm = Publisher()
+    vllm.publish(stored([11], IDS[:16]))
+    vllm.deltas()
+    next(vllm.numbers)
+    vllm.publish(stored([12], IDS[16:32], parent=11))
+    assert vllm.deltas() == ([], [], True), "its parent may have been evicted meanwhile"
+    assert vllm.watch.dropped == 1
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[], [b"", b"", b"\xc1"], [b"", bytes(8)], [b"", (8).to_bytes(8, "big"), b"junk"], [b"a"] * 9],
+)
+def test_frames_of_another_kind_are_a_loss(frames: list[bytes]) -> None:
+    vllm = Publisher()
+    vllm.publish(stored([11], IDS[:16]))
+    vllm.deltas()
+    vllm.watch.on_frames(frames)
+    assert vllm.deltas() == ([], [], True)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored([11], IDS[:16], parent=99),
+        stored([11], IDS[:16], block_size=32),
+        stored([11], IDS[:16], extra_keys=[("lora", "salt")]),
+        stored([11], IDS[:16], extra_keys=[(("image", 3),)]),
+        stored([11, 12], IDS[:32], extra_keys=[None, (("image", 3),)]),
+    ],
+)
+def test_what_cannot_be_named_is_left_out_and_counted(event: dict[str, Any]) -> None:
+    vllm = Publisher()
+    vllm.publish(event)
+    assert vllm.deltas() == ([], [], False)
+    assert vllm.watch.dropped == len(event["block_hashes"])
+
+
+def test_whole_is_all_that_is_there() -> None:
+    vllm = Publisher()
+    vllm.publish(stored([11, 12, 13], IDS[:48]))
+    vllm.deltas()
+    vllm.publish(removed([13]))
+    assert vllm.deltas(whole=True) == (ours(IDS[:32]), [], True)
+    assert vllm.deltas() == ([], [], False)
+
+
+def test_bounds() -> None:
+    vllm = Publisher(blocks_max=2)
+    vllm.publish(stored([11, 12, 13], IDS[:48]))
+    assert vllm.deltas()[0] == ours(IDS)[1:3]
+    vllm = Publisher(blocks_max=3 * PREFIX_DELTA_HASHES_MAX)
+    n = 2 * PREFIX_DELTA_HASHES_MAX + 1
+    vllm.publish(stored(list(range(1, n + 1)), [7] * (BLOCK * n), extra_keys=None))
+    deltas = list(vllm.watch.deltas())
+    assert [len(delta.stored) // 8 for delta in deltas] == [PREFIX_DELTA_HASHES_MAX] * 2 + [1]

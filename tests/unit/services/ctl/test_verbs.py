@@ -1,0 +1,203 @@
+"""What people are shown of each verb's result."""
+
+from typing import Any
+
+import pytest
+
+from services.ctl.registry import VERBS
+
+WORKER = {
+    "name": "d0", "role": "decode", "state": "ready", "reason": "", "since_s": 90.0, "requests": 2,
+    "requests_max": 8, "queued_tokens": 0, "kv_tokens_promised": 400, "kv_tokens_foreign": 100,
+    "kv_tokens_max": 1000, "kv_used": 0.25,
+}  # fmt: skip
+ATTEMPT = {
+    "attempt": 1, "state": "ended", "outcome": "length", "received_ms_ago": 5000, "total_ms": 100.0,
+    "gateway": "g0", "prompt_tokens": 40, "max_tokens": 8,
+    "candidates": [{"role": "decode", "name": "d0", "score": [0.1, 2]}],
+    "phases": [
+        {"phase": "queue", "start_ms": 0.0, "end_ms": 25.0},
+        {"phase": "decode", "start_ms": 25.0, "end_ms": None},
+    ],
+    "sentences": ["queued for 25.0 ms", "ended (length) with 8 tokens"],
+}  # fmt: skip
+TIMELINE = {
+    "request_id": "abc", "outcome": "ended", "code": "", "total_ms": 100.0, "ttft_ms": 80.0,
+    "tpot_ms": 4.25, "moves": 0,
+    "completion_tokens": 8,
+    "phases": [
+        {"phase": "prefill", "attempt": 1, "worker": "p0", "start_ms": 0.0, "ms": 75.0},
+        {"phase": "transfer", "attempt": 1, "worker": "p0>d0", "start_ms": 75.0, "ms": 25.0},
+    ],
+}  # fmt: skip
+SLOW = {
+    "request_id": "abc", "outcome": "ended", "code": "", "sentence": "", "ago_ms": 5000,
+    "total_ms": 100.0, "ttft_ms": 80.0, "tpot_ms": 4.25, "prompt_tokens": 40,
+    "completion_tokens": 8, "longest_phase": "prefill", "longest_worker": "p0", "longest_ms": 75.0,
+}  # fmt: skip
+LATE = {"outcome": "failed", "code": "draining", "sentence": "the router is stopping"}
+STATUS = {
+    "ready": False, "reason": "none of 1 known decode workers is ready", "model": "",
+    "router": "r0", "incarnation": "1", "draining": False, "max_model_len": 0,
+    "uptime_s": 7.0, "prefill_ready": 1, "decode_ready": 0, "gateways": 1,
+    "active": 0, "active_max": 0, "queued": 3, "queued_max": 1024, "queued_bytes": 4096,
+    "queued_bytes_max": 1 << 20,
+    "drained_per_s": None, "policy": "least_loaded", "mode": "disaggregated",
+    "remote_prefill": "auto", "retry_reservations": 12, "retry_redeemed_share": 0.25,
+    "estimates": {"prefill_tokens_per_s": {"256": 9000.0}, "handoff_tail_ms": 12.5},
+    "totals": {"submitted": 4}, "refused": {"queue_full": 1}, "dropped": {},
+}  # fmt: skip
+REQUEST = {
+    "request_id": "abc", "attempt": 1, "state": "queued", "age_ms": 12.0, "prompt_tokens": 40,
+    "max_tokens": 8, "prefill": "", "decode": "", "gateway": "g0", "waits_for": "a decode slot",
+}  # fmt: skip
+QUEUED = {
+    "request_id": "abc", "class": "interactive", "tenant": "t", "waited_ms": 12.0,
+    "start_within_ms": 3000.0, "prompt_tokens": 40, "output_tokens": 8, "waits_for": "a slot",
+}  # fmt: skip
+POLICY = {
+    "policy": "cost", "remote_prefill": "auto", "mode": "disaggregated",
+    "policies": {"cost": "predicted seconds", "round_robin": "each in turn"},
+}  # fmt: skip
+LIMITS = {
+    "limits": {"max_queue": 1024, "ttft_slo_ms": 0.0},
+    "set_here": {"k": {"weight": 4.0}},
+    "keys": [{"key_id": "k", "live": 1, "requests_left": None, "cost_left": 90.5}],
+}
+KEY = {
+    "key_id": "", "tenant": "t", "running": 1, "queued": 0, "requests_left": None, "cost_left": 9.5,
+    "limits_set_here": True,
+}  # fmt: skip
+HELP = {
+    "usage": "explain id", "help": "a timeline",
+    "args": [{"name": "id", "help": "x", "choices": []}],
+}  # fmt: skip
+HOLD = {
+    "owner": "p0", "side": "send", "peer": "d0", "request_id": "abc", "attempt": 1, "state": "over",
+    "orphan": True, "blocks": 3, "bytes": 3 << 20, "lease_left_ms": 12_000.0, "age_ms": 900.0,
+}  # fmt: skip
+COUNTS = dict.fromkeys(
+    ("handoffs_in", "handoffs_out", "bytes_in", "bytes_out", "early_bytes_out", "retries",
+     "refetches", "digest_mismatches", "recomputes", "leases_expired"), 0
+) | {"bytes_out": 4 << 20, "early_bytes_out": 3 << 20}  # fmt: skip
+LEDGER = {
+    "holds": [HOLD], "holds_total": 9, "bytes_total": 1, "orphans": 1,
+    "workers": [
+        {"name": "p0", "holds": 1, "counts": COUNTS}, {"name": "d0", "holds": 0, "counts": {}},
+    ],
+}  # fmt: skip
+PAIR = {
+    "prefill": "p0", "decode": "d0", "state": "closed", "unreachable_s": None, "handoffs": 7,
+    "bytes": 1 << 30, "bytes_per_s": 1 << 20, "retries": 0, "digest_mismatches": 0, "failures": 0,
+}  # fmt: skip
+REST = {
+    "prefill": "p0", "decode": "d0", "state": "open", "since_s": 5.0, "retry_in_s": 9.0,
+    "openings": 2, "kind": "lost", "message": "no answer",
+}  # fmt: skip
+PROMPT = {
+    "digest": "6262", "request_id": "r1", "workers": ["d0", "d1"], "left_s": 42.0, "refused": 3,
+}  # fmt: skip
+EVENT = {"unix_ms": 1_700_000_000_000, "level": "info", "request_id": "", "sentence": "number 4"}
+DRAIN = {"worker": "d0", "role": "decode", "state": "draining", "requests_left": 3}
+
+
+@pytest.mark.parametrize(
+    ("verb", "result", "shows"),
+    [
+        ("status", STATUS, ["NO: none of 1 known", "3 of 1024", "4.0 KiB", "refused queue_full"]),
+        (
+            "status",
+            STATUS,
+            ["learned prefill_tokens_per_s", "256: 9000", "handoff_tail_ms"],
+        ),
+        (
+            "status",
+            STATUS | {"ready": True, "drained_per_s": 4.5},
+            ["yes", "4.5 requests/s", "12 told when to come back, 25% of them expected"],
+        ),
+        ("workers", [WORKER], ["d0", "2/8", "50%", "25%", "90.0 s"]),
+        ("workers", [WORKER | {"kv_tokens_max": 0}], ["d0"]),
+        (
+            "workers",
+            [WORKER | {"reason": "a", "verdict": "down", "verdict_reason": "b"}],
+            ["a; its host says down: b"],
+        ),
+        ("workers", [], ["no worker has said hello"]),
+        ("requests", [REQUEST], ["ATTEMPT", "abc", "12 ms", "a decode slot"]),
+        ("requests", [], ["no request is queued or running"]),
+        ("requests", [QUEUED], ["MUST START IN", "1  abc", "interactive", "3.0 s"]),
+        (
+            "explain",
+            {"request_id": "abc", "attempts": [ATTEMPT]},
+            ["request abc", "ended (length)", "75.00 ms so far", "- queued for 25.0 ms", "0.1 2"],
+        ),
+        (
+            "explain",
+            {"request_id": "abc", "attempts": [ATTEMPT], "timeline": TIMELINE},
+            ["ended after 100.00 ms", "most of it, 75%: prefill on p0", "p0>d0", "##########|"],
+        ),
+        ("explain", [SLOW], ["LONGEST PHASE", "abc", "prefill on p0: 75 ms", "4.2 ms"]),
+        ("explain", [SLOW | LATE], ["draining", "the router is stopping"]),
+        ("explain", [], ["no such request is kept"]),
+        ("policy", POLICY, ["remote prefill  auto", "*  cost", "round_robin  each in turn"]),
+        ("help", [HELP], ["explain id", "a timeline"]),
+        ("limits", LIMITS, ["max_queue", "set here for key k: weight 4", "RUNNING", "90.5"]),
+        ("keys", [KEY], ["(no key)", "9.5", "set here"]),
+        ("kv", LEDGER, ["over ORPHAN", "1 holds are ORPHANS", "9 holds in all, 1 shown"]),
+        ("kv", LEDGER, ["3.0 MiB", "75%"]),
+        ("kv", LEDGER | {"holds": []}, ["no worker holds KV for another\n", "\n\nWORKER"]),
+        ("pairs", [PAIR], ["p0", "ok", "7", "1.0 GiB", "1.0 MiB/s"]),
+        ("pairs", [PAIR | {"unreachable_s": 3}], ["unreachable for 3.0 s"]),
+        ("quarantine", {"cleared": 0, "pairs": [REST]}, ["open", "5.0 s", "9.0 s", "no answer"]),
+        (
+            "quarantine",
+            {"cleared": 0, "pairs": [], "prompts": [PROMPT]},
+            ["no pair had trouble\n\n", "6262", "d0, d1", "42.0 s", "3", "r1"],
+        ),
+        (
+            "events",
+            {"events": [EVENT, EVENT | {"level": "warning", "request_id": "abc"}], "missed": 3},
+            ["(3 older events are gone)\n", "   number 4\n", " ! number 4 [abc]"],
+        ),
+    ],
+)
+def test_people_are_shown(verb: str, result: Any, shows: list[str]) -> None:
+    render = VERBS[verb].render
+    assert render is not None
+    text = render(result)
+    for part in shows:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("verb", "result", "sentence"),
+    [
+        (
+            "drain",
+            DRAIN | {"kv_tokens_left": 99},
+            "decode d0 is draining: 3 requests (99 KV tokens) are left; ask again",
+        ),
+        (
+            "drain",
+            DRAIN | {"state": "drained"},
+            "decode d0 is drained: nothing runs there, it may be stopped",
+        ),
+        ("resume", DRAIN | {"state": "ready"}, "decode d0 is ready, with 3 requests"),
+        (
+            "evict",
+            {"request_id": "r", "was": "queued", "requests_dropped": 1},
+            "request r was queued; it is dropped",
+        ),
+        (
+            "evict",
+            DRAIN | {"requests_dropped": 3},
+            "decode d0 is draining: 3 requests were dropped",
+        ),
+        ("quarantine", {"cleared": 2, "pairs": []}, "2 pairs may try again\n\nno pair had trouble"),
+        ("reload", {"sentence": "max_queue"}, "in force now: max_queue"),
+    ],
+)
+def test_what_an_order_did_is_said_in_words(verb: str, result: Any, sentence: str) -> None:
+    render = VERBS[verb].render
+    assert render is not None
+    assert render(result) == sentence

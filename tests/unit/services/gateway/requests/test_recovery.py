@@ -1,0 +1,269 @@
+"""A request whose worker is lost: it goes on exactly, or says why it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from common.errors import Code
+from common.messages import (
+    Abort,
+    Delta,
+    Failed,
+    Fleet,
+    Placed,
+    Refused,
+    RequestBody,
+    Sampling,
+    Submit,
+)
+from common.net.wire import unpack_ids
+from services.gateway.requests import recovery
+from services.gateway.requests.events import (
+    Action,
+    FromRouter,
+    RouterDown,
+    RouterUp,
+    Stepped,
+    Tick,
+    ToRouter,
+    ToWorker,
+    WorkerGone,
+)
+from services.gateway.requests.recovery import remaining_sampling, resume_obstacle
+from tests.unit.services.gateway.gate import D0, D1, Gate, sent
+
+
+def running(**limits: Any) -> Gate:
+    """One stream on d0 that has said `ab`, of a prompt of two tokens and at most 50 more."""
+    gate = Gate(recovery=True, **limits)
+    gate.open()
+    gate.place()
+    gate.token("ab")
+    return gate
+
+
+def submitted(actions: list[Action]) -> tuple[Submit, RequestBody]:
+    (sent,) = [a for a in actions if isinstance(a, ToRouter) and isinstance(a.message, Submit)]
+    assert isinstance(sent.message, Submit)
+    assert sent.body is not None
+    return sent.message, sent.body
+
+
+def place(gate: Gate, attempt: int, decode: str = "d1") -> None:
+    gate.do(
+        FromRouter(Placed(request_id="r", attempt=attempt, decode=decode, decode_incarnation="1"))
+    )
+
+
+def step(gate: Gate, attempt: int, index: int, text: str, end: str = "") -> list[Action]:
+    delta = Delta("r", attempt, index, list(text.encode()), finish_reason=end)
+    return gate.do(Stepped(D1, [delta]))
+
+
+def test_a_stream_goes_on_after_what_was_said_with_exact_usage() -> None:
+    gate = running()
+    submit, body = submitted(gate.do(WorkerGone(D0, "its connection closed")))
+    assert (submit.attempt, submit.prompt_tokens, submit.max_tokens) == (2, 4, 48)
+    assert unpack_ids(body.prompt_ids) == [1, 2, *b"ab"]
+    assert body.sampling.max_tokens == 48
+    place(gate, 2)
+    step(gate, 2, 0, "c")
+    step(gate, 2, 1, "d", end="length")
+    answer = gate.answers["r"]
+    assert answer.joined_text == "abcd"
+    assert answer.ending is not None
+    assert answer.ending.usage.prompt == 2
+    assert answer.ending.usage.completion == 4
+    assert gate.core.counters.recovered == 1
+
+
+def test_what_the_lost_worker_still_says_is_never_said_again() -> None:
+    gate = running()
+    gate.do(WorkerGone(D0, "x"))
+    place(gate, 2)
+    stale = gate.core.counters.stale
+    gate.token("c", 2)
+    assert gate.core.counters.stale == stale + 1
+    step(gate, 2, 0, "c", end="length")
+    assert gate.answers["r"].joined_text == "abc"
+
+
+def test_a_loss_that_the_router_tells_of_first() -> None:
+    gate = running()
+    lost = Failed(request_id="r", attempt=1, code=Code.WORKER_LOST, message="d0 was lost")
+    actions = gate.do(FromRouter(lost))
+    assert sent(actions) == [(D0, "Abort"), "Submit"]
+    assert gate.do(WorkerGone(D0, "x")) == []
+    assert gate.do(FromRouter(lost)) == []
+
+
+def test_tokens_lost_on_the_way_begin_a_new_attempt_and_stop_the_old() -> None:
+    gate = running()
+    actions = gate.token("d", 3)
+    assert sent(actions) == [(D0, "Abort"), "Submit"]
+    (abort,) = [a.message for a in actions if isinstance(a, ToWorker)]
+    assert abort == Abort(request_id="r", attempt=1, reason=Code.STREAM_INTERRUPTED)
+
+
+def test_without_recovery_the_client_hears_of_it_at_once() -> None:
+    gate = running(recovery_ms=0)
+    gate.core.lifecycle._recovers = False
+    assert "Submit" not in sent(gate.do(WorkerGone(D0, "x")))
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+THERE = Fleet(ready=True, prefill_ready=1, decode_ready=1, max_model_len=99)
+RESTORES = msgspec.structs.replace(THERE, restores=True)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "emitted", "found"),
+    [(THERE, 1, True), (None, 1, True), (THERE, 0, False), (RESTORES, 1, False)],
+)
+def test_what_a_new_worker_cannot_know(fleet: Fleet | None, emitted: int, *, found: bool) -> None:
+    assert bool(resume_obstacle(Sampling(max_tokens=9, seed=1), emitted, fleet)) is found
+
+
+def test_a_later_attempt_says_how_much_of_its_prompt_was_emitted() -> None:
+    gate = running()
+    (_, body) = submitted(gate.do(WorkerGone(D0, "x")))
+    assert body.emitted == 2
+    assert body.sampling.max_tokens == 48
+
+
+def test_a_fleet_that_restores_is_believed_while_no_decode_worker_is_known() -> None:
+    """The only one has just died."""
+    gate = running()
+    gate.do(FromRouter(RESTORES))
+    gate.do(FromRouter(Fleet(ready=False, prefill_ready=1, decode_ready=0, max_model_len=0)))
+    assert gate.core.fleet is not None
+    assert gate.core.fleet.restores
+
+
+def test_the_rest_of_what_was_asked() -> None:
+    asked = Sampling(max_tokens=10, min_tokens=4, temperature=0.5)
+    assert remaining_sampling(asked, 0) is asked
+    assert remaining_sampling(asked, 3) == Sampling(max_tokens=7, min_tokens=1, temperature=0.5)
+    assert remaining_sampling(asked, 6).min_tokens == 0
+    assert remaining_sampling(Sampling(max_tokens=9, prompt_logprobs=1), 1).prompt_logprobs is None
+
+
+def test_an_obstacle_is_said_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "resume_obstacle", lambda _sampling, _emitted, _fleet: "its seed")
+    gate = running()
+    assert "Submit" not in sent(gate.do(WorkerGone(D0, "x")))
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+    assert "without its seed" in gate.error().message
+
+
+def test_a_request_under_which_two_workers_died_is_tried_no_more() -> None:
+    gate = running()
+    gate.do(WorkerGone(D0, "x"))
+    place(gate, 2)
+    assert "Submit" not in sent(gate.do(WorkerGone(D1, "x")))
+    assert gate.core.active == 0
+    assert "2 decode workers died" in gate.error().message
+
+
+def test_before_any_token_the_quarantine_has_its_own_code() -> None:
+    gate = Gate(recovery=True)
+    gate.open()
+    gate.place()
+    gate.do(WorkerGone(D0, "x"))
+    place(gate, 2)
+    gate.do(WorkerGone(D1, "x"))
+    assert gate.error().code is Code.REQUEST_QUARANTINED
+
+
+def test_one_death_told_twice_is_one_death() -> None:
+    """The router may place on the dead worker once more before it knows."""
+    gate = running()
+    gate.do(WorkerGone(D0, "x"))
+    place(gate, 2, decode="d0")
+    lost = Failed(request_id="r", attempt=2, code=Code.WORKER_LOST, message="d0 was lost")
+    assert submitted(gate.do(FromRouter(lost)))[0].attempt == 3
+
+
+def test_a_refusal_while_no_worker_is_there_is_waited_out() -> None:
+    gate = running(recovery_ms=5_000)
+    gate.do(WorkerGone(D0, "x"))
+    refused = Refused(
+        request_id="r", attempt=2, code=Code.NO_CAPACITY, message="none", retry_after_ms=2_000
+    )
+    assert gate.do(FromRouter(refused)) == []
+    gate.now += 1.9
+    assert gate.do(Tick()) == []
+    gate.now += 0.2
+    assert submitted(gate.do(Tick()))[0].attempt == 2
+    gate.now += 3.0
+    gate.do(FromRouter(refused))
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_a_refusal_that_comes_while_it_is_held_again_changes_nothing_but_the_time() -> None:
+    """It was under way when the router was lost."""
+    gate = running(recovery_ms=5_000)
+    gate.do(WorkerGone(D0, "x"))
+    gate.do(RouterDown())
+    late = Refused(request_id="r", attempt=2, code=Code.NO_CAPACITY, message="", retry_after_ms=10)
+    assert gate.do(FromRouter(late)) == []
+    gate.now += 2.0
+    assert submitted(gate.do(RouterUp()))[0].attempt == 2
+
+
+def test_a_first_attempt_that_is_refused_is_answered_at_once() -> None:
+    gate = Gate(recovery=True)
+    gate.open()
+    gate.do(FromRouter(Refused(request_id="r", attempt=1, code=Code.NO_CAPACITY, message="none")))
+    assert gate.error().code is Code.NO_CAPACITY
+
+
+def test_a_loss_while_no_router_answers_is_held_until_one_does() -> None:
+    gate = running(recovery_ms=5_000)
+    gate.do(RouterDown())
+    assert sent(gate.do(WorkerGone(D0, "x"))) == []
+    gate.now += 4.9
+    assert gate.do(Tick()) == []
+    assert submitted(gate.do(RouterUp()))[0].attempt == 2
+
+
+def test_a_loss_while_no_router_answers_ends_when_its_time_is_over() -> None:
+    gate = running(recovery_ms=5_000)
+    gate.do(RouterDown())
+    gate.do(WorkerGone(D0, "x"))
+    gate.now += 5.1
+    gate.do(Tick())
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_a_stopping_gateway_begins_nothing_anew() -> None:
+    gate = running()
+    gate.core.lifecycle.draining = True
+    gate.do(WorkerGone(D0, "x"))
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_what_the_router_preempts_goes_on_and_is_no_death() -> None:
+    gate = running()
+    preempted = Failed(request_id="r", attempt=1, code=Code.PREEMPTED, message="KV is short")
+    actions = gate.do(FromRouter(preempted))
+    assert sent(actions) == [(D0, "Abort"), "Submit"]
+    assert submitted(actions)[0].resumable
+    place(gate, 2)
+    assert submitted(gate.do(WorkerGone(D1, "x")))[0].attempt == 3
+
+
+def test_tokens_of_an_attempt_that_was_not_asked_for_yet_are_nobodys() -> None:
+    """A worker that errs and goes on as the next attempt, in one message."""
+    gate = running()
+    lost = Delta("r", 1, 2, [], error=Code.WORKER_LOST.value)
+    actions = gate.do(Stepped(D0, [lost, Delta("r", 2, 0, [65])]))
+    submit, _ = submitted(actions)
+    assert submit.attempt == 2
+    assert gate.answers["r"].token_ids == [*b"ab"]
+    place(gate, 2)
+    gate.do(Stepped(D1, [Delta("r", 2, 0, [67])]))
+    assert gate.answers["r"].token_ids == [*b"abC"]

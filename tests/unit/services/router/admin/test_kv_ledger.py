@@ -1,0 +1,95 @@
+"""Holds of KV across nodes: told with their owner, and orphans told from what is only in flight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.messages import Beat, KvCounts, KvHold, Load
+from services.router.admin import kv_ledger
+from tests.unit.services.router.admin.verbs.test_explain import ask
+from tests.unit.services.router.rig import Rig, standard
+
+
+def report(rig: Rig, *, request_id: str = "r1", age_ms: float = 10.0, peer: str = "p0|1") -> None:
+    """P says that it holds this request's KV for D."""
+    hold = KvHold(
+        request_id=request_id,
+        attempt=1,
+        peer="d0",
+        side="send",
+        blocks=3,
+        bytes=3072,
+        lease_left_ms=30_000.0 - age_ms,
+        age_ms=age_ms,
+    )
+    counts = KvCounts(handoffs_out=2, bytes_out=2048, early_bytes_out=1024)
+    rig.receive(peer, Beat(load=Load(), kv_counts=counts, kv_holds=(hold,), kv_holds_total=1))
+
+
+def kv(rig: Rig, **args: Any) -> Any:
+    return ask(rig, "kv", **args)
+
+
+def test_a_hold_of_a_running_request_is_told_with_its_owner_and_is_no_orphan() -> None:
+    rig = standard()
+    rig.submit()
+    report(rig, age_ms=10.0)
+    rig.now += 0.5
+    told = kv(rig)
+    (hold,) = told["holds"]
+    assert hold == {
+        "owner": "p0",
+        "side": "send",
+        "peer": "d0",
+        "request_id": "r1",
+        "attempt": 1,
+        "state": "placed",
+        "orphan": False,
+        "blocks": 3,
+        "bytes": 3072,
+        "lease_left_ms": 29_490.0,
+        "age_ms": 510.0,
+    }
+    assert (told["holds_total"], told["bytes_total"], told["orphans"]) == (1, 3072, 0)
+    assert told["workers"][0]["counts"]["handoffs_out"] == 2
+
+
+def test_a_hold_reported_long_after_its_request_ended_is_an_orphan() -> None:
+    rig = standard()
+    rig.submit()
+    rig.prefilled()
+    rig.started()
+    rig.ended()
+    rig.now += kv_ledger.ORPHAN_SECONDS - 0.1
+    report(rig, age_ms=5_000.0)
+    assert (kv(rig)["orphans"], kv(rig)["holds"][0]["state"]) == (0, "over")
+    rig.now += 0.2
+    report(rig, age_ms=5_200.0)
+    assert kv(rig)["orphans"] == kv_ledger.orphans(rig.core.tables) == 1
+
+
+def test_a_hold_of_a_request_nobody_knows_becomes_an_orphan() -> None:
+    """The router was restarted, or P made it up; its own age counts, but not before the start."""
+    rig = standard()
+    report(rig, request_id="ghost", age_ms=60_000.0)
+    assert (kv(rig)["orphans"], kv(rig)["holds"][0]["state"]) == (0, "unknown")
+    rig.now += kv_ledger.ORPHAN_SECONDS + 0.1
+    report(rig, request_id="ghost", age_ms=60_000.0)
+    assert kv(rig)["orphans"] == 1
+
+
+def test_a_worker_that_is_gone_holds_nothing_that_is_told() -> None:
+    rig = standard()
+    report(rig)
+    rig.gone("p0|1")
+    told = kv(rig)
+    assert told["holds"] == []
+    assert [worker["name"] for worker in told["workers"]] == ["d0"]
+
+
+def test_one_worker_and_fewer_rows() -> None:
+    rig = standard()
+    report(rig)
+    assert kv(rig, worker="d0")["holds"] == []
+    assert kv(rig, limit=0)["holds"] == []
+    assert kv(rig, limit=0)["holds_total"] == 1

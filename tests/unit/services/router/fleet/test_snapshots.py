@@ -1,0 +1,88 @@
+"""Snapshots of workers: right field by field, and their sums right whatever comes and goes."""
+
+from __future__ import annotations
+
+from common.messages import Role
+from services.router.events import WorkerDrained
+from services.router.fleet.role_totals import Totals
+from services.router.placement.place import SORTED_MAX, place
+from services.router.placement.policies.registry import POLICIES
+from services.router.placement.types import (
+    CANDIDATES_MAX,
+    Placement,
+    PlacementContext,
+    ResourceRequest,
+)
+from tests.unit.services.router.rig import Rig, standard
+from tests.unit.services.router.views import view
+
+
+def test_a_view_shows_its_worker_field_by_field() -> None:
+    rig = standard()
+    rig.submit("r1", prompt=100, out=50)
+    rig.submit("r2", prompt=100, out=50)
+    rig.prefilled("r1")
+    rig.started("r1")
+    worker = rig.row("d0|1")
+    worker.preexisting_kv_tokens, worker.preexisting_requests, worker.slots = 32, 1, 3
+    capacity = worker.capacity
+    assert worker.view()._asdict() == {
+        "name": "d0",
+        "identity": "d0|1",
+        "incarnation": "1",
+        "fingerprint": worker.fingerprint,
+        "kv_address": worker.kv_address,
+        "block_tokens": capacity.block_tokens,
+        "max_model_len": capacity.max_model_len,
+        "kv_tokens": worker.held_tokens + 32,
+        "kv_tokens_max": int(capacity.kv_blocks * worker.kv_grant_max) * capacity.block_tokens,
+        "requests": 3,
+        "requests_max": 3,
+        "queued": worker.queued_tokens,
+        "decoding": 1,
+        "last_placed_serial": 2,
+        "kv_token_bytes": capacity.kv_block_bytes / capacity.block_tokens,
+        "fingerprint_parts": worker.fingerprint_parts,
+    }
+
+
+def test_totals_are_the_sums_of_what_is_shown() -> None:
+    rig = standard()
+    rig.decode("d1")
+    rig.beat("d1|1")
+    agree(rig)
+    for n in range(5):
+        rig.submit(f"r{n}", prompt=100, out=50)
+        agree(rig)
+    rig.handle(WorkerDrained("d1|1", on=True))
+    agree(rig)
+    assert rig.core.tables.snapshots.totals(Role.DECODE).workers == 1
+    rig.handle(WorkerDrained("d1|1", on=False))
+    agree(rig)
+    rig.gone("d0|1")
+    rig.gone("p0|1")
+    agree(rig)
+    assert rig.core.tables.snapshots.totals(Role.PREFILL).workers == 0
+
+
+def agree(rig: Rig) -> None:
+    for role in (Role.PREFILL, Role.DECODE):
+        ready = [w.view() for w in rig.core.tables.workers.values() if w.ready and w.role is role]
+        totals: Totals = rig.core.tables.snapshots.totals(role)
+        assert totals.workers == len(ready)
+        assert totals.queued == sum(v.queued for v in ready)
+        assert totals.requests == sum(v.requests for v in ready)
+        assert totals.slots == sum(v.requests_max for v in ready)
+        assert totals.kv_tokens == sum(v.kv_tokens for v in ready)
+        assert totals.kv_tokens_max == sum(v.kv_tokens_max for v in ready)
+
+
+def test_the_best_are_found_among_few_and_among_many() -> None:
+    for count in (SORTED_MAX, SORTED_MAX + 1):
+        views = [view(f"d{n:03}", requests=(n * 7) % count, requests_max=999) for n in range(count)]
+        found = place(
+            PlacementContext(ResourceRequest(10, 10)), views, [], POLICIES["least_loaded"]
+        )
+        assert isinstance(found, Placement)
+        best = sorted((v.requests, v.name) for v in views)[:CANDIDATES_MAX]
+        assert [candidate.name for candidate in found.candidates] == [name for _, name in best]

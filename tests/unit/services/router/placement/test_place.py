@@ -1,0 +1,107 @@
+"""Placement by the least loaded policy, as tables of snapshots and the choice expected."""
+
+import pytest
+
+from services.router.placement.place import PREFILL_AHEAD_TOKENS, place
+from services.router.placement.policies import least_loaded
+from services.router.placement.types import (
+    CANDIDATES_MAX,
+    Placement,
+    PlacementContext,
+    ResourceRequest,
+    WaitFor,
+    WorkerView,
+)
+from tests.unit.services.router.views import view
+
+ASK = ResourceRequest(prompt_tokens=100, max_tokens=50)
+
+
+def chosen(
+    request: ResourceRequest, decodes: list[WorkerView], prefills: list[WorkerView]
+) -> tuple[str, str]:
+    choice = place(PlacementContext(request), decodes, prefills, least_loaded)
+    assert isinstance(choice, Placement), choice
+    return (choice.prefill.name if choice.prefill else "", choice.decode.name)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prefills", "expected"),
+    [
+        ([view("d1"), view("d0")], [view("p1"), view("p0")], ("p0", "d0")),
+        ([view("d0", kv_tokens=16), view("d1")], [view("p0")], ("p0", "d1")),
+        ([view("d0", requests=2), view("d1", requests=1)], [view("p0")], ("p0", "d1")),
+        ([view("d0", kv_tokens=16), view("d1", requests=7)], [view("p0")], ("p0", "d1")),
+        (
+            [view("d0", kv_tokens=800), view("d1", kv_tokens=1200, kv_tokens_max=16_000)],
+            [view("p0")],
+            ("p0", "d1"),
+        ),
+        ([view("d0")], [view("p0", queued=10), view("p1", queued=9)], ("p1", "d0")),
+        ([view("d0")], [view("p0", requests=1), view("p1")], ("p1", "d0")),
+        ([view("d0", requests=8), view("d1", kv_tokens=896)], [view("p0")], ("p0", "d1")),
+        ([view("d0", kv_tokens=1456), view("d1", requests=7)], [view("p0")], ("p0", "d1")),
+        ([view("d0", max_model_len=149), view("d1", requests=5)], [view("p0")], ("p0", "d1")),
+        ([view("d0")], [], ("", "d0")),
+        ([view("d0")], [view("p0", fingerprint="other")], ("", "d0")),
+        ([view("d0")], [view("p0", kv_tokens_max=96)], ("", "d0")),
+        (
+            [view("d0"), view("d1", fingerprint="g", kv_tokens=16)],
+            [view("p0", requests=8), view("p1", fingerprint="g")],
+            ("p1", "d1"),
+        ),
+    ],
+)
+def test_least_loaded_chooses(
+    decodes: list[WorkerView], prefills: list[WorkerView], expected: tuple[str, str]
+) -> None:
+    assert chosen(ASK, decodes, prefills) == expected
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prefills", "expected"),
+    [
+        ([], [view("p0")], WaitFor.WORKER),
+        ([view("d0", requests=8)], [view("p0")], WaitFor.SLOT),
+        ([view("d0", kv_tokens=1456)], [view("p0")], WaitFor.KV),
+        ([view("d0", kv_tokens=1456), view("d1", requests=8)], [view("p0")], WaitFor.KV),
+        ([view("d0")], [view("p0", requests=8)], WaitFor.PREFILL),
+        ([view("d0")], [view("p0", kv_tokens=1504)], WaitFor.PREFILL),
+        ([view("d0")], [view("p0", queued=PREFILL_AHEAD_TOKENS - 99)], WaitFor.PREFILL),
+    ],
+)
+def test_what_does_not_fit_now_waits_and_says_for_what(
+    decodes: list[WorkerView], prefills: list[WorkerView], expected: WaitFor
+) -> None:
+    assert place(PlacementContext(ASK), decodes, prefills, least_loaded) is expected
+
+
+def test_the_last_block_that_fits_is_used() -> None:
+    exact = view("d0", kv_tokens=1600 - 160)
+    assert exact.kv_need(150) == 160
+    assert chosen(ASK, [exact], [view("p0")]) == ("p0", "d0")
+
+
+def test_an_idle_prefill_worker_takes_a_prompt_of_any_length_it_can_hold() -> None:
+    long = ResourceRequest(PREFILL_AHEAD_TOKENS * 2, 16)
+    big = {"max_model_len": 1 << 20, "kv_tokens_max": 1 << 20}
+    assert chosen(long, [view("d0", **big)], [view("p0", **big)]) == ("p0", "d0")
+    busy = view("p0", queued=1, **big)
+    assert (
+        place(PlacementContext(long), [view("d0", **big)], [busy], least_loaded) is WaitFor.PREFILL
+    )
+
+
+def test_a_placement_explains_itself() -> None:
+    decodes = [view(f"d{i:02}", kv_tokens=i * 16) for i in range(20)]
+    choice = place(PlacementContext(ASK), decodes, [view("p0", queued=7)], least_loaded)
+    assert isinstance(choice, Placement)
+    assert choice.policy == "least_loaded"
+    assert choice.sentence == (
+        "p0 has 7 prompt tokens ahead, the fewest of 1 prefill workers with room; "
+        "d00 has 0% of its KV promised and 0 requests, the least of 20 decode workers with room"
+    )
+    roles = [candidate.role for candidate in choice.candidates]
+    assert roles == ["prefill"] + ["decode"] * CANDIDATES_MAX
+    scores = [c.score for c in choice.candidates if c.role == "decode"]
+    assert scores == sorted(scores)

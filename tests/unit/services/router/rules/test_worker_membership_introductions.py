@@ -1,0 +1,37 @@
+"""Pairs that may hand KV over are introduced once both are ready: no request pays for it."""
+
+from common.messages import Introduce, Role
+from tests.unit.services.router.rig import Rig, worker_hello
+
+
+def test_whoever_comes_second_the_decode_worker_hears_of_the_prefill_worker() -> None:
+    for order in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+        rig = Rig()
+        for role in order:
+            rig.worker(role, {Role.PREFILL: "p0", Role.DECODE: "d0"}[role])
+        address = rig.row("p0|1").kv_address
+        assert address
+        assert rig.take(Introduce) == [Introduce(kv_address=address, prefill="p0")]
+        assert not rig.take(Introduce, "p0|1")
+
+
+def test_nobody_is_introduced_before_being_ready_or_to_another_fingerprint() -> None:
+    rig = Rig()
+    rig.receive("p0|1", worker_hello(Role.PREFILL, "p0"))
+    rig.decode("d0")
+    assert rig.take(Introduce) == []
+    rig.beat("p0|1")
+    assert len(rig.take(Introduce, "d0|1")) == 1
+    rig.prefill("p1", fingerprint="other")
+    assert rig.take(Introduce) == []
+
+
+def test_a_new_incarnation_is_introduced_again() -> None:
+    rig = Rig()
+    rig.prefill("p0")
+    rig.decode("d0")
+    rig.take(Introduce)
+    rig.prefill("p0", incarnation="2")
+    assert len(rig.take(Introduce, "d0|1")) == 1
+    rig.decode("d0", incarnation="2")
+    assert len(rig.take(Introduce, "d0|2")) == 1

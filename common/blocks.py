@@ -10,4 +10,4 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 def whole_blocks(tokens: int, block_tokens: int) -> int:
     """`tokens`, rounded up to whole blocks."""
-    return blocks_for(tokens, block_tokens) * block_tokens
+    return -(-tokens // block_tokens) * block_tokens

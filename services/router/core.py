@@ -51,8 +51,6 @@ from services.router.events import (
     WorkerEvicted,
 )
 from services.router.fleet.summary import FleetSummary, summarize
-from services.router.records.gateway import Gateway
-from services.router.records.worker import Worker
 from services.router.rules import (
     attempt_lifecycle,
     degradation_reports,
@@ -137,12 +135,13 @@ class Core:
         tables, message = self.tables, event.message
         if isinstance(message, Hello):
             return worker_membership.on_hello(tables, event.peer, message, now)
-        peer = self._peer(event.peer)
+        worker = tables.workers.get(event.peer)
+        no_gateway = worker or event.peer in tables.fenced
+        gateway = None if no_gateway else tables.gateways.get(event.peer)
+        peer = worker or gateway
         if peer is None:
             return worker_membership.reject_fenced(tables, event.peer, message)
         actions = worker_trust.record_traffic(tables, peer, now)
-        worker = peer if isinstance(peer, Worker) else None
-        gateway = peer if isinstance(peer, Gateway) else None
         match message:
             case Beat() if worker:
                 actions += worker_membership.on_beat(tables, worker, message, now)
@@ -214,13 +213,6 @@ class Core:
                 return []
             case DrainExpired():
                 return place_queue.refuse_all(tables, Code.DRAINING, STOPPING, now)
-
-    def _peer(self, identity: str) -> Worker | Gateway | None:
-        """None for a peer that has not said Hello, or was fenced."""
-        worker = self.tables.workers.get(identity)
-        if worker is not None or identity in self.tables.fenced:
-            return worker
-        return self.tables.gateways.get(identity)
 
     def _update_fleet(self, now: float) -> list[Action]:
         """Computes the summary of the fleet and sends it to gateways if it differs."""

@@ -112,6 +112,8 @@ class RetryReservations:
         seconds if that is less: the mean and one standard deviation, since of a few reservations
         the number that is redeemed varies much."""
         self._expire(now)
+        if not self._order:
+            return QueueAhead()
         start = bisect_left(self._order, now - self._late, key=_due_at)
         end = bisect_right(self._order, now + min(horizon, self._horizon), key=_due_at)
         due = self._order[start:end]
@@ -123,14 +125,12 @@ class RetryReservations:
 
     def _expire(self, now: float) -> None:
         over = now - self._grace
-        missed = bisect_right(self._order, over, key=_due_at)
-        redeemed = bisect_right(self._redeemed_due, over)
-        for _, found in self._order[:missed]:
-            self._forget_first(found)
+        while self._order and self._order[0][0] <= over:
+            self._forget_first(self._order.pop(0)[1])
             self._learn(redeemed=False)
-        for _ in range(redeemed):
+        while self._redeemed_due and self._redeemed_due[0] <= over:
+            del self._redeemed_due[0]
             self._learn(redeemed=True)
-        del self._order[:missed], self._redeemed_due[:redeemed]
 
     def _forget_first(self, found: Signature) -> None:
         dues = self._due[found]

@@ -21,7 +21,7 @@ from typing import TypeVar
 from common.transitions import IllegalTransitionError
 
 
-class AttemptState(enum.Enum):
+class AttemptState(enum.StrEnum):
     #: It was admitted and waits for a worker.
     QUEUED = "queued"
     #: Its workers were told; it has no token yet.
@@ -40,7 +40,7 @@ class AttemptState(enum.Enum):
     REFUSED = "refused"
 
 
-class AttemptEvent(enum.Enum):
+class AttemptEvent(enum.StrEnum):
     #: The router placed it, or found it on a worker.
     PLACED = "placed"
     #: D reported its first token.
@@ -57,7 +57,7 @@ class AttemptEvent(enum.Enum):
     REFUSED = "refused"
 
 
-class WorkerState(enum.Enum):
+class WorkerState(enum.StrEnum):
     #: It said Hello; its load is not known yet, or its probation lasts.
     JOINING = "joining"
     #: It may be given requests.
@@ -72,7 +72,7 @@ class WorkerState(enum.Enum):
     GONE = "gone"
 
 
-class WorkerEvent(enum.Enum):
+class WorkerEvent(enum.StrEnum):
     #: It has shown its load, and its probation is over.
     CLEARED = "cleared"
     #: It was silent or its engine made no step for too long.

@@ -124,7 +124,8 @@ class Worker:
     health_verdict: HealthVerdict | None = None
     #: Whether it gets nothing new because of that verdict.
     excluded: bool = False
-    #: The workers of its role whose snapshot is not current.
+    #: The workers of its role whose snapshot is not current. Every change of what `view` reads adds
+    #: this worker.
     stale_snapshots: dict[str, Worker] = field(init=False)
     #: KV tokens that may be promised, in whole blocks.
     kv_tokens_max: int = field(init=False)
@@ -196,55 +197,55 @@ class Worker:
         if self.ready and self.returned:
             self.returned, self.ramp_from = False, now
         self.reason, self.since = reason, now
-        self._touch(availability=True)
+        self._note_availability()
 
     def set_drained(self, drained: bool) -> None:
         self.drained = drained
-        self._touch(availability=True)
+        self._note_availability()
 
     def set_excluded(self, excluded: bool) -> bool:
         """Returns whether that is a change."""
         if excluded is self.excluded:
             return False
         self.excluded = excluded
-        self._touch(availability=True)
+        self._note_availability()
         return True
 
     def set_slots(self, slots: int) -> None:
         if slots != self.slots:
             self.slots = slots
             self.changes.capacity = True
-            self._touch()
+            self.stale_snapshots[self.identity] = self
 
     def hold(self, key: AttemptKey, tokens: int) -> None:
         """Promises KV to an attempt, once."""
         assert key not in self.held
         self.held[key] = tokens
         self.held_tokens += tokens
-        self._touch()
+        self.stale_snapshots[self.identity] = self
 
     def release(self, key: AttemptKey) -> None:
         """Takes back all that the attempt was promised. Idempotent."""
         self.held_tokens -= self.held.pop(key, 0)
         self.decoding.pop(key, None)
         self.queued_tokens -= self.computing.pop(key, 0)
-        self._touch()
+        self.stale_snapshots[self.identity] = self
 
     def start_prompt(self, key: AttemptKey, tokens: int) -> None:
         """It was given a prompt to compute."""
         self.computing[key] = tokens
         self.queued_tokens += tokens
-        self._touch()
+        self.stale_snapshots[self.identity] = self
 
     def finish_prompt(self, key: AttemptKey) -> None:
         """Idempotent."""
         self.queued_tokens -= self.computing.pop(key, 0)
-        self._touch()
+        self.stale_snapshots[self.identity] = self
 
     def start_decoding(self, key: AttemptKey) -> None:
         """The attempt's first token is made; it is in the batch until it is released."""
         self.decoding[key] = None
-        self._touch()
+        self.stale_snapshots[self.identity] = self
 
     def update_load(self, load: Load, now: float) -> None:
         """Takes the engine's load from a Beat. What it held before it joined is learned while it
@@ -263,7 +264,7 @@ class Worker:
         self.load = load
         if (self.preexisting_kv_tokens, self.preexisting_requests) != preexisting:
             self.changes.capacity = True
-        self._touch()
+        self.stale_snapshots[self.identity] = self
 
     def update_kv_status(self, beat: Beat, now: float) -> None:
         self.kv_counts, self.kv_holds = beat.kv_counts, beat.kv_holds
@@ -292,8 +293,7 @@ class Worker:
             self.fingerprint_parts,
         )
 
-    def _touch(self, *, availability: bool = False) -> None:
-        """Every change of what `view` or `ready` reads ends here."""
+    def _note_availability(self) -> None:
+        """Every change of what `ready` reads ends here."""
         self.stale_snapshots[self.identity] = self
-        if availability:
-            self.changes.availability = True
+        self.changes.availability = True

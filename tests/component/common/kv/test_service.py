@@ -142,7 +142,8 @@ def test_both_sides_report_holds_and_counts(decode: KvService) -> None:
         prefill.ends()
         wait_for(lambda: not holds())
         ours, theirs = decode.status, prefill.status()
-        assert ours is not None and theirs is not None
+        assert ours is not None
+        assert theirs is not None
         assert (ours.counts.handoffs_in, ours.counts.bytes_in) == (1, at_d.bytes)
         assert (theirs.counts.handoffs_out, theirs.counts.bytes_out) == (1, at_d.bytes)
 
@@ -168,7 +169,8 @@ def test_damage_refusals_and_recomputation_are_counted(decode: KvService) -> Non
 
         wait_for(refused)
         theirs = prefill.status()
-        assert theirs is not None and theirs.counts.aborts == 1
+        assert theirs is not None
+        assert theirs.counts.aborts == 1
 
 
 def test_a_worker_that_holds_nothing_reports_what_it_refused() -> None:

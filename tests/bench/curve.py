@@ -12,7 +12,8 @@ from pathlib import Path
 
 import uvloop
 
-from tests.component.common.security.curve_rig import ANY_PORT, End, Hosts
+from tests.component.common.security.curve_rig import ANY_PORT, Hosts
+from tests.rigs.peers import Peer
 
 SIZES = (200, 2_000, 64_000)
 MESSAGES = {200: 12_000, 2_000: 8_000, 64_000: 1_500}
@@ -35,14 +36,14 @@ async def measure(hosts: Hosts, size: int) -> dict[bool, tuple[float, float]]:
     }
 
 
-async def _pair(hosts: Hosts, *, secured: bool) -> tuple[End, End]:
+async def _pair(hosts: Hosts, *, secured: bool) -> tuple[Peer, Peer]:
     server = hosts.end(hosts.curve("a") if secured else None, "r0", bind=ANY_PORT)
     client = hosts.end(hosts.curve("b") if secured else None, "p0", connect=server.socket.address)
     await client.up()
     return client, server
 
 
-async def _burst(client: End, server: End, size: int, messages: int) -> float:
+async def _burst(client: Peer, server: Peer, size: int, messages: int) -> float:
     payload = [bytes(size)]
     began = _cpu()
     for _ in range(messages // BURST):
@@ -53,7 +54,7 @@ async def _burst(client: End, server: End, size: int, messages: int) -> float:
     return (_cpu() - began) / messages * 1e6
 
 
-async def _trips(client: End, server: End, count: int = 400) -> float:
+async def _trips(client: Peer, server: Peer, count: int = 400) -> float:
     began = time.perf_counter()
     for _ in range(count):
         client.socket.send([b"x"])

@@ -7,34 +7,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import BatonError
-from common.net.endpoints import CONTROL, Endpoint, Pattern
+from common.net.endpoints import Endpoint, Pattern
 from common.net.sockets import Sent, Socket
-
-
-class Peer:
-    """Collects what a socket delivers; `connected` and `lost` follow the transport."""
-
-    def __init__(self) -> None:
-        self.inbox: asyncio.Queue[list[bytes]] = asyncio.Queue()
-        self.connected = asyncio.Event()
-        self.lost = asyncio.Event()
-
-    def bind(self, address: str, endpoint: Endpoint = CONTROL) -> Socket:
-        socket = Socket(endpoint, bind=address, on_frames=self.inbox.put_nowait)
-        socket.start()
-        return socket
-
-    def connect(self, address: str, identity: bytes, endpoint: Endpoint = CONTROL) -> Socket:
-        socket = Socket(
-            endpoint,
-            connect=address,
-            identity=identity,
-            on_frames=self.inbox.put_nowait,
-            on_connected=self.connected.set,
-            on_disconnected=self.lost.set,
-        )
-        socket.start()
-        return socket
+from tests.rigs.peers import WAIT_SECONDS, Peer
 
 
 @pytest.fixture
@@ -43,48 +18,46 @@ def address(tmp_path: Path) -> str:
 
 
 async def test_messages_arrive_both_ways_in_order(address: str) -> None:
-    router, dealer = Peer(), Peer()
-    server, client = router.bind(address), dealer.connect(address, b"p0")
-    await dealer.connected.wait()
+    router, dealer = Peer(address), Peer(address, identity="p0")
+    server, client = router.socket, dealer.socket
+    await dealer.up()
     for i in range(1000):
         assert client.send([b"%d" % i])
-    received = [await router.inbox.get() for _ in range(1000)]
+    received = [await router.hear() for _ in range(1000)]
     assert received == [[b"p0", b"%d" % i] for i in range(1000)]
     assert server.send([b"p0", b"a", b"b"])
-    assert await dealer.inbox.get() == [b"a", b"b"]
+    assert await dealer.hear() == [b"a", b"b"]
     client.close()
     server.close()
 
 
 async def test_sending_to_a_stranger_or_the_dead_says_gone(address: str) -> None:
-    router, dealer = Peer(), Peer()
-    server = router.bind(address)
+    router = Peer(address)
+    server = router.socket
     assert server.send([b"nobody", b"x"]) is Sent.GONE
-    client = dealer.connect(address, b"p0")
-    await dealer.connected.wait()
-    assert client.send([b"hello"])
-    await router.inbox.get()
-    client.close()
-    async with asyncio.timeout(2):
+    dealer = Peer(address, identity="p0")
+    await dealer.up()
+    dealer.send_frames(b"hello")
+    await router.hear()
+    dealer.close()
+    async with asyncio.timeout(WAIT_SECONDS):
         while server.send([b"p0", b"x"]) is not Sent.GONE:  # noqa: ASYNC110 - the kernel's close
             await asyncio.sleep(0.005)
     server.close()
 
 
 async def test_a_dealer_hears_of_its_servers_end_and_queues_nothing_for_later(address: str) -> None:
-    router, dealer = Peer(), Peer()
-    server, client = router.bind(address), dealer.connect(address, b"p0")
-    await dealer.connected.wait()
+    router, dealer = Peer(address), Peer(address, identity="p0")
+    server, client = router.socket, dealer.socket
+    await dealer.up()
     server.close()
-    async with asyncio.timeout(2):
-        await dealer.lost.wait()
+    await dealer.down()
     assert client.send([b"stale"]) is Sent.FULL
     dealer.connected.clear()
-    again = router.bind(address)
-    async with asyncio.timeout(2):
-        await dealer.connected.wait()
+    again = Peer(address)
+    await dealer.up()
     assert client.send([b"fresh"])
-    assert await router.inbox.get() == [b"p0", b"fresh"]
+    assert await again.hear() == [b"p0", b"fresh"]
     client.close()
     again.close()
 
@@ -92,9 +65,9 @@ async def test_a_dealer_hears_of_its_servers_end_and_queues_nothing_for_later(ad
 async def test_a_full_queue_says_full_and_never_waits(address: str) -> None:
     tight = Endpoint("tight", Pattern.ROUTER, Pattern.DEALER, hwm=4)
     silent = Socket(tight, bind=address, on_frames=lambda _: None)
-    dealer = Peer()
-    client = dealer.connect(address, b"p0", tight)
-    await dealer.connected.wait()
+    dealer = Peer(address, endpoint=tight, identity="p0")
+    client = dealer.socket
+    await dealer.up()
     sends = [client.send([bytes(100_000)]) for _ in range(200)]
     assert sends[0] is Sent.OK
     assert sends[-1] is Sent.FULL
@@ -103,23 +76,22 @@ async def test_a_full_queue_says_full_and_never_waits(address: str) -> None:
 
 
 async def test_ipc_sockets_are_private_to_owner_and_group(address: str, tmp_path: Path) -> None:
-    server = Peer().bind(address)
+    server = Peer(address)
     assert stat.S_IMODE((tmp_path / "s.sock").stat().st_mode) == 0o660
     server.close()
 
 
 async def test_an_address_that_cannot_be_bound_is_one_clear_error() -> None:
     with pytest.raises(BatonError, match=r"cannot bind tcp://192\.0\.2\.1:1"):
-        Peer().bind("tcp://192.0.2.1:1")
+        Peer("tcp://192.0.2.1:1")
 
 
 async def test_frames_over_the_limit_do_not_reach_the_handler(address: str) -> None:
-    router, dealer = Peer(), Peer()
-    server, client = router.bind(address), dealer.connect(address, b"p0")
-    await dealer.connected.wait()
+    router, dealer = Peer(address), Peer(address, identity="p0")
+    server, client = router.socket, dealer.socket
+    await dealer.up()
     client.send([bytes((1 << 20) + 1)])
-    async with asyncio.timeout(2):
-        await dealer.lost.wait()
+    await dealer.down()
     assert router.inbox.empty()
     client.close()
     server.close()

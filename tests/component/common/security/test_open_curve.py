@@ -15,7 +15,8 @@ from common.errors import ConfigError
 from common.net.sockets import Sent, new_key_pair
 from common.security.files import NEXT_SECRET, PEERS, SECRET, read_secret
 from common.security.open import open_curve
-from tests.component.common.security.curve_rig import ANY_PORT, SECONDS, End, Hosts, counted
+from tests.component.common.security.curve_rig import ANY_PORT, Hosts, counted
+from tests.rigs.peers import WAIT_SECONDS, Peer
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ async def hosts(tmp_path: Path) -> AsyncIterator[Hosts]:
 
 
 @pytest.fixture
-async def server(hosts: Hosts) -> End:
+async def server(hosts: Hosts) -> Peer:
     return hosts.end(hosts.curve("server"), "r0", bind=ANY_PORT)
 
 
@@ -50,7 +51,7 @@ class Stranger:
         self.context.destroy(linger=0)
 
 
-async def test_hosts_of_the_list_speak_both_ways(hosts: Hosts, server: End) -> None:
+async def test_hosts_of_the_list_speak_both_ways(hosts: Hosts, server: Peer) -> None:
     worker = hosts.end(hosts.curve("worker"), "p0", connect=server.socket.address)
     await worker.up()
     for i in range(200):
@@ -62,7 +63,7 @@ async def test_hosts_of_the_list_speak_both_ways(hosts: Hosts, server: End) -> N
 
 @pytest.mark.parametrize("reason", ["unknown_key", "bad_handshake"])
 async def test_a_foreign_peer_never_reaches_the_handler(
-    hosts: Hosts, server: End, reason: str
+    hosts: Hosts, server: Peer, reason: str
 ) -> None:
     (known,) = hosts.keys.peer("server").keys
     key = {"unknown_key": known, "bad_handshake": new_key_pair()[0]}[reason]
@@ -74,21 +75,21 @@ async def test_a_foreign_peer_never_reaches_the_handler(
         stranger.close()
 
 
-async def test_a_peer_without_curve_never_reaches_the_handler(hosts: Hosts, server: End) -> None:
+async def test_a_peer_without_curve_never_reaches_the_handler(hosts: Hosts, server: Peer) -> None:
     """By its own bytes (ZMTP 3.1, mechanism NULL), and staying, so that the server leaves first."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
     port = int(server.socket.address.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(greeting)
     await counted(hosts.curves[0], "plaintext")
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         await reader.read()
     writer.close()
     assert server.calls == 0
     assert server.socket.send([b"p0", b"x"]) is Sent.GONE
 
 
-async def test_bytes_that_are_no_handshake_do_no_harm(hosts: Hosts, server: End) -> None:
+async def test_bytes_that_are_no_handshake_do_no_harm(hosts: Hosts, server: Peer) -> None:
     port = int(server.socket.address.rsplit(":", 1)[1])
     for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 4096, b""):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -113,7 +114,7 @@ async def test_a_client_speaks_to_no_server_but_the_one_the_list_names(hosts: Ho
     assert impostor.calls == 0
 
 
-async def test_a_key_added_later_is_let_in_without_a_restart(hosts: Hosts, server: End) -> None:
+async def test_a_key_added_later_is_let_in_without_a_restart(hosts: Hosts, server: Peer) -> None:
     hosts.keys.add("late", [])
     worker_curve = hosts.curve("late")
     worker = hosts.end(worker_curve, "p0", connect=server.socket.address)
@@ -126,7 +127,7 @@ async def test_a_key_added_later_is_let_in_without_a_restart(hosts: Hosts, serve
 
 
 async def test_a_revoked_key_is_silenced_at_once_and_cannot_come_back(
-    hosts: Hosts, server: End
+    hosts: Hosts, server: Peer
 ) -> None:
     other_curve, other_name = hosts.curve("server"), b"d0"
     worker = hosts.end(hosts.curve("worker"), "p0", connect=server.socket.address)
@@ -153,7 +154,7 @@ async def test_a_revoked_key_is_silenced_at_once_and_cannot_come_back(
     again.close()
 
 
-async def test_a_clients_key_is_rotated_under_traffic(hosts: Hosts, server: End) -> None:
+async def test_a_clients_key_is_rotated_under_traffic(hosts: Hosts, server: Peer) -> None:
     address, gate = server.socket.address, hosts.curves[0]
     old = hosts.end(hosts.curve("worker"), "p0", connect=address)
     await old.up()
@@ -180,7 +181,7 @@ async def test_an_address_that_the_list_gives_nobody_is_not_dialled(hosts: Hosts
     assert worker.socket.send([b"x"]) is Sent.FULL
 
 
-async def test_clients_follow_a_server_to_its_new_key(hosts: Hosts, server: End) -> None:
+async def test_clients_follow_a_server_to_its_new_key(hosts: Hosts, server: Peer) -> None:
     address, worker_curve = server.socket.address, hosts.curve("worker")
     worker = hosts.end(worker_curve, "p0", connect=address)
     await worker.up()
@@ -196,7 +197,7 @@ async def test_clients_follow_a_server_to_its_new_key(hosts: Hosts, server: End)
     assert await again.hear() == [b"p0", b"found you"]
 
 
-async def test_a_client_leaves_a_server_whose_key_is_revoked(hosts: Hosts, server: End) -> None:
+async def test_a_client_leaves_a_server_whose_key_is_revoked(hosts: Hosts, server: Peer) -> None:
     worker_curve = hosts.curve("worker")
     worker = hosts.end(worker_curve, "p0", connect=server.socket.address)
     await worker.up()

@@ -33,7 +33,6 @@ from common.messages import (
     KvHold,
     Leaving,
     Load,
-    Message,
     PrefixDelta,
     Refused,
     RequestBody,
@@ -42,17 +41,16 @@ from common.messages import (
     ToRouter,
     Welcome,
 )
-from common.net.endpoints import CONTROL, control_address
-from common.net.sockets import Socket
-from common.net.wire import Decoder, encode, pack_ids
+from common.net.endpoints import control_address
+from common.net.wire import encode, pack_ids
 from common.process.lifecycle import Tasks
 from common.worker.actions import ToGateway
 from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit
+from tests.rigs.peers import WAIT_SECONDS, Peer
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
-PEER = b"d0|i"
 HOLD = KvHold(
     request_id="r",
     attempt=1,
@@ -137,14 +135,7 @@ class Bench:
     def __init__(self, config: Config) -> None:
         self.engine = FakeEngine()
         self.gateways = FakeGateways()
-        self.heard: asyncio.Queue[Message] = asyncio.Queue()
-        decoder: Decoder[ToRouter] = Decoder(ToRouter)
-        self.router = Socket(
-            CONTROL,
-            bind=control_address(config),
-            on_frames=lambda frames: self.heard.put_nowait(decoder.decode(frames[1])),
-        )
-        self.router.start()
+        self.router = Peer(control_address(config), ToRouter)
         self.tasks = Tasks()
         self.core = DecodeCore("d0", "i", GrantLimit(2, 1024, 16))
         self.worker = Worker(
@@ -159,26 +150,13 @@ class Bench:
         )
         self.worker.set_gateways(self.gateways)
 
-    def tell(self, message: Message, body: bytes | None = None) -> None:
-        frames = [PEER, encode(message)]
-        assert self.router.send(frames if body is None else [*frames, body])
-
-    async def hear(self, kind: type[Message]) -> Message:
-        async with asyncio.timeout(5):
-            while True:
-                message = await self.heard.get()
-                if isinstance(message, kind):
-                    return message
-
     async def beat_with(self, true: Callable[[Beat], bool]) -> None:
-        async with asyncio.timeout(5):
-            while True:
-                beat = await self.hear(Beat)
-                if isinstance(beat, Beat) and true(beat):
-                    return
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not true(await self.router.next(Beat)):
+                pass
 
     async def asked(self) -> str:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_SECONDS):
             return await self.engine.asked.get()
 
 
@@ -186,8 +164,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     made = Bench(from_mapping({"fleet": {"run_dir": str(tmp_path), "drain_ms": 3000}}))
     await made.worker.start(made.tasks)
-    hello = await made.hear(Hello)
-    assert isinstance(hello, Hello)
+    hello = await made.router.next(Hello)
     assert (hello.role, hello.name, hello.fingerprint) == (Role.DECODE, "d0", "f")
     yield made
     await made.worker.stop()
@@ -222,49 +199,47 @@ async def test_the_watchdog_is_fed_only_while_the_engine_steps(
 
 
 async def test_a_request_goes_through_and_its_end_is_reported(bench: Bench) -> None:
-    bench.tell(decode(), BODY)
+    bench.router.send(decode(), BODY)
     assert await bench.asked() == "add r#1 [1, 2, 3]"
     bench.engine.batches.put_nowait(Batch(outputs=[Output("r#1", [7])]))
-    await bench.hear(DecodeStarted)
+    await bench.router.next(DecodeStarted)
     bench.engine.batches.put_nowait(Batch(outputs=[Output("r#1", [8], "stop", 8)]))
-    ended = await bench.hear(Ended)
-    assert isinstance(ended, Ended)
+    ended = await bench.router.next(Ended)
     assert (ended.finish_reason, ended.completion_tokens) == ("stop", 2)
     assert [d.token_ids for action in bench.gateways.sent for d in action.deltas] == [[7], [8]]
 
 
 async def test_an_abort_never_overtakes_its_add(bench: Bench) -> None:
-    bench.tell(decode(), BODY)
-    bench.tell(Abort(request_id="r", attempt=1, reason="client gone"))
+    bench.router.send(decode(), BODY)
+    bench.router.send(Abort(request_id="r", attempt=1, reason="client gone"))
     assert await bench.asked() == "add r#1 [1, 2, 3]"
     assert await bench.asked() == "abort r#1"
 
 
 async def test_what_the_engine_refuses_is_told(bench: Bench) -> None:
     bench.engine.refuse = "67 tokens are too long"
-    bench.tell(decode(), BODY)
-    ended = await bench.hear(Ended)
-    assert isinstance(ended, Ended)
+    bench.router.send(decode(), BODY)
+    ended = await bench.router.next(Ended)
     assert (ended.error, ended.message) == ("context_length_exceeded", "67 tokens are too long")
     assert bench.gateways.sent[0].deltas[0].error == "context_length_exceeded"
 
 
 async def test_bad_frames_are_dropped_and_counted_and_good_ones_still_work(bench: Bench) -> None:
     for frames in ([b"\xff\x00"], [encode(decode())], [encode(decode()), b"junk"], [b""]):
-        assert bench.router.send([PEER, *frames])
-    bench.tell(decode(), BODY)
+        bench.router.send_frames(*frames)
+    bench.router.send(decode(), BODY)
     assert await bench.asked() == "add r#1 [1, 2, 3]"
     assert bench.core.dropped == 4
 
 
 async def test_an_introduction_opens_the_kv_connection(bench: Bench) -> None:
-    bench.tell(Introduce(kv_address="10.0.0.1:7"))
+    bench.router.send(Introduce(kv_address="10.0.0.1:7"))
     assert await bench.asked() == "connect 10.0.0.1:7"
 
 
 async def test_a_prefill_worker_that_is_not_reached_is_tried_again_and_told(bench: Bench) -> None:
-    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
-    bench.tell(Introduce(kv_address="10.0.0.1:7", prefill="p0"))
+    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(Introduce(kv_address="10.0.0.1:7", prefill="p0"))
     assert [await bench.asked() for _ in range(2)] == ["connect 10.0.0.1:7"] * 2
     await bench.beat_with(lambda beat: [peer.prefill for peer in beat.kv_unreachable] == ["p0"])
     bench.engine.status = msgspec.structs.replace(STATUS, linked=("10.0.0.1:7",))
@@ -272,8 +247,8 @@ async def test_a_prefill_worker_that_is_not_reached_is_tried_again_and_told(benc
 
 
 async def test_a_gateway_that_takes_no_more_loses_its_streams(bench: Bench) -> None:
-    bench.tell(decode("a"), BODY)
-    bench.tell(decode("b"), BODY)
+    bench.router.send(decode("a"), BODY)
+    bench.router.send(decode("b"), BODY)
     await bench.asked()
     await bench.asked()
     bench.gateways.full = True
@@ -284,83 +259,75 @@ async def test_a_gateway_that_takes_no_more_loses_its_streams(bench: Bench) -> N
 
 async def test_an_engine_that_dies_ends_the_process_with_its_name(bench: Bench) -> None:
     bench.engine.batches.put_nowait(BatonError(Code.ENGINE_FAILED, "the engine died"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_SECONDS):
         name, error = await bench.tasks.failed
     assert (name, str(error)) == ("engine-events", "the engine died")
 
 
 async def test_without_an_engine_nothing_is_waited_for(bench: Bench) -> None:
     """Its streams go on elsewhere once the connections close; a drain would hold them."""
-    bench.tell(decode(), BODY)
+    bench.router.send(decode(), BODY)
     await bench.asked()
     bench.engine.batches.put_nowait(BatonError(Code.ENGINE_FAILED, "the engine died"))
     await bench.tasks.failed
     assert bench.core.active == 1
     async with asyncio.timeout(1):
         await bench.worker.stop()
-    said = [bench.heard.get_nowait() for _ in range(bench.heard.qsize())]
-    assert not [message for message in said if isinstance(message, Leaving)]
+    assert not [message for message in bench.router.drained() if isinstance(message, Leaving)]
 
 
 async def test_an_engine_found_dead_by_asking_ends_the_process(bench: Bench) -> None:
     bench.engine.gone.set_exception(BatonError(Code.ENGINE_FAILED, "the engine died"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_SECONDS):
         name, error = await bench.tasks.failed
     assert (name, str(error)) == ("engine-probe", "the engine died")
 
 
 async def test_an_engine_that_hangs_ends_the_process_with_what_was_seen(bench: Bench) -> None:
     bench.engine.now = Load(running=1, step_age_ms=60_001)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_SECONDS):
         name, error = await bench.tasks.failed
     assert name == "engine-watch"
     assert "made no step for 60.0 s" in str(error)
 
 
 async def test_a_router_that_refuses_ends_the_process_with_its_reason(bench: Bench) -> None:
-    bench.tell(Refused(code="wire_mismatch", message="install the same baton-serve"))
-    async with asyncio.timeout(5):
+    bench.router.send(Refused(code="wire_mismatch", message="install the same baton-serve"))
+    async with asyncio.timeout(WAIT_SECONDS):
         name, error = await bench.tasks.failed
     assert name == "router-refusal"
     assert "install the same baton-serve" in str(error)
 
 
 async def test_a_drain_says_so_and_waits_for_what_runs(bench: Bench) -> None:
-    bench.tell(decode(), BODY)
+    bench.router.send(decode(), BODY)
     await bench.asked()
     stopping = asyncio.gather(bench.worker.stop())
-    await bench.hear(Leaving)
+    await bench.router.next(Leaving)
     assert bench.core.active == 1
     assert not stopping.done()
     bench.engine.batches.put_nowait(Batch(outputs=[Output("r#1", [8], "length")]))
-    await bench.hear(Ended)
+    await bench.router.next(Ended)
     await stopping
     assert await bench.asked() == "close"
 
 
 async def test_an_operators_drain_is_remembered_and_said_in_each_beat(bench: Bench) -> None:
-    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
     for on in (True, False):
-        bench.tell(Drain(on=on))
-        async with asyncio.timeout(5):
-            while True:
-                beat = await bench.hear(Beat)
-                assert isinstance(beat, Beat)
-                if beat.drained is on:
-                    break
+        bench.router.send(Drain(on=on))
+        await bench.beat_with(lambda beat, on=on: beat.drained is on)  # type: ignore[misc]
 
 
 async def test_it_says_what_it_holds_then_beats_once_it_is_welcome(bench: Bench) -> None:
-    bench.tell(decode(), BODY)
+    bench.router.send(decode(), BODY)
     await bench.asked()
-    assert bench.heard.empty(), "no beat before the welcome"
-    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
-    async with asyncio.timeout(5):
-        holding = await bench.heard.get()
+    assert bench.router.inbox.empty(), "no beat before the welcome"
+    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    holding = bench.router.decoded(await bench.router.hear())
     held = HeldAttempt("r", 1, 3, 4, decode="d0|i", gateway="g0|k")
     assert holding == Holding(attempts=(held,), complete=True)
-    beat = await bench.hear(Beat)
-    assert isinstance(beat, Beat)
+    beat = await bench.router.next(Beat)
     assert beat.kv_counts == STATUS.counts
     assert (beat.kv_holds, beat.kv_holds_total) == ((HOLD,), 9)
     assert beat.load == Load(running=1)
@@ -370,14 +337,14 @@ async def test_prefixes_are_told_whole_after_a_welcome_and_then_as_they_change(
     bench: Bench,
 ) -> None:
     bench.engine.news = [PrefixDelta(stored=bytes(8))]
-    bench.tell(Welcome(wire_version=WIRE_VERSION, name="r0", incarnation="1"))
-    told = [await bench.hear(PrefixDelta) for _ in range(2)]
+    bench.router.send(Welcome(wire_version=WIRE_VERSION, name="r0", incarnation="1"))
+    told = [await bench.router.next(PrefixDelta) for _ in range(2)]
     if told[0] == PrefixDelta(stored=bytes(8)):  # a beat came between
         assert told[1] == PrefixDelta(cleared=True)
     else:
         assert told == [PrefixDelta(cleared=True), PrefixDelta(stored=bytes(8))]
     bench.engine.news = [PrefixDelta(removed=bytes(8))]
-    assert await bench.hear(PrefixDelta) == PrefixDelta(removed=bytes(8))
+    assert await bench.router.next(PrefixDelta) == PrefixDelta(removed=bytes(8))
 
 
 async def post(tmp_path: Path, path: str, body: bytes = b"") -> tuple[int, bytes]:
@@ -391,15 +358,13 @@ async def post(tmp_path: Path, path: str, body: bytes = b"") -> tuple[int, bytes
 
 
 async def test_a_canary_flies_beside_the_core_and_is_no_load(bench: Bench, tmp_path: Path) -> None:
-    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
     bench.engine.now = Load()
     flight = asyncio.gather(post(tmp_path, "/canary?ms=5000"))
     assert (await bench.asked()).startswith("add ~canary#1 [40, 41, 42, 43, ")
     bench.engine.now = Load(running=1, kv_used=0.125)
-    while not bench.heard.empty():
-        bench.heard.get_nowait()
-    beat = await bench.hear(Beat)
-    assert isinstance(beat, Beat)
+    bench.router.drained()
+    beat = await bench.router.next(Beat)
     assert beat.load == Load()
     assert bench.core.active == 0
     bench.engine.batches.put_nowait(Batch(outputs=[Output("~canary#1", [7, 8], "length")]))
@@ -421,8 +386,8 @@ async def test_a_canary_that_the_engine_refuses_is_no_request_of_the_core(
 
 
 async def test_a_drained_worker_flies_no_canary(bench: Bench, tmp_path: Path) -> None:
-    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
-    bench.tell(Drain(on=True))
+    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(Drain(on=True))
     await bench.beat_with(lambda beat: beat.drained)
     bench.engine.now = Load()
     _, body = await post(tmp_path, "/canary?ms=5000")
@@ -432,7 +397,7 @@ async def test_a_drained_worker_flies_no_canary(bench: Bench, tmp_path: Path) ->
 async def test_what_its_host_thinks_of_it_is_said_in_each_beat(
     bench: Bench, tmp_path: Path
 ) -> None:
-    bench.tell(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
     told = b'{"opinion": {"reason": "its canary died", "down": true}, "for_ms": 60000}'
     assert await post(tmp_path, "/opinion", told) == (204, b"")
     verdict = HealthVerdict(reason="its canary died", down=True)

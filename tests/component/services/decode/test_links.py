@@ -9,12 +9,9 @@ import structlog
 
 from common.messages import WIRE_VERSION, Abort, DecodeToGateway, Delta, Hello, Refused, Tokens
 from common.net.endpoints import STREAM
-from common.net.sockets import Socket
-from common.net.wire import Decoder, encode
 from common.worker.actions import Event, GatewayGone, ToGateway
 from services.decode.links import HELD_FRAMES_MAX, GatewayLinks
-
-PEER = b"d0|i"
+from tests.rigs.peers import Peer
 
 
 class Bench:
@@ -23,15 +20,12 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.endpoint = f"ipc://{folder}/g0.stream.sock"
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.heard: asyncio.Queue[tuple[bytes, object]] = asyncio.Queue()
-        self.decoder: Decoder[DecodeToGateway] = Decoder(DecodeToGateway)
         log = structlog.get_logger("test")
         self.links = GatewayLinks("d0", "i", self.events.put_nowait, log)
-        self.gateway: Socket | None = None
+        self.gateway: Peer | None = None
 
-    def listen(self) -> Socket:
-        self.gateway = Socket(STREAM, bind=self.endpoint, on_frames=self._on_frames)
-        self.gateway.start()
+    def listen(self) -> Peer:
+        self.gateway = Peer(self.endpoint, DecodeToGateway, STREAM)
         return self.gateway
 
     def send(self, token: int) -> bool:
@@ -39,15 +33,12 @@ class Bench:
         return self.links.send(ToGateway("g0", "k", self.endpoint, [delta]))
 
     async def hear(self) -> object:
-        async with asyncio.timeout(5):
-            return (await self.heard.get())[1]
+        assert self.gateway is not None
+        return self.gateway.decoded(await self.gateway.hear())
 
     async def event(self) -> Event:
         async with asyncio.timeout(5):
             return await self.events.get()
-
-    def _on_frames(self, frames: list[bytes]) -> None:
-        self.heard.put_nowait((frames[0], self.decoder.decode(frames[1])))
 
 
 @pytest.fixture
@@ -80,7 +71,7 @@ async def test_a_gateways_abort_reaches_the_core(bench: Bench) -> None:
     bench.send(0)
     await bench.hear()
     abort = Abort(request_id="r", attempt=1, reason="stop string")
-    assert gateway.send([PEER, encode(abort)])
+    gateway.send(abort)
     assert await bench.event() == abort
 
 
@@ -106,7 +97,7 @@ async def test_a_gateway_that_refuses_is_gone(bench: Bench) -> None:
     gateway = bench.listen()
     bench.send(0)
     await bench.hear()
-    assert gateway.send([PEER, encode(Refused(code="wire_mismatch", message="too old"))])
+    gateway.send(Refused(code="wire_mismatch", message="too old"))
     gone = await bench.event()
     assert isinstance(gone, GatewayGone)
     assert "too old" in gone.reason
@@ -116,9 +107,9 @@ async def test_frames_of_no_known_message_are_dropped(bench: Bench) -> None:
     gateway = bench.listen()
     bench.send(0)
     await bench.hear()
-    assert gateway.send([PEER, b"\xff"])
+    gateway.send_frames(b"\xff")
     abort = Abort(request_id="r", attempt=1, reason="after the junk")
-    assert gateway.send([PEER, encode(abort)])
+    gateway.send(abort)
     assert await bench.event() == abort
 
 

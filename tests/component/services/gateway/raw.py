@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from tests.component.services.gateway.rig import WAIT_SECONDS, Rig
+from tests.component.services.gateway.rig import Rig
+from tests.rigs.peers import WAIT_SECONDS
 
 
 class RawClient:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
@@ -15,6 +15,7 @@ from common.messages import (
     WIRE_VERSION,
     Delta,
     Fleet,
+    GatewayToDecode,
     Hello,
     Message,
     Placed,
@@ -26,68 +27,29 @@ from common.messages import (
     ToRouter,
     Welcome,
 )
-from common.messages import GatewayToDecode as GatewayToDecodeMessages
-from common.net.endpoints import CONTROL, STREAM, control_address
-from common.net.sockets import Sent, Socket
-from common.net.wire import Decoder, decode_body, encode
+from common.net.endpoints import STREAM, control_address
+from common.net.wire import decode_body
 from common.process.lifecycle import Tasks
 from services.gateway.daemon import Gateway
-
-WAIT_SECONDS = 10.0
-M = TypeVar("M", bound=Message)
+from tests.rigs.peers import WAIT_SECONDS, Peer
 
 
-class Inbox:
-    """Messages as they come; `next` skips those of other types."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[Message] = asyncio.Queue()
-
-    def put(self, message: Message) -> None:
-        self._queue.put_nowait(message)
-
-    async def next(self, kind: type[M]) -> M:
-        async with asyncio.timeout(WAIT_SECONDS):
-            while True:
-                message = await self._queue.get()
-                if isinstance(message, kind):
-                    return message
-
-    def drained(self) -> list[Message]:
-        messages = []
-        while not self._queue.empty():
-            messages.append(self._queue.get_nowait())
-        return messages
-
-
-class FakeRouter:
+class FakeRouter(Peer):
     """Welcomes everybody. `answer` decides on each Submit; None = say nothing."""
 
     def __init__(self, config: Config, max_model_len: int) -> None:
-        self.inbox = Inbox()
         self.bodies: dict[str, RequestBody] = {}
         self.answer: Callable[[Submit], Message | None] = place_on("d0")
         self.fleet = Fleet(ready=True, prefill_ready=1, decode_ready=1, max_model_len=max_model_len)
-        self.gateway = b""
         self.hello = asyncio.Event()
         self.stream_endpoint = ""
-        self._decoder: Decoder[ToRouter] = Decoder(ToRouter)
-        self._socket = Socket(CONTROL, bind=control_address(config), on_frames=self._on_frames)
-        self._socket.start()
+        super().__init__(control_address(config), ToRouter)
 
-    def send(self, message: Message) -> Sent:
-        return self._socket.send([self.gateway, encode(message)])
-
-    def send_raw(self, frame: bytes) -> None:
-        self._socket.send([self.gateway, frame])
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _on_frames(self, frames: list[bytes]) -> None:
-        message = self._decoder.decode(frames[1])
+    def on_frames(self, frames: list[bytes]) -> None:
+        super().on_frames(frames)
+        message = self.decoded(frames)
         if isinstance(message, Hello):
-            self.gateway, self.stream_endpoint = frames[0], message.stream_endpoint
+            self.stream_endpoint = message.stream_endpoint
             self.send(Welcome(wire_version=WIRE_VERSION, name="r0", incarnation="1"))
             self.send(self.fleet)
             self.hello.set()
@@ -96,55 +58,28 @@ class FakeRouter:
             reply = self.answer(message)
             if reply is not None:
                 self.send(reply)
-        self.inbox.put(message)
 
 
-class FakeWorker:
+class FakeWorker(Peer):
     """A decode worker that says what the test tells it to."""
 
     def __init__(
-        self,
-        endpoint: str,
-        name: str = "d0",
-        *,
-        wire_version: int = WIRE_VERSION,
-        role: Role = Role.DECODE,
-        greets: bool = True,
+        self, endpoint: str, name: str = "d0", *, greets: bool = True, **hello: Any
     ) -> None:
-        self.inbox = Inbox()
         self.welcomed = asyncio.Event()
-        self._hello = Hello(wire_version=wire_version, role=role, name=name, incarnation="1")
-        self._greets = greets
-        self.connected = asyncio.Event()
-        self._decoder: Decoder[GatewayToDecodeMessages] = Decoder(GatewayToDecodeMessages)
-        self._socket = Socket(
-            STREAM,
-            connect=endpoint,
-            identity=f"{name}|1".encode(),
-            on_frames=self._on_frames,
-            on_connected=self._say_hello,
-        )
-        self._socket.start()
+        about: dict[str, Any] = {"wire_version": WIRE_VERSION, "role": Role.DECODE, **hello}
+        self._hello = Hello(name=name, incarnation="1", **about) if greets else None
+        super().__init__(endpoint, GatewayToDecode, STREAM, identity=f"{name}|1")
 
-    def send(self, *deltas: Delta) -> Sent:
-        return self._socket.send([encode(Tokens(deltas=list(deltas)))])
+    def on_connected(self) -> None:
+        super().on_connected()
+        if self._hello is not None:
+            self.send(self._hello)
 
-    def send_raw(self, *frames: bytes) -> None:
-        self._socket.send(list(frames))
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _say_hello(self) -> None:
-        self.connected.set()
-        if self._greets:
-            self._socket.send([encode(self._hello)])
-
-    def _on_frames(self, frames: list[bytes]) -> None:
-        message = self._decoder.decode(frames[0])
-        if isinstance(message, Welcome):
+    def on_frames(self, frames: list[bytes]) -> None:
+        super().on_frames(frames)
+        if isinstance(self.decoded(frames), Welcome):
             self.welcomed.set()
-        self.inbox.put(message)
 
 
 def place_on(decode: str) -> Callable[[Submit], Message]:
@@ -214,8 +149,7 @@ class Rig:
         await self.ready()
         worker = FakeWorker(self.router.stream_endpoint, name, **more)
         self.workers.append(worker)
-        async with asyncio.timeout(WAIT_SECONDS):
-            await worker.connected.wait()
+        await worker.up()
         return worker
 
     async def ready(self) -> None:
@@ -259,9 +193,10 @@ class Rig:
 MakeRig = Callable[..., Awaitable[Rig]]
 
 
-def delta(submit: Submit, index: int, text: str, **more: Any) -> Delta:
-    """The embedded tokenizer has one token per byte."""
-    return Delta(submit.request_id, submit.attempt, index, list(text.encode()), **more)
+def delta(submit: Submit, index: int, text: str, **more: Any) -> Tokens:
+    """The message with it; the embedded tokenizer has one token per byte."""
+    ids = list(text.encode())
+    return Tokens(deltas=[Delta(submit.request_id, submit.attempt, index, ids, **more)])
 
 
 async def next_event(response: aiohttp.ClientResponse) -> Any:

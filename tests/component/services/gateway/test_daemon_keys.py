@@ -107,7 +107,7 @@ async def test_a_key_says_tenant_limits_class_and_salt_to_the_router(locked: Rig
         f"{locked.url}/v1/chat/completions", json=CHAT, headers=headers
     )
     assert (response.status, response.headers["Retry-After"]) == (429, "3")
-    submit = await locked.router.inbox.next(Submit)
+    submit = await locked.router.next(Submit)
     assert (submit.key_id, submit.tenant) == (KEY_ID, "shop")
     assert submit.priority is PriorityClass.BATCH
     assert submit.limits is not None
@@ -130,6 +130,6 @@ async def test_without_keys_requests_are_anonymous(rig: Rig) -> None:
     await rig.ready()
     rig.router.answer = refuse_with("queue_full")
     await rig.post("/v1/chat/completions", **CHAT)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     assert (submit.key_id, submit.tenant, submit.limits) == ("", "", None)
     assert rig.router.bodies[submit.request_id].cache_salt is None

@@ -128,8 +128,8 @@ async def test_one_client_id_twice_is_two_requests(rig: Rig) -> None:
         await rig.http.post(
             f"{rig.url}/v1/chat/completions", json=CHAT, headers={"x-request-id": "same"}
         )
-    first = await rig.router.inbox.next(Submit)
-    second = await rig.router.inbox.next(Submit)
+    first = await rig.router.next(Submit)
+    second = await rig.router.next(Submit)
     assert first.request_id != second.request_id
     assert first.request_id.startswith("same-")
 
@@ -139,7 +139,7 @@ async def test_deadline_header(rig: Rig) -> None:
     rig.router.answer = refuse_with("queue_full")
     url = f"{rig.url}/v1/chat/completions"
     await rig.http.post(url, json=CHAT, headers={"x-deadline-ms": "1500"})
-    assert 0 < (await rig.router.inbox.next(Submit)).deadline_ms <= 1500
+    assert 0 < (await rig.router.next(Submit)).deadline_ms <= 1500
     for bad in ("-1", "soon", "0", "1e3", "nan"):
         response = await rig.http.post(url, json=CHAT, headers={"x-deadline-ms": bad})
         assert response.status == 400
@@ -158,7 +158,7 @@ async def test_over_max_streams(make_rig: MakeRig) -> None:
     rig = await make_rig(max_streams=1)
     await rig.ready()
     first = rig.ask("/v1/chat/completions", **CHAT)
-    await rig.router.inbox.next(Submit)
+    await rig.router.next(Submit)
     response = await rig.post("/v1/chat/completions", **CHAT)
     assert response.status == 429
     assert response.headers["Retry-After"] == "1"
@@ -187,7 +187,7 @@ async def _health_until(rig: Rig, status: int) -> Any:
 
 
 async def test_beats_go_to_the_router(rig: Rig) -> None:
-    await rig.router.inbox.next(Beat)
+    await rig.router.next(Beat)
 
 
 async def test_without_a_router_work_is_held_and_then_refused(make_rig: MakeRig) -> None:
@@ -212,13 +212,13 @@ async def test_what_was_not_placed_is_submitted_again_to_a_new_router(rig: Rig) 
     await rig.ready()
     rig.router.answer = lambda _: None
     posted = rig.ask("/v1/chat/completions", **CHAT)
-    first = await rig.router.inbox.next(Submit)
+    first = await rig.router.next(Submit)
     router = rig.new_router()
     router.answer = lambda _: None
-    again = await router.inbox.next(Submit)
+    again = await router.next(Submit)
     assert (again.request_id, again.attempt) == (first.request_id, first.attempt)
     posted.leave()
-    assert (await router.inbox.next(Cancel)).request_id == first.request_id
+    assert (await router.next(Cancel)).request_id == first.request_id
 
 
 async def test_a_drain_refuses_new_work_and_ends_the_rest_with_an_error(
@@ -227,9 +227,9 @@ async def test_a_drain_refuses_new_work_and_ends_the_rest_with_an_error(
     rig = await make_rig(drain_ms=300)
     await rig.ready()
     posted = rig.ask("/v1/chat/completions", **CHAT)
-    await rig.router.inbox.next(Submit)
+    await rig.router.next(Submit)
     stopping = rig.tasks.start("stop", rig.gateway.stop(), ends=True)
-    await rig.router.inbox.next(Leaving)
+    await rig.router.next(Leaving)
     refused = await rig.post("/v1/chat/completions", **CHAT)
     assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
     assert (await refused.json())["error"]["code"] == "draining"
@@ -237,4 +237,4 @@ async def test_a_drain_refuses_new_work_and_ends_the_rest_with_an_error(
     await stopping
     response = await posted.response()
     assert (await response.json())["error"]["code"] == "draining"
-    await rig.router.inbox.next(Cancel)
+    await rig.router.next(Cancel)

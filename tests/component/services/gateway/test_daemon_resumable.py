@@ -13,7 +13,6 @@ from openai import AsyncOpenAI
 from common.messages import Abort, Submit
 from common.security.api_keys import KeyRecord, edited, new_key
 from tests.component.services.gateway.rig import (
-    WAIT_SECONDS,
     BackgroundRequest,
     FakeWorker,
     MakeRig,
@@ -21,6 +20,7 @@ from tests.component.services.gateway.rig import (
     delta,
     refuse_with,
 )
+from tests.rigs.peers import WAIT_SECONDS
 
 ON = {"x-resumable": "true"}
 ASK = {"model": "m", "prompt": "ab", "stream": True, "max_tokens": 20}
@@ -31,7 +31,7 @@ async def begun(rig: Rig, worker: FakeWorker) -> tuple[Submit, aiohttp.ClientRes
     posted = BackgroundRequest(
         rig.tasks, rig.http.post(f"{rig.url}/v1/completions", json=ASK, headers=ON)
     )
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "a"))
     response = await posted.response()
     assert await read_event(response) == (1, "a")
@@ -90,7 +90,7 @@ async def test_a_client_that_comes_back_misses_nothing(rig: Rig) -> None:
     worker.send(delta(submit, 3, "d", finish_reason="length"))
     assert [await read_event(back) for _ in range(3)] == [(4, "d"), (5, "[DONE]"), (0, "")]
     await rig.gone()
-    assert not [m for m in worker.inbox.drained() if isinstance(m, Abort)]
+    assert not [m for m in worker.drained() if isinstance(m, Abort)]
     whole = await again(rig, stream)
     assert [(await read_event(whole))[1] for _ in range(5)] == ["a", "b", "c", "d", "[DONE]"]
 
@@ -101,7 +101,7 @@ async def test_what_nobody_comes_back_to_is_ended_and_then_gone(make_rig: MakeRi
     submit, response = await begun(rig, worker)
     await leave(rig, response)
     assert rig.gateway.core.active == 1
-    abort = await worker.inbox.next(Abort)
+    abort = await worker.next(Abort)
     assert abort.reason == "its client did not come back"
     await rig.gone()
     status, code, message = await error_of(await again(rig, submit.request_id))
@@ -129,7 +129,7 @@ async def test_only_the_same_key_finds_it(make_rig: MakeRig, tmp_path: Path) -> 
     worker = await rig.worker()
     awaitable = rig.http.post(f"{rig.url}/v1/completions", json=ASK, headers={**ON, **mine})
     posted = BackgroundRequest(rig.tasks, awaitable)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "a"))
     await posted.response()
     assert (await again(rig, submit.request_id)).status == 401
@@ -166,12 +166,12 @@ async def test_it_is_not_ignored_where_it_cannot_be_had(
 async def test_a_stream_without_the_header_ends_with_its_client(rig: Rig) -> None:
     worker = await rig.worker()
     posted = rig.ask("/v1/completions", **ASK)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "a"))
     response = await posted.response()
     assert b"id: " not in await response.content.readline()
     response.close()
-    assert (await worker.inbox.next(Abort)).reason == "client gone"
+    assert (await worker.next(Abort)).reason == "client gone"
     assert (await again(rig, submit.request_id)).status == 404
 
 
@@ -207,7 +207,7 @@ async def test_the_openai_client_reads_a_numbered_stream(rig: Rig) -> None:
         said.extend([chunk.choices[0].text async for chunk in chunks])
 
     reading = rig.tasks.start("openai", read(), ends=True)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "a"))
     worker.send(delta(submit, 1, "b", finish_reason="length"))
     await reading

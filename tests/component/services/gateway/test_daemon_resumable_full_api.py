@@ -10,7 +10,8 @@ import pytest
 
 from common.errors import BatonError, Code
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
-from tests.component.services.gateway.rig import WAIT_SECONDS, BackgroundRequest, MakeRig, Rig
+from tests.component.services.gateway.rig import BackgroundRequest, MakeRig, Rig
+from tests.rigs.peers import WAIT_SECONDS
 
 CHAT = {
     "model": "m",

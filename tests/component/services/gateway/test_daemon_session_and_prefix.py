@@ -9,7 +9,8 @@ import msgspec
 from common.messages import Submit
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes
-from tests.component.services.gateway.rig import WAIT_SECONDS, Rig, refuse_with
+from tests.component.services.gateway.rig import Rig, refuse_with
+from tests.rigs.peers import WAIT_SECONDS
 
 PROMPT = list(range(100))
 BODY = {"prompt": PROMPT, "max_tokens": 2}
@@ -27,10 +28,10 @@ async def test_the_prefix_is_named_once_the_block_size_is_known(rig: Rig) -> Non
     await rig.ready()
     rig.router.answer = refuse_with("queue_full")
     await rig.post("/v1/completions", **BODY)
-    assert (await rig.router.inbox.next(Submit)).prefix_hashes == b""
+    assert (await rig.router.next(Submit)).prefix_hashes == b""
     await heard(rig, 32)
     await rig.post("/v1/completions", **BODY)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     assert submit.prefix_hashes == prefix_hashes(pack_ids(PROMPT), 32, None)
     assert len(submit.prefix_hashes) == 3 * 8
 
@@ -41,7 +42,7 @@ async def test_the_session_header(rig: Rig) -> None:
     url = f"{rig.url}/v1/completions"
     for given, said in (("chat-7", "chat-7"), ("", ""), ("x" * 128, "x" * 128)):
         await rig.http.post(url, json=BODY, headers={"x-session-id": given})
-        assert (await rig.router.inbox.next(Submit)).session == said
+        assert (await rig.router.next(Submit)).session == said
     for bad in ("a b", "x" * 129, "ä"):
         response = await rig.http.post(url, json=BODY, headers={"x-session-id": bad})
         assert response.status == 400

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from openai import APIError, AsyncOpenAI, BadRequestError
 
-from common.messages import Abort, Cancel, Delta, Failed, Refused, Role, Submit
+from common.messages import Abort, Cancel, Delta, Failed, Refused, Role, Submit, Tokens
 from common.net.wire import unpack_ids
 from tests.component.services.gateway.rig import (
     FakeWorker,
@@ -36,7 +36,7 @@ async def started_chat(
 ) -> tuple[Submit, aiohttp.ClientResponse]:
     """A streaming chat that has received its first token."""
     posted = rig.ask("/v1/chat/completions", model="m", messages=HI, stream=True, **more)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "a"))
     response = await posted.response()
     assert (await next_event(response))["choices"][0]["delta"]["role"] == "assistant"
@@ -68,13 +68,13 @@ async def test_streams_a_chat_with_usage(rig: Rig) -> None:
     assert usage["usage"]["prompt_tokens"] == len(prompt)
     assert done == "[DONE]"
     await rig.gone()
-    assert Cancel not in {type(message) for message in rig.router.inbox.drained()}
+    assert Cancel not in {type(message) for message in rig.router.drained()}
 
 
 async def test_answers_a_completion_whole(rig: Rig) -> None:
     worker = await rig.worker()
     posted = rig.ask("/v1/completions", model="m", prompt="ab", max_tokens=3)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     assert submit.prompt_tokens == 2
     worker.send(delta(submit, 0, "x", cached_tokens=1))
     worker.send(delta(submit, 1, "yz", finish_reason="length"))
@@ -98,16 +98,16 @@ async def test_a_stop_string_ends_the_stream_and_aborts_the_worker(rig: Rig) -> 
     assert texts == ["b", ""]
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
     assert events[-2]["choices"][0]["stop_reason"] == "ST"
-    assert (await worker.inbox.next(Abort)).request_id == submit.request_id
-    assert (await rig.router.inbox.next(Cancel)).request_id == submit.request_id
+    assert (await worker.next(Abort)).request_id == submit.request_id
+    assert (await rig.router.next(Cancel)).request_id == submit.request_id
 
 
 async def test_the_end_of_sequence_token_is_counted_and_not_shown(rig: Rig) -> None:
     worker = await rig.worker()
     posted = rig.ask("/v1/chat/completions", model="m", messages=HI)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     end = Delta(submit.request_id, 1, 0, [*b"ok", 257], finish_reason="stop", stop_token=257)
-    worker.send(end)
+    worker.send(Tokens(deltas=[end]))
     response = await posted.response()
     body = await response.json()
     assert body["choices"][0]["message"]["content"] == "ok"
@@ -122,12 +122,12 @@ async def test_a_disconnect_aborts_and_cancels(rig: Rig, stream: bool) -> None:
         response.close()
     else:
         posted = rig.ask("/v1/chat/completions", model="m", messages=HI)
-        submit = await rig.router.inbox.next(Submit)
+        submit = await rig.router.next(Submit)
         while not rig.gateway.core.busy_workers():
             await rig.turn()
         posted.leave()
-    assert (await worker.inbox.next(Abort)).request_id == submit.request_id
-    assert (await rig.router.inbox.next(Cancel)).request_id == submit.request_id
+    assert (await worker.next(Abort)).request_id == submit.request_id
+    assert (await rig.router.next(Cancel)).request_id == submit.request_id
     await rig.gone()
 
 
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_while_it_is_answered_is_no_error(
     with monkeypatch.context() as patched:
         patched.setattr(web.StreamResponse, method, left)
         posted = rig.ask("/v1/chat/completions", model="m", messages=HI, stream=True)
-        submit = await rig.router.inbox.next(Submit)
+        submit = await rig.router.next(Submit)
         worker.send(delta(submit, 0, "a", finish_reason="length"))
         with contextlib.suppress(aiohttp.ClientError):
             await (await posted.response()).read()
@@ -169,7 +169,7 @@ async def test_a_dead_workers_stream_goes_on_at_another(rig: Rig) -> None:
     )
     rig.router.answer = place_on("d1")
     worker.close()
-    again = await rig.router.inbox.next(Submit)
+    again = await rig.router.next(Submit)
     assert (again.request_id, again.attempt) == (submit.request_id, 2)
     body = rig.router.bodies[submit.request_id]
     assert unpack_ids(body.prompt_ids) == [256, 260, *b"hi", 257, 261, *b"a"]
@@ -187,7 +187,7 @@ async def test_a_dead_workers_stream_goes_on_at_another(rig: Rig) -> None:
 async def test_a_dead_worker_gives_500_before_the_first_byte(frail: Rig) -> None:
     worker = await frail.worker()
     posted = frail.ask("/v1/chat/completions", model="m", messages=HI)
-    await frail.router.inbox.next(Submit)
+    await frail.router.next(Submit)
     worker.close()
     response = await posted.response()
     assert response.status == 500
@@ -197,7 +197,7 @@ async def test_a_dead_worker_gives_500_before_the_first_byte(frail: Rig) -> None
 async def test_a_failed_placement_is_told_as_an_error(frail: Rig) -> None:
     await frail.ready()
     posted = frail.ask("/v1/chat/completions", model="m", messages=HI, stream=True)
-    submit = await frail.router.inbox.next(Submit)
+    submit = await frail.router.next(Submit)
     frail.router.send(
         Failed(request_id=submit.request_id, attempt=1, code="worker_lost", message="d0 is dead")
     )
@@ -220,7 +220,7 @@ async def test_missing_tokens_break_the_stream_explicitly(frail: Rig) -> None:
     worker.send(delta(submit, 5, "z"))
     (event,) = await all_events(response)
     assert event["error"]["code"] == "stream_interrupted"
-    assert (await worker.inbox.next(Abort)).request_id == submit.request_id
+    assert (await worker.next(Abort)).request_id == submit.request_id
 
 
 async def test_a_slow_reader_is_cut_and_aborted(make_rig: MakeRig) -> None:
@@ -239,7 +239,7 @@ async def _flood(rig: Rig) -> None:
     """Sends to a client that never reads until the gateway has had enough."""
     worker = await rig.worker()
     posted = rig.ask("/v1/chat/completions", model="m", messages=HI, stream=True)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     size = 8_192
     for step in range(5_000):
         worker.send(delta(submit, step * size, "a" * size))
@@ -247,8 +247,8 @@ async def _flood(rig: Rig) -> None:
         if not rig.gateway.core.active and step:
             break
     response = await posted.response()
-    assert (await worker.inbox.next(Abort)).reason.startswith("slow client")
-    assert (await rig.router.inbox.next(Cancel)).request_id == submit.request_id
+    assert (await worker.next(Abort)).reason.startswith("slow client")
+    assert (await rig.router.next(Cancel)).request_id == submit.request_id
     with pytest.raises(aiohttp.ClientError):
         await response.read()
 
@@ -256,11 +256,11 @@ async def _flood(rig: Rig) -> None:
 async def test_bad_frames_are_dropped_and_harm_nobody(rig: Rig) -> None:
     worker = await rig.worker()
     submit, response = await started_chat(rig, worker)
-    worker.send_raw(b"\xc1 not msgpack")
-    worker.send_raw(b"two", b"frames")
-    worker.send(Delta(submit.request_id, 7, 1, [65]))
-    worker.send(Delta(submit.request_id, 1, 0, [65]))
-    rig.router.send_raw(b"\x81\xa4type\xa5Bogus")
+    worker.send_frames(b"\xc1 not msgpack")
+    worker.send_frames(b"two", b"frames")
+    worker.send(Tokens(deltas=[Delta(submit.request_id, 7, 1, [65])]))
+    worker.send(Tokens(deltas=[Delta(submit.request_id, 1, 0, [65])]))
+    rig.router.send_frames(b"\x81\xa4type\xa5Bogus")
     worker.send(delta(submit, 1, "b", finish_reason="stop", stop_token=-1))
     events = await all_events(response)
     assert events[-1] == "[DONE]"
@@ -270,7 +270,7 @@ async def test_bad_frames_are_dropped_and_harm_nobody(rig: Rig) -> None:
 async def test_tokens_before_hello_are_nothing(frail: Rig) -> None:
     rude = await frail.stranger(greets=False)
     posted = frail.ask("/v1/completions", model="m", prompt="p", max_tokens=1)
-    submit = await frail.router.inbox.next(Submit)
+    submit = await frail.router.next(Submit)
     rude.send(delta(submit, 0, "x", finish_reason="length"))
     while not frail.gateway.frames_dropped:
         await frail.turn()
@@ -286,7 +286,7 @@ async def test_tokens_before_hello_are_nothing(frail: Rig) -> None:
 @pytest.mark.parametrize("fault", [{"wire_version": 99}, {"role": Role.PREFILL}])
 async def test_a_hello_that_is_not_good_is_refused(rig: Rig, fault: dict[str, Any]) -> None:
     stranger = await rig.stranger(**fault)
-    assert (await stranger.inbox.next(Refused)).code == "wire_mismatch"
+    assert (await stranger.next(Refused)).code == "wire_mismatch"
 
 
 async def test_another_workers_tokens_are_not_taken(rig: Rig) -> None:
@@ -318,10 +318,10 @@ async def test_the_openai_client_works(rig: Rig) -> None:
         texts.append(whole.choices[0].text)
 
     talk = rig.tasks.start("client", converse(), ends=True)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "he"))
     worker.send(delta(submit, 2, "llo", finish_reason="stop", stop_token=-1))
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "x", finish_reason="length"))
     await talk
     assert "".join(texts) == "hell" + "x"
@@ -348,7 +348,7 @@ async def test_the_openai_client_raises_on_an_interrupted_stream(frail: Rig) -> 
             await anext(stream)
 
     talk = frail.tasks.start("client", converse(), ends=True)
-    submit = await frail.router.inbox.next(Submit)
+    submit = await frail.router.next(Submit)
     worker.send(delta(submit, 0, "he"))
     await talk
     await client.close()

@@ -45,7 +45,7 @@ async def answered(rig: Rig, path: str, **about: Any) -> aiohttp.ClientResponse:
     posted = BackgroundRequest(
         rig.tasks, rig.http.post(f"{rig.url}{path}", json=body, headers=headers)
     )
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "x", cached_tokens=1))
     worker.send(delta(submit, 1, "y", finish_reason="length"))
     return await posted.response()
@@ -77,7 +77,7 @@ async def test_nobody_is_told_who_does_not_ask(rig: Rig) -> None:
         body = {"model": "m", "prompt": "ab", "max_tokens": 1}
         url = f"{rig.url}/v1/completions"
         posted = BackgroundRequest(rig.tasks, rig.http.post(url, json=body, headers=headers))
-        worker.send(delta(await rig.router.inbox.next(Submit), 0, "x", finish_reason="length"))
+        worker.send(delta(await rig.router.next(Submit), 0, "x", finish_reason="length"))
         response = await posted.response()
         assert "timings" not in await response.json()
         check_header(response, "total")

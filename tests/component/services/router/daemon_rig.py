@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,48 +10,12 @@ from typing import Any
 import structlog
 
 from common.config import Config, FleetConfig, LivenessConfig, RouterConfig
-from common.messages import Message, RouterToGateway, RouterToWorker
-from common.net.endpoints import CONTROL, admin_address, control_address
-from common.net.sockets import Socket
-from common.net.wire import Decoder, encode
+from common.messages import RouterToGateway, RouterToWorker
+from common.net.endpoints import admin_address, control_address
 from common.process.lifecycle import Tasks
 from common.process.watchdog_and_reload import WatchdogAndReload
 from services.router.daemon import Router, make
-
-SECONDS = 5.0
-
-
-class Peer:
-    """One DEALER with an identity; `read` gives the next message that is not a Ping."""
-
-    def __init__(self, address: str, identity: str) -> None:
-        self._inbox: asyncio.Queue[list[bytes]] = asyncio.Queue()
-        self._decoder: Decoder[Message] = Decoder(RouterToGateway | RouterToWorker)
-        self._connected = asyncio.Event()
-        self.socket = Socket(
-            CONTROL,
-            connect=address,
-            identity=identity.encode(),
-            on_frames=self._inbox.put_nowait,
-            on_connected=self._connected.set,
-        )
-        self.socket.start()
-
-    async def send(self, message: Message, *more: bytes) -> None:
-        await self.send_frames(encode(message), *more)
-
-    async def send_frames(self, *frames: bytes) -> None:
-        async with asyncio.timeout(SECONDS):
-            await self._connected.wait()
-        assert self.socket.send(list(frames))
-
-    async def read(self, *kinds: type[Message]) -> Any:
-        """The next message of these kinds; others are skipped."""
-        async with asyncio.timeout(SECONDS):
-            while True:
-                message = self._decoder.decode((await self._inbox.get())[0])
-                if isinstance(message, kinds):
-                    return message
+from tests.rigs.peers import Peer
 
 
 class Running:
@@ -63,8 +26,11 @@ class Running:
         self.admin = admin_address(config)
         self.peers: list[Peer] = []
 
-    def peer(self, identity: str) -> Peer:
-        self.peers.append(Peer(control_address(self.config), identity))
+    async def peer(self, identity: str) -> Peer:
+        """Connected."""
+        address, kinds = control_address(self.config), RouterToGateway | RouterToWorker
+        self.peers.append(Peer(address, kinds, identity=identity))
+        await self.peers[-1].up()
         return self.peers[-1]
 
 
@@ -84,6 +50,6 @@ async def running(
         assert not tasks.failed.done(), tasks.failed.result()
     finally:
         for peer in live.peers:
-            peer.socket.close()
+            peer.close()
         await daemon.stop()
         assert await tasks.cancel_all() == []

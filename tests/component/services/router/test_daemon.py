@@ -23,7 +23,8 @@ from common.net.admin_client import ask
 from common.net.wire import encode
 from services.router.events import Received
 from services.router.records.states import AttemptState
-from tests.component.services.router.daemon_rig import Peer, Running, running
+from tests.component.services.router.daemon_rig import Running, running
+from tests.rigs.peers import Peer
 from tests.unit.services.router.rig import hello, worker_hello
 
 SUBMIT = Submit(request_id="r1", attempt=1, prompt_tokens=40, max_tokens=8)
@@ -36,13 +37,13 @@ async def live(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def joined(live: Running) -> tuple[Peer, Peer]:
-    gateway, decode = live.peer("g0|1"), live.peer("d0|1")
-    await gateway.send(hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
-    await gateway.read(Welcome)
-    await decode.send(worker_hello(Role.DECODE, "d0"))
-    await decode.read(Welcome)
-    await decode.send(Beat(load=Load()))
-    while not (await gateway.read(Fleet)).ready:
+    gateway, decode = await live.peer("g0|1"), await live.peer("d0|1")
+    gateway.send(hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
+    await gateway.next(Welcome)
+    decode.send(worker_hello(Role.DECODE, "d0"))
+    await decode.next(Welcome)
+    decode.send(Beat(load=Load()))
+    while not (await gateway.next(Fleet)).ready:
         pass
     return gateway, decode
 
@@ -55,14 +56,14 @@ async def dropped(live: Running) -> dict[str, int]:
 async def test_a_crash_is_found_by_disconnect_long_before_the_timeout(tmp_path: Path) -> None:
     async with running(tmp_path, worker_timeout_ms=600_000.0) as live:
         gateway, decode = await joined(live)
-        await gateway.send(SUBMIT, b"body")
-        await gateway.read(Placed)
-        await decode.read(Decode)
-        decode.socket.close()
-        failed = await gateway.read(Failed)
+        gateway.send(SUBMIT, b"body")
+        await gateway.next(Placed)
+        await decode.next(Decode)
+        decode.close()
+        failed = await gateway.next(Failed)
         assert (failed.request_id, failed.code) == ("r1", "worker_lost")
         assert "its connection closed" in failed.message
-        assert (await gateway.read(Fleet)).ready is False
+        assert (await gateway.next(Fleet)).ready is False
 
 
 @pytest.mark.parametrize(
@@ -83,45 +84,41 @@ async def test_wrong_frames_of_a_known_peer_are_dropped_and_counted(
     live: Running, frames: list[bytes], why: str
 ) -> None:
     gateway, _ = await joined(live)
-    await gateway.send_frames(*frames)
-    await gateway.send(SUBMIT, b"body")
-    await gateway.read(Placed)
+    gateway.send_frames(*frames)
+    gateway.send(SUBMIT, b"body")
+    await gateway.next(Placed)
     assert (await dropped(live))[why] == 1
 
 
 async def test_nothing_is_decoded_before_hello(live: Running) -> None:
-    stranger = live.peer("g9|1")
-    await stranger.send(SUBMIT, b"body")
-    await stranger.send_frames(b"\xc1\xff")
-    await stranger.send(hello(Role.GATEWAY, "g9", "1", stream_endpoint="ipc://x"))
-    await stranger.read(Welcome)
+    stranger = await live.peer("g9|1")
+    stranger.send(SUBMIT, b"body")
+    stranger.send_frames(b"\xc1\xff")
+    stranger.send(hello(Role.GATEWAY, "g9", "1", stream_endpoint="ipc://x"))
+    await stranger.next(Welcome)
     assert (await dropped(live))["before hello"] == 2
 
 
 async def test_identities_that_are_not_text_or_not_the_hellos_are_refused(live: Running) -> None:
-    liar = live.peer("d7|1")
-    await liar.send(worker_hello(Role.DECODE, "d8"))
-    assert (await liar.read(Refused)).code == "invalid_request"
-    old = live.peer("d8|1")
-    await old.send(worker_hello(Role.DECODE, "d8", wire_version=0))
-    assert (await old.read(Refused)).code == "wire_mismatch"
+    liar = await live.peer("d7|1")
+    liar.send(worker_hello(Role.DECODE, "d8"))
+    assert (await liar.next(Refused)).code == "invalid_request"
+    old = await live.peer("d8|1")
+    old.send(worker_hello(Role.DECODE, "d8", wire_version=0))
+    assert (await old.next(Refused)).code == "wire_mismatch"
 
 
 async def test_stopping_refuses_what_waits_and_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, max_active=1) as live:
         gateway, _ = await joined(live)
-        await gateway.send(SUBMIT, b"body")
-        await gateway.read(Placed)
-        await gateway.send(
-            Submit(request_id="r2", attempt=1, prompt_tokens=40, max_tokens=8), b"body"
-        )
+        gateway.send(SUBMIT, b"body")
+        await gateway.next(Placed)
+        gateway.send(Submit(request_id="r2", attempt=1, prompt_tokens=40, max_tokens=8), b"body")
         await ask(live.admin, "status")
         stopping = asyncio.get_running_loop().create_task(live.router.stop())
-        assert (await gateway.read(Fleet)).reason == "the router is stopping"
-        await gateway.send(
-            Submit(request_id="r3", attempt=1, prompt_tokens=40, max_tokens=8), b"body"
-        )
-        refused = [await gateway.read(Refused), await gateway.read(Refused)]
+        assert (await gateway.next(Fleet)).reason == "the router is stopping"
+        gateway.send(Submit(request_id="r3", attempt=1, prompt_tokens=40, max_tokens=8), b"body")
+        refused = [await gateway.next(Refused), await gateway.next(Refused)]
         assert [(r.request_id, r.code) for r in refused] == [
             ("r3", "draining"),
             ("r2", "draining"),
@@ -132,8 +129,8 @@ async def test_stopping_refuses_what_waits_and_says_so(tmp_path: Path) -> None:
 async def test_a_bug_in_the_core_ends_the_process(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
         gateway, _ = await joined(live)
-        await gateway.send(SUBMIT, b"body")
-        await gateway.read(Placed)
+        gateway.send(SUBMIT, b"body")
+        await gateway.next(Placed)
         core = live.router._core
         core.tables.attempts["r1", 1].state = AttemptState.QUEUED
         live.router._handle(Received("d0|1", _ended()))

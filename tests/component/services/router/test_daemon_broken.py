@@ -9,7 +9,8 @@ import pytest
 
 from common.errors import BatonError, Code
 from common.messages import Role
-from tests.component.services.router.daemon_rig import SECONDS, running
+from tests.component.services.router.daemon_rig import running
+from tests.rigs.peers import WAIT_SECONDS
 from tests.unit.services.router.rig import hello
 
 
@@ -24,9 +25,9 @@ async def test_any_exception_of_the_core_ends_the_process_by_name(
         async with running(tmp_path) as live:
             with monkeypatch.context() as patch:
                 patch.setattr(live.router._core, "handle", breaks)
-                gateway = live.peer("g0|1")
-                await gateway.send(hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
-                async with asyncio.timeout(SECONDS):
+                gateway = await live.peer("g0|1")
+                gateway.send(hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
+                async with asyncio.timeout(WAIT_SECONDS):
                     await asyncio.shield(live.tasks.failed)
 
     with pytest.raises(AssertionError, match="the router core is broken"):

@@ -15,8 +15,9 @@ from common.net.endpoints import admin_address
 from common.net.wire import encode
 from common.process.lifecycle import Tasks
 from services.router.daemon import make
-from tests.component.common.security.curve_rig import End, Hosts
+from tests.component.common.security.curve_rig import Hosts
 from tests.fleet.running import free_port
+from tests.rigs.peers import Peer
 from tests.unit.services.router.rig import worker_hello
 
 SECONDS = 20.0
@@ -34,7 +35,7 @@ def config_of(run_dir: Path, keys: Path) -> Config:
     )
 
 
-async def state_of(config: Config, worker: End, wanted: str) -> None:
+async def state_of(config: Config, worker: Peer, wanted: str) -> None:
     """Until the router says so, while the worker beats on."""
     async with asyncio.timeout(SECONDS):
         while True:

@@ -24,7 +24,7 @@ async def test_300_slowloris_connections_harm_no_stream_and_are_ended(make_rig: 
     rig = await make_rig(header_ms_max=3_000)
     worker = await rig.worker()
     posted = rig.ask("/v1/completions", model="m", prompt="p", max_tokens=200, stream=True)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     slow = [await RawClient.open(rig) for _ in range(300)]
     for client in slow:
         client.send(HEAD + b"X-Slow: ")
@@ -91,7 +91,7 @@ async def test_a_long_answer_is_not_cut_by_the_header_clock(make_rig: MakeRig) -
     rig = await make_rig(header_ms_max=50)
     worker = await rig.worker()
     posted = rig.ask("/v1/completions", model="m", prompt="p", max_tokens=2)
-    submit = await rig.router.inbox.next(Submit)
+    submit = await rig.router.next(Submit)
     await asyncio.sleep(0.15)
     worker.send(delta(submit, 0, "ab", finish_reason="length"))
     assert (await posted.response()).status == 200

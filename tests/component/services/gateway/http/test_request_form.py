@@ -71,7 +71,7 @@ async def test_a_bad_form_is_answered_4xx_and_runs_nothing(rig: Rig, sent: bytes
     client.send(sent)
     assert 400 <= await client.status() < 500
     client.close()
-    assert not [m for m in rig.router.inbox.drained() if isinstance(m, Submit)]
+    assert not [m for m in rig.router.drained() if isinstance(m, Submit)]
     await rig.turn()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from common.clock import ManualClock
 from common.messages import (
     WIRE_VERSION,
     Cancel,
@@ -17,71 +18,40 @@ from common.messages import (
     GatewayToRouter,
     Hello,
     Live,
-    Message,
     Ping,
     Placed,
     Role,
     Submit,
     Welcome,
 )
-from common.net.endpoints import CONTROL
-from common.net.sockets import Dial, Socket
-from common.net.wire import Decoder, encode
+from common.net.sockets import Dial
 from services.gateway.links.routers import RouterLinks
 from services.gateway.requests.events import Event, FromRouter, RouterDown, RouterUp
+from tests.rigs.peers import Peer
 
-GATEWAY = b"g0|k"
 SUBMIT = Submit(request_id="r", attempt=1, prompt_tokens=1, max_tokens=1)
 CANCEL = Cancel(request_id="r", attempt=1, reason="test")
 PLACED = Placed(request_id="r", attempt=1, decode="d0", decode_incarnation="1")
 FAILED = Failed(request_id="r", attempt=1, code="worker_lost", message="test")
 
 
-class StillClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def unix_ms(self) -> int:
-        return int(self.now * 1000)
-
-
-class FakeRouter:
+class FakeRouter(Peer):
     """The router's end of the socket."""
 
     def __init__(self, name: str, address: str) -> None:
+        super().__init__(address, GatewayToRouter)
         self.name = name
-        self.heard: asyncio.Queue[Message] = asyncio.Queue()
-        decoder: Decoder[GatewayToRouter] = Decoder(GatewayToRouter)
-        self.socket = Socket(
-            CONTROL,
-            bind=address,
-            on_frames=lambda frames: self.heard.put_nowait(decoder.decode(frames[1])),
-        )
-        self.socket.start()
-
-    def say(self, message: Message) -> None:
-        assert self.socket.send([GATEWAY, encode(message)])
-
-    async def hear(self, kind: type[Message]) -> Message:
-        async with asyncio.timeout(5):
-            while True:
-                message = await self.heard.get()
-                if isinstance(message, kind):
-                    return message
 
     async def welcome(self) -> None:
-        await self.hear(Hello)
-        self.say(Welcome(wire_version=WIRE_VERSION, name=self.name, incarnation="1"))
-        await self.hear(Live)
+        await self.next(Hello)
+        self.send(Welcome(wire_version=WIRE_VERSION, name=self.name, incarnation="1"))
+        await self.next(Live)
 
 
 class Bench:
     def __init__(self, run_dir: Path) -> None:
         self.addresses = {name: f"ipc://{run_dir}/{name}.sock" for name in ("main", "r1")}
-        self.clock = StillClock()
+        self.clock = ManualClock(100.0)
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.main, self.r1 = (FakeRouter(n, a) for n, a in self.addresses.items())
         hello = Hello(wire_version=WIRE_VERSION, role=Role.GATEWAY, name="g0", incarnation="k")
@@ -103,7 +73,7 @@ class Bench:
 
     async def heard(self, router: FakeRouter) -> None:
         """Waits until what this router said last has arrived, by a Placed that always counts."""
-        router.say(PLACED)
+        router.send(PLACED)
         while True:
             event = await self.event()
             if event == FromRouter(PLACED):
@@ -115,8 +85,8 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     made = Bench(tmp_path)
     yield made
     made.links.close()
-    made.main.socket.close()
-    made.r1.socket.close()
+    made.main.close()
+    made.r1.close()
 
 
 async def both_up(bench: Bench) -> None:
@@ -131,13 +101,13 @@ async def test_the_first_that_answers_is_used_and_kept(bench: Bench) -> None:
     await bench.main.welcome()
     assert bench.links.used == "r1"
     bench.links.send(SUBMIT, b"body")
-    await bench.r1.hear(Submit)
+    await bench.r1.next(Submit)
     assert bench.events.empty()
 
 
 async def test_a_closed_connection_fails_over_at_once_and_does_not_fail_back(bench: Bench) -> None:
     await both_up(bench)
-    bench.main.socket.close()
+    bench.main.close()
     assert [await bench.event(), await bench.event()] == [RouterDown(), RouterUp()]
     assert bench.links.used == "r1"
     bench.main = FakeRouter("main", bench.addresses["main"])
@@ -148,7 +118,7 @@ async def test_a_closed_connection_fails_over_at_once_and_does_not_fail_back(ben
 
 async def test_silence_fails_over_only_to_one_that_speaks(bench: Bench) -> None:
     await both_up(bench)
-    bench.clock.now += 1.1
+    bench.clock.advance(1.1)
     bench.links.tick()
     assert bench.links.used == "main", "all are silent: the fault is likelier ours"
     await bench.heard(bench.r1)
@@ -159,10 +129,10 @@ async def test_silence_fails_over_only_to_one_that_speaks(bench: Bench) -> None:
 
 async def test_a_ping_is_a_sign_of_life(bench: Bench) -> None:
     await both_up(bench)
-    bench.clock.now += 0.9
-    bench.main.say(Ping())
+    bench.clock.advance(0.9)
+    bench.main.send(Ping())
     await bench.heard(bench.main)
-    bench.clock.now += 0.9
+    bench.clock.advance(0.9)
     await bench.heard(bench.r1)
     bench.links.tick()
     assert bench.links.used == "main"
@@ -170,19 +140,19 @@ async def test_a_ping_is_a_sign_of_life(bench: Bench) -> None:
 
 async def test_of_a_router_not_in_use_only_a_placement_counts(bench: Bench) -> None:
     await both_up(bench)
-    bench.r1.say(FAILED)
-    bench.r1.say(PLACED)
+    bench.r1.send(FAILED)
+    bench.r1.send(PLACED)
     assert await bench.event() == FromRouter(PLACED)
-    bench.main.say(FAILED)
+    bench.main.send(FAILED)
     assert await bench.event() == FromRouter(FAILED)
 
 
 async def test_the_next_routers_fleet_is_known_when_it_is_used(bench: Bench) -> None:
     await both_up(bench)
     fleet = Fleet(ready=True, prefill_ready=1, decode_ready=1, max_model_len=9)
-    bench.r1.say(fleet)
+    bench.r1.send(fleet)
     await bench.heard(bench.r1)
-    bench.main.socket.close()
+    bench.main.close()
     events = [await bench.event() for _ in range(3)]
     assert events == [RouterDown(), RouterUp(), FromRouter(fleet)]
 
@@ -191,6 +161,6 @@ async def test_all_routers_hear_a_cancel_and_one_a_submit(bench: Bench) -> None:
     await both_up(bench)
     bench.links.send(SUBMIT, b"body")
     bench.links.send(CANCEL)
-    await bench.main.hear(Submit)
-    await bench.main.hear(Cancel)
-    assert await bench.r1.heard.get() == CANCEL
+    await bench.main.next(Submit)
+    await bench.main.next(Cancel)
+    assert bench.r1.decoded(await bench.r1.hear()) == CANCEL

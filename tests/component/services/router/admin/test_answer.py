@@ -44,17 +44,17 @@ async def exchange(live: Running, kind: int, frames: list[bytes]) -> list[bytes]
 
 async def serve_one(live: Running, request_id: str, *, finish: bool = True) -> None:
     """A whole request, by peers over the real socket."""
-    gateway, decode = live.peer("g0|1"), live.peer("d0|1")
-    await gateway.send(hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
-    await decode.send(worker_hello(Role.DECODE, "d0"))
-    await decode.read(Welcome)
-    await decode.send(Beat(load=Load()))
+    gateway, decode = await live.peer("g0|1"), await live.peer("d0|1")
+    gateway.send(hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
+    decode.send(worker_hello(Role.DECODE, "d0"))
+    await decode.next(Welcome)
+    decode.send(Beat(load=Load()))
     submit = Submit(request_id=request_id, attempt=1, prompt_tokens=40, max_tokens=8)
-    await gateway.send(submit, b"body")
-    await gateway.read(Placed)
-    await decode.read(Decode)
+    gateway.send(submit, b"body")
+    await gateway.next(Placed)
+    await decode.next(Decode)
     if finish:
-        await decode.send(
+        decode.send(
             Ended(request_id=request_id, attempt=1, finish_reason="stop", completion_tokens=3)
         )
 
@@ -193,8 +193,8 @@ async def test_the_policy_is_switched_live_and_told(live: Running) -> None:
     assert (status["policy"], status["remote_prefill"]) == ("round_robin", "never")
     gateway = live.peers[0]
     submit = Submit(request_id="second", attempt=1, prompt_tokens=40, max_tokens=8)
-    await gateway.send(submit, b"body")
-    await gateway.read(Placed)
+    gateway.send(submit, b"body")
+    await gateway.next(Placed)
     told = {
         name: (await ask(live.admin, "explain", {"id": name})).result["attempts"][0]
         for name in ("first", "second")
@@ -207,8 +207,8 @@ async def test_an_ambiguous_prefix_lists_what_it_may_mean(live: Running) -> None
     await serve_one(live, "abc-1")
     gateway = live.peers[0]
     submit = Submit(request_id="abc-2", attempt=1, prompt_tokens=40, max_tokens=8)
-    await gateway.send(submit, b"body")
-    await gateway.read(Placed)
+    gateway.send(submit, b"body")
+    await gateway.next(Placed)
     answer = await ask(live.admin, "explain", {"id": "abc"})
     assert "2 requests start with 'abc': abc-1, abc-2" in answer.error["message"]
     assert (await ask(live.admin, "explain", {"id": "abc-1"})).ok

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from common.net.admin_rows import WorkerRow
 from loadtest.capacity.profile import Curve, Profile, Tenths
 
 TENTHS = 10
@@ -45,7 +46,7 @@ class TimedProbe(NamedTuple):
 def profile_of(
     probes: Sequence[TimedProbe],
     steps: Sequence[Step],
-    decode: dict[str, Any],
+    decode: WorkerRow,
     bandwidth: Bandwidth,
     about: dict[str, str],
     *,
@@ -69,11 +70,11 @@ def profile_of(
         edge_ms=median(p.edge for p in probes),
         edge_curve=edges(probes, steps),
         bandwidth_bytes_per_s=bandwidth.bytes_per_s,
-        kv_bytes_per_token=max(1, decode["kv_block_bytes"] // decode["block_tokens"]),
-        kv_blocks=decode["kv_blocks"],
-        block_tokens=decode["block_tokens"],
-        max_num_seqs=decode["requests_max"],
-        max_model_len=decode["max_model_len"],
+        kv_bytes_per_token=max(1, decode.kv_block_bytes // decode.block_tokens),
+        kv_blocks=decode.kv_blocks,
+        block_tokens=decode.block_tokens,
+        max_num_seqs=decode.requests_max,
+        max_model_len=decode.max_model_len,
         prefix_cache=prefix_cache,
         about=about | {"bandwidth": bandwidth.explanation},
     )

@@ -7,12 +7,12 @@ import secrets
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import uvloop
 
 from common.config import default_run_dir
+from common.net.admin_rows import WorkerRow
 from common.net.admin_status import Status
 from loadtest import local_fleet, provenance
 from loadtest.bench import endpoint
@@ -62,20 +62,20 @@ async def _measure(chosen: argparse.Namespace) -> Profile:
     prober = Prober(
         chosen.url, router_of(chosen.run_dir), served.model, secrets.token_hex(4), chosen.api_key
     )
-    workers = await prober.query("workers")
-    decodes = [row for row in workers if row["role"] == "decode"]
+    workers = msgspec.convert(await prober.query("workers"), list[WorkerRow])
+    decodes = [row for row in workers if row.role == "decode"]
     if not decodes:
         raise ProbeError("the fleet has no decode worker")
-    decode: dict[str, Any] = decodes[0]
-    room = decode["kv_blocks"] * decode["block_tokens"] // 2
-    longest = min(chosen.prompt_max, decode["max_model_len"] - 2, room)
+    decode = decodes[0]
+    room = decode.kv_blocks * decode.block_tokens // 2
+    longest = min(chosen.prompt_max, decode.max_model_len - 2, room)
     await prober.warm()
     _print_progress(f"prompts of 64 to {longest} tokens, {chosen.repeats} times each")
     probes = await prober.prompts(lengths_to(longest), chosen.repeats)
     _print_progress(f"a prompt of {longest} tokens again, for the prefix cache")
     prefix_cache = await prober.caches(longest, len(workers))
-    _print_progress(f"batches of 1 to {min(chosen.batch_max, decode['requests_max'])}")
-    batches = batches_to(min(chosen.batch_max, decode["requests_max"]))
+    _print_progress(f"batches of 1 to {min(chosen.batch_max, decode.requests_max)}")
+    batches = batches_to(min(chosen.batch_max, decode.requests_max))
     steps = await prober.steps(batches, len(decodes))
     status = msgspec.convert(await prober.query("status"), Status)
     about = {

@@ -1,5 +1,5 @@
 """`baton ctl`: a client of the router's admin socket. Only `services/cli.py` imports it.
 
-Start at `main.py`. `verbs/` holds one file per verb, each with one declaration (`verb.py`): its
-help, its arguments and its text for people. A new verb needs its file and a line in `registry.py`.
+Start at `main.py`. Verbs are declared in `common/net/admin_verbs.py`. `verbs/` has the text that
+people are shown of a verb's result; a verb without one is shown as a table of what its rows have.
 """

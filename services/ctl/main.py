@@ -59,7 +59,7 @@ def _answer(command: Command, ask: Ask) -> str:
     if verb.run is not None:
         return verb.run(ask, command.args)
     result = ask(verb.name, command.args)
-    if not command.json and verb.render is not None:
+    if not command.json:
         # A router of another version may answer in another shape: then JSON is shown.
         with contextlib.suppress(KeyError, TypeError, IndexError, msgspec.ValidationError):
             return verb.render(result)
@@ -69,7 +69,7 @@ def _answer(command: Command, ask: Ask) -> str:
 def _shows(command: Command, ask: Ask) -> Callable[[], str]:
     """What `--watch` and `--follow` print each time."""
     if command.follow:
-        render = (None if command.json else command.verb.render) or _json_lines
+        render = _json_lines if command.json else command.verb.render
         return follow(partial(ask, command.verb.name), command.args, render)
     clear = CLEAR if sys.stdout.isatty() and not command.json else ""
     return lambda: clear + _answer(command, ask)

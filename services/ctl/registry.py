@@ -1,15 +1,18 @@
-"""The verbs that this version declares, in the order in which `baton ctl --help` lists them.
+"""The verbs of `baton ctl`: those that the router declares, with what people are shown of their
+results, and `ready`, which `baton ctl` has for itself.
 
-A verb that is not among them is still asked, and its result printed as JSON: the router may be
-newer.
+A verb without a text of its own is shown as a table of all that its rows have. A verb that is not
+declared is still asked, for the router may be newer.
 """
 
 from __future__ import annotations
 
+from common.net.admin_verbs import VERBS as DECLARED
+from services.ctl.table import every_column
+from services.ctl.verb import verb_of
 from services.ctl.verbs import (
     drain,
     events,
-    evict,
     explain,
     help_,
     keys,
@@ -21,13 +24,30 @@ from services.ctl.verbs import (
     ready,
     reload,
     requests,
-    resume,
     status,
     workers,
 )
 
-_MODULES = (
-    *(status, ready, workers, requests, explain, events, keys, kv, pairs),
-    *(drain, resume, evict, quarantine, policy, limits, reload, help_),
-)
-VERBS = {module.VERB.name: module.VERB for module in _MODULES}
+_RENDER = {
+    "status": status.render,
+    "workers": workers.render,
+    "requests": requests.render,
+    "explain": explain.render,
+    "events": events.render,
+    "keys": keys.render,
+    "kv": kv.render,
+    "pairs": pairs.render,
+    "drain": drain.render,
+    "resume": drain.render,
+    "evict": drain.render,
+    "quarantine": quarantine.render,
+    "policy": policy.render,
+    "limits": limits.render,
+    "reload": reload.render,
+    "help": help_.render,
+}
+_ONLY_HERE = {"events": (events.FOLLOW,), "explain": explain.LISTS}
+VERBS = {ready.VERB.name: ready.VERB} | {
+    name: verb_of(declared, _RENDER.get(name, every_column), _ONLY_HERE.get(name, ()))
+    for name, declared in DECLARED.items()
+}

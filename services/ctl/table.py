@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 Cell = str | int | float | None
-#: How a row gives a cell: by its key, or by a function of the row.
+#: How a row gives a cell: by its key in JSON, or by a function of the row.
 Column = str | Callable[[Any], Cell]
 
 
-def rows(columns: Mapping[str, Column], empty: str) -> Callable[[Any], str]:
-    """Renders a list of rows as the columns of these titles; `empty` is the text for no rows."""
+def rows(columns: Mapping[str, Column], empty: str, kind: Any = dict) -> Callable[[Any], str]:
+    """Renders a list of rows as the columns of these titles; `empty` is the text for no rows.
+    `kind`: the type of the rows that the columns' functions take."""
 
     def render(result: Any) -> str:
         cells = [
-            [column(row) if callable(column) else row[column] for column in columns.values()]
-            for row in result
+            [column(row) if callable(column) else cell(column, raw) for column in columns.values()]
+            for raw, row in zip(result, msgspec.convert(result, list[kind]), strict=True)
         ]
         return table(tuple(columns), cells) if result else empty
 
     return render
+
+
+def every_column(result: Any) -> str:
+    """Renders a list of rows by their keys, for a verb that declares no columns. Raises TypeError
+    for any other result."""
+    if not isinstance(result, list) or not all(isinstance(row, dict) for row in result):
+        raise TypeError("not a list of rows")
+    keys = dict.fromkeys(key for row in result for key in row)
+    titles = [key.removesuffix("_ms").replace("_", " ").upper() for key in keys]
+    return table(titles, [[cell(key, row) for key in keys] for row in result]) if keys else "none"
+
+
+def cell(key: str, row: Mapping[str, Any]) -> Cell:
+    """A value of a row in the unit in which its key ends, for example `since_s` or `bytes`."""
+    value = row[key]
+    if isinstance(value, list | dict):
+        return ", ".join(map(str, value)) if isinstance(value, list) else json.dumps(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    if key.endswith("bytes_per_s"):
+        return f"{size(value)}/s"
+    if key.endswith(("_ms", "_s")) and not key.endswith("_per_s"):
+        return duration(value * 1000 if key.endswith("_s") else value)
+    return size(value) if key.endswith("bytes") else value
 
 
 def table(titles: Sequence[str], cells: Sequence[Sequence[Cell]]) -> str:
@@ -58,12 +86,6 @@ def duration(milliseconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def duration_of(key: str) -> Column:
-    """A column of durations, empty where there is none. The key ends in its unit, `_ms` or `_s`."""
-    factor = 1000 if key.endswith("_s") else 1
-    return lambda row: None if row[key] is None else duration(row[key] * factor)
 
 
 def _text(cell: Cell) -> str:

@@ -15,25 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from common.net.admin_rows import WorkerRow
+
 
 class Step(enum.Enum):
     CHECK = "wait for others of its role"
     DRAIN = "drain"
     RETURN = "come back"
     SETTLE = "stay ready"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSnapshot:
-    """One row of the admin verb `workers`."""
-
-    name: str
-    role: str
-    state: str
-    incarnation: str
-    fingerprint: str
-    pid: int
-    requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +41,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    worker: WorkerSnapshot
+    worker: WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    worker: WorkerSnapshot
+    worker: WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
     """The worker was drained and is not restarted after all."""
 
-    worker: WorkerSnapshot
+    worker: WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +82,8 @@ class Rollout:
         self._limits = limits
         self._step = Step.CHECK
         self._since = now
-        self._before: WorkerSnapshot | None = None
-        self._after: WorkerSnapshot | None = None
+        self._before: WorkerRow | None = None
+        self._after: WorkerRow | None = None
 
     @property
     def over(self) -> bool:
@@ -109,7 +98,7 @@ class Rollout:
             return [Resume(self._before)]
         return []
 
-    def observe(self, workers: Mapping[str, WorkerSnapshot] | None, now: float) -> list[Action]:
+    def observe(self, workers: Mapping[str, WorkerRow] | None, now: float) -> list[Action]:
         """`workers`: those that are there, by name; None while no router answers."""
         if self.over:
             return []
@@ -126,8 +115,8 @@ class Rollout:
 
     def _check(
         self,
-        workers: Mapping[str, WorkerSnapshot],
-        worker: WorkerSnapshot | None,
+        workers: Mapping[str, WorkerRow],
+        worker: WorkerRow | None,
         waited: float,
         now: float,
     ) -> list[Action]:
@@ -148,7 +137,7 @@ class Rollout:
             return self.fail(f"{name} and {floor} of its role were not ready together in time")
         return []
 
-    def _drain(self, worker: WorkerSnapshot | None, waited: float, now: float) -> list[Action]:
+    def _drain(self, worker: WorkerRow | None, waited: float, now: float) -> list[Action]:
         assert self._before is not None
         name = self._before.name
         if worker is not None and worker.incarnation != self._before.incarnation:
@@ -162,7 +151,7 @@ class Rollout:
         moves = f"; {left} requests move to others" if left else ""
         return [Restart(self._before), Report(f"{name}: restarts{moves}")]
 
-    def _return(self, worker: WorkerSnapshot | None, waited: float, now: float) -> list[Action]:
+    def _return(self, worker: WorkerRow | None, waited: float, now: float) -> list[Action]:
         assert self._before is not None
         fresh = worker is not None and worker.incarnation != self._before.incarnation
         if fresh and worker is not None and worker.state == "ready":
@@ -179,8 +168,8 @@ class Rollout:
 
     def _settle(
         self,
-        workers: Mapping[str, WorkerSnapshot] | None,
-        worker: WorkerSnapshot | None,
+        workers: Mapping[str, WorkerRow] | None,
+        worker: WorkerRow | None,
         waited: float,
         now: float,
     ) -> list[Action]:

@@ -10,13 +10,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from common import config as configuration
 from common.clock import SystemClock
 from common.config import Config, FleetConfig, default_run_dir
 from common.errors import BatonError, Code, ConfigError
 from common.net.admin_client import ask
+from common.net.admin_rows import WorkerRow
 from common.net.endpoints import admin_address
 from services.rollout.core import (
     Action,
@@ -26,7 +28,6 @@ from services.rollout.core import (
     Restart,
     Resume,
     Rollout,
-    WorkerSnapshot,
     in_turn,
 )
 
@@ -143,7 +144,7 @@ async def _carry_out(config: Config, rollout: Rollout, actions: list[Action], co
             return
 
 
-def restart(worker: WorkerSnapshot, command: str) -> None:
+def restart(worker: WorkerRow, command: str) -> None:
     """Raises BatonError when it cannot be ordered."""
     if command:
         words = shlex.split(command.format(name=worker.name, role=worker.role, pid=worker.pid))
@@ -159,7 +160,7 @@ def restart(worker: WorkerSnapshot, command: str) -> None:
     os.kill(worker.pid, signal.SIGTERM)
 
 
-def _runs_here(worker: WorkerSnapshot) -> bool:
+def _runs_here(worker: WorkerRow) -> bool:
     """A pid of another host may be anybody's here."""
     try:
         words = Path(f"/proc/{worker.pid}/cmdline").read_bytes().split(b"\0")
@@ -174,29 +175,17 @@ async def _request(config: Config, verb: str, worker: str) -> None:
         raise ConfigError(verb, answer.error.get("message", "refused"))
 
 
-async def _workers(config: Config) -> dict[str, WorkerSnapshot] | None:
+async def _workers(config: Config) -> dict[str, WorkerRow] | None:
     """By name, those that are there; None while no router answers."""
     try:
         answer = await ask(admin_address(config), "workers", {}, ASK_SECONDS)
     except BatonError:
         return None
-    rows: list[dict[str, Any]] = answer.result if answer.ok else []
-    return {
-        row["name"]: WorkerSnapshot(
-            name=row["name"],
-            role=row["role"],
-            state=row["state"],
-            incarnation=row["incarnation"],
-            fingerprint=row["fingerprint"],
-            pid=row["pid"],
-            requests=row["requests"],
-        )
-        for row in rows
-        if row["state"] != "gone"
-    }
+    rows = msgspec.convert(answer.result if answer.ok else [], list[WorkerRow])
+    return {row.name: row for row in rows if row.state != "gone"}
 
 
-def _all(workers: dict[str, WorkerSnapshot]) -> list[str]:
+def _all(workers: dict[str, WorkerRow]) -> list[str]:
     names_of = {
         role: [w.name for w in workers.values() if w.role == role] for role in ("prefill", "decode")
     }

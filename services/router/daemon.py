@@ -38,7 +38,6 @@ from common.telemetry.log import Logger
 from services.router import reload
 from services.router.admin.answer import answer
 from services.router.admin.event_log import EventLog
-from services.router.admin.registry import VERBS
 from services.router.admin.verb import View
 from services.router.core import Core
 from services.router.events import (
@@ -237,7 +236,6 @@ class Router:
             self._core.tables,
             self._clock.monotonic(),
             dropped,
-            VERBS,
             self._handle,
             self._reload,
             self._event_log,

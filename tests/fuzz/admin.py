@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from common.net.admin_verbs import VERBS
 from common.net.wire import FRAME_BYTES_MAX
 from services.router.admin.answer import answer
-from services.router.admin.registry import VERBS
 from services.router.admin.verb import View
 from tests.fuzz.frames import FrameFaultError, Tally
 from tests.fuzz.mutate import bent
@@ -20,7 +20,7 @@ from tests.fuzz.samples import TEXTS, WRONG
 def questions(rng: random.Random) -> list[bytes]:
     """Of every verb, in both encodings, with arguments that are right, wrong and unknown."""
     made: list[bytes] = []
-    for verb in (*VERBS, None):
+    for verb in (*VERBS.values(), None):
         for _ in range(12):
             args = {
                 arg.name: rng.choice((*WRONG, *TEXTS, 0, 1, 2**63, *arg.choices))

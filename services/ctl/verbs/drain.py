@@ -1,13 +1,8 @@
-"""`baton ctl drain`: takes a worker out without losing a request. `render` is also that of `resume`
-and `evict`."""
+"""`baton ctl drain`, `resume` and `evict`: takes a worker out, gently or at once."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from services.ctl.verb import Verb, argument
-
-WORKER = argument("worker", nargs="?", metavar="WORKER", help="its name, as `workers` lists it")
 
 
 def render(result: Any) -> str:
@@ -24,12 +19,3 @@ def render(result: Any) -> str:
     if result["state"] == "drained":
         return f"{worker} is drained: nothing runs there, it may be stopped"
     return f"{worker} is {result['state']}, with {left} requests"
-
-
-VERB = Verb(
-    "drain",
-    "place nothing new on a worker and let it finish; again: how far it is",
-    render,
-    (WORKER,),
-    examples=("drain d0  # ask again until it is drained",),
-)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.ctl.verb import Verb, argument, value
+from services.ctl.verb import argument
+
+FOLLOW = argument("--follow", action="store_true", help="print what is new, until Ctrl-C")
 
 
 def render(result: Any) -> str:
@@ -19,16 +21,3 @@ def _line(event: dict[str, Any]) -> str:
     mark = "! " if event["level"] == "warning" else "  "
     request = f" [{event['request_id']}]" if event["request_id"] else ""
     return f"{at:%H:%M:%S}.{at.microsecond // 1000:03d} {mark}{event['sentence']}{request}"
-
-
-VERB = Verb(
-    "events",
-    "what the router noted last",
-    render,
-    (
-        argument("--follow", action="store_true", help="print what is new, until Ctrl-C"),
-        argument("--after", type=value, metavar="N", help="only events after number N"),
-        argument("--limit", type=value, metavar="N", help="events at most (50)"),
-    ),
-    examples=("events --follow", "events after=1200 --json"),
-)

@@ -9,9 +9,13 @@ import msgspec
 from msgspec import UNSET
 
 from common.telemetry.timeline import AttemptRecord, TimelineRecord
-from services.ctl.table import duration, duration_of, rows, table
-from services.ctl.verb import Verb, argument, value
+from services.ctl.table import duration, rows, table
+from services.ctl.verb import argument
 
+LISTS = tuple(
+    argument(f"--{kept}", action="store_const", dest="list", const=kept, help=f"list={kept}")
+    for kept in ("slow", "failed", "refused", "recent")
+)
 BAR_WIDTH = 40
 BAR_TITLES = ("  PHASE", "", "TOOK", "WHERE")
 SENTENCE_WIDTH = 60
@@ -30,8 +34,8 @@ _list = rows(
     {
         "REQUEST": "request_id",
         "ENDED": lambda row: row["code"] or row["outcome"],
-        "AGO": duration_of("ago_ms"),
-        "TOTAL": duration_of("total_ms"),
+        "AGO": "ago_ms",
+        "TOTAL": "total_ms",
         "TTFT": lambda row: duration(row["ttft_ms"]) if row["ttft_ms"] else None,
         "TPOT": lambda row: f"{row['tpot_ms']:.1f} ms" if row["tpot_ms"] else None,
         "PROMPT": "prompt_tokens",
@@ -116,28 +120,3 @@ def _bar(
     first = min(BAR_WIDTH - 1, round(start * scale))
     bar = " " * first + "#" * max(1, round((end - start) * scale))
     return f"  {phase}", f"|{bar[:BAR_WIDTH].ljust(BAR_WIDTH)}|", took, worker
-
-
-LISTS = {
-    "slow": "the slowest 1 %%",
-    "failed": "the failures",
-    "refused": "what was refused",
-    "recent": "the latest of all",
-}
-VERB = Verb(
-    "explain",
-    "one request's timeline and why it was placed where it was; or the slowest, the failed",
-    render,
-    (
-        argument("id", nargs="?", metavar="ID", help="a request id, or the start of one"),
-        *(
-            argument(
-                f"--{kept}", action="store_const", dest="list", const=kept, help=f"list {what}"
-            )
-            for kept, what in LISTS.items()
-        ),
-        argument("--by", metavar="WHAT", help="what slow means: ttft, tpot or total (total)"),
-        argument("--limit", type=value, metavar="N", help="rows at most (20)"),
-    ),
-    examples=("explain --slow by=ttft", "explain 3f2a9c  # the `id` of any response, or its start"),
-)

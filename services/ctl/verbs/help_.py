@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from services.ctl.table import table
-from services.ctl.verb import Verb, argument
 
 
 def render(result: Any) -> str:
@@ -16,12 +15,3 @@ def render(result: Any) -> str:
             choices = f" ({', '.join(arg['choices'])})" if arg["choices"] else ""
             lines.append((f"    {arg['name']}", f"{arg['help']}{choices}"))
     return table(("VERB", "WHAT IT DOES"), lines)
-
-
-VERB = Verb(
-    "help",
-    "what the running router can be asked, with every argument",
-    render,
-    (argument("verb", nargs="?", metavar="VERB", help="only this one"),),
-    examples=("help limits",),
-)

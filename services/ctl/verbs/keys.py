@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from services.ctl.table import rows
-from services.ctl.verb import Verb, argument, value
 
-VERB = Verb(
-    "keys",
-    "API keys in use, and what is left of each one's limits",
-    rows(
-        {
-            "KEY": lambda row: row["key_id"] or "(no key)",
-            "TENANT": "tenant",
-            "RUNNING": "running",
-            "QUEUED": "queued",
-            "REQUESTS LEFT": "requests_left",
-            "COST LEFT": "cost_left",
-            "LIMITS": lambda row: "set here" if row["limits_set_here"] else "",
-        },
-        empty="no key is in use; `baton keys list` shows who may ask",
-    ),
-    (argument("--limit", type=value, metavar="N", help="rows at most (100)"),),
-    examples=("keys  # the busiest first",),
+render = rows(
+    {
+        "KEY": lambda row: row["key_id"] or "(no key)",
+        "TENANT": "tenant",
+        "RUNNING": "running",
+        "QUEUED": "queued",
+        "REQUESTS LEFT": "requests_left",
+        "COST LEFT": "cost_left",
+        "LIMITS": lambda row: "set here" if row["limits_set_here"] else "",
+    },
+    empty="no key is in use; `baton keys list` shows who may ask",
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import Cell, duration_of, rows, size, table
-from services.ctl.verb import Verb, argument, value
+import msgspec
+
+from common.net.admin_rows import HoldRow, KvLedger, KvWorkerRow
+from services.ctl.table import Cell, rows, size, table
 
 _holds = rows(
     {
@@ -14,13 +16,14 @@ _holds = rows(
         "PEER": "peer",
         "REQUEST": "request_id",
         "ATTEMPT": "attempt",
-        "STATE": lambda hold: f"{hold['state']} ORPHAN" if hold["orphan"] else hold["state"],
+        "STATE": lambda hold: f"{hold.state} ORPHAN" if hold.orphan else hold.state,
         "BLOCKS": "blocks",
-        "BYTES": lambda hold: size(hold["bytes"]),
-        "LEASE LEFT": duration_of("lease_left_ms"),
-        "AGE": duration_of("age_ms"),
+        "BYTES": "bytes",
+        "LEASE LEFT": "lease_left_ms",
+        "AGE": "age_ms",
     },
     empty="no worker holds KV for another",
+    kind=HoldRow,
 )
 COUNTS = (
     "WORKER", "HOLDS", "IN", "OUT", "BYTES IN", "BYTES OUT", "EARLY", "RETRIES",
@@ -29,36 +32,24 @@ COUNTS = (
 
 
 def render(result: Any) -> str:
-    text, shown, orphans = _holds(result["holds"]), len(result["holds"]), result["orphans"]
-    if result["holds_total"] > shown:
-        text += f"\n{result['holds_total']} holds in all, {shown} shown"
-    if orphans:
-        text += f"\n{orphans} holds are ORPHANS: their request is over; their leases end them"
-    workers = [_counts(worker) for worker in result["workers"]]
+    ledger, text = msgspec.convert(result, KvLedger), _holds(result["holds"])
+    if ledger.holds_total > len(ledger.holds):
+        text += f"\n{ledger.holds_total} holds in all, {len(ledger.holds)} shown"
+    if ledger.orphans:
+        text += f"\n{ledger.orphans} holds are ORPHANS: their requests are over; leases end them"
+    workers = [_counts(worker) for worker in ledger.workers]
     return f"{text}\n\n{table(COUNTS, workers)}" if workers else text
 
 
-def _counts(worker: Any) -> tuple[Cell, ...]:
-    counts = worker["counts"]
+def _counts(worker: KvWorkerRow) -> tuple[Cell, ...]:
+    counts = worker.counts
     if not counts:
-        return (worker["name"], worker["holds"], *[None] * (len(COUNTS) - 2))
+        return (worker.name, worker.holds, *[None] * (len(COUNTS) - 2))
     sent = counts["bytes_out"]
     return (
-        *(worker["name"], worker["holds"], counts["handoffs_in"], counts["handoffs_out"]),
+        *(worker.name, worker.holds, counts["handoffs_in"], counts["handoffs_out"]),
         *(size(counts["bytes_in"]), size(sent)),
         f"{counts['early_bytes_out'] / sent:.0%}" if sent else None,
         counts["retries"] + counts["refetches"],
         *(counts["digest_mismatches"], counts["recomputes"], counts["leases_expired"]),
     )
-
-
-VERB = Verb(
-    "kv",
-    "KV held for other workers: owner, request, bytes, lease left; and each worker's counts",
-    render,
-    (
-        argument("worker", nargs="?", metavar="WORKER", help="only what this worker holds"),
-        argument("--limit", type=value, metavar="N", help="holds at most (100)"),
-    ),
-    examples=("kv  # the oldest hold first", "kv p0"),
-)

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from services.ctl.table import duration, rows, size
-from services.ctl.verb import Verb, argument, value
+from common.net.admin_rows import PairRow
+from services.ctl.table import duration, rows
 
 
-def _state(pair: Any) -> str:
-    seconds = pair.get("unreachable_s")
-    if seconds is not None:
-        return f"unreachable for {duration(seconds * 1000)}"
-    return "ok" if pair["state"] == "closed" else str(pair["state"])
+def _state(pair: PairRow) -> str:
+    if pair.unreachable_s is not None:
+        return f"unreachable for {duration(pair.unreachable_s * 1000)}"
+    return "ok" if pair.state == "closed" else pair.state
 
 
-VERB = Verb(
-    "pairs",
-    "what each prefill worker hands to each decode worker, and over which bandwidth",
-    rows(
-        {
-            "PREFILL": "prefill",
-            "DECODE": "decode",
-            "STATE": _state,
-            "HANDOFFS": "handoffs",
-            "MOVED": lambda pair: size(pair["bytes"]),
-            "BANDWIDTH": lambda pair: f"{size(pair['bytes_per_s'])}/s",
-            "RETRIES": "retries",
-            "DIGEST MISMATCHES": "digest_mismatches",
-            "FAILED": "failures",
-        },
-        empty="no prefill and decode worker fit together",
-    ),
-    (
-        argument("--trouble", action="store_true", help="only those not used or not connected"),
-        argument("--limit", type=value, metavar="N", help="rows at most (256)"),
-    ),
-    examples=("pairs --trouble  # which workers cannot reach each other",),
+render = rows(
+    {
+        "PREFILL": "prefill",
+        "DECODE": "decode",
+        "STATE": _state,
+        "HANDOFFS": "handoffs",
+        "MOVED": "bytes",
+        "BANDWIDTH": "bytes_per_s",
+        "RETRIES": "retries",
+        "DIGEST MISMATCHES": "digest_mismatches",
+        "FAILED": "failures",
+    },
+    empty="no prefill and decode worker fit together",
+    kind=PairRow,
 )

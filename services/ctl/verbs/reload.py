@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from services.ctl.verb import Verb
+from typing import Any
 
-VERB = Verb(
-    "reload",
-    "make the router read its fleet file again",
-    lambda result: f"in force now: {result['sentence']}",
-    examples=("reload  # says what is in force, and what waits for a restart",),
-)
+
+def render(result: Any) -> str:
+    return f"in force now: {result['sentence']}"

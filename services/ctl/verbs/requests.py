@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import duration_of, rows
-from services.ctl.verb import Verb, argument, value
+from services.ctl.table import rows
 
 _requests = rows(
     {
         "REQUEST": "request_id",
         "ATTEMPT": "attempt",
         "STATE": "state",
-        "AGE": duration_of("age_ms"),
+        "AGE": "age_ms",
         "PROMPT": "prompt_tokens",
         "MAX": "max_tokens",
         "PREFILL": "prefill",
@@ -28,8 +27,8 @@ _queue = rows(
         "REQUEST": "request_id",
         "CLASS": "class",
         "TENANT": "tenant",
-        "WAITED": duration_of("waited_ms"),
-        "MUST START IN": duration_of("start_within_ms"),
+        "WAITED": "waited_ms",
+        "MUST START IN": "start_within_ms",
         "PROMPT": "prompt_tokens",
         "OUTPUT PREDICTED": "output_tokens",
         "WAITS FOR": "waits_for",
@@ -42,16 +41,3 @@ def render(result: Any) -> str:
     if result and "class" in result[0]:
         return _queue([{"place": place, **row} for place, row in enumerate(result, 1)])
     return _requests(result)
-
-
-VERB = Verb(
-    "requests",
-    "what is queued and running now, oldest first",
-    render,
-    (
-        argument("state", nargs="?", metavar="STATE", help="queued, placed, decoding or aborting"),
-        argument("--queue", action="store_true", help="what waits, as it will be served"),
-        argument("--limit", type=value, metavar="N", help="rows at most (100)"),
-    ),
-    examples=("requests queued limit=20", "requests --queue  # who is served next"),
-)

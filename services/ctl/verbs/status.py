@@ -8,7 +8,6 @@ import msgspec
 
 from common.net.admin_status import Alarm, Status
 from services.ctl.table import Cell, duration, fields, size
-from services.ctl.verb import Verb
 
 
 def render(result: Any) -> str:
@@ -50,11 +49,3 @@ def _curve(estimates: dict[str, float]) -> str:
 
 def _alarm(alarm: Alarm) -> str:
     return f"{alarm.sentence} (for {duration(alarm.since_s * 1000)})"
-
-
-VERB = Verb(
-    "status",
-    "whether the fleet can serve, how full it is, what was refused and dropped",
-    render,
-    examples=("status", "status --watch --every 10"),
-)

@@ -14,6 +14,7 @@ import msgspec
 from common.clock import Clock
 from common.errors import BatonError
 from common.net.admin_client import ask
+from common.net.admin_rows import PairRow
 from common.net.admin_status import Status
 from services.health.dashboard.series import Series
 
@@ -42,7 +43,7 @@ class FleetWatch:
         #: Workers, pairs, queue and requests, as the page shows them.
         self.details: dict[str, Any] = {}
         #: Rows of the pairs of workers between which no KV can be transferred.
-        self.troubled_pairs: list[dict[str, Any]] = []
+        self.troubled_pairs: list[PairRow] = []
         #: The latest entries of the router's event log.
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
 
@@ -55,7 +56,8 @@ class FleetWatch:
         recent = await self._recent()
         self.series.add(self._clock.monotonic(), self._clock.unix_ms(), self.status, recent)
         await self._note_events()
-        self.troubled_pairs = await self._ask("pairs", {"trouble": True, "limit": ROWS}) or []
+        troubled = await self._ask("pairs", {"trouble": True, "limit": ROWS}) or []
+        self.troubled_pairs = msgspec.convert(troubled, list[PairRow])
         if closely:
             await self._poll_details(recent)
 

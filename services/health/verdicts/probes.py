@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from common.net.admin_rows import PairRow
 from common.net.admin_status import Status
 from services.health.dashboard.fleet import ROUTER_SECONDS
 from services.health.metrics.merge import Daemon, sample
@@ -79,21 +80,21 @@ def router_probe(status: Status | None) -> Probe:
     return Probe("router_silent", silent, 0.5, 2.0, sentence)
 
 
-def pair_probes(pairs: Iterable[Mapping[str, Any]]) -> list[Probe]:
+def pair_probes(pairs: Iterable[PairRow]) -> list[Probe]:
     """UCX between workers: pairs without a connection, and those that are left alone after handoffs
     that failed. `pairs`: rows of the verb."""
     return [
-        Probe(f"pair:{pair['prefill']}>{pair['decode']}", 1.0, 0.5, 2.0, sentence)
+        Probe(f"pair:{pair.prefill}>{pair.decode}", 1.0, 0.5, 2.0, sentence)
         for pair in pairs
         if (sentence := _trouble(pair))
     ]
 
 
-def _trouble(pair: Mapping[str, Any]) -> str:
-    name, unreachable_s = f"{pair['prefill']}→{pair['decode']}", pair.get("unreachable_s")
+def _trouble(pair: PairRow) -> str:
+    name, unreachable_s = f"{pair.prefill}→{pair.decode}", pair.unreachable_s
     if unreachable_s is not None:
         return f"{name} unreachable over UCX for {unreachable_s:.0f} s"
-    return f"{name} hand no KV over: {pair['state']}" if pair["state"] != "closed" else ""
+    return f"{name} hand no KV over: {pair.state}" if pair.state != "closed" else ""
 
 
 def gpu_probes() -> list[Probe]:

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from common.errors import BatonError, Code
+from common.net.admin_verbs import VERBS
 from common.net.wire import FRAME_BYTES_MAX
-from services.router.admin.registry import VERBS
+from services.router.admin.registry import RUN
 from services.router.admin.verb import View, checked
 
 
@@ -34,7 +35,7 @@ def answer(frame: bytes, view: Callable[[], View]) -> bytes:
     encode = msgspec.json.encode if in_json else msgspec.msgpack.encode
     try:
         question = _decode(frame, in_json=in_json)
-        encoded = encode({"ok": True, "result": _run(question, view())})
+        encoded = encode({"ok": True, "result": run(view(), question.verb, question.args)})
         if len(encoded) > FRAME_BYTES_MAX:
             raise BatonError(
                 Code.BODY_TOO_LARGE,
@@ -61,10 +62,8 @@ def _decode(frame: bytes, *, in_json: bool) -> Question:
         ) from error
 
 
-def _run(question: Question, view: View) -> Any:
-    for verb in VERBS:
-        if verb.name == question.verb:
-            return verb.run(view, checked(verb, question.args))
-    names = ", ".join(verb.name for verb in VERBS)
-    sentence = f"no verb {question.verb[:64]!r}; there are: {names}"
-    raise BatonError(Code.NOT_FOUND, sentence)
+def run(view: View, name: str, args: dict[str, Any]) -> Any:
+    """The result of a verb. Raises BatonError that names what there is."""
+    if name not in RUN:
+        raise BatonError(Code.NOT_FOUND, f"no verb {name[:64]!r}; there are: {', '.join(VERBS)}")
+    return RUN[name](view, checked(VERBS[name], args))

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from common.net.admin_verbs import EVENTS_MAX
 from services.router.events import Note
-
-EVENTS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The verbs of the admin socket, in the order in which `help` lists them."""
+"""What each verb of the admin socket does, by its name in `common/net/admin_verbs.py`."""
 
 from __future__ import annotations
 
+from services.router.admin.verb import Run
 from services.router.admin.verbs import (
     drain,
     events,
@@ -21,21 +22,21 @@ from services.router.admin.verbs import (
     workers,
 )
 
-VERBS = (
-    status.VERB,
-    workers.VERB,
-    requests.VERB,
-    explain.VERB,
-    kv.VERB,
-    pairs.VERB,
-    policy.VERB,
-    limits.VERB,
-    keys.VERB,
-    reload.VERB,
-    drain.VERB,
-    resume.VERB,
-    evict.VERB,
-    quarantine.VERB,
-    events.VERB,
-    help_.VERB,
-)
+RUN: dict[str, Run] = {
+    "drain": drain.run,
+    "events": events.run,
+    "evict": evict.run,
+    "explain": explain.run,
+    "help": help_.run,
+    "keys": keys.run,
+    "kv": kv.run,
+    "limits": limits.run,
+    "pairs": pairs.run,
+    "policy": policy.run,
+    "quarantine": quarantine.run,
+    "reload": reload.run,
+    "requests": requests.run,
+    "resume": resume.run,
+    "status": status.run,
+    "workers": workers.run,
+}

@@ -1,6 +1,6 @@
-"""What an admin verb is: a function from the router's tables and checked arguments to a result,
-with its help. A verb changes the router only by an event into the core. Each verb has its own file;
-`registry.py` lists them."""
+"""What an admin verb does: a function from the router's tables and checked arguments to a result. A
+verb changes the router only by an event into the core. Each verb has its own file; `registry.py`
+lists them, and `common/net/admin_verbs.py` declares what they take."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 from common.config.live import Reading
 from common.errors import BatonError, Code
+from common.net.admin_verbs import AdminVerb, Arg, Value
 from services.router.admin.event_log import EventLog
 from services.router.events import Event
 from services.router.tables import Tables
-
-Value = str | int | bool
 
 
 def _no_core(event: Event) -> None:
@@ -35,49 +34,18 @@ class View:
     now: float
     #: Frames that never reached the core, by reason.
     shell_dropped: dict[str, int]
-    #: The registry.
-    verbs: tuple[Verb, ...] = ()
     #: Gives the core an event, and returns when the core has handled it.
-    act: Callable[[Event], None] = _no_core
+    act: Callable[[Event], object] = _no_core
     #: Reads the fleet file again. Raises ConfigError.
     reload: Callable[[], Reading] = _no_file
     event_log: EventLog = field(default_factory=EventLog)
 
 
-@dataclass(frozen=True, slots=True)
-class Arg:
-    """One argument of a verb; its type is that of `default`."""
-
-    name: str
-    help: str
-    #: None: the argument is required, and is text.
-    default: Value | None = None
-    #: The allowed texts; empty = any.
-    choices: tuple[str, ...] = ()
-    #: The allowed range of a number.
-    least: int = 0
-    most: int = 1_000_000
+#: Returns what msgspec can encode. Raises BatonError.
+Run = Callable[[View, dict[str, Value]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """One verb of the admin socket."""
-
-    name: str
-    help: str
-    args: tuple[Arg, ...]
-    #: Returns what msgspec can encode. Raises BatonError.
-    run: Callable[[View, dict[str, Value]], Any]
-
-    def usage(self) -> str:
-        shown = [
-            a.name if a.default is None else f"[{a.name}={a.default}]".replace("=-1]", "]")
-            for a in self.args
-        ]
-        return " ".join([self.name, *shown])
-
-
-def checked(verb: Verb, given: dict[str, Any]) -> dict[str, Value]:
+def checked(verb: AdminVerb, given: dict[str, Any]) -> dict[str, Value]:
     """The arguments with their defaults. Raises BatonError(INVALID_REQUEST) that names the mistake
     and what is allowed."""
     known = {arg.name: arg for arg in verb.args}
@@ -96,7 +64,7 @@ def checked(verb: Verb, given: dict[str, Any]) -> dict[str, Value]:
     return values
 
 
-def _one(verb: Verb, arg: Arg, value: object) -> Value:
+def _one(verb: AdminVerb, arg: Arg, value: object) -> Value:
     what = f"{verb.name}: {arg.name}"
     if isinstance(arg.default, bool):
         if not isinstance(value, bool):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from common.errors import BatonError, Code
-
-BYTES_MAX = 1 << 40
+from common.net.admin_verbs import LIMIT_BOUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +22,13 @@ class Limits:
     ttft_slo_ms: float
 
 
-BOUNDS: dict[str, tuple[int, int]] = {
-    "max_active": (0, 1_000_000),
-    "max_queue": (0, 1_000_000),
-    "queue_bytes_max": (1, BYTES_MAX),
-    "ttft_slo_ms": (0, 3_600_000),
-}
-
-
 def with_changes(limits: Limits, changes: dict[str, int]) -> Limits:
     """Raises BatonError(INVALID_REQUEST) that names the limit and the allowed values."""
     for name, value in changes.items():
-        if name not in BOUNDS:
+        if name not in LIMIT_BOUNDS:
             known = ", ".join(field.name for field in fields(limits))
             raise BatonError(Code.INVALID_REQUEST, f"no limit {name[:64]!r}; there are: {known}")
-        least, most = BOUNDS[name]
+        least, most = LIMIT_BOUNDS[name]
         if not least <= value <= most:
             raise BatonError(
                 Code.INVALID_REQUEST, f"{name} must be between {least} and {most}, not {value}"

@@ -4,9 +4,10 @@ counted."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from common.net.admin_rows import KvLedger
 
 COUNTS = {
     "handoffs_in": ("handoffs_received", "KV handoffs taken by this worker"),
@@ -25,33 +26,33 @@ COUNTS = {
 }
 
 
-def kv_metrics(kv: dict[str, Any]) -> Iterator[Metric]:
+def kv_metrics(kv: KvLedger) -> Iterator[Metric]:
     """`kv`: the answer of the verb."""
     yield from _holds(kv)
     yield from _handoffs(kv)
 
 
-def _handoffs(kv: dict[str, Any]) -> Iterator[Metric]:
+def _handoffs(kv: KvLedger) -> Iterator[Metric]:
     for field, (name, help_) in COUNTS.items():
         family = CounterMetricFamily(f"baton_kv_{name}", help_, labels=["worker"])
-        for worker in kv["workers"]:
-            if field in worker["counts"]:
-                family.add_metric([worker["name"]], worker["counts"][field])
+        for worker in kv.workers:
+            if field in worker.counts:
+                family.add_metric([worker.name], worker.counts[field])
         yield family
 
 
-def _holds(kv: dict[str, Any]) -> Iterator[Metric]:
+def _holds(kv: KvLedger) -> Iterator[Metric]:
     holds = GaugeMetricFamily(
         "baton_kv_holds", "Holds of KV for another worker", labels=["worker", "role"]
     )
-    for worker in kv["workers"]:
-        holds.add_metric([worker["name"], worker["role"]], worker["holds"])
+    for worker in kv.workers:
+        holds.add_metric([worker.name, worker.role], worker.holds)
     yield holds
     yield GaugeMetricFamily(
-        "baton_kv_held_bytes", "Bytes of KV held for another worker", value=kv["bytes_total"]
+        "baton_kv_held_bytes", "Bytes of KV held for another worker", value=kv.bytes_total
     )
     yield GaugeMetricFamily(
         "baton_kv_orphan_holds",
         "Holds whose request is over: 0, or KV leaks until their leases end",
-        value=kv["orphans"],
+        value=kv.orphans,
     )

@@ -3,6 +3,12 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from common.net import admin_verbs
+from services.ctl.verb import verb_of
+from services.router.admin.verb import View, checked
+from tests.unit.services.router.rig import standard
 
 ROOT = Path(__file__).parents[3]
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
@@ -46,6 +52,20 @@ def test_a_name_that_is_said_to_be_in_a_file_is_there() -> None:
         if not re.search(rf"\b{name}\b", (ROOT / match[2]).read_text())
     ]
     assert missing == []
+
+
+def test_the_example_of_an_admin_verb_runs_as_it_stands() -> None:
+    page = (ROOT / "docs/howto/admin-verb.md").read_text()
+    code, declaration = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "waits.py", "exec"), names)  # noqa: S102 - our own page
+    (waits,) = eval(f"({declaration.strip()})", vars(admin_verbs))  # noqa: S307 - the same
+    rig = standard(max_active=8)
+    for request_id in ("placed", "waits", "waits too"):
+        rig.submit(request_id, prompt=900, out=90)
+    rows = names["run"](View(rig.core.tables, rig.now, {}), checked(waits, {"limit": 5}))
+    assert rows == [{"requests": 1, "reason": "free KV blocks on a decode worker"}]
+    assert verb_of(waits).render(rows).startswith("REQUESTS  REASON\n       1  free KV")
 
 
 def test_the_scan_sees_what_it_should() -> None:

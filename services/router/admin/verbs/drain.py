@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.net.admin_verbs import Value
 from services.router.admin.named import worker_named
-from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.admin.verb import View
 from services.router.events import WorkerDrained
 from services.router.records.worker import Worker
 
@@ -30,11 +31,3 @@ def progress(worker: Worker) -> dict[str, Any]:
         "requests_left": len(worker.held),
         "kv_tokens_left": worker.held_tokens,
     }
-
-
-VERB = Verb(
-    "drain",
-    "place nothing new on a worker and let it finish; ask again for progress",
-    (Arg("worker", "a worker's name, as `workers` lists it"),),
-    run,
-)

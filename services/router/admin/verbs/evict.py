@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from common.errors import BatonError, Code
+from common.net.admin_verbs import Value
 from services.router.admin.named import worker_named
-from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.admin.verb import View
 from services.router.admin.verbs.drain import progress
 from services.router.events import RequestEvicted, WorkerEvicted
 
@@ -32,14 +33,3 @@ def _request(view: View, request_id: str) -> dict[str, Any]:
     state = view.tables.attempts[request_id, attempt].state.value
     view.act(RequestEvicted(request_id, attempt))
     return {"request_id": request_id, "attempt": attempt, "was": state, "requests_dropped": 1}
-
-
-VERB = Verb(
-    "evict",
-    "a worker: drain it, its requests go elsewhere now; a request: end it with an error",
-    (
-        Arg("worker", "a worker's name, as `workers` lists it", default=""),
-        Arg("request", "a request id, as `requests` lists it", default=""),
-    ),
-    run,
-)

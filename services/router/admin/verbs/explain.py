@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from common.errors import BatonError, Code
+from common.net.admin_verbs import Value
 from common.telemetry.timeline import TimelineRecord
-from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.admin.verb import View
 from services.router.records.attempt import Attempt
 from services.router.timeline.attempt_story import attempt_record
 from services.router.timeline.record import make_record
@@ -107,21 +108,3 @@ def _resolve(view: View, asked: str) -> str:
         sentence = f"{len(ids)} requests start with {asked[:96]!r}: {named}; say more of the id"
         raise BatonError(Code.INVALID_REQUEST, sentence)
     return ids[0]
-
-
-VERB = Verb(
-    "explain",
-    "one request's timeline: queue, placement and why, prefill, handoff, decode; or list=slow",
-    (
-        Arg("id", "a request id, or the start of one", default=""),
-        Arg(
-            "list",
-            "instead: the slowest 1 %, the failures, what was refused, or the latest of all",
-            default="",
-            choices=("", "slow", "failed", "refused", "recent"),
-        ),
-        Arg("by", "what slow means", default="total", choices=tuple(BY)),
-        Arg("limit", "rows at most", default=20, least=1, most=256),
-    ),
-    run,
-)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from common.errors import BatonError, Code
-from services.router.admin.verb import Arg, Value, Verb, View
+from common.net.admin_verbs import VERBS, Arg, Value
+from services.router.admin.verb import View
 
 
-def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
+def run(_: View, args: dict[str, Value]) -> list[dict[str, Any]]:
     wanted = args["verb"]
-    chosen = [verb for verb in view.verbs if not wanted or verb.name == wanted]
+    chosen = [verb for verb in VERBS.values() if not wanted or verb.name == wanted]
     if not chosen:
-        names = ", ".join(verb.name for verb in view.verbs)
-        raise BatonError(Code.NOT_FOUND, f"no verb {str(wanted)[:64]!r}; there are: {names}")
+        sentence = f"no verb {str(wanted)[:64]!r}; there are: {', '.join(VERBS)}"
+        raise BatonError(Code.NOT_FOUND, sentence)
     return [
         {
             "verb": verb.name,
@@ -33,6 +34,3 @@ def _arg(arg: Arg) -> dict[str, Any]:
         "default": arg.default,
         "choices": [choice for choice in arg.choices if choice],
     }
-
-
-VERB = Verb("help", "the verbs of this router", (Arg("verb", "only this verb", default=""),), run)

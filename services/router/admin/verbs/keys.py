@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from services.router.admin.verb import Arg, Value, Verb, View
+from common.net.admin_verbs import KEYS_MAX, Value
+from services.router.admin.verb import View
 from services.router.records.states import AttemptState
-
-ROWS_MAX = 1_000
 
 
 def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
@@ -24,7 +23,7 @@ def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
     for attempt in tables.attempts.values():
         (queued if attempt.state is AttemptState.QUEUED else running)[attempt.key_id] += 1
         tenants[attempt.key_id] = attempt.tenant
-    left = {str(row["key_id"]): row for row in keys.rows(ROWS_MAX)}
+    left = {str(row["key_id"]): row for row in keys.rows(KEYS_MAX)}
     names = sorted({*queued, *running, *left}, key=lambda key: (-queued[key] - running[key], key))
     return [
         {
@@ -38,11 +37,3 @@ def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
         }
         for name in names[:limit]
     ]
-
-
-VERB = Verb(
-    "keys",
-    "API keys in use: requests running and queued, and what is left of each one's limits",
-    (Arg("limit", "rows at most", default=100, least=1, most=ROWS_MAX),),
-    run,
-)

@@ -9,19 +9,18 @@ import msgspec
 
 from common.errors import BatonError, Code
 from common.messages import KeyLimits
-from services.router.admin.verb import Arg, Value, Verb, View
+from common.net.admin_verbs import LIMIT_BOUNDS, UNSET, Value
+from services.router.admin.verb import View
 from services.router.admission.keys import OVERRIDES_MAX
-from services.router.admission.limits import BOUNDS, with_changes
+from services.router.admission.limits import with_changes
 from services.router.events import LimitsChosen
 
-UNSET = -1
 KEYS_SHOWN = 100
-KEY_LIMIT_MAX = 1_000_000_000
 OF_KEY = ("requests_per_min", "tokens_per_min", "concurrency", "weight")
 
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
-    wanted = {name: int(args[name]) for name in BOUNDS if args[name] != UNSET}
+    wanted = {name: int(args[name]) for name in LIMIT_BOUNDS if args[name] != UNSET}
     of_key = {name: int(args[name]) for name in OF_KEY if args[name] != UNSET}
     key_id, reset = str(args["key"]), bool(args["reset"])
     limits = with_changes(view.tables.limits, wanted)
@@ -57,26 +56,3 @@ def _shown(view: View, key_id: str) -> dict[str, Any]:
     }
     rows = [row for row in keys.rows(KEYS_SHOWN) if not key_id or row["key_id"] == key_id]
     return {"limits": asdict(tables.limits), "set_here": overrides, "keys": rows}
-
-
-def _whole(name: str, text: str, least: int, most: int) -> Arg:
-    return Arg(name, text, default=UNSET, least=least, most=most)
-
-
-VERB = Verb(
-    "limits",
-    "the limits in force and what keys have left; a value sets it at once, until a restart",
-    (
-        _whole("max_active", "requests placed at once, 0 = all slots", *BOUNDS["max_active"]),
-        _whole("max_queue", "requests waiting", *BOUNDS["max_queue"]),
-        _whole("queue_bytes_max", "bytes of waiting requests", *BOUNDS["queue_bytes_max"]),
-        _whole("ttft_slo_ms", "TTFT that admission promises, 0 = none", *BOUNDS["ttft_slo_ms"]),
-        Arg("key", "this API key's id only; needed to set the limits below", default=""),
-        _whole("requests_per_min", "of the key, 0 = no limit", 0, KEY_LIMIT_MAX),
-        _whole("tokens_per_min", "of the key, in predicted cost, 0 = no limit", 0, KEY_LIMIT_MAX),
-        _whole("concurrency", "requests of the key at once, 0 = no limit", 0, KEY_LIMIT_MAX),
-        _whole("weight", "share of the key's tenant, relative to others", 1, 1_000),
-        Arg("reset", "back to what the key's file says", default=False),
-    ),
-    run,
-)

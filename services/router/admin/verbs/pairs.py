@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from common.messages import Role
+from common.net.admin_rows import PairRow
+from common.net.admin_verbs import Value
 from services.router.admin import pair_rows
-from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.admin.verb import View
 from services.router.placement.pair_breaker import PairState
 from services.router.tables import Tables
 from services.router.timeline.traffic import PairTotals
 
-ROWS_MAX = 4_096
 OK = PairState.CLOSED.value
 
 
-def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
+def run(view: View, args: dict[str, Value]) -> list[PairRow]:
     tables, limit = view.tables, int(args["limit"])
     trouble = {
         (row["prefill"], row["decode"]): row["state"] for row in pair_rows.rows(tables, view.now)
@@ -33,14 +33,14 @@ def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
     if args["trouble"]:
         names = [name for name in names if name in apart or trouble.get(name, OK) != OK]
     return [
-        {
-            "prefill": prefill,
-            "decode": decode,
-            "state": trouble.get((prefill, decode), OK),
-            "unreachable_s": apart.get((prefill, decode)),
+        PairRow(
+            prefill=prefill,
+            decode=decode,
+            state=trouble.get((prefill, decode), OK),
+            unreachable_s=apart.get((prefill, decode)),
             **asdict(tables.recorder.traffic.pairs.get((prefill, decode), PairTotals())),
-            "bytes_per_s": round(tables.estimates.bandwidth.bytes_per_s(prefill, decode)),
-        }
+            bytes_per_s=round(tables.estimates.bandwidth.bytes_per_s(prefill, decode)),
+        )
         for prefill, decode in names[:limit]
     ]
 
@@ -59,14 +59,3 @@ def _unreachable(tables: Tables, now: float) -> dict[tuple[str, str], float]:
         for lost in decode.kv_unreachable
         if (lost.prefill, lost.kv_address) in there
     }
-
-
-VERB = Verb(
-    "pairs",
-    "what each pair of workers handed over: handoffs, bytes, time, retries, damage",
-    (
-        Arg("limit", "rows at most", default=256, least=1, most=ROWS_MAX),
-        Arg("trouble", "only those that are left alone or not connected", default=False),
-    ),
-    run,
-)

@@ -7,8 +7,9 @@ from typing import Any
 from common.errors import BatonError, Code
 from common.identity import name_of
 from common.messages import Role
+from common.net.admin_verbs import Value
 from services.router.admin import pair_rows
-from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.admin.verb import View
 from services.router.events import PairsCleared, PromptsCleared
 
 
@@ -54,16 +55,3 @@ def _check_known(view: View, role: Role, name: str) -> None:
     if name not in names:
         known = ", ".join(names) or "none"
         raise BatonError(Code.NOT_FOUND, f"no {role} worker {name[:64]!r}; there are: {known}")
-
-
-VERB = Verb(
-    "quarantine",
-    "pairs that had trouble handing KV over, prompts that killed workers; clear lifts it",
-    (
-        Arg("action", "list, or clear", default="list", choices=("list", "clear")),
-        Arg("prefill", "only pairs of this prefill worker", default=""),
-        Arg("decode", "only pairs of this decode worker", default=""),
-        Arg("prompt", "only the prompt of this digest", default=""),
-    ),
-    run,
-)

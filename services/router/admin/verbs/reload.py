@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.router.admin.verb import Value, Verb, View
+from common.net.admin_verbs import Value
+from services.router.admin.verb import View
 
 
 def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
@@ -15,11 +16,3 @@ def run(view: View, _: dict[str, Value]) -> dict[str, Any]:
         "needs_restart": list(reading.needs_restart),
         "sentence": reading.sentence,
     }
-
-
-VERB = Verb(
-    "reload",
-    "read the fleet file again; a change is in force at once, or said to wait for a restart",
-    (),
-    run,
-)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 from common.identity import name_of
-from services.router.admin.verb import Arg, Value, Verb, View
+from common.net.admin_rows import QueuedRow, RequestRow
+from common.net.admin_verbs import Value
+from services.router.admin.verb import View
 from services.router.records.attempt import Attempt
 from services.router.records.states import AttemptState
 
-LIVE = ("queued", "placed", "decoding", "aborting")
-ROWS_MAX = 1_000
 
-
-def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
+def run(view: View, args: dict[str, Value]) -> list[QueuedRow] | list[RequestRow]:
     state, limit = args["state"], args["limit"]
     assert isinstance(limit, int)
     if args["queue"]:
         return [_queued(view, attempt) for attempt in islice(view.tables.waiting.in_order(), limit)]
-    rows: list[dict[str, Any]] = []
+    rows: list[RequestRow] = []
     for attempt in view.tables.attempts.values():
         if len(rows) == limit:
             break
@@ -28,51 +26,39 @@ def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(view: View, attempt: Attempt) -> dict[str, Any]:
+def _row(view: View, attempt: Attempt) -> RequestRow:
     placement = attempt.placement
     queued = attempt.state is AttemptState.QUEUED
-    return {
-        "request_id": attempt.request_id,
-        "attempt": attempt.number,
-        "state": attempt.state.value,
-        "tenant": attempt.tenant,
-        "key_id": attempt.key_id,
-        "priority": attempt.priority.name.lower(),
-        "age_ms": round((view.now - attempt.received) * 1000, 1),
-        "prompt_tokens": attempt.request.prompt_tokens,
-        "max_tokens": attempt.request.max_tokens,
-        "prefill": placement.prefill.name if placement and placement.prefill else "",
-        "decode": placement.decode.name if placement else "",
-        "gateway": name_of(attempt.gateway),
-        "waits_for": attempt.waits_for.value if queued and attempt.waits_for else "",
-    }
+    return RequestRow(
+        request_id=attempt.request_id,
+        attempt=attempt.number,
+        state=attempt.state.value,
+        tenant=attempt.tenant,
+        key_id=attempt.key_id,
+        priority=attempt.priority.name.lower(),
+        age_ms=round((view.now - attempt.received) * 1000, 1),
+        prompt_tokens=attempt.request.prompt_tokens,
+        max_tokens=attempt.request.max_tokens,
+        prefill=placement.prefill.name if placement and placement.prefill else "",
+        decode=placement.decode.name if placement else "",
+        gateway=name_of(attempt.gateway),
+        waits_for=attempt.waits_for.value if queued and attempt.waits_for else "",
+    )
 
 
-def _queued(view: View, attempt: Attempt) -> dict[str, Any]:
+def _queued(view: View, attempt: Attempt) -> QueuedRow:
     left = attempt.start_by - view.now if attempt.start_by else None
-    return {
-        "request_id": attempt.request_id,
-        "attempt": attempt.number,
-        "class": attempt.priority.name.lower(),
-        "tenant": attempt.tenant,
-        "key_id": attempt.key_id,
-        "waited_ms": round((view.now - attempt.received) * 1000, 1),
-        "start_within_ms": None if left is None else round(left * 1000, 1),
-        "prompt_tokens": attempt.request.prompt_tokens,
-        "output_tokens": attempt.output_tokens,
-        "cost": round(attempt.cost, 1),
-        "passed_by": attempt.passed_by,
-        "waits_for": attempt.waits_for.value if attempt.waits_for else "",
-    }
-
-
-VERB = Verb(
-    "requests",
-    "what is queued and running now, oldest first",
-    (
-        Arg("state", "only this state", default="", choices=("", *LIVE)),
-        Arg("queue", "what waits, in the order in which it would be served", default=False),
-        Arg("limit", "rows at most", default=100, least=1, most=ROWS_MAX),
-    ),
-    run,
-)
+    return QueuedRow(
+        request_id=attempt.request_id,
+        attempt=attempt.number,
+        priority=attempt.priority.name.lower(),
+        tenant=attempt.tenant,
+        key_id=attempt.key_id,
+        waited_ms=round((view.now - attempt.received) * 1000, 1),
+        start_within_ms=None if left is None else round(left * 1000, 1),
+        prompt_tokens=attempt.request.prompt_tokens,
+        output_tokens=attempt.output_tokens,
+        cost=round(attempt.cost, 1),
+        passed_by=attempt.passed_by,
+        waits_for=attempt.waits_for.value if attempt.waits_for else "",
+    )

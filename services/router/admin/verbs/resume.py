@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.net.admin_verbs import Value
 from services.router.admin.named import worker_named
-from services.router.admin.verb import Arg, Value, Verb, View
+from services.router.admin.verb import View
 from services.router.admin.verbs.drain import progress
 from services.router.events import WorkerDrained
 
@@ -14,11 +15,3 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
     worker = worker_named(view.tables, str(args["worker"]))
     view.act(WorkerDrained(worker.identity, on=False))
     return progress(worker)
-
-
-VERB = Verb(
-    "resume",
-    "let a drained worker have work again",
-    (Arg("worker", "a worker's name, as `workers` lists it"),),
-    run,
-)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from common.messages import Role
 from common.net.admin_status import Alarm, Status, Totals
-from services.router.admin.verb import Value, Verb, View
+from common.net.admin_verbs import Value
+from services.router.admin.verb import View
 from services.router.degradation.detector import Cause
 from services.router.records.counts import Counts
 
@@ -72,6 +73,3 @@ def _alarms(view: View) -> tuple[Alarm, ...]:
         for cause in Cause
         if cause in alarms
     )
-
-
-VERB = Verb("status", "whether the fleet can serve, and how full it is", (), run)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from common.errors import ConfigError
 from loadtest.capacity.profile import Profile, between, load, text
@@ -26,6 +27,7 @@ from loadtest.plan.sizing import (
     splits,
     within_data,
 )
+from tests.unit.common.net.rows import WORKER
 
 PROFILE = Profile(
     prefill_curve=((100, 10.0), (1_000, 100.0), (4_000, 700.0)),
@@ -37,13 +39,14 @@ PROFILE = Profile(
     control_ms=0.0,
     edge_ms=5.0,
 )
-DECODE_ROW = {
-    "kv_block_bytes": 16_000,
-    "block_tokens": 16,
-    "kv_blocks": 4_096,
-    "requests_max": 64,
-    "max_model_len": 8_192,
-}
+DECODE_ROW = replace(
+    WORKER,
+    kv_block_bytes=16_000,
+    block_tokens=16,
+    kv_blocks=4_096,
+    requests_max=64,
+    max_model_len=8_192,
+)
 
 
 def steady(rate: float, prompt: int, output: int, count: int = 60) -> TargetLoad:

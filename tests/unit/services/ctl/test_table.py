@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.ctl.table import duration, duration_of, fields, rows, size, table
+from services.ctl.table import duration, every_column, fields, rows, size, table
 
 
 def test_tables_align_numbers_right_and_text_left() -> None:
@@ -13,9 +13,22 @@ def test_tables_align_numbers_right_and_text_left() -> None:
 
 
 def test_columns_are_keys_or_functions_of_a_row() -> None:
-    render = rows({"N": "n", "AGE": duration_of("age_s"), "MS": duration_of("ms")}, empty="none")
-    assert render([{"n": 1, "age_s": 90, "ms": None}]) == "N  AGE     MS\n1  90.0 s  -"
+    render = rows({"N": "n", "AGE": "age_s", "TWICE": lambda row: 2 * row["n"]}, empty="none")
+    assert render([{"n": 1, "age_s": 90}]) == "N  AGE     TWICE\n1  90.0 s      2"
     assert render([]) == "none"
+
+
+def test_rows_without_declared_columns_show_all_that_they_have() -> None:
+    row = {"worker": "d0", "wait_ms": 1500, "kv_bytes": 1536, "bytes_per_s": 1 << 20, "kinds": []}
+    more = {"tokens_per_s": 7.5, "peers": ["a", "b"], "left_s": None, "on": True, "by": {"x": 1}}
+    titles, shown = every_column([row | more]).splitlines()
+    assert titles.split("  ")[:2] == ["WORKER", "WAIT"]
+    words = ("d0", "1.5 s", "1.5 KiB", "1.0 MiB/s", "-", "7.5", "a, b", "-", "True", '{"x": 1}')
+    assert [word.strip() for word in shown.split("  ") if word.strip()] == list(words)
+    assert every_column([]) == "none"
+    for result in ({"other": "shape"}, [1], "text"):
+        with pytest.raises(TypeError):
+            every_column(result)
 
 
 @pytest.mark.parametrize(

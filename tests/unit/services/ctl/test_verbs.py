@@ -2,15 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.ctl.registry import VERBS
+from tests.unit.common.net import rows
 
-WORKER = {
-    "name": "d0", "role": "decode", "state": "ready", "reason": "", "since_s": 90.0, "requests": 2,
-    "requests_max": 8, "queued_tokens": 0, "kv_tokens_promised": 400, "kv_tokens_foreign": 100,
-    "kv_tokens_max": 1000, "kv_used": 0.25,
-}  # fmt: skip
+WORKER = msgspec.to_builtins(rows.WORKER)
 ATTEMPT = {
     "attempt": 1, "state": "ended", "outcome": "length", "received_ms_ago": 5000, "total_ms": 100.0,
     "gateway": "g0", "prompt_tokens": 40, "max_tokens": 8,
@@ -83,13 +81,11 @@ COUNTS = dict.fromkeys(
 LEDGER = {
     "holds": [HOLD], "holds_total": 9, "bytes_total": 1, "orphans": 1,
     "workers": [
-        {"name": "p0", "holds": 1, "counts": COUNTS}, {"name": "d0", "holds": 0, "counts": {}},
+        {"name": "p0", "role": "prefill", "holds": 1, "counts": COUNTS},
+        {"name": "d0", "role": "decode", "holds": 0, "counts": {}},
     ],
 }  # fmt: skip
-PAIR = {
-    "prefill": "p0", "decode": "d0", "state": "closed", "unreachable_s": None, "handoffs": 7,
-    "bytes": 1 << 30, "bytes_per_s": 1 << 20, "retries": 0, "digest_mismatches": 0, "failures": 0,
-}  # fmt: skip
+PAIR = msgspec.to_builtins(rows.PAIR)
 REST = {
     "prefill": "p0", "decode": "d0", "state": "open", "since_s": 5.0, "retry_in_s": 9.0,
     "openings": 2, "kind": "lost", "message": "no answer",
@@ -162,9 +158,7 @@ DRAIN = {"worker": "d0", "role": "decode", "state": "draining", "requests_left":
     ],
 )
 def test_people_are_shown(verb: str, result: Any, shows: list[str]) -> None:
-    render = VERBS[verb].render
-    assert render is not None
-    text = render(result)
+    text = VERBS[verb].render(result)
     for part in shows:
         assert part in text
 
@@ -198,6 +192,4 @@ def test_people_are_shown(verb: str, result: Any, shows: list[str]) -> None:
     ],
 )
 def test_what_an_order_did_is_said_in_words(verb: str, result: Any, sentence: str) -> None:
-    render = VERBS[verb].render
-    assert render is not None
-    assert render(result) == sentence
+    assert VERBS[verb].render(result) == sentence

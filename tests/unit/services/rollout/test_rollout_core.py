@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
+from common.net.admin_rows import WorkerRow
 from services.rollout.core import (
     Action,
     Drain,
@@ -14,16 +14,16 @@ from services.rollout.core import (
     Restart,
     Resume,
     Rollout,
-    WorkerSnapshot,
     in_turn,
 )
+from tests.unit.common.net.rows import WORKER
 
 LIMITS = Limits(floor=1, drain=10.0, ready=30.0, settle=2.0)
 
 
-def seen(name: str) -> WorkerSnapshot:
+def seen(name: str) -> WorkerRow:
     role = "prefill" if name.startswith("p") else "decode"
-    return WorkerSnapshot(name, role, "ready", "1", "f", 100, 3)
+    return replace(WORKER, name=name, role=role, requests=3)
 
 
 class Bench:
@@ -40,8 +40,8 @@ class Bench:
         actions = self.rollout.observe(self.workers if router else None, self.now)
         return [action for action in actions if not isinstance(action, Report)]
 
-    def set(self, name: str, **changes: object) -> WorkerSnapshot:
-        self.workers[name] = replace(self.workers[name], **changes)  # type: ignore[arg-type]
+    def set(self, name: str, **changes: object) -> WorkerRow:
+        self.workers[name] = replace(self.workers[name], **changes)
         return self.workers[name]
 
     def restarted(self, name: str) -> None:

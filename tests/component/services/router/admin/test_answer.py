@@ -18,8 +18,8 @@ from tests.component.services.router.daemon_rig import Running, running
 from tests.unit.services.router.rig import hello, worker_hello
 
 NAMES = (
-    "status, workers, requests, explain, kv, pairs, policy, limits, keys, reload, drain, resume, "
-    "evict, quarantine, events, help"
+    "status, workers, requests, explain, events, keys, kv, pairs, drain, resume, evict, "
+    "quarantine, policy, limits, reload, help"
 )
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import msgspec
 
 from common.messages import Beat, KvCounts, KvUnreachable, Load
+from common.net.admin_rows import PairRow
 from services.health.verdicts.host_verdict import HealthLevel
 from services.health.verdicts.probes import pair_probes
+from tests.unit.common.net.rows import PAIR
+from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig, standard
-from tests.unit.services.router.rules.test_operator import ask, in_quarantine
+from tests.unit.services.router.rules.test_operator import in_quarantine
 
 
-def rows(rig: Rig) -> Any:
+def rows(rig: Rig) -> list[PairRow]:
     """As the health daemon asks for them."""
-    return ask(rig, "pairs", trouble=True, limit=25)
+    return msgspec.convert(ask(rig, "pairs", trouble=True, limit=25), list[PairRow])
 
 
 def beat(rig: Rig, *troubled_pairs: KvUnreachable, peer: str = "d0|1") -> None:
@@ -31,7 +34,7 @@ def test_a_pair_that_is_not_connected_is_named_with_its_time() -> None:
     beat(rig, missing(rig))
     rig.now += 2.0
     (row,) = rows(rig)
-    assert (row["prefill"], row["decode"], row["unreachable_s"]) == ("p0", "d0", 6.0)
+    assert (row.prefill, row.decode, row.unreachable_s) == ("p0", "d0", 6.0)
     (probe,) = pair_probes([row])
     assert (probe.name, probe.verdict) == ("pair:p0>d0", HealthLevel.DEGRADED)
     assert probe.sentence == "p0→d0 unreachable over UCX for 6 s"
@@ -59,5 +62,4 @@ def test_a_pair_in_quarantine_is_named_with_its_state() -> None:
 
 
 def test_a_pair_that_works_is_no_news() -> None:
-    row = {"prefill": "p0", "decode": "d0", "state": "closed", "unreachable_s": None}
-    assert pair_probes([row]) == []
+    assert pair_probes([PAIR]) == []

@@ -134,6 +134,6 @@ def test_status_shows_what_was_learned() -> None:
     rig.now += 0.1
     rig.prefilled()
     view = View(rig.core.tables, rig.now, {})
-    shown = status.VERB.run(view, {}).estimates
+    shown = status.run(view, {}).estimates
     assert set(shown.prefill_tokens_per_s) == {"256"}
     assert shown.decode_step_ms == {}

@@ -6,8 +6,6 @@ from __future__ import annotations
 import pytest
 
 from common.messages import PrefillEnded, Refused, Role, Submit
-from services.router.admin.verb import Value, View, checked
-from services.router.admin.verbs import quarantine
 from services.router.events import PromptsCleared
 from services.router.fleet.prompt_quarantine import (
     QUARANTINE_SECONDS,
@@ -15,6 +13,7 @@ from services.router.fleet.prompt_quarantine import (
     SUSPECTS_MAX,
     PromptQuarantine,
 )
+from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig
 
 BAD, GOOD = b"b" * 16, b"g" * 16
@@ -79,11 +78,9 @@ def test_an_operator_lifts_it(digest: bytes | None) -> None:
     assert rig.take(Refused) == []
 
 
-def verb(rig: Rig, **args: Value) -> list[str]:
+def verb(rig: Rig, **args: str) -> list[str]:
     """The digests that the admin verb shows."""
-    view = View(rig.core.tables, rig.now, {}, act=lambda event: (rig.handle(event), None)[1])
-    shown = quarantine.VERB.run(view, checked(quarantine.VERB, args))
-    return [row["digest"] for row in shown["prompts"]]
+    return [row["digest"] for row in ask(rig, "quarantine", **args)["prompts"]]
 
 
 def test_the_admin_verb_lists_and_lifts_it() -> None:

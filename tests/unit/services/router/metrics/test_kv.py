@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from common.net.admin_rows import KvLedger, KvWorkerRow
 from services.router.metrics.kv import COUNTS, kv_metrics
 from tests.unit.services.router.scraped import scraped
 
-KV: dict[str, Any] = {
-    "holds": [],
-    "holds_total": 2,
-    "bytes_total": 4096,
-    "orphans": 1,
-    "workers": [
-        {"name": "p0", "role": "prefill", "holds": 2, "counts": {"handoffs_out": 7}},
-        {"name": "d0", "role": "decode", "holds": 0, "counts": {}},
-    ],
-}
+KV = KvLedger(
+    holds=(),
+    holds_total=2,
+    bytes_total=4096,
+    orphans=1,
+    workers=(
+        KvWorkerRow(name="p0", role="prefill", holds=2, counts={"handoffs_out": 7}),
+        KvWorkerRow(name="d0", role="decode", holds=0, counts={}),
+    ),
+)
 
 
 def test_holds_orphans_and_counts() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from common.messages import Beat, Decode, HealthVerdict, Load, Prefill, Role
 from services.router.events import Note
+from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig, standard
-from tests.unit.services.router.rules.test_operator import ask
 
 DEGRADED = HealthVerdict(reason="canary tokens of d0 differ from d1's")
 DOWN = HealthVerdict(reason="canary on d0: no token within 5 s", down=True)
@@ -142,7 +142,7 @@ def test_it_is_told_once_and_shown() -> None:
         "degraded",
         DEGRADED.reason,
     )
-    assert ask(rig, "status").bad_health_verdicts == 1
+    assert ask(rig, "status")["workers_doubted"] == 1
     (note,) = judged(rig, "d0|1", DOWN)
     assert "gets nothing new" in note.sentence
     (note,) = judged(rig, "d0|1", None)
@@ -156,7 +156,7 @@ def test_a_newcomer_and_one_that_returns_bring_their_verdict_along() -> None:
     rig.decode("d1")
     rig.receive("d1|1", Beat(load=Load(), health_verdict=DOWN))
     rig.gone("d1|1")
-    assert ask(rig, "status").bad_health_verdicts == 0
+    assert ask(rig, "status")["workers_doubted"] == 0
     rig.worker(Role.DECODE, "d1", "2")
     assert not rig.row("d1|2").excluded
     rig.receive("d1|2", Beat(load=Load(), health_verdict=DOWN))

@@ -1,22 +1,12 @@
 """Drain, resume, evict: what the core does, and what an operator may get wrong."""
 
-from typing import Any
-
 import pytest
 
 from common.errors import BatonError
 from common.messages import Abort, Beat, Decode, Drain, Failed, Load, PairTrouble, Refused, Role
-from services.router.admin.registry import VERBS
-from services.router.admin.verb import View, checked
 from services.router.records.states import WorkerState
+from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig, standard, worker_hello
-
-
-def ask(rig: Rig, name: str, **args: Any) -> Any:
-    """As the admin socket does it."""
-    verb = next(verb for verb in VERBS if verb.name == name)
-    view = View(rig.core.tables, rig.now, {}, VERBS, lambda event: (rig.handle(event), None)[1])
-    return verb.run(view, checked(verb, args))
 
 
 def shown(rig: Rig, name: str) -> str:

@@ -5,16 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from common.messages import KeyLimits, Placed, PriorityClass, Refused, Submit
-from services.router.admin.verb import Value, Verb, View, checked
-from services.router.admin.verbs import limits, requests
+from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig, standard
-
-
-def ask(rig: Rig, verb: Verb, **args: Value) -> Any:
-    def act(event: Any) -> None:
-        rig.handle(event)
-
-    return verb.run(View(rig.core.tables, rig.now, {}, (), act), checked(verb, args))
 
 
 def submit(rig: Rig, request_id: str, **more: Any) -> None:
@@ -26,7 +18,7 @@ def test_a_smaller_queue_refuses_the_newest() -> None:
     rig = standard(max_active=1)
     for i in range(6):
         submit(rig, f"r{i}")
-    ask(rig, limits.VERB, max_queue=2)
+    ask(rig, "limits", max_queue=2)
     assert [r.request_id for r in rig.take(Refused)] == ["r5", "r4", "r3"]
     assert all(r.code == "queue_full" for r in rig.take(Refused))
 
@@ -36,9 +28,9 @@ def test_more_slots_are_used_at_once_and_fewer_let_what_runs_go_on() -> None:
     for i in range(6):
         submit(rig, f"r{i}")
     rig.take(Placed)
-    ask(rig, limits.VERB, max_active=3)
+    ask(rig, "limits", max_active=3)
     assert [p.request_id for p in rig.take(Placed)] == ["r1", "r2"]
-    ask(rig, limits.VERB, max_active=1)
+    ask(rig, "limits", max_active=1)
     rig.ended("r0")
     rig.ended("r1")
     assert not rig.take(Placed)
@@ -49,13 +41,13 @@ def test_more_slots_are_used_at_once_and_fewer_let_what_runs_go_on() -> None:
 def test_a_keys_limit_set_here_is_in_force_until_it_is_reset() -> None:
     rig = standard()
     said = KeyLimits(concurrency=8)
-    ask(rig, limits.VERB, key="k", concurrency=1)
+    ask(rig, "limits", key="k", concurrency=1)
     submit(rig, "r0", key_id="k", limits=said)
     submit(rig, "r1", key_id="k", limits=said)
     assert [r.code for r in rig.take(Refused)] == ["rate_limited"]
-    shown = ask(rig, limits.VERB, key="k")
+    shown = ask(rig, "limits", key="k")
     assert (shown["set_here"]["k"]["concurrency"], shown["keys"][0]["live"]) == (1, 1)
-    ask(rig, limits.VERB, key="k", reset=True)
+    ask(rig, "limits", key="k", reset=True)
     submit(rig, "r2", key_id="k", limits=said)
     assert not rig.take(Refused)
 
@@ -63,7 +55,7 @@ def test_a_keys_limit_set_here_is_in_force_until_it_is_reset() -> None:
 def test_showing_changes_nothing() -> None:
     rig = standard()
     before = rig.core.tables.limits
-    assert ask(rig, limits.VERB)["limits"]["max_queue"] == before.max_queue
+    assert ask(rig, "limits")["limits"]["max_queue"] == before.max_queue
     assert rig.core.tables.limits is before
 
 
@@ -74,11 +66,11 @@ def test_the_queue_is_shown_in_the_order_of_service() -> None:
     submit(rig, "s", deadline_ms=60_000.0)
     submit(rig, "i", priority=PriorityClass.INTERACTIVE, key_id="k")
     rig.now += 0.5
-    rows = ask(rig, requests.VERB, queue=True)
+    rows = ask(rig, "requests", queue=True)
     assert [row["request_id"] for row in rows] == ["i", "s", "b"]
     assert [row["class"] for row in rows] == ["interactive", "standard", "batch"]
     assert rows[0]["key_id"] == "k"
     assert rows[1]["waited_ms"] == 500.0
     assert 58_000 < rows[1]["start_within_ms"] < 60_000
     assert rows[2]["start_within_ms"] is None
-    assert len(ask(rig, requests.VERB, queue=True, limit=1)) == 1
+    assert len(ask(rig, "requests", queue=True, limit=1)) == 1

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from common.messages import KvReport, Leg, RequestSummary
 from common.telemetry.timeline import AttemptRecord, TimelineRecord
 from services.router.admin.verb import View
-from services.router.admin.verbs import pairs
 from services.router.metrics.router import RouterMetrics, imbalance
 from services.router.timeline.traffic import PAIRS_MAX, Traffic
+from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig, standard
 from tests.unit.services.router.scraped import scraped
 
@@ -32,8 +32,8 @@ def served(rig: Rig, kv: KvReport) -> None:
     rig.tick()
 
 
-def rows(rig: Rig) -> list[dict[str, Any]]:
-    return pairs.run(View(rig.core.tables, rig.now, {}), {"limit": 10, "trouble": False})
+def rows(rig: Rig) -> Any:
+    return ask(rig, "pairs", limit=10)
 
 
 def test_a_pair_is_shown_before_and_after_it_handed_over() -> None:

@@ -1,0 +1,160 @@
+"""The rows of the admin verbs `workers`, `requests`, `kv` and `pairs`: the router makes them, and
+its clients decode them. An instant is told as the time since.
+
+Fields with a default came later; an answer of an older router lacks them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker that the router knows, whether it is connected or not."""
+
+    name: str
+    role: str
+    #: Its state, as `docs/states.md` names them; also `drained` and `down`.
+    state: str
+    #: Why it is in its state; empty = it needs no reason.
+    reason: str
+    #: What its host's health daemon has against it, `degraded` or `down`, and why; empty = nothing.
+    verdict: str = ""
+    verdict_reason: str = ""
+    #: Since when it is in its state, and when its last message arrived.
+    since_s: float
+    seen_ms: float
+    #: Requests that it has, and may have.
+    requests: int
+    requests_max: int
+    #: Prompt tokens that it was given to compute and has not computed yet.
+    queued_tokens: int
+    #: Blocks of prompts that the router believes it has cached.
+    prefix_hashes: int = 0
+    #: Workers of the other role with which it exchanges no KV now.
+    not_paired_with: tuple[str, ...] = ()
+    #: KV tokens promised to requests, held from before this router's time, and at most promised.
+    kv_tokens_promised: int
+    kv_tokens_foreign: int
+    kv_tokens_max: int
+    #: Its own report: share of its KV in use, requests that run and wait, age of its last step.
+    kv_used: float
+    running: int
+    waiting: int
+    step_age_ms: float
+    #: What its engine can hold.
+    block_tokens: int
+    kv_blocks: int
+    kv_block_bytes: int
+    max_model_len: int
+    model: str
+    #: Only workers of one fingerprint exchange KV; the parts from which it was computed.
+    fingerprint: str
+    fingerprint_parts: dict[str, str] = {}
+    #: Where its KV plane listens.
+    kv_address: str
+    incarnation: str
+    pid: int
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt that is queued or running."""
+
+    request_id: str
+    attempt: int
+    state: str
+    tenant: str
+    key_id: str
+    #: Its class in the queue.
+    priority: str
+    #: Since its arrival.
+    age_ms: float
+    prompt_tokens: int
+    max_tokens: int
+    #: Names of its workers; empty = none.
+    prefill: str
+    decode: str
+    gateway: str
+    #: What it lacked when placement last looked at it; empty = nothing, or nobody looked.
+    waits_for: str
+
+
+class QueuedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt that is queued, in the order in which they would be served."""
+
+    request_id: str
+    attempt: int
+    priority: str = msgspec.field(name="class")
+    tenant: str
+    key_id: str
+    waited_ms: float
+    #: Until its first token would come too late; None = it may wait as long as it likes.
+    start_within_ms: float | None
+    prompt_tokens: int
+    #: Predicted tokens of the answer, and the predicted cost of the whole.
+    output_tokens: int
+    cost: float
+    #: How many later attempts were placed before it.
+    passed_by: int
+    waits_for: str
+
+
+class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
+    """KV that one worker holds for another."""
+
+    #: Name of the worker that holds it, whether it sends or receives it, and the other worker.
+    owner: str
+    side: str
+    peer: str
+    request_id: str
+    attempt: int
+    #: State of its request, or `over`, or `unknown`.
+    state: str
+    #: Whether its request is over for longer than reports take.
+    orphan: bool
+    blocks: int
+    bytes: int
+    lease_left_ms: float
+    age_ms: float
+
+
+class KvWorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's KV plane counted."""
+
+    name: str
+    role: str
+    #: How many holds it has, whether listed or not.
+    holds: int
+    #: By the names of `KvCounts`; empty = it reported none.
+    counts: dict[str, int]
+
+
+class KvLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `kv`."""
+
+    #: The oldest first.
+    holds: tuple[HoldRow, ...]
+    #: Of all workers: holds and their bytes, and how many are orphans.
+    holds_total: int
+    bytes_total: int
+    orphans: int
+    workers: tuple[KvWorkerRow, ...]
+
+
+class PairRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one prefill worker handed to one decode worker."""
+
+    prefill: str
+    decode: str
+    #: State of the pair's circuit breaker.
+    state: str
+    #: Since when the decode worker has no connection to the prefill worker; None = it has one.
+    unreachable_s: float | None = None
+    handoffs: int
+    bytes: int
+    #: Milliseconds from the first data of a handoff to its last, summed.
+    ms: float
+    retries: int
+    digest_mismatches: int
+    failures: int
+    bytes_per_s: float

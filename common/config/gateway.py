@@ -9,6 +9,10 @@ from msgspec import Meta
 from common.config.base import Count, Milliseconds, Port, Positive, Section
 from common.config.request_limits import RequestLimits
 
+ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[A-Za-z0-9._:\[\]-]+)$"
+BODY_TYPE_PATTERN = r"^[a-z0-9.+-]+/[a-z0-9.+-]+$"
+ROOT_PATH_PATTERN = r"^((/[A-Za-z0-9._~-]+)+)?$"
+
 
 class GatewayConfig(Section, frozen=True):
     """The HTTP side of the fleet. Limits on counts are for each gateway process."""
@@ -47,6 +51,21 @@ class GatewayConfig(Section, frozen=True):
     """When vLLM's text classes are loaded (some 8 s, 600 MiB), which tools, schemas and logprobs
     need: `auto` at the first request that needs them, `vllm` before the gateway is ready, `light`
     never; such requests are refused by name then."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """What becomes of a body's fields that nothing here knows: they are ignored, named in the
+    header `x-ignored-fields` and counted, or the request is refused by name."""
+    cors_origins: tuple[Annotated[str, Meta(pattern=ORIGIN_PATTERN)], ...] = ()
+    """Origins whose web pages may use the API from a browser, like `https://chat.example.com`;
+    `*` allows every page. Requests of other pages are refused; other clients send no origin."""
+    body_types: tuple[Annotated[str, Meta(pattern=BODY_TYPE_PATTERN)], ...] = ("application/json",)
+    """Content types that a request's body may be declared as. It is read as JSON in any case. A
+    web page can send `text/plain` without asking the browser first."""
+    root_path: Annotated[str, Meta(pattern=ROOT_PATH_PATTERN)] = ""
+    """Prefix under which all routes are served too, like `/llm`; for a proxy that does not strip
+    it."""
+    operator_keys_file: str = ""
+    """File of the keys that may read `/metrics` (`baton keys`); empty means that only a gateway
+    without `keys_file` answers there."""
     body_bytes_max: Count = 8 << 20
     """Bytes of a request's body."""
     max_streams: Count = 4096

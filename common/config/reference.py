@@ -21,6 +21,7 @@ from msgspec.inspect import (
     StrType,
     StructType,
     Type,
+    VarTupleType,
     type_info,
 )
 
@@ -101,6 +102,8 @@ def _values(kind: Type) -> str:
             return ", ".join(f"`{_toml(value)}`" for value in kind.values)
         case StrType():
             return "string"
+        case VarTupleType(item_type=StrType()):
+            return "list of strings"
         case DictType(value_type=StrType()):
             return "table of strings"
         case DictType():

@@ -53,6 +53,14 @@ class GatewayMetrics(Collector):
         dropped.add_metric(["stale"], counters.stale)
         dropped.add_metric(["unknown"], counters.unknown)
         yield dropped
+        ignored = CounterMetricFamily(
+            "baton_gateway_ignored_fields",
+            "Requests with a field that changes nothing here and was ignored",
+            labels=["field"],
+        )
+        for field, count in counters.ignored_fields.items():
+            ignored.add_metric([field], count)
+        yield ignored
         yield from self._keys()
 
     def _keys(self) -> Iterator[Metric]:

@@ -155,7 +155,9 @@ def hang_ups(running: Fleet) -> str:
         connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
         prompt = f"{number} " + "All happy families are alike. " * dice.randint(1, 60)
         body = {"model": "baton-tiny", "prompt": prompt, "max_tokens": 300, "stream": True}
-        connection.request("POST", "/v1/completions", json.dumps(body))
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
+        )
         open_connections.append(connection)
         time.sleep(dice.random() * 0.02)
         if len(open_connections) > dice.randint(0, 8):

@@ -22,6 +22,7 @@ FAST_DECODE = {
     "BATON_GATEWAY__SLOW_CLIENT_MS_MAX": "500",
     "BATON_GATEWAY__BODY_MS_MAX": "300",
 }
+JSON = {"content-type": "application/json"}
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 40
 
 
@@ -40,8 +41,8 @@ def fast_decode() -> Iterator[Fleet]:
 def request(max_tokens: int, prompt: str = PROMPT) -> bytes:
     body = {"model": "baton-tiny", "prompt": prompt, "max_tokens": max_tokens, "stream": True}
     data = json.dumps(body | {"return_token_ids": True, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode() + data
 
 
 def connect(running: Fleet, data: bytes, receive_bytes: int = 0) -> socket.socket:
@@ -68,7 +69,7 @@ def freed(running: Fleet) -> bool:
 def serves(running: Fleet) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
     body = json.dumps({"model": "baton-tiny", "prompt": "x", "max_tokens": 2})
-    connection.request("POST", "/v1/completions", body)
+    connection.request("POST", "/v1/completions", body, JSON)
     answer = connection.getresponse()
     answer.read()
     return answer.status == 200
@@ -115,7 +116,7 @@ def test_a_reader_that_stops_is_cut_and_its_worker_freed_while_others_go_on(
 ) -> None:
     stopped = connect(fast_decode, request(7_000, "slow"), receive_bytes=4_096)
     other = http.client.HTTPConnection("127.0.0.1", fast_decode.port, timeout=60)
-    other.request("POST", "/v1/completions", request(3_000, "other").split(b"\r\n\r\n", 1)[1])
+    other.request("POST", "/v1/completions", request(3_000, "other").split(b"\r\n\r\n", 1)[1], JSON)
     answer = other.getresponse().read()
     assert answer.endswith(b"data: [DONE]\n\n")
     assert answer.count(b"data: {") >= 3_000

@@ -40,7 +40,9 @@ def stream(running: Fleet, max_tokens: int) -> Iterator[Any]:
 def complete(running: Fleet) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8}
-    connection.request("POST", "/v1/completions", json.dumps(body))
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
+    )
     answer = connection.getresponse()
     answer.read()
     return answer.status

@@ -15,6 +15,7 @@ import pytest
 
 from tests.fleet.running import Fleet, fleet, wait_until
 
+JSON = {"content-type": "application/json"}
 TOKENS = 250
 STREAMS = 16
 
@@ -31,7 +32,7 @@ class Stream:
     def __init__(self, running: Fleet) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
         body = {"model": "baton-tiny", "prompt": "hello", "max_tokens": TOKENS, "stream": True}
-        self._connection.request("POST", "/v1/completions", json.dumps(body))
+        self._connection.request("POST", "/v1/completions", json.dumps(body), JSON)
         self.port: int = self._connection.sock.getsockname()[1]
         self._answer = self._connection.getresponse()
         assert self._answer.status == 200
@@ -103,7 +104,7 @@ def test_a_fleet_with_keys_serves_who_has_one(tmp_path: Path) -> None:
         def complete(headers: dict[str, str]) -> int:
             connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
             body = json.dumps({"model": "baton-tiny", "prompt": "x", "max_tokens": 1})
-            connection.request("POST", "/v1/completions", body, headers)
+            connection.request("POST", "/v1/completions", body, JSON | headers)
             answer = connection.getresponse()
             answer.read()
             return answer.status
@@ -121,7 +122,7 @@ def begun(running: Fleet) -> str:
     """The id of a resumable stream whose client left after two events."""
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
     body = {"model": "baton-tiny", "prompt": "hello", "max_tokens": TOKENS, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"x-resumable": "true"})
+    connection.request("POST", "/v1/completions", json.dumps(body), JSON | {"x-resumable": "true"})
     answer = connection.getresponse()
     assert event_numbers(b"".join(answer.readline() for _ in range(6))) == [1, 2]
     connection.close()

@@ -60,7 +60,8 @@ class Client:
     def ask(self, tokens: int = 1, **fields: Any) -> http.client.HTTPResponse:
         """The answer, its body unread."""
         body = {"model": "baton-tiny", "prompt": "hello", "max_tokens": tokens} | fields
-        headers = {"authorization": f"Bearer {self._key}"}
+        about = {"authorization": f"Bearer {self._key}"}
+        headers = about | {"content-type": "application/json"}
         self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
         return self._connection.getresponse()
 

@@ -147,7 +147,9 @@ def test_bad_input_is_refused_in_openais_shape(
 def test_a_client_that_leaves_frees_the_workers(sim_fleet: Fleet) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", sim_fleet.port, timeout=30)
     body = {"model": MODEL, "prompt": LONG, "max_tokens": 4000, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body))
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
+    )
     answer = connection.getresponse()
     assert answer.readline().startswith(b"data: ")
     assert len(sim_fleet.ctl("requests")) == 1

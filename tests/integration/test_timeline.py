@@ -18,7 +18,10 @@ def ask(fleet: Fleet, **more: Any) -> tuple[dict[str, Any], dict[str, str]]:
     connection = http.client.HTTPConnection("127.0.0.1", fleet.port, timeout=30)
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 100, "ignore_eos": True} | more
     connection.request(
-        "POST", "/v1/completions", json.dumps(body), {"traceparent": TRACE, "x-request-id": "mine"}
+        "POST",
+        "/v1/completions",
+        json.dumps(body),
+        {"content-type": "application/json", "traceparent": TRACE, "x-request-id": "mine"},
     )
     answer = connection.getresponse()
     return json.loads(answer.read()), {k.lower(): v for k, v in answer.getheaders()}

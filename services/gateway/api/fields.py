@@ -1,9 +1,9 @@
-"""Fields that OpenAI or vLLM define and that are refused by name.
+"""What becomes of the fields that a path does not honour.
 
-A refused field may still carry a value that asks for nothing: null, or one listed here. A field
-that no table lists is refused too, so that nothing a client asks for is silently ignored.
-`REFUSED` holds for both paths, `UNSUPPORTED` for the plain one; what the full API adds for its own
-routes is in `full_api/fields.py`.
+A field that would change the answer and cannot be honoured is refused by name, unless its value
+asks for nothing: null, or a value listed here. Every other field is ignored and named in a header
+(`ignored.py`). `REFUSED` holds for both paths, `UNSUPPORTED` for the plain one; what the full API
+adds for its own routes is in `full_api/fields.py`.
 """
 
 from __future__ import annotations
@@ -13,52 +13,46 @@ from services.gateway.api.kinds import Kind
 #: Field name to the values that ask for nothing.
 NoOps = dict[str, tuple[object, ...]]
 
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 #: Of every route that generates: the fleet's own affair, or not built.
 ENGINE_FIELDS: NoOps = {
     "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
     "watermarking": (False,),
     "repetition_detection": (),
-    "request_id": (),
-    "session_id": (),
-    "routed_experts_prompt_start": (0,),
-    "mm_payload": (),
-    "return_mm_kwargs": (),
-    "cache_salt": (),
-    "kv_transfer_params": (),
-    "ec_transfer_params": (),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
 }
-MEDIA_FIELDS: NoOps = {"media_io_kwargs": (), "mm_processor_kwargs": ()}
-#: Of OpenAI's own service, which stores what it answered.
-STORAGE_FIELDS: NoOps = {
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "prompt_cache_key": (),
-    "prompt_cache_retention": (),
-    "safety_identifier": (),
-}
 _CHAT_FIELDS: NoOps = {
     "chat_template": (),
     "functions": ([],),
     "function_call": ("none",),
-    "verbosity": (),
     "audio": (),
     "modalities": (["text"],),
-    "prediction": (),
     "web_search_options": (),
-    "metadata": ({},),
-    "moderation": (),
 }
-_COMPLETION_FIELDS: NoOps = {"best_of": (1,), "suffix": (), "prompt_embeds": ()}
+_COMPLETION_FIELDS: NoOps = {"best_of": (1,), "suffix": ("",), "prompt_embeds": ()}
+
+#: Known, and without effect on the answer: never refused. OpenAI's own service stores answers,
+#: moderates, guesses ahead and bills by tier. vLLM's render server has media and offsets.
+WITHOUT_EFFECT = names("""
+    client_metadata context_management length_penalty max_tool_calls
+    media_io_kwargs metadata mm_payload mm_processor_kwargs moderation prediction
+    prompt_cache_retention request_id return_mm_kwargs return_token_offsets
+    routed_experts_prompt_start safety_identifier service_tier store stream_interval verbosity
+    """)
 
 #: Refused by the plain path and by the full API.
 REFUSED: dict[Kind, NoOps] = {
-    Kind.CHAT: ENGINE_FIELDS | MEDIA_FIELDS | STORAGE_FIELDS | _CHAT_FIELDS,
+    Kind.CHAT: ENGINE_FIELDS | _CHAT_FIELDS,
     Kind.COMPLETION: ENGINE_FIELDS | _COMPLETION_FIELDS,
 }
 
@@ -77,7 +71,6 @@ _FULL_API: NoOps = {
     "structured_outputs": (),
     "priority": (0,),
     "return_tokens_as_token_ids": (False,),
-    "return_token_offsets": (False,),
     "thinking_token_budget": (),
 }
 _FULL_API_CHAT: NoOps = {
@@ -102,6 +95,14 @@ UNSUPPORTED: dict[Kind, NoOps] = {
     Kind.CHAT: REFUSED[Kind.CHAT] | _FULL_API | _FULL_API_CHAT,
     Kind.COMPLETION: REFUSED[Kind.COMPLETION] | _FULL_API | _FULL_API_COMPLETION,
 }
+
+#: Of `stream_options`, on both paths.
+STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats"})
+#: Of a message, on both paths. The content of an answer that a client sends back is its own; ids,
+#: signatures and what other servers add change nothing.
+MESSAGE_FIELDS = names("""
+    role content name tool_call_id tool_calls reasoning reasoning_content task tools
+""")
 
 
 def is_no_op(value: object, no_ops: tuple[object, ...]) -> bool:

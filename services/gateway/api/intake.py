@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from common.errors import BatonError, Code
 from common.messages import Sampling
 from common.net.wire import FRAME_BYTES_MAX
 from services.gateway.api.bounds import check_stops
+from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.parse import parse, refuse
 from services.gateway.api.request_bodies import (
@@ -31,6 +33,7 @@ INLINE_CHARS_MAX = 16_384
 PROMPT_TOKENS_MAX = (FRAME_BYTES_MAX - 65_536) // 4
 COMPLETION_TOKENS_DEFAULT = 16
 DEADLINE_MS_MAX = 86_400_000.0
+BIAS_MAX = 100.0
 SESSION_ID = re.compile(r"[!-~]{1,128}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,96}")
 
@@ -57,6 +60,17 @@ def session_id(header: str | None) -> str:
         "x-session-id must be at most 128 visible ASCII characters",
         param="x-session-id",
     )
+
+
+def hinted_session(*hints: object) -> str:
+    """Of the body's hints, the first that says something; empty: none does. One that is no session
+    id itself becomes one by its digest."""
+    for hint in hints:
+        if isinstance(hint, str) and hint:
+            if SESSION_ID.fullmatch(hint):
+                return hint
+            return hashlib.blake2b(hint.encode(errors="replace"), digest_size=16).hexdigest()
+    return ""
 
 
 def wants_timings(header: str | None) -> bool:
@@ -99,10 +113,15 @@ class Intake:
         self._context = context
 
     async def prepare(
-        self, kind: Kind, body: bytes, request_id: str, deadline_ms: float
+        self,
+        kind: Kind,
+        body: bytes,
+        request_id: str,
+        deadline_ms: float,
+        ignored: IgnoredFields,
     ) -> RequestSpec:
         """Raises BatonError for a client's mistake."""
-        request = parse(kind, body)
+        request = parse(kind, body, ignored)
         self.check_model(request.model)
         context = await self._context()
         prompt_ids = await self._prompt(request, context)
@@ -115,9 +134,6 @@ class Intake:
                 "stream_options is only allowed when stream is true",
                 param="stream_options",
             )
-        if options is not None and options.include_obfuscation:
-            name = "stream_options.include_obfuscation"
-            refuse(name, f"{name!r} is not supported by this server")
         stop = request.stop or ()
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         check_stops(stops, self._config.gateway.limits)
@@ -137,6 +153,8 @@ class Intake:
                 options and options.include_usage and options.continuous_usage_stats
             ),
             return_token_ids=bool(request.return_token_ids),
+            session=hinted_session(request.session_id, request.prompt_cache_key),
+            cache_salt=request.cache_salt or "",
         )
 
     def check_model(self, model: str | None) -> None:
@@ -205,7 +223,9 @@ class Intake:
             )
         stop_token_ids = tuple(self._checked_ids(request.stop_token_ids or [], "stop_token_ids"))
         bias = request.logit_bias or None
-        self._checked_ids(list(bias or ()), "logit_bias")
+        if bias is not None:
+            self._checked_ids(list(bias), "logit_bias")
+            bias = {token: min(BIAS_MAX, max(-BIAS_MAX, value)) for token, value in bias.items()}
         return Sampling(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
@@ -263,12 +283,17 @@ def _message(message: ChatMessage) -> dict[str, Any]:
     """The message as a chat template gets it. Text parts are joined by newlines, as vLLM does."""
     content = message.content
     if isinstance(content, list):
-        content = "\n".join(part.text or "" for part in content)
+        content = "\n".join(part.text or "" for part in content if not isinstance(part, str))
     rendered: dict[str, Any] = {"role": message.role, "content": content or ""}
     if message.name is not None:
         rendered["name"] = message.name
-    if message.tool_call_id is not None:
+    if message.role == "tool" and message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if message.role == "assistant" and reasoning is not None:
+        rendered["reasoning"] = rendered["reasoning_content"] = reasoning
+    if message.task is not None:
+        rendered["task"] = message.task
     return rendered
 
 

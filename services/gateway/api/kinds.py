@@ -51,8 +51,10 @@ class RequestSpec:
     continuous_usage: bool = False
     #: The answer has the ids of prompt and completion, as vLLM's has.
     return_token_ids: bool = False
-    #: The client's x-session-id; empty: none.
+    #: The client's x-session-id, or what its body says instead; empty: none.
     session: str = ""
+    #: Keeps its cached prompts apart from those of other salts; empty: none was given.
+    cache_salt: str = ""
     #: Why D must compute the prompt itself; empty: it need not.
     local_reason: str = ""
     #: The class that the client wants; None: its key's.

@@ -24,5 +24,12 @@ class Caller:
         """The class that a request gets; the one with the lower number is served first."""
         return self.priority if wanted is None else max(wanted, self.priority)
 
+    def salted(self, wanted: str) -> str | None:
+        """The salt of a request whose client gave one of its own, or none (empty). No client can
+        name another tenant's."""
+        if not wanted:
+            return self.cache_salt
+        return f"{self.cache_salt or 'anonymous'}/{wanted}"
+
 
 ANONYMOUS = Caller()

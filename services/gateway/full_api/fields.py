@@ -1,8 +1,9 @@
 """Which fields the full API honours, by route, and which it refuses by name.
 
 vLLM's request models take any field. They ignore those that they do not know, and some that they
-do. Here a field is honoured, or it is refused unless its value asks for nothing
-(`api/fields.py`). A test compares these tables with the models of the pinned vLLM.
+do. Here a field that would change the answer is honoured, or it is refused unless its value asks
+for nothing (`api/fields.py`). The others are ignored and named. A test compares these tables with
+the models of the pinned vLLM.
 """
 
 from __future__ import annotations
@@ -15,49 +16,50 @@ from common.errors import BatonError, Code
 from services.gateway.api import fields
 from services.gateway.api.fields import (
     ENGINE_FIELDS,
-    MEDIA_FIELDS,
-    STORAGE_FIELDS,
+    MESSAGE_FIELDS,
+    STREAM_OPTIONS,
+    WITHOUT_EFFECT,
     NoOps,
     is_no_op,
+    names,
 )
+from services.gateway.api.ignored import IgnoredFields
+from services.gateway.api.intake import hinted_session
 from services.gateway.api.kinds import Kind
-from services.gateway.api.parse import refuse, shortened
+from services.gateway.api.parse import check_bias_keys, refuse
 from services.gateway.api.routes import Route
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_SAMPLING = _names("""
+_SAMPLING = names("""
     model frequency_penalty logit_bias n presence_penalty seed stop stream stream_options
     temperature top_p user top_k min_p repetition_penalty stop_token_ids ignore_eos
     min_tokens include_stop_str_in_output skip_special_tokens spaces_between_special_tokens
     max_tokens truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids
     allowed_token_ids bad_words echo add_special_tokens structured_outputs response_format
-    priority logprobs return_tokens_as_token_ids return_token_ids return_token_offsets
-    thinking_token_budget
+    priority logprobs return_tokens_as_token_ids return_token_ids thinking_token_budget
+    session_id prompt_cache_key cache_salt
 """)
-_CHAT = _names("""
+_CHAT = names("""
     messages top_logprobs max_completion_tokens tools tool_choice reasoning_effort
     include_reasoning parallel_tool_calls add_generation_prompt continue_final_message
     documents chat_template_kwargs return_prompt_text
 """)
-_RESPONSES = _names("""
+_RESPONSES = names("""
     input instructions include max_output_tokens metadata model logit_bias
     parallel_tool_calls reasoning include_reasoning stream temperature text tool_choice
     tools top_logprobs top_p top_k min_p truncation user skip_special_tokens
     include_stop_str_in_output presence_penalty frequency_penalty priority
     previous_input_messages enable_response_messages structured_outputs repetition_penalty
     seed stop stop_token_ids ignore_eos chat_template_kwargs
+    session_id prompt_cache_key cache_salt
 """)
-_COUNT = _names("""
+_COUNT = names("""
     model messages output_config system thinking tool_choice tools chat_template_kwargs
 """)
-_MESSAGES = _COUNT | _names("""
+_MESSAGES = _COUNT | names("""
     max_tokens metadata stop_sequences stream temperature top_k top_p
+    session_id prompt_cache_key cache_salt
 """)
-_TOKENIZE = _names("""
+_TOKENIZE = names("""
     model prompt add_special_tokens return_token_strs messages add_generation_prompt
     continue_final_message chat_template_kwargs tools
 """)
@@ -72,35 +74,23 @@ HONOURED: dict[Route, frozenset[str]] = {
     Route.DETOKENIZE: frozenset({"model", "tokens"}),
 }
 
-_ENGINE = ENGINE_FIELDS | MEDIA_FIELDS | {"stream_interval": ()}
-
 REFUSED: dict[Route, NoOps] = {
-    Route.CHAT: _ENGINE | fields.REFUSED[Kind.CHAT],
-    Route.COMPLETION: _ENGINE | fields.REFUSED[Kind.COMPLETION],
-    Route.RESPONSES: _ENGINE
-    | STORAGE_FIELDS
-    | {"background": (False,), "previous_response_id": (), "prompt": (), "max_tool_calls": ()},
-    Route.MESSAGES: _ENGINE | {"service_tier": ("auto", "standard_only")},
+    Route.CHAT: fields.REFUSED[Kind.CHAT],
+    Route.COMPLETION: fields.REFUSED[Kind.COMPLETION],
+    Route.RESPONSES: ENGINE_FIELDS
+    | {"background": (False,), "previous_response_id": (), "prompt": ()},
+    Route.MESSAGES: ENGINE_FIELDS,
     Route.COUNT_TOKENS: {},
-    Route.TOKENIZE: MEDIA_FIELDS | {"chat_template": ()},
+    Route.TOKENIZE: {"chat_template": ()},
     Route.DETOKENIZE: {},
-}
-
-MESSAGE_FIELDS = _names("""
-    role content name tool_call_id tool_calls reasoning reasoning_content
-""")
-MESSAGE_NO_OPS: NoOps = {
-    "refusal": (),
-    "audio": (),
-    "function_call": (),
-    "annotations": ([],),
 }
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def check_fields(route: Route, body: bytes) -> None:
-    """Raises BatonError(INVALID_REQUEST | UNSUPPORTED_PARAMETER) with `param`."""
+def check_fields(route: Route, body: bytes, ignored: IgnoredFields) -> str:
+    """Returns what the body says of its session; empty: nothing. Raises BatonError(INVALID_REQUEST
+    | UNSUPPORTED_PARAMETER) with `param`."""
     try:
         given = _decode(body)
     except msgspec.ValidationError as error:
@@ -110,20 +100,37 @@ def check_fields(route: Route, body: bytes) -> None:
         raise BatonError(
             Code.INVALID_REQUEST, f"the request body is not valid JSON: {error}"
         ) from error
-    _check(given, HONOURED[route], REFUSED[route], "")
-    if route in (Route.CHAT, Route.TOKENIZE):
-        messages = given.get("messages")
-        for at, message in enumerate(messages if isinstance(messages, list) else ()):
-            if isinstance(message, dict):
-                _check(message, MESSAGE_FIELDS, MESSAGE_NO_OPS, f"messages[{at}].")
-
-
-def _check(given: dict[str, Any], honoured: frozenset[str], refused: NoOps, path: str) -> None:
+    honoured, refused = HONOURED[route], REFUSED[route]
     for name, value in given.items():
         if name in honoured:
             continue
-        param = path + shortened(name)
-        if name not in refused:
-            refuse(param, f"unknown parameter {param!r}")
-        if not is_no_op(value, refused[name]):
-            refuse(param, f"{param!r} is not supported by this server")
+        if name in refused:
+            if not is_no_op(value, refused[name]):
+                refuse(name, f"{name!r} is not supported by this server")
+        elif name in WITHOUT_EFFECT:
+            ignored.add(name)
+        else:
+            ignored.add_unknown(name)
+    _note_inner(route, given, ignored)
+    check_bias_keys(given.get("logit_bias"))
+    hints = (given.get("session_id"), given.get("prompt_cache_key"))
+    return hinted_session(*hints, *(_anthropic_hints(given) if route.is_anthropic else ()))
+
+
+def _note_inner(route: Route, given: dict[str, Any], ignored: IgnoredFields) -> None:
+    options = given.get("stream_options")
+    for name in options.keys() - STREAM_OPTIONS if isinstance(options, dict) else ():
+        ignored.add_unknown(f"stream_options.{name}")
+    messages = given.get("messages") if route in (Route.CHAT, Route.TOKENIZE) else ()
+    for message in messages if isinstance(messages, list) else ():
+        for name in message.keys() - MESSAGE_FIELDS if isinstance(message, dict) else ():
+            ignored.add_unknown(f"messages[].{name}")
+
+
+def _anthropic_hints(given: dict[str, Any]) -> tuple[object, object]:
+    """Anthropic's clients have no field for it: they name a user, whose id has Claude Code's
+    session, or mark the part of tools and system prompt that others share."""
+    metadata = given.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    shared = msgspec.json.encode((given.get("tools"), given.get("system")))
+    return user, shared.decode() if b'"cache_control":' in shared else None

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from common.errors import BatonError
 from common.messages import Structured
+from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.kinds import RequestSpec
 from services.gateway.api.routes import Route
 from services.gateway.auth.caller import ANONYMOUS, Caller
@@ -31,13 +32,14 @@ class Origin:
     caller: Caller = ANONYMOUS
     #: Remaining time in which the first token is wanted; 0: none was given.
     deadline_ms: float = 0.0
-    #: The client's x-session-id; empty: none.
+    #: The client's x-session-id; empty: none was given.
     session: str = ""
     timer: PhaseTimer = field(default_factory=lambda: PhaseTimer(0.0), compare=False)
     #: The client wants to see the phases in the answer.
     timings: bool = False
     #: The client's, checked; empty: none was given.
     traceparent: str = ""
+    ignored: IgnoredFields = field(default_factory=IgnoredFields, compare=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +59,8 @@ class ApiRequest:
     journals: list[Journal] = field(default_factory=list)
     #: Prompt tokens that were in a cache, over all generations.
     cached_tokens: int = 0
+    #: What the body says of its session; the header of the request comes first.
+    hinted_session: str = ""
 
     @property
     def usage(self) -> Usage:
@@ -64,6 +68,11 @@ class ApiRequest:
         prompt = sum(len(journal.prompt_ids) for journal in self.journals)
         completion = sum(len(journal.emitted) for journal in self.journals)
         return Usage(prompt, completion, self.cached_tokens)
+
+    @property
+    def session(self) -> str:
+        """Empty: none."""
+        return self.origin.session or self.hinted_session
 
     def next_id(self) -> str:
         opened = len(self.specs)

@@ -11,6 +11,7 @@ from typing import Any
 from common.clock import Clock
 from common.config import Config
 from common.errors import BatonError, Code
+from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.intake import Intake
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.response_bodies import models_body
@@ -59,12 +60,17 @@ class App:
         self._context_known.set()
 
     async def prepare(
-        self, kind: Kind, body: bytes, request_id: str, deadline_ms: float
+        self,
+        kind: Kind,
+        body: bytes,
+        request_id: str,
+        deadline_ms: float,
+        ignored: IgnoredFields,
     ) -> RequestSpec:
         """Raises BatonError."""
         if self._core.draining:
             raise draining()
-        return await self._intake.prepare(kind, body, request_id, deadline_ms)
+        return await self._intake.prepare(kind, body, request_id, deadline_ms, ignored)
 
     def open(self, spec: RequestSpec, answer: Answer, caller: Caller) -> None:
         """From now on everything goes to `answer`, a refusal included."""
@@ -94,6 +100,11 @@ class App:
     def abandon(self, request_id: str) -> None:
         """No client came back to this resumable stream."""
         self._handle(Closed(request_id, "its client did not come back"))
+
+    def ignored_fields(self) -> IgnoredFields:
+        """Of a request that comes now."""
+        refuses = self._config.gateway.unknown_fields == "refuse"
+        return IgnoredFields(self._core.counters.field_ignored, refuses=refuses)
 
     def health(self) -> Health:
         core = self._core

@@ -1,13 +1,15 @@
 """What every request passes on its way to a handler, and every answer on its way out.
 
-Access is denied by default: a request needs a valid key before its handler runs, even where no
-route matches. Only the routes in `OPEN` need none. The matched route decides that, never the text
-of the path or a header. Every error is answered in OpenAI's shape.
+Access is denied by default: a web page needs an origin that is allowed, and a request needs a valid
+key before its handler runs, even where no route matches. Only the routes in `OPEN` need none. The
+matched route decides that, never the text of the path or a header. Every error is answered in
+OpenAI's shape.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -16,11 +18,13 @@ from common.clock import Clock
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.telemetry.log import Logger
+from services.gateway.api.ignored import IGNORED_HEADER, IgnoredFields
 from services.gateway.api.intake import client_id, request_id
 from services.gateway.api.response_bodies import error_body, retry_after_seconds
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
 from services.gateway.http.connection_limits import LimitedConnection
+from services.gateway.http.cors import Origins, is_preflight, preflight_headers
 from services.gateway.http.reply import server_timing, traceparent
 from services.gateway.http.request_form import check_form
 from services.gateway.http.stream_owners import StreamOwners
@@ -31,6 +35,8 @@ RESUMABLE = "x-resumable"
 INTERNAL_ID = web.RequestKey("request_id", str)
 TIMER = web.RequestKey("timer", PhaseTimer)
 CALLER = web.RequestKey("caller", Caller)
+IGNORED = web.RequestKey("ignored", IgnoredFields)
+CORS = web.RequestKey("cors", dict[str, str])
 OPEN = frozenset({"/health", "/live"})
 SERVER = "baton"
 JSON_TYPE = "application/json"
@@ -48,7 +54,10 @@ def reply_headers(request: web.Request, metric: str, now: float) -> dict[str, st
     trace = traceparent(request.headers.get("traceparent"), internal)
     if trace is not None:
         headers["traceparent"] = trace
-    return headers
+    ignored = request[IGNORED].header
+    if ignored:
+        headers[IGNORED_HEADER] = ignored
+    return headers | request[CORS]
 
 
 class Guard:
@@ -57,10 +66,15 @@ class Guard:
         config: GatewayConfig,
         authenticator: Authenticator,
         owners: StreamOwners,
+        *,
+        ignored: Callable[[], IgnoredFields],
         clock: Clock,
         log: Logger,
     ) -> None:
+        """`ignored` makes the record of a new request."""
         self._owners = owners
+        self._ignored = ignored
+        self._origins = Origins(config.cors_origins)
         self._config = config
         self._authenticator = authenticator
         self._clock = clock
@@ -75,6 +89,8 @@ class Guard:
                 internal = self._owners.stream_id(internal)
             request[INTERNAL_ID] = internal
             request[TIMER] = PhaseTimer(self._clock.monotonic())
+            request[IGNORED] = self._ignored()
+            request[CORS] = {}
             connection = _limited_connection(request)
             if connection is not None:
                 connection.handler_began()
@@ -95,6 +111,9 @@ class Guard:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             check_form(request, self._config.header_bytes_max)
+            request[CORS] = self._origins.headers(request.headers)
+            if is_preflight(request.method, request.headers):
+                return web.Response(status=204, headers=preflight_headers(request.headers))
             self._identify(request)
             return await handler(request)
         except BatonError as error:

@@ -9,6 +9,7 @@ read it differently.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from aiohttp import web
 from aiohttp.http import HttpVersion10, HttpVersion11
@@ -40,6 +41,14 @@ def check_form(request: web.BaseRequest, header_bytes_max: int) -> None:
     if "Content-Encoding" in headers:
         sentence = "a compressed request body is not accepted"
         raise BatonError(Code.INVALID_REQUEST, sentence, param="content-encoding")
+
+
+def check_body_type(content_type: str, allowed: Sequence[str]) -> None:
+    """`content_type`: the header, empty where there is none. Raises
+    BatonError(UNSUPPORTED_MEDIA_TYPE)."""
+    if content_type.partition(";")[0].strip().lower() not in allowed:
+        sentence = f"the body's content-type must be {' or '.join(allowed)}"
+        raise BatonError(Code.UNSUPPORTED_MEDIA_TYPE, sentence, param="content-type")
 
 
 def _bad(sentence: str) -> BatonError:

@@ -42,6 +42,7 @@ from services.gateway.http.connection_limits import ConnectionLimits, LimitedCon
 from services.gateway.http.full_api_routes import SSE_HEADERS, FullApiRoutes, error_body_of
 from services.gateway.http.guard import (
     CALLER,
+    IGNORED,
     INTERNAL_ID,
     JSON_TYPE,
     TIMER,
@@ -51,6 +52,7 @@ from services.gateway.http.guard import (
 )
 from services.gateway.http.openapi import document
 from services.gateway.http.reply import checked_trace
+from services.gateway.http.request_form import check_body_type
 from services.gateway.http.resumable import (
     RESUME_PATH,
     ResumableRoutes,
@@ -88,9 +90,12 @@ class HttpServer:
         self._config = config
         self._clock = clock
         self._owners = owners
+        guard = Guard(
+            config, authenticator, owners, ignored=app.ignored_fields, clock=clock, log=log
+        )
         application = web.Application(
             client_max_size=config.body_bytes_max,
-            middlewares=[Guard(config, authenticator, owners, clock, log).middleware()],
+            middlewares=[guard.middleware()],
         )
         application.router.add_routes(
             [
@@ -186,14 +191,16 @@ class HttpServer:
         origin, route = _origin(request), ROUTE_OF[kind]
         body = await self._body(request)
         try:
-            spec = await self._app.prepare(kind, body, origin.request_id, origin.deadline_ms)
+            spec = await self._app.prepare(
+                kind, body, origin.request_id, origin.deadline_ms, origin.ignored
+            )
         except BatonError as error:
             if error.code is not Code.UNSUPPORTED_PARAMETER or not self._full_api.is_served:
                 raise plain_refusal(route, error) from error
             return await self._beyond_plain(request, route, body, origin)
         spec = replace(
             spec,
-            session=origin.session,
+            session=origin.session or spec.session,
             timer=origin.timer,
             timings=origin.timings,
             traceparent=origin.traceparent,
@@ -230,6 +237,8 @@ class HttpServer:
         )
 
     async def _body(self, request: web.Request) -> bytes:
+        """Raises BatonError(UNSUPPORTED_MEDIA_TYPE | REQUEST_TIMEOUT)."""
+        check_body_type(request.headers.get("Content-Type", ""), self._config.body_types)
         if request.content.is_eof():
             return await request.read()
         try:
@@ -332,6 +341,7 @@ def _origin(request: web.Request) -> Origin:
         timer=request[TIMER],
         timings=wants_timings(request.headers.get("x-timings")),
         traceparent=checked_trace(request.headers.get("traceparent")),
+        ignored=request[IGNORED],
     )
 
 

@@ -9,6 +9,8 @@ from common.telemetry.buckets import ITL_SECONDS, REQUEST_SECONDS, TTFT_SECONDS,
 
 KEYS_MAX = 200
 OTHER_KEYS = "other"
+FIELDS_MAX = 100
+OTHER_FIELDS = "other"
 
 
 @dataclass(slots=True)
@@ -54,7 +56,16 @@ class Counters:
         #: By the public id of the key, empty for anonymous callers. Keys after the first `keys_max`
         #: share the row `OTHER_KEYS`, so that keys cannot grow a scrape without bound.
         self.by_key: dict[str, KeyUsage] = {}
+        #: Requests with a field that was ignored, by its name. Clients choose names, so that
+        #: those after the first `FIELDS_MAX` share the row `OTHER_FIELDS`.
+        self.ignored_fields: dict[str, int] = {}
         self._keys_max = keys_max
+
+    def field_ignored(self, name: str) -> None:
+        counted = self.ignored_fields
+        if name not in counted and len(counted) >= FIELDS_MAX:
+            name = OTHER_FIELDS
+        counted[name] = counted.get(name, 0) + 1
 
     def request_over(self, summary: RequestSummary, key_id: str) -> None:
         end = (summary.outcome, summary.code)

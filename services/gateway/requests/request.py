@@ -129,11 +129,12 @@ class LiveRequest:
         """The current attempt for the router: the prompt, and all tokens emitted before it."""
         block_tokens = fleet.block_tokens if fleet is not None else 0
         journal, spec, caller = self.stream.journal, self.spec, self.caller
+        salt = caller.salted(spec.cache_salt)
         ids = [*journal.prompt_ids, *journal.emitted]
         body = RequestBody(
             prompt_ids=pack_ids(ids),
             sampling=remaining_sampling(spec.sampling, len(journal.emitted)),
-            cache_salt=caller.cache_salt,
+            cache_salt=salt,
             emitted=len(journal.emitted),
         )
         submit = Submit(
@@ -149,8 +150,8 @@ class LiveRequest:
             session=spec.session,
             local_reason=spec.local_reason,
             left=self.left_worker,
-            prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), caller.cache_salt),
+            prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), salt),
             resumable=not resume_obstacle(spec.sampling, 1, fleet),
-            prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, body.cache_salt),
+            prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, salt),
         )
         return submit, body

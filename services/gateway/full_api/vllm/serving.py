@@ -98,7 +98,9 @@ class VllmApi:
         }
 
     async def answer(self, api_request: ApiRequest) -> JsonReply | EventReply:
-        check_fields(api_request.route, api_request.body)
+        api_request.hinted_session = check_fields(
+            api_request.route, api_request.body, api_request.origin.ignored
+        )
         handler = self._handlers[api_request.route]
         self._client.begin(api_request)
         try:

@@ -15,6 +15,7 @@ import uvloop
 from common.clock import SystemClock
 from common.config import from_mapping
 from common.process.lifecycle import Tasks
+from common.security.api_keys import KeyRecord, edited, new_key
 from services.gateway.daemon import Gateway
 from services.gateway.text.light import LightText
 from tests.component.services.gateway.rig import FakeRouter, MakeRig, Rig
@@ -54,6 +55,16 @@ async def make_rig(tmp_path: Path, light: LightText) -> AsyncIterator[MakeRig]:
     yield make
     for rig in rigs:
         await rig.close()
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> str:
+    """With one key that nobody has."""
+    _, key_id, sha256 = new_key()
+    path = tmp_path / "keys.json"
+    with edited(path) as records:
+        records.append(KeyRecord(id=key_id, sha256=sha256, tenant="t"))
+    return str(path)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from common.clock import ManualClock
 from common.config import from_mapping
 from common.errors import BatonError, Code
 from common.messages import Sampling
+from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.intake import INLINE_CHARS_MAX, Intake
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.text.light import LightText
@@ -30,11 +31,11 @@ class IntakeRig:
 
     async def completion(self, **body: Any) -> RequestSpec:
         data = json.dumps({"prompt": "hi"} | body).encode()
-        return await self._intake.prepare(Kind.COMPLETION, data, "r", 0.0)
+        return await self._intake.prepare(Kind.COMPLETION, data, "r", 0.0, IgnoredFields())
 
     async def chat(self, **body: Any) -> RequestSpec:
         data = json.dumps({"messages": [{"role": "user", "content": "hi"}]} | body).encode()
-        return await self._intake.prepare(Kind.CHAT, data, "r", 0.0)
+        return await self._intake.prepare(Kind.CHAT, data, "r", 0.0, IgnoredFields())
 
 
 @pytest.fixture

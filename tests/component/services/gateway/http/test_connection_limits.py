@@ -8,7 +8,7 @@ from common.messages import Submit
 from tests.component.services.gateway.raw import RawClient, until
 from tests.component.services.gateway.rig import MakeRig, Rig, all_events, delta
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 

@@ -1,4 +1,4 @@
-"""The full API honours a field or refuses it by name; none is passed over."""
+"""The full API honours a field, refuses it by name, or ignores it by name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from hypothesis import strategies as st
 
 from common.errors import BatonError, Code
 from common.messages import PriorityClass
-from services.gateway.api.kinds import priority_class
-from services.gateway.api.routes import Route
-from services.gateway.full_api.fields import HONOURED, MESSAGE_FIELDS, REFUSED, check_fields
+from services.gateway.api.fields import MESSAGE_FIELDS, UNSUPPORTED
+from services.gateway.api.ignored import IgnoredFields
+from services.gateway.api.kinds import Kind, priority_class
+from services.gateway.api.request_bodies import ChatRequest, CompletionRequest
+from services.gateway.api.routes import ROUTE_OF, Route
+from services.gateway.full_api.fields import HONOURED, REFUSED, check_fields
 
 ROUTES = list(Route)
 
 
-def check(route: Route, **fields: Any) -> None:
-    check_fields(route, json.dumps(fields).encode())
+def check(route: Route, **fields: Any) -> IgnoredFields:
+    ignored = IgnoredFields()
+    check_fields(route, json.dumps(fields).encode(), ignored)
+    return ignored
+
+
+def session(route: Route, **fields: Any) -> str:
+    return check_fields(route, json.dumps(fields).encode(), IgnoredFields())
 
 
 def refusal(route: Route, **fields: Any) -> BatonError:
@@ -36,7 +45,7 @@ def test_a_field_is_in_one_table_only(route: Route) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_honoured_fields_pass_with_any_value(route: Route) -> None:
-    check(route, **dict.fromkeys(HONOURED[route], 7))
+    assert check(route, **dict.fromkeys(HONOURED[route], 7)).header == ""
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -49,21 +58,51 @@ def test_refused_fields_pass_only_when_they_ask_for_nothing(route: Route) -> Non
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_an_unknown_field_is_refused_by_name(route: Route) -> None:
-    error = refusal(route, mood="good")
+def test_an_unknown_field_is_ignored_by_name_or_refused(route: Route) -> None:
+    assert check(route, mood="good", store=True).header == "mood, store"
+    with pytest.raises(BatonError) as refused:
+        check_fields(route, b'{"mood": 1}', IgnoredFields(refuses=True))
+    error = refused.value
     assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, "mood")
 
 
 def test_fields_of_a_message() -> None:
-    check(Route.CHAT, messages=[dict.fromkeys(MESSAGE_FIELDS, "x") | {"annotations": []}])
-    error = refusal(Route.CHAT, messages=[{}, {"role": "user", "mood": "good"}])
-    assert error.param == "messages[1].mood"
+    known = dict.fromkeys(MESSAGE_FIELDS, "x")
+    ignored = check(Route.CHAT, messages=[known, {"role": "user", "mood": "good"}, 7])
+    assert ignored.header == "messages[].mood"
+
+
+def test_no_field_is_forgotten_where_a_request_goes_from_one_path_to_the_other() -> None:
+    """What only the full API honours must lead there."""
+    for kind, type_ in ((Kind.CHAT, ChatRequest), (Kind.COMPLETION, CompletionRequest)):
+        known = set(type_.__struct_fields__) | set(UNSUPPORTED[kind])
+        assert HONOURED[ROUTE_OF[kind]] <= known
+
+
+def test_hints_of_the_session() -> None:
+    assert session(Route.CHAT) == ""
+    assert session(Route.CHAT, prompt_cache_key="k", session_id="s") == "s"
+    assert session(Route.RESPONSES, prompt_cache_key="k") == "k"
+    assert session(Route.MESSAGES, metadata={"user_id": "user_1_session_2"}) == "user_1_session_2"
+    assert len(session(Route.RESPONSES, prompt_cache_key="two words")) == 32
+    nothings: list[object] = [None, "", 7, {}]
+    for nothing in nothings:
+        assert session(Route.RESPONSES, prompt_cache_key=nothing, metadata=nothing) == ""
+
+
+def test_a_marked_system_prompt_is_a_hint_that_all_who_share_it_give() -> None:
+    marked = {"type": "text", "text": "long", "cache_control": {"type": "ephemeral"}}
+    first = session(Route.MESSAGES, system=[marked], messages=[1])
+    assert first
+    assert first == session(Route.MESSAGES, system=[marked], messages=[2])
+    assert first != session(Route.MESSAGES, system=[marked | {"text": "other"}])
+    assert session(Route.MESSAGES, system="cache_control") == ""
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b'{"a":' * 5000, b'"x"'])
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(BatonError) as refused:
-        check_fields(Route.CHAT, body)
+        check_fields(Route.CHAT, body, IgnoredFields())
     assert refused.value.http.status == 400
 
 

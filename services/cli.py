@@ -20,8 +20,10 @@ from common import config as configuration
 from common.config.reference import reference as reference_page
 from common.errors import BatonError, ConfigError
 from common.messages import Role
+from common.net.endpoints import check_socket_paths
 from common.process import lifecycle
 from common.process.notify import Notifier
+from common.process.owned_files import own_folder
 from common.process.watchdog_and_reload import Source
 from common.telemetry import log
 from common.telemetry.log import Logger
@@ -164,6 +166,7 @@ def _tool(command: str, arguments: list[str]) -> int:
 
 def _check(path: Path) -> int:
     config = configuration.load(path)
+    check_socket_paths(config)
     print(
         f"{path}: good. {config.model.served_name} on {len(config.prefill)} prefill and "
         f"{len(config.decode)} decode workers."
@@ -184,6 +187,8 @@ def _print_config(path: Path | None, *, reference: bool) -> int:
 def _serve(role: Role, path: Path, name: str) -> int:
     _follow_supervisor()
     config = configuration.load(path)
+    check_socket_paths(config)
+    _own_run_dir(Path(config.fleet.run_dir))
     logger = log.configure(role.value, name, config.fleet.log_level)
     sections = tuple(section.format(name=name) for section in SECTIONS[role])
     source = Source(config, lambda: configuration.load(path), sections)
@@ -200,6 +205,14 @@ def _serve(role: Role, path: Path, name: str) -> int:
     from services.health.daemon import make as make_health
 
     return lifecycle.run(lambda: make_health(config, name, logger), logger, source)
+
+
+def _own_run_dir(run_dir: Path) -> None:
+    """Raises ConfigError."""
+    try:
+        own_folder(run_dir)
+    except OSError as error:
+        raise ConfigError("fleet.run_dir", f"{run_dir}: {error.strerror}") from error
 
 
 def _serve_worker(role: Role, source: Source, name: str, logger: Logger) -> int:

@@ -1,9 +1,16 @@
-"""Checks that the mode of a fleet file agrees with the workers in it."""
+"""Checks that the workers of a fleet file have names of their own, and that its mode agrees."""
 
 from __future__ import annotations
 
 from common.config.sections import Config
 from common.errors import ConfigError
+
+
+def check_names(config: Config) -> None:
+    """Raises ConfigError for two workers of one name: routers know a worker by it."""
+    for name in sorted(config.prefill.keys() & config.decode.keys()):
+        sentence = f"[prefill.{name}] has the same name; give each worker one of its own"
+        raise ConfigError(f"decode.{name}", sentence)
 
 
 def check_mode(config: Config) -> None:

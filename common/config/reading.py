@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,24 +20,37 @@ import msgspec
 
 from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_control, check_exposure
-from common.config.modes import check_mode
-from common.config.sections import Config, WorkerConfig
+from common.config.modes import check_mode, check_names
+from common.config.sections import Config, FleetConfig, WorkerConfig
 from common.errors import ConfigError
 from common.messages import Role
+from common.process.owned_files import open_trusted
 
 S = TypeVar("S", bound=Section)
 
 
 def default_run_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """The run directory of `baton up` and `baton ctl` without an argument: BATON_RUN_DIR, or else
-    the user's runtime directory, or else a private folder under /tmp."""
+    in the user's runtime directory, or else in the folder of the user's state. It is never in a
+    folder that users share, where another one could have made it beforehand."""
     chosen = environ.get("BATON_RUN_DIR")
     if chosen:
         return Path(chosen)
     runtime = environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
+    if runtime and _is_ours(Path(runtime)):
         return Path(runtime) / "baton"
-    return Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
+    state, home = environ.get("XDG_STATE_HOME"), environ.get("HOME")
+    if not state and not home:
+        return Path(FleetConfig().run_dir)
+    return Path(state or f"{home}/.local/state") / "baton" / "run"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Under sudo the variable may still name the folder of another user."""
+    try:
+        return folder.is_dir() and folder.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
@@ -50,7 +62,8 @@ def effective(path: Path, environ: Mapping[str, str]) -> tuple[Config, dict[str,
     """The config, and for each key that has no default value its source: `file`, or the
     variable."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        with open_trusted(path) as file:
+            raw = tomllib.load(file)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -75,6 +88,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     config = _convert(raw, Config, "")
     check_exposure(config)
     check_control(config)
+    check_names(config)
     check_mode(config)
     return config
 

@@ -15,7 +15,7 @@ from common.model.embedded import EMBEDDED_MODEL_NAME, ensure_embedded_model
 def resolve_model(path: str) -> Path:
     """Returns the folder with config.json. Raises ConfigError, which tells what to do."""
     if path == EMBEDDED_MODEL_NAME:
-        return ensure_embedded_model()
+        return _embedded_model()
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -29,6 +29,17 @@ def resolve_model(path: str) -> Path:
         return cached
     fix = f"; fetch it first with `hf download {path}`" if looks_like_id else ""
     raise ConfigError("model.path", f"no model at {path!r}{fix}")
+
+
+def _embedded_model() -> Path:
+    try:
+        return ensure_embedded_model()
+    except (OSError, RuntimeError) as error:  # pathlib's RuntimeError: this user has no home
+        raise ConfigError(
+            "model.path",
+            f"the embedded model cannot be written ({error}); set XDG_CACHE_HOME to a folder that "
+            "this user can write, or name a model of yours",
+        ) from error
 
 
 def _cached_snapshot(model_id: str) -> Path | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from common.config import Config
 from common.errors import ConfigError
+from common.messages import Role
 
 IPC_PATH_BYTES_MAX = 107
 ENGINE_NAME_BYTES = 36
@@ -55,6 +56,13 @@ KV_SIDE = Endpoint("kv_side", Pattern.PAIR, Pattern.PAIR, hwm=16_384)
 KV_EVENTS = Endpoint("events", Pattern.PUB, Pattern.SUB, hwm=16_384)
 
 ENDPOINTS = (CONTROL, STREAM, ADMIN, KV_SIDE, KV_EVENTS)
+
+
+def check_socket_paths(config: Config) -> None:
+    """Raises ConfigError if `fleet.run_dir` is too long for a socket of the fleet's daemons."""
+    workers = [*config.prefill, *config.decode]
+    names = [*workers, *config.router.standby, f"g{config.gateway.processes - 1}"]
+    _ipc(config, f"{Role.PREFILL}.{max(names, key=len)}.metrics.sock")  # no name is longer
 
 
 def control_address(config: Config, router: str = MAIN) -> str:

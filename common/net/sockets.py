@@ -28,9 +28,10 @@ from typing import NamedTuple
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from common.errors import BatonError, Code
+from common.errors import BatonError, Code, ConfigError
 from common.net.endpoints import Endpoint, Pattern
 from common.net.wire import FRAME_BYTES_MAX
+from common.process.owned_files import own_folder
 from common.security.files import Secret
 from common.security.gate import Gate
 
@@ -217,9 +218,7 @@ class Socket:
 
     def _bind(self, address: str) -> str:
         if address.startswith("ipc://"):
-            Path(address.removeprefix("ipc://")).parent.mkdir(
-                mode=0o750, parents=True, exist_ok=True
-            )
+            self._own_folder(Path(address.removeprefix("ipc://")).parent)
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -231,6 +230,13 @@ class Socket:
         if bound.startswith("ipc://"):
             Path(bound.removeprefix("ipc://")).chmod(IPC_MODE)
         return bound
+
+    def _own_folder(self, folder: Path) -> None:
+        try:
+            own_folder(folder)
+        except OSError as error:
+            self._socket.close(linger=0)
+            raise ConfigError("fleet.run_dir", f"{folder}: {error.strerror}") from error
 
     def _watch(self) -> None:
         events = FAILED_HANDSHAKES

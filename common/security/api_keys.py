@@ -24,8 +24,8 @@ from msgspec import Meta
 
 from common.errors import ConfigError
 from common.messages import KeyLimits, PriorityClass
+from common.process.owned_files import open_own, open_trusted, replace_own
 
-FILE_MODE = 0o640
 OTHERS = 0o007
 FILE_BYTES_MAX = 8 << 20
 KEYS_MAX = 10_000
@@ -94,7 +94,7 @@ def read_keys(path: Path) -> KeyFile:
     """Raises ConfigError if the file cannot be read, can be read by every user, is no key file, or
     has an id twice."""
     try:
-        with path.open("rb") as file:
+        with open_trusted(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
@@ -121,7 +121,7 @@ def edited(path: Path) -> Iterator[list[KeyRecord]]:
     exception. A lock admits one editor at a time. A file that does not exist begins empty. Raises
     ConfigError."""
     try:
-        with path.with_name(path.name + ".lock").open("a") as lock:
+        with open_own(path.with_name(path.name + ".lock"), "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             records = list(read_keys(path).keys) if path.exists() else []
             yield records
@@ -134,18 +134,4 @@ def edited(path: Path) -> Iterator[list[KeyRecord]]:
 def _replace(path: Path, keys: KeyFile) -> None:
     if len(keys.keys) > KEYS_MAX:
         raise ConfigError("gateway.keys_file", f"more than {KEYS_MAX} keys; revoke some")
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    data = msgspec.json.format(msgspec.json.encode(keys), indent=2) + b"\n"
-    try:
-        with temporary.open("xb") as file:
-            os.fchmod(file.fileno(), FILE_MODE)
-            if path.exists():
-                with contextlib.suppress(PermissionError):
-                    os.fchown(file.fileno(), -1, path.stat().st_gid)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_own(path, msgspec.json.format(msgspec.json.encode(keys), indent=2) + b"\n")

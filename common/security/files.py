@@ -11,7 +11,6 @@ two keys in the list while one replaces the other.
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -19,8 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import ConfigError
+from common.process.owned_files import open_trusted, replace_own
 
-FILE_MODE = 0o640
 OTHERS, OTHERS_WRITE = 0o007, 0o002
 FILE_BYTES_MAX = 1 << 20
 PEERS_MAX = 1024
@@ -93,7 +92,7 @@ def check_peers(file: PeersFile, path: Path) -> None:
 
 def _read(path: Path, kind: type[F], *, closed: bool) -> F:
     try:
-        with path.open("rb") as file:
+        with open_trusted(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
@@ -113,15 +112,8 @@ def _read(path: Path, kind: type[F], *, closed: bool) -> F:
 
 def write(path: Path, content: Secret | PeersFile) -> None:
     """Replaces the file as a whole. Raises ConfigError."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     data = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
     try:
-        with temporary.open("xb") as file:
-            os.fchmod(file.fileno(), FILE_MODE)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
+        replace_own(path, data)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ConfigError(KEY, f"{path} cannot be written: {error.strerror}") from error

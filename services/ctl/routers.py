@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def addresses(config: Config, router: str) -> list[str]:
     folder = Path(main.removeprefix(SCHEME)).parent
     try:
         standbys = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
+        Path(main.removeprefix(SCHEME)).exists()
     except PermissionError as error:
-        fix = "this user may not read it; be the daemons' user, or a member of its group"
-        raise ConfigError(str(folder), fix) from error
+        raise _closed(folder) from error
     except OSError:
         standbys = []
     known = {MAIN: main} | {p.name.removesuffix(SUFFIX): f"{SCHEME}{p}" for p in standbys}
@@ -49,12 +50,20 @@ def addresses(config: Config, router: str) -> list[str]:
     return [known[router]]
 
 
+def _closed(path: Path) -> ConfigError:
+    sentence = "this user may not use it; be the daemons' user, or a member of its group"
+    return ConfigError(str(path), sentence)
+
+
 def ask_first(routers: list[str], seconds: float, verb: str, args: dict[str, Any]) -> Any:
-    """The result of the first router that answers within `seconds`. Raises RefusalError, and
-    BatonError(ROUTER_UNREACHABLE)."""
+    """The result of the first router that answers within `seconds`. Raises RefusalError,
+    BatonError(ROUTER_UNREACHABLE), and ConfigError if this user may not use the sockets."""
     present = [address for address in routers if Path(address.removeprefix(SCHEME)).exists()]
     if not present:
         raise BatonError(Code.ROUTER_UNREACHABLE, f"there is no router socket at {routers[0]}")
+    sockets = [Path(address.removeprefix(SCHEME)) for address in present]
+    if not any(os.access(path, os.W_OK, effective_ids=True) for path in sockets):
+        raise _closed(sockets[0])
     while True:
         address = present.pop(0)
         patience = min(seconds, NEXT_SECONDS) if present else seconds

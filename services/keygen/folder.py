@@ -12,6 +12,7 @@ import msgspec
 
 from common.errors import ConfigError
 from common.net.sockets import new_key_pair
+from common.process.owned_files import own_folder
 from common.security.files import (
     KEYS_MAX,
     NEXT_SECRET,
@@ -25,8 +26,6 @@ from common.security.files import (
     read_peers,
     write,
 )
-
-FOLDER_MODE = 0o750
 
 
 class KeyFolder:
@@ -116,9 +115,9 @@ class KeyFolder:
     def _folder(self, name: str) -> Path:
         folder = self._path / name
         try:
-            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            own_folder(folder)
         except OSError as error:
-            sentence = f"{folder} cannot be made: {error.strerror}"
+            sentence = f"{folder} cannot be used: {error.strerror}"
             raise ConfigError("--dir", sentence) from error
         return folder
 

@@ -10,8 +10,10 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from common.errors import BatonError, Code
+from common.process.owned_files import open_own, own_folder
 from services.up.plan import Child
 
 LOG_BYTES_MAX = 16 << 20
@@ -54,17 +56,14 @@ class ChildProcess:
         """Raises BatonError when the process cannot be started at all."""
         self.ready.clear()
         self._print("starting")
-        self.log_path.parent.mkdir(mode=0o750, exist_ok=True)
-        if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX:
-            self.log_path.replace(self.log_path.with_suffix(".log.1"))
         environment = os.environ | self.child.environment
         environment |= {
             "NOTIFY_SOCKET": str(self._notify_path),
             "BATON_SUPERVISOR_PID": str(os.getpid()),
         }
         arguments = ("--config", str(self._config_path), "--name", self.child.name)
-        with self.log_path.open("ab") as log:
-            try:
+        try:
+            with self._open_log() as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "services.cli", self.child.role.value, *arguments),
                     stdin=asyncio.subprocess.DEVNULL,
@@ -73,10 +72,10 @@ class ChildProcess:
                     env=environment,
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise BatonError(
-                    Code.INTERNAL, f"cannot start {self.child.name}: {error.strerror}"
-                ) from error
+        except OSError as error:
+            raise BatonError(
+                Code.INTERNAL, f"cannot start {self.child.name}: {error.strerror}"
+            ) from error
 
     async def wait(self) -> int:
         """The exit status; negative for a signal, as in subprocess."""
@@ -97,7 +96,7 @@ class ChildProcess:
     def exit_reason(self) -> str:
         """Why it ended, from the end of its log: the last failure it logged, else the last line."""
         try:
-            with self.log_path.open("rb") as log:
+            with open_own(self.log_path, "rb") as log:
                 log.seek(max(0, self.log_path.stat().st_size - TAIL_BYTES))
                 lines = log.read().decode(errors="replace").splitlines()
         except OSError:
@@ -107,6 +106,15 @@ class ChildProcess:
             if sentence:
                 return sentence
         return next((line.strip() for line in reversed(lines) if line.strip()), "an empty log")
+
+    def _open_log(self) -> IO[bytes]:
+        own_folder(self.log_path.parent)
+        log = open_own(self.log_path, "ab")
+        if log.tell() <= LOG_BYTES_MAX:
+            return log
+        log.close()
+        self.log_path.replace(self.log_path.with_suffix(".log.1"))
+        return open_own(self.log_path, "ab")
 
     def _signal(self, signum: signal.Signals) -> None:
         if self.running and self._process is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,9 @@ from common.clock import SystemClock
 from common.config import Config, Mode, default_run_dir
 from common.errors import ConfigError
 from common.model.resolve import resolve_model
+from common.net.endpoints import check_socket_paths
 from common.process import lifecycle
+from common.process.owned_files import replace_own
 from common.telemetry import log
 from services.up import preflight
 from services.up.plan import GATEWAYS_MAX, WORKERS_MAX, Flags, children, fleet_toml
@@ -95,16 +98,16 @@ def main(arguments: argparse.Namespace) -> int:
         _check_flags(arguments)
         gpus = preflight.find_gpus() if arguments.engine == "vllm" else ()
         config, path, lock = _prepare(arguments, gpus)
+        fleet = children(
+            list(config.prefill),
+            list(config.decode),
+            gpus,
+            config.gateway.processes,
+            tuple(config.router.standby),
+        )
     except ConfigError as error:
         logger.error("up.refused", sentence=error.message)
         return 2
-    fleet = children(
-        list(config.prefill),
-        list(config.decode),
-        gpus,
-        config.gateway.processes,
-        tuple(config.router.standby),
-    )
     supervisors: list[Supervisor] = []
 
     def make() -> Supervisor:
@@ -147,12 +150,15 @@ def _prepare(
     if arguments.config is not None:
         path = arguments.config
         config = configuration.load(path)
+        check_socket_paths(config)
         lock = preflight.lock_run_dir(Path(config.fleet.run_dir))
     else:
         run_dir = arguments.run_dir.absolute()
+        text = fleet_toml(_flags(arguments, run_dir, gpus))
+        check_socket_paths(configuration.from_mapping(tomllib.loads(text)))
         lock = preflight.lock_run_dir(run_dir)
         path = run_dir / "fleet.toml"
-        path.write_text(fleet_toml(_flags(arguments, run_dir, gpus)), encoding="utf-8")
+        replace_own(path, text.encode())
         config = configuration.load(path)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     preflight.check_port(config.health.host, config.health.port, "--health-port")

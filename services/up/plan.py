@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from common.errors import ConfigError
 from common.messages import Role
 
 WORKERS_MAX = 64
@@ -93,7 +94,8 @@ def children(
     gateways: int = 1,
     standby: tuple[str, ...] = (),
 ) -> list[Child]:
-    """Routers and gateways first (they are up in a second), then workers, a GPU each in turn."""
+    """Routers and gateways first (they are up in a second), then workers, a GPU each in turn.
+    Raises ConfigError for two daemons of one name, whose sockets and logs would be the same."""
     fleet = [Child(Role.ROUTER, name) for name in ("r0", *standby)]
     fleet += [Child(Role.GATEWAY, f"g{index}") for index in range(gateways)]
     fleet.append(Child(Role.HEALTH, "h0"))
@@ -101,6 +103,13 @@ def children(
     for index, (role, name) in enumerate(workers):
         gpu = {"CUDA_VISIBLE_DEVICES": str(gpus[index % len(gpus)])} if gpus else {}
         fleet.append(Child(role, name, gpu))
+    roles: dict[str, Role] = {}
+    for child in fleet:
+        if child.name in roles:
+            other = roles[child.name]
+            sentence = f"the {other} has the same name; give it one of its own"
+            raise ConfigError(f"{child.role}.{child.name}", sentence)
+        roles[child.name] = child.role
     return fleet
 
 

@@ -19,6 +19,7 @@ import psutil
 from common.config import Config
 from common.errors import ConfigError
 from common.model.resolve import resolve_model
+from common.process.owned_files import open_own, own_folder
 
 ENGINE_BYTES = {"vllm": int(1.2 * (1 << 30)), "sim": 120 << 20}
 KV_BYTES_DEFAULT = 256 << 20
@@ -43,12 +44,11 @@ def check_port(host: str, port: int, flag: str) -> None:
 def lock_run_dir(run_dir: Path) -> Lock:
     """Creates the run directory and takes its lock; the lock lives as long as the returned file."""
     try:
-        run_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-        file = (run_dir / "up.lock").open("a+")
+        own_folder(run_dir)
+        file: Lock = open_own(run_dir / "up.lock", "a+")
     except OSError as error:
-        raise ConfigError(
-            "--run-dir", f"{run_dir} cannot be used ({error.strerror}); choose another"
-        ) from error
+        sentence = f"{run_dir} cannot be used: {error.strerror}; or choose another folder"
+        raise ConfigError("--run-dir", sentence) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -31,6 +31,7 @@ from common.kv.daemon_link.ranks import RankSideChannels
 from common.messages import Capacity, Role
 from common.model.resolve import resolve_model
 from common.net.endpoints import engine_sockets, kv_events_address, kv_side_address
+from common.process.owned_files import own_folder
 
 LISTEN_SECONDS = 10.0
 RPC_PATH = "VLLM_RPC_BASE_PATH"
@@ -109,7 +110,7 @@ def _sockets_in(folder: Path | None) -> Iterator[None]:
         yield
         return
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(folder)
     os.environ[RPC_PATH] = str(folder)
     try:
         yield

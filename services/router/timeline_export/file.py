@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.process.owned_files import open_own
 from common.telemetry.log import Logger
 from common.telemetry.timeline import TimelineRecord
 
@@ -44,7 +45,7 @@ class TimelineFile:
         lines, self._lines = self._lines, []
         try:
             self._rotate()
-            with self._path.open("ab") as file:
+            with open_own(self._path, "ab") as file:
                 file.write(b"\n".join([*lines, b""]))
             self._failed = False
         except OSError as error:

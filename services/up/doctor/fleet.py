@@ -9,11 +9,12 @@ from pathlib import Path
 from common.config import Config
 from common.errors import BatonError, ConfigError
 from common.model.resolve import resolve_model
-from common.net.endpoints import admin_address
+from common.net.endpoints import check_socket_paths
+from common.process.owned_files import folder_fault
 from services.up import preflight
-from services.up.doctor.finding import Finding, failed, passed, warned
+from services.up.doctor.finding import Finding, failed, passed
 
-FIX_RUN_DIR = "choose another with [fleet] run_dir or --run-dir, or change its owner"
+FIX_RUN_DIR = "choose another with [fleet] run_dir or --run-dir, or be the daemons' user"
 
 
 def check(config: Config, *, running: bool, gpus: int) -> list[Finding]:
@@ -32,24 +33,20 @@ def check(config: Config, *, running: bool, gpus: int) -> list[Finding]:
 
 def _run_dir(run_dir: Path, config: Config) -> Finding:
     try:
-        admin_address(config)
+        check_socket_paths(config)
     except ConfigError as error:
         return failed("run_dir", str(run_dir), error.message)
     if not run_dir.exists():
         above = next(parent for parent in run_dir.absolute().parents if parent.exists())
-        if not os.access(above, os.W_OK):
+        if not (above.is_dir() and os.access(above, os.W_OK)):
             return failed(
                 "run_dir", f"{run_dir} cannot be made: {above} is not writable", FIX_RUN_DIR
             )
         return passed("run_dir", f"{run_dir} will be made")
-    if not os.access(run_dir, os.W_OK):
-        return failed("run_dir", f"{run_dir} is not writable for this user", FIX_RUN_DIR)
-    mode = stat.S_IMODE(run_dir.stat().st_mode)
-    if mode & 0o007:
-        return warned(
-            "run_dir", f"{run_dir} has mode {mode:04o}: others can reach its sockets", "chmod 0750"
-        )
-    return passed("run_dir", f"{run_dir} ({mode:04o})")
+    fault = folder_fault(run_dir)
+    if fault:
+        return failed("run_dir", f"{run_dir} cannot be used: {fault}", FIX_RUN_DIR)
+    return passed("run_dir", f"{run_dir} ({stat.S_IMODE(run_dir.stat().st_mode):04o})")
 
 
 def _model(config: Config) -> Finding:

@@ -1,14 +1,16 @@
 """The fleet file: precedence, strictness, and errors that name the key and the fix."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from common import config as configuration
-from common.config import Config, from_mapping
+from common.config import Config, default_run_dir, from_mapping
 from common.errors import ConfigError
 from common.messages import Role
 from common.net.endpoints import admin_address, control_address, stream_address
+from tests.rigs.other_user import OTHER_USER, needs_root
 
 
 def write(folder: Path, text: str) -> Path:
@@ -97,6 +99,29 @@ def test_flatten_names_every_key_once() -> None:
     keys = [key for key, _ in configuration.flatten(Config())]
     assert len(keys) == len(set(keys))
     assert {"gateway.port", "kv.lease_ms", "engine.sim.kv_blocks"} <= set(keys)
+
+
+def test_two_workers_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"decode\.w1: \[prefill\.w1\] has the same name"):
+        from_mapping({"prefill": {"w0": {}, "w1": {}}, "decode": {"w1": {}, "w2": {}}})
+
+
+def test_the_default_run_dir_is_never_in_a_folder_that_users_share(tmp_path: Path) -> None:
+    assert default_run_dir({"BATON_RUN_DIR": "/x", "HOME": "/h"}) == Path("/x")
+    runtime = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/h"}
+    assert default_run_dir(runtime) == tmp_path / "baton"
+    state = Path("/h/.local/state/baton/run")
+    assert default_run_dir({"XDG_RUNTIME_DIR": "/no/such", "HOME": "/h"}) == state
+    assert default_run_dir({"HOME": "/h"}) == state
+    assert default_run_dir({"HOME": "/h", "XDG_STATE_HOME": "/s"}) == Path("/s/baton/run")
+    assert default_run_dir({}) == Path("/run/baton")
+
+
+@needs_root
+def test_a_runtime_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
+    os.chown(tmp_path, OTHER_USER, -1)
+    runtime = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/h"}
+    assert default_run_dir(runtime) == Path("/h/.local/state/baton/run")
 
 
 def test_addresses_default_to_the_run_dir_and_refuse_long_paths() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from common.security.api_keys import FILE_MODE, KeyRecord, digest, edited, new_key, read_keys
+from common.security.api_keys import KeyRecord, digest, edited, new_key, read_keys
 
 
 def add(path: Path, tenant: str = "t") -> str:
@@ -21,7 +21,7 @@ def test_the_file_holds_digests_and_is_closed_to_others(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     key = add(path)
     secret = key.rsplit("_", 1)[1]
-    assert path.stat().st_mode & 0o777 == FILE_MODE
+    assert path.stat().st_mode & 0o777 == 0o640
     assert secret not in path.read_text()
     assert read_keys(path).keys[0].sha256 == digest(secret)
 

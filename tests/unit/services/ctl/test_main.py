@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from common.errors import BatonError, Code
 from common.net.admin_client import AdminAnswer
 from services.ctl import main as ctl
 from services.ctl import routers
+from tests.rigs.other_user import OTHER_USER
 
 WORKER = {"name": "d0", "state": "ready"}
 STATUS = {"ready": False, "reason": "none of 1 known decode workers is ready"}
@@ -42,7 +44,7 @@ def closed(tmp_path: Path) -> Iterator[Path]:
     tmp_path.chmod(0)
     user = os.geteuid()
     if user == 0:
-        os.seteuid(65534)
+        os.seteuid(OTHER_USER)
     yield tmp_path
     os.seteuid(user)
     tmp_path.chmod(0o700)
@@ -70,8 +72,26 @@ def test_a_run_directory_of_others_is_exit_2_and_one_sentence(
 ) -> None:
     assert ctl.main(["status", "--run-dir", str(closed)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"baton ctl: {closed}: this user may not read it; be the daemons' user")
+    assert error.startswith(f"baton ctl: {closed}: this user may not use it; be the daemons' user")
     assert error.count("\n") == 1
+
+
+def test_a_socket_that_only_others_may_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The directory can be listed; the socket in it cannot be used, or not even be looked at."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:  # others may not enter pytest's own
+        socket = Path(name) / "admin.sock"
+        socket.touch(mode=0o400)
+        for mode, named in ((0o755, socket), (0o644, socket.parent)):
+            socket.parent.chmod(mode if user == 0 else mode & 0o700)
+            if user == 0:
+                os.seteuid(OTHER_USER)
+            try:
+                assert ctl.main(["status", "--run-dir", name]) == 2
+            finally:
+                os.seteuid(user)
+            assert f"{named}: this user may not use it" in capsys.readouterr().err
+        socket.parent.chmod(0o700)
 
 
 def test_without_a_router_the_socket_and_the_fix_are_named(

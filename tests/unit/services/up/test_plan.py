@@ -4,10 +4,12 @@ import dataclasses
 import tomllib
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common import config as configuration
+from common.errors import ConfigError
 from common.messages import Role
 from services.up.plan import STOP_ORDER, Flags, children, fleet_toml
 from services.up.restart import BACKOFF_SECONDS_MAX, START_LIMIT, Restarts
@@ -72,6 +74,12 @@ def test_gpus_are_given_out_in_turn() -> None:
     workers = [c for c in children(["p0"], ["d0", "d1"], (3, 5)) if c.is_worker]
     assert [c.environment["CUDA_VISIBLE_DEVICES"] for c in workers] == ["3", "5", "3"]
     assert all("CUDA_VISIBLE_DEVICES" not in c.environment for c in children([], ["d0"], ()))
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(["x"], ["x"]), ([], ["g0"]), (["r0"], ["h0"])])
+def test_two_daemons_of_one_name_are_refused(prefill: list[str], decode: list[str]) -> None:
+    with pytest.raises(ConfigError, match="has the same name; give it one of its own"):
+        children(prefill, decode, ())
 
 
 def test_workers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:

@@ -114,11 +114,11 @@ def fleet_config(tmp_path: Path, port: int = 0) -> Config:
     )
 
 
-def test_an_open_run_dir_is_warned_of(tmp_path: Path) -> None:
+def test_an_open_run_dir_is_a_failure(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     config = fleet_config(tmp_path)
     assert levels(fleet.check(config, running=True, gpus=0))["run_dir"] is Level.PASS
     run_dir.mkdir(mode=0o750)
     assert levels(fleet.check(config, running=True, gpus=0))["run_dir"] is Level.PASS
     run_dir.chmod(0o755)
-    assert levels(fleet.check(config, running=True, gpus=0))["run_dir"] is Level.WARN
+    assert levels(fleet.check(config, running=True, gpus=0))["run_dir"] is Level.FAIL

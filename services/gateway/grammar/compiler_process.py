@@ -138,7 +138,9 @@ class ForkServer:
         self._forks[reading] = Fork(pid, reading, job.number, until)
 
     def _run(self, job: CompileJob, pipe: int) -> NoReturn:
-        """In the fork."""
+        """In the fork, which must not hold the line open: the gateway hears of the loss of this
+        process by its end."""
+        self._line.close()
         try:
             limit_process(self._bytes_max, self._seconds_max)
             os.write(pipe, msgspec.json.encode(self._report(job)))

@@ -28,6 +28,7 @@ from common.kv.service import KvService
 from common.kv.staging.shared_segment import shares_memory
 from common.kv.transport.ucx import UcxLink, UcxWorker, data_tag
 from common.messages import Ticket
+from tests.rigs.messages import ticket
 
 LAYERS, PAGE, BLOCKS = 4, 65_536, 256
 BLOCK_BYTES = LAYERS * PAGE
@@ -136,21 +137,10 @@ class Handoffs:
         self._service.stop()
 
     def _offered(self, blocks: int) -> Ticket:
-        ticket = Ticket(
-            secret=os.urandom(16),
-            request_id=os.urandom(8).hex(),
-            attempt=1,
-            fingerprint="f",
-            prefill="p0",
-            prefill_incarnation="i",
-            decode="d0",
-            decode_incarnation="i",
-            kv_address=self._address,
-            lease_ms=30_000.0,
-        )
-        self._pipe.send(("offer", ticket, blocks))
+        handed = ticket(os.urandom(8).hex(), 1, kv_address=self._address, lease_ms=30_000.0)
+        self._pipe.send(("offer", handed, blocks))
         self._pipe.recv()
-        return ticket
+        return handed
 
     def _fetch(self, ticket: Ticket, blocks: int) -> None:
         self._service.fetch(ticket, 0, list(range(blocks)))

@@ -35,7 +35,7 @@ from services.router.placement.place import place
 from services.router.placement.policies.registry import POLICIES
 from services.router.placement.types import Placement, PlacementContext, Policy, ResourceRequest
 from services.router.settings import Settings
-from tests.unit.services.router.rig import hello, worker_hello
+from tests.rigs.messages import hello, worker_hello
 
 QUEUE = 2_000
 CYCLES = 2_000

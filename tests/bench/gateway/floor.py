@@ -12,9 +12,7 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from common.messages import (
-    WIRE_VERSION,
     DecodeToGateway,
-    Hello,
     RequestBody,
     Role,
     Sampling,
@@ -24,6 +22,7 @@ from common.messages import (
 from common.net.endpoints import CONTROL, STREAM
 from common.net.sockets import Socket
 from common.net.wire import Decoder, encode
+from tests.rigs.messages import hello
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = (
@@ -56,14 +55,8 @@ class Floor:
         self._control.start()
 
     def _say_hello(self) -> None:
-        hello = Hello(
-            wire_version=WIRE_VERSION,
-            role=Role.GATEWAY,
-            name="floor",
-            incarnation="1",
-            stream_endpoint=self._stream.address,
-        )
-        self._control.send([encode(hello)])
+        greeting = hello(Role.GATEWAY, "floor", stream_endpoint=self._stream.address)
+        self._control.send([encode(greeting)])
         self.connected.set()
 
     def open(self, transport: asyncio.WriteTransport, *, streamed: bool) -> None:

@@ -9,9 +9,7 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from common.messages import (
-    WIRE_VERSION,
     Beat,
-    Capacity,
     Decode,
     Delta,
     Ended,
@@ -26,10 +24,11 @@ from common.net.endpoints import CONTROL, STREAM
 from common.net.sockets import Socket
 from common.net.wire import Decoder, encode
 from common.process.lifecycle import Tasks
+from tests.rigs.messages import capacity, worker_hello
 
 BEAT_SECONDS = 0.5
-CAPACITY = Capacity(
-    block_tokens=128, kv_blocks=65_536, kv_block_bytes=65_536, max_model_len=8_192, max_num_seqs=512
+CAPACITY = capacity(
+    block_tokens=128, blocks=65_536, block_bytes=65_536, max_model_len=8_192, seqs=512
 )
 
 
@@ -55,15 +54,8 @@ class Worker:
         self._control.send([encode(message)])
 
     def _hello(self) -> Hello:
-        return Hello(
-            wire_version=WIRE_VERSION,
-            role=Role.DECODE,
-            name="d0",
-            incarnation="1",
-            fingerprint="f",
-            model="baton-tiny",
-            kv_address="127.0.0.1:1",
-            capacity=CAPACITY,
+        return worker_hello(
+            Role.DECODE, "d0", model="baton-tiny", kv_address="127.0.0.1:1", capacity=CAPACITY
         )
 
     def _on_control(self, frames: list[bytes]) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from common.blocks import blocks_for
 from common.engine.port import Batch, EngineRequest, Output
 from common.identity import identity_of
-from common.kv.messages import KvDone
 from common.messages import FinishReason, KvReport, Load, Ticket
+from tests.rigs.messages import kv_done, kv_moved
 from tests.simulation.world.process import Process
 
 PREFILL_SECONDS = (0.004, 0.06)
@@ -70,6 +71,10 @@ class ModelEngine:
     def draw(self, span: tuple[float, float]) -> float:
         return self._clock.random.uniform(*span)
 
+    def _end(self, request: EngineRequest, **about: Any) -> None:
+        """Of a handoff."""
+        self._emit(Batch(kv_done=[kv_done(request.request_id, request.attempt, **about)]))
+
 
 class PrefillEngine(ModelEngine):
     """Computes prompts one after the other; keeps the KV until it was taken. An attempt's KV is
@@ -110,16 +115,7 @@ class PrefillEngine(ModelEngine):
     def _hand(self, held: Held, taker: Callable[[bool], None]) -> None:
         self._leave(held)
         taker(True)
-        request = held.request
-        done = KvDone(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            side="send",
-            report=KvReport(
-                blocks=held.blocks, complete=True, messages=1, payload_bytes=64, wire_bytes=80
-            ),
-        )
-        self._emit(Batch(kv_done=[done]))
+        self._end(held.request, side="send", report=kv_moved(held.blocks))
 
     def _computed(self, held: Held) -> None:
         if self.held.get(held.request.key) is not held:
@@ -148,15 +144,7 @@ class PrefillEngine(ModelEngine):
     def _gone(self, held: Held) -> None:
         """It is not for anybody, or not any more."""
         self._leave(held)
-        request = held.request
-        done = KvDone(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            side="send",
-            report=KvReport(),
-            error="kv_transfer_failed",
-        )
-        self._emit(Batch(kv_done=[done]))
+        self._end(held.request, side="send", error="kv_transfer_failed")
 
     def _leave(self, held: Held) -> None:
         del self.held[held.request.key]
@@ -203,18 +191,8 @@ class DecodeEngine(ModelEngine):
         self._clock.after(LOAD_TIMEOUT, lambda: taken(False))
 
     def _loaded(self, held: Held, good: bool) -> None:
-        request = held.request
-        report = KvReport(
-            blocks=held.blocks, complete=True, messages=1, payload_bytes=64, wire_bytes=80
-        )
-        done = KvDone(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            side="receive",
-            report=report if good else KvReport(blocks=held.blocks // 2, retries=3),
-            error="" if good else "kv_transfer_failed",
-        )
-        self._emit(Batch(kv_done=[done]))
+        report = kv_moved(held.blocks) if good else KvReport(blocks=held.blocks // 2, retries=3)
+        self._end(held.request, report=report, error="" if good else "kv_transfer_failed")
         if good:
             self._run(held)
         else:

@@ -41,6 +41,7 @@ from services.gateway.requests.events import (
 from services.gateway.streams.answer import Ending
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import TextStream
+from tests.rigs.messages import hello
 from tests.simulation.world.engines import token
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Dialer, Process
@@ -187,14 +188,9 @@ class GatewayProcess(Process):
     # ------------------------------------------------------------ router
 
     def _greet(self) -> None:
-        hello = Hello(
-            wire_version=WIRE_VERSION,
-            role=Role.GATEWAY,
-            name=self.name,
-            incarnation=self.incarnation,
-            stream_endpoint=f"ipc://{self.name}",
-        )
-        self._router.send(hello)
+        endpoint = f"ipc://{self.name}"
+        greeting = hello(Role.GATEWAY, self.name, self.incarnation, stream_endpoint=endpoint)
+        self._router.send(greeting)
 
     def _from_router(self, message: Message, body: bytes | None) -> None:
         match message:

@@ -8,10 +8,8 @@ from functools import partial
 from common.engine.port import Batch
 from common.identity import identity_of, split_identity
 from common.messages import (
-    WIRE_VERSION,
     Abort,
     Beat,
-    Capacity,
     Decode,
     Ended,
     HealthVerdict,
@@ -40,6 +38,7 @@ from common.worker.actions import (
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import grant_limit_of
 from services.prefill.core import PrefillCore
+from tests.rigs.messages import capacity, hello, worker_hello
 from tests.simulation.world.engines import DecodeEngine, PrefillEngine
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Dialer, Process
@@ -53,12 +52,8 @@ BEAT_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 HELD_FRAMES_MAX = 64
 
-CAPACITY = Capacity(
-    block_tokens=BLOCK,
-    kv_blocks=BLOCKS,
-    kv_block_bytes=64,
-    max_model_len=CONTEXT,
-    max_num_seqs=SEQS,
+CAPACITY = capacity(
+    block_tokens=BLOCK, blocks=BLOCKS, block_bytes=64, max_model_len=CONTEXT, seqs=SEQS
 )
 
 
@@ -108,15 +103,9 @@ class WorkerProcess(Process):
         raise AssertionError("nobody dials a worker")
 
     def hello(self) -> Hello:
-        return Hello(
-            wire_version=WIRE_VERSION,
-            role=self.role,
-            name=self.name,
-            incarnation=self.incarnation,
-            fingerprint="f",
-            model="m",
-            kv_address=f"{self.name}:1",
-            capacity=CAPACITY,
+        address = f"{self.name}:1"
+        return worker_hello(
+            self.role, self.name, self.incarnation, kv_address=address, capacity=CAPACITY
         )
 
     def _greet(self, router: str) -> None:
@@ -275,14 +264,9 @@ class StreamLink:
     def _connected(self) -> None:
         self._up = True
         owner = self._owner
-        hello = Hello(
-            wire_version=WIRE_VERSION,
-            role=Role.DECODE,
-            name=owner.name,
-            incarnation=owner.incarnation,
-        )
+        greeting = hello(Role.DECODE, owner.name, owner.incarnation)
         held, self._held = self._held, []
-        for message in (hello, *held):
+        for message in (greeting, *held):
             self._dialer.send(message)
 
     def _heard(self, message: Message, body: bytes | None) -> None:

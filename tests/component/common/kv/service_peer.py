@@ -31,6 +31,7 @@ from common.kv.transport import ucx
 from common.messages import Ticket
 from tests.component.common.kv.no_executable_memory import forbid_executable_memory
 from tests.faults.loaned import LoanedMessages
+from tests.rigs import messages
 
 LAYERS, BLOCKS, PAGE = 4, 64, 32_768
 PAGE_FORMAT = PageFormat("float32", (2, 2, PAGE // 16), (2,))
@@ -60,18 +61,8 @@ def make_service(
 
 
 def ticket(request_id: str, kv_address: str, lease_ms: float = 5000.0) -> Ticket:
-    return Ticket(
-        secret=os.urandom(16),
-        request_id=request_id,
-        attempt=0,
-        fingerprint="f",
-        prefill="p0",
-        prefill_incarnation="inc-p0",
-        decode="d0",
-        decode_incarnation="inc-d0",
-        kv_address=kv_address,
-        lease_ms=lease_ms,
-    )
+    secret = os.urandom(16)
+    return messages.ticket(request_id, secret=secret, kv_address=kv_address, lease_ms=lease_ms)
 
 
 def wait_for(check: Callable[[], object], seconds: float = 5.0) -> float:

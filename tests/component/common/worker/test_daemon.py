@@ -11,7 +11,7 @@ import structlog
 
 from common.clock import SystemClock
 from common.config import Config, from_mapping
-from common.engine.port import Batch, EngineInfo, EngineRequest, Output
+from common.engine.port import Batch, EngineRequest, Output
 from common.errors import BatonError, Code
 from common.kv.messages import KvStatus
 from common.messages import (
@@ -19,8 +19,6 @@ from common.messages import (
     Abort,
     Beat,
     CanaryAnswer,
-    Capacity,
-    Decode,
     DecodeStarted,
     Drain,
     Ended,
@@ -30,7 +28,6 @@ from common.messages import (
     Holding,
     Introduce,
     KvCounts,
-    KvHold,
     Leaving,
     Load,
     PrefixDelta,
@@ -48,28 +45,18 @@ from common.worker.actions import ToGateway
 from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit
+from tests.rigs.messages import decode, engine_info, kv_hold
 from tests.rigs.peers import WAIT_SECONDS, Peer
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
-HOLD = KvHold(
-    request_id="r",
-    attempt=1,
-    peer="p0",
-    side="receive",
-    blocks=2,
-    bytes=20,
-    lease_left_ms=5.0,
-    age_ms=1.0,
-)
+HOLD = kv_hold()
 STATUS = KvStatus(counts=KvCounts(handoffs_in=3), holds=(HOLD,), holds_total=9)
 
 
 class FakeEngine:
     """Records what it is asked; `batches` are what it says, an exception is its death."""
 
-    info = EngineInfo("m", "f", "127.0.0.1:9", Capacity(
-        block_tokens=16, kv_blocks=8, kv_block_bytes=1, max_model_len=64, max_num_seqs=2
-    ))  # fmt: skip
+    info = engine_info(seqs=2)
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[str] = asyncio.Queue()
@@ -170,16 +157,6 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await made.worker.stop()
     await made.tasks.cancel_all()
     made.router.close()
-
-
-def decode(request_id: str = "r") -> Decode:
-    return Decode(
-        request_id=request_id,
-        attempt=1,
-        gateway="g0",
-        gateway_incarnation="k",
-        stream_endpoint="ipc:///nowhere",
-    )
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from common.clock import ManualClock
-from common.engine.port import EngineInfo
-from common.messages import Capacity, HealthVerdict, Load
+from common.messages import HealthVerdict, Load
 from common.worker.health_endpoints import REASON_CHARS_MAX, HealthEndpoints
+from tests.rigs.messages import engine_info
 
 Post = Callable[..., Awaitable[tuple[int, str]]]
 
@@ -20,9 +20,7 @@ Post = Callable[..., Awaitable[tuple[int, str]]]
 class Engine:
     """One that is full, so that no canary flies."""
 
-    info = EngineInfo("m", "f", "127.0.0.1:9", Capacity(
-        block_tokens=16, kv_blocks=8, kv_block_bytes=1, max_model_len=64, max_num_seqs=1
-    ))  # fmt: skip
+    info = engine_info(seqs=1)
 
     def load(self) -> Load:
         return Load(running=1)

@@ -16,7 +16,6 @@ from common.messages import (
     Placed,
     Refused,
     Role,
-    Submit,
     Welcome,
 )
 from common.net.admin_client import ask
@@ -24,10 +23,10 @@ from common.net.wire import encode
 from services.router.events import Received
 from services.router.records.states import AttemptState
 from tests.component.services.router.daemon_rig import Running, running
+from tests.rigs.messages import hello, submit, worker_hello
 from tests.rigs.peers import Peer
-from tests.unit.services.router.rig import hello, worker_hello
 
-SUBMIT = Submit(request_id="r1", attempt=1, prompt_tokens=40, max_tokens=8)
+SUBMIT = submit()
 
 
 @pytest.fixture
@@ -113,11 +112,11 @@ async def test_stopping_refuses_what_waits_and_says_so(tmp_path: Path) -> None:
         gateway, _ = await joined(live)
         gateway.send(SUBMIT, b"body")
         await gateway.next(Placed)
-        gateway.send(Submit(request_id="r2", attempt=1, prompt_tokens=40, max_tokens=8), b"body")
+        gateway.send(submit("r2"), b"body")
         await ask(live.admin, "status")
         stopping = asyncio.get_running_loop().create_task(live.router.stop())
         assert (await gateway.next(Fleet)).reason == "the router is stopping"
-        gateway.send(Submit(request_id="r3", attempt=1, prompt_tokens=40, max_tokens=8), b"body")
+        gateway.send(submit("r3"), b"body")
         refused = [await gateway.next(Refused), await gateway.next(Refused)]
         assert [(r.request_id, r.code) for r in refused] == [
             ("r3", "draining"),

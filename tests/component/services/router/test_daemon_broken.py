@@ -10,8 +10,8 @@ import pytest
 from common.errors import BatonError, Code
 from common.messages import Role
 from tests.component.services.router.daemon_rig import running
+from tests.rigs.messages import hello
 from tests.rigs.peers import WAIT_SECONDS
-from tests.unit.services.router.rig import hello
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("y"), BatonError(Code.INTERNAL, "z")])

@@ -17,8 +17,8 @@ from common.process.lifecycle import Tasks
 from services.router.daemon import make
 from tests.component.common.security.curve_rig import Hosts
 from tests.fleet.running import free_port
+from tests.rigs.messages import worker_hello
 from tests.rigs.peers import Peer
-from tests.unit.services.router.rig import worker_hello
 
 SECONDS = 20.0
 

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from common.clock import SystemClock
-from common.engine.port import Batch, EngineInfo, Output
-from common.messages import Capacity, Load
+from common.engine.port import Batch, Output
+from common.messages import Load
 from common.worker.actions import AbortInEngine, AddToEngine
 from common.worker.canary import CANARY_ID, PROMPT, SAMPLING, Canary
+from tests.rigs.messages import engine_info
 
 FIRST = f"{CANARY_ID}#1"
 
@@ -18,9 +19,7 @@ FIRST = f"{CANARY_ID}#1"
 class Engine:
     """What a canary asks of it."""
 
-    info = EngineInfo("m", "f", "127.0.0.1:9", Capacity(
-        block_tokens=16, kv_blocks=8, kv_block_bytes=1, max_model_len=64, max_num_seqs=4
-    ))  # fmt: skip
+    info = engine_info(seqs=4)
 
     def __init__(self, load: Load) -> None:
         self.now = load

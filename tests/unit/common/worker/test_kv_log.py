@@ -9,6 +9,7 @@ from common.errors import Code
 from common.kv.messages import KvDone, KvStatus
 from common.messages import KvCounts, KvReport
 from common.worker.kv_log import LinkLog, log_handoff
+from tests.rigs.messages import kv_done
 
 Side = Literal["send", "receive"]
 
@@ -28,16 +29,8 @@ Side = Literal["send", "receive"]
 def test_the_event_says_how_it_ended(
     side: Side, error: str, trouble: str, retries: int, event: str, level: str
 ) -> None:
-    done = KvDone(
-        request_id="r",
-        attempt=1,
-        side=side,
-        report=KvReport(retries=retries),
-        error=error,
-        message="why",
-        trouble=trouble,
-        peer="w9",
-    )
+    report = KvReport(retries=retries)
+    done = kv_done(side=side, report=report, error=error, message="why", trouble=trouble, peer="w9")
     with structlog.testing.capture_logs() as lines:
         log_handoff(structlog.get_logger(), done)
     (line,) = lines

@@ -7,8 +7,6 @@ from common.errors import Code
 from common.kv.messages import KvDone
 from common.messages import (
     Abort,
-    Capacity,
-    Decode,
     DecodeStarted,
     Delta,
     Ended,
@@ -34,37 +32,19 @@ from common.worker.actions import (
 )
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit, grant_limit_of
+from tests.rigs import messages
 
 BODY = RequestBody(prompt_ids=pack_ids([5, 6]), sampling=Sampling(max_tokens=9, seed=3))
 
 
 def ticket(incarnation: str = "i") -> Ticket:
-    return Ticket(
-        secret=bytes(16),
-        request_id="r",
-        attempt=1,
-        fingerprint="f",
-        prefill="p0",
-        prefill_incarnation="q",
-        decode="d0",
-        decode_incarnation=incarnation,
-        kv_address="127.0.0.1:1",
-        lease_ms=1000,
-    )
+    return messages.ticket("r", 1, prefill_incarnation="q", decode_incarnation=incarnation)
 
 
 def dispatch(
     request_id: str = "r", attempt: int = 1, gateway: str = "g0", with_ticket: Ticket | None = None
 ) -> Dispatched:
-    message = Decode(
-        request_id=request_id,
-        attempt=attempt,
-        gateway=gateway,
-        gateway_incarnation="k",
-        stream_endpoint=f"ipc:///{gateway}",
-        ticket=with_ticket,
-    )
-    return Dispatched(message, BODY)
+    return Dispatched(messages.decode(request_id, attempt, gateway, ticket=with_ticket), BODY)
 
 
 def step(*outputs: Output) -> Batch:
@@ -276,10 +256,7 @@ def test_what_no_router_should_have_promised_is_declined_to_the_router(
 
 
 def test_its_room_is_what_routers_count() -> None:
-    capacity = Capacity(
-        block_tokens=16, kv_blocks=100, kv_block_bytes=1, max_model_len=1000, max_num_seqs=8
-    )
-    room = grant_limit_of(capacity, 0.95)
+    room = grant_limit_of(messages.capacity(), 0.95)
     assert room == GrantLimit(8, 95 * 16, 16)
 
 
@@ -309,10 +286,7 @@ def test_a_pair_in_trouble_is_told_once_even_when_its_stream_is_gone(streaming: 
     bench = Bench()
     if streaming:
         bench(dispatch(with_ticket=ticket()))
-    done = KvDone(
-        request_id="r",
-        attempt=1,
-        side="receive",
+    done = messages.kv_done(
         report=KvReport(retries=1, digest_mismatches=2),
         error=Code.KV_TRANSFER_FAILED,
         message="damaged again",
@@ -337,7 +311,5 @@ def test_a_pair_in_trouble_is_told_once_even_when_its_stream_is_gone(streaming: 
 def test_a_handoff_that_failed_without_trouble_says_nothing_of_the_pair() -> None:
     bench = Bench()
     bench(dispatch(with_ticket=ticket()))
-    failed = KvDone(
-        request_id="r", attempt=1, side="receive", report=KvReport(), error=Code.KV_TRANSFER_FAILED
-    )
+    failed = messages.kv_done(error=Code.KV_TRANSFER_FAILED)
     assert bench(Batch(kv_done=[failed])) == []

@@ -3,16 +3,13 @@
 import msgspec
 
 from common.engine.port import Batch, EngineRequest, Output
-from common.kv.messages import KvDone
 from common.messages import (
     Abort,
     Decode,
-    KvReport,
     Prefill,
     PrefillEnded,
     RequestBody,
     Sampling,
-    Ticket,
 )
 from common.net.wire import pack_ids
 from common.worker.actions import (
@@ -25,6 +22,7 @@ from common.worker.actions import (
     ToRouter,
 )
 from services.prefill.core import ATTEMPTS_PER_SEQ_MAX, PrefillCore
+from tests.rigs.messages import kv_done, ticket
 
 BODY = RequestBody(
     prompt_ids=pack_ids([5, 6, 7]),
@@ -33,31 +31,13 @@ BODY = RequestBody(
 )
 
 
-def ticket(request_id: str = "r", attempt: int = 1, incarnation: str = "i") -> Ticket:
-    return Ticket(
-        secret=bytes(16),
-        request_id=request_id,
-        attempt=attempt,
-        fingerprint="f",
-        prefill="p0",
-        prefill_incarnation=incarnation,
-        decode="d0",
-        decode_incarnation="j",
-        kv_address="127.0.0.1:1",
-        lease_ms=1000,
-    )
-
-
 def dispatch(request_id: str = "r", attempt: int = 1, incarnation: str = "i") -> Dispatched:
-    message = Prefill(
-        request_id=request_id, attempt=attempt, ticket=ticket(request_id, attempt, incarnation)
-    )
-    return Dispatched(message, BODY)
+    handed = ticket(request_id, attempt, prefill_incarnation=incarnation)
+    return Dispatched(Prefill(request_id=request_id, attempt=attempt, ticket=handed), BODY)
 
 
 def handed(request_id: str = "r", attempt: int = 1) -> Batch:
-    done = KvDone(request_id=request_id, attempt=attempt, side="send", report=KvReport())
-    return Batch(kv_done=[done])
+    return Batch(kv_done=[kv_done(request_id, attempt, side="send")])
 
 
 def computed(key: str = "r#1", error: str = "") -> Batch:
@@ -90,7 +70,7 @@ def test_a_prefill_goes_to_the_engine_for_one_thrown_away_token() -> None:
     request: EngineRequest = action.request
     assert (request.key, request.prompt_ids, request.cache_salt) == ("r#1", [5, 6, 7], "s")
     assert request.sampling == Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
-    assert request.ticket == ticket()
+    assert request.ticket == ticket("r", 1, prefill_incarnation="i")
 
 
 def test_the_router_hears_once_when_it_is_computed_and_the_drain_waits_for_the_handoff() -> None:

@@ -8,20 +8,16 @@ from itertools import count
 from typing import Any, TypeVar
 
 from common.messages import (
-    WIRE_VERSION,
     Beat,
     Cancel,
-    Capacity,
     DecodeStarted,
     Ended,
-    Hello,
     KvReport,
     Leaving,
     Load,
     Message,
     PrefillEnded,
     Role,
-    Submit,
     ToRouter,
 )
 from services.router.core import Core
@@ -29,10 +25,11 @@ from services.router.events import Action, Event, PeerGone, Received, Send, Tick
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
 from services.router.settings import Settings
+from tests.rigs import messages
+from tests.rigs.messages import hello, worker_hello
 
 M = TypeVar("M", bound=Message)
 
-BLOCK = 16
 MOVED = KvReport(
     blocks=3, complete=True, messages=1, payload_bytes=3072, wire_bytes=3100, early_bytes=2304
 )
@@ -115,17 +112,12 @@ class Rig:
         prompt: int = 40,
         out: int = 8,
         gateway: str = "g0|1",
-        deadline_ms: float = 0.0,
         body: bytes | None = b"body",
+        **about: Any,
     ) -> list[Action]:
-        message = Submit(
-            request_id=request_id,
-            attempt=attempt,
-            prompt_tokens=prompt,
-            max_tokens=out,
-            deadline_ms=deadline_ms,
-        )
-        return self.receive(gateway, message, body)
+        """`about`: further fields of `Submit`."""
+        more: dict[str, Any] = {"prompt_tokens": prompt, "max_tokens": out, **about}
+        return self.receive(gateway, messages.submit(request_id, attempt, **more), body)
 
     def cancel(self, request_id: str = "r1", attempt: int = 1, gateway: str = "g0|1") -> None:
         self.receive(gateway, Cancel(request_id=request_id, attempt=attempt, reason="client left"))
@@ -182,42 +174,6 @@ class Rig:
     def nothing_held(self) -> bool:
         workers = self.core.tables.workers.values()
         return not any(w.held_tokens or w.queued_tokens or w.held for w in workers)
-
-
-def hello(role: Role, name: str, incarnation: str, **more: Any) -> Hello:
-    more.setdefault("wire_version", WIRE_VERSION)
-    return Hello(role=role, name=name, incarnation=incarnation, **more)
-
-
-def worker_hello(
-    role: Role,
-    name: str,
-    incarnation: str = "1",
-    *,
-    blocks: int = 100,
-    seqs: int = 8,
-    fingerprint: str = "f",
-    max_model_len: int = 1000,
-    block_tokens: int = BLOCK,
-    **more: Any,
-) -> Hello:
-    capacity = Capacity(
-        block_tokens=block_tokens,
-        kv_blocks=blocks,
-        kv_block_bytes=1024,
-        max_model_len=max_model_len,
-        max_num_seqs=seqs,
-    )
-    return hello(
-        role,
-        name,
-        incarnation,
-        fingerprint=fingerprint,
-        model="m",
-        kv_address=f"127.0.0.1:{name}",
-        capacity=capacity,
-        **more,
-    )
 
 
 def standard(**settings: Any) -> Rig:

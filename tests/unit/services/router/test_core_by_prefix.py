@@ -1,15 +1,14 @@
 """A prompt goes where its prefix is: through the whole core."""
 
-from typing import Any
-
 import pytest
 
 from common.config import reading
-from common.messages import Decode, Fleet, Prefill, PrefixDelta, Submit
+from common.messages import Decode, Fleet, Prefill, PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes
 from services.router.settings import from_config
-from tests.unit.services.router.rig import BLOCK, Rig
+from tests.rigs.messages import BLOCK
+from tests.unit.services.router.rig import Rig
 
 IDS = list(range(160))
 
@@ -27,14 +26,8 @@ def fleet(policy: str, prefills: int = 2, decodes: int = 2) -> Rig:
 def submit(rig: Rig, name: str, ids: list[int], salt: str | None = None) -> tuple[str, str]:
     """Where it went: (P, D)."""
     rig.sent.clear()
-    message = Submit(
-        request_id=name,
-        attempt=1,
-        prompt_tokens=len(ids),
-        max_tokens=8,
-        prefix_hashes=prefix_hashes(pack_ids(ids), BLOCK, salt),
-    )
-    rig.receive("g0|1", message, b"body")
+    hashes = prefix_hashes(pack_ids(ids), BLOCK, salt)
+    rig.submit(name, prompt=len(ids), prefix_hashes=hashes)
     prefills = [send.peer for send in rig.sent if isinstance(send.message, Prefill)]
     decodes = [send.peer for send in rig.sent if isinstance(send.message, Decode)]
     assert len(decodes) == 1
@@ -88,14 +81,8 @@ def test_hashes_are_kept_only_until_placement_or_refusal() -> None:
     assert rig.known("a").request.prefix == ()
     rig = Rig(max_queue=1)
     rig.gateway()
-    message: dict[str, Any] = {
-        "attempt": 1,
-        "prompt_tokens": 160,
-        "max_tokens": 8,
-        "prefix_hashes": bytes(80),
-    }
     for name in ("a", "b"):
-        rig.receive("g0|1", Submit(request_id=name, **message), b"body")
+        rig.submit(name, prompt=160, prefix_hashes=bytes(80))
     assert len(rig.known("a").request.prefix) == 10
     assert rig.state("b") == "refused"
     assert rig.known("b").request.prefix == ()
@@ -104,10 +91,7 @@ def test_hashes_are_kept_only_until_placement_or_refusal() -> None:
 def test_more_hashes_than_allowed_are_cut_and_odd_bytes_dropped() -> None:
     rig = Rig()
     rig.gateway()
-    huge = Submit(
-        request_id="a", attempt=1, prompt_tokens=160, max_tokens=8, prefix_hashes=bytes(8007)
-    )
-    rig.receive("g0|1", huge, b"body")
+    rig.submit("a", prompt=160, prefix_hashes=bytes(8007))
     assert len(rig.known("a").request.prefix) == 512
 
 

@@ -7,7 +7,8 @@ import pytest
 from common.config import reading
 from common.errors import ConfigError
 from common.messages import Decode, Introduce, Prefill, Refused, Role, Welcome
-from tests.unit.services.router.rig import Rig, worker_hello
+from tests.rigs.messages import worker_hello
+from tests.unit.services.router.rig import Rig
 
 
 def rig_in(mode: str, decodes: int) -> Rig:

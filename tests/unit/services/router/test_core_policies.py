@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.messages import Decode, Prefill, Submit
+from common.messages import Decode, Prefill
 from services.router.events import PolicyChosen
 from tests.unit.services.router.rig import Rig
 
@@ -19,8 +19,7 @@ def fleet(policy: str) -> Rig:
 def went(rig: Rig, name: str, session: str = "") -> str:
     """`P D`, by name."""
     rig.sent.clear()
-    message = Submit(request_id=name, attempt=1, prompt_tokens=40, max_tokens=8, session=session)
-    rig.receive("g0|1", message, b"body")
+    rig.submit(name, session=session)
     kinds = (Prefill, Decode)
     peers = [[s.peer for s in rig.sent if isinstance(s.message, kind)] for kind in kinds]
     return " ".join(peer.rpartition("|")[0] for found in peers for peer in found)

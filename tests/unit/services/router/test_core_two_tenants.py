@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.messages import KeyLimits, Placed, Submit
+from common.messages import KeyLimits, Placed
 from tests.unit.services.router.rig import Rig, standard
 
 REQUESTS = 320
@@ -27,15 +27,7 @@ def submit_all(rig: Rig, first: str) -> None:
     for tenant in tenants:
         limits = KeyLimits(weight=4.0 if tenant == "heavy" else 1.0)
         for i in range(REQUESTS):
-            message = Submit(
-                request_id=f"{tenant}-{i}",
-                attempt=1,
-                prompt_tokens=12,
-                max_tokens=8,
-                tenant=tenant,
-                limits=limits,
-            )
-            rig.receive("g0|1", message, b"body")
+            rig.submit(f"{tenant}-{i}", prompt=12, tenant=tenant, limits=limits)
 
 
 @pytest.mark.parametrize("first", ["heavy", "light"])

@@ -11,11 +11,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from common.messages import Beat, Decode, Ended, Load, Placed, Role, Submit, Welcome
+from common.messages import Beat, Decode, Ended, Load, Placed, Role, Welcome
 from common.net.admin_client import ask
 from services.router.placement.policies.registry import POLICIES
 from tests.component.services.router.daemon_rig import Running, running
-from tests.unit.services.router.rig import hello, worker_hello
+from tests.rigs.messages import hello, submit, worker_hello
 
 NAMES = (
     "status, workers, requests, explain, events, keys, kv, pairs, drain, resume, evict, "
@@ -49,8 +49,7 @@ async def serve_one(live: Running, request_id: str, *, finish: bool = True) -> N
     decode.send(worker_hello(Role.DECODE, "d0"))
     await decode.next(Welcome)
     decode.send(Beat(load=Load()))
-    submit = Submit(request_id=request_id, attempt=1, prompt_tokens=40, max_tokens=8)
-    gateway.send(submit, b"body")
+    gateway.send(submit(request_id), b"body")
     await gateway.next(Placed)
     await decode.next(Decode)
     if finish:
@@ -192,8 +191,7 @@ async def test_the_policy_is_switched_live_and_told(live: Running) -> None:
     status = (await ask(live.admin, "status")).result
     assert (status["policy"], status["remote_prefill"]) == ("round_robin", "never")
     gateway = live.peers[0]
-    submit = Submit(request_id="second", attempt=1, prompt_tokens=40, max_tokens=8)
-    gateway.send(submit, b"body")
+    gateway.send(submit("second"), b"body")
     await gateway.next(Placed)
     told = {
         name: (await ask(live.admin, "explain", {"id": name})).result["attempts"][0]
@@ -206,8 +204,7 @@ async def test_the_policy_is_switched_live_and_told(live: Running) -> None:
 async def test_an_ambiguous_prefix_lists_what_it_may_mean(live: Running) -> None:
     await serve_one(live, "abc-1")
     gateway = live.peers[0]
-    submit = Submit(request_id="abc-2", attempt=1, prompt_tokens=40, max_tokens=8)
-    gateway.send(submit, b"body")
+    gateway.send(submit("abc-2"), b"body")
     await gateway.next(Placed)
     answer = await ask(live.admin, "explain", {"id": "abc"})
     assert "2 requests start with 'abc': abc-1, abc-2" in answer.error["message"]

@@ -9,7 +9,7 @@ import pytest
 
 from common.engine.connector.metadata import Side, from_params, to_params
 from common.engine.connector.scheduler import SchedulerHalf
-from tests.unit.common.kv.handoff.helpers import ticket
+from tests.rigs.messages import ticket
 
 BLOCK = 16
 KEY = ("r", 0)

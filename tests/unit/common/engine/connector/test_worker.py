@@ -14,7 +14,7 @@ from common.identity import AttemptKey
 from common.kv.messages import KvDone
 from common.kv.service import KvService
 from common.messages import KvReport, Ticket
-from tests.unit.common.kv.handoff.helpers import ticket
+from tests.rigs.messages import ticket
 
 KEY = ("r", 0)
 NAMES = [f"layer{at}" for at in range(5)]

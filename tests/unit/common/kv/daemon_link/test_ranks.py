@@ -8,18 +8,13 @@ import pytest
 from common.errors import Code
 from common.kv.daemon_link.ranks import PARTIAL_ENDS_MAX, RankMerge, address_of, merged_status
 from common.kv.messages import KvDone, KvStatus
-from common.messages import KvCounts, KvHold, KvReport
+from common.messages import KvCounts, KvReport
+from tests.rigs.messages import kv_done, kv_hold
 
 
 def done(error: str = "", trouble: str = "", request_id: str = "r", **report: float) -> KvDone:
-    return KvDone(
-        request_id=request_id,
-        attempt=1,
-        side="receive",
-        report=msgspec.convert(report, KvReport),
-        error=error,
-        trouble=trouble,
-    )
+    told = msgspec.convert(report, KvReport)
+    return kv_done(request_id, report=told, error=error, trouble=trouble)
 
 
 def test_each_rank_takes_its_own_address() -> None:
@@ -79,16 +74,7 @@ def test_ends_that_wait_for_a_rank_are_bounded() -> None:
 
 def test_counts_of_ranks_are_one_workers() -> None:
     def status(size: int, left: float) -> KvStatus:
-        hold = KvHold(
-            request_id="r",
-            attempt=1,
-            peer="p0",
-            side="receive",
-            blocks=3,
-            bytes=size,
-            lease_left_ms=left,
-            age_ms=1.0,
-        )
+        hold = kv_hold(blocks=3, bytes=size, lease_left_ms=left)
         counts = KvCounts(handoffs_in=2, bytes_in=size, digest_mismatches=1)
         return KvStatus(counts=counts, holds=(hold,), holds_total=1)
 

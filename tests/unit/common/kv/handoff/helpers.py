@@ -2,25 +2,10 @@
 
 from common.kv.messages import ConnectedPeer, KvReady
 from common.kv.plan import KvShape
-from common.messages import Ticket
+from tests.rigs.messages import ticket
 
 SHAPE = KvShape(layers=2, block_bytes=100)
-D0 = ConnectedPeer(1, "d0", "inc-d")
-
-
-def ticket(request_id: str = "r", lease_ms: float = 1000.0) -> Ticket:
-    return Ticket(
-        secret=request_id.encode().ljust(16, b"#"),
-        request_id=request_id,
-        attempt=0,
-        fingerprint="f",
-        prefill="p0",
-        prefill_incarnation="inc-p",
-        decode="d0",
-        decode_incarnation="inc-d",
-        kv_address="127.0.0.1:1",
-        lease_ms=lease_ms,
-    )
+D0 = ConnectedPeer(1, "d0", "inc-d0")
 
 
 def ready(

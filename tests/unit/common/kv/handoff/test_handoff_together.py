@@ -49,7 +49,7 @@ from common.kv.handoff.receiver import FetchSpec, Receiver
 from common.kv.handoff.ticket_table import TicketTable
 from common.kv.messages import ConnectedPeer
 from common.kv.plan import Chunking, KvShape, TransferChunking, TransferPlan
-from tests.unit.common.kv.handoff.helpers import ticket
+from tests.rigs.messages import ticket
 
 KEY = ("r", 0)
 BLOCKS = 11
@@ -142,7 +142,7 @@ class World:
     def step(self) -> None:
         self.now += self.rng.random() * 0.02
         if self.chance(0.5) and self.to_p:
-            peer = ConnectedPeer(self.link, "d0", "inc-d")
+            peer = ConnectedPeer(self.link, "d0", "inc-d0")
             self.feed_p(FromPeer(peer, self.next_message(self.to_p)))  # type: ignore[arg-type]
         elif self.chance(0.3) and self.to_d:
             self.feed_d(self.next_message(self.to_d))  # type: ignore[arg-type]

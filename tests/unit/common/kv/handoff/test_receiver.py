@@ -25,7 +25,8 @@ from common.kv.handoff.protocol import (
 from common.kv.handoff.receiver import FetchSpec, Receiver
 from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
 from common.kv.plan import Chunking, TransferChunking
-from tests.unit.common.kv.handoff.helpers import SHAPE, ticket
+from tests.rigs.messages import ticket
+from tests.unit.common.kv.handoff.helpers import SHAPE
 
 PEER = 5
 

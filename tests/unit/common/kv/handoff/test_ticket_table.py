@@ -29,7 +29,8 @@ from common.kv.handoff.ticket_table import (
     TicketTable,
 )
 from common.kv.messages import ConnectedPeer, KvAbort, KvCredit, KvReady, KvRefused, KvReleased
-from tests.unit.common.kv.handoff.helpers import D0, SHAPE, ready, ticket
+from tests.rigs.messages import ticket
+from tests.unit.common.kv.handoff.helpers import D0, SHAPE, ready
 
 KEY = ("r", 0)
 
@@ -213,7 +214,7 @@ def test_a_release_refuses_what_waits_for_the_offer(table: TicketTable) -> None:
 
 def test_a_ticket_serves_only_the_worker_and_incarnation_it_names(table: TicketTable) -> None:
     table.handle(Offer(ticket(), 10), 0.0)
-    for stranger in (ConnectedPeer(2, "d1", "inc-d"), ConnectedPeer(3, "d0", "older")):
+    for stranger in (ConnectedPeer(2, "d1", "inc-d0"), ConnectedPeer(3, "d0", "older")):
         actions = table.handle(FromPeer(stranger, ready(transfer=stranger.id)), 0.0)
         assert refusals(actions)
         assert voids(actions) == [0]

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.messages import Beat, KvCounts, KvHold, Load
+from common.messages import Beat, KvCounts, Load
 from services.router.admin import kv_ledger
+from tests.rigs.messages import kv_hold
 from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig, standard
 
 
 def report(rig: Rig, *, request_id: str = "r1", age_ms: float = 10.0, peer: str = "p0|1") -> None:
     """P says that it holds this request's KV for D."""
-    hold = KvHold(
-        request_id=request_id,
-        attempt=1,
-        peer="d0",
-        side="send",
-        blocks=3,
-        bytes=3072,
-        lease_left_ms=30_000.0 - age_ms,
-        age_ms=age_ms,
-    )
+    about = {"peer": "d0", "side": "send", "blocks": 3, "bytes": 3072}
+    hold = kv_hold(request_id, lease_left_ms=30_000.0 - age_ms, age_ms=age_ms, **about)
     counts = KvCounts(handoffs_out=2, bytes_out=2048, early_bytes_out=1024)
     rig.receive(peer, Beat(load=Load(), kv_counts=counts, kv_holds=(hold,), kv_holds_total=1))
 

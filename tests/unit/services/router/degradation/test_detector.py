@@ -21,7 +21,8 @@ from services.router.degradation.detector import (
 from services.router.events import Note, PolicyChosen
 from services.router.metrics.degradation import degradation_metrics
 from services.router.rules import degradation_reports
-from tests.unit.services.router.rig import MOVED, Rig, standard, worker_hello
+from tests.rigs.messages import worker_hello
+from tests.unit.services.router.rig import MOVED, Rig, standard
 from tests.unit.services.router.scraped import scraped
 
 CONFIG = DegradationConfig()

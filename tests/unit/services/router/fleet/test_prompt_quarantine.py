@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.messages import PrefillEnded, Refused, Role, Submit
+from common.messages import PrefillEnded, Refused, Role
 from services.router.events import PromptsCleared
 from services.router.fleet.prompt_quarantine import (
     QUARANTINE_SECONDS,
@@ -20,10 +20,7 @@ BAD, GOOD = b"b" * 16, b"g" * 16
 
 
 def submit(rig: Rig, request_id: str, attempt: int = 1, digest: bytes = BAD) -> None:
-    message = Submit(
-        request_id=request_id, attempt=attempt, prompt_tokens=40, max_tokens=8, prompt_digest=digest
-    )
-    rig.receive("g0|1", message, b"body")
+    rig.submit(request_id, attempt, prompt_digest=digest)
 
 
 def two_deaths() -> Rig:

@@ -18,7 +18,6 @@ from common.messages import (
     PrefillEnded,
     PriorityClass,
     Refused,
-    Submit,
 )
 from services.router.admin.verb import View
 from services.router.admin.verbs import status
@@ -31,11 +30,7 @@ TRUSTING = Liveness(proof_seconds=0.0)
 
 
 def submit(rig: Rig, request_id: str, **more: Any) -> None:
-    more.setdefault("prompt_tokens", 40)
-    more.setdefault("max_tokens", 8)
-    body = more.pop("body", request_id.encode())
-    more.setdefault("attempt", 1)
-    rig.receive("g0|1", Submit(request_id=request_id, **more), body)
+    rig.submit(request_id, **{"body": request_id.encode(), **more})
 
 
 def refused(rig: Rig) -> Refused | None:

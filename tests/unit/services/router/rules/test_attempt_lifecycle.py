@@ -14,7 +14,8 @@ from common.messages import (
     Refused,
 )
 from services.router.events import DrainExpired, DrainStarted
-from tests.unit.services.router.rig import BLOCK, Rig, standard
+from tests.rigs.messages import BLOCK
+from tests.unit.services.router.rig import Rig, standard
 
 PATIENCE_SECONDS = AdmissionConfig().no_decode_wait_ms / 1000
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from common.messages import Decode, Submit
+from common.messages import Decode
 from tests.unit.services.router.rig import Rig
 
 
 def again(rig: Rig, left: str, attempt: int = 2) -> str:
     """Where the new attempt is placed."""
-    submit = Submit(request_id="r1", attempt=attempt, prompt_tokens=40, max_tokens=8, left=left)
-    rig.receive("g0|1", submit, b"body")
+    rig.submit("r1", attempt, left=left)
     (order,) = [
         s for s in rig.sent if isinstance(s.message, Decode) and s.message.attempt == attempt
     ]

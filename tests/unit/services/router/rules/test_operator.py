@@ -5,8 +5,9 @@ import pytest
 from common.errors import BatonError
 from common.messages import Abort, Beat, Decode, Drain, Failed, Load, PairTrouble, Refused, Role
 from services.router.records.states import WorkerState
+from tests.rigs.messages import worker_hello
 from tests.unit.services.router.admin.verbs.test_explain import ask
-from tests.unit.services.router.rig import Rig, standard, worker_hello
+from tests.unit.services.router.rig import Rig, standard
 
 
 def shown(rig: Rig, name: str) -> str:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from common.messages import KeyLimits, Placed, PriorityClass, Refused, Submit
+from common.messages import KeyLimits, Placed, PriorityClass, Refused
 from tests.unit.services.router.admin.verbs.test_explain import ask
-from tests.unit.services.router.rig import Rig, standard
-
-
-def submit(rig: Rig, request_id: str, **more: Any) -> None:
-    message = Submit(request_id=request_id, attempt=1, prompt_tokens=8, max_tokens=8, **more)
-    rig.receive("g0|1", message, b"body")
+from tests.unit.services.router.rig import standard
 
 
 def test_a_smaller_queue_refuses_the_newest() -> None:
     rig = standard(max_active=1)
     for i in range(6):
-        submit(rig, f"r{i}")
+        rig.submit(f"r{i}")
     ask(rig, "limits", max_queue=2)
     assert [r.request_id for r in rig.take(Refused)] == ["r5", "r4", "r3"]
     assert all(r.code == "queue_full" for r in rig.take(Refused))
@@ -26,7 +19,7 @@ def test_a_smaller_queue_refuses_the_newest() -> None:
 def test_more_slots_are_used_at_once_and_fewer_let_what_runs_go_on() -> None:
     rig = standard(max_active=1)
     for i in range(6):
-        submit(rig, f"r{i}")
+        rig.submit(f"r{i}")
     rig.take(Placed)
     ask(rig, "limits", max_active=3)
     assert [p.request_id for p in rig.take(Placed)] == ["r1", "r2"]
@@ -42,13 +35,13 @@ def test_a_keys_limit_set_here_is_in_force_until_it_is_reset() -> None:
     rig = standard()
     said = KeyLimits(concurrency=8)
     ask(rig, "limits", key="k", concurrency=1)
-    submit(rig, "r0", key_id="k", limits=said)
-    submit(rig, "r1", key_id="k", limits=said)
+    rig.submit("r0", key_id="k", limits=said)
+    rig.submit("r1", key_id="k", limits=said)
     assert [r.code for r in rig.take(Refused)] == ["rate_limited"]
     shown = ask(rig, "limits", key="k")
     assert (shown["set_here"]["k"]["concurrency"], shown["keys"][0]["live"]) == (1, 1)
     ask(rig, "limits", key="k", reset=True)
-    submit(rig, "r2", key_id="k", limits=said)
+    rig.submit("r2", key_id="k", limits=said)
     assert not rig.take(Refused)
 
 
@@ -61,10 +54,10 @@ def test_showing_changes_nothing() -> None:
 
 def test_the_queue_is_shown_in_the_order_of_service() -> None:
     rig = standard(max_active=1)
-    submit(rig, "runs")
-    submit(rig, "b", priority=PriorityClass.BATCH, tenant="t1")
-    submit(rig, "s", deadline_ms=60_000.0)
-    submit(rig, "i", priority=PriorityClass.INTERACTIVE, key_id="k")
+    rig.submit("runs")
+    rig.submit("b", priority=PriorityClass.BATCH, tenant="t1")
+    rig.submit("s", deadline_ms=60_000.0)
+    rig.submit("i", priority=PriorityClass.INTERACTIVE, key_id="k")
     rig.now += 0.5
     rows = ask(rig, "requests", queue=True)
     assert [row["request_id"] for row in rows] == ["i", "s", "b"]

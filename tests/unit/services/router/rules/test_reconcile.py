@@ -19,7 +19,8 @@ from common.messages import (
     Took,
 )
 from services.router.records.states import WorkerState
-from tests.unit.services.router.rig import MOVED, Rig, standard, worker_hello
+from tests.rigs.messages import worker_hello
+from tests.unit.services.router.rig import MOVED, Rig, standard
 
 REBUILD: dict[str, Any] = {
     "rebuild_seconds": 2.0,

@@ -19,7 +19,8 @@ from common.messages import (
 )
 from services.router.records.states import WorkerState
 from services.router.tables import FENCED_MAX, GONE_MAX
-from tests.unit.services.router.rig import Rig, hello, standard, worker_hello
+from tests.rigs.messages import hello, worker_hello
+from tests.unit.services.router.rig import Rig, standard
 
 
 def drops(rig: Rig) -> dict[str, int]:

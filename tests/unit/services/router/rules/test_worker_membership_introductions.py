@@ -1,7 +1,8 @@
 """Pairs that may hand KV over are introduced once both are ready: no request pays for it."""
 
 from common.messages import Introduce, Role
-from tests.unit.services.router.rig import Rig, worker_hello
+from tests.rigs.messages import worker_hello
+from tests.unit.services.router.rig import Rig
 
 
 def test_whoever_comes_second_the_decode_worker_hears_of_the_prefill_worker() -> None:

@@ -13,7 +13,8 @@ from common.messages import (
     Welcome,
 )
 from services.router.records.states import WorkerState
-from tests.unit.services.router.rig import MOVED, Rig, standard, worker_hello
+from tests.rigs.messages import worker_hello
+from tests.unit.services.router.rig import MOVED, Rig, standard
 
 
 def drops(rig: Rig) -> dict[str, int]:

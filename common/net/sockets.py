@@ -13,7 +13,8 @@ that uses plaintext, holds a key that is not in the allow-list, or expects anoth
 fails in the handshake, before libzmq accepts a message of it, and is counted. If another key than
 the expected one answers, the connecting side tries the next key that the list has for the address,
 so that a host's key can be replaced while the fleet runs. libzmq checks a key once, when a
-connection is made; frames of a connection whose key was revoked later are dropped here.
+connection is made; frames of a connection whose key was revoked later are dropped here, and so are
+those that one host sends under the identity of another's (`peer_routes.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from common.errors import BatonError, Code, ConfigError
 from common.net.endpoints import Endpoint, Pattern
+from common.net.peer_routes import PeerRoutes, with_secret
 from common.net.wire import FRAME_BYTES_MAX
 from common.process.owned_files import own_folder
 from common.security.files import Secret
@@ -177,6 +179,7 @@ class Socket:
         self._monitor: zmq.Socket[bytes] | None = None
         self._curve = curve if address.startswith("tcp://") else None
         self._binds = bind is not None
+        self._routes = PeerRoutes() if self._curve is not None and self._binds else None
         self._connected = False
         self._key = ""
         self._dials = 0
@@ -184,7 +187,8 @@ class Socket:
         pattern = endpoint.binds if self._binds else endpoint.connects
         context = zmq.Context.instance() if self._curve is None else self._curve.context
         self._socket: zmq.Socket[bytes] = context.socket(_TYPES[pattern])
-        self._set_options(endpoint, pattern, identity)
+        known = self._curve is None or self._binds or not identity
+        self._set_options(endpoint, pattern, identity if known else with_secret(identity))
         if self._curve is not None or on_connected or on_disconnected:
             self._watch()
         self.address = self._bind(address) if self._binds else address
@@ -299,6 +303,8 @@ class Socket:
             return Sent.GONE
         if self._curve is not None and not (self._binds or self._connected):
             return Sent.FULL  # a connection that is being cut may still take it
+        if self._routes is not None:
+            frames = [self._routes.routing_id(frames[0]), *frames[1:]]
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -310,6 +316,11 @@ class Socket:
         if self._loop is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._deliver)
         return Sent.OK
+
+    def host_of(self, identity: bytes) -> str:
+        """The host, by its name in the allow-list, that speaks under this identity. Empty where no
+        keys are asked for."""
+        return "" if self._routes is None else self._routes.host_of(identity)
 
     def close(self) -> None:
         """Closes the socket. Messages that were sent have `LINGER_MS` to leave. Idempotent."""
@@ -342,16 +353,20 @@ class Socket:
             self._loop.call_soon(self._deliver)
 
     def _receive(self) -> list[bytes] | None:
-        """The next message; None if it came under a revoked key. Raises zmq.Again."""
-        curve = self._curve
-        if curve is None or not curve.gate.revoked or not self._binds:
+        """The next message; None if its sender may not send it. Raises zmq.Again."""
+        if self._curve is None or self._routes is None:
             return self._socket.recv_multipart(zmq.NOBLOCK)
         parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        user_id = str(parts[-1].get("User-Id"))
-        if user_id in curve.gate.revoked:
-            curve.gate.drop(user_id)
+        gate, user_id = self._curve.gate, str(parts[-1].get("User-Id"))
+        host = gate.host_of(user_id)
+        if host is None:
             return None
-        return [part.bytes for part in parts]
+        routing_id, *frames = [part.bytes for part in parts]
+        identity = self._routes.accept(routing_id, host)
+        if identity is None:
+            gate.impersonated(routing_id, host)
+            return None
+        return [identity, *frames]
 
     def _deliver_monitor(self) -> None:
         while self._monitor is not None and not self._socket.closed:

@@ -5,31 +5,38 @@ connecting. A folder at the same path on every host (`[security] keys_dir`) hold
 this host's own pair, and `peers.json` with the public keys of all hosts and the addresses that they
 bind. A host that connects must be in the list. A host that is connected to must hold the key that
 the list has for its address, so that no other host of the fleet can act as the router. A host has
-two keys in the list while one replaces the other.
+two keys in the list while one replaces the other. `roles` and `names` of an entry limit for whom
+the host may speak (`peers.py`).
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from common.config import NAME_PATTERN
 from common.errors import ConfigError
 from common.process.owned_files import open_trusted, replace_own
 
 OTHERS, OTHERS_WRITE = 0o007, 0o002
 FILE_BYTES_MAX = 1 << 20
 PEERS_MAX = 1024
+NAMES_MAX = 256
 KEYS_MAX = 2
+NAMED_ROLES: tuple[HostRole, ...] = ("gateway", "prefill", "decode")
 SECRET, NEXT_SECRET, PEERS = "secret.json", "secret.next.json", "peers.json"
 KEY = "security.keys_dir"
 
 Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
 HostName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
 Address = Annotated[str, Meta(min_length=1, max_length=255)]
+HostRole = Literal["router", "gateway", "prefill", "decode"]
+DaemonName = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
 class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +59,11 @@ class HostKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keys: Annotated[list[Z85], Meta(min_length=1, max_length=KEYS_MAX)]
     #: Addresses of the endpoints that it binds, without scheme and port.
     addresses: list[Address] = []
+    #: Roles of the daemons that may run on it; empty = any.
+    roles: list[HostRole] = []
+    #: Names of the gateways and workers that run on it and on no other host; empty = any that no
+    #: other entry has.
+    names: Annotated[list[DaemonName], Meta(max_length=NAMES_MAX)] = []
 
 
 class PeersFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,10 +96,16 @@ def check_peers(file: PeersFile, path: Path) -> None:
         ("host", [peer.name for peer in file.peers]),
         ("key", [key for peer in file.peers for key in peer.keys]),
         ("address", [address for peer in file.peers for address in peer.addresses]),
+        ("name", [f"{role} {name}" for peer in file.peers for role, name in named(peer)]),
     ):
-        twice = sorted({value for value in values if values.count(value) > 1})
+        twice = sorted(value for value, count in Counter(values).items() if count > 1)
         if twice:
             raise ConfigError(KEY, f"{path} has the {what} {twice[0]} twice")
+
+
+def named(peer: HostKeys) -> list[tuple[str, str]]:
+    """Role and name of each daemon that this entry alone may have."""
+    return [(role, name) for role in peer.roles or NAMED_ROLES for name in peer.names]
 
 
 def _read(path: Path, kind: type[F], *, closed: bool) -> F:

@@ -7,9 +7,11 @@ import base64
 from common.process.watched_file import WatchedFile
 from common.security.peers import AllowList
 from common.security.refusals import Refusals
+from common.security.speaker import Speaker
 
 VERSION, MECHANISM = b"1.0", b"CURVE"
 KEY_BYTES = 32
+IDENTITY_CHARS_MAX = 64
 
 
 class Gate:
@@ -17,11 +19,7 @@ class Gate:
 
     def __init__(self, peers: WatchedFile[AllowList], refusals: Refusals) -> None:
         self._peers = peers
-        self._granted: set[str] = set()
         self.refusals = refusals
-        # : User ids (public keys, Z85) that were granted once and are no longer in the list. Frames
-        # of : connections that are still open under them must be dropped.
-        self.revoked: frozenset[str] = frozenset()
 
     def answer(self, question: list[bytes]) -> list[bytes]:
         """Returns the frames of the answer. The question has version, request id, domain, address,
@@ -33,12 +31,24 @@ class Gate:
             address = question[3].decode(errors="replace") if len(question) > 3 else "?"
             self.refusals.add("unknown_key", f"{address} holds no key of the allow-list")
             return [VERSION, request_id, b"400", b"this key is not in the allow-list", b"", b""]
-        self._granted.add(key)
         return [VERSION, request_id, b"200", name.encode(), key.encode(), b""]
 
-    def drop(self, user_id: str) -> None:
-        """Counts a frame that came under a revoked key."""
-        self.refusals.add("revoked_key", f"a peer still speaks under the revoked key {user_id}")
+    def host_of(self, user_id: str) -> str | None:
+        """The host that sent a frame under this key. None: the key was revoked since its connection
+        was made, and the frame, which is counted, must be dropped."""
+        host = self._peers.value.name_of(user_id)
+        if host is None:
+            self.refusals.add("revoked_key", f"a peer still speaks under the revoked key {user_id}")
+        return host
+
+    def impersonated(self, routing_id: bytes, host: str) -> None:
+        """Counts a frame that this host sent under the identity of another's peer."""
+        who = routing_id.decode(errors="replace")[:IDENTITY_CHARS_MAX].partition("#")[0]
+        self.refusals.add("identity_of_another", f"host {host} speaks as {who}, which is another's")
+
+    def speaker(self, host: str, role: str, name: str) -> Speaker:
+        """As `AllowList.speaker`."""
+        return self._peers.value.speaker(host, role, name)
 
     def keys_at(self, endpoint: str) -> list[str]:
         """As `AllowList.keys_at`."""
@@ -46,10 +56,7 @@ class Gate:
 
     def refresh(self) -> bool:
         """Reads the allow-list again if its file changed. True if there is a new list."""
-        if not self._peers.refresh():
-            return False
-        self.revoked = frozenset(key for key in self._granted if key not in self._peers.value)
-        return True
+        return self._peers.refresh()
 
 
 def _public_key(question: list[bytes]) -> str | None:

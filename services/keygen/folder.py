@@ -49,18 +49,26 @@ class KeyFolder:
         known = ", ".join(peer.name for peer in self.peers) or "none"
         raise ConfigError("host", f"no host {name!r} in {self._path}; there are: {known}")
 
-    def add(self, name: str, addresses: list[str]) -> bool:
-        """A new host with a new key, or new addresses of a known one. True: the host is new."""
+    def add(
+        self,
+        name: str,
+        addresses: list[str] | None,
+        roles: list[str] | None = None,
+        names: list[str] | None = None,
+    ) -> bool:
+        """A new host with a new key, or what is given anew of a known one; None leaves it as it is.
+        True: the host is new."""
+        parts = {"addresses": addresses, "roles": roles, "names": names}
+        given = {key: value for key, value in parts.items() if value is not None}
         known = next((peer for peer in self.peers if peer.name == name), None)
         if known is not None:
-            self._replace(known, msgspec.structs.replace(known, addresses=addresses))
+            self._replace(known, msgspec.structs.replace(known, **given))
             return False
         if len(self.peers) >= PEERS_MAX:
             raise ConfigError("host", f"more than {PEERS_MAX} hosts")
         secret = _new_secret(name)
-        peers = self._checked(
-            [*self.peers, HostKeys(name=name, keys=[secret.public], addresses=addresses)]
-        )
+        host = msgspec.structs.replace(HostKeys(name=name, keys=[secret.public]), **given)
+        peers = self._checked([*self.peers, host])
         write(self._folder(name) / SECRET, secret)
         self._save(peers)
         return True

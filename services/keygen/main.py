@@ -6,13 +6,17 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 from common.errors import ConfigError
+from common.security.files import HostKeys, HostRole
 from services.keygen.folder import KeyFolder
 
+ROLES = get_args(HostRole)
 EXAMPLES = """\
 examples:
-  baton keygen add --dir keys node-a=10.0.0.1 node-b=10.0.0.2,10.1.0.2
+  baton keygen add --dir keys --roles router,gateway node-a=10.0.0.1
+  baton keygen add --dir keys --roles prefill,decode --names p0,d0 node-b=10.0.0.2,10.1.0.2
   scp -r keys/node-a/. node-a:/etc/baton/curve/       and so on, each host its own folder
   [security] keys_dir = "/etc/baton/curve"            in the fleet file
 
@@ -57,7 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = commands.add_parser("add", parents=[where], help="make hosts' keys, or set addresses")
     add.add_argument(
-        "hosts", nargs="+", metavar="NAME=ADDRESS[,ADDRESS]", help="addresses that it binds"
+        "hosts", nargs="+", metavar="NAME[=ADDRESS,...]", help="host and the addresses it binds"
+    )
+    add.add_argument(
+        "--roles", metavar="ROLE,...", help=f"it speaks for these only: {', '.join(ROLES)}"
+    )
+    add.add_argument(
+        "--names",
+        metavar="NAME,...",
+        help="its daemons; no other host has these names",
     )
     commands.add_parser("list", parents=[where], help="hosts, addresses, public keys")
     for command, what in (
@@ -71,16 +83,35 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add(folder: KeyFolder, arguments: argparse.Namespace) -> None:
     for host in arguments.hosts:
-        name, _, addresses = host.partition("=")
-        new = folder.add(name, [address for address in addresses.split(",") if address])
-        print(f"{name}: {'a new key' if new else 'its key stays'}, at {addresses or 'no address'}")
+        name, given, addresses = host.partition("=")
+        new = folder.add(
+            name,
+            _parts(addresses) if given else None,
+            _parts(arguments.roles),
+            _parts(arguments.names),
+        )
+        peer = folder.peer(name)
+        print(
+            f"{name}: {'a new key' if new else 'its key stays'}, "
+            f"at {','.join(peer.addresses) or 'no address'}, speaks for {_rights(peer)}"
+        )
+
+
+def _parts(text: str | None) -> list[str] | None:
+    """None: the option was not given; empty: whatever it set before no longer holds."""
+    return None if text is None else [part for part in text.split(",") if part]
+
+
+def _rights(peer: HostKeys) -> str:
+    return f"{','.join(peer.roles) or 'any role'} {','.join(peer.names) or 'of any name'}"
 
 
 def _list(folder: KeyFolder, _arguments: argparse.Namespace) -> None:
-    row = "{:<16}  {:<24}  {}"
-    print(row.format("HOST", "ADDRESSES", "PUBLIC KEYS, OLDEST FIRST"))
+    row = "{:<16}  {:<24}  {:<32}  {}"
+    print(row.format("HOST", "ADDRESSES", "SPEAKS FOR", "PUBLIC KEYS, OLDEST FIRST"))
     for peer in folder.peers:
-        print(row.format(peer.name, ",".join(peer.addresses) or "-", " ".join(peer.keys)))
+        addresses, keys = ",".join(peer.addresses) or "-", " ".join(peer.keys)
+        print(row.format(peer.name, addresses, _rights(peer), keys))
 
 
 def _rotate(folder: KeyFolder, arguments: argparse.Namespace) -> None:

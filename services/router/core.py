@@ -134,7 +134,7 @@ class Core:
         as is every message of a peer that is out of reach, except those that bring it back."""
         tables, message = self.tables, event.message
         if isinstance(message, Hello):
-            return worker_membership.on_hello(tables, event.peer, message, now)
+            return worker_membership.on_hello(tables, event, message, now)
         worker = tables.workers.get(event.peer)
         no_gateway = worker or event.peer in tables.fenced
         gateway = None if no_gateway else tables.gateways.get(event.peer)

@@ -33,6 +33,7 @@ from common.net.wire import Decoder, encode
 from common.process.lifecycle import Tasks
 from common.process.watchdog_and_reload import WatchdogAndReload
 from common.security.open import open_curve
+from common.security.speaker import Speaker
 from common.telemetry.exposition import Exposition
 from common.telemetry.log import Logger
 from services.router import reload
@@ -212,7 +213,15 @@ class Router:
         except WireError as error:
             self._drop("before hello" if role is None else "bad frame", peer, error.message)
             return
-        self._handle(Received(peer, message, frames[2] if len(frames) == 3 else None))
+        speaker = self._speaker(frames[0], message) if isinstance(message, Hello) else None
+        self._handle(Received(peer, message, frames[2] if len(frames) == 3 else None, speaker))
+
+    def _speaker(self, identity: bytes, hello: Hello) -> Speaker | None:
+        """None where no keys are asked for."""
+        host = self._control.host_of(identity) if self._control is not None else ""
+        if self._curve is None or not host:
+            return None
+        return self._curve.gate.speaker(host, hello.role, hello.name)
 
     def _drop(self, why: str, peer: str, sentence: str) -> None:
         self._dropped[why] = self._dropped.get(why, 0) + 1

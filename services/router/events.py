@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from common.messages import KeyLimits, Message, ToRouter
+from common.security.speaker import Speaker
 from common.telemetry.timeline import TimelineRecord
 from services.router.admission.limits import Limits
 
@@ -22,6 +23,8 @@ class Received:
     message: ToRouter
     #: The second frame of a Submit, still encoded.
     body: bytes | None = None
+    #: Of a Hello over a socket with keys: the host that says it.
+    speaker: Speaker | None = None
 
 
 @dataclass(slots=True)

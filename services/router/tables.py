@@ -68,6 +68,9 @@ class Tables:
         #: Replaced incarnations, to which the router no longer listens: the identity of the
         #: replacement, by identity.
         self.fenced: OrderedDict[str, str] = OrderedDict()
+        #: When a host's attempt to speak for another's daemon was last logged. Hosts are those of
+        #: the allow-list, which is bounded.
+        self.identity_logged: dict[str, float] = {}
         #: Attempts that are not over.
         self.attempts: dict[AttemptKey, Attempt] = {}
         #: Number of the newest live attempt of each request.

@@ -56,6 +56,7 @@ class WorkerLinks:
         self._decoder: Decoder[DecodeToGateway] = Decoder(DecodeToGateway)
         #: Frames that were no message of the wire.
         self.dropped = 0
+        self._curve = curve
         self._socket = Socket(STREAM, bind=address, on_frames=self._on_frames, curve=curve)
 
     @property
@@ -84,8 +85,9 @@ class WorkerLinks:
 
     def _lost(self, worker: bytes) -> None:
         self._peers.pop(worker, None)
-        name = name_of(worker.decode(errors="replace"))
-        self._log.warning("worker.lost", worker=name, sentence="its stream connection is gone")
+        self._log.warning(
+            "worker.lost", worker=_name(worker), sentence="its stream connection is gone"
+        )
         self._handle(WorkerGone(worker, "its stream connection is gone"))
 
     def _on_frames(self, frames: list[bytes]) -> None:
@@ -113,6 +115,7 @@ class WorkerLinks:
                 raise WireError(f"{hello.role} {hello.name} may not use a stream socket")
             if worker != identity_of(hello.name, hello.incarnation).encode():
                 raise WireError(f"{hello.name} greets under another identity than its socket's")
+            self._check_host(worker, hello)
         except WireError as error:
             self.dropped += 1
             self._peers.pop(worker, None)
@@ -130,3 +133,24 @@ class WorkerLinks:
         self._log.info("worker.welcomed", worker=hello.name)
         self._handle(WorkerUp(worker))
         self._socket.send([worker, self._welcome])
+
+    def _check_host(self, worker: bytes, hello: Hello) -> None:
+        """With keys, whether its host may speak for it. Raises WireError."""
+        host = self._socket.host_of(worker)
+        if self._curve is None or not host:
+            return
+        who = f"{hello.role} {hello.name}"
+        denied = self._curve.gate.speaker(host, hello.role, hello.name).denied
+        if denied:
+            raise WireError(f"host {host} may not speak for {who}: {denied}")
+        namesakes = [peer for peer in self._peers if _name(peer) == hello.name]
+        self.ping(namesakes)  # forgets those that are gone
+        for peer in namesakes:
+            theirs = self._socket.host_of(peer)
+            if peer in self._peers and theirs != host:
+                sentence = f"host {host} may not take the place of {who}, which is of host {theirs}"
+                raise WireError(sentence)
+
+
+def _name(peer: bytes) -> str:
+    return name_of(peer.decode(errors="replace"))

@@ -25,6 +25,8 @@ class Gateway:
     last_seen: float
     #: When it joined, went out of reach, or returned, whichever was last.
     since: float
+    #: The host whose key it has; empty where no keys are asked for.
+    host: str = ""
     #: Whether it is out of reach.
     gone: bool = False
     #: Whether it said Leaving.

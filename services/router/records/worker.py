@@ -61,6 +61,8 @@ class Worker:
     last_seen: float
     #: When its state last changed.
     since: float
+    #: The host whose key it has; empty where no keys are asked for.
+    host: str = ""
     state: WorkerState = WorkerState.JOINING
     #: The state to which it returns when it is trusted again.
     before_suspect: WorkerState = WorkerState.JOINING

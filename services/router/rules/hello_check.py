@@ -1,13 +1,48 @@
-"""Whether a Hello is accepted. Pure: these functions change nothing."""
+"""Whether a Hello is accepted. Pure: these functions change nothing.
+
+With keys, the allow-list says for whom a host may speak (`common/security/peers.py`). Beyond that,
+a name is the host's that used it first: while its daemon is here, no other host may say Hello under
+the name, and afterwards only a host whose entry lists it.
+
+All decode workers must compute the same tokens, because a stream may move from any of them to any
+other. The first one decides the model; another follows when all of them have left.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from common.errors import Code
 from common.identity import identity_of
 from common.messages import WIRE_VERSION, Capacity, Hello, Role
+from common.security.speaker import Speaker
+from services.router.placement.fingerprint_mismatch import difference
 from services.router.tables import Tables
 
 PEERS_MAX = 4_096
+MODEL_PARTS = ("model", "config", "weights")
+
+
+def identity_refusal(tables: Tables, hello: Hello, speaker: Speaker | None) -> str:
+    """Why this host may not say this Hello; empty = it may. `speaker`: None without keys."""
+    if speaker is None:
+        return ""
+    who, host = f"{hello.role} {hello.name}", speaker.host
+    if speaker.denied:
+        return f"host {host} may not speak for {who}: {speaker.denied}"
+    older = tables.names.get((hello.role, hello.name), "")
+    worker, gateway = tables.workers.get(older), tables.gateways.get(older)
+    known = worker or gateway
+    if known is None or known.host == host:
+        return ""
+    if (worker is not None and worker.connected) or (gateway is not None and not gateway.gone):
+        return f"host {host} may not take the place of {who}, which is here from host {known.host}"
+    if speaker.listed:
+        return ""
+    return (
+        f"host {host} may not speak for {who}, which host {known.host} used first; "
+        f"`baton keygen add --names {hello.name} {host}` gives it the name"
+    )
 
 
 def refusal(tables: Tables, peer: str, hello: Hello) -> tuple[Code, str] | None:
@@ -31,7 +66,7 @@ def refusal(tables: Tables, peer: str, hello: Hello) -> tuple[Code, str] | None:
         return Code.INVALID_REQUEST, f"{who} was here before in another role"
     if not known and len(tables.workers) + len(tables.gateways) >= PEERS_MAX:
         return Code.NO_CAPACITY, f"{PEERS_MAX} peers are already known"
-    sentence = _missing(hello) or _against_mode(tables, hello)
+    sentence = _missing(hello) or _against_mode(tables, hello) or _of_another_model(tables, hello)
     return (Code.INVALID_REQUEST, f"{who} {sentence}") if sentence else None
 
 
@@ -71,3 +106,24 @@ def _against_mode(tables: Tables, hello: Hello) -> str:
     if mode == "single" and others:
         return f"is one too many in mode single, {others[0]} is here: use mode replicated"
     return ""
+
+
+def _of_another_model(tables: Tables, hello: Hello) -> str:
+    """How the model of a decode worker differs from that of the others, as the rest of a sentence;
+    empty = it does not."""
+    if hello.role is not Role.DECODE:
+        return ""
+    theirs = _model_parts(hello.model, hello.fingerprint_parts)
+    for worker in tables.workers.values():
+        if worker.role is not Role.DECODE or worker.away or worker.name == hello.name:
+            continue
+        ours = _model_parts(worker.model, worker.fingerprint_parts)
+        shared = ours.keys() & theirs.keys()
+        differs = difference({k: ours[k] for k in shared}, {k: theirs[k] for k in shared})
+        if differs:
+            return f"has another model than {worker.name}: {differs}"
+    return ""
+
+
+def _model_parts(model: str, parts: Mapping[str, str]) -> dict[str, str]:
+    return {"model": model} | {key: parts[key] for key in MODEL_PARTS if key in parts}

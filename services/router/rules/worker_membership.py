@@ -20,7 +20,7 @@ from common.messages import (
     ToRouter,
     Welcome,
 )
-from services.router.events import Action, Note, Send
+from services.router.events import Action, Note, Received, Send
 from services.router.fleet.liveness import stalled
 from services.router.records.states import WorkerEvent, WorkerState
 from services.router.records.worker import Worker
@@ -35,8 +35,14 @@ from services.router.rules import (
 )
 from services.router.tables import Tables
 
+IDENTITY_LOG_SECONDS = 10.0
 
-def on_hello(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
+
+def on_hello(tables: Tables, event: Received, message: Hello, now: float) -> list[Action]:
+    peer, host = event.peer, event.speaker.host if event.speaker is not None else ""
+    impersonation = hello_check.identity_refusal(tables, message, event.speaker)
+    if impersonation:
+        return _refuse_identity(tables, peer, host, impersonation, now)
     refusal = hello_check.refusal(tables, peer, message)
     if refusal is not None:
         code, sentence = refusal
@@ -49,8 +55,25 @@ def on_hello(tables: Tables, peer: str, message: Hello, now: float) -> list[Acti
     tables.names[message.role, message.name] = peer
     actions.append(_welcome(tables, peer))
     if message.role is Role.GATEWAY:
-        return actions + gateway_membership.on_hello(tables, peer, message, now)
-    return actions + _welcome_worker(tables, peer, message, now)
+        actions += gateway_membership.on_hello(tables, peer, message, now)
+        tables.gateways[peer].host = host
+        return actions
+    actions += _welcome_worker(tables, peer, message, now)
+    tables.workers[peer].host = host
+    return actions
+
+
+def _refuse_identity(
+    tables: Tables, peer: str, host: str, sentence: str, now: float
+) -> list[Action]:
+    """Every attempt is counted, and one of each host is logged in `IDENTITY_LOG_SECONDS`."""
+    tables.counts.drop("identity refused")
+    actions: list[Action] = [Send(peer, Refused(code=Code.INVALID_REQUEST, message=sentence))]
+    if now - tables.identity_logged.get(host, -IDENTITY_LOG_SECONDS) >= IDENTITY_LOG_SECONDS:
+        tables.identity_logged[host] = now
+        fields: dict[str, object] = {"peer": peer, "host": host}
+        actions.append(Note("warning", "identity.refused", sentence, fields))
+    return actions
 
 
 def _welcome(tables: Tables, peer: str) -> Action:

@@ -1,15 +1,20 @@
-"""A router with keys: a worker whose key is revoked is ejected like a silent one."""
+"""A router with keys: a worker whose key is revoked is ejected like a silent one, and no other host
+takes the place of a worker or reads what it is sent."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
+import zmq
 
 from common.config import Config, FleetConfig, LivenessConfig, RouterConfig, SecurityConfig
-from common.messages import Beat, Load, Role
+from common.messages import Beat, Leaving, Load, Refused, Role
 from common.net.admin_client import ask
 from common.net.endpoints import admin_address
 from common.net.wire import encode
@@ -41,12 +46,14 @@ async def state_of(config: Config, worker: Peer, wanted: str) -> None:
         while True:
             worker.socket.send([encode(Beat(load=Load()))])
             rows = (await ask(admin_address(config), "workers")).result
-            if [row["state"] for row in rows] == [wanted]:
+            if [row["state"] for row in rows if row["name"] == "d0"] == [wanted]:
                 return
 
 
-async def test_a_worker_whose_key_is_revoked_is_ejected_though_it_speaks(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path / "keys", "router", "worker")
+@asynccontextmanager
+async def running(tmp_path: Path, *others: str) -> AsyncIterator[tuple[Hosts, Config, Peer]]:
+    """A router on a host of its own, and d0 on the host `worker`, which is ready."""
+    hosts = Hosts(tmp_path / "keys", "router", "worker", *others)
     config = config_of(tmp_path, tmp_path / "keys" / "router")
     tasks, daemon = Tasks(), make(config, "r0", structlog.get_logger("test"))
     await daemon.start(tasks)
@@ -55,12 +62,80 @@ async def test_a_worker_whose_key_is_revoked_is_ejected_though_it_speaks(tmp_pat
         await worker.up()
         worker.socket.send([encode(worker_hello(Role.DECODE, "d0"))])
         await state_of(config, worker, "ready")
-        hosts.keys.revoke("worker")
-        await state_of(config, worker, "ejected")
-        status: dict[str, Any] = (await ask(admin_address(config), "status")).result
-        assert status["dropped"]["peer refused: revoked_key"] > 0
+        yield hosts, config, worker
         assert not tasks.failed.done()
     finally:
         hosts.close()
         await daemon.stop()
         await tasks.cancel_all()
+
+
+async def asked(config: Config, verb: str) -> Any:
+    return (await ask(admin_address(config), verb)).result
+
+
+async def test_a_worker_whose_key_is_revoked_is_ejected_though_it_speaks(tmp_path: Path) -> None:
+    async with running(tmp_path) as (hosts, config, worker):
+        hosts.keys.revoke("worker")
+        await state_of(config, worker, "ejected")
+        status: dict[str, Any] = await asked(config, "status")
+        assert status["dropped"]["peer refused: revoked_key"] > 0
+
+
+async def test_a_host_of_the_list_does_not_take_the_place_of_anothers_worker(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, "attacker") as (hosts, config, worker):
+        attacker = hosts.end(hosts.curve("attacker"), "d0|2", connect=config.router.control)
+        await attacker.up()
+        attacker.socket.send([encode(worker_hello(Role.DECODE, "d0", "2"))])
+        refused = msgspec.msgpack.decode((await attacker.hear())[0], type=Refused)
+        assert "may not take the place of decode d0" in refused.message
+        await state_of(config, worker, "ready")
+        (row,) = await asked(config, "workers")
+        assert (row["name"], row["incarnation"]) == ("d0", "1")
+        assert (await asked(config, "status"))["dropped"]["identity refused"] == 1
+        events = (await asked(config, "events"))["events"]
+        assert [event["event"] for event in events].count("identity.refused") == 1
+
+
+async def test_a_host_of_the_list_neither_speaks_nor_hears_under_anothers_identity(
+    tmp_path: Path,
+) -> None:
+    """It knows name and incarnation, and asks libzmq for the same routing id."""
+    async with running(tmp_path, "attacker") as (hosts, config, worker):
+        curve = hosts.curve("attacker")
+        socket = curve.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, b"d0|1")
+        curve.apply(socket, binds=False)
+        (key,) = hosts.keys.peer("router").keys
+        socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
+        socket.connect(config.router.control)
+        socket.send(encode(Leaving(reason="an attack")))
+        await counted_by_router(config, "peer refused: identity_of_another")
+        await state_of(config, worker, "ready")
+        while not worker.inbox.empty():
+            worker.inbox.get_nowait()
+        await worker.hear()
+        assert socket.poll(0) == 0
+        socket.close(linger=0)
+
+
+async def test_an_entry_with_roles_speaks_for_no_other(tmp_path: Path) -> None:
+    async with running(tmp_path, "other") as (hosts, config, worker):
+        hosts.keys.add("other", None, ["gateway"], ["g7"])
+        other = hosts.end(hosts.curve("other"), "p0|1", connect=config.router.control)
+        await other.up()
+        async with asyncio.timeout(SECONDS):
+            while True:
+                other.socket.send([encode(worker_hello(Role.PREFILL, "p0"))])
+                frame = (await other.hear())[0]
+                if b"Refused" in frame and b"its entry of the allow-list" in frame:
+                    break
+        await state_of(config, worker, "ready")
+
+
+async def counted_by_router(config: Config, why: str) -> None:
+    async with asyncio.timeout(SECONDS):
+        while why not in (await asked(config, "status"))["dropped"]:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)

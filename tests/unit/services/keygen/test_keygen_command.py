@@ -45,6 +45,25 @@ def test_a_later_host_leaves_the_others_keys_alone(tmp_path: Path) -> None:
     assert a.addresses == ["10.0.0.9"]
 
 
+def test_roles_and_names_are_set_kept_and_taken_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rights() -> tuple[list[str], list[str], list[str]]:
+        (a,) = read_peers(tmp_path / "a" / PEERS).peers
+        return [*a.roles], a.names, a.addresses
+
+    assert keygen(tmp_path, "add", "--roles", "decode", "--names", "d0,d1", "a=10.0.0.1") == 0
+    assert rights() == (["decode"], ["d0", "d1"], ["10.0.0.1"])
+    assert keygen(tmp_path, "add", "--names", "d0", "a") == 0
+    assert rights() == (["decode"], ["d0"], ["10.0.0.1"])
+    assert keygen(tmp_path, "list") == 0
+    assert "decode d0 " in capsys.readouterr().out
+    assert keygen(tmp_path, "add", "--roles", "", "a=") == 0
+    assert rights() == ([], ["d0"], [])
+    assert keygen(tmp_path, "add", "--roles", "king", "a") == 2
+    assert keygen(tmp_path, "add", "--names", "d0", "b") == 2
+
+
 def test_a_rotation_has_two_good_keys_until_it_is_retired(tmp_path: Path) -> None:
     keygen(tmp_path, "add", "a=10.0.0.1", "b=10.0.0.2")
     old = read_secret(tmp_path / "a" / SECRET).public

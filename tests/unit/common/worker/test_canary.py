@@ -41,8 +41,12 @@ class Bench:
         return order
 
 
-async def test_its_tokens_are_sifted_out_of_what_the_core_sees() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_its_tokens_are_sifted_out_of_what_the_core_sees(bench: Bench) -> None:
     running = asyncio.gather(bench.canary.run(5.0))
     request = (await bench.add()).request
     assert (request.prompt_ids, request.sampling, request.ticket) == (PROMPT, SAMPLING, None)
@@ -60,16 +64,14 @@ async def test_its_tokens_are_sifted_out_of_what_the_core_sees() -> None:
     assert bench.canary.batch_without_own(untouched) is untouched, "none is under way"
 
 
-async def test_one_that_gets_no_token_is_aborted_and_says_so() -> None:
-    bench = Bench()
+async def test_one_that_gets_no_token_is_aborted_and_says_so(bench: Bench) -> None:
     answer = await bench.canary.run(0.02)
     assert (answer.outcome, answer.sentence) == ("failed", "no token within 0.02 s")
     await bench.add()
     assert bench.orders.get_nowait() == AbortInEngine(CANARY_ID, 1)
 
 
-async def test_one_that_is_cut_short_is_aborted_and_says_how_far_it_came() -> None:
-    bench = Bench()
+async def test_one_that_is_cut_short_is_aborted_and_says_how_far_it_came(bench: Bench) -> None:
     running = asyncio.gather(bench.canary.run(0.05))
     await bench.add()
     bench.canary.batch_without_own(Batch(outputs=[Output(FIRST, [7, 8])]))
@@ -78,8 +80,7 @@ async def test_one_that_is_cut_short_is_aborted_and_says_how_far_it_came() -> No
     assert bench.orders.get_nowait() == AbortInEngine(CANARY_ID, 1)
 
 
-async def test_a_flight_that_nobody_waits_for_is_aborted() -> None:
-    bench = Bench()
+async def test_a_flight_that_nobody_waits_for_is_aborted(bench: Bench) -> None:
     running = asyncio.gather(bench.canary.run(60.0))
     await bench.add()
     running.cancel()
@@ -91,8 +92,7 @@ async def test_a_flight_that_nobody_waits_for_is_aborted() -> None:
     again.cancel()
 
 
-async def test_there_is_one_at_a_time() -> None:
-    bench = Bench()
+async def test_there_is_one_at_a_time(bench: Bench) -> None:
     running = asyncio.gather(bench.canary.run(60.0))
     await bench.add()
     other = await bench.canary.run(60.0)
@@ -125,8 +125,7 @@ async def test_tokens_from_a_batch_are_marked_as_such(before: int, after: int) -
     assert not answer.alone
 
 
-async def test_an_engine_that_fails_it_is_told_with_its_reason() -> None:
-    bench = Bench()
+async def test_an_engine_that_fails_it_is_told_with_its_reason(bench: Bench) -> None:
     running = asyncio.gather(bench.canary.run(5.0))
     await bench.add()
     assert not bench.canary.on_refused("r", "not ours")
@@ -144,8 +143,7 @@ async def test_an_engine_that_fails_it_is_told_with_its_reason() -> None:
     assert (answer.outcome, answer.sentence) == ("failed", "it gave up")
 
 
-async def test_nobody_takes_it_for_work() -> None:
-    bench = Bench()
+async def test_nobody_takes_it_for_work(bench: Bench) -> None:
     busy = Load(running=1, kv_used=0.125, step_age_ms=4.0, step_ms_p99=2.0)
     assert bench.canary.load_without_own(busy, empty=True) is busy
     running = asyncio.gather(bench.canary.run(60.0))

@@ -63,6 +63,11 @@ class Bench:
         return actions
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
 def to_router(actions: list[Action]) -> list[Message]:
     return [action.message for action in actions if isinstance(action, ToRouter)]
 
@@ -79,8 +84,7 @@ def test_a_decode_goes_to_the_engine_with_its_sampling_and_ticket() -> None:
     assert action.request.prompt_ids == [5, 6]
 
 
-def test_tokens_are_indexed_and_the_end_is_told_once_to_both() -> None:
-    bench = Bench()
+def test_tokens_are_indexed_and_the_end_is_told_once_to_both(bench: Bench) -> None:
     bench(dispatch(), 1.0)
     first = bench(step(Output("r#1", [10, 11], cached_tokens=4)), 1.25)
     assert deltas(first) == [Delta("r", 1, 0, [10, 11], cached_tokens=4)]
@@ -97,8 +101,7 @@ def test_tokens_are_indexed_and_the_end_is_told_once_to_both() -> None:
     assert bench.core.active == 0
 
 
-def test_one_step_is_one_message_per_gateway() -> None:
-    bench = Bench()
+def test_one_step_is_one_message_per_gateway(bench: Bench) -> None:
     for request_id, gateway in (("a", "g0"), ("b", "g1"), ("c", "g0")):
         bench(dispatch(request_id, gateway=gateway))
     actions = bench(step(*(Output(f"{r}#1", [1]) for r in "abc")))
@@ -113,8 +116,7 @@ REPORT = KvReport(blocks=3, complete=True, payload_bytes=999)
 MOVED = KvDone(request_id="r", attempt=1, side="receive", report=REPORT)
 
 
-def test_what_the_handoff_moved_is_reported_with_the_first_token() -> None:
-    bench = Bench()
+def test_what_the_handoff_moved_is_reported_with_the_first_token(bench: Bench) -> None:
     bench(dispatch(with_ticket=ticket()))
     assert bench(Batch(kv_done=[MOVED])) == []
     (started,) = to_router(bench(step(Output("r#1", [1]))))
@@ -145,8 +147,7 @@ def test_a_report_that_never_comes_is_waited_for_to_the_end_of_the_stream_only()
     assert isinstance(ended, Ended)
 
 
-def test_an_abort_frees_the_engine_and_answers_cancelled_once() -> None:
-    bench = Bench()
+def test_an_abort_frees_the_engine_and_answers_cancelled_once(bench: Bench) -> None:
     bench(dispatch())
     abort = Abort(request_id="r", attempt=1, reason="client gone")
     actions = bench(abort)
@@ -159,8 +160,7 @@ def test_an_abort_frees_the_engine_and_answers_cancelled_once() -> None:
     assert bench.core.dropped == 2
 
 
-def test_a_lost_gateway_drops_only_its_own_streams() -> None:
-    bench = Bench()
+def test_a_lost_gateway_drops_only_its_own_streams(bench: Bench) -> None:
     bench(dispatch("a", gateway="g0"))
     bench(dispatch("b", gateway="g1"))
     actions = bench(GatewayGone("g0", "k", "closed"))
@@ -170,8 +170,7 @@ def test_a_lost_gateway_drops_only_its_own_streams() -> None:
     assert bench.core.active == 1
 
 
-def test_at_the_end_of_a_drain_its_streams_are_told_to_go_on_elsewhere() -> None:
-    bench = Bench()
+def test_at_the_end_of_a_drain_its_streams_are_told_to_go_on_elsewhere(bench: Bench) -> None:
     bench(dispatch("r"))
     bench(dispatch("s", gateway="g1"))
     bench(step(Output("r#1", [10, 11])))
@@ -190,8 +189,7 @@ def test_at_the_end_of_a_drain_its_streams_are_told_to_go_on_elsewhere() -> None
     assert bench(DrainOver("again")) == []
 
 
-def test_a_newer_attempt_replaces_the_older_and_an_older_one_is_dropped() -> None:
-    bench = Bench()
+def test_a_newer_attempt_replaces_the_older_and_an_older_one_is_dropped(bench: Bench) -> None:
     bench(dispatch(attempt=2))
     assert bench(dispatch(attempt=1)) == []
     assert bench(dispatch(attempt=2)) == []
@@ -209,8 +207,7 @@ def test_a_newer_attempt_replaces_the_older_and_an_older_one_is_dropped() -> Non
         (step(Output("r#1", [], error="engine_failed", message="too long")), "engine_failed"),
     ],
 )
-def test_engine_errors_reach_gateway_and_router(event: object, code: str) -> None:
-    bench = Bench()
+def test_engine_errors_reach_gateway_and_router(event: object, code: str, bench: Bench) -> None:
     bench(dispatch())
     actions = bench(event)
     (delta,) = deltas(actions)
@@ -221,8 +218,7 @@ def test_engine_errors_reach_gateway_and_router(event: object, code: str) -> Non
     assert bench.core.active == 0
 
 
-def test_a_ticket_for_another_incarnation_is_refused_to_both() -> None:
-    bench = Bench()
+def test_a_ticket_for_another_incarnation_is_refused_to_both(bench: Bench) -> None:
     actions = bench(dispatch(with_ticket=ticket("old")))
     (delta,) = deltas(actions)
     (ended,) = to_router(actions)
@@ -260,8 +256,7 @@ def test_its_room_is_what_routers_count() -> None:
     assert room == GrantLimit(8, 95 * 16, 16)
 
 
-def test_it_says_what_it_holds() -> None:
-    bench = Bench()
+def test_it_says_what_it_holds(bench: Bench) -> None:
     bench(dispatch("r1"))
     bench(dispatch("r2", with_ticket=ticket()))
     bench(step(Output("r1#1", [5])))
@@ -274,8 +269,7 @@ def test_it_says_what_it_holds() -> None:
     assert bench.core.held_attempt("r1", 2) is None
 
 
-def test_a_prefill_is_not_its_business() -> None:
-    bench = Bench()
+def test_a_prefill_is_not_its_business(bench: Bench) -> None:
     prefill = Prefill(request_id="r", attempt=1, ticket=ticket())
     assert bench(Dispatched(prefill, BODY)) == []
     assert bench.core.dropped == 1
@@ -308,8 +302,7 @@ def test_a_pair_in_trouble_is_told_once_even_when_its_stream_is_gone(streaming: 
     ]
 
 
-def test_a_handoff_that_failed_without_trouble_says_nothing_of_the_pair() -> None:
-    bench = Bench()
+def test_a_handoff_that_failed_without_trouble_says_nothing_of_the_pair(bench: Bench) -> None:
     bench(dispatch(with_ticket=ticket()))
     failed = messages.kv_done(error=Code.KV_TRANSFER_FAILED)
     assert bench(Batch(kv_done=[failed])) == []

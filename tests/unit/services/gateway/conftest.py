@@ -1,5 +1,14 @@
 """Fixtures of the gateway's unit tests."""
 
-from tests.rigs.light_text import light, model_folder
+import pytest
 
-__all__ = ["light", "model_folder"]
+from tests.rigs.light_text import light, model_folder
+from tests.unit.services.gateway.gate import Gate
+
+__all__ = ["gate", "light", "model_folder"]
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """A gateway's core that has nothing to do yet."""
+    return Gate()

@@ -40,8 +40,7 @@ def samples(gate: Gate, prices: PricesConfig) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_tokens_and_their_cost_by_key_and_phase() -> None:
-    gate = Gate()
+def test_tokens_and_their_cost_by_key_and_phase(gate: Gate) -> None:
     gate.core.counters.request_over(summary(), "k1")
     prices = PricesConfig(prefill=2.0, cached=0.5, decode=8.0, currency="EUR")
     found = samples(gate, prices)

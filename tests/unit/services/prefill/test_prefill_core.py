@@ -1,6 +1,7 @@
 """The prefill worker's decisions, one event at a time."""
 
 import msgspec
+import pytest
 
 from common.engine.port import Batch, EngineRequest, Output
 from common.messages import (
@@ -57,6 +58,11 @@ class Bench:
         return actions
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
 def sole(actions: list[Action]) -> PrefillEnded:
     (action,) = actions
     assert isinstance(action, ToRouter)
@@ -93,16 +99,14 @@ def test_a_handoff_that_ends_before_the_engines_last_word_is_not_waited_for_agai
     assert bench.core.active == 0
 
 
-def test_an_engine_error_ends_the_try_with_its_code() -> None:
-    bench = Bench()
+def test_an_engine_error_ends_the_try_with_its_code(bench: Bench) -> None:
     bench(dispatch())
     ended = sole(bench(computed(error="engine_failed")))
     assert (ended.error, ended.message) == ("engine_failed", "m")
     assert bench.core.active == 0
 
 
-def test_what_the_engine_refuses_is_told_to_the_router() -> None:
-    bench = Bench()
+def test_what_the_engine_refuses_is_told_to_the_router(bench: Bench) -> None:
     bench(dispatch())
     ended = sole(bench(EngineRefused("r", 1, "context_length_exceeded", "too long")))
     assert ended.error == "context_length_exceeded"
@@ -120,16 +124,14 @@ def test_an_abort_always_reaches_the_engine_because_a_lease_may_outlive_the_try(
     assert bench.core.dropped == 1
 
 
-def test_a_duplicate_dispatch_is_dropped_and_counted() -> None:
-    bench = Bench()
+def test_a_duplicate_dispatch_is_dropped_and_counted(bench: Bench) -> None:
     bench(dispatch())
     assert bench(dispatch()) == []
     assert bench.core.dropped == 1
     assert len(bench(dispatch(attempt=2))) == 1
 
 
-def test_a_ticket_for_another_incarnation_is_refused() -> None:
-    bench = Bench()
+def test_a_ticket_for_another_incarnation_is_refused(bench: Bench) -> None:
     ended = sole(bench(dispatch(incarnation="old")))
     assert ended.error == "no_capacity"
     assert "another incarnation" in ended.message
@@ -145,8 +147,7 @@ def test_the_table_is_bounded_and_says_so() -> None:
     assert bench.core.active == ATTEMPTS_PER_SEQ_MAX
 
 
-def test_what_is_not_its_business_is_dropped() -> None:
-    bench = Bench()
+def test_what_is_not_its_business_is_dropped(bench: Bench) -> None:
     decode = Decode(
         request_id="r", attempt=1, gateway="g", gateway_incarnation="k", stream_endpoint="e"
     )

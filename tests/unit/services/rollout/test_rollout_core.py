@@ -53,12 +53,16 @@ class Bench:
         assert self.observe() == []
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
 def test_roles_take_turns() -> None:
     assert in_turn(["p0", "p1", "p2"], ["d0"]) == ["p0", "d0", "p1", "p2"]
 
 
-def test_one_after_the_other_each_drained_first() -> None:
-    bench = Bench()
+def test_one_after_the_other_each_drained_first(bench: Bench) -> None:
     before = bench.workers["d0"]
     assert bench.observe() == [Drain(before)]
     assert bench.observe(5.0) == []
@@ -83,15 +87,13 @@ def test_one_after_the_other_each_drained_first() -> None:
     )
 
 
-def test_what_a_drain_cannot_finish_is_left_to_the_worker() -> None:
-    bench = Bench()
+def test_what_a_drain_cannot_finish_is_left_to_the_worker(bench: Bench) -> None:
     bench.observe()
     assert bench.observe(10.0) == []
     assert [type(action) for action in bench.observe(0.1)] == [Restart]
 
 
-def test_the_floor_is_kept() -> None:
-    bench = Bench()
+def test_the_floor_is_kept(bench: Bench) -> None:
     bench.set("d1", state="suspect")
     assert bench.observe() == []
     bench.set("d1", state="ready")
@@ -104,8 +106,7 @@ def test_the_last_of_a_role_is_not_taken() -> None:
     assert "--floor 0" in bench.rollout.failure
 
 
-def test_a_worker_that_does_not_come_back_stops_it() -> None:
-    bench = Bench()
+def test_a_worker_that_does_not_come_back_stops_it(bench: Bench) -> None:
     bench.observe()
     bench.set("d0", requests=0)
     bench.observe()
@@ -130,8 +131,7 @@ def test_a_canary_that_does_not_stay_ready_stops_it(changes: dict[str, str], say
     assert bench.rollout.left == ["d0", "d1"]
 
 
-def test_a_process_that_never_left_is_named() -> None:
-    bench = Bench()
+def test_a_process_that_never_left_is_named(bench: Bench) -> None:
     bench.observe()
     bench.set("d0", requests=0)
     bench.observe()
@@ -139,8 +139,7 @@ def test_a_process_that_never_left_is_named() -> None:
     assert "the process is still the old one" in bench.rollout.failure
 
 
-def test_while_no_router_answers_only_time_passes() -> None:
-    bench = Bench()
+def test_while_no_router_answers_only_time_passes(bench: Bench) -> None:
     bench.observe()
     assert bench.observe(5.0, router=False) == []
     bench.restarted("d0")
@@ -148,8 +147,7 @@ def test_while_no_router_answers_only_time_passes() -> None:
     assert bench.rollout.failure == ""
 
 
-def test_what_could_not_be_restarted_gets_work_again() -> None:
-    bench = Bench()
+def test_what_could_not_be_restarted_gets_work_again(bench: Bench) -> None:
     (action,) = bench.observe()
     assert isinstance(action, Drain)
     assert bench.rollout.fail("no such process") == [Resume(action.worker)]
@@ -157,8 +155,7 @@ def test_what_could_not_be_restarted_gets_work_again() -> None:
     assert bench.rollout.failure == "no such process"
 
 
-def test_another_fingerprint_is_told() -> None:
-    bench = Bench()
+def test_another_fingerprint_is_told(bench: Bench) -> None:
     bench.observe()
     bench.set("d0", requests=0)
     bench.observe()

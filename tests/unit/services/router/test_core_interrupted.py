@@ -84,8 +84,7 @@ def told_of_loss(rig: Rig, loss: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), list(product(STEPS, STEPS)))
-def test_every_message_may_come_twice_or_out_of_order(first: str, second: str) -> None:
-    rig = standard()
+def test_every_message_may_come_twice_or_out_of_order(first: str, second: str, rig: Rig) -> None:
     rig.submit()
     for name in (first, second, *STEPS, first, second):
         STEPS[name](rig)

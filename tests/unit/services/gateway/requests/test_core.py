@@ -26,8 +26,7 @@ from services.gateway.requests.table import RECENT_MAX
 from tests.unit.services.gateway.gate import D0, D1, Gate, sent
 
 
-def test_a_request_from_submit_to_end() -> None:
-    gate = Gate()
+def test_a_request_from_submit_to_end(gate: Gate) -> None:
     (submit,) = gate.open()
     assert isinstance(submit, ToRouter)
     assert isinstance(submit.message, Submit)
@@ -42,8 +41,7 @@ def test_a_request_from_submit_to_end() -> None:
     assert (gate.core.active, gate.core.busy_workers()) == (0, [])
 
 
-def test_tokens_may_overtake_placed() -> None:
-    gate = Gate()
+def test_tokens_may_overtake_placed(gate: Gate) -> None:
     gate.open()
     gate.token("a", worker=D1)
     assert gate.core.busy_workers() == [D1]
@@ -51,8 +49,7 @@ def test_tokens_may_overtake_placed() -> None:
     assert sent(gate.do(Closed("r", "gone"))) == [(D1, "Abort"), "Cancel"]
 
 
-def test_only_the_first_token_can_name_the_worker() -> None:
-    gate = Gate()
+def test_only_the_first_token_can_name_the_worker(gate: Gate) -> None:
     gate.open()
     gate.token("a", index=3, worker=D1)
     assert gate.core.busy_workers() == []
@@ -63,8 +60,7 @@ def test_only_the_first_token_can_name_the_worker() -> None:
     assert gate.answers["r"].joined_text == "a"
 
 
-def test_a_stop_string_tells_worker_and_router() -> None:
-    gate = Gate()
+def test_a_stop_string_tells_worker_and_router(gate: Gate) -> None:
     gate.open(stop="b")
     gate.place()
     assert sent(gate.token("abc")) == [(D0, "Abort"), "Cancel"]
@@ -72,15 +68,13 @@ def test_a_stop_string_tells_worker_and_router() -> None:
     assert gate.core.counters.unknown == 1
 
 
-def test_a_stop_string_in_the_last_token_tells_nobody() -> None:
-    gate = Gate()
+def test_a_stop_string_in_the_last_token_tells_nobody(gate: Gate) -> None:
     gate.open(stop="b")
     gate.place()
     assert sent(gate.token("ab", end="length")) == []
 
 
-def test_tokens_for_nobody_are_aborted_unless_they_are_the_last() -> None:
-    gate = Gate()
+def test_tokens_for_nobody_are_aborted_unless_they_are_the_last(gate: Gate) -> None:
     assert sent(gate.token("a")) == [(D0, "Abort")]
     assert sent(gate.token("a", end="stop")) == []
 
@@ -96,8 +90,7 @@ def test_closing_in_each_state() -> None:
     assert sent(placed.do(Closed("r", "gone"))) == []
 
 
-def test_a_refusal_keeps_code_and_retry_after() -> None:
-    gate = Gate()
+def test_a_refusal_keeps_code_and_retry_after(gate: Gate) -> None:
     gate.open()
     refused = Refused(
         code="queue_full", message="full", request_id="r", attempt=1, retry_after_ms=5
@@ -107,8 +100,7 @@ def test_a_refusal_keeps_code_and_retry_after() -> None:
 
 
 @pytest.mark.parametrize("attempt", [0, 2])
-def test_another_attempts_messages_are_nothing(attempt: int) -> None:
-    gate = Gate()
+def test_another_attempts_messages_are_nothing(attempt: int, gate: Gate) -> None:
     gate.open()
     for message in (
         Refused(code="queue_full", message="", request_id="r", attempt=attempt),
@@ -120,16 +112,14 @@ def test_another_attempts_messages_are_nothing(attempt: int) -> None:
     assert gate.core.busy_workers() == []
 
 
-def test_a_refusal_after_tokens_is_too_late() -> None:
-    gate = Gate()
+def test_a_refusal_after_tokens_is_too_late(gate: Gate) -> None:
     gate.open()
     gate.token("a")
     gate.do(FromRouter(Refused(code="queue_full", message="", request_id="r", attempt=1)))
     assert gate.core.active == 1
 
 
-def test_a_lost_worker_fails_only_its_own() -> None:
-    gate = Gate()
+def test_a_lost_worker_fails_only_its_own(gate: Gate) -> None:
     for request_id, decode in (("r", "d0"), ("s", "d1")):
         gate.open(request_id)
         gate.place(request_id, decode)
@@ -138,8 +128,7 @@ def test_a_lost_worker_fails_only_its_own() -> None:
     assert gate.core.active == 1
 
 
-def test_a_second_hello_fails_what_had_spoken_and_spares_the_placed() -> None:
-    gate = Gate()
+def test_a_second_hello_fails_what_had_spoken_and_spares_the_placed(gate: Gate) -> None:
     gate.open("r")
     gate.open("s")
     gate.place("r")
@@ -164,9 +153,8 @@ def test_without_a_router_work_is_held_for_a_while() -> None:
     assert gate.error().code is Code.ROUTER_UNREACHABLE
 
 
-def test_what_has_not_spoken_is_submitted_again_and_what_streams_is_not() -> None:
+def test_what_has_not_spoken_is_submitted_again_and_what_streams_is_not(gate: Gate) -> None:
     """An order to D may have died with the router; a stream proves that it did not."""
-    gate = Gate()
     for name in ("p", "q", "r"):
         gate.open(name)
     gate.place("p")
@@ -239,8 +227,7 @@ def declined(gate: Gate, attempt: int) -> object:
     return sent(gate.do(FromRouter(failed)))
 
 
-def test_what_d_declined_before_it_began_is_submitted_anew_and_not_for_ever() -> None:
-    gate = Gate()
+def test_what_d_declined_before_it_began_is_submitted_anew_and_not_for_ever(gate: Gate) -> None:
     gate.open()
     for attempt in (1, 2, 3):
         placed = Placed(request_id="r", attempt=attempt, decode="d0", decode_incarnation="1")
@@ -250,8 +237,7 @@ def test_what_d_declined_before_it_began_is_submitted_anew_and_not_for_ever() ->
     assert gate.error().code is Code.NO_CAPACITY
 
 
-def test_what_has_spoken_is_not_submitted_anew() -> None:
-    gate = Gate()
+def test_what_has_spoken_is_not_submitted_anew(gate: Gate) -> None:
     gate.open()
     gate.place()
     gate.token("a")
@@ -259,9 +245,8 @@ def test_what_has_spoken_is_not_submitted_anew() -> None:
     assert gate.error().code is Code.STREAM_INTERRUPTED
 
 
-def test_a_worker_whose_failed_request_goes_on_is_told_to_stop() -> None:
+def test_a_worker_whose_failed_request_goes_on_is_told_to_stop(gate: Gate) -> None:
     """It may not have been connected when the request failed."""
-    gate = Gate()
     gate.open()
     gate.place()
     gate.do(FromRouter(Failed(request_id="r", attempt=1, code="worker_lost", message="")))
@@ -274,8 +259,7 @@ def test_a_resubmission_that_is_refused_stops_the_worker() -> None:
     assert sent(gate.do(FromRouter(refused))) == [(D0, "Abort"), "Cancel"]
 
 
-def test_cancels_owed_to_a_lost_router_are_paid_on_its_return() -> None:
-    gate = Gate()
+def test_cancels_owed_to_a_lost_router_are_paid_on_its_return(gate: Gate) -> None:
     gate.open()
     gate.do(RouterDown())
     gate.do(Closed("r", "gone"))
@@ -312,15 +296,13 @@ def test_max_streams() -> None:
     assert gate.error("s").retry_after_ms
 
 
-def test_what_just_ended_is_remembered_in_bounds() -> None:
-    gate = Gate()
+def test_what_just_ended_is_remembered_in_bounds(gate: Gate) -> None:
     for nth in range(RECENT_MAX + 10):
         gate.open(str(nth))
         gate.do(Closed(str(nth), ""))
 
 
-def test_drain() -> None:
-    gate = Gate()
+def test_drain(gate: Gate) -> None:
     gate.open("r")
     gate.place("r")
     gate.do(DrainStarted())
@@ -330,8 +312,7 @@ def test_drain() -> None:
     assert gate.error("r").code is Code.DRAINING
 
 
-def test_a_restarted_router_does_not_make_the_length_unknown() -> None:
-    gate = Gate()
+def test_a_restarted_router_does_not_make_the_length_unknown(gate: Gate) -> None:
     known = Fleet(ready=True, prefill_ready=1, decode_ready=1, max_model_len=99)
     gate.do(FromRouter(known))
     unknown = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=0)
@@ -340,8 +321,7 @@ def test_a_restarted_router_does_not_make_the_length_unknown() -> None:
     assert (gate.core.fleet.ready, gate.core.fleet.max_model_len) == (False, 99)
 
 
-def test_no_state_is_left_from_a_terminal_one() -> None:
-    gate = Gate()
+def test_no_state_is_left_from_a_terminal_one(gate: Gate) -> None:
     gate.open()
     (request,) = gate.core._table.requests.values()
     gate.do(Closed("r", ""))
@@ -352,8 +332,7 @@ def test_no_state_is_left_from_a_terminal_one() -> None:
     assert {state for state, after in TRANSITIONS.items() if not after} == TERMINAL
 
 
-def test_the_messages_that_leave_carry_the_attempt() -> None:
-    gate = Gate()
+def test_the_messages_that_leave_carry_the_attempt(gate: Gate) -> None:
     gate.open()
     gate.place()
     abort, cancel, _ = gate.do(Closed("r", "gone"))

@@ -45,6 +45,11 @@ def running(**limits: Any) -> Gate:
     return gate
 
 
+@pytest.fixture
+def gate() -> Gate:
+    return running()
+
+
 def submitted(actions: list[Action]) -> tuple[Submit, RequestBody]:
     (sent,) = [a for a in actions if isinstance(a, ToRouter) and isinstance(a.message, Submit)]
     assert isinstance(sent.message, Submit)
@@ -63,8 +68,7 @@ def step(gate: Gate, attempt: int, index: int, text: str, end: str = "") -> list
     return gate.do(Stepped(D1, [delta]))
 
 
-def test_a_stream_goes_on_after_what_was_said_with_exact_usage() -> None:
-    gate = running()
+def test_a_stream_goes_on_after_what_was_said_with_exact_usage(gate: Gate) -> None:
     submit, body = submitted(gate.do(WorkerGone(D0, "its connection closed")))
     assert (submit.attempt, submit.prompt_tokens, submit.max_tokens) == (2, 4, 48)
     assert unpack_ids(body.prompt_ids) == [1, 2, *b"ab"]
@@ -80,8 +84,7 @@ def test_a_stream_goes_on_after_what_was_said_with_exact_usage() -> None:
     assert gate.core.counters.recovered == 1
 
 
-def test_what_the_lost_worker_still_says_is_never_said_again() -> None:
-    gate = running()
+def test_what_the_lost_worker_still_says_is_never_said_again(gate: Gate) -> None:
     gate.do(WorkerGone(D0, "x"))
     place(gate, 2)
     stale = gate.core.counters.stale
@@ -91,8 +94,7 @@ def test_what_the_lost_worker_still_says_is_never_said_again() -> None:
     assert gate.answers["r"].joined_text == "abc"
 
 
-def test_a_loss_that_the_router_tells_of_first() -> None:
-    gate = running()
+def test_a_loss_that_the_router_tells_of_first(gate: Gate) -> None:
     lost = Failed(request_id="r", attempt=1, code=Code.WORKER_LOST, message="d0 was lost")
     actions = gate.do(FromRouter(lost))
     assert sent(actions) == [(D0, "Abort"), "Submit"]
@@ -100,8 +102,7 @@ def test_a_loss_that_the_router_tells_of_first() -> None:
     assert gate.do(FromRouter(lost)) == []
 
 
-def test_tokens_lost_on_the_way_begin_a_new_attempt_and_stop_the_old() -> None:
-    gate = running()
+def test_tokens_lost_on_the_way_begin_a_new_attempt_and_stop_the_old(gate: Gate) -> None:
     actions = gate.token("d", 3)
     assert sent(actions) == [(D0, "Abort"), "Submit"]
     (abort,) = [a.message for a in actions if isinstance(a, ToWorker)]
@@ -127,16 +128,14 @@ def test_what_a_new_worker_cannot_know(fleet: Fleet | None, emitted: int, *, fou
     assert bool(resume_obstacle(Sampling(max_tokens=9, seed=1), emitted, fleet)) is found
 
 
-def test_a_later_attempt_says_how_much_of_its_prompt_was_emitted() -> None:
-    gate = running()
+def test_a_later_attempt_says_how_much_of_its_prompt_was_emitted(gate: Gate) -> None:
     (_, body) = submitted(gate.do(WorkerGone(D0, "x")))
     assert body.emitted == 2
     assert body.sampling.max_tokens == 48
 
 
-def test_a_fleet_that_restores_is_believed_while_no_decode_worker_is_known() -> None:
+def test_a_fleet_that_restores_is_believed_while_no_decode_worker_is_known(gate: Gate) -> None:
     """The only one has just died."""
-    gate = running()
     gate.do(FromRouter(RESTORES))
     gate.do(FromRouter(Fleet(ready=False, prefill_ready=1, decode_ready=0, max_model_len=0)))
     assert gate.core.fleet is not None
@@ -159,8 +158,7 @@ def test_an_obstacle_is_said_in_the_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert "without its seed" in gate.error().message
 
 
-def test_a_request_under_which_two_workers_died_is_tried_no_more() -> None:
-    gate = running()
+def test_a_request_under_which_two_workers_died_is_tried_no_more(gate: Gate) -> None:
     gate.do(WorkerGone(D0, "x"))
     place(gate, 2)
     assert "Submit" not in sent(gate.do(WorkerGone(D1, "x")))
@@ -178,9 +176,8 @@ def test_before_any_token_the_quarantine_has_its_own_code() -> None:
     assert gate.error().code is Code.REQUEST_QUARANTINED
 
 
-def test_one_death_told_twice_is_one_death() -> None:
+def test_one_death_told_twice_is_one_death(gate: Gate) -> None:
     """The router may place on the dead worker once more before it knows."""
-    gate = running()
     gate.do(WorkerGone(D0, "x"))
     place(gate, 2, decode="d0")
     lost = Failed(request_id="r", attempt=2, code=Code.WORKER_LOST, message="d0 was lost")
@@ -239,15 +236,13 @@ def test_a_loss_while_no_router_answers_ends_when_its_time_is_over() -> None:
     assert gate.error().code is Code.STREAM_INTERRUPTED
 
 
-def test_a_stopping_gateway_begins_nothing_anew() -> None:
-    gate = running()
+def test_a_stopping_gateway_begins_nothing_anew(gate: Gate) -> None:
     gate.core.lifecycle.draining = True
     gate.do(WorkerGone(D0, "x"))
     assert gate.error().code is Code.STREAM_INTERRUPTED
 
 
-def test_what_the_router_preempts_goes_on_and_is_no_death() -> None:
-    gate = running()
+def test_what_the_router_preempts_goes_on_and_is_no_death(gate: Gate) -> None:
     preempted = Failed(request_id="r", attempt=1, code=Code.PREEMPTED, message="KV is short")
     actions = gate.do(FromRouter(preempted))
     assert sent(actions) == [(D0, "Abort"), "Submit"]
@@ -256,9 +251,8 @@ def test_what_the_router_preempts_goes_on_and_is_no_death() -> None:
     assert submitted(gate.do(WorkerGone(D1, "x")))[0].attempt == 3
 
 
-def test_tokens_of_an_attempt_that_was_not_asked_for_yet_are_nobodys() -> None:
+def test_tokens_of_an_attempt_that_was_not_asked_for_yet_are_nobodys(gate: Gate) -> None:
     """A worker that errs and goes on as the next attempt, in one message."""
-    gate = running()
     lost = Delta("r", 1, 2, [], error=Code.WORKER_LOST.value)
     actions = gate.do(Stepped(D0, [lost, Delta("r", 2, 0, [65])]))
     submit, _ = submitted(actions)

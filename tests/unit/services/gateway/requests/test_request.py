@@ -18,8 +18,7 @@ def lost(gate: Gate, attempt: int = 1) -> None:
     gate.do(FromRouter(failed))
 
 
-def test_a_plain_request() -> None:
-    gate = Gate()
+def test_a_plain_request(gate: Gate) -> None:
     gate.now = 10.0
     gate.open()
     gate.now += 0.2
@@ -80,8 +79,7 @@ def test_waiting_for_a_router_is_held() -> None:
     assert (summary.outcome, summary.code) == ("failed", "draining")
 
 
-def test_a_first_token_that_is_the_last() -> None:
-    gate = Gate()
+def test_a_first_token_that_is_the_last(gate: Gate) -> None:
     gate.now = 10.0
     gate.open()
     gate.place()
@@ -92,8 +90,7 @@ def test_a_first_token_that_is_the_last() -> None:
     assert summary.ttft_ms == pytest.approx(300.0)
 
 
-def test_what_the_router_refuses_at_once_is_not_reported_to_it() -> None:
-    gate = Gate()
+def test_what_the_router_refuses_at_once_is_not_reported_to_it(gate: Gate) -> None:
     gate.open()
     gate.do(FromRouter(Refused(code="queue_full", message="full", request_id="r", attempt=1)))
     assert gate.summaries == []

@@ -8,7 +8,7 @@ from common.messages import Beat, KvCounts, Load
 from services.router.admin import kv_ledger
 from tests.rigs.messages import kv_hold
 from tests.unit.services.router.admin.verbs.test_explain import ask
-from tests.unit.services.router.rig import Rig, standard
+from tests.unit.services.router.rig import Rig
 
 
 def report(rig: Rig, *, request_id: str = "r1", age_ms: float = 10.0, peer: str = "p0|1") -> None:
@@ -23,8 +23,7 @@ def kv(rig: Rig, **args: Any) -> Any:
     return ask(rig, "kv", **args)
 
 
-def test_a_hold_of_a_running_request_is_told_with_its_owner_and_is_no_orphan() -> None:
-    rig = standard()
+def test_a_hold_of_a_running_request_is_told_with_its_owner_and_is_no_orphan(rig: Rig) -> None:
     rig.submit()
     report(rig, age_ms=10.0)
     rig.now += 0.5
@@ -47,8 +46,7 @@ def test_a_hold_of_a_running_request_is_told_with_its_owner_and_is_no_orphan() -
     assert told["workers"][0]["counts"]["handoffs_out"] == 2
 
 
-def test_a_hold_reported_long_after_its_request_ended_is_an_orphan() -> None:
-    rig = standard()
+def test_a_hold_reported_long_after_its_request_ended_is_an_orphan(rig: Rig) -> None:
     rig.submit()
     rig.prefilled()
     rig.started()
@@ -61,9 +59,8 @@ def test_a_hold_reported_long_after_its_request_ended_is_an_orphan() -> None:
     assert kv(rig)["orphans"] == kv_ledger.orphans(rig.core.tables) == 1
 
 
-def test_a_hold_of_a_request_nobody_knows_becomes_an_orphan() -> None:
+def test_a_hold_of_a_request_nobody_knows_becomes_an_orphan(rig: Rig) -> None:
     """The router was restarted, or P made it up; its own age counts, but not before the start."""
-    rig = standard()
     report(rig, request_id="ghost", age_ms=60_000.0)
     assert (kv(rig)["orphans"], kv(rig)["holds"][0]["state"]) == (0, "unknown")
     rig.now += kv_ledger.ORPHAN_SECONDS + 0.1
@@ -71,8 +68,7 @@ def test_a_hold_of_a_request_nobody_knows_becomes_an_orphan() -> None:
     assert kv(rig)["orphans"] == 1
 
 
-def test_a_worker_that_is_gone_holds_nothing_that_is_told() -> None:
-    rig = standard()
+def test_a_worker_that_is_gone_holds_nothing_that_is_told(rig: Rig) -> None:
     report(rig)
     rig.gone("p0|1")
     told = kv(rig)
@@ -80,8 +76,7 @@ def test_a_worker_that_is_gone_holds_nothing_that_is_told() -> None:
     assert [worker["name"] for worker in told["workers"]] == ["d0"]
 
 
-def test_one_worker_and_fewer_rows() -> None:
-    rig = standard()
+def test_one_worker_and_fewer_rows(rig: Rig) -> None:
     report(rig)
     assert kv(rig, worker="d0")["holds"] == []
     assert kv(rig, limit=0)["holds"] == []

@@ -22,7 +22,7 @@ from services.router.events import Note, PolicyChosen
 from services.router.metrics.degradation import degradation_metrics
 from services.router.rules import degradation_reports
 from tests.rigs.messages import worker_hello
-from tests.unit.services.router.rig import MOVED, Rig, standard
+from tests.unit.services.router.rig import MOVED, Rig
 from tests.unit.services.router.scraped import scraped
 
 CONFIG = DegradationConfig()
@@ -122,8 +122,7 @@ def serve(rig: Rig, n: int, kv: KvReport | None = MOVED, *, prefilled: bool = Tr
     rig.ended(name)
 
 
-def test_prompts_that_decode_computes_instead_raise_an_alarm_and_it_is_cleared() -> None:
-    rig = standard()
+def test_prompts_that_decode_computes_instead_raise_an_alarm_and_it_is_cleared(rig: Rig) -> None:
     for n in range(40):
         serve(rig, n, MISSED if n % 4 == 0 else MOVED)
     (note,) = notes(rig.tick(), "degradation.raised")
@@ -134,8 +133,7 @@ def test_prompts_that_decode_computes_instead_raise_an_alarm_and_it_is_cleared()
     assert [note.fields["cause"] for note in cleared] == ["recomputed"]
 
 
-def test_prompts_of_a_pair_in_quarantine_are_computed_by_decode_too() -> None:
-    rig = standard()
+def test_prompts_of_a_pair_in_quarantine_are_computed_by_decode_too(rig: Rig) -> None:
     damaged = KvReport(retries=1, refetches=1, digest_mismatches=2)
     rig.submit("r")
     trouble = PairTrouble(
@@ -153,8 +151,7 @@ def test_prompts_of_a_pair_in_quarantine_are_computed_by_decode_too() -> None:
     assert "most by d0 left alone" in note.sentence
 
 
-def test_a_prompt_that_decode_had_in_its_cache_was_not_recomputed() -> None:
-    rig = standard()
+def test_a_prompt_that_decode_had_in_its_cache_was_not_recomputed(rig: Rig) -> None:
     for n in range(40):
         rig.submit(f"r{n}", prompt=40)
         rig.prefilled(f"r{n}")
@@ -165,8 +162,7 @@ def test_a_prompt_that_decode_had_in_its_cache_was_not_recomputed() -> None:
     assert rig.core.tables.degradation.observed[Cause.RECOMPUTED] == 40
 
 
-def test_a_handoff_that_is_not_as_heavy_as_its_blocks() -> None:
-    rig = standard()
+def test_a_handoff_that_is_not_as_heavy_as_its_blocks(rig: Rig) -> None:
     serve(rig, 1, MOVED)
     refetched = KvReport(
         blocks=3, complete=True, messages=2, payload_bytes=5120, raw_bytes=5120, retries=1
@@ -193,9 +189,8 @@ def test_a_handoff_that_is_not_as_heavy_as_its_blocks() -> None:
     ],
 )
 def test_what_a_worker_counts_is_an_alarm_by_how_much_it_grew(
-    peer: str, counts: KvCounts, cause: str
+    peer: str, counts: KvCounts, cause: str, rig: Rig
 ) -> None:
-    rig = standard()
     rig.receive(peer, Beat(load=Load(), kv_counts=counts))
     (note,) = notes(rig.tick(), "degradation.raised")
     assert note.fields["cause"] == cause
@@ -204,8 +199,7 @@ def test_what_a_worker_counts_is_an_alarm_by_how_much_it_grew(
     assert rig.core.tables.degradation.failed[Cause(cause)] == grown, "said twice, counted once"
 
 
-def test_counts_of_a_time_before_this_router_are_no_alarm() -> None:
-    rig = standard()
+def test_counts_of_a_time_before_this_router_are_no_alarm(rig: Rig) -> None:
     rig.receive("d9|1", worker_hello(Role.DECODE, "d9"))
     rig.receive("d9|1", Beat(load=Load(), kv_counts=KvCounts(digest_mismatches=5)))
     assert not notes(rig.tick(), "degradation.raised")
@@ -227,8 +221,7 @@ def without_prefill(rig: Rig, seconds: float, prompts: int) -> list[Any]:
     return actions
 
 
-def test_no_prompt_reaches_prefill_and_then_one_does() -> None:
-    rig = standard()
+def test_no_prompt_reaches_prefill_and_then_one_does(rig: Rig) -> None:
     rig.gone("p0|1")
     actions = without_prefill(rig, 70.0, 25)
     first, note = notes(actions, "degradation.raised")
@@ -244,8 +237,7 @@ def test_no_prompt_reaches_prefill_and_then_one_does() -> None:
     ]
 
 
-def test_a_prefill_worker_that_fails_every_prompt_is_not_reached() -> None:
-    rig = standard()
+def test_a_prefill_worker_that_fails_every_prompt_is_not_reached(rig: Rig) -> None:
     for n in range(15):
         rig.submit(f"r{n}")
         rig.prefilled(f"r{n}", error="engine_failed")
@@ -255,8 +247,7 @@ def test_a_prefill_worker_that_fails_every_prompt_is_not_reached() -> None:
     assert note.fields["cause"] == "unreached"
 
 
-def test_too_few_prompts_or_prompts_that_stay_on_decode_are_no_alarm() -> None:
-    rig = standard()
+def test_too_few_prompts_or_prompts_that_stay_on_decode_are_no_alarm(rig: Rig) -> None:
     rig.gone("p0|1")
     actions = without_prefill(rig, 70.0, CONFIG.prompts_min - 1)
     for n in range(20):
@@ -266,8 +257,7 @@ def test_too_few_prompts_or_prompts_that_stay_on_decode_are_no_alarm() -> None:
     assert not notes(actions + rig.tick(5.0, alive=ALIVE), "degradation.raised")
 
 
-def test_a_prompt_that_the_governor_kept_on_decode_is_not_missed_elsewhere() -> None:
-    rig = standard()
+def test_a_prompt_that_the_governor_kept_on_decode_is_not_missed_elsewhere(rig: Rig) -> None:
     rig.submit()
     tables, attempt = rig.core.tables, rig.known()
     assert attempt.placement is not None
@@ -279,8 +269,7 @@ def test_a_prompt_that_the_governor_kept_on_decode_is_not_missed_elsewhere() -> 
     assert tables.degradation.observed[Cause.UNREACHED] == before + 1
 
 
-def test_who_wants_no_remote_prefill_is_not_told_that_there_is_none() -> None:
-    rig = standard()
+def test_who_wants_no_remote_prefill_is_not_told_that_there_is_none(rig: Rig) -> None:
     rig.gone("p0|1")
     without_prefill(rig, 70.0, 25)
     actions = rig.handle(PolicyChosen("", "never")) + rig.tick(alive=ALIVE)
@@ -294,8 +283,7 @@ def test_a_fleet_without_prefill_workers_expects_none() -> None:
     assert not notes(without_prefill(rig, 70.0, 25), "degradation.raised")
 
 
-def test_status_and_metrics_name_the_cause_and_the_fix() -> None:
-    rig = standard()
+def test_status_and_metrics_name_the_cause_and_the_fix(rig: Rig) -> None:
     for n in range(20):
         serve(rig, n, MISSED)
     rig.tick()

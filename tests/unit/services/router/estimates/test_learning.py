@@ -24,8 +24,7 @@ def finish(rig: Rig, request_id: str, tokens: int, milliseconds: float) -> None:
     rig.receive("d0|1", end)
 
 
-def test_a_remote_request_teaches_all_its_phases() -> None:
-    rig = standard()
+def test_a_remote_request_teaches_all_its_phases(rig: Rig) -> None:
     rig.submit(prompt=400, out=100)
     rig.now += 0.1
     rig.receive(
@@ -67,9 +66,8 @@ def test_what_a_thin_wire_needs_is_learned_with_the_wire_and_foretold_by_size() 
     assert "50 to compute the prompt, 470 to hand it over" in refused.message
 
 
-def test_a_wire_that_nobody_measured_is_not_foretold() -> None:
+def test_a_wire_that_nobody_measured_is_not_foretold(rig: Rig) -> None:
     """A handoff of one message tells nothing of the wire, and a guess would refuse for nothing."""
-    rig = standard()
     rig.submit(prompt=400)
     rig.now += 0.1
     rig.receive("p0|1", PrefillEnded(request_id="r1", attempt=1, elapsed_ms=100.0))
@@ -89,16 +87,14 @@ def test_a_local_prefill_teaches_the_curve_of_d() -> None:
     assert estimates(rig).prefill.count == 0
 
 
-def test_before_d_computed_anything_the_curve_of_p_answers_for_it() -> None:
-    rig = standard()
+def test_before_d_computed_anything_the_curve_of_p_answers_for_it(rig: Rig) -> None:
     rig.submit(prompt=400)
     rig.now += 1.0
     rig.prefilled()
     assert estimates(rig).local_prefill_seconds(400) == estimates(rig).prefill_seconds(400)
 
 
-def test_the_step_is_learned_by_the_batch_that_was_there() -> None:
-    rig = standard()
+def test_the_step_is_learned_by_the_batch_that_was_there(rig: Rig) -> None:
     for i in range(4):
         rig.submit(f"r{i}", prompt=8, out=8)
         rig.started(f"r{i}", kv=None)
@@ -109,8 +105,7 @@ def test_the_step_is_learned_by_the_batch_that_was_there() -> None:
     assert set(known) == {"2"}
 
 
-def test_the_output_length_is_learned_from_what_ended_well_only() -> None:
-    rig = standard()
+def test_the_output_length_is_learned_from_what_ended_well_only(rig: Rig) -> None:
     for i in range(10):
         rig.submit(f"r{i}", out=100)
         rig.ended(f"r{i}", error="cancelled")
@@ -121,15 +116,13 @@ def test_the_output_length_is_learned_from_what_ended_well_only() -> None:
     assert estimates(rig).output_tokens("", 1, 100) == 8
 
 
-def test_a_failed_prefill_teaches_nothing() -> None:
-    rig = standard()
+def test_a_failed_prefill_teaches_nothing(rig: Rig) -> None:
     rig.submit()
     rig.prefilled(error="engine_failed")
     assert estimates(rig).prefill.count == 0
 
 
-def test_status_shows_what_was_learned() -> None:
-    rig = standard()
+def test_status_shows_what_was_learned(rig: Rig) -> None:
     rig.submit(prompt=400)
     rig.now += 0.1
     rig.prefilled()

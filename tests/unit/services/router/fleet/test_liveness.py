@@ -12,7 +12,7 @@ from services.router.fleet.liveness import (
     step_limit,
 )
 from services.router.records.states import WorkerState
-from tests.unit.services.router.rig import Rig, standard
+from tests.unit.services.router.rig import Rig
 
 L = Liveness()
 
@@ -63,8 +63,7 @@ def test_of_a_pool_a_third_at_most_and_always_one(pool: int, most: int) -> None:
     assert not may_eject(L, pool, most)
 
 
-def test_a_stalled_engine_is_suspected_then_its_requests_are_given_up() -> None:
-    rig = standard()
+def test_a_stalled_engine_is_suspected_then_its_requests_are_given_up(rig: Rig) -> None:
     rig.submit("r1")
     rig.started("r1")
     rig.sent.clear()
@@ -79,8 +78,7 @@ def test_a_stalled_engine_is_suspected_then_its_requests_are_given_up() -> None:
     assert rig.nothing_held()
 
 
-def test_an_ejected_worker_returns_only_when_its_engine_steps_and_after_proof() -> None:
-    rig = standard()
+def test_an_ejected_worker_returns_only_when_its_engine_steps_and_after_proof(rig: Rig) -> None:
     rig.beat("d0|1", busy(2_200))
     rig.beat("d0|1", busy(9_000))
     assert rig.row("d0|1").state is WorkerState.EJECTED
@@ -92,8 +90,7 @@ def test_an_ejected_worker_returns_only_when_its_engine_steps_and_after_proof() 
     assert rig.row("d0|1").state is WorkerState.READY
 
 
-def test_a_stall_that_ends_in_time_costs_no_request() -> None:
-    rig = standard()
+def test_a_stall_that_ends_in_time_costs_no_request(rig: Rig) -> None:
     rig.submit("r1")
     rig.beat("d0|1", busy(1_200))
     rig.tick(1.4, alive=("d0|1", "g0|1", "p0|1"))
@@ -112,16 +109,14 @@ def flap(rig: Rig) -> float:
     return rig.now - began
 
 
-def test_a_worker_that_flaps_waits_longer_each_time_and_is_forgiven_in_the_end() -> None:
-    rig = standard()
+def test_a_worker_that_flaps_waits_longer_each_time_and_is_forgiven_in_the_end(rig: Rig) -> None:
     waits = [flap(rig) for _ in range(4)]
     assert waits == pytest.approx([1.2, 2.2, 4.2, 8.2], abs=0.3)
     rig.tick(61.0, alive=("d0|1", "g0|1", "p0|1"))
     assert flap(rig) == pytest.approx(1.2, abs=0.3)
 
 
-def test_when_many_look_dead_only_a_third_are_given_up() -> None:
-    rig = standard()
+def test_when_many_look_dead_only_a_third_are_given_up(rig: Rig) -> None:
     for i in range(1, 6):
         rig.decode(f"d{i}")
     names = [f"d{i}|1" for i in range(6)]
@@ -131,8 +126,7 @@ def test_when_many_look_dead_only_a_third_are_given_up() -> None:
     assert states.count(WorkerState.SUSPECT) == 4
 
 
-def test_a_closed_connection_is_no_suspicion_and_knows_no_limit() -> None:
-    rig = standard()
+def test_a_closed_connection_is_no_suspicion_and_knows_no_limit(rig: Rig) -> None:
     for i in range(1, 6):
         rig.decode(f"d{i}")
     for i in range(6):
@@ -141,8 +135,7 @@ def test_a_closed_connection_is_no_suspicion_and_knows_no_limit() -> None:
     assert rig.core.role_of("d0|1") is not None
 
 
-def test_an_ejected_worker_is_still_pinged_so_that_its_death_is_found() -> None:
-    rig = standard()
+def test_an_ejected_worker_is_still_pinged_so_that_its_death_is_found(rig: Rig) -> None:
     rig.beat("d0|1", busy(2_200))
     assert "d0|1" in rig.core.peers()
     rig.gone("d0|1")

@@ -13,12 +13,11 @@ from services.router.placement.types import (
     PlacementContext,
     ResourceRequest,
 )
-from tests.unit.services.router.rig import Rig, standard
+from tests.unit.services.router.rig import Rig
 from tests.unit.services.router.views import view
 
 
-def test_a_view_shows_its_worker_field_by_field() -> None:
-    rig = standard()
+def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
     rig.submit("r1", prompt=100, out=50)
     rig.submit("r2", prompt=100, out=50)
     rig.prefilled("r1")
@@ -46,8 +45,7 @@ def test_a_view_shows_its_worker_field_by_field() -> None:
     }
 
 
-def test_totals_are_the_sums_of_what_is_shown() -> None:
-    rig = standard()
+def test_totals_are_the_sums_of_what_is_shown(rig: Rig) -> None:
     rig.decode("d1")
     rig.beat("d1|1")
     agree(rig)

@@ -160,8 +160,7 @@ def test_what_became_too_late_in_the_queue_is_refused_at_dequeue() -> None:
 # ------------------------------------------------------------ gates
 
 
-def test_prompts_that_decode_does_not_start_close_the_gate() -> None:
-    rig = standard()
+def test_prompts_that_decode_does_not_start_close_the_gate(rig: Rig) -> None:
     for i in range(5):
         submit(rig, f"r{i}")
         rig.prefilled(f"r{i}")
@@ -180,8 +179,7 @@ def test_prompts_that_decode_does_not_start_close_the_gate() -> None:
     assert refused(rig) is None
 
 
-def test_kv_in_use_beyond_the_limit_closes_the_gate() -> None:
-    rig = standard()
+def test_kv_in_use_beyond_the_limit_closes_the_gate(rig: Rig) -> None:
     rig.beat("d0|1", Load(running=9, kv_used=0.97))
     rig.tick(0.2)
     submit(rig, "r1")
@@ -190,8 +188,7 @@ def test_kv_in_use_beyond_the_limit_closes_the_gate() -> None:
     assert "97% of the decode workers' KV is in use" in answer.message
 
 
-def test_batch_yields_to_others_while_kv_is_short() -> None:
-    rig = standard()
+def test_batch_yields_to_others_while_kv_is_short(rig: Rig) -> None:
     rig.beat("d0|1", Load(running=9, kv_used=0.9))
     rig.tick(0.2)
     submit(rig, "b1", priority=BATCH)
@@ -268,8 +265,7 @@ def test_a_fleet_that_lost_half_its_decode_admits_in_proportion_once_work_waits(
 LIMITED = KeyLimits(tokens_per_min=6000, requests_per_min=600, concurrency=3)
 
 
-def test_a_key_over_its_rate_hears_429_and_when_to_come_back() -> None:
-    rig = standard()
+def test_a_key_over_its_rate_hears_429_and_when_to_come_back(rig: Rig) -> None:
     limits = KeyLimits(requests_per_min=2)
     for i in range(3):
         submit(rig, f"r{i}", key_id="k", limits=limits)
@@ -279,8 +275,7 @@ def test_a_key_over_its_rate_hears_429_and_when_to_come_back() -> None:
     assert 30_000 <= answer.retry_after_ms <= 36_000
 
 
-def test_cost_is_charged_at_admission_and_settled_at_the_end() -> None:
-    rig = standard()
+def test_cost_is_charged_at_admission_and_settled_at_the_end(rig: Rig) -> None:
     submit(rig, "r1", key_id="k", limits=LIMITED, prompt_tokens=400, max_tokens=400)
     assert rig.core.tables.admission.keys.rows(1)[0]["cost_left"] == 6000 - 400 - 800
     rig.receive("p0|1", PrefillEnded(request_id="r1", attempt=1, elapsed_ms=1.0, cached_tokens=300))
@@ -309,8 +304,7 @@ def test_what_never_ran_is_given_back(how: str) -> None:
     }
 
 
-def test_concurrency_is_freed_by_each_end() -> None:
-    rig = standard()
+def test_concurrency_is_freed_by_each_end(rig: Rig) -> None:
     limits = KeyLimits(concurrency=2)
     for i in range(3):
         submit(rig, f"r{i}", key_id="k", limits=limits)
@@ -507,8 +501,7 @@ def test_a_ramp_is_what_placement_sees() -> None:
     assert [send.peer for send in rig.sent if isinstance(send.message, Decode)].count("d1|1") == 2
 
 
-def test_the_only_worker_gets_all_its_slots_back_at_once() -> None:
-    rig = standard()
+def test_the_only_worker_gets_all_its_slots_back_at_once(rig: Rig) -> None:
     rig.gone("d0|1")
     rig.beat("d0|1", Load())
     rig.now += 1.0

@@ -26,8 +26,7 @@ def refusal(rig: Rig) -> Refused:
     return refused[0]
 
 
-def test_the_true_path() -> None:
-    rig = standard()
+def test_the_true_path(rig: Rig) -> None:
     rig.submit(prompt=40, out=8)
     assert [type(send.message) for send in rig.sent] == [Placed, Prefill, Decode]
     assert [send.peer for send in rig.sent] == ["g0|1", "p0|1", "d0|1"]
@@ -51,15 +50,13 @@ def test_the_true_path() -> None:
     assert not rig.sent
 
 
-def test_each_ticket_has_its_own_secret() -> None:
-    rig = standard()
+def test_each_ticket_has_its_own_secret(rig: Rig) -> None:
     for i in range(5):
         rig.submit(f"r{i}")
     assert len({prefill.ticket.secret for prefill in rig.take(Prefill)}) == 5
 
 
-def test_reports_may_come_in_any_order() -> None:
-    rig = standard()
+def test_reports_may_come_in_any_order(rig: Rig) -> None:
     rig.submit()
     rig.started()
     assert rig.row("p0|1").queued_tokens == 40
@@ -71,8 +68,7 @@ def test_reports_may_come_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("kv", [None, KvReport(blocks=0), KvReport(blocks=2, retries=1)])
-def test_decode_that_did_without_p_frees_p(kv: KvReport | None) -> None:
-    rig = standard()
+def test_decode_that_did_without_p_frees_p(kv: KvReport | None, rig: Rig) -> None:
     rig.submit()
     rig.started(kv=kv)
     assert rig.row("p0|1").held_tokens == 0
@@ -92,8 +88,7 @@ def test_without_a_prefill_worker_d_computes_and_the_reason_is_told() -> None:
     assert rig.core.tables.counts.placed_local == 1
 
 
-def test_a_failed_prefill_is_recorded_and_d_goes_on() -> None:
-    rig = standard()
+def test_a_failed_prefill_is_recorded_and_d_goes_on(rig: Rig) -> None:
     rig.submit()
     rig.prefilled(error="engine_failed")
     assert "p0 failed" in rig.known().prefill_problem
@@ -105,8 +100,7 @@ def test_a_failed_prefill_is_recorded_and_d_goes_on() -> None:
     assert rig.nothing_held()
 
 
-def test_a_failed_decode_ends_the_try_and_frees_p() -> None:
-    rig = standard()
+def test_a_failed_decode_ends_the_try_and_frees_p(rig: Rig) -> None:
     rig.submit()
     rig.ended(error="engine_failed")
     assert rig.state() == "failed"
@@ -114,8 +108,7 @@ def test_a_failed_decode_ends_the_try_and_frees_p() -> None:
     assert rig.nothing_held()
 
 
-def test_cancel_holds_credits_until_d_says_ended() -> None:
-    rig = standard()
+def test_cancel_holds_credits_until_d_says_ended(rig: Rig) -> None:
     rig.submit()
     rig.cancel()
     aborted = [send.peer for send in rig.sent if isinstance(send.message, Abort)]
@@ -141,8 +134,7 @@ def test_cancel_of_a_queued_request_is_the_end_of_it() -> None:
     assert not [p for p in rig.take(Placed) if p.request_id == "r2"]
 
 
-def test_an_end_that_crosses_a_cancel_is_the_end() -> None:
-    rig = standard()
+def test_an_end_that_crosses_a_cancel_is_the_end(rig: Rig) -> None:
     rig.submit()
     rig.cancel()
     rig.ended()
@@ -150,8 +142,7 @@ def test_an_end_that_crosses_a_cancel_is_the_end() -> None:
     assert rig.nothing_held()
 
 
-def test_d_aborted_by_its_gateway_itself_ends_as_cancelled() -> None:
-    rig = standard()
+def test_d_aborted_by_its_gateway_itself_ends_as_cancelled(rig: Rig) -> None:
     rig.submit()
     rig.started()
     rig.ended(error="cancelled")
@@ -191,8 +182,7 @@ def test_kv_is_never_promised_beyond_the_grant() -> None:
     assert len(rig.core.tables.waiting) == 4
 
 
-def test_a_small_request_passes_a_large_one_but_not_for_ever() -> None:
-    rig = standard()
+def test_a_small_request_passes_a_large_one_but_not_for_ever(rig: Rig) -> None:
     rig.submit("first", prompt=900, out=90)
     rig.submit("large", prompt=900, out=90)
     small = 0
@@ -308,8 +298,7 @@ def test_work_waits_a_while_for_a_decode_worker() -> None:
     assert rig.state("r3") == "placed"
 
 
-def test_a_decode_worker_that_comes_in_time_serves_those_who_waited() -> None:
-    rig = standard()
+def test_a_decode_worker_that_comes_in_time_serves_those_who_waited(rig: Rig) -> None:
     rig.gone("d0|1")
     rig.submit("r1")
     rig.tick(2.0, alive=("g0|1", "p0|1"))
@@ -329,8 +318,7 @@ def test_a_decode_worker_that_comes_in_time_serves_those_who_waited() -> None:
         ({"request_id": "x" * 300}, "invalid_request"),
     ],
 )
-def test_senseless_submits_are_refused(change: dict[str, int], code: str) -> None:
-    rig = standard()
+def test_senseless_submits_are_refused(change: dict[str, int], code: str, rig: Rig) -> None:
     rig.submit(**change)  # type: ignore[arg-type]
     assert refusal(rig).code == code
     assert not rig.core.tables.attempts
@@ -361,8 +349,7 @@ def test_history_is_bounded() -> None:
     assert len(rig.core.tables.history) == 3
 
 
-def test_a_body_is_not_kept_once_it_was_sent() -> None:
-    rig = standard()
+def test_a_body_is_not_kept_once_it_was_sent(rig: Rig) -> None:
     rig.submit(body=b"x" * 1000)
     assert rig.known().body == b""
     assert rig.core.tables.waiting.bytes_held == 0

@@ -31,9 +31,8 @@ def test_a_repeated_submit_is_answered_alike_and_places_nothing() -> None:
     assert rig.core.tables.counts.dropped["repeated submit"] == 2
 
 
-def test_what_ended_and_is_asked_for_again_is_said_to_be_lost() -> None:
+def test_what_ended_and_is_asked_for_again_is_said_to_be_lost(rig: Rig) -> None:
     """A gateway asks again only for what has not spoken: the tokens went with a connection."""
-    rig = standard()
     rig.gateway("g1")
     rig.submit("r1")
     rig.ended("r1")
@@ -57,8 +56,7 @@ def test_a_refused_attempt_may_be_submitted_again() -> None:
     assert rig.state("r3") == "queued"
 
 
-def test_a_newer_attempt_supersedes_and_an_older_one_is_dropped() -> None:
-    rig = standard()
+def test_a_newer_attempt_supersedes_and_an_older_one_is_dropped(rig: Rig) -> None:
     rig.submit("r1", 2)
     rig.sent.clear()
     rig.submit("r1", 3)
@@ -72,8 +70,7 @@ def test_a_newer_attempt_supersedes_and_an_older_one_is_dropped() -> None:
     assert rig.nothing_held()
 
 
-def test_two_gateways_cannot_share_an_id() -> None:
-    rig = standard()
+def test_two_gateways_cannot_share_an_id(rig: Rig) -> None:
     rig.gateway("g1")
     rig.submit("r1", gateway="g0|1")
     rig.submit("r1", 2, gateway="g1|1")
@@ -83,8 +80,7 @@ def test_two_gateways_cannot_share_an_id() -> None:
     assert rig.state("r1") == "placed"
 
 
-def test_stale_and_foreign_reports_are_dropped_and_counted() -> None:
-    rig = standard()
+def test_stale_and_foreign_reports_are_dropped_and_counted(rig: Rig) -> None:
     rig.decode("d1")
     rig.submit("r1")
     stranger = "d1|1" if rig.known().decode == "d0|1" else "d0|1"

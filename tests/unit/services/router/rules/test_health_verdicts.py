@@ -49,8 +49,7 @@ def test_work_goes_to_those_that_nobody_has_anything_against(verdict: HealthVerd
     assert len(rig.take(Decode, "d1|1")) == len(rig.take(Decode, "d2|1")) == 3
 
 
-def test_a_degraded_worker_gets_what_no_other_can_take() -> None:
-    rig = standard()
+def test_a_degraded_worker_gets_what_no_other_can_take(rig: Rig) -> None:
     joins(rig, Role.DECODE, "d1", seqs=2)
     judged(rig, "d0|1", DEGRADED)
     rig.sent.clear()
@@ -60,8 +59,7 @@ def test_a_degraded_worker_gets_what_no_other_can_take() -> None:
     assert len(rig.take(Decode, "d0|1")) == 2
 
 
-def test_one_that_is_down_gets_nothing_new_and_keeps_what_it_has() -> None:
-    rig = standard()
+def test_one_that_is_down_gets_nothing_new_and_keeps_what_it_has(rig: Rig) -> None:
     rig.submit("r0")
     joins(rig, Role.DECODE, "d1", seqs=1)
     judged(rig, "d0|1", DOWN)
@@ -74,8 +72,7 @@ def test_one_that_is_down_gets_nothing_new_and_keeps_what_it_has() -> None:
     assert row(rig, "d0")["state"] == "ready"
 
 
-def test_the_last_ready_worker_is_never_shut_out() -> None:
-    rig = standard()
+def test_the_last_ready_worker_is_never_shut_out(rig: Rig) -> None:
     judged(rig, "d0|1", DOWN)
     rig.submit("r0")
     assert rig.state("r0") == "placed"
@@ -105,8 +102,7 @@ def test_ejected_ones_count_among_those_that_are_out() -> None:
     assert not rig.row("d0|1").excluded
 
 
-def test_an_unhealthy_prefill_worker_is_passed_over_while_another_has_room() -> None:
-    rig = standard()
+def test_an_unhealthy_prefill_worker_is_passed_over_while_another_has_room(rig: Rig) -> None:
     joins(rig, Role.PREFILL, "p1")
     judged(rig, "p0|1", DEGRADED)
     rig.sent.clear()
@@ -151,8 +147,7 @@ def test_it_is_told_once_and_shown() -> None:
     assert row(rig, "d0")["verdict"] == ""
 
 
-def test_a_newcomer_and_one_that_returns_bring_their_verdict_along() -> None:
-    rig = standard()
+def test_a_newcomer_and_one_that_returns_bring_their_verdict_along(rig: Rig) -> None:
     rig.decode("d1")
     rig.receive("d1|1", Beat(load=Load(), health_verdict=DOWN))
     rig.gone("d1|1")

@@ -19,8 +19,7 @@ def beats(rig: Rig, peer: str = "d0|1", *, drained: bool) -> None:
     rig.receive(peer, Beat(load=Load(), drained=drained))
 
 
-def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new() -> None:
-    rig = standard()
+def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(rig: Rig) -> None:
     rig.submit("r1")
     told = ask(rig, "drain", worker="d0")
     assert (told["state"], told["requests_left"]) == ("draining", 1)
@@ -35,8 +34,7 @@ def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new() -> None:
     assert shown(rig, "d0") == "ready"
 
 
-def test_an_order_is_said_again_until_a_beat_agrees() -> None:
-    rig = standard()
+def test_an_order_is_said_again_until_a_beat_agrees(rig: Rig) -> None:
     ask(rig, "drain", worker="d0")
     rig.sent.clear()
     beats(rig, drained=False)
@@ -64,8 +62,7 @@ def test_a_drain_outlives_the_router_and_is_known_to_the_other() -> None:
     assert rig.state("r1") == "placed"
 
 
-def test_drain_and_resume_are_idempotent() -> None:
-    rig = standard()
+def test_drain_and_resume_are_idempotent(rig: Rig) -> None:
     for _ in range(2):
         assert ask(rig, "drain", worker="d0")["state"] == "drained"
     for _ in range(2):
@@ -74,15 +71,13 @@ def test_drain_and_resume_are_idempotent() -> None:
     assert len(rig.take(Decode)) == 1
 
 
-def test_a_drained_prefill_worker_is_not_paired() -> None:
-    rig = standard()
+def test_a_drained_prefill_worker_is_not_paired(rig: Rig) -> None:
     ask(rig, "drain", worker="p0")
     rig.submit("r1")
     assert rig.take(Decode)[0].ticket is None
 
 
-def test_evicting_a_worker_drops_all_it_holds_and_drains_it() -> None:
-    rig = standard()
+def test_evicting_a_worker_drops_all_it_holds_and_drains_it(rig: Rig) -> None:
     rig.submit("r1")
     rig.submit("r2")
     rig.started("r2")
@@ -98,8 +93,7 @@ def test_evicting_a_worker_drops_all_it_holds_and_drains_it() -> None:
 
 
 @pytest.mark.parametrize("phase", ["queued", "placed", "decoding"])
-def test_evicting_a_request_tells_its_client_and_its_worker(phase: str) -> None:
-    rig = standard()
+def test_evicting_a_request_tells_its_client_and_its_worker(phase: str, rig: Rig) -> None:
     if phase == "queued":
         ask(rig, "drain", worker="d0")
     rig.submit("r1")
@@ -118,16 +112,14 @@ def test_evicting_a_request_tells_its_client_and_its_worker(phase: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["drain", "resume", "evict"])
-def test_an_unknown_worker_is_refused_with_the_names_there_are(verb: str) -> None:
-    rig = standard()
+def test_an_unknown_worker_is_refused_with_the_names_there_are(verb: str, rig: Rig) -> None:
     rig.gone("p0|1")
     with pytest.raises(BatonError, match=r"no worker 'nope'; there are: d0$") as error:
         ask(rig, verb, worker="nope")
     assert error.value.code == "not_found"
 
 
-def test_a_name_in_two_roles_needs_its_role() -> None:
-    rig = standard()
+def test_a_name_in_two_roles_needs_its_role(rig: Rig) -> None:
     rig.receive("x|1", worker_hello(Role.PREFILL, "x", "1"))
     rig.receive("x|2", worker_hello(Role.DECODE, "x", "2"))
     with pytest.raises(BatonError, match="say prefill/x or decode/x"):
@@ -150,8 +142,7 @@ def test_what_to_evict_must_be_clear(args: dict[str, str], says: str) -> None:
         ask(standard(), "evict", **args)
 
 
-def test_a_drained_worker_that_leaves_or_dies_does_so_as_ever() -> None:
-    rig = standard()
+def test_a_drained_worker_that_leaves_or_dies_does_so_as_ever(rig: Rig) -> None:
     ask(rig, "drain", worker="d0")
     rig.gone("d0|1")
     assert rig.row("d0|1").state is WorkerState.GONE

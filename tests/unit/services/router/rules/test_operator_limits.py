@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.messages import KeyLimits, Placed, PriorityClass, Refused
 from tests.unit.services.router.admin.verbs.test_explain import ask
-from tests.unit.services.router.rig import standard
+from tests.unit.services.router.rig import Rig, standard
 
 
 def test_a_smaller_queue_refuses_the_newest() -> None:
@@ -31,8 +31,7 @@ def test_more_slots_are_used_at_once_and_fewer_let_what_runs_go_on() -> None:
     assert [p.request_id for p in rig.take(Placed)] == ["r3"]
 
 
-def test_a_keys_limit_set_here_is_in_force_until_it_is_reset() -> None:
-    rig = standard()
+def test_a_keys_limit_set_here_is_in_force_until_it_is_reset(rig: Rig) -> None:
     said = KeyLimits(concurrency=8)
     ask(rig, "limits", key="k", concurrency=1)
     rig.submit("r0", key_id="k", limits=said)
@@ -45,8 +44,7 @@ def test_a_keys_limit_set_here_is_in_force_until_it_is_reset() -> None:
     assert not rig.take(Refused)
 
 
-def test_showing_changes_nothing() -> None:
-    rig = standard()
+def test_showing_changes_nothing(rig: Rig) -> None:
     before = rig.core.tables.limits
     assert ask(rig, "limits")["limits"]["max_queue"] == before.max_queue
     assert rig.core.tables.limits is before

@@ -157,8 +157,7 @@ def test_a_report_of_more_than_was_ever_granted_is_taken_as_it_is() -> None:
 # ---------------------------------------------------------------- a router with a memory
 
 
-def test_what_a_worker_no_longer_holds_is_released_at_once() -> None:
-    rig = standard()
+def test_what_a_worker_no_longer_holds_is_released_at_once(rig: Rig) -> None:
     rig.submit("r1")
     rig.submit("r2")
     rig.receive("d0|1", worker_hello(Role.DECODE, "d0"))
@@ -168,8 +167,7 @@ def test_what_a_worker_no_longer_holds_is_released_at_once() -> None:
     assert rig.row("d0|1").held_tokens == 48
 
 
-def test_what_was_placed_after_the_hello_may_be_under_way() -> None:
-    rig = standard()
+def test_what_was_placed_after_the_hello_may_be_under_way(rig: Rig) -> None:
     rig.receive("d0|1", worker_hello(Role.DECODE, "d0"))
     rig.submit("r1")
     reports(rig, "d0|1")
@@ -177,16 +175,14 @@ def test_what_was_placed_after_the_hello_may_be_under_way() -> None:
     assert not rig.take(Failed)
 
 
-def test_an_incomplete_report_proves_no_absence() -> None:
-    rig = standard()
+def test_an_incomplete_report_proves_no_absence(rig: Rig) -> None:
     rig.submit("r1")
     rig.receive("d0|1", worker_hello(Role.DECODE, "d0"))
     reports(rig, "d0|1", complete=False)
     assert rig.state("r1") == "placed"
 
 
-def test_a_prefill_worker_that_no_longer_holds_it_frees_its_credits_only() -> None:
-    rig = standard()
+def test_a_prefill_worker_that_no_longer_holds_it_frees_its_credits_only(rig: Rig) -> None:
     rig.submit("r1")
     rig.receive("p0|1", worker_hello(Role.PREFILL, "p0"))
     reports(rig, "p0|1")
@@ -196,8 +192,7 @@ def test_a_prefill_worker_that_no_longer_holds_it_frees_its_credits_only() -> No
 
 
 @pytest.mark.parametrize("over", ["ended", "superseded", "orphaned"])
-def test_a_worker_that_still_holds_what_is_over_is_told_to_stop(over: str) -> None:
-    rig = standard()
+def test_a_worker_that_still_holds_what_is_over_is_told_to_stop(over: str, rig: Rig) -> None:
     rig.submit("r1")
     if over == "ended":
         rig.ended("r1")
@@ -213,8 +208,7 @@ def test_a_worker_that_still_holds_what_is_over_is_told_to_stop(over: str) -> No
     assert ("r1", 1) not in rig.core.tables.attempts
 
 
-def test_a_worker_that_only_beats_again_is_asked_what_it_holds() -> None:
-    rig = standard()
+def test_a_worker_that_only_beats_again_is_asked_what_it_holds(rig: Rig) -> None:
     rig.beat("d0|1", Load(running=1, step_age_ms=90_000.0))
     assert rig.row("d0|1").state is WorkerState.EJECTED
     rig.sent.clear()
@@ -241,8 +235,7 @@ def test_what_a_gateway_no_longer_wants_is_aborted() -> None:
 # ---------------------------------------------------------------- two routers
 
 
-def test_what_another_router_gives_a_worker_is_known_here_at_once() -> None:
-    rig = standard()
+def test_what_another_router_gives_a_worker_is_known_here_at_once(rig: Rig) -> None:
     rig.receive("d0|1", Took(held=held("r1")))
     rig.receive("p0|1", Took(held=held("r1", by="p0|1")))
     assert (rig.row("d0|1").held_tokens, rig.row("p0|1").held_tokens) == (48, 48)
@@ -264,8 +257,7 @@ def test_a_queued_try_that_another_router_placed_is_not_placed_again() -> None:
     assert [d.request_id for d in rig.take(Decode)] == ["r0"]
 
 
-def test_the_second_of_two_places_is_left_to_the_gateway() -> None:
-    rig = standard()
+def test_the_second_of_two_places_is_left_to_the_gateway(rig: Rig) -> None:
     rig.decode("d1")
     rig.submit("r1")
     other = "d1|1" if rig.known().decode == "d0|1" else "d0|1"
@@ -276,8 +268,7 @@ def test_the_second_of_two_places_is_left_to_the_gateway() -> None:
     assert rig.state("r1") == "placed"
 
 
-def test_what_d_declines_is_told_to_the_gateway_and_holds_nothing() -> None:
-    rig = standard()
+def test_what_d_declines_is_told_to_the_gateway_and_holds_nothing(rig: Rig) -> None:
     rig.submit("r1")
     rig.ended("r1", error="no_capacity")
     assert [(f.request_id, f.code) for f in rig.take(Failed)] == [("r1", "no_capacity")]
@@ -295,9 +286,8 @@ LOSSES: dict[str, Callable[[Rig], object]] = {
 
 @pytest.mark.parametrize(("loss", "started"), list(product(LOSSES, (False, True))))
 def test_losing_sight_of_a_peer_never_aborts_what_another_router_placed(
-    loss: str, *, started: bool
+    loss: str, *, started: bool, rig: Rig
 ) -> None:
-    rig = standard()
     rig.receive("d0|1", Took(held=held("r1")))
     if started:
         rig.started("r1", kv=MOVED)
@@ -339,8 +329,7 @@ def test_of_two_routers_each_drops_what_waits_for_a_gateway_that_went() -> None:
     assert (rig.state("r1"), rig.state("r2")) == ("placed", "cancelled")
 
 
-def test_reports_may_come_twice_and_late() -> None:
-    rig = standard()
+def test_reports_may_come_twice_and_late(rig: Rig) -> None:
     for _ in range(2):
         rig.receive("d0|1", Took(held=held("r1")))
         rig.receive("p0|1", Took(held=held("r1", by="p0|1")))

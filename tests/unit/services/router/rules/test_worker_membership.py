@@ -43,8 +43,7 @@ def test_hello_is_welcomed_and_a_worker_is_ready_after_its_first_beat() -> None:
     assert len(rig.take(Decode)) == 1
 
 
-def test_gateways_hear_of_changes_only() -> None:
-    rig = standard()
+def test_gateways_hear_of_changes_only(rig: Rig) -> None:
     rig.beat("d0|1")
     rig.tick()
     assert not rig.take(Fleet)
@@ -148,8 +147,7 @@ def test_a_suspect_that_had_not_joined_still_has_to() -> None:
     assert rig.row("d0|1").state is WorkerState.READY
 
 
-def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has() -> None:
-    rig = standard()
+def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has(rig: Rig) -> None:
     rig.decode("d1")
     rig.submit("r1")
     busy = rig.known("r1").decode
@@ -164,8 +162,7 @@ def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has() -> None:
     assert rig.row(busy).state is WorkerState.DRAINING
 
 
-def test_a_lost_decode_worker_fails_its_requests_and_frees_p() -> None:
-    rig = standard()
+def test_a_lost_decode_worker_fails_its_requests_and_frees_p(rig: Rig) -> None:
     rig.submit("r1")
     rig.submit("r2")
     rig.started("r2")
@@ -187,8 +184,7 @@ def test_a_lost_decode_worker_fails_its_requests_and_frees_p() -> None:
     assert not rig.sent
 
 
-def test_a_lost_prefill_worker_fails_nothing() -> None:
-    rig = standard()
+def test_a_lost_prefill_worker_fails_nothing(rig: Rig) -> None:
     rig.submit("r1")
     rig.sent.clear()
     rig.gone("p0|1")
@@ -224,8 +220,7 @@ def test_a_lost_gateway_takes_its_requests_along() -> None:
     assert rig.nothing_held()
 
 
-def test_a_new_incarnation_fences_the_old_one() -> None:
-    rig = standard()
+def test_a_new_incarnation_fences_the_old_one(rig: Rig) -> None:
     rig.submit("r1")
     rig.sent.clear()
     rig.receive("d0|2", worker_hello(Role.DECODE, "d0", "2"))
@@ -241,8 +236,7 @@ def test_a_new_incarnation_fences_the_old_one() -> None:
     assert rig.row("d0|2").state is WorkerState.READY
 
 
-def test_a_new_gateway_incarnation_fences_the_old_one() -> None:
-    rig = standard()
+def test_a_new_gateway_incarnation_fences_the_old_one(rig: Rig) -> None:
     rig.submit("r1")
     rig.gateway("g0", "2")
     assert rig.state("r1") == "aborting"
@@ -252,15 +246,13 @@ def test_a_new_gateway_incarnation_fences_the_old_one() -> None:
     assert rig.state("r2") == "placed"
 
 
-def test_the_same_name_in_two_roles_is_two_workers() -> None:
-    rig = standard()
+def test_the_same_name_in_two_roles_is_two_workers(rig: Rig) -> None:
     rig.receive("x|1", worker_hello(Role.PREFILL, "x", "1"))
     rig.receive("x|2", worker_hello(Role.DECODE, "x", "2"))
     assert {"x|1", "x|2"} <= set(rig.core.peers())
 
 
-def test_what_is_remembered_of_the_lost_is_bounded() -> None:
-    rig = standard()
+def test_what_is_remembered_of_the_lost_is_bounded(rig: Rig) -> None:
     for i in range(FENCED_MAX + 20):
         rig.decode("x", str(i))
     for i in range(GONE_MAX + 20):
@@ -283,8 +275,7 @@ def test_a_worker_of_one_tiny_block_is_never_asked_for_more() -> None:
     assert not rig.take(Placed)
 
 
-def test_capacity_is_what_hello_said() -> None:
-    rig = standard()
+def test_capacity_is_what_hello_said(rig: Rig) -> None:
     assert rig.row("d0|1").capacity == Capacity(
         block_tokens=16, kv_blocks=100, kv_block_bytes=1024, max_model_len=1000, max_num_seqs=8
     )

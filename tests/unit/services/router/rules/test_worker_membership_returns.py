@@ -28,8 +28,7 @@ def computed(name: str) -> HeldAttempt:
     )
 
 
-def test_a_router_that_slept_blames_nobody() -> None:
-    rig = standard()
+def test_a_router_that_slept_blames_nobody(rig: Rig) -> None:
     rig.tick()
     rig.submit()
     rig.now += 20.0
@@ -84,8 +83,7 @@ def test_kv_that_d_has_taken_is_not_kept_by_a_p_that_did_not_hear_of_it(decoding
     assert not rig.take(Abort), "D may still fetch it"
 
 
-def test_the_last_words_of_the_dead_change_nothing() -> None:
-    rig = standard()
+def test_the_last_words_of_the_dead_change_nothing(rig: Rig) -> None:
     rig.submit("r1")
     rig.gone("d0|1")
     rig.ended("r1")
@@ -133,8 +131,7 @@ def test_a_gateway_that_is_back_in_a_moment_has_lost_nothing() -> None:
     assert not rig.take(Failed)
 
 
-def test_a_gateway_that_is_back_hears_of_a_worker_lost_meanwhile() -> None:
-    rig = standard()
+def test_a_gateway_that_is_back_hears_of_a_worker_lost_meanwhile(rig: Rig) -> None:
     rig.submit("r1")
     rig.gone("g0|1")
     rig.gone("d0|1")
@@ -154,9 +151,8 @@ def test_a_gateway_that_never_noticed_that_it_was_away_hears_of_what_waited_too(
     assert [f.request_id for f in rig.take(Failed)] == ["r1", "r2"]
 
 
-def test_a_gateway_that_says_hello_again_hears_again_what_failed() -> None:
+def test_a_gateway_that_says_hello_again_hears_again_what_failed(rig: Rig) -> None:
     """Its connection broke and came back between two pings; what was under way is lost."""
-    rig = standard()
     rig.submit("r1")
     rig.gone("d0|1")
     assert [f.request_id for f in rig.take(Failed)] == ["r1"]
@@ -164,8 +160,7 @@ def test_a_gateway_that_says_hello_again_hears_again_what_failed() -> None:
     assert [f.request_id for f in rig.take(Failed)] == ["r1"]
 
 
-def test_hello_again_from_one_who_is_there_disturbs_nothing() -> None:
-    rig = standard()
+def test_hello_again_from_one_who_is_there_disturbs_nothing(rig: Rig) -> None:
     rig.submit("r1")
     rig.sent.clear()
     rig.receive("d0|1", worker_hello(Role.DECODE, "d0"))

@@ -12,7 +12,7 @@ from common.telemetry.timeline import TimelineRecord
 from services.router.events import Recorded
 from services.router.rules.request_records import SUMMARY_WAIT_SECONDS
 from services.router.timeline.recorder import KEPT_MAX, PENDING_MAX, WINDOW, Recorder, Slowest
-from tests.unit.services.router.rig import Rig, standard
+from tests.unit.services.router.rig import Rig
 
 
 def records(rig: Rig, seconds: float = 0.2) -> list[TimelineRecord]:
@@ -35,8 +35,7 @@ def phases(record: TimelineRecord) -> dict[str, tuple[str, float]]:
     return {phase.phase: (phase.worker, phase.ms) for phase in record.phases}
 
 
-def test_reports_divide_what_the_gateway_measured_and_add_nothing_to_it() -> None:
-    rig = standard()
+def test_reports_divide_what_the_gateway_measured_and_add_nothing_to_it(rig: Rig) -> None:
     rig.submit()
     rig.prefilled()
     rig.started(kv_ms=15.0)
@@ -57,8 +56,7 @@ def test_reports_divide_what_the_gateway_measured_and_add_nothing_to_it() -> Non
     assert b"body" not in msgspec.json.encode(made)
 
 
-def test_reports_that_say_more_than_there_was_are_clamped() -> None:
-    rig = standard()
+def test_reports_that_say_more_than_there_was_are_clamped(rig: Rig) -> None:
     rig.submit()
     rig.prefilled()
     rig.started(kv_ms=9e6)
@@ -68,8 +66,7 @@ def test_reports_that_say_more_than_there_was_are_clamped() -> None:
     assert sum(phase.ms for phase in made.phases) == made.total_ms == 7.0
 
 
-def test_a_moved_request_has_its_retries_and_its_recovery() -> None:
-    rig = standard()
+def test_a_moved_request_has_its_retries_and_its_recovery(rig: Rig) -> None:
     rig.submit()
     rig.gone("d0|1")
     rig.decode("d0", "2")
@@ -94,8 +91,7 @@ def test_a_moved_request_has_its_retries_and_its_recovery() -> None:
     assert (made.moves, len(made.attempts)) == (1, 2)
 
 
-def test_the_record_waits_for_the_later_of_router_and_gateway() -> None:
-    rig = standard()
+def test_the_record_waits_for_the_later_of_router_and_gateway(rig: Rig) -> None:
     rig.submit()
     rig.receive("g0|1", summary(*WAY))
     assert records(rig) == []
@@ -104,8 +100,7 @@ def test_the_record_waits_for_the_later_of_router_and_gateway() -> None:
     assert records(rig, 2 * SUMMARY_WAIT_SECONDS) == []
 
 
-def test_a_request_whose_gateway_never_tells_is_recorded_as_lost() -> None:
-    rig = standard()
+def test_a_request_whose_gateway_never_tells_is_recorded_as_lost(rig: Rig) -> None:
     rig.submit()
     rig.now += 0.050
     rig.started()
@@ -117,16 +112,14 @@ def test_a_request_whose_gateway_never_tells_is_recorded_as_lost() -> None:
     assert len(rig.core.tables.recorder.kept["failed"]) == 1
 
 
-def test_a_refusal_is_recorded_at_once() -> None:
-    rig = standard()
+def test_a_refusal_is_recorded_at_once(rig: Rig) -> None:
     rig.submit(prompt=5000)
     (made,) = records(rig)
     assert (made.outcome, made.code) == ("refused", "context_length_exceeded")
     assert len(rig.core.tables.recorder.kept["refused"]) == 1
 
 
-def test_a_gateway_cannot_tell_of_anothers_request() -> None:
-    rig = standard()
+def test_a_gateway_cannot_tell_of_anothers_request(rig: Rig) -> None:
     rig.gateway("g1")
     rig.submit()
     rig.receive("g1|1", summary(*WAY))
@@ -165,8 +158,7 @@ def test_the_recorder_is_bounded() -> None:
     recorder.check_invariants()
 
 
-def test_the_names_of_a_timeline_line_are_stable() -> None:
-    rig = standard()
+def test_the_names_of_a_timeline_line_are_stable(rig: Rig) -> None:
     rig.submit()
     rig.prefilled()
     rig.started(kv_ms=15.0)

@@ -13,7 +13,7 @@ from services.router.admin.verb import View
 from services.router.metrics.router import RouterMetrics, imbalance
 from services.router.timeline.traffic import PAIRS_MAX, Traffic
 from tests.unit.services.router.admin.verbs.test_explain import ask
-from tests.unit.services.router.rig import Rig, standard
+from tests.unit.services.router.rig import Rig
 from tests.unit.services.router.scraped import scraped
 
 
@@ -36,8 +36,7 @@ def rows(rig: Rig) -> Any:
     return ask(rig, "pairs", limit=10)
 
 
-def test_a_pair_is_shown_before_and_after_it_handed_over() -> None:
-    rig = standard()
+def test_a_pair_is_shown_before_and_after_it_handed_over(rig: Rig) -> None:
     (fresh,) = rows(rig)
     assert (fresh["prefill"], fresh["decode"], fresh["state"]) == ("p0", "d0", "closed")
     assert fresh["handoffs"] == 0
@@ -51,15 +50,13 @@ def test_a_pair_is_shown_before_and_after_it_handed_over() -> None:
     assert (row["handoffs"], row["bytes"], row["ms"], row["retries"]) == (1, 3072, 4.0, 1)
 
 
-def test_a_handoff_that_never_came_is_a_failure() -> None:
-    rig = standard()
+def test_a_handoff_that_never_came_is_a_failure(rig: Rig) -> None:
     served(rig, KvReport(digest_mismatches=2))
     (row,) = rows(rig)
     assert (row["handoffs"], row["failures"], row["digest_mismatches"]) == (0, 1, 2)
 
 
-def test_the_scrape_has_phases_tokens_pairs_and_the_balance() -> None:
-    rig = standard()
+def test_the_scrape_has_phases_tokens_pairs_and_the_balance(rig: Rig) -> None:
     assert imbalance(rig.core.tables) is None
     served(rig, KvReport(blocks=3, complete=True, messages=2, payload_bytes=3072, transfer_ms=4.0))
     page = scraped(RouterMetrics(lambda: View(rig.core.tables, rig.now, {})).collect())

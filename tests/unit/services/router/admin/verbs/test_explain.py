@@ -25,8 +25,7 @@ def story(rig: Rig, attempt: int = 0) -> str:
 WAY = (Leg("queue", 1, 50.0), Leg("placed", 1, 250.0))
 
 
-def test_the_whole_story_of_a_handoff() -> None:
-    rig = standard()
+def test_the_whole_story_of_a_handoff(rig: Rig) -> None:
     rig.submit()
     rig.now += 0.010
     rig.prefilled()
@@ -55,8 +54,7 @@ def test_the_whole_story_of_a_handoff() -> None:
     assert {c["name"] for c in told["candidates"]} == {"p0", "d0"}
 
 
-def test_the_story_says_that_kv_was_compressed() -> None:
-    rig = standard()
+def test_the_story_says_that_kv_was_compressed(rig: Rig) -> None:
     rig.submit()
     rig.prefilled()
     rig.started(
@@ -72,8 +70,7 @@ def test_the_story_says_that_kv_was_compressed() -> None:
     assert "compressed fp8: 3072 bytes became 780" in story(rig)
 
 
-def test_the_story_says_that_a_part_came_only() -> None:
-    rig = standard()
+def test_the_story_says_that_a_part_came_only(rig: Rig) -> None:
     rig.submit()
     rig.prefilled()
     rig.started(kv=KvReport(blocks=2, messages=1, payload_bytes=2048, retries=2))
@@ -93,15 +90,13 @@ def test_the_story_of_one_that_waits() -> None:
     assert ask(rig, "requests", limit=1)[0]["request_id"] == "other"
 
 
-def test_the_story_of_a_lost_prefill_worker() -> None:
-    rig = standard()
+def test_the_story_of_a_lost_prefill_worker(rig: Rig) -> None:
     rig.submit()
     rig.gone("p0|1")
     assert "p0 was lost: its connection closed; d0 computes the prompt itself" in story(rig)
 
 
-def test_the_story_of_a_lost_decode_worker_and_the_next_attempt() -> None:
-    rig = standard()
+def test_the_story_of_a_lost_decode_worker_and_the_next_attempt(rig: Rig) -> None:
     rig.submit()
     rig.gone("d0|1")
     rig.decode("d0", "2")
@@ -134,8 +129,7 @@ def test_status_counts() -> None:
     assert status["totals"]["submitted"] == 3
 
 
-def test_workers_are_listed_by_role_and_name() -> None:
-    rig = standard()
+def test_workers_are_listed_by_role_and_name(rig: Rig) -> None:
     rig.prefill("p-a")
     rig.decode("a")
     rig.beat("a|1", Load(running=3, kv_used=0.5))
@@ -169,8 +163,7 @@ def test_the_flight_recorder_is_listed_and_outlives_the_history() -> None:
     assert told["attempts"][0]["decode"] == "d0"
 
 
-def test_a_request_that_just_ended_has_its_timeline_at_once() -> None:
-    rig = standard()
+def test_a_request_that_just_ended_has_its_timeline_at_once(rig: Rig) -> None:
     rig.submit()
     assert ask(rig, "explain", id="r1")["timeline"] == {}
     rig.started()

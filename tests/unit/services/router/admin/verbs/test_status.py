@@ -8,7 +8,7 @@ from common.net.admin_status import Status
 from services.router.admin.answer import answer
 from services.router.admin.verb import View
 from services.router.degradation.detector import Cause
-from tests.unit.services.router.rig import standard
+from tests.unit.services.router.rig import Rig
 
 ESTIMATES = (
     "prefill_tokens_per_s", "local_prefill_tokens_per_s", "decode_step_ms", "output_tokens_p90",
@@ -25,8 +25,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def test_the_names_of_the_answer_are_stable() -> None:
-    rig = standard()
+def test_the_names_of_the_answer_are_stable(rig: Rig) -> None:
     rig.submit()
     tables = rig.core.tables
     tables.degradation.count(Cause.DIGEST, rig.now, of=9, bad=9, culprit="d0")

@@ -23,32 +23,3 @@ from common.config.request_limits import RequestLimits
 from common.config.router import Mode, RemotePrefill, RouterConfig
 from common.config.sections import Config, FleetConfig, HealthConfig, ModelConfig, WorkerConfig
 from common.config.security import SecurityConfig
-
-__all__ = [
-    "NAME_PATTERN",
-    "AdmissionConfig",
-    "Config",
-    "DegradationConfig",
-    "EngineConfig",
-    "FleetConfig",
-    "GatewayConfig",
-    "HealthConfig",
-    "KvConfig",
-    "LivenessConfig",
-    "Mode",
-    "ModelConfig",
-    "PricesConfig",
-    "RemotePrefill",
-    "RequestLimits",
-    "RouterConfig",
-    "Section",
-    "SecurityConfig",
-    "SimConfig",
-    "TimelineConfig",
-    "WorkerConfig",
-    "default_run_dir",
-    "effective",
-    "flatten",
-    "from_mapping",
-    "load",
-]

@@ -36,8 +36,8 @@ class Arg:
     name: str
     help: str
     #: None: the argument is required, and is text.
-    default: Value | None = None
-    #: The allowed texts; empty = any.
+    default: Value | None = ""
+    #: The allowed texts besides the default; empty = any.
     choices: tuple[str, ...] = ()
     #: The allowed range of a number.
     least: int = 0
@@ -72,7 +72,7 @@ def _rows(default: int, most: int, what: str = "rows") -> Arg:
     return Arg("limit", f"{what} at most", default=default, least=1, most=most)
 
 
-_WORKER = Arg("worker", "a worker's name, as `workers` lists it")
+_WORKER = Arg("worker", "a worker's name, as `workers` lists it", None)
 _ALL = (
     AdminVerb(
         "status",
@@ -82,19 +82,14 @@ _ALL = (
     AdminVerb(
         "workers",
         "every worker: state, load, KV promised and used",
-        (Arg("role", "only this role", default="", choices=("", "prefill", "decode")),),
+        (Arg("role", "only this role", choices=("prefill", "decode")),),
         examples=("workers decode", "workers --watch"),
     ),
     AdminVerb(
         "requests",
         "what is queued and running now, oldest first",
         (
-            Arg(
-                "state",
-                "only this state",
-                default="",
-                choices=("", "queued", "placed", "decoding", "aborting"),
-            ),
+            Arg("state", "only this state", choices=("queued", "placed", "decoding", "aborting")),
             Arg("queue", "what waits, in the order in which it would be served", default=False),
             _rows(100, REQUESTS_MAX),
         ),
@@ -104,12 +99,11 @@ _ALL = (
         "explain",
         "one request's timeline, and why it was placed where it was; or the slowest, the failed",
         (
-            Arg("id", "a request id, or the start of one", default=""),
+            Arg("id", "a request id, or the start of one"),
             Arg(
                 "list",
                 "instead: the slowest 1 %, the failures, what was refused, or the latest of all",
-                default="",
-                choices=("", "slow", "failed", "refused", "recent"),
+                choices=("slow", "failed", "refused", "recent"),
             ),
             Arg("by", "what slow means", default="total", choices=("ttft", "tpot", "total")),
             _rows(20, 256),
@@ -144,7 +138,7 @@ _ALL = (
         "kv",
         "every hold of KV for another worker: owner, request, bytes, lease left; and the counts",
         (
-            Arg("worker", "only this worker", default=""),
+            Arg("worker", "only this worker"),
             Arg("limit", "holds at most", default=100, least=0, most=HOLDS_MAX),
         ),
         examples=("kv  # the oldest hold first", "kv p0"),
@@ -169,8 +163,8 @@ _ALL = (
         "evict",
         "a worker: drain it, its requests go elsewhere; a request: end it with an error",
         (
-            Arg("worker", "a worker's name, as `workers` lists it", default=""),
-            Arg("request", "a request id, as `requests` lists it", default=""),
+            Arg("worker", "a worker's name, as `workers` lists it"),
+            Arg("request", "a request id, as `requests` lists it"),
         ),
         examples=("evict d0", "evict request=3f2a9c41"),
     ),
@@ -179,9 +173,9 @@ _ALL = (
         "pairs that had trouble handing KV over, prompts that killed workers; clear lifts it",
         (
             Arg("action", "list, or clear", default="list", choices=("list", "clear")),
-            Arg("prefill", "only pairs of this prefill worker", default=""),
-            Arg("decode", "only pairs of this decode worker", default=""),
-            Arg("prompt", "only the prompt of this digest", default=""),
+            Arg("prefill", "only pairs of this prefill worker"),
+            Arg("decode", "only pairs of this decode worker"),
+            Arg("prompt", "only the prompt of this digest"),
         ),
         examples=("quarantine", "quarantine clear decode=d0"),
     ),
@@ -189,12 +183,11 @@ _ALL = (
         "policy",
         "how workers are chosen; a name sets it at once, until the router restarts",
         (
-            Arg("name", "the placement policy from now on", default=""),
+            Arg("name", "the placement policy from now on"),
             Arg(
                 "remote_prefill",
                 "when prompts are handed over from now on",
-                default="",
-                choices=("", *get_args(RemotePrefill)),
+                choices=get_args(RemotePrefill),
             ),
         ),
         examples=("policy", "policy round_robin  # until the router restarts"),
@@ -212,7 +205,7 @@ _ALL = (
                     ("ttft_slo_ms", "TTFT that admission promises, 0 = none"),
                 )
             ),
-            Arg("key", "this API key's id only; needed to set the limits below", default=""),
+            Arg("key", "this API key's id only; needed to set the limits below"),
             _limit("requests_per_min", "of the key, 0 = no limit", 0, KEY_LIMIT_MAX),
             _limit(
                 "tokens_per_min", "of the key, in predicted cost, 0 = no limit", 0, KEY_LIMIT_MAX
@@ -231,7 +224,7 @@ _ALL = (
     AdminVerb(
         "help",
         "what the running router can be asked, with every argument",
-        (Arg("verb", "only this verb", default=""),),
+        (Arg("verb", "only this verb"),),
         examples=("help limits",),
     ),
 )

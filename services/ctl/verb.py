@@ -76,6 +76,6 @@ def _option(arg: Arg) -> dict[str, Any]:
 
 def _help(arg: Arg) -> str:
     """For argparse, in whose help texts a percent sign stands for itself when doubled."""
-    choices = f": {', '.join(filter(None, arg.choices))}" if arg.choices else ""
+    choices = f": {', '.join(arg.choices)}" if arg.choices else ""
     default = f" ({arg.default})" if arg.default not in (None, "", -1, False) else ""
     return f"{arg.help}{choices}{default}".replace("%", "%%")

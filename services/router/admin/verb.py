@@ -78,8 +78,8 @@ def _one(verb: AdminVerb, arg: Arg, value: object) -> Value:
         return value
     if not isinstance(value, str):
         raise _bad(f"{what} must be text")
-    if arg.choices and value not in arg.choices:
-        raise _bad(f"{what} must be one of: {', '.join(filter(None, arg.choices))}")
+    if arg.choices and value not in (*arg.choices, arg.default):
+        raise _bad(f"{what} must be one of: {', '.join(arg.choices)}")
     return value
 
 

@@ -10,7 +10,7 @@ belongs, because vLLM passes nothing of ours through.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
 TASKS = ("generate",)
+
+
+def _not_supported(_: EngineClient, *__: Any, **___: Any) -> NoReturn:
+    raise NotImplementedError("this concerns a single engine; see `baton ctl`")
 
 
 class FleetClient(EngineClient):
@@ -236,55 +240,17 @@ class FleetClient(EngineClient):
 
     def shutdown(self, timeout: float | None = None) -> None: ...
 
-    def encode(self, *_: Any, **__: Any) -> NoReturn:
-        _not_supported()
-
-    async def notify_kv_transfer_request_rejected(self, *_: Any, **__: Mapping[str, Any]) -> None:
-        _not_supported()
-
-    async def start_profile(self, *_: Any, **__: Any) -> None:
-        _not_supported()
-
-    async def stop_profile(self) -> None:
-        _not_supported()
-
-    async def reset_mm_cache(self) -> None:
-        _not_supported()
-
-    async def reset_encoder_cache(self) -> None:
-        _not_supported()
-
-    async def reset_prefix_cache(self, *_: Any, **__: Any) -> bool:
-        _not_supported()
-
-    async def sleep(self, *_: Any, **__: Any) -> None:
-        _not_supported()
-
-    async def release_kv_cache_memory(self) -> None:
-        _not_supported()
-
-    async def wake_up(self, *_: Any, **__: Any) -> bool:
-        _not_supported()
-
     async def is_sleeping(self) -> bool:
         return False
-
-    async def add_lora(self, *_: Any, **__: Any) -> bool:
-        _not_supported()
-
-    async def pause_generation(self, **_: Any) -> None:
-        _not_supported()
-
-    async def resume_generation(self) -> None:
-        _not_supported()
 
     async def is_paused(self) -> bool:
         return False
 
+    encode = notify_kv_transfer_request_rejected = add_lora = _not_supported
+    start_profile = stop_profile = pause_generation = resume_generation = _not_supported
+    reset_mm_cache = reset_encoder_cache = reset_prefix_cache = _not_supported
+    sleep = wake_up = release_kv_cache_memory = _not_supported
+
 
 def _wake(queue: RequestOutputCollector, error: BatonError) -> None:
     queue.put(GenerationError(error.message))
-
-
-def _not_supported() -> NoReturn:
-    raise NotImplementedError("this concerns a single engine; see `baton ctl`")

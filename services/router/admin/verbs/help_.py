@@ -32,5 +32,5 @@ def _arg(arg: Arg) -> dict[str, Any]:
         "help": arg.help,
         "required": arg.default is None,
         "default": arg.default,
-        "choices": [choice for choice in arg.choices if choice],
+        "choices": arg.choices,
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from common.messages import Role
 from common.net.admin_status import Alarm, Status, Totals
 from common.net.admin_verbs import Value
 from services.router.admin.verb import View
 from services.router.degradation.detector import Cause
-from services.router.records.counts import Counts
 
 
 def run(view: View, _: dict[str, Value]) -> Status:
@@ -47,21 +48,9 @@ def run(view: View, _: dict[str, Value]) -> Status:
         prefix_hashes=len(placement.prefixes),
         open_pairs=placement.pairs.open_count(),
         alarms=_alarms(view),
-        totals=_totals(counts),
+        totals=msgspec.convert(counts, Totals, from_attributes=True),
         refused=dict(counts.refused),
         dropped={**counts.dropped, **view.shell_dropped},
-    )
-
-
-def _totals(counts: Counts) -> Totals:
-    return Totals(
-        submitted=counts.submitted,
-        placed=counts.placed,
-        placed_local=counts.placed_local,
-        adopted=counts.adopted,
-        ended=counts.ended,
-        failed=counts.failed,
-        cancelled=counts.cancelled,
     )
 
 

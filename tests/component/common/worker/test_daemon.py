@@ -11,7 +11,7 @@ import structlog
 
 from common.clock import SystemClock
 from common.config import Config, from_mapping
-from common.engine.port import Batch, EngineRequest, Output
+from common.engine.port import Batch, Output
 from common.errors import BatonError, Code
 from common.kv.messages import KvStatus
 from common.messages import (
@@ -45,60 +45,13 @@ from common.worker.actions import ToGateway
 from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit
-from tests.rigs.messages import decode, engine_info, kv_hold
+from tests.rigs.engines import PlayedEngine
+from tests.rigs.messages import decode, kv_hold
 from tests.rigs.peers import WAIT_SECONDS, Peer
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
 HOLD = kv_hold()
 STATUS = KvStatus(counts=KvCounts(handoffs_in=3), holds=(HOLD,), holds_total=9)
-
-
-class FakeEngine:
-    """Records what it is asked; `batches` are what it says, an exception is its death."""
-
-    info = engine_info(seqs=2)
-
-    def __init__(self) -> None:
-        self.asked: asyncio.Queue[str] = asyncio.Queue()
-        self.batches: asyncio.Queue[Batch | BatonError] = asyncio.Queue()
-        self.refuse = ""
-        self.news: list[PrefixDelta] = []
-        self.now = Load(running=1)
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.status = STATUS
-
-    def load(self) -> Load:
-        return self.now
-
-    async def add(self, request: EngineRequest) -> None:
-        if self.refuse:
-            raise BatonError(Code.CONTEXT_LENGTH_EXCEEDED, self.refuse)
-        self.asked.put_nowait(f"add {request.key} {request.prompt_ids}")
-
-    async def abort(self, request_id: str, attempt: int) -> None:
-        self.asked.put_nowait(f"abort {request_id}#{attempt}")
-
-    def connect_kv(self, kv_address: str) -> None:
-        self.asked.put_nowait(f"connect {kv_address}")
-
-    def prefix_cache_delta(self, *, whole: bool) -> list[PrefixDelta]:
-        news, self.news = self.news, []
-        return [PrefixDelta(cleared=True), *news] if whole else news
-
-    def kv_status(self) -> KvStatus | None:
-        return self.status
-
-    async def watch(self) -> None:
-        await self.gone
-
-    async def next_batch(self) -> Batch:
-        batch = await self.batches.get()
-        if isinstance(batch, BatonError):
-            raise batch
-        return batch
-
-    async def close(self) -> None:
-        self.asked.put_nowait("close")
 
 
 class FakeGateways:
@@ -120,7 +73,7 @@ class Bench:
     """A started worker and the router's end of its socket."""
 
     def __init__(self, config: Config) -> None:
-        self.engine = FakeEngine()
+        self.engine = PlayedEngine(Load(running=1), status=STATUS)
         self.gateways = FakeGateways()
         self.router = Peer(control_address(config), ToRouter)
         self.tasks = Tasks()
@@ -254,7 +207,7 @@ async def test_without_an_engine_nothing_is_waited_for(bench: Bench) -> None:
 
 
 async def test_an_engine_found_dead_by_asking_ends_the_process(bench: Bench) -> None:
-    bench.engine.gone.set_exception(BatonError(Code.ENGINE_FAILED, "the engine died"))
+    bench.engine.death.put_nowait(BatonError(Code.ENGINE_FAILED, "the engine died"))
     async with asyncio.timeout(WAIT_SECONDS):
         name, error = await bench.tasks.failed
     assert (name, str(error)) == ("engine-probe", "the engine died")

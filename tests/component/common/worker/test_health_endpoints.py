@@ -12,18 +12,9 @@ from aiohttp import web
 from common.clock import ManualClock
 from common.messages import HealthVerdict, Load
 from common.worker.health_endpoints import REASON_CHARS_MAX, HealthEndpoints
-from tests.rigs.messages import engine_info
+from tests.rigs.engines import PlayedEngine
 
 Post = Callable[..., Awaitable[tuple[int, str]]]
-
-
-class Engine:
-    """One that is full, so that no canary flies."""
-
-    info = engine_info(seqs=1)
-
-    def load(self) -> Load:
-        return Load(running=1)
 
 
 class Bench:
@@ -31,7 +22,7 @@ class Bench:
         self.clock = ManualClock(100.0)
         self.why_closed = ""
         self.health = HealthEndpoints(
-            Engine(),  # type: ignore[arg-type]
+            PlayedEngine(Load(running=1), seqs=1),  # full: no canary flies
             lambda order: None,
             self.clock,
             lambda: self.why_closed,

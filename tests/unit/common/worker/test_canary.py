@@ -11,28 +11,16 @@ from common.engine.port import Batch, Output
 from common.messages import Load
 from common.worker.actions import AbortInEngine, AddToEngine
 from common.worker.canary import CANARY_ID, PROMPT, SAMPLING, Canary
-from tests.rigs.messages import engine_info
+from tests.rigs.engines import PlayedEngine
 
 FIRST = f"{CANARY_ID}#1"
 
 
-class Engine:
-    """What a canary asks of it."""
-
-    info = engine_info(seqs=4)
-
-    def __init__(self, load: Load) -> None:
-        self.now = load
-
-    def load(self) -> Load:
-        return self.now
-
-
 class Bench:
     def __init__(self, load: Load = Load()) -> None:  # noqa: B008 - it is frozen
-        self.engine = Engine(load)
+        self.engine = PlayedEngine(load, seqs=4)
         self.orders: asyncio.Queue[AddToEngine | AbortInEngine] = asyncio.Queue()
-        self.canary = Canary(self.engine, self.orders.put_nowait, SystemClock())  # type: ignore[arg-type]
+        self.canary = Canary(self.engine, self.orders.put_nowait, SystemClock())
 
     async def add(self) -> AddToEngine:
         """What the engine was given."""
@@ -72,11 +60,11 @@ async def test_one_that_gets_no_token_is_aborted_and_says_so(bench: Bench) -> No
 
 
 async def test_one_that_is_cut_short_is_aborted_and_says_how_far_it_came(bench: Bench) -> None:
-    running = asyncio.gather(bench.canary.run(0.05))
+    running = asyncio.gather(bench.canary.run(0.5))
     await bench.add()
     bench.canary.batch_without_own(Batch(outputs=[Output(FIRST, [7, 8])]))
     (answer,) = await running
-    assert (answer.outcome, answer.sentence) == ("failed", "2 of 8 tokens within 0.05 s")
+    assert (answer.outcome, answer.sentence) == ("failed", "2 of 8 tokens within 0.5 s")
     assert bench.orders.get_nowait() == AbortInEngine(CANARY_ID, 1)
 
 

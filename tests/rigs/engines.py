@@ -1,0 +1,60 @@
+"""An engine that the test plays, as a worker sees it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.engine.port import Batch, EngineRequest
+from common.errors import BatonError, Code
+from common.kv.messages import KvStatus
+from common.messages import KvCounts, Load, PrefixDelta
+from tests.rigs.messages import engine_info
+
+
+class PlayedEngine:
+    """`asked`: what it was asked, one line each. The test says its load (`now`), its `batches`, of
+    which an error is its end, the news of its prefix cache and what the probe finds (`death`); with
+    `refuse` it takes no request."""
+
+    def __init__(self, now: Load, *, seqs: int = 2, status: KvStatus | None = None) -> None:
+        self.info = engine_info(seqs)
+        self.now = now
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.batches: asyncio.Queue[Batch | BatonError] = asyncio.Queue()
+        self.death: asyncio.Queue[BatonError] = asyncio.Queue()
+        self.refuse = ""
+        self.news: list[PrefixDelta] = []
+        self.status = status or KvStatus(counts=KvCounts())
+
+    def load(self) -> Load:
+        return self.now
+
+    async def add(self, request: EngineRequest) -> None:
+        if self.refuse:
+            raise BatonError(Code.CONTEXT_LENGTH_EXCEEDED, self.refuse)
+        self.asked.put_nowait(f"add {request.key} {request.prompt_ids}")
+
+    async def abort(self, request_id: str, attempt: int) -> None:
+        self.asked.put_nowait(f"abort {request_id}#{attempt}")
+
+    def connect_kv(self, kv_address: str) -> None:
+        self.asked.put_nowait(f"connect {kv_address}")
+
+    def prefix_cache_delta(self, *, whole: bool) -> list[PrefixDelta]:
+        news, self.news = self.news, []
+        return [PrefixDelta(cleared=True), *news] if whole else news
+
+    def kv_status(self) -> KvStatus:
+        return self.status
+
+    async def watch(self) -> None:
+        raise await self.death.get()
+
+    async def next_batch(self) -> Batch:
+        batch = await self.batches.get()
+        if isinstance(batch, BatonError):
+            raise batch
+        return batch
+
+    async def close(self) -> None:
+        self.asked.put_nowait("close")

@@ -16,9 +16,23 @@ class KvConfig(Section, frozen=True):
     `interfaces` and `rails`."""
 
     host: str = "127.0.0.1"
-    """Address to which the worker's UCX listener binds."""
+    """Address at which the worker's UCX listener answers over TCP, IPv4. `baton doctor` tells what
+    else of UCX other hosts can reach."""
     port: Port = 0
     """Port of the UCX listener; 0 takes any free one. Tensor parallel rank i takes `port` + i."""
+    authenticate: bool | Literal["auto"] = "auto"
+    """Whether workers prove to each other that they know the fleet's secret (`kv.json` in
+    `[security] keys_dir`) before anything of them is read; `auto` is true wherever `keys_dir` is
+    set. It must be alike on all workers."""
+    hello_ms: Annotated[float, Meta(ge=100)] = 5_000.0
+    """Time in which whoever connects must have said who he is; the connection is closed then."""
+    links_max: Count = 1024
+    """Connections from other workers at most."""
+    links_per_address_max: Count = 64
+    """Connections from one address at most: of the decode workers of one host, of one rank each."""
+    descriptors_reserved: Annotated[int, Meta(ge=0)] = 64
+    """File descriptors that connections from others leave to this process; new ones are refused
+    when fewer are free."""
     transports: str = "tcp,sm,self"
     """Transports that UCX may use, as in UCX_TLS; `rc,cuda_copy,cuda_ipc,tcp,sm,self` with RDMA and
     GPUs. The default works on every host."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from common.config.base import NAME_PATTERN, Section
-from common.config.exposure import check_control, check_exposure
+from common.config.exposure import check_control, check_exposure, check_kv
 from common.config.modes import check_mode, check_names
 from common.config.sections import Config, FleetConfig, WorkerConfig
 from common.errors import ConfigError
@@ -89,6 +89,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_exposure(config)
     check_control(config)
     check_names(config)
+    check_kv(config)
     check_mode(config)
     return config
 

@@ -21,6 +21,7 @@ from msgspec.inspect import (
     StrType,
     StructType,
     Type,
+    UnionType,
     VarTupleType,
     type_info,
 )
@@ -100,6 +101,8 @@ def _values(kind: Type) -> str:
             return ", ".join([noun, *given])
         case LiteralType():
             return ", ".join(f"`{_toml(value)}`" for value in kind.values)
+        case UnionType():
+            return " or ".join(_values(one) for one in kind.types)
         case StrType():
             return "string"
         case VarTupleType(item_type=StrType()):

@@ -2,7 +2,8 @@
 channel.
 
 Theory of operation: all methods run on the thread's asyncio loop. One timer runs while something is
-held or the daemon has not been sent the latest counts; an idle worker has none.
+held or the daemon has not been sent the latest counts. A second one, slow, looks at who is
+connected, because UCX does not tell of connections that never become links.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
+import structlog
+
+from common.clock import SystemClock
 from common.config import KvConfig
+from common.config.exposure import WILDCARDS
 from common.identity import AttemptKey
 from common.kv.compression.fp8 import Fp8Codec, measure_rate
 from common.kv.compression.policy import CompressionChooser, Mode
@@ -24,18 +31,25 @@ from common.kv.handoff.receiver import FetchSpec
 from common.kv.handoff.ticket_table import TicketTable
 from common.kv.layout import Geometry, KvMemory
 from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
-from common.kv.peers.channel import Channel, HandoffMessage, WorkerIdentity
-from common.kv.peers.connections import Connections
+from common.kv.peers.accepted import AcceptedLinks, LinkLimits, ListenerView
+from common.kv.peers.channel import Channel, ChannelEvents, HandoffMessage, WorkerIdentity
+from common.kv.peers.connections import ConnectionListener, Connections
 from common.kv.peers.keepalive import Keepalive
 from common.kv.plan import default_layer_groups, shape_of, transfer_chunking, wire_message_bytes
 from common.kv.receive import ReceiveSide
 from common.kv.send import SendSide
 from common.kv.staging.pool import StagingPool
 from common.kv.staging.shared_segment import shares_memory
+from common.kv.transport import listening_socket
 from common.kv.transport.ucx import UcxLink, UcxWorker
 from common.messages import KvHold, KvReport, Ticket
+from common.process.watched_file import WatchedFile
+from common.security.files import read_kv_secrets
+from common.security.refusals import Refusals
+from common.telemetry.log import Logger
 
 TICK_S = 0.05
+CHECK_LINKS_S = 0.5
 STATUS_S = 0.5
 KV_HOLDS_MAX = 256
 
@@ -62,6 +76,9 @@ class KvThread:
         self._on_end = on_end
         self._on_status = on_status
         self._counters = HandoffCounters()
+        self._log: Logger = structlog.get_logger("baton")
+        self._refusals = Refusals(self._log, SystemClock())
+        self._secrets = _watched_secrets(identity.secrets_file, self._log)
         self._status_due = 0.0
         self._status_pending = True
         geometry = memory.geometry
@@ -77,8 +94,7 @@ class KvThread:
             interfaces=config.interfaces,
             rails=config.rails,
         )
-        loans = shares_memory(config.transports)
-        send_pool = StagingPool(payload, total, shared=loans)
+        send_pool = StagingPool(payload, total, shared=shares_memory(config.transports))
         self._segment = send_pool.segment
         self.send_side = SendSide(
             TicketTable(shape, payload, config.lease_ms, self._counters),
@@ -97,27 +113,27 @@ class KvThread:
             counters=self._counters,
             on_ended=self._on_receive_ended,
             clock=self.now,
-            make_connections=lambda receive_side: Connections(
-                identity,
-                receive_side,
-                open_link=self._open_link,
-                clock=self.now,
-                answer_seconds=config.answer_ms / 1000,
-                maps_segments=loans,
-            ),
+            make_connections=self._make_connections,
         )
         self.receive_side.on_lost = self._request_status
-        self._accepted_channels: dict[int, Channel] = {}
         self._next_peer = 1
         self._ticking = False
-        self._side: ThreadSideChannel | None = None
-        if side_address:
-            self._side = ThreadSideChannel(side_address, self._on_daemon_message)
+        self._check_links_timer: asyncio.TimerHandle | None = None
+        self._side = (
+            ThreadSideChannel(side_address, self._on_daemon_message) if side_address else None
+        )
 
     def start(self) -> str:
         """Returns the listener's `host:port`. Raises BatonError when UCX cannot be set up."""
         self.ucx.start()
-        address = f"{self._config.host}:{self.ucx.listen(self._config.port)}"
+        port = self.ucx.listen(self._config.port)
+        host = self._config.host
+        if not listening_socket.restrict(port, host) and host not in WILDCARDS:
+            sentence = f"KV at port {port} answers on every interface, not only at {host}"
+            self._log.warning("kv.unrestricted", sentence=sentence)
+        self._accepted = self._accepted_links(port)
+        self._check_links()
+        address = f"{self._config.host}:{port}"
         if self._segment is not None:
             with contextlib.suppress(OSError):
                 self._segment.open()
@@ -163,8 +179,10 @@ class KvThread:
 
     def close(self) -> None:
         self.receive_side.close()
-        for channel in list(self._accepted_channels.values()):
+        for channel in self._accepted.channels():
             channel.close("the engine closes")
+        if self._check_links_timer is not None:
+            self._check_links_timer.cancel()
         if self._segment is not None:
             self._segment.close()
         if self._side is not None:
@@ -174,25 +192,76 @@ class KvThread:
         host, _, port = address.rpartition(":")
         return self.ucx.connect(host, int(port))
 
+    def _make_connections(self, listener: ConnectionListener) -> Connections:
+        return Connections(
+            self._identity,
+            listener,
+            open_link=self._open_link,
+            clock=self.now,
+            answer_seconds=self._config.answer_ms / 1000,
+            maps_segments=shares_memory(self._config.transports),
+            secrets=self._known_secrets,
+            on_refused=self._on_refused,
+        )
+
+    def _accepted_links(self, port: int) -> AcceptedLinks:
+        config = self._config
+        limits = LinkLimits(
+            hello_s=config.hello_ms / 1000,
+            links_max=config.links_max,
+            links_per_address_max=config.links_per_address_max,
+            descriptors_reserved=config.descriptors_reserved,
+        )
+        view = ListenerView(
+            connected=partial(listening_socket.connected, port),
+            shut_down=partial(listening_socket.shut_down, port),
+            free_descriptors=listening_socket.free_descriptors,
+        )
+        return AcceptedLinks(limits, view, self._make_channel, self._on_refused)
+
     def _on_accept(self, link: UcxLink) -> None:
+        self._accepted.accept(link, self.now())
+
+    def _make_channel(self, link: UcxLink) -> Channel:
         peer_id, self._next_peer = self._next_peer, self._next_peer + 1
-        self._accepted_channels[peer_id] = Channel(
+        return Channel(
             peer_id,
             link,
             self._identity,
             Keepalive(self.now(), self._config.answer_ms / 1000),
-            on_open=lambda _: None,
-            on_message=self._on_message,
-            on_closed=self._on_channel_closed,
+            ChannelEvents(
+                on_open=lambda _: None,
+                on_message=self._on_message,
+                on_refused=lambda reason, why: self._on_refused(
+                    reason, f"{link.remote()[0]}: {why}"
+                ),
+                on_closed=self._on_channel_closed,
+            ),
+            secrets=self._known_secrets,
             segment_name=self._segment.name if self._segment is not None else "",
         )
+
+    def _known_secrets(self) -> Sequence[bytes]:
+        return self._secrets.value if self._secrets is not None else ()
+
+    def _on_refused(self, reason: str, sentence: str) -> None:
+        self._counters.links_refused += 1
+        self._refusals.add(reason, f"KV: {sentence}")
+        self._request_status()
+
+    def _check_links(self) -> None:
+        self._accepted.check(self.now())
+        if self._secrets is not None and self._secrets.refresh():
+            for channel in [*self._accepted.channels(), *self.receive_side.connections.channels()]:
+                channel.check_secret(self._secrets.value)
+        self._check_links_timer = self.loop.call_later(CHECK_LINKS_S, self._check_links)
 
     def _on_message(self, channel: Channel, message: HandoffMessage) -> None:
         self.send_side.on_message(channel, message)
         self._request_status()
 
     def _on_channel_closed(self, channel: Channel, why: str, refused: bool) -> None:  # noqa: ARG002
-        self._accepted_channels.pop(channel.id, None)
+        self._accepted.forget(channel)
         self.send_side.on_channel_closed(channel)
 
     def _on_send_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
@@ -266,6 +335,15 @@ def _chooser(mode: Mode, geometry: Geometry) -> CompressionChooser:
     if mode == "auto" and page_format is not None and page_format.fp8_page_bytes:
         codec = measure_rate(Fp8Codec(page_format), page_format, time.perf_counter)
     return CompressionChooser(mode, geometry.fp8_page_bytes / geometry.page_bytes, codec)
+
+
+def _watched_secrets(path: str, log: Logger) -> WatchedFile[tuple[bytes, ...]] | None:
+    """None if workers do not authenticate each other. Raises ConfigError."""
+    return WatchedFile(Path(path), _read_secrets, "kv_secrets", log) if path else None
+
+
+def _read_secrets(path: Path) -> tuple[bytes, ...]:
+    return tuple(bytes.fromhex(secret) for secret in read_kv_secrets(path).secrets)
 
 
 def _oldest_first(hold: KvHold) -> float:

@@ -90,6 +90,9 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     #: Duplicates and messages of an older transfer, incarnation or generation, dropped without
     #: effect.
     stale: Count = 0
+    #: Connections that were refused: their peers did not prove to be of the fleet, said nothing in
+    #: time, or were too many.
+    links_refused: Count = 0
 
 
 class KvHold(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,10 @@ bind. A host that connects must be in the list. A host that is connected to must
 the list has for its address, so that no other host of the fleet can act as the router. A host has
 two keys in the list while one replaces the other. `roles` and `names` of an entry limit for whom
 the host may speak (`peers.py`).
+
+The KV plane knows no CURVE. There the workers of a fleet prove to each other that they know one
+secret of the whole fleet, in `kv.json`, the same file on every host. It holds two secrets while one
+replaces the other.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ PEERS_MAX = 1024
 NAMES_MAX = 256
 KEYS_MAX = 2
 NAMED_ROLES: tuple[HostRole, ...] = ("gateway", "prefill", "decode")
-SECRET, NEXT_SECRET, PEERS = "secret.json", "secret.next.json", "peers.json"
+SECRET, NEXT_SECRET, PEERS, KV = "secret.json", "secret.next.json", "peers.json", "kv.json"
 KEY = "security.keys_dir"
 
 Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
@@ -73,7 +77,21 @@ class PeersFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     peers: Annotated[list[HostKeys], Meta(max_length=PEERS_MAX)] = []
 
 
-F = TypeVar("F", Secret, PeersFile)
+class KvSecrets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fleet's secrets for the KV plane."""
+
+    version: Literal[1] = 1
+    #: 256 random bits each, in hex, the oldest first.
+    secrets: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]],
+        Meta(min_length=1, max_length=KEYS_MAX),
+    ]
+
+    def __repr__(self) -> str:
+        return f"KvSecrets({len(self.secrets)} secrets)"
+
+
+F = TypeVar("F", Secret, PeersFile, KvSecrets)
 
 
 def read_secret(path: Path) -> Secret:
@@ -88,6 +106,11 @@ def read_peers(path: Path) -> PeersFile:
     file = _read(path, PeersFile, closed=False)
     check_peers(file, path)
     return file
+
+
+def read_kv_secrets(path: Path) -> KvSecrets:
+    """As `read_secret`."""
+    return _read(path, KvSecrets, closed=True)
 
 
 def check_peers(file: PeersFile, path: Path) -> None:
@@ -128,7 +151,7 @@ def _read(path: Path, kind: type[F], *, closed: bool) -> F:
         raise ConfigError(KEY, sentence) from error
 
 
-def write(path: Path, content: Secret | PeersFile) -> None:
+def write(path: Path, content: Secret | PeersFile | KvSecrets) -> None:
     """Replaces the file as a whole. Raises ConfigError."""
     data = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from common.clock import SystemClock
-from common.config import Config
+from common.config import Config, KvConfig
 from common.errors import ConfigError
 from common.net.sockets import Curve
 from common.process.watched_file import WatchedFile
-from common.security.files import KEY, PEERS, SECRET, read_peers, read_secret
+from common.security.files import KEY, KV, PEERS, SECRET, read_peers, read_secret
 from common.security.gate import Gate
 from common.security.peers import AllowList
 from common.security.refusals import Refusals
@@ -33,6 +33,13 @@ def open_curve(config: Config, log: Logger) -> Curve | None:
 
     peers = WatchedFile(folder / PEERS, read, "peers", log)
     return Curve(secret, Gate(peers, Refusals(log, SystemClock())))
+
+
+def kv_secrets_file(config: Config, kv: KvConfig) -> str:
+    """The file of the secrets by which workers authenticate each other; empty if they do not."""
+    keys_dir = config.security.keys_dir
+    authenticates = bool(keys_dir) if kv.authenticate == "auto" else kv.authenticate
+    return str(Path(keys_dir) / KV) if authenticates else ""
 
 
 def read_allow_list(path: Path, own: str) -> AllowList:

@@ -1,12 +1,15 @@
 """The folder that `baton keygen` keeps: one folder a host, each with the list of all.
 
-DIR/HOST/secret.json and DIR/HOST/peers.json are what that host's `[security] keys_dir` holds. The
-list is the same for all; it is written for each so that a folder can be copied as it is.
+DIR/HOST/secret.json, DIR/HOST/peers.json and DIR/HOST/kv.json are what that host's `[security]
+keys_dir` holds. The list and the fleet's secret for KV (kv.json) are the same for all; they are
+written for each so that a folder can be copied as it is.
 """
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,17 +18,25 @@ from common.net.sockets import new_key_pair
 from common.process.owned_files import own_folder
 from common.security.files import (
     KEYS_MAX,
+    KV,
     NEXT_SECRET,
     PEERS,
     PEERS_MAX,
     SECRET,
     HostKeys,
+    KvSecrets,
     PeersFile,
     Secret,
     check_peers,
+    read_kv_secrets,
     read_peers,
     write,
 )
+
+FOLDER_MODE = 0o750
+KV_SECRET_BYTES = 32
+
+T = TypeVar("T")
 
 
 class KeyFolder:
@@ -33,14 +44,12 @@ class KeyFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        lists = {file.parent.name: read_peers(file).peers for file in path.glob(f"*/{PEERS}")}
-        self.peers: list[HostKeys] = next(iter(lists.values()), [])
-        odd = [name for name, peers in lists.items() if peers != self.peers]
-        if odd:
-            sentence = (
-                f"{path}/{odd[0]}/{PEERS} differs from the others; copy the right one over it"
-            )
-            raise ConfigError("--dir", sentence)
+        lists = {file: read_peers(file).peers for file in path.glob(f"*/{PEERS}")}
+        self.peers: list[HostKeys] = _same(lists) or []
+        hosts = {peer.name for peer in self.peers}
+        files = [file for file in path.glob(f"*/{KV}") if file.parent.name in hosts]
+        #: The fleet's secrets for KV, the oldest first; empty before the first host.
+        self.kv_secrets = _same({file: read_kv_secrets(file).secrets for file in files}) or []
 
     def peer(self, name: str) -> HostKeys:
         for peer in self.peers:
@@ -103,6 +112,22 @@ class KeyFolder:
         self._save(self._checked([peer for peer in self.peers if peer is not gone]))
         (self._path / name / PEERS).unlink(missing_ok=True)
 
+    def rotate_kv(self) -> None:
+        """A second secret for KV beside the first, both good; or the first."""
+        if not self.peers:
+            raise ConfigError("--dir", f"{self._path} has no hosts; `baton keygen add` makes them")
+        if len(self.kv_secrets) >= KEYS_MAX:
+            sentence = "the secret is being rotated; finish with `baton keygen retire-kv`"
+            raise ConfigError("kv", sentence)
+        self._save_kv([*self.kv_secrets, secrets.token_hex(KV_SECRET_BYTES)])
+
+    def retire_kv(self) -> None:
+        """Only the newest secret for KV stays."""
+        if len(self.kv_secrets) < KEYS_MAX:
+            sentence = "there is one secret; `baton keygen rotate-kv` comes first"
+            raise ConfigError("kv", sentence)
+        self._save_kv(self.kv_secrets[-1:])
+
     def _replace(self, old: HostKeys, new: HostKeys) -> None:
         self._save(self._checked([new if peer is old else peer for peer in self.peers]))
 
@@ -119,6 +144,12 @@ class KeyFolder:
         for peer in file.peers:
             write(self._folder(peer.name) / PEERS, file)
         self.peers = file.peers
+        self._save_kv(self.kv_secrets or [secrets.token_hex(KV_SECRET_BYTES)])
+
+    def _save_kv(self, known: list[str]) -> None:
+        for peer in self.peers:
+            write(self._folder(peer.name) / KV, KvSecrets(secrets=known))
+        self.kv_secrets = known
 
     def _folder(self, name: str) -> Path:
         folder = self._path / name
@@ -128,6 +159,16 @@ class KeyFolder:
             sentence = f"{folder} cannot be used: {error.strerror}"
             raise ConfigError("--dir", sentence) from error
         return folder
+
+
+def _same(files: dict[Path, T]) -> T | None:
+    """What all of these files say; None if there are none. Raises ConfigError if they differ."""
+    first = next(iter(files.values()), None)
+    for file, content in files.items():
+        if content != first:
+            sentence = f"{file} differs from the others; copy the right one over it"
+            raise ConfigError("--dir", sentence)
+    return first
 
 
 def _new_secret(name: str) -> Secret:

@@ -25,7 +25,11 @@ examples:
   baton keygen retire --dir keys node-a     3. copy every peers.json; the old key is refused
   baton keygen revoke --dir keys node-b     copy every peers.json; node-b is refused
 
-Daemons read a changed peers.json within a second; a changed secret needs their restart.
+  baton keygen rotate-kv --dir keys         1. copy every kv.json; both secrets are good now
+  baton keygen retire-kv --dir keys         2. copy every kv.json; the old secret is refused
+
+Daemons read a changed peers.json or kv.json within a second; a changed secret.json needs their
+restart.
 """
 
 
@@ -38,6 +42,8 @@ def main(argv: list[str]) -> int:
         "rotate": _rotate,
         "retire": _retire,
         "revoke": _revoke,
+        "rotate-kv": _rotate_kv,
+        "retire-kv": _retire_kv,
     }
     try:
         commands[arguments.command](KeyFolder(arguments.dir), arguments)
@@ -78,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
         ("revoke", "forget a host"),
     ):
         commands.add_parser(command, parents=[where], help=what).add_argument("host")
+    for command, what in (
+        ("rotate-kv", "give the fleet a second secret for KV"),
+        ("retire-kv", "end that rotation: only the new secret is good"),
+    ):
+        commands.add_parser(command, parents=[where], help=what)
     return parser
 
 
@@ -127,3 +138,14 @@ def _retire(folder: KeyFolder, arguments: argparse.Namespace) -> None:
 def _revoke(folder: KeyFolder, arguments: argparse.Namespace) -> None:
     folder.revoke(arguments.host)
     print(f"{arguments.host} is forgotten; copy every peers.json")
+    print("it knows the fleet's secret for KV: `baton keygen rotate-kv`, then `retire-kv`")
+
+
+def _rotate_kv(folder: KeyFolder, _arguments: argparse.Namespace) -> None:
+    folder.rotate_kv()
+    print("there is a second secret for KV; copy every kv.json, then `baton keygen retire-kv`")
+
+
+def _retire_kv(folder: KeyFolder, _arguments: argparse.Namespace) -> None:
+    folder.retire_kv()
+    print("only the new secret for KV is good; copy every kv.json")

@@ -2,15 +2,22 @@
 
 Half of them between workers that loan each other their messages, half over the wire. Of each the
 first fifth runs without faults: no digest may mismatch there and everything is delivered.
-`--seed` repeats a run; `--first`, `--count` repeat a part of it.
+`--seed` repeats a run; `--first`, `--count` repeat a part of it. With `--authenticate` the workers
+prove to each other that they know one secret.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import secrets
 import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
+from common.security.files import KV, KvSecrets, write
 from tests.faults.verdict import broken_promises, kinds_of, table, useless
 from tests.faults.world import World
 
@@ -26,22 +33,32 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first")
     parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--authenticate", action="store_true")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     failed: list[str] = []
     half, first = options.count // 2, options.first
-    for loans in (True, False):
-        calm = int(half * CALM_SHARE)
-        print("loaned" if loans else "sent", flush=True)
-        failed += run_calm(options.seed, first, calm, loans=loans)
-        failed += run_faults(options.seed, first + calm, half - calm, loans=loans)
-        first += half
+    with tempfile.TemporaryDirectory() as folder:
+        path = _new_secret(Path(folder)) if options.authenticate else ""
+        for loans in (True, False):
+            calm = int(half * CALM_SHARE)
+            print("loaned" if loans else "sent", flush=True)
+            make = partial(World, options.seed, loans=loans, secrets_file=path)
+            failed += run_calm(make, first, calm)
+            failed += run_faults(make, first + calm, half - calm, loans=loans)
+            first += half
     print("\n".join(failed) or "every promise held, every fault took effect")
     return 1 if failed else 0
 
 
-def run_calm(seed: int, first: int, count: int, *, loans: bool) -> list[str]:
-    world = World(seed, fault_share=0.0, kill_every=0, loans=loans)
+def _new_secret(folder: Path) -> str:
+    path = folder / KV
+    write(path, KvSecrets(secrets=[secrets.token_hex(32)]))
+    return str(path)
+
+
+def run_calm(make: Callable[..., World], first: int, count: int) -> list[str]:
+    world = make(fault_share=0.0, kill_every=0)
     try:
         world.warm(WARM)
         world.run(first, count)
@@ -55,8 +72,8 @@ def run_calm(seed: int, first: int, count: int, *, loans: bool) -> list[str]:
     return failed
 
 
-def run_faults(seed: int, first: int, count: int, *, loans: bool) -> list[str]:
-    world = World(seed, fault_share=FAULT_SHARE, kill_every=KILL_EVERY, loans=loans)
+def run_faults(make: Callable[..., World], first: int, count: int, *, loans: bool) -> list[str]:
+    world = make(fault_share=FAULT_SHARE, kill_every=KILL_EVERY)
     try:
         for at in range(first, first + count, ROUND):
             world.run(at, min(ROUND, first + count - at))

@@ -12,7 +12,7 @@ def holdings(service: KvService, extra_pending: int = 0) -> dict[str, int]:
     receive_side, send_side = kv_thread.receive_side, kv_thread.send_side
     tickets = send_side._tickets
     tickets.check_invariants()
-    links = len(kv_thread._accepted_channels) + len(receive_side.connections._channels)
+    links = len(kv_thread._accepted) + len(receive_side.connections._channels)
     return {
         "fetches": len(receive_side._fetches),
         "receiving transfers": len(receive_side._by_transfer),

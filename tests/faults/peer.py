@@ -59,7 +59,13 @@ class Worker:
     """Either side. `control`: "" or how this run is made useless (see `run`)."""
 
     def __init__(
-        self, pipe: Connection, name: str, incarnation: str, control: str, transports: str
+        self,
+        pipe: Connection,
+        name: str,
+        incarnation: str,
+        control: str,
+        transports: str,
+        secrets_file: str,
     ) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
@@ -73,7 +79,7 @@ class Worker:
         self._blind = control == "blind"
         d_side.verify_message = loans.verify_message = self._judge  # type: ignore[attr-defined]
         self._service = KvService(
-            WorkerIdentity(name, incarnation, "f"),
+            WorkerIdentity(name, incarnation, "f", secrets_file=secrets_file),
             msgspec.structs.replace(CONFIG, transports=transports),
             HostMemory(self._pool.base, GEOMETRY),
             on_ended=self._wake,
@@ -235,5 +241,6 @@ class Worker:
             self._pipe.send(what)
 
 
-def main(pipe: Connection, name: str, incarnation: str, control: str, transports: str) -> None:
-    Worker(pipe, name, incarnation, control, transports).run()
+def main(pipe: Connection, name: str, incarnation: str, *how: str) -> None:
+    """`how`: as the last arguments of `Worker`."""
+    Worker(pipe, name, incarnation, *how).run()

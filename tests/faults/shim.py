@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import WireError
 from common.kv.checksum.header import HEADER_BYTES, INDEX_BITS
 from common.kv.messages import KvHello, KvMapped, KvPeerMessage, KvPing, KvPong, KvReady
-from common.kv.peers.channel import HEAD_BYTES, unpack_frame
+from common.kv.peers.channel import HEAD_BYTES
 from common.kv.transport import ucx
 from common.net.wire import Decoder
 from tests.faults.loaned import LoanedMessages
@@ -181,7 +181,7 @@ class Shim:
     def _identify(self, slot: ucx.Buffer) -> tuple[str, str, int]:
         """Kind, request and transfer of a control message; what is bent is nobody's."""
         try:
-            message = self._decoder.decode(unpack_frame(slot))
+            message = self._decoder.decode(slot[HEAD_BYTES : _end(slot)].tobytes())
         except WireError:
             return "", "", 0
         if isinstance(message, KvHello | KvMapped | KvPing | KvPong):
@@ -194,4 +194,9 @@ class Shim:
 
 def _used(buffer: ucx.Buffer, target: str) -> int:
     """Bytes of a buffer with content: control messages fill their frame in part."""
-    return buffer.nbytes if target == DATA else int(buffer[:2].view("<u2")[0]) + HEAD_BYTES
+    return buffer.nbytes if target == DATA else _end(buffer)
+
+
+def _end(frame: ucx.Buffer) -> int:
+    """Where the body of a control message ends in its frame."""
+    return int(frame[:2].view("<u2")[0]) + HEAD_BYTES

@@ -81,7 +81,8 @@ class Notes:
 
 
 class World:
-    """`loans`: workers read each other's staging memory; else every message is sent."""
+    """`loans`: workers read each other's staging memory; else every message is sent.
+    `secrets_file`: as in `WorkerIdentity`."""
 
     def __init__(
         self,
@@ -91,12 +92,13 @@ class World:
         kill_every: int,
         control: str = "",
         loans: bool = True,
+        secrets_file: str = "",
     ) -> None:
         os.environ.setdefault("UCXX_LOG_LEVEL", "FATAL")  # every lost link would be a line
         self.notes = Notes(seed)
         self._fault_share = fault_share
         self._kill_every = kill_every
-        self._arguments = (control, "tcp,sm,self" if loans else "tcp,self")
+        self._arguments = (control, "tcp,sm,self" if loans else "tcp,self", secrets_file)
         self._rng = random.Random(seed)
         self._context = multiprocessing.get_context("spawn")
         self._born: Counter[str] = Counter()

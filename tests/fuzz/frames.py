@@ -15,6 +15,7 @@ import msgspec
 
 from common.errors import WireError
 from common.kv.messages import DaemonToKv, KvPeerMessage, KvToDaemon
+from common.kv.peers.authentication import FaultSeals
 from common.kv.peers.channel import CONTROL_FRAME_BYTES, HEAD_BYTES, pack_frame, unpack_frame
 from common.messages import (
     DecodeToGateway,
@@ -90,7 +91,7 @@ def attack(name: str, frames: int, seed: int) -> Tally:
 
 
 def attack_slots(slots: int, seed: int) -> Tally:
-    """The UCX plane's control slots, `length | digest | frame`: what comes out of a bent one is
+    """The UCX plane's control slots, `length | seal | frame`: what comes out of a bent one is
     what went in, or WireError. Raises FrameFaultError."""
     rng = random.Random(f"slots {seed}")
     frames = [msgspec.msgpack.encode(value) for value in Samples(rng).of(KvPeerMessage, POOL)]
@@ -98,11 +99,11 @@ def attack_slots(slots: int, seed: int) -> Tally:
     refused = 0
     for number in range(slots):
         frame = fitting[number % len(fitting)]
-        slot = pack_frame(frame)
+        slot = pack_frame(frame, FaultSeals())
         for _ in range(rng.randrange(3)):
             slot[rng.randrange(HEAD_BYTES + len(frame))] ^= 1 << rng.randrange(8)
         try:
-            read = unpack_frame(slot)
+            read = unpack_frame(slot, FaultSeals())
         except WireError:
             refused += 1
             continue

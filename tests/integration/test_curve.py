@@ -32,6 +32,16 @@ def test_a_fleet_over_tcp_serves_its_own_and_no_stranger(tmp_path: Path) -> None
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 8
 
+        def kv_counts() -> dict[str, int]:
+            rows = running.ctl("kv")["workers"]
+            (counts,) = (row["counts"] for row in rows if row["name"] == "d0")
+            return {name: counts[name] for name in ("handoffs_in", "recomputes", "links_refused")}
+
+        wait_until(
+            "KV came from who proved the fleet's secret",
+            lambda: kv_counts() == {"handoffs_in": 1, "recomputes": 0, "links_refused": 0},
+        )
+
         stranger = context.socket(zmq.DEALER)
         stranger.setsockopt(zmq.IDENTITY, b"d9|1")
         stranger.connect(control)

@@ -57,6 +57,8 @@ class Setup(msgspec.Struct, frozen=True):
     side_addresses: list[str]
     daemon_pid: int
     kv: KvConfig
+    #: As in `WorkerIdentity`.
+    kv_secrets_file: str = ""
 
 
 class StepMetadata(KVConnectorMetadata):
@@ -89,7 +91,9 @@ class BatonConnector(KVConnectorBase_V1):
         setup = self._setup
         memory = kv_memory(kv_caches, self._kv_cache_config.num_blocks)
         rank = get_tensor_model_parallel_rank()
-        identity = WorkerIdentity(setup.name, setup.incarnation, setup.fingerprint, rank)
+        identity = WorkerIdentity(
+            setup.name, setup.incarnation, setup.fingerprint, rank, setup.kv_secrets_file
+        )
         port = setup.kv.port + rank if setup.kv.port else 0
         layers = layer_names(kv_caches)
         kv = setup.kv if layers else setup.kv.by_block()

@@ -27,6 +27,7 @@ from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
 from common.messages import WIRE_VERSION, Capacity, Load, PrefixDelta, Role
 from common.model.resolve import resolve_model
+from common.security.open import kv_secrets_file
 from common.telemetry.rolling_p99 import RollingP99
 
 LAYERS = 2
@@ -226,7 +227,9 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
     fingerprint = fingerprint_of(parts)
     wake = _Wake()
     service = KvService(
-        WorkerIdentity(name, incarnation, fingerprint),
+        WorkerIdentity(
+            name, incarnation, fingerprint, secrets_file=kv_secrets_file(config, worker.kv)
+        ),
         worker.kv.by_block(),
         memory,
         on_ended=wake.set_from_thread,

@@ -32,6 +32,7 @@ from common.messages import Capacity, Role
 from common.model.resolve import resolve_model
 from common.net.endpoints import engine_sockets, kv_events_address, kv_side_address
 from common.process.owned_files import own_folder
+from common.security.open import kv_secrets_file
 
 LISTEN_SECONDS = 10.0
 RPC_PATH = "VLLM_RPC_BASE_PATH"
@@ -59,6 +60,7 @@ def open_vllm(
         "side_addresses": side_addresses,
         "daemon_pid": os.getpid(),
         "kv": msgspec.to_builtins(worker.kv),
+        "kv_secrets_file": kv_secrets_file(config, worker.kv),
     }
     events = kv_events_address(config, name) if worker.engine.publishes_kv_events else ""
     made = make_vllm_config(config, worker, model, setup, events)

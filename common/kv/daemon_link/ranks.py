@@ -41,6 +41,7 @@ _SUMMED_COUNTS = frozenset(
         "refetches",
         "digest_mismatches",
         "stale",
+        "links_refused",
     }
 )
 

@@ -25,6 +25,7 @@ class HandoffCounters:
     aborts: int = 0
     tickets_refused: int = 0
     stale: int = 0
+    links_refused: int = 0
 
     def count_received(self, report: KvReport, error: str) -> None:
         """A receive ended on D."""

@@ -1,23 +1,23 @@
 """Control messages between P and D over one link: a hello first, then the messages of handoffs.
 
 Theory of operation: every control message travels in a frame of `CONTROL_FRAME_BYTES`, `length
-(uint32) | xxh3_64 of the body | body`, where the body is MessagePack, under the tag that the
-receiver chose. A frame that is not what was sent costs the link, because a flipped bit could ask
-for other blocks or end another transfer. One receive is always posted. Both sides send `KvHello`
-and act on nothing else before they have received it; a side that sees another wire version or
-fingerprint answers `KvRefused` and closes. The number of pending sends is bounded: a peer that
-takes none is treated as lost.
+(uint32) | seal of the body (16 bytes) | body`, where the body is MessagePack, under the tag that
+the receiver chose. `authentication.py` says what a seal is, and what the sides say before the first
+frame. A frame whose seal is wrong costs the link and is not decoded, because a flipped bit could
+ask for other blocks or end another transfer. One receive is always posted. Both sides send
+`KvHello` and act on nothing else before they have received it; a side that sees another wire
+version or fingerprint answers `KvRefused` and closes. The number of pending sends is bounded: a
+peer that takes none is treated as lost.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from common.errors import WireError
@@ -35,6 +35,15 @@ from common.kv.messages import (
     KvRefused,
     KvReleased,
 )
+from common.kv.peers.authentication import (
+    SEAL_BYTES,
+    FaultSeals,
+    FrameSeals,
+    Greeting,
+    agree,
+    key_id,
+    same_seal,
+)
 from common.kv.peers.keepalive import Keepalive, Liveness
 from common.kv.transport.ucx import UcxLink
 from common.messages import WIRE_VERSION
@@ -45,29 +54,33 @@ PENDING_MAX = 1024
 """Control messages that UCX has not sent yet; one more closes the channel."""
 REFUSAL_S = 0.2
 """How long a refused link stays open, so that the refusal arrives."""
-_HEAD = struct.Struct("<IQ")
+_HEAD = struct.Struct(f"<I{SEAL_BYTES}s")
 HEAD_BYTES = _HEAD.size
+NOT_AUTHENTIC = "not_authentic"
+"""The reason by which peers are counted that do not prove to be of the fleet."""
+ALTERED = "a control message was not what the peer sent"
+NOT_PROVED = "it does not prove that it knows the fleet's secret"
 
 HandoffMessage = KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused
 """What the rest of the KV layer sees; a channel keeps hellos and pings to itself."""
 ControlFrame = NDArray[np.uint8]
 
 
-def pack_frame(body: bytes) -> ControlFrame:
-    """A frame to send. Raises WireError when the body does not fit."""
+def pack_frame(body: bytes, seals: FrameSeals) -> ControlFrame:
+    """The next frame to send. Raises WireError when the body does not fit."""
     if len(body) > CONTROL_FRAME_BYTES - HEAD_BYTES:
         raise WireError(f"a control message of {len(body)} bytes")
     frame = np.empty(CONTROL_FRAME_BYTES, np.uint8)
-    _HEAD.pack_into(frame.data, 0, len(body), xxhash.xxh3_64_intdigest(body))
+    _HEAD.pack_into(frame.data, 0, len(body), seals.next_sent(body))
     frame[HEAD_BYTES : HEAD_BYTES + len(body)] = np.frombuffer(body, np.uint8)
     return frame
 
 
-def unpack_frame(frame: ControlFrame) -> bytes:
-    """The body of a received frame. Raises WireError when it is not what was packed."""
-    length, digest = _HEAD.unpack_from(frame.data, 0)
+def unpack_frame(frame: ControlFrame, seals: FrameSeals) -> bytes:
+    """The body of the next received frame. Raises WireError when it is not what was packed."""
+    length, seal = _HEAD.unpack_from(frame.data, 0)
     body = frame[HEAD_BYTES : HEAD_BYTES + length].tobytes()
-    if len(body) != length or xxhash.xxh3_64_intdigest(body) != digest:
+    if len(body) != length or not same_seal(seals.next_received(body), seal):
         raise WireError("a control message was damaged in transit")
     return body
 
@@ -82,6 +95,29 @@ class WorkerIdentity:
     fingerprint: str
     rank: int = 0
     """The tensor parallel rank of this process within the worker."""
+    secrets_file: str = ""
+    """The file of the fleet's secrets, by which workers authenticate each other; empty if they do
+    not."""
+
+
+Secrets = Callable[[], Sequence[bytes]]
+"""The secrets of the fleet that are good now; none where workers do not authenticate each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelEvents:
+    """Whom a channel calls."""
+
+    on_open: Callable[[Channel], None]
+    """Called once, after the peer's hello."""
+    on_message: Callable[[Channel, HandoffMessage], None]
+    """Called for each message after the hello."""
+    on_refused: Callable[[str, str], None]
+    """Called with the reason, a word, and a sentence when the peer does not prove to be of the
+    fleet; `on_closed` follows."""
+    on_closed: Callable[[Channel, str, bool], None]
+    """The last call: it gets a sentence, and whether the peer refused this worker for good, or this
+    worker the peer."""
 
 
 class Channel:
@@ -93,16 +129,12 @@ class Channel:
         link: UcxLink,
         identity: WorkerIdentity,
         keepalive: Keepalive,
+        events: ChannelEvents,
         *,
-        on_open: Callable[[Channel], None],
-        on_message: Callable[[Channel, HandoffMessage], None],
-        on_closed: Callable[[Channel, str, bool], None],
+        secrets: Secrets,
         segment_name: str = "",
     ) -> None:
-        """`on_open` is called once, after the peer's hello; `on_message` for each message after it.
-        `on_closed` is the last call: it gets a sentence, and whether the peer refused this worker
-        for good. `segment_name`: this side's shared segment, to be named in the hello.
-        """
+        """`segment_name`: this side's shared segment, to be named in the hello."""
         self.id = peer_id
         self.link = link
         #: None until the peer's hello.
@@ -118,14 +150,15 @@ class Channel:
         self._identity = identity
         self._keepalive = keepalive
         self._received = False
-        self._on_open = on_open
-        self._on_message = on_message
-        self._on_closed = on_closed
+        self._events = events
         self._decoder: Decoder[KvPeerMessage] = Decoder(KvPeerMessage)
         self._frame = np.zeros(CONTROL_FRAME_BYTES, np.uint8)
         self._pending = 0
+        self._secrets = tuple(secrets())
+        self._greeting = Greeting.of(self._secrets)
+        self._seals: FrameSeals = FaultSeals()
         link.on_lost = lambda: self.close("the connection was lost")
-        link.open(self._on_link_open)
+        link.open(self._on_link_open, self._greeting.pack())
 
     def send(self, message: msgspec.Struct) -> None:
         """Does nothing once closed; closes when the peer takes no messages."""
@@ -135,7 +168,7 @@ class Channel:
             self.close("the peer takes no messages")
             return
         try:
-            frame = pack_frame(encode(message))
+            frame = pack_frame(encode(message), self._seals)
         except WireError as wrong:
             self.close(wrong.message)
             return
@@ -156,17 +189,30 @@ class Channel:
         elif liveness is Liveness.LOST:
             self.close("it does not answer")
 
+    def check_secret(self, secrets: Sequence[bytes]) -> None:
+        """Closes when the secret that this link was opened with is no longer one of these."""
+        if self._seals.key_id and self._seals.key_id not in map(key_id, secrets):
+            self.close("the fleet's secret that it was opened with is retired")
+
     def close(self, why: str, *, refused: bool = False) -> None:
         """Idempotent."""
         if self.closed:
             return
         self.closed = True
         self.link.close()
-        self._on_closed(self, why, refused)
+        self._events.on_closed(self, why, refused)
 
     def _on_link_open(self, error: str | None) -> None:
         if error is not None:
             self.close(error)
+            return
+        link, remote = self.link, Greeting.unpack(self.link.remote_greeting)
+        try:
+            self._seals = agree(
+                self._secrets, self._greeting, link.receive_tag, remote, link.send_tag
+            )
+        except WireError as wrong:
+            self._refuse(wrong.message)
             return
         self._post_receive()
         own = self._identity
@@ -197,7 +243,15 @@ class Channel:
             self.close(error)
             return
         try:
-            message = self._decoder.decode(unpack_frame(self._frame))
+            body = unpack_frame(self._frame, self._seals)
+        except WireError as wrong:
+            if self._seals.key_id:
+                self._refuse(NOT_PROVED if self.peer is None else ALTERED)
+            else:
+                self.close(wrong.message)
+            return
+        try:
+            message = self._decoder.decode(body)
         except WireError as wrong:
             self.close(wrong.message)
             return
@@ -213,7 +267,7 @@ class Channel:
         elif isinstance(message, KvPong):
             pass
         elif self.peer is not None:
-            self._on_message(self, message)
+            self._events.on_message(self, message)
         elif isinstance(message, KvRefused):
             self.close(message.message, refused=True)
         else:
@@ -235,8 +289,17 @@ class Channel:
         if self.peer is None:
             self.peer = ConnectedPeer(self.id, hello.name, hello.incarnation)
             self.remote_segment_name = hello.staging
-            self._on_open(self)
+            self._events.on_open(self)
+
+    def _refuse(self, why: str) -> None:
+        """Before the hello for good, and late, so that the peer can see what is wrong."""
+        self._events.on_refused(NOT_AUTHENTIC, why)
+        if self.peer is None:
+            self.link.close_later(REFUSAL_S)
+            self._finish(why)
+        else:
+            self.close(why)
 
     def _finish(self, why: str) -> None:
         self.closed = True
-        self._on_closed(self, why, True)
+        self._events.on_closed(self, why, True)

@@ -17,7 +17,13 @@ import msgspec
 
 from common.identity import AttemptKey
 from common.kv.messages import KvMapped
-from common.kv.peers.channel import Channel, HandoffMessage, WorkerIdentity
+from common.kv.peers.channel import (
+    Channel,
+    ChannelEvents,
+    HandoffMessage,
+    Secrets,
+    WorkerIdentity,
+)
 from common.kv.peers.keepalive import Keepalive
 from common.kv.staging.loans import LOAN_LANE
 from common.kv.staging.shared_segment import Bytes, map_remote_segment
@@ -74,14 +80,19 @@ class Connections:
         clock: Callable[[], float],
         answer_seconds: float,
         maps_segments: bool,
+        secrets: Secrets,
+        on_refused: Callable[[str, str], None],
     ) -> None:
         """`answer_seconds`: how long a P may take to answer a ping. `maps_segments`: map P's shared
-        segment where possible, so that P may loan messages instead of sending them."""
+        segment where possible, so that P may loan messages instead of sending them. `secrets` and
+        `on_refused` as in `Channel` and `ChannelEvents`."""
         self._identity = identity
         self._open_link = open_link
         self._clock = clock
         self._answer_seconds = answer_seconds
         self._maps_segments = maps_segments
+        self._secrets = secrets
+        self._on_refused = on_refused
         self._listener = listener
         self._connections: dict[str, _Connection] = {}
         self._channels: dict[int, Channel] = {}
@@ -97,6 +108,9 @@ class Connections:
         return tuple(
             address for address, connection in self._connections.items() if connection.open
         )
+
+    def channels(self) -> list[Channel]:
+        return list(self._channels.values())
 
     def opening_count(self) -> int:
         """The number of connections that are not open yet."""
@@ -132,7 +146,7 @@ class Connections:
                 channel.check_liveness(now)
 
     def close(self) -> None:
-        for channel in list(self._channels.values()):
+        for channel in self.channels():
             channel.close("the engine closes")
 
     def _connection(self, address: str) -> _Connection:
@@ -146,11 +160,15 @@ class Connections:
                 link,
                 self._identity,
                 Keepalive(now, self._answer_seconds),
-                on_open=lambda _: self._on_hello(address),
-                on_message=self._listener.on_message,
-                on_closed=lambda closed, why, refused: self._on_closed(
-                    address, closed, why, refused
+                ChannelEvents(
+                    on_open=lambda _: self._on_hello(address),
+                    on_message=self._listener.on_message,
+                    on_refused=lambda reason, why: self._on_refused(reason, f"{address}: {why}"),
+                    on_closed=lambda closed, why, refused: self._on_closed(
+                        address, closed, why, refused
+                    ),
                 ),
+                secrets=self._secrets,
             )
             self._channels[peer_id] = channel
             connection = self._connections[address] = _Connection(channel, now + CONNECT_S)

@@ -1,4 +1,5 @@
 """Which transports UCX chose for one endpoint: `sysv/memory`, `tcp/eth0`, `rc_mlx5/mlx5_0:1`, …
+And where the other end of an endpoint is.
 
 UCXX has no binding for it, so `ucp_ep_query` is called in the libucp that UCXX has loaded. The
 structs follow ucp.h of UCX 1.13 and later (`ucp_ep_attr_t`, `ucp_transports_t`), whose layout is
@@ -8,11 +9,13 @@ kept by their `field_mask` and `entry_size`.
 from __future__ import annotations
 
 import ctypes
+import socket
+import sys
 from functools import cache
 from pathlib import Path
 
 LANES_MAX = 32
-TRANSPORTS_FIELD = 1 << 3
+REMOTE_FIELD, TRANSPORTS_FIELD = 1 << 2, 1 << 3
 SHARED_MEMORY = frozenset({"sysv", "posix", "cma", "knem", "xpmem", "self"})
 
 
@@ -24,8 +27,8 @@ class _Attributes(ctypes.Structure):
     _fields_ = [
         ("field_mask", ctypes.c_uint64),
         ("name", ctypes.c_char * 32),
-        ("local_sockaddr", ctypes.c_char * 128),
-        ("remote_sockaddr", ctypes.c_char * 128),
+        ("local_sockaddr", ctypes.c_ubyte * 128),
+        ("remote_sockaddr", ctypes.c_ubyte * 128),
         ("entries", ctypes.POINTER(_Entry)),
         ("num_entries", ctypes.c_uint),
         ("entry_size", ctypes.c_size_t),
@@ -49,6 +52,19 @@ def lanes_of(endpoint: int) -> tuple[str, ...]:
         return ()
     found = entries[: min(attributes.num_entries, LANES_MAX)]
     return tuple(dict.fromkeys(_text(e.transport, e.device) for e in found if e.device))
+
+
+def remote_of(endpoint: int) -> tuple[str, int]:
+    """Address and port of the other end, by IPv4; `("", 0)` where UCX does not tell them.
+    `endpoint`: a live `ucp_ep_h`."""
+    library = _libucp()
+    attributes = _Attributes(field_mask=REMOTE_FIELD)
+    if library is None or library.ucp_ep_query(ctypes.c_void_p(endpoint), ctypes.byref(attributes)):
+        return "", 0
+    raw = bytes(attributes.remote_sockaddr)
+    if int.from_bytes(raw[:2], sys.byteorder) != socket.AF_INET:
+        return "", 0
+    return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4], "big")
 
 
 def crosses_by_tcp_only(lanes: tuple[str, ...]) -> bool:

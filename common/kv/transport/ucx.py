@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import BatonError, Code
-from common.kv.transport.chosen_transports import lanes_of
+from common.kv.transport.chosen_transports import lanes_of, remote_of
 
 os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
 os.environ.setdefault("UCX_SYSV_ERROR_HANDLING", "y")
@@ -63,8 +63,10 @@ Done = Callable[[str | None], None]
 
 PUMPS = 64
 CLOSE_NS = 500_000_000
-HANDSHAKE = struct.Struct("<8sQ")
-HANDSHAKE_MAGIC = b"baton-kv"
+LINK_GREETING_BYTES = 48
+HANDSHAKE = struct.Struct(f"<8sQ{LINK_GREETING_BYTES}s")
+HANDSHAKE_MAGIC = b"baton-k2"
+"""Its last byte is the version of this handshake and of the control frames after it."""
 DATA_TAG = 1 << 63
 
 
@@ -95,6 +97,8 @@ class UcxLink:
         self.lost = False
         self.receive_tag = int.from_bytes(os.urandom(8), "little") >> 1
         self.send_tag = 0
+        #: What the other side said as this link opened.
+        self.remote_greeting = b""
         self._owner = owner
         self._endpoint = endpoint
         owner.add_link(self)
@@ -103,16 +107,18 @@ class UcxLink:
         except RuntimeError:
             owner.call_soon(self._drop)
 
-    def open(self, done: Done) -> None:
-        """Exchanges control tags with the other side, which does the same."""
-        mine = np.frombuffer(HANDSHAKE.pack(HANDSHAKE_MAGIC, self.receive_tag), np.uint8).copy()
+    def open(self, done: Done, greeting: bytes = bytes(LINK_GREETING_BYTES)) -> None:
+        """Exchanges control tags and greetings of `LINK_GREETING_BYTES` with the other side, which
+        does the same."""
+        packed = HANDSHAKE.pack(HANDSHAKE_MAGIC, self.receive_tag, greeting)
+        mine = np.frombuffer(packed, np.uint8).copy()
         theirs = np.zeros(HANDSHAKE.size, np.uint8)
 
         def received(error: str | None) -> None:
             if error is None:
-                magic, self.send_tag = HANDSHAKE.unpack(theirs.tobytes())
+                magic, self.send_tag, self.remote_greeting = HANDSHAKE.unpack(theirs.tobytes())
                 if magic != HANDSHAKE_MAGIC or self.send_tag >= DATA_TAG:
-                    error = "the other side is not a Baton KV listener"
+                    error = "the other side is not a Baton worker that speaks this version of KV"
             done(error)
 
         self._post(lambda: self._endpoint.stream_recv(_array()(theirs)), theirs, received)
@@ -142,6 +148,10 @@ class UcxLink:
     def lanes(self) -> tuple[str, ...]:
         """What UCX may use to the other side, each as `transport/device`; empty once lost."""
         return () if self.lost else lanes_of(self._endpoint.handle)
+
+    def remote(self) -> tuple[str, int]:
+        """Address and port of the other side; `("", 0)` once lost, or where UCX does not tell."""
+        return ("", 0) if self.lost else remote_of(self._endpoint.handle)
 
     def close(self) -> None:
         """Idempotent. What is pending here fails; the other side learns of it."""

@@ -23,6 +23,7 @@ COUNTS = {
     "aborts": ("aborts", "Handoffs that were given up"),
     "tickets_refused": ("tickets_refused", "Requests for KV that were refused"),
     "stale": ("stale_messages", "KV messages of an older transfer, dropped"),
+    "links_refused": ("links_refused", "Connections of KV that were refused"),
 }
 
 

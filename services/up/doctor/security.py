@@ -10,8 +10,15 @@ from common.config.exposure import TCP, WILDCARDS, is_loopback
 from common.errors import ConfigError
 from common.net.endpoints import control_addresses
 from common.security.api_keys import read_keys
-from common.security.files import NEXT_SECRET, PEERS, SECRET, read_peers, read_secret
-from common.security.open import read_allow_list
+from common.security.files import (
+    NEXT_SECRET,
+    PEERS,
+    SECRET,
+    read_kv_secrets,
+    read_peers,
+    read_secret,
+)
+from common.security.open import kv_secrets_file, read_allow_list
 from common.security.peers import AllowList
 from services.up.doctor.finding import Finding, failed, passed, warned
 
@@ -19,7 +26,13 @@ OTHERS = 0o007
 
 
 def check(config: Config) -> list[Finding]:
-    return [*_curve(config), *_api_keys(config), _tls(config), *_kv(config)]
+    return [
+        *_curve(config),
+        *_api_keys(config),
+        _tls(config),
+        *_kv_secret(config),
+        *_kv(config),
+    ]
 
 
 def _curve(config: Config) -> list[Finding]:
@@ -122,20 +135,57 @@ def _tls(config: Config) -> Finding:
     return warned("tls", saw, fix)
 
 
+def _workers(config: Config) -> list[KvConfig]:
+    return [worker.kv for worker in (*config.prefill.values(), *config.decode.values())]
+
+
+def _kv_secret(config: Config) -> list[Finding]:
+    """Whether workers authenticate each other. It must be alike on all of them."""
+    files = {kv_secrets_file(config, kv) for kv in _workers(config)}
+    exposed = any(not is_loopback(kv.host) for kv in _workers(config))
+    if len(files) > 1:
+        saw = "some workers authenticate each other and some do not: these share no KV"
+        return [failed("kv secret", saw, "let [kv] authenticate be alike on all workers")]
+    path = next(iter(files), "")
+    if path:
+        return [_kv_secrets_of(Path(path))]
+    if not exposed:
+        return []
+    saw = "workers take whoever reaches their KV listener at his word"
+    return [warned("kv secret", saw, "`baton keygen add`, then [security] keys_dir")]
+
+
+def _kv_secrets_of(path: Path) -> Finding:
+    try:
+        known = read_kv_secrets(path).secrets
+    except ConfigError as error:
+        fix = "`baton keygen rotate-kv` makes it; copy it to every host"
+        return failed("kv secret", error.message, fix)
+    if len(known) > 1:
+        saw = "there are two secrets for KV: their rotation is not finished"
+        return warned("kv secret", saw, "`baton keygen retire-kv` once every host has this kv.json")
+    return passed("kv secret", f"workers prove that they know {path}")
+
+
 def _kv(config: Config) -> list[Finding]:
-    """UCX listens on every interface, whatever address the workers name to each other."""
-    workers = [*config.prefill.values(), *config.decode.values()]
+    """What of KV other hosts can reach."""
     plans: list[KvConfig] = []
-    for worker in workers:
-        if worker.kv not in plans and not is_loopback(worker.kv.host):
-            plans.append(worker.kv)
+    for kv in _workers(config):
+        if kv not in plans and not is_loopback(kv.host):
+            plans.append(kv)
     return [_plan(kv) for kv in plans]
 
 
 def _plan(kv: KvConfig) -> Finding:
+    """The listener answers at one address; the sockets that UCX makes for data, at all that it may
+    use."""
     if kv.port == 0:
-        saw = f"KV for {kv.host} listens on every interface, at a port that changes"
+        saw = f"KV at {kv.host} listens at a port that changes"
         fix = "set [kv] port, and let only the fleet's hosts reach it (SECURITY.md has the rule)"
         return warned("kv exposure", saw, fix)
-    saw = f"KV listens on every interface at port {kv.port}, not encrypted"
-    return passed("kv exposure", f"{saw}: only the fleet's hosts may reach it (SECURITY.md)")
+    where = f"the interfaces {kv.interfaces}" if kv.interfaces else "every interface"
+    saw = (
+        f"KV, not encrypted, is at {kv.host}:{kv.port}; UCX also takes data on {where}, at the "
+        "ports of UCX_TCP_PORT_RANGE"
+    )
+    return passed("kv exposure", f"{saw}: only the fleet's hosts may reach them (SECURITY.md)")

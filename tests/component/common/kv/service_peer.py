@@ -52,11 +52,14 @@ def filled(seed: int) -> np.ndarray:
 
 
 def make_service(
-    name: str, base: np.ndarray, config: KvConfig = CONFIG, fingerprint: str = "f"
+    name: str,
+    base: np.ndarray,
+    config: KvConfig = CONFIG,
+    fingerprint: str = "f",
+    secrets_file: str = "",
 ) -> tuple[KvService, str]:
-    service = KvService(
-        WorkerIdentity(name, f"inc-{name}", fingerprint), config, HostMemory(base, GEOMETRY)
-    )
+    identity = WorkerIdentity(name, f"inc-{name}", fingerprint, secrets_file=secrets_file)
+    service = KvService(identity, config, HostMemory(base, GEOMETRY))
     return service, service.start()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from common.config import from_mapping
 from common.errors import ConfigError
+from common.security.open import kv_secrets_file
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
@@ -62,3 +63,28 @@ def test_wildcards_and_nonsense_are_refused_with_or_without_keys(
     for word in ({}, {"keys_dir": "/etc/baton/curve"}, {"insecure": True}):
         with pytest.raises(ConfigError, match=r"binds every interface|is no endpoint"):
             from_mapping(at(control, endpoint) | {"security": word})
+
+
+def test_workers_that_shall_authenticate_need_the_folder_of_their_secret() -> None:
+    strict = {"decode": {"d0": {"kv": {"authenticate": True}}}}
+    with pytest.raises(ConfigError, match=r"decode\.d0\.kv\.authenticate.*baton keygen add"):
+        from_mapping(strict)
+    from_mapping(strict | {"security": {"keys_dir": "/etc/baton/curve"}})
+
+
+@pytest.mark.parametrize(
+    ("kv", "keys_dir", "path"),
+    [
+        ({}, "", ""),
+        ({}, "/keys", "/keys/kv.json"),
+        ({"authenticate": True}, "/keys", "/keys/kv.json"),
+        ({"authenticate": False}, "/keys", ""),
+        ({"authenticate": "auto"}, "/keys", "/keys/kv.json"),
+    ],
+)
+def test_workers_authenticate_wherever_there_are_keys_unless_told(
+    kv: dict[str, Any], keys_dir: str, path: str
+) -> None:
+    workers = {"prefill": {"p0": {"kv": kv}}, "decode": {"d0": {"kv": kv}}}
+    config = from_mapping({**workers, "security": {"keys_dir": keys_dir}})
+    assert kv_secrets_file(config, config.decode["d0"].kv) == path

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from common.security.files import NEXT_SECRET, PEERS, SECRET, read_peers, read_secret
+from common.security.files import (
+    KV,
+    NEXT_SECRET,
+    PEERS,
+    SECRET,
+    read_kv_secrets,
+    read_peers,
+    read_secret,
+)
 from services.cli import main
 
 
@@ -112,3 +120,50 @@ def test_lists_that_differ_are_not_guessed_about(tmp_path: Path) -> None:
     keygen(tmp_path, "add", "a=10.0.0.1", "b=10.0.0.2")
     (tmp_path / "a" / PEERS).write_text('{"version": 1, "peers": []}')
     assert keygen(tmp_path, "add", "c=10.0.0.3") == 2
+
+
+def kv_secrets(folder: Path, host: str) -> list[str]:
+    return read_kv_secrets(folder / host / KV).secrets
+
+
+def test_all_hosts_share_one_secret_for_kv_which_later_hosts_get_too(tmp_path: Path) -> None:
+    keygen(tmp_path, "add", "a=10.0.0.1", "b=10.0.0.2")
+    (secret,) = kv_secrets(tmp_path, "a")
+    keygen(tmp_path, "add", "c=10.0.0.3", "a=10.0.0.9")
+    assert [kv_secrets(tmp_path, host) for host in "abc"] == [[secret]] * 3
+    assert stat.S_IMODE((tmp_path / "c" / KV).stat().st_mode) == 0o640
+
+
+def test_a_folder_made_before_there_was_a_secret_for_kv_gets_one(tmp_path: Path) -> None:
+    keygen(tmp_path, "add", "a=10.0.0.1")
+    (tmp_path / "a" / KV).unlink()
+    assert keygen(tmp_path, "rotate-kv") == 0
+    assert len(kv_secrets(tmp_path, "a")) == 1
+
+
+def test_the_secret_for_kv_is_replaced_in_two_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert keygen(tmp_path, "rotate-kv") == 2
+    keygen(tmp_path, "add", "a=10.0.0.1", "b=10.0.0.2")
+    (old,) = kv_secrets(tmp_path, "a")
+    assert keygen(tmp_path, "retire-kv") == 2
+    assert keygen(tmp_path, "rotate-kv") == 0
+    first, new = kv_secrets(tmp_path, "b")
+    assert (first, kv_secrets(tmp_path, "a")) == (old, [old, new])
+    assert new != old
+    assert keygen(tmp_path, "rotate-kv") == 2
+    assert keygen(tmp_path, "retire-kv") == 0
+    assert [kv_secrets(tmp_path, host) for host in "ab"] == [[new], [new]]
+    assert keygen(tmp_path, "revoke", "b") == 0
+    assert keygen(tmp_path, "revoke", "a") == 0
+    told = capsys.readouterr().out
+    assert "rotate-kv" in told
+    assert new not in told
+
+
+def test_two_secrets_for_kv_in_one_folder_are_refused(tmp_path: Path) -> None:
+    keygen(tmp_path, "add", "a=10.0.0.1", "b=10.0.0.2")
+    path = tmp_path / "b" / KV
+    path.write_text(path.read_text().replace(kv_secrets(tmp_path, "b")[0], "0" * 64))
+    assert keygen(tmp_path, "list") == 2

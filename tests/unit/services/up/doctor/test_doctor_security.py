@@ -9,7 +9,7 @@ import pytest
 
 from common.config import from_mapping
 from common.security.api_keys import KeyRecord, edited, new_key
-from common.security.files import SECRET
+from common.security.files import KV, SECRET
 from services.keygen.folder import KeyFolder
 from services.up.doctor import security
 from services.up.doctor.finding import Finding, Level
@@ -105,8 +105,39 @@ def test_a_tls_key_open_to_others_is_warned_of(tmp_path: Path) -> None:
     assert "chmod 0640" in troubles(found(gateway=files))["tls"][1]
 
 
-def test_a_kv_listener_at_a_changing_port_is_warned_of() -> None:
-    kv: dict[str, Any] = {"host": "10.0.0.1"}
-    said = troubles(found(prefill={"p0": {"kv": kv}}, decode={"d0": {"kv": kv}}))
-    assert set(said) == {"kv exposure"}
-    assert troubles(found(prefill={"p0": {"kv": kv | {"port": 7100}}})) == {}
+def with_kv(folder: Path | None = None, **kv: Any) -> dict[str, Any]:
+    worker = {"kv": {"host": "10.0.0.1", "port": 7100} | kv}
+    keys = {} if folder is None else {"security": {"keys_dir": str(folder)}}
+    return {"prefill": {"p0": worker}, "decode": {"d0": worker}, **keys}
+
+
+def test_a_kv_listener_at_a_changing_port_is_warned_of(folder: Path) -> None:
+    assert set(troubles(found(**with_kv(folder, port=0)))) == {"kv exposure"}
+    assert troubles(found(**with_kv(folder))) == {}
+    (told,) = [f.saw for f in found(**with_kv(folder)) if f.name == "kv exposure"]
+    assert "10.0.0.1:7100" in told
+    assert "every interface" in told
+
+
+def test_workers_that_take_anybody_are_warned_of() -> None:
+    level, fix = troubles(found(**with_kv()))["kv secret"]
+    assert level is Level.WARN
+    assert "keys_dir" in fix
+
+
+def test_an_unusable_secret_for_kv_fails_and_one_too_many_is_warned_of(folder: Path) -> None:
+    keys = KeyFolder(folder.parent)
+    keys.rotate_kv()
+    assert "retire-kv" in troubles(found(**with_kv(folder)))["kv secret"][1]
+    keys.retire_kv()
+    assert troubles(found(**with_kv(folder))) == {}
+    (folder / KV).unlink()
+    level, fix = troubles(found(**with_kv(folder)))["kv secret"]
+    assert level is Level.FAIL
+    assert "rotate-kv" in fix
+
+
+def test_workers_that_disagree_about_the_secret_fail(folder: Path) -> None:
+    sections = with_kv(folder)
+    sections["decode"] = {"d0": {"kv": {"authenticate": False}}}
+    assert troubles(found(**sections))["kv secret"][0] is Level.FAIL

@@ -91,6 +91,13 @@ class Exposition:
         return web.Response(body=self.text(), headers={"Content-Type": TEXT})
 
 
+def exposed(collector: Collector) -> bytes:
+    """Its metrics alone, as text."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry)
+
+
 def histogram(name: str, help_: str, rows: dict[tuple[str, ...], Buckets], *labels: str) -> Metric:
     """A metric of histograms. `rows` has one for each combination of label values."""
     family = HistogramMetricFamily(name, help_, labels=list(labels))

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.clock import Clock, SystemClock
-from common.config import Config
+from common.config import Config, GatewayConfig
 from common.errors import BatonError, Code
 from common.messages import WIRE_VERSION, Fleet, Hello, Role
 from common.model.embedded import EMBEDDED_MODEL_NAME
@@ -27,22 +27,24 @@ from common.net.sockets import Dial
 from common.net.wire import encode
 from common.process.lifecycle import Service, Tasks
 from common.security.open import open_curve
-from common.telemetry.exposition import Exposition
+from common.telemetry.exposition import Exposition, exposed
 from common.telemetry.log import Logger
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.full_api.lazy import LazyApi
 from services.gateway.full_api.port import FullApi
 from services.gateway.full_api.vllm.build import build
 from services.gateway.grammar.pool import GrammarPool
+from services.gateway.http.about_routes import AboutRoutes
 from services.gateway.http.app import App
 from services.gateway.http.connection_limits import ConnectionLimits
 from services.gateway.http.full_api_routes import FullApiRoutes
+from services.gateway.http.guard import Guard
 from services.gateway.http.server import HttpServer
 from services.gateway.http.stream_owners import StreamOwners
 from services.gateway.http.tls import open_certificate
 from services.gateway.links.routers import RouterLinks
 from services.gateway.links.workers import WorkerLinks
-from services.gateway.metrics import GatewayMetrics
+from services.gateway.metrics import GatewayMetrics, VllmNames
 from services.gateway.requests.core import Core
 from services.gateway.requests.events import (
     Action,
@@ -108,25 +110,41 @@ class Gateway:
         self._authenticator = Authenticator(config.gateway.keys_file, log)
         self._grammars = GrammarPool(config, clock, log)
         self._full_api = LazyApi(self._loader(model_root), self._executor, clock, log)
-        self._http = HttpServer(
-            self._app,
-            FullApiRoutes(self._full_api, self._app, config.gateway, clock),
-            config.gateway,
-            self._authenticator,
-            StreamOwners(Path(config.fleet.run_dir), name),
-            tls=self._certificate.context if self._certificate is not None else None,
-            clock=clock,
-            log=log,
-        )
-        self._curve = open_curve(config, log)
+        operator_keys = config.gateway.operator_keys_file
+        self._operators = Authenticator(operator_keys, log) if operator_keys else None
         metrics = GatewayMetrics(self._core, config.prices)
         self._exposition = Exposition(config, Role.GATEWAY, name, metrics)
+        self._http = self._server(config.gateway, StreamOwners(Path(config.fleet.run_dir), name))
+        self._curve = open_curve(config, log)
         self._workers: WorkerLinks | None = None
         self._router: RouterLinks | None = None
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         #: Host and port; known after `start`.
         self.http_address = ("", 0)
+
+    def _server(self, config: GatewayConfig, owners: StreamOwners) -> HttpServer:
+        app, clock, log = self._app, self._clock, self._log
+        vllm_names = VllmNames(self._core, self._config.model.served_name)
+        guard = Guard(
+            config,
+            self._authenticator,
+            self._operators,
+            owners,
+            ignored=app.ignored_fields,
+            clock=clock,
+            log=log,
+        )
+        about = AboutRoutes(
+            app,
+            config,
+            lambda: self._exposition.text() + exposed(vllm_names),
+            full_api=self._full_api.is_served,
+        )
+        full_api = FullApiRoutes(self._full_api, app, config, clock)
+        return HttpServer(
+            app, full_api, config, owners, guard=guard, about=about, clock=clock, log=log
+        )
 
     @property
     def stop_seconds(self) -> float:
@@ -174,7 +192,9 @@ class Gateway:
         self._router.start()
         if self._config.gateway.text == "vllm":
             await self._full_api.ready()
-        self.http_address = await self._http.start()
+        self.http_address = await self._http.start(
+            self._certificate.context if self._certificate is not None else None
+        )
         await self._exposition.start(tasks)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         tasks.start("tick", self._tick(self._workers, self._router))
@@ -266,10 +286,14 @@ class Gateway:
 
     def _reload(self) -> None:
         self._authenticator.refresh(force=True)
+        if self._operators is not None:
+            self._operators.refresh(force=True)
         self._refresh()
 
     def _refresh(self) -> None:
         self._authenticator.refresh()
+        if self._operators is not None:
+            self._operators.refresh()
         if self._certificate is not None:
             self._certificate.refresh()
 

@@ -1,4 +1,4 @@
-"""A gateway's counters as Prometheus metrics."""
+"""A gateway's counters as Prometheus metrics, and those that vLLM has too under vLLM's names."""
 
 from __future__ import annotations
 
@@ -90,3 +90,43 @@ class GatewayMetrics(Collector):
                 cost.add_metric([label, phase, prices.currency], amount)
         yield tokens
         yield cost
+
+
+class VllmNames(Collector):
+    """What means the same in a vLLM server, under the names and labels that dashboards for vLLM
+    read. A fleet is one engine to them. The bounds of the histograms are ours."""
+
+    def __init__(self, core: Core, model: str) -> None:
+        self._core = core
+        self._labels = {"model_name": model, "engine": "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        core, counters = self._core, self._core.counters
+        waiting = core.waiting
+        names, values = list(self._labels), tuple(self._labels.values())
+        for name, help_, count in (
+            ("running", "Requests that a worker runs", core.active - waiting),
+            ("waiting", "Requests that wait for a worker", waiting),
+        ):
+            gauge = GaugeMetricFamily(f"vllm:num_requests_{name}", help_, labels=names)
+            gauge.add_metric(values, count)
+            yield gauge
+        used = counters.by_key.values()
+        for name, help_, count in (
+            ("prompt_tokens", "Tokens of prompts", sum(usage.input for usage in used)),
+            (
+                "prompt_tokens_cached",
+                "Tokens of prompts that were in a cache",
+                sum(usage.cached for usage in used),
+            ),
+            ("generation_tokens", "Tokens made", sum(usage.output for usage in used)),
+        ):
+            counter = CounterMetricFamily(f"vllm:{name}", help_, labels=names)
+            counter.add_metric(values, count)
+            yield counter
+        for name, help_, buckets in (
+            ("time_to_first_token", "From a request's head to its first token", counters.ttft),
+            ("inter_token_latency", "Between two messages with tokens of a stream", counters.itl),
+            ("e2e_request_latency", "From a request's head to its end", counters.request_time),
+        ):
+            yield histogram(f"vllm:{name}_seconds", help_, {values: buckets}, *names)

@@ -56,6 +56,18 @@ def parse(kind: Kind, body: bytes, ignored: IgnoredFields) -> GenerationRequest:
     return request
 
 
+def kind_of(body: bytes) -> Kind:
+    """Of a body for either kind. Raises BatonError(INVALID_REQUEST)."""
+    try:
+        given = _object.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        sentence = f"the request body is not a JSON object: {error}"
+        raise BatonError(Code.INVALID_REQUEST, sentence) from error
+    if not {"messages", "prompt"} & given.keys():
+        raise BatonError(Code.INVALID_REQUEST, "the body needs messages, or a prompt")
+    return Kind.CHAT if "messages" in given else Kind.COMPLETION
+
+
 def _check_fields(kind: Kind, fields: dict[str, msgspec.Raw], ignored: IgnoredFields) -> None:
     supported, unsupported = _supported[kind], UNSUPPORTED[kind]
     for name, raw in fields.items():

@@ -12,6 +12,14 @@ from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.streams.answer import Ending, Usage
 from services.gateway.streams.phase_timer import PhaseTimer
 
+MESSAGE_NULLS = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+CHOICE_NULLS = dict.fromkeys(("logprobs", "token_ids", "routed_experts"))
+COMPLETION_CHOICE_NULLS = dict.fromkeys(("prompt_logprobs", "prompt_token_ids"))
+NULLS = dict.fromkeys(
+    ("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params", "metrics")
+)
+CHAT_NULLS = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text"))
+
 
 def error_body(error: BatonError) -> bytes:
     return msgspec.json.encode({"error": error_object(error)})
@@ -74,21 +82,20 @@ def _rate(count: int, ms: float) -> float:
 def answer_body(
     spec: RequestSpec, text: str, token_ids: list[int], ending: Ending, now: float
 ) -> bytes:
-    """A `chat.completion` or `text_completion`. `stop_reason` and the token ids are vLLM's fields.
-    `now`: when the answer is complete, of the request's timer."""
+    """A `chat.completion` or `text_completion`, with all fields of vLLM's: clients read those that
+    are null, too. `now`: when the answer is complete, of the request's timer."""
+    chat = spec.kind is Kind.CHAT
     choice: dict[str, Any] = {"index": 0}
-    if spec.kind is Kind.CHAT:
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+    if chat:
+        choice["message"] = {"role": "assistant", "content": text} | MESSAGE_NULLS
     else:
         choice["text"] = text
-    choice |= {
-        "logprobs": None,
-        "finish_reason": ending.reason,
-        "stop_reason": ending.stop_reason,
-    }
-    body: dict[str, Any] = {
+    choice |= {"finish_reason": ending.reason, "stop_reason": ending.stop_reason}
+    choice |= CHOICE_NULLS if chat else CHOICE_NULLS | COMPLETION_CHOICE_NULLS
+    body: dict[str, Any] = NULLS | (CHAT_NULLS if chat else {})
+    body |= {
         "id": spec.response_id,
-        "object": "chat.completion" if spec.kind is Kind.CHAT else "text_completion",
+        "object": "chat.completion" if chat else "text_completion",
         "created": spec.created,
         "model": spec.model,
         "choices": [choice],
@@ -98,7 +105,7 @@ def answer_body(
         body["timings"] = timings_object(spec.timer, ending.usage, now)
     if spec.return_token_ids:
         choice["token_ids"] = token_ids
-        (body if spec.kind is Kind.CHAT else choice)["prompt_token_ids"] = spec.prompt_ids
+        (body if chat else choice)["prompt_token_ids"] = spec.prompt_ids
     return msgspec.json.encode(body)
 
 

@@ -11,6 +11,7 @@ class Route(enum.Enum):
     """Value: the path."""
 
     CHAT = "/v1/chat/completions"
+    BATCH = "/v1/chat/completions/batch"
     COMPLETION = "/v1/completions"
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"

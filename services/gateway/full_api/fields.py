@@ -64,8 +64,17 @@ _TOKENIZE = names("""
     continue_final_message chat_template_kwargs tools
 """)
 
+#: One set of parameters for several conversations, each with one whole answer.
+_BATCH = (_SAMPLING | _CHAT) - names("""
+    stream stream_options tools parallel_tool_calls reasoning_effort documents
+    stop_token_ids ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
+    truncate_prompt_tokens truncation_side prompt_logprobs allowed_token_ids bad_words
+    add_special_tokens return_prompt_text thinking_token_budget
+""")
+
 HONOURED: dict[Route, frozenset[str]] = {
     Route.CHAT: _SAMPLING | _CHAT,
+    Route.BATCH: _BATCH,
     Route.COMPLETION: _SAMPLING | {"prompt"},
     Route.RESPONSES: _RESPONSES,
     Route.MESSAGES: _MESSAGES,
@@ -76,6 +85,8 @@ HONOURED: dict[Route, frozenset[str]] = {
 
 REFUSED: dict[Route, NoOps] = {
     Route.CHAT: fields.REFUSED[Kind.CHAT],
+    Route.BATCH: fields.REFUSED[Kind.CHAT]
+    | {"best_of": (1,), "early_stopping": (False,), "guided_decoding_backend": ()},
     Route.COMPLETION: fields.REFUSED[Kind.COMPLETION],
     Route.RESPONSES: ENGINE_FIELDS
     | {"background": (False,), "previous_response_id": (), "prompt": ()},

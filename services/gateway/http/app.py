@@ -106,6 +106,11 @@ class App:
         refuses = self._config.gateway.unknown_fields == "refuse"
         return IgnoredFields(self._core.counters.field_ignored, refuses=refuses)
 
+    @property
+    def load(self) -> int:
+        """Live requests."""
+        return self._core.active
+
     def health(self) -> Health:
         core = self._core
         if core.draining:

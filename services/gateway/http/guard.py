@@ -1,9 +1,9 @@
 """What every request passes on its way to a handler, and every answer on its way out.
 
 Access is denied by default: a web page needs an origin that is allowed, and a request needs a valid
-key before its handler runs, even where no route matches. Only the routes in `OPEN` need none. The
-matched route decides that, never the text of the path or a header. Every error is answered in
-OpenAI's shape.
+key before its handler runs, even where no route matches. Only the routes in `OPEN` need none, and
+those in `OPERATORS` need one of another file. The matched route decides that, never the text of the
+path or a header. Every error is answered in OpenAI's shape.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ TIMER = web.RequestKey("timer", PhaseTimer)
 CALLER = web.RequestKey("caller", Caller)
 IGNORED = web.RequestKey("ignored", IgnoredFields)
 CORS = web.RequestKey("cors", dict[str, str])
-OPEN = frozenset({"/health", "/live"})
+#: Need no key.
+OPEN = frozenset({"/health", "/live", "/ping"})
+#: Need an operator's key.
+OPERATORS = frozenset({"/metrics"})
 SERVER = "baton"
 JSON_TYPE = "application/json"
 
@@ -65,13 +68,16 @@ class Guard:
         self,
         config: GatewayConfig,
         authenticator: Authenticator,
+        operators: Authenticator | None,
         owners: StreamOwners,
         *,
         ignored: Callable[[], IgnoredFields],
         clock: Clock,
         log: Logger,
     ) -> None:
-        """`ignored` makes the record of a new request."""
+        """`operators`: of their own key file, if there is one. `ignored` makes the record of a new
+        request."""
+        self._operators = operators
         self._owners = owners
         self._ignored = ignored
         self._origins = Origins(config.cors_origins)
@@ -132,13 +138,19 @@ class Guard:
             return error_response(BatonError(Code.INTERNAL, "internal error"))
 
     def _identify(self, request: web.Request) -> None:
-        """Raises BatonError(INVALID_API_KEY)."""
+        """Raises BatonError(INVALID_API_KEY | OPERATORS_ONLY)."""
         resource = request.match_info.route.resource
-        if resource is None or resource.canonical not in OPEN:
-            headers = request.headers
-            request[CALLER] = self._authenticator.caller(
-                headers.getall("Authorization", ()), headers.getall("x-api-key", ())
-            )
+        path = resource.canonical.removeprefix(self._config.root_path) if resource else ""
+        if path in OPEN:
+            return
+        operators = self._operators if path in OPERATORS else None
+        headers = request.headers
+        request[CALLER] = (operators or self._authenticator).caller(
+            headers.getall("Authorization", ()), headers.getall("x-api-key", ())
+        )
+        if path in OPERATORS and operators is None and self._config.keys_file:
+            sentence = f"{path} needs a key of gateway.operator_keys_file, which is not set"
+            raise BatonError(Code.OPERATORS_ONLY, sentence)
 
 
 def _limited_connection(request: web.Request) -> LimitedConnection | None:

@@ -1,8 +1,8 @@
 """The OpenAPI document, made from the tables and types that requests are checked with.
 
 Fields that the plain path honours have their exact types and ranges. Fields that only the full API
-honours are named without a type, because vLLM's models check them. Refused fields are left out,
-and no others are allowed.
+honours are named without a type, because vLLM's models check them. Refused fields are left out.
+Others are allowed, and have no effect unless `[gateway] unknown_fields` refuses them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ JSON_TYPE = "application/json"
 PLAIN: dict[Route, Any] = {Route.CHAT: ChatRequest, Route.COMPLETION: CompletionRequest}
 REQUIRED: dict[Route, list[str]] = {
     Route.RESPONSES: ["input"],
+    Route.BATCH: ["messages"],
     Route.MESSAGES: ["model", "messages", "max_tokens"],
     Route.COUNT_TOKENS: ["model", "messages"],
     Route.TOKENIZE: [],
@@ -40,6 +41,7 @@ ANSWERS = {
     "200": "JSON, or server-sent events where `stream` is true",
     "400": "the request is wrong; `error.param` names the field",
     "401": "no valid API key",
+    "403": "the origin of this page is not listed",
     "404": "no such model or stream",
     "408": "the body did not come in time",
     "409": "the stream has no event with this number",
@@ -64,8 +66,8 @@ def document(version: str, *, full_api: bool) -> bytes:
     paths["/v1/models"] = _get()
     paths["/v1/models/{model}"] = _get("model")
     paths["/v1/streams/{id}"] = _get("id")
-    paths["/health"] = _get()
-    paths["/live"] = _get()
+    for path in ("/health", "/live", "/ping", "/version", "/load"):
+        paths[path] = _get()
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -90,7 +92,7 @@ def _body(route: Route, components: dict[str, Any], *, full_api: bool) -> dict[s
         "type": "object",
         "properties": properties,
         "required": known.get("required", REQUIRED.get(route, [])),
-        "additionalProperties": False,
+        "additionalProperties": True,
     }
 
 

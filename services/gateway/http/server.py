@@ -15,9 +15,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -29,13 +28,14 @@ from common.errors import BatonError, Code
 from common.telemetry.log import Logger
 from services.gateway.api.intake import deadline_ms, session_id, wants_timings
 from services.gateway.api.kinds import Kind, RequestSpec
+from services.gateway.api.parse import kind_of
 from services.gateway.api.response_bodies import answer_body
 from services.gateway.api.routes import ROUTE_OF, Route
 from services.gateway.api.sse import SseAnswer
-from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
 from services.gateway.full_api.lazy import plain_refusal
 from services.gateway.full_api.port import Origin
+from services.gateway.http.about_routes import AboutRoutes
 from services.gateway.http.app import App
 from services.gateway.http.client_connection import ClientConnection, WriteBatcher, reset
 from services.gateway.http.connection_limits import ConnectionLimits, LimitedConnection
@@ -50,7 +50,6 @@ from services.gateway.http.guard import (
     error_response,
     reply_headers,
 )
-from services.gateway.http.openapi import document
 from services.gateway.http.reply import checked_trace
 from services.gateway.http.request_form import check_body_type
 from services.gateway.http.resumable import (
@@ -77,38 +76,18 @@ class HttpServer:
         app: App,
         full_api: FullApiRoutes,
         config: GatewayConfig,
-        authenticator: Authenticator,
         owners: StreamOwners,
         *,
-        tls: ssl.SSLContext | None,
+        guard: Guard,
+        about: AboutRoutes,
         clock: Clock,
         log: Logger,
     ) -> None:
-        self._tls = tls
         self._app = app
         self._full_api = full_api
         self._config = config
         self._clock = clock
         self._owners = owners
-        guard = Guard(
-            config, authenticator, owners, ignored=app.ignored_fields, clock=clock, log=log
-        )
-        application = web.Application(
-            client_max_size=config.body_bytes_max,
-            middlewares=[guard.middleware()],
-        )
-        application.router.add_routes(
-            [
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/completions", self._completion),
-                *[web.post(route.value, self._other(route)) for route in OTHER_ROUTES],
-                web.get("/v1/models", self._models),
-                web.get("/v1/models/{model:.+}", self._model),
-                web.get("/openapi.json", self._openapi),
-                web.get("/health", self._health),
-                web.get("/live", self._live),
-            ]
-        )
         self.batcher = WriteBatcher()
         self.resumable = ResumableRoutes(
             app,
@@ -120,7 +99,13 @@ class HttpServer:
             clock=clock,
             log=log,
         )
-        application.router.add_get(RESUME_PATH, self.resumable.resume)
+        application = web.Application(
+            client_max_size=config.body_bytes_max, middlewares=[guard.middleware()]
+        )
+        for method, path, handler in (*self._generating_routes(), *about.routes()):
+            make = web.get if method == "GET" else web.post
+            for prefix in {"", config.root_path}:
+                application.router.add_routes([make(prefix + path, handler)])
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -139,7 +124,7 @@ class HttpServer:
         resources = self._runner.app.router.resources()
         return [(route.method, resource.canonical) for resource in resources for route in resource]
 
-    async def start(self) -> tuple[str, int]:
+    async def start(self, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Returns the address it listens on."""
         host, port = self._config.host, self._config.port
         await self._runner.setup()
@@ -150,8 +135,8 @@ class HttpServer:
                 lambda: LimitedConnection(self.connection_limits, server),
                 host,
                 port,
-                ssl=self._tls,
-                ssl_handshake_timeout=self.connection_limits.header_seconds if self._tls else None,
+                ssl=tls,
+                ssl_handshake_timeout=self.connection_limits.header_seconds if tls else None,
                 reuse_port=True,
                 backlog=BACKLOG,
             )
@@ -181,15 +166,27 @@ class HttpServer:
 
     # ------------------------------------------------------------ generation
 
+    def _generating_routes(self) -> Iterator[tuple[str, str, Handler]]:
+        yield "POST", Route.CHAT.value, self._chat
+        yield "POST", Route.COMPLETION.value, self._completion
+        yield "POST", "/invocations", self._invocation
+        yield "GET", RESUME_PATH, self.resumable.resume
+        for route in OTHER_ROUTES:
+            yield "POST", route.value, self._other(route)
+
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, Kind.CHAT)
+        return await self._generate(request, Kind.CHAT, await self._body(request))
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, Kind.COMPLETION)
+        return await self._generate(request, Kind.COMPLETION, await self._body(request))
 
-    async def _generate(self, request: web.Request, kind: Kind) -> web.StreamResponse:
-        origin, route = _origin(request), ROUTE_OF[kind]
+    async def _invocation(self, request: web.Request) -> web.StreamResponse:
+        """SageMaker's one route: the body says what it is."""
         body = await self._body(request)
+        return await self._generate(request, kind_of(body), body)
+
+    async def _generate(self, request: web.Request, kind: Kind, body: bytes) -> web.StreamResponse:
+        origin, route = _origin(request), ROUTE_OF[kind]
         try:
             spec = await self._app.prepare(
                 kind, body, origin.request_id, origin.deadline_ms, origin.ignored
@@ -307,28 +304,6 @@ class HttpServer:
         except (TimeoutError, ConnectionError):
             if request.transport is not None:
                 reset(request.transport)
-
-    # ------------------------------------------------------------ the rest
-
-    async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._app.model()]})
-
-    async def _model(self, request: web.Request) -> web.Response:
-        return web.json_response(self._app.model(request.match_info["model"]))
-
-    async def _openapi(self, _request: web.Request) -> web.Response:
-        body = document(version("baton-serve"), full_api=self._full_api.is_served)
-        return web.Response(body=body, content_type=JSON_TYPE)
-
-    async def _health(self, _request: web.Request) -> web.Response:
-        health = self._app.health()
-        if health.ready:
-            return web.json_response({"status": "ready"})
-        body = {"status": "unavailable", "reason": health.reason}
-        return web.json_response(body, status=503, headers={"Retry-After": "1"})
-
-    async def _live(self, _request: web.Request) -> web.Response:
-        return web.json_response({"status": "live"})
 
 
 def _origin(request: web.Request) -> Origin:

@@ -387,3 +387,25 @@ def test_what_is_wrong_is_the_clients_fault_and_asks_no_engine(
         run(body())
     assert refused.value.http.status == 400
     assert not FLEET.opened
+
+
+def test_a_batch_has_one_choice_for_each_conversation(api: FullApi) -> None:
+    about = api_request(Route.BATCH, messages=[HELLO, HELLO], store=True)
+    answer = run(told(api, about, "first", "second", cuts=[], end="length"))
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert texts == ["first", "second"]
+    assert about.origin.ignored.header == "store"
+
+
+def test_a_salt_and_hints_of_a_session_reach_the_fleet(api: FullApi) -> None:
+    run(told(api, api_request(n=2, cache_salt="s", prompt_cache_key="k"), "a", "b", cuts=[]))
+    assert [(spec.cache_salt, spec.session) for spec, _, _ in FLEET.opened] == [("s", "k")] * 2
+
+
+def test_a_part_that_is_no_text_is_refused_with_its_reason(api: FullApi) -> None:
+    part = {"type": "prompt_embeds", "data": "AAAA"}
+    with pytest.raises(BatonError) as refused:
+        run(api.answer(api_request(messages=[{"role": "user", "content": [part]}])))
+    assert refused.value.http.status in {400, 501}
+    assert "prompt_embeds" in refused.value.message or "prompt embeds" in refused.value.message

@@ -17,13 +17,17 @@ HINTS = {"session_id", "prompt_cache_key"}
 def models(route: Route) -> list[Any]:
     """Imported here, not at collection: engines are opened in this process before."""
     from vllm.entrypoints.anthropic import protocol as anthropic
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.chat_completion.protocol import (
+        BatchChatCompletionRequest,
+        ChatCompletionRequest,
+    )
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from vllm.entrypoints.serve.tokenize import protocol as tokenize
 
     return {
         Route.CHAT: [ChatCompletionRequest],
+        Route.BATCH: [BatchChatCompletionRequest],
         Route.COMPLETION: [CompletionRequest],
         Route.RESPONSES: [ResponsesRequest],
         Route.MESSAGES: [anthropic.AnthropicMessagesRequest],

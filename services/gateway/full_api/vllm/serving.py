@@ -15,7 +15,11 @@ from vllm.entrypoints.anthropic.protocol import (
     AnthropicMessagesRequest,
 )
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+)
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
@@ -77,6 +81,7 @@ class VllmApi:
         usage = {"request_logger": None, "enable_prompt_tokens_details": True}
         chat: dict[str, Any] = {"online_renderer": renderer, **text, **usage}
         chats = OpenAIServingChat(client, models, "assistant", **chat)
+        batches = OpenAIServingChatBatch(client, models, "assistant", **chat)
         completions = OpenAIServingCompletion(client, models, online_renderer=renderer, **usage)
         responses = OpenAIServingResponses(client, models, renderer, **text, **usage)
         messages = AnthropicServingMessages(client, models, "assistant", **chat)
@@ -89,6 +94,7 @@ class VllmApi:
         )
         self._handlers = {
             Route.CHAT: _handler(ChatCompletionRequest, chats.create_chat_completion),
+            Route.BATCH: _handler(BatchChatCompletionRequest, batches.create_batch_chat_completion),
             Route.COMPLETION: _handler(CompletionRequest, completions.create_completion),
             Route.RESPONSES: _handler(ResponsesRequest, responses.create_responses),
             Route.MESSAGES: _handler(AnthropicMessagesRequest, messages.create_messages),

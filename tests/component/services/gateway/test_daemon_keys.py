@@ -66,7 +66,7 @@ def routes(rig: Rig) -> list[tuple[str, str]]:
     """All that the server serves, so that a new route is under test by itself."""
     found = {(method, path.replace("{model}", "m")) for method, path in rig.gateway.http_routes}
     assert ("POST", "/v1/chat/completions") in found
-    return sorted(route for route in found if route[1] not in ("/health", "/live"))
+    return sorted(route for route in found if route[1] not in ("/health", "/live", "/ping"))
 
 
 @pytest.mark.parametrize("headers", BAD_KEYS)
@@ -94,9 +94,10 @@ async def test_a_wrong_method_of_an_open_route_is_denied(locked: Rig) -> None:
         assert status == 401
 
 
-async def test_health_and_live_need_no_key(locked: Rig) -> None:
+async def test_health_live_and_ping_need_no_key(locked: Rig) -> None:
     await locked.ready()
-    assert (await locked.http.get(f"{locked.url}/live")).status == 200
+    for path in ("/live", "/health", "/ping"):
+        assert (await locked.http.get(locked.url + path)).status == 200
 
 
 async def test_a_key_says_tenant_limits_class_and_salt_to_the_router(locked: Rig) -> None:

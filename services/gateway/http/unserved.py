@@ -1,0 +1,49 @@
+"""The routes that vLLM's server has and a gateway has not: each answers 501 with its name and why.
+
+A client that finds "nothing here" looks for a typing error of its own; here it learns that there is
+none. A test compares this table and the served routes with vLLM's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_TEXT_ONLY = "the fleet serves models that generate text"
+_STORED = "answers are not stored"
+_HALVES = "rendering and generating are not served apart; /tokenize renders a prompt"
+_ADAPTERS = "the fleet serves one model without adapters"
+_ENGINE = "it concerns a single engine; `baton ctl` has what an operator needs"
+_DOCUMENT = "/docs and /openapi.json describe the API"
+
+_BY_REASON: dict[str, str] = {
+    _TEXT_ONLY: """
+        POST /v1/embeddings POST /v2/embed POST /pooling POST /classify POST /score POST /v1/score
+        POST /rerank POST /v1/rerank POST /v2/rerank POST /generative_scoring POST /v1/systemone
+        POST /v1/audio/transcriptions POST /v1/audio/translations GET /v1/realtime
+        POST /v2/chat
+    """,
+    _STORED: "GET /v1/responses/{response_id} POST /v1/responses/{response_id}/cancel",
+    _HALVES: """
+        POST /v1/chat/completions/render POST /v1/messages/render POST /v1/completions/render
+        POST /v1/responses/render POST /v2/chat/render POST /v1/chat/completions/derender
+        POST /v1/completions/derender POST /inference/v1/generate
+        POST /inference/v1/abort_requests
+    """,
+    _ADAPTERS: "POST /v1/load_lora_adapter POST /v1/unload_lora_adapter",
+    _ENGINE: """
+        GET /kv_event_sources GET /tokenizer_info GET /server_info POST /scale_elastic_ep
+        POST /is_scaling_elastic_ep POST /start_profile POST /stop_profile POST /sleep
+        POST /wake_up GET /is_sleeping POST /release_kv_cache_memory POST /reset_prefix_cache
+        POST /reset_mm_cache POST /reset_encoder_cache POST /collective_rpc POST /pause POST /resume
+        GET /is_paused POST /abort_requests
+    """,
+    _DOCUMENT: "GET /redoc GET /docs/oauth2-redirect",
+}
+
+
+def unserved() -> Iterator[tuple[str, str, str]]:
+    """Method, path and reason of each."""
+    for reason, text in _BY_REASON.items():
+        words = text.split()
+        for method, path in zip(words[::2], words[1::2], strict=True):
+            yield method, path, reason

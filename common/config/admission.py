@@ -85,6 +85,9 @@ class AdmissionConfig(Section, frozen=True):
     """How late a refused client may return and still be let in before newcomers."""
     return_horizon_ms: Milliseconds = 1_000.0
     """How far ahead the refused clients that will likely return count when a newcomer is judged."""
+    queue_ms_max: Milliseconds = 240_000.0
+    """How long a request waits in the queue at most; it is refused then. An SLO or a deadline may
+    refuse it sooner. Less than `gateway.token_wait_ms_max`, so that the router's reason is told."""
     no_decode_wait_ms: Milliseconds = 5_000.0
     """How long a request waits while the fleet has no decode worker."""
     slow_start_ms: Milliseconds = 10_000.0

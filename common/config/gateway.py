@@ -72,6 +72,9 @@ class GatewayConfig(Section, frozen=True):
     """Live requests."""
     router_wait_ms: Milliseconds = 5_000.0
     """How long new requests are held while no router answers."""
+    token_wait_ms_max: Positive = 300_000.0
+    """How long a request may go without a token, from its arrival or its last token. It then ends
+    with an error that says where it waited, whatever the reason."""
     recovery: bool = True
     """Whether a stream whose worker is lost continues on another one."""
     recovery_ms: Milliseconds = 45_000.0

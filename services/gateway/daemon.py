@@ -109,7 +109,13 @@ class Gateway:
         self._certificate = open_certificate(config.gateway, log)
         self._authenticator = Authenticator(config.gateway.keys_file, log)
         self._grammars = GrammarPool(config, clock, log)
-        self._full_api = LazyApi(self._loader(model_root), self._executor, clock, log)
+        self._full_api = LazyApi(
+            self._loader(model_root),
+            self._executor,
+            clock,
+            log,
+            wait_seconds=config.gateway.token_wait_ms_max / 1000,
+        )
         operator_keys = config.gateway.operator_keys_file
         self._operators = Authenticator(operator_keys, log) if operator_keys else None
         metrics = GatewayMetrics(self._core, config.prices)
@@ -190,6 +196,8 @@ class Gateway:
             log=self._log,
         )
         self._router.start()
+        tasks.start("tick", self._tick(self._workers, self._router))
+        tasks.start("router-refusal", self._exit_if_refused())
         if self._config.gateway.text == "vllm":
             await self._full_api.ready()
         self.http_address = await self._http.start(
@@ -197,8 +205,6 @@ class Gateway:
         )
         await self._exposition.start(tasks)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
-        tasks.start("tick", self._tick(self._workers, self._router))
-        tasks.start("router-refusal", self._exit_if_refused())
         host, port = self.http_address
         scheme = "http" if self._certificate is None else "https"
         return f"gateway {self._name} listens on {scheme}://{host}:{port}"

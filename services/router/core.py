@@ -50,7 +50,7 @@ from services.router.events import (
     WorkerDrained,
     WorkerEvicted,
 )
-from services.router.fleet.summary import FleetSummary, summarize
+from services.router.fleet.summary import summarize
 from services.router.rules import (
     attempt_lifecycle,
     degradation_reports,
@@ -131,7 +131,7 @@ class Core:
         self, event: Received, now: float
     ) -> list[Action]:
         """One rule for each message. A message that its sender may not send is dropped and counted,
-        as is every message of a peer that is out of reach, except those that bring it back."""
+        as is every message of a worker that is out of reach, except those that bring it back."""
         tables, message = self.tables, event.message
         if isinstance(message, Hello):
             return worker_membership.on_hello(tables, event, message, now)
@@ -142,16 +142,18 @@ class Core:
         if peer is None:
             return worker_membership.reject_fenced(tables, event.peer, message)
         actions = worker_trust.record_traffic(tables, peer, now)
+        if gateway is not None:
+            actions += gateway_membership.return_gone(gateway, now)
         match message:
             case Beat() if worker:
                 actions += worker_membership.on_beat(tables, worker, message, now)
             case Beat() if gateway:
-                actions += gateway_membership.on_beat(gateway, now)
+                pass
             case Leaving() if worker:
                 actions += worker_membership.on_leaving(worker, message, now)
             case Leaving() if gateway:
                 actions += gateway_membership.on_leaving(gateway, message)
-            case _ if (worker and worker.away) or (gateway and gateway.gone):
+            case _ if worker and worker.away:
                 tables.counts.drop("gone peer")
             case Submit() if gateway:
                 actions += worker_trust.suspect_left_worker(tables, gateway, message.left, now)
@@ -230,7 +232,7 @@ class Core:
             decode_ready=summary.decode_ready,
             max_model_len=max((limits.max_model_len for limits in tables.decode_limits), default=0),
             model=summary.model,
-            reason=self._why_not_ready(summary),
+            reason=STOPPING if tables.draining else summary.reason,
             block_tokens=summary.block_tokens if tables.settings.prefixes else 0,
             restores=summary.restores,
         )
@@ -238,10 +240,3 @@ class Core:
             return []
         tables.fleet = fleet
         return [Send(gateway.identity, fleet) for gateway in tables.live_gateways()]
-
-    def _why_not_ready(self, summary: FleetSummary) -> str:
-        if self.tables.draining:
-            return STOPPING
-        if summary.decode_ready:
-            return ""
-        return f"none of {summary.decodes} known decode workers is ready"

@@ -34,7 +34,7 @@ def plain_refusal(route: Route, error: BatonError) -> BatonError:
 
 class LazyApi:
     """`load` blocks, and raises BatonError when the API cannot be used here. It is called at most
-    once; None: the API is not served."""
+    once; None: the API is not served. A request waits for it `wait_seconds` at most."""
 
     def __init__(
         self,
@@ -42,7 +42,10 @@ class LazyApi:
         executor: Executor,
         clock: Clock,
         log: Logger,
+        *,
+        wait_seconds: float,
     ) -> None:
+        self._wait_seconds = wait_seconds
         self._load = load
         self._executor = executor
         self._clock = clock
@@ -68,7 +71,11 @@ class LazyApi:
 
     async def answer(self, api_request: ApiRequest) -> JsonReply | EventReply:
         try:
-            api = await self.ready()
+            async with asyncio.timeout(self._wait_seconds):
+                api = await self.ready()
+        except TimeoutError:
+            sentence = f"vLLM's text classes are not loaded after {self._wait_seconds:g} s"
+            raise BatonError(Code.NO_CAPACITY, sentence) from None
         except BatonError as error:
             if error.code is not Code.CONFIG_INVALID:
                 raise

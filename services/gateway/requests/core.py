@@ -10,9 +10,13 @@ until it can be submitted; its client sees a pause.
 While no router answers, new work is held for `router_wait_ms`, and what was submitted but not
 placed is held again. After a router's welcome the gateway submits all of that. It also submits
 again what was placed and has no token yet, because the order to the worker may have died with the
-router. A placed request that has no token after `router_wait_ms` is submitted again too, because
-its tokens may have been lost with a connection. The router takes all of these as the same request.
-Should one run twice nevertheless, the worker that the gateway does not listen to gets an Abort.
+router. An attempt of which neither the router nor a worker says anything for `router_wait_ms` is
+submitted again too, and then after twice as long each time, because the Submit, its answer or the
+tokens may have been lost. The router takes all of these as the same request. Should one run twice
+nevertheless, the worker that the gateway does not listen to gets an Abort.
+
+No request waits for ever, whatever is lost: one that got no token for `token_wait_ms_max`, in
+whichever state, ends with an error that says where it was.
 
 The gateway answers tokens of a request that it does not know with an Abort, so that no worker
 computes for nobody. It only drops tokens of a request that has just ended, because the Abort for
@@ -50,6 +54,7 @@ from services.gateway.requests.refusals import (
     RETRY_SOON_MS,
     draining,
     known_code,
+    no_token,
     unreachable,
     with_last_known,
 )
@@ -66,6 +71,7 @@ class Core:
         self.lifecycle = RequestLifecycle(limits, keys_max)
         self._table = self.lifecycle.table
         self._router_wait = limits.router_wait_ms / 1000
+        self._token_wait = limits.token_wait_ms_max / 1000
         self._stalls = StallDetector()
 
     @property
@@ -217,8 +223,6 @@ class Core:
                 return self._failed(failed, now)
             case Fleet() as fleet:
                 return self._fleet_changed(fleet)
-            case _:
-                pass
         return []
 
     def _placed(self, placed: Placed, now: float) -> None:
@@ -228,7 +232,8 @@ class Core:
         if request.state is State.HELD:
             request.move(State.SUBMITTED, now)
         request.move(State.PLACED, now)
-        request.hold_until, request.left_worker = now + self._router_wait, ""
+        request.ask_in(self._router_wait, now)
+        request.left_worker = ""
         worker = identity_of(placed.decode, placed.decode_incarnation)
         self._table.assign(request, worker.encode())
 
@@ -243,6 +248,7 @@ class Core:
             if request.state is not State.HELD:
                 request.move(State.HELD, now)
             request.retry_at = now + max(refused.retry_after_ms, RETRY_SOON_MS) / 1000
+            request.refusal = error
             return []
         emitted = len(request.stream.journal.emitted)
         error = recovery.interrupted(error, emitted, "")
@@ -338,33 +344,38 @@ class Core:
                 return self._expire_drain(now)
 
     def _tick(self, now: float) -> list[Action]:
-        actions = self._expire_held(now)
+        actions = self._expire(now)
         if self.router_up:
-            actions += self._resubmit_silent(now) + self._submit_held(now)
+            actions += self._ask_again(now) + self._submit_held(now)
         return actions + self._leave_stalled_workers(now)
 
-    def _expire_held(self, now: float) -> list[Action]:
+    def _expire(self, now: float) -> list[Action]:
+        """Ends what has waited for as long as it may."""
         actions: list[Action] = []
         for request in self._table:
-            if request.state is not State.HELD:
-                continue
-            if request.deadline and now >= request.deadline:
-                sentence = "the request's deadline passed before it could be placed"
-                error = BatonError(Code.DEADLINE_EXCEEDED, sentence)
-            elif now >= request.hold_until:
-                emitted = len(request.stream.journal.emitted)
-                error = recovery.interrupted(unreachable(), emitted, "")
-            else:
-                continue
-            actions += self.lifecycle.fail(request, error, Notify.ROUTER, now)
+            error = self._why_expired(request, now)
+            if error is not None:
+                error = recovery.interrupted(error, len(request.stream.journal.emitted), "")
+                actions += self.lifecycle.fail(request, error, Notify.BOTH, now)
         return actions
 
-    def _resubmit_silent(self, now: float) -> list[Action]:
-        """Placed requests whose first token is overdue, under the same attempt."""
-        overdue = self._table.placed_without_token(now)
-        for request in overdue:
-            request.hold_until = now + self._router_wait
-        return [self.lifecycle.submission(request, now) for request in overdue]
+    def _why_expired(self, request: LiveRequest, now: float) -> BatonError | None:
+        silent = now - request.silent_since
+        if silent >= self._token_wait:
+            return no_token(silent, request.state, _worker_name(request.worker))
+        if request.state is not State.HELD:
+            return None
+        if 0 < request.deadline <= now and not request.timer.first_token:
+            sentence = "the request's deadline passed before it could be placed"
+            return BatonError(Code.DEADLINE_EXCEEDED, sentence)
+        return request.refusal or unreachable() if now >= request.hold_until else None
+
+    def _ask_again(self, now: float) -> list[Action]:
+        """Submits again, as the same attempt, what nothing was heard of."""
+        silent = self._table.to_ask_again(now)
+        for request in silent:
+            request.ask_in(request.ask_after, now)
+        return [self.lifecycle.submission(request, now) for request in silent]
 
     def _leave_stalled_workers(self, now: float) -> list[Action]:
         """Streams that another worker can continue leave a worker that sends nothing. The others

@@ -75,6 +75,7 @@ class RequestLifecycle:
             stream=event.stream,
             answer=event.answer,
             caller=event.caller,
+            opened=now,
             hold_until=now + self._router_wait,
             deadline=now + spec.deadline_ms / 1000 if spec.deadline_ms else 0.0,
             timer=spec.timer or PhaseTimer(now),
@@ -88,6 +89,8 @@ class RequestLifecycle:
     def submit(self, request: LiveRequest, now: float) -> Action:
         """Gives the current attempt to the router, which must be up."""
         request.move(State.SUBMITTED, now)
+        request.ask_in(self._router_wait, now)
+        request.refusal = None
         request.resubmitted = request.sent == request.attempt
         request.sent = request.attempt
         request.submitted = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.errors import BatonError, Code
 from common.messages import Fleet
+from services.gateway.requests.request import WAITING, State
 
 RETRY_SOON_MS = 1_000
 
@@ -20,6 +21,15 @@ def unreachable() -> BatonError:
         "no router answers; the request was not started",
         retry_after_ms=RETRY_SOON_MS,
     )
+
+
+def no_token(seconds: float, state: State, worker: str) -> BatonError:
+    """Of a request that waited for as long as it may. `worker`: the name of the one that has it."""
+    if state in WAITING:
+        sentence = f"the request waited {seconds:.0f} s, and no worker was found for it"
+        return BatonError(Code.OVERLOADED, sentence, retry_after_ms=RETRY_SOON_MS)
+    sentence = f"decode worker {worker} sent nothing for this request for {seconds:.0f} s"
+    return BatonError(Code.WORKER_LOST, sentence)
 
 
 def known_code(text: str) -> Code:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from common.errors import BatonError
 from common.messages import Fleet, RequestBody, RequestSummary, Submit
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes, prompt_digest
@@ -71,7 +72,9 @@ class LiveRequest:
     answer: FailureListener
     #: Whose request it is.
     caller: Caller
-    #: When a held request fails, and when a placed one without a token is submitted again.
+    #: When it came.
+    opened: float
+    #: When it fails if it is still held.
     hold_until: float
     #: When its first token is no longer wanted; 0: never.
     deadline: float
@@ -90,6 +93,12 @@ class LiveRequest:
     deaths: frozenset[bytes] = frozenset()
     #: When it is submitted again after a refusal; 0: at once.
     retry_at: float = 0.0
+    #: The router's refusal, while it is held for another try.
+    refusal: BatonError | None = None
+    #: When its current attempt is submitted again, should the router or the worker say nothing.
+    ask_at: float = 0.0
+    #: Seconds until the next time after that.
+    ask_after: float = 0.0
     #: Prompt tokens that D did not have to compute, of the first attempt that had tokens.
     cached_tokens: int = 0
     #: Identity of the worker that it left because nothing came from it; empty once placed again.
@@ -98,6 +107,16 @@ class LiveRequest:
     @property
     def attempt(self) -> int:
         return self.stream.journal.attempt
+
+    @property
+    def silent_since(self) -> float:
+        """When its last token came, or it itself."""
+        return max(self.opened, self.timer.last_token)
+
+    def ask_in(self, seconds: float, now: float) -> None:
+        """The current attempt is submitted again after `seconds` of silence, and then after twice
+        as long each time."""
+        self.ask_at, self.ask_after = now + seconds, 2 * seconds
 
     def move(self, state: State, now: float) -> None:
         """Raises IllegalTransitionError."""

@@ -49,10 +49,10 @@ class RequestTable:
         """The workers that have sent tokens of a live request's current attempt."""
         return {r.worker for r in self.requests.values() if r.state is State.STREAMING}
 
-    def placed_without_token(self, now: float) -> list[LiveRequest]:
-        """Placed requests whose first token did not come by `hold_until`."""
-        requests = self.requests.values()
-        return [r for r in requests if r.state is State.PLACED and now >= r.hold_until]
+    def to_ask_again(self, now: float) -> list[LiveRequest]:
+        """The requests without a token of their current attempt that are due at the router."""
+        asked = (State.SUBMITTED, State.PLACED)
+        return [r for r in self.requests.values() if r.state in asked and now >= r.ask_at]
 
     def add(self, request: LiveRequest) -> None:
         self.requests[request.spec.request_id] = request

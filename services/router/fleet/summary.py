@@ -12,7 +12,6 @@ from typing import NamedTuple
 from common.blocks import whole_blocks
 from common.messages import Capacity, Role
 from services.router.placement.types import ResourceRequest
-from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
 
 
@@ -32,14 +31,15 @@ class DecodeLimits(NamedTuple):
 
 
 class FleetSummary(NamedTuple):
-    """Decode workers that are away are left out everywhere."""
+    """Ready means `Worker.ready`, which placement goes by too: it may be given requests. Decode
+    workers that are away are left out, except of `reason`."""
 
-    #: Prefill workers in the state ready.
+    #: Prefill workers that are ready.
     prefill_ready: int
-    #: Decode workers in the state ready.
+    #: Decode workers that are ready.
     decode_ready: int
-    #: Decode workers, ready or not.
-    decodes: int
+    #: Why no decode worker is ready; empty = one is.
+    reason: str
     #: The different limits of the decode workers, ready or not.
     decode_limits: tuple[DecodeLimits, ...]
     #: The model of the first ready decode worker; empty = none is ready.
@@ -51,18 +51,19 @@ class FleetSummary(NamedTuple):
 
 
 def summarize(workers: Iterable[Worker]) -> FleetSummary:
-    prefill_ready = decode_ready = decodes = 0
+    prefill_ready = decode_ready = 0
     ready: Worker | None = None
+    states: dict[str, int] = {}
     first: dict[Capacity, Worker] = {}
     for worker in workers:
-        state = worker.state
+        if worker.role is not Role.DECODE:
+            prefill_ready += worker.ready
+            continue
+        state = worker.availability
+        states[state] = states.get(state, 0) + 1
         if worker.away:
             continue
-        if worker.role is not Role.DECODE:
-            prefill_ready += state is WorkerState.READY
-            continue
-        decodes += 1
-        if state is WorkerState.READY:
+        if worker.ready:
             decode_ready += 1
             ready = ready or worker
         first.setdefault(worker.capacity, worker)
@@ -73,9 +74,17 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
     return FleetSummary(
         prefill_ready=prefill_ready,
         decode_ready=decode_ready,
-        decodes=decodes,
+        reason="" if ready else _none_ready(states),
         decode_limits=tuple(dict.fromkeys(limits)),
         model=ready.model if ready else "",
         block_tokens=ready.capacity.block_tokens if ready else 0,
         restores=bool(first) and all(capacity.restores for capacity in first),
     )
+
+
+def _none_ready(states: dict[str, int]) -> str:
+    """`states`: how many decode workers are in each state."""
+    if not states:
+        return "no decode worker is known"
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return f"no decode worker is ready: {counted}"

@@ -176,11 +176,16 @@ class Worker:
         return self.state is WorkerState.READY and not (self.drained or self.excluded)
 
     @property
+    def availability(self) -> str:
+        """Whether it may be given requests, and if not, why; for an operator."""
+        if self.state is not WorkerState.READY or self.ready:
+            return self.state.value
+        return "drained" if self.drained else "down"
+
+    @property
     def display_state(self) -> str:
         """Its state, for an operator."""
-        if self.drained and self.state is WorkerState.READY:
-            return "draining" if self.held else "drained"
-        return "down" if self.excluded and self.state is WorkerState.READY else self.state.value
+        return "draining" if self.availability == "drained" and self.held else self.availability
 
     @property
     def connected(self) -> bool:

@@ -3,7 +3,8 @@
 A gateway whose connection closed may be back in a moment. Its requests are kept for
 `gateway_grace_seconds`: placed ones run on, queued ones keep their place. Then, or when another
 incarnation replaces it, or when it is silent on a connection that stands, its requests are given
-up. Decode workers drop the streams of a gateway that died by themselves.
+up. Decode workers drop the streams of a gateway that died by themselves. Any message of a gateway
+brings it back, so that no Submit is lost because the gateway had been silent before it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def on_hello(tables: Tables, peer: str, message: Hello, now: float) -> list[Acti
     return [*actions, Send(peer, tables.fleet), note]
 
 
-def on_beat(gateway: Gateway, now: float) -> list[Action]:
-    """A Beat without a Hello before it: the gateway did not notice that it was out of reach."""
+def return_gone(gateway: Gateway, now: float) -> list[Action]:
+    """Any message shows that the gateway is here. One without a Hello before it: the gateway did
+    not notice that it was out of reach, and what it sends counts."""
     return _take_back(gateway, now) if gateway.gone else []
 
 

@@ -113,8 +113,12 @@ def _context(
 def refuse_waiting(tables: Tables, now: float) -> list[Action]:
     """Refuses what has waited too long, and all when no decode worker became ready in time."""
     actions: list[Action] = []
-    for attempt in [a for a in tables.waiting if a.start_by and now >= a.start_by]:
-        actions += _refuse_expired(tables, attempt, now)
+    longest = tables.admission.config.queue_ms_max / 1000
+    for attempt in list(tables.waiting):
+        if attempt.start_by and now >= attempt.start_by:
+            actions += _refuse_expired(tables, attempt, now)
+        elif now - attempt.received >= longest:
+            actions += _refuse_unplaced(tables, attempt, now)
     if submit.decode_wait_expired(tables, now):
         sentence = "no decode worker became ready in time"
         actions += refuse_all(tables, Code.NO_CAPACITY, sentence, now)
@@ -136,6 +140,13 @@ def _refuse_expired(tables: Tables, attempt: Attempt, now: float) -> list[Action
     what, code = ("deadline", Code.DEADLINE_EXCEEDED) if own else ("TTFT SLO", Code.OVERLOADED)
     sentence = f"its {what} cannot be met any more after {waited:.0f} ms in the queue"
     return submit.refuse(tables, attempt, code, sentence, now)
+
+
+def _refuse_unplaced(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
+    """It has waited for as long as anything may."""
+    lacked = f"it waits for {attempt.waits_for.value}" if attempt.waits_for else "others are first"
+    sentence = f"it was not placed after {now - attempt.received:.0f} s in the queue: {lacked}"
+    return submit.refuse(tables, attempt, Code.OVERLOADED, sentence, now)
 
 
 def _dispatch(tables: Tables, attempt: Attempt, placement: Placement, now: float) -> list[Action]:

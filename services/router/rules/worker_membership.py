@@ -1,7 +1,8 @@
 """Who is a member of the fleet: Hello, Beat, Leaving, loss, return.
 
 A peer is one incarnation of a daemon. A newer incarnation of the same name fences the older one for
-good. A peer that was merely out of reach returns by a Hello, or by a Beat if it did not notice.
+good. A worker that was merely out of reach returns by a Hello, or by a Beat if it did not notice; a
+gateway returns by any message.
 What was given up meanwhile is then aborted on a worker, and sent as `Failed` to a gateway. A worker
 gets work only after a Beat has shown its load. Suspicion and trust are in `worker_trust.py`.
 """

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 MAX_STREAMS = 40
 ROUTER_WAIT_MS = 1_500.0
 RECOVERY_WAIT_MS = 4_000.0
+TOKEN_WAIT_MS = 9_000.0
 TICK = 0.2
 BEAT_EVERY = 3
 
@@ -63,6 +64,8 @@ class Client:
         self.spec = spec
         self.end = ""
         self.over_at: float | None = None
+        #: When it last got something, or asked.
+        self.silent_since = gateway.clock.now
         self._gateway = gateway
         self._seen = 0
 
@@ -76,6 +79,7 @@ class Client:
                 clock.violate(f"{spec.request_id} got a wrong token at {self._seen}")
             self._seen += 1
         if token_ids:
+            self.silent_since = clock.now
             self._gateway.fleet.judge.spoke(self._gateway)
 
     def finish(self, text: str, token_ids: list[int], ending: Ending) -> None:
@@ -89,6 +93,7 @@ class Client:
     def fail(self, error: BatonError) -> None:
         if error.code is Code.INTERNAL:
             self._gateway.clock.violate(f"{self.spec.request_id}: {error.message}")
+        self._gateway.fleet.judge.failed(self._gateway, self)
         self._over(error.code.value)
 
     def left(self) -> None:
@@ -122,6 +127,7 @@ class GatewayProcess(Process):
             max_streams=MAX_STREAMS,
             router_wait_ms=ROUTER_WAIT_MS,
             recovery_ms=RECOVERY_WAIT_MS,
+            token_wait_ms_max=TOKEN_WAIT_MS,
         )
         self.core = Core(limits)
         self._peers: dict[str, None] = {}

@@ -10,9 +10,10 @@ from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import LEASE_SECONDS
-from tests.simulation.world.gateway import Client, GatewayProcess
+from tests.simulation.world.gateway import TOKEN_WAIT_MS, Client, GatewayProcess
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import (
+    QUEUE_SECONDS,
     RETRY_BURST,
     RETRY_PER_SECOND,
     RETRY_SHARE,
@@ -27,6 +28,8 @@ FOUND_SECONDS = 0.45
 ZOMBIE_SECONDS = 0.5
 IDLE_SECONDS = 0.5
 CALM_SECONDS = 1.5
+LATE_SECONDS = 0.45
+ANSWER_SECONDS = 3.0
 FAULTLESS = frozenset(
     {
         "finished",
@@ -70,6 +73,14 @@ class Judge:
         if tokens > limit and calm and self.strict:
             self._clock.violate(f"{worker.name} was given {tokens} tokens of KV, {limit} at most")
 
+    def failed(self, gateway: GatewayProcess, client: Client) -> None:
+        """The longest wait is the last resort: once all is calm somebody answers before, unless
+        messages vanish."""
+        waited = self._clock.now - client.silent_since
+        calm = gateway.calm(ANSWER_SECONDS) and self._fleet.routers_calm(ANSWER_SECONDS)
+        if waited >= TOKEN_WAIT_MS / 1000 and calm and self.strict:
+            self._clock.violate(f"{client.spec.request_id} was only ended by its longest wait")
+
     def lease_expired(self, worker: Process, key: str) -> None:
         """A lease is the last resort: somebody frees KV before."""
         calm = worker.calm(LEASE_SECONDS) and self._fleet.routers_calm(LEASE_SECONDS)
@@ -105,11 +116,30 @@ class Judge:
     # ------------------------------------------------------------ five times a second
 
     def pulse(self) -> None:
+        self._judge_waits()
         if not self.strict:
             return
         for router in self._fleet.routers():
             self._judge_idle(router)
         self._judge_zombies()
+
+    def _judge_waits(self) -> None:
+        """Nobody waits for longer than is configured, even where messages vanish."""
+        now = self._clock.now
+        for gateway in self._fleet.gateways():
+            limit = now - TOKEN_WAIT_MS / 1000 - LATE_SECONDS
+            for client in gateway.clients.values() if self._awake(gateway) else ():
+                if not client.end and client.silent_since < limit:
+                    self._clock.violate(f"{client.spec.request_id} waits without an answer")
+        for router in self._fleet.routers():
+            limit = now - QUEUE_SECONDS - LATE_SECONDS
+            for attempt in router.core.tables.waiting if self._awake(router) else ():
+                if attempt.received < limit:
+                    self._clock.violate(f"{attempt.key} waits in the queue of {router.name}")
+
+    @staticmethod
+    def _awake(process: Process) -> bool:
+        return process.calm(LATE_SECONDS)
 
     def _judge_idle(self, router: RouterProcess) -> None:
         """Nobody waits while a decode worker, and a prefill worker if there are any, does nothing
@@ -171,11 +201,11 @@ class Judge:
     def verdict(self) -> None:
         """After all has settled."""
         self._judge_amplification()
-        if not self.strict:
-            return
         for gateway in self._fleet.gateways():
             if gateway.alive:
                 self._judge_gateway(gateway)
+        if not self.strict:
+            return
         for router in self._fleet.routers():
             self._judge_router(router)
         for worker in self._fleet.workers():

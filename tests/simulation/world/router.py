@@ -16,6 +16,7 @@ from tests.simulation.world.watch import RouterWatch
 
 PULSE = 0.2
 REBUILD_SECONDS = 0.8
+QUEUE_SECONDS = 4.0
 RETRY_SHARE = 0.1
 RETRY_BURST = 8.0
 RETRY_PER_SECOND = 0.2
@@ -34,6 +35,7 @@ def settings(name: str, incarnation: str) -> Settings:
         idle_seconds=2.0,
         rebuild_seconds=0.0 if incarnation == "1" else REBUILD_SECONDS,
         admission=AdmissionConfig(
+            queue_ms_max=QUEUE_SECONDS * 1000,
             retry_share=RETRY_SHARE,
             retry_burst=RETRY_BURST,
             retry_per_min=RETRY_PER_SECOND * 60,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -46,7 +47,7 @@ async def test_it_is_loaded_once_and_only_when_asked(executor: ThreadPoolExecuto
         loads.append(FakeApi())
         return loads[-1]
 
-    lazy = LazyApi(load, executor, ManualClock(), LOG)
+    lazy = LazyApi(load, executor, ManualClock(), LOG, wait_seconds=10.0)
     lazy.end(REQUEST, "gone")
     assert not loads
     for _ in range(2):
@@ -60,7 +61,7 @@ async def test_the_fleets_length_is_passed_on_when_loaded_and_when_it_changes(
     executor: ThreadPoolExecutor,
 ) -> None:
     api = FakeApi()
-    lazy = LazyApi(lambda: api, executor, ManualClock(), LOG)
+    lazy = LazyApi(lambda: api, executor, ManualClock(), LOG, wait_seconds=10.0)
     lazy.set_context(10)
     await lazy.answer(REQUEST)
     for tokens in (10, 20, 20):
@@ -70,7 +71,7 @@ async def test_the_fleets_length_is_passed_on_when_loaded_and_when_it_changes(
 
 
 async def test_light_refuses_and_names_the_setting(executor: ThreadPoolExecutor) -> None:
-    lazy = LazyApi(None, executor, ManualClock(), LOG)
+    lazy = LazyApi(None, executor, ManualClock(), LOG, wait_seconds=10.0)
     assert not lazy.is_served
     with pytest.raises(BatonError) as refused:
         await lazy.answer(REQUEST)
@@ -90,7 +91,7 @@ async def test_what_cannot_be_loaded_is_the_operators_matter(executor: ThreadPoo
     def load() -> FakeApi:
         raise ConfigError("gateway.text", "vLLM cannot be imported here")
 
-    lazy = LazyApi(load, executor, ManualClock(), LOG)
+    lazy = LazyApi(load, executor, ManualClock(), LOG, wait_seconds=10.0)
     with pytest.raises(BatonError) as refused:
         await lazy.answer(REQUEST)
     assert refused.value.http.status == 400
@@ -98,3 +99,21 @@ async def test_what_cannot_be_loaded_is_the_operators_matter(executor: ThreadPoo
     with pytest.raises(ConfigError):
         await lazy.ready()
     lazy.end(REQUEST, "gone")
+
+
+async def test_a_request_does_not_wait_for_ever_until_it_is_loaded(
+    executor: ThreadPoolExecutor,
+) -> None:
+    loads = threading.Event()
+
+    def load() -> FakeApi:
+        loads.wait()
+        return FakeApi()
+
+    lazy = LazyApi(load, executor, ManualClock(), LOG, wait_seconds=0.01)
+    with pytest.raises(BatonError, match="not loaded after") as raised:
+        await lazy.answer(REQUEST)
+    assert raised.value.code is Code.NO_CAPACITY
+    loads.set()
+    await lazy.ready()
+    assert await lazy.answer(REQUEST) == JsonReply(b"{}")

@@ -51,7 +51,7 @@ def test_gateways_hear_of_changes_only(rig: Rig) -> None:
     fleet = rig.take(Fleet)[0]
     assert (fleet.ready, fleet.prefill_ready, fleet.decode_ready) == (False, 1, 0)
     assert fleet.max_model_len == 1000
-    assert "none of 1 known decode workers is ready" in fleet.reason
+    assert fleet.reason == "no decode worker is ready: 1 draining"
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from common.messages import Beat, Message
+from common.messages import Beat
 from services.gateway.daemon import Gateway
-from tests.component.services.gateway.rig import WAIT_SECONDS, Inbox, MakeRig
+from tests.component.services.gateway.rig import FakeRouter, MakeRig
+from tests.rigs.peers import WAIT_SECONDS
 
 BEATS = 3
 
 
 async def test_it_beats_while_it_loads(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats, seen, put = [], threading.Event(), Inbox.put
+    beats, seen, heard = [], threading.Event(), FakeRouter.on_frames
 
-    def note(inbox: Inbox, message: Message) -> None:
-        put(inbox, message)
-        beats.extend([message] * isinstance(message, Beat))
+    def on_frames(router: FakeRouter, frames: list[bytes]) -> None:
+        heard(router, frames)
+        beats.extend([frames] * isinstance(router.decoded(frames), Beat))
         if len(beats) == BEATS:
             seen.set()
 
@@ -27,7 +28,7 @@ async def test_it_beats_while_it_loads(make_rig: MakeRig, monkeypatch: pytest.Mo
         assert seen.wait(WAIT_SECONDS), f"{len(beats)} beats while the text classes were loaded"
         return None
 
-    monkeypatch.setattr(Inbox, "put", note)
+    monkeypatch.setattr(FakeRouter, "on_frames", on_frames)
     monkeypatch.setattr(Gateway, "_loader", lambda *_: load)
     rig = await make_rig(text="vllm")
     assert rig.gateway.http_address[1], "it is ready after that"

@@ -135,6 +135,7 @@ class Client:
         kind = FailureKind.REFUSED if overload else FailureKind.HTTP
         sample.error = f"{kind} {response.status} {code}".strip()
         sample.detail = message[:DETAIL_CHARS]
+        sample.last = self._now()
         retry_after = response.headers.get("Retry-After", "")
         sample.retry_after = float(retry_after) if retry_after.isdigit() else None
 

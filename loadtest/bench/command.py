@@ -138,6 +138,7 @@ def _plan(chosen: argparse.Namespace, maker: Maker) -> LoadPlan:
         seconds=options.seconds(chosen),
         timeout=chosen.timeout,
         api_key=chosen.api_key,
+        obey=chosen.obey,
     )
 
 

@@ -9,6 +9,7 @@ compares.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from array import array
 from collections.abc import Iterable, Iterator
@@ -45,6 +46,8 @@ class LoadPlan(NamedTuple):
     #: Limit of requests in flight. A request beyond it is not sent and counts as an error of the
     #: client.
     open_max: int = OPEN_MAX
+    #: Share of the clients that ask again, once, after the `Retry-After` of a refusal.
+    obey: float = 0.0
 
 
 class LoadRun:
@@ -65,6 +68,7 @@ class LoadRun:
         self._specs = iter(specs)
         self._began = time.monotonic()
         self._unheard = 0
+        self._dice = random.Random(0)
         self._stop = asyncio.Event()
 
     @property
@@ -154,6 +158,14 @@ class LoadRun:
         self._unheard = self._unheard + 1 if sample.error == FailureKind.CONNECT else 0
         if self._unheard >= DEAD_AFTER:
             self.stop(f"{self._plan.url} is gone: {sample.detail}")
+        if sample.retry_after is not None and not sample.again and self._obeys():
+            await asyncio.sleep(sample.retry_after)
+            again = Sample(sample.kind, sample.prompt, sample.output, self.now, again=True)
+            self.samples.append(again)
+            await self._one(client, again, body)
+
+    def _obeys(self) -> bool:
+        return self._dice.random() < self._plan.obey
 
     def _chunk(self, now: float) -> None:
         second = int(now)

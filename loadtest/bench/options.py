@@ -81,6 +81,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     when.add_argument("--burst", type=count, default=8, help="with --arrivals burst: at once (8)")
     when.add_argument("--concurrency", type=count, help="closed loop: so many at once")
     when.add_argument("--speed", type=positive, default=1.0, help="trace: times as fast (1)")
+    when.add_argument(
+        "--obey", type=float, default=0.0, help="share that asks again after Retry-After (0)"
+    )
     when.add_argument("--seconds", type=positive, help="send for so long (30; a trace: all of it)")
     when.add_argument("--requests", type=count, help="send so many at most")
 

@@ -51,6 +51,8 @@ class Sample:
     request_id: str = ""
     #: The load was stopped while the request was in flight.
     cancelled: bool = False
+    #: A second try, after the `Retry-After` of a refusal.
+    again: bool = False
 
     @property
     def ok(self) -> bool:

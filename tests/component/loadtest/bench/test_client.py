@@ -133,6 +133,22 @@ async def test_refusals_and_errors_are_counted_by_code(
     assert (sample.error, sample.detail, sample.retry_after) == (kind, "no room", wait)
 
 
+@pytest.mark.parametrize(("obey", "tries"), [(1.0, [False, True]), (0.0, [False])])
+async def test_who_obeys_asks_again_once_and_waits_for_it(
+    serve: Serve, obey: float, tries: list[bool]
+) -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.json_response({}, status=503, headers={"Retry-After": "1"})
+
+    plan = LoadPlan(await serve(refuse), Maker("model"), concurrency=1, obey=obey)
+    load_run = LoadRun(plan, islice(request_specs.fixed(7, 2, 1), 1))
+    await load_run.run()
+    assert [sample.again for sample in load_run.samples] == tries
+    first, last = load_run.samples[0], load_run.samples[-1]
+    assert first.last is not None
+    assert last is first or last.due - first.last >= 1.0
+
+
 async def test_open_loop_latencies_count_from_the_intended_time(
     serve: Serve,
 ) -> None:

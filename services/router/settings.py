@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from common.config import AdmissionConfig, Config, DegradationConfig, Mode, RemotePrefill
+from common.config import (
+    AdmissionConfig,
+    Config,
+    DegradationConfig,
+    LivenessConfig,
+    Mode,
+    RemotePrefill,
+)
 from common.messages import Role
-from services.router.fleet import liveness
-from services.router.fleet.liveness import Liveness
 
 IDLE_MARGIN_SECONDS = 2.0
 
@@ -50,7 +55,7 @@ class Settings:
     policy: str = "cost"
     mode: Mode = "disaggregated"
     remote_prefill: RemotePrefill = "always"
-    liveness: Liveness = field(default_factory=Liveness)
+    liveness: LivenessConfig = field(default_factory=LivenessConfig)
     degradation: DegradationConfig = field(default_factory=DegradationConfig)
 
 
@@ -73,7 +78,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
             [(Role.PREFILL, name) for name in config.prefill]
             + [(Role.DECODE, name) for name in config.decode]
         ),
-        liveness=liveness.from_config(config),
+        liveness=router.liveness,
         degradation=router.degradation,
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         admission=router.admission,

@@ -66,7 +66,7 @@ def lose(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Acti
     if gateway.gone:
         return []
     gateway.gone, gateway.since, gateway.reason = True, now, reason
-    grace = tables.settings.liveness.gateway_grace_seconds
+    grace = tables.settings.liveness.gateway_grace_ms / 1000
     sentence = (
         f"gateway {gateway.name} is out of reach: {reason}; "
         f"its {len(gateway.attempts)} requests are kept for {grace:g} s"
@@ -100,7 +100,7 @@ def give_up(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[A
 
 def give_up_absent(tables: Tables, now: float) -> list[Action]:
     """Gives up the gateways that are silent, or out of reach, for too long."""
-    grace = tables.settings.liveness.gateway_grace_seconds
+    grace = tables.settings.liveness.gateway_grace_ms / 1000
     actions: list[Action] = []
     for gateway in tables.gateways.values():
         silent = now - gateway.last_seen

@@ -55,7 +55,7 @@ def check_probation(tables: Tables, worker: Worker, now: float) -> bool:
 
 def record_flap(tables: Tables, worker: Worker, now: float) -> None:
     """Only counts; the caller suspects the worker or notes its loss."""
-    if now - worker.flapped_at > tables.settings.liveness.flap_window_seconds:
+    if now - worker.flapped_at > tables.settings.liveness.flap_window_ms / 1000:
         worker.flaps = 0
     worker.flaps += 1
     worker.flapped_at, worker.faultless_since = now, None
@@ -89,7 +89,7 @@ def suspect_left_worker(
 def check_silence(tables: Tables, now: float) -> list[Action]:
     """At each Tick: suspects, ejects and gives up peers that are silent for too long."""
     gap, tables.last_tick = now - tables.last_tick, now
-    if gap > tables.settings.liveness.late_tick_seconds:
+    if gap > tables.settings.liveness.late_tick_ms / 1000:
         _forgive_silence(tables, gap, now)
     actions = gateway_membership.give_up_absent(tables, now)
     for worker in tables.workers.values():

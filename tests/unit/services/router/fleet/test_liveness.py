@@ -2,9 +2,9 @@
 
 import pytest
 
+from common.config import LivenessConfig
 from common.messages import Abort, Failed, Load
 from services.router.fleet.liveness import (
-    Liveness,
     may_eject,
     must_eject,
     probation_seconds,
@@ -14,7 +14,7 @@ from services.router.fleet.liveness import (
 from services.router.records.states import WorkerState
 from tests.unit.services.router.rig import Rig
 
-L = Liveness()
+L = LivenessConfig()
 
 
 def busy(age_ms: float, p99_ms: float = 20.0, running: int = 1) -> Load:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.config import AdmissionConfig
+from common.config import AdmissionConfig, LivenessConfig
 from common.messages import (
     Abort,
     Decode,
@@ -22,11 +22,10 @@ from common.messages import (
 from services.router.admin.verb import View
 from services.router.admin.verbs import status
 from services.router.events import DrainStarted
-from services.router.fleet.liveness import Liveness
 from tests.unit.services.router.rig import Rig, standard
 
 INTERACTIVE, STANDARD, BATCH = PriorityClass
-TRUSTING = Liveness(proof_seconds=0.0)
+TRUSTING = LivenessConfig(proof_ms=0.0)
 
 
 def submit(rig: Rig, request_id: str, **more: Any) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from common.config import AdmissionConfig
+from common.config import AdmissionConfig, LivenessConfig
 from common.messages import Beat, Fleet, HealthVerdict, Load, Placed, Refused
 from services.router.admin.verb import View
 from services.router.admin.verbs import status
 from services.router.events import WorkerDrained
-from services.router.fleet.liveness import Liveness
 from tests.unit.services.router.rig import Rig, standard
 
 DOWN = HealthVerdict(down=True, reason="no answer")
@@ -64,7 +63,7 @@ def told(rig: Rig) -> Fleet:
 def test_a_fleet_of_which_nobody_can_serve_says_so_and_why(
     take_d0: Callable[[Rig, str], None], take_d1: Callable[[Rig, str], None], reason: str
 ) -> None:
-    rig = two(liveness=Liveness(eject_share_max=0.0))
+    rig = two(liveness=LivenessConfig(eject_share_max=0.0))
     take_d0(rig, "d0|1")
     rig.submit("r1")
     assert [p.decode for p in rig.take(Placed)] == ["d1"], "the other one still serves"

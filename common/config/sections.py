@@ -82,6 +82,14 @@ class HealthConfig(Section, frozen=True):
     """Time in which such a request must be answered."""
 
 
+class UpConfig(Section, frozen=True):
+    """The supervisor of `baton up`."""
+
+    give_up_s: Annotated[float, Meta(ge=1)] = 600.0
+    """Seconds without any ready router, gateway or decode worker after which the whole run ends.
+    Until then a daemon that dies is started again, after pauses of up to a minute."""
+
+
 class WorkerConfig(Section, frozen=True):
     """One prefill or decode worker. Its keys override those of `[engine]` and `[kv]` one by one."""
 
@@ -100,6 +108,7 @@ class Config(Section, frozen=True):
     router: RouterConfig = RouterConfig()
     health: HealthConfig = HealthConfig()
     security: SecurityConfig = SecurityConfig()
+    up: UpConfig = UpConfig()
     timeline: TimelineConfig = TimelineConfig()
     prices: PricesConfig = PricesConfig()
     prefill: dict[str, WorkerConfig] = field(default_factory=dict)

@@ -95,6 +95,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     #: Pairs of workers whose breaker is open or half-open.
     open_pairs: int = msgspec.field(default=0, name="pairs_resting")
     alarms: tuple[Alarm, ...] = ()
+    #: A sentence for each daemon that keeps dying, by its name. The router does not know: `baton
+    #: ctl` adds what the supervisor on its host says.
+    flapping: dict[str, str] = {}
     totals: Totals
     #: Refused attempts by error code.
     refused: dict[str, int]

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from common.errors import BatonError, Code, ConfigError
+from common.errors import BatonError, Code
 from common.net.endpoints import Endpoint, Pattern
 from common.net.peer_routes import PeerRoutes, with_secret
 from common.net.wire import FRAME_BYTES_MAX
@@ -221,11 +221,11 @@ class Socket:
             self._curve.apply(self._socket, binds=self._binds)
 
     def _bind(self, address: str) -> str:
-        if address.startswith("ipc://"):
-            self._own_folder(Path(address.removeprefix("ipc://")).parent)
         try:
+            if address.startswith("ipc://"):
+                own_folder(Path(address.removeprefix("ipc://")).parent)
             self._socket.bind(address)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             self._socket.close(linger=0)
             raise BatonError(
                 Code.CONFIG_INVALID, f"cannot bind {address}: {error.strerror}"
@@ -234,13 +234,6 @@ class Socket:
         if bound.startswith("ipc://"):
             Path(bound.removeprefix("ipc://")).chmod(IPC_MODE)
         return bound
-
-    def _own_folder(self, folder: Path) -> None:
-        try:
-            own_folder(folder)
-        except OSError as error:
-            self._socket.close(linger=0)
-            raise ConfigError("fleet.run_dir", f"{folder}: {error.strerror}") from error
 
     def _watch(self) -> None:
         events = FAILED_HANDSHAKES

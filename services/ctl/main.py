@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,11 +16,13 @@ import msgspec
 from common import config as configuration
 from common.config import Config, FleetConfig, default_run_dir
 from common.errors import BatonError, Code
+from common.process.flapping_file import read_flapping
 from services.ctl.parser import EXIT_USAGE, Command, parse
 from services.ctl.repeat import follow, repeat
 from services.ctl.routers import RefusalError, addresses, ask_first
 from services.ctl.verb import Ask
 
+STATUS = "status"
 OK, FAILED, UNREACHABLE, INTERRUPTED = 0, 1, 3, 130
 CLEAR = "\x1b[H\x1b[2J"
 #: The exit status by error; that of any other error is FAILED.
@@ -30,8 +33,7 @@ def main(argv: list[str]) -> int:
     """Returns the exit status. Ends the process by SystemExit when `argv` cannot be used."""
     command = parse(argv)
     try:
-        routers = addresses(_config(command), command.router)
-        ask = partial(ask_first, routers, command.timeout)
+        ask = _asker(_config(command), command)
         if command.watch or command.follow:
             say, sleep = partial(print, flush=True), partial(time.sleep, command.every)
             return repeat(_shows(command, ask), say, sleep)
@@ -51,6 +53,24 @@ def _config(command: Command) -> Config:
     if command.config is not None:
         return configuration.load(command.config)
     return Config(fleet=FleetConfig(run_dir=str(command.run_dir or default_run_dir())))
+
+
+def _asker(config: Config, command: Command) -> Ask:
+    """Asks the routers. To `status` it adds what the supervisor of this host has to say. Raises
+    ConfigError."""
+    run_dir, routers = Path(config.fleet.run_dir), addresses(config, command.router)
+
+    def ask(verb: str, args: dict[str, Any]) -> Any:
+        try:
+            result = ask_first(routers, command.timeout, verb, args)
+        except BatonError as error:
+            if error.code is Code.ROUTER_UNREACHABLE:
+                error.message += "".join(f"; {n} {s}" for n, s in read_flapping(run_dir).items())
+            raise
+        flapping = read_flapping(run_dir) if verb == STATUS else {}
+        return {**result, "flapping": flapping} if flapping else result
+
+    return ask
 
 
 def _answer(command: Command, ask: Ask) -> str:

@@ -33,6 +33,7 @@ from services.health.verdicts.canaries import Canaries
 from services.health.verdicts.host_verdict import VerdictHysteresis
 from services.health.verdicts.probes import (
     daemon_probes,
+    flapping_probes,
     gpu_probes,
     host_probes,
     pair_probes,
@@ -128,6 +129,7 @@ class Health:
                 *host_probes(self._run_dir),
                 router_probe(self.fleet.status),
                 *daemon_probes(pages, silent),
+                *flapping_probes(self._run_dir),
                 *self._canaries.probes(),
                 *pair_probes(self.fleet.troubled_pairs),
                 *gpu_probes(),

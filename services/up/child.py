@@ -23,7 +23,7 @@ NOTIFY_BYTES = 4096
 
 class ChildProcess:
     """One daemon over all its restarts. `on_status` is called with each status line that it
-    reports."""
+    reports, and `on_ready` when it has become ready."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class ChildProcess:
         config_path: Path,
         run_dir: Path,
         on_status: Callable[[str], None],
+        on_ready: Callable[[], None],
     ) -> None:
         self.child = child
         self.log_path = run_dir / "logs" / f"{child.name}.log"
@@ -41,6 +42,7 @@ class ChildProcess:
         self._config_path = config_path
         self._notify_path = run_dir / f"{child.name}.notify"
         self._on_status = on_status
+        self._on_ready = on_ready
         self._process: asyncio.subprocess.Process | None = None
         self._notify = self._open_notify()
 
@@ -139,8 +141,9 @@ class ChildProcess:
             except BlockingIOError:
                 return
             fields = dict(line.split("=", 1) for line in state.splitlines() if "=" in line)
-            if fields.get("READY") == "1":
+            if fields.get("READY") == "1" and not self.ready.is_set():
                 self.ready.set()
+                self._on_ready()
             if "STATUS" in fields:
                 self._print(fields["STATUS"])
 

@@ -31,7 +31,12 @@ examples:
   baton up --config fleet.toml                exactly the fleet of a file
 
 Ctrl-C lets running requests finish; a second one leaves at once. `baton ctl status` looks inside.
+A daemon that dies is started again, after pauses of up to a minute if it keeps dying.
+
+exit status: 0 after Ctrl-C or SIGTERM, 1 the fleet failed, 2 it cannot be started like this,
+3 after Ctrl-C or SIGTERM while a daemon kept dying
 """
+FLAPPING = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Returns the exit status: 0 after Ctrl-C or SIGTERM, 1 when the fleet failed, 2 bad flags."""
+    """Returns the exit status: 0 after Ctrl-C or SIGTERM, 1 when the fleet failed, 2 bad flags, 3
+    after Ctrl-C or SIGTERM when a daemon kept dying."""
     logger = log.configure("up", "up", "warning", for_people=True)
     try:
         if arguments.prefill is None:
@@ -116,7 +122,9 @@ def main(arguments: argparse.Namespace) -> int:
 
     _print(_opening(config))
     try:
-        return lifecycle.run(make, logger)
+        status = lifecycle.run(make, logger)
+        keeps_dying = any(supervisor.flapping() for supervisor in supervisors)
+        return FLAPPING if keeps_dying and not status else status
     finally:
         for supervisor in supervisors:
             supervisor.kill_all()

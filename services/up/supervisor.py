@@ -1,16 +1,17 @@
 """The supervisor of `baton up`: starts the children, restarts those that die, drains them in order.
 
 Theory of operation: each child has one root task that spawns it, waits for its end and asks
-`restart.py` what then. A child that dies before it was ever ready ends the whole run with its
-reason, because the same start would fail again; later deaths are restarted with backoff. The fleet
-is ready when the gateway's /health says so, and the router counts every worker. On stop the roles
-are terminated in `STOP_ORDER`, so that streams finish before the workers under them leave.
+`restart.py` what then. The fleet is ready when each child was ready or has died once, the gateway's
+/health says so, and the router counts every worker that is ready. What keeps dying is told in the
+run directory, for `baton ctl status` and the dashboard. On stop the roles are terminated in
+`STOP_ORDER`, so that streams finish before the workers under them leave.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -18,8 +19,10 @@ import aiohttp
 from common.clock import Clock
 from common.config import Config
 from common.errors import BatonError, Code
+from common.messages import Role
 from common.net.admin_client import ask
 from common.net.endpoints import admin_address
+from common.process.flapping_file import FILE, write_flapping
 from common.process.lifecycle import Tasks, first_of
 from services.up.child import ChildProcess
 from services.up.plan import STOP_ORDER, Child
@@ -28,6 +31,7 @@ from services.up.restart import Restarts
 READY_POLL_SECONDS = 0.2
 PROGRESS_SECONDS = 5.0
 STOP_MARGIN_SECONDS = 8.0
+FLAPPING_SECONDS = 1.0
 
 
 class Supervisor:
@@ -49,6 +53,15 @@ class Supervisor:
         self._started = clock.monotonic()
         self._stopping = False
         self._processes: list[ChildProcess] = []
+        self._restarts = Restarts(fleet, config.up.give_up_s, self._started)
+        #: By child: it was ready, or died.
+        self._began = {child.name: asyncio.Event() for child in fleet}
+        #: What the file in the run directory says; None until it is written.
+        self._told: dict[str, str] | None = None
+
+    def flapping(self) -> dict[str, str]:
+        """The children that keep dying, with a sentence each."""
+        return self._restarts.flapping(self._clock.monotonic())
 
     @property
     def stop_seconds(self) -> float:
@@ -58,9 +71,11 @@ class Supervisor:
     async def start(self, tasks: Tasks) -> str:
         run_dir = Path(self._config.fleet.run_dir)
         for child in self._fleet:
-            process = ChildProcess(child, self._config_path, run_dir, self._reporter(child))
+            report, ready = self._reporter(child), partial(self._on_ready, child.name)
+            process = ChildProcess(child, self._config_path, run_dir, report, ready)
             self._processes.append(process)
             tasks.start(f"child-{child.name}", self._supervise(process))
+        tasks.start("flapping", self._tell_flapping(run_dir))
         progress = tasks.start("progress", self._report_progress(), ends=True)
         await self._until_ready(tasks)
         progress.cancel()
@@ -78,6 +93,8 @@ class Supervisor:
             await self._reap(batch)
         for process in self._processes:
             process.close()
+        for name, sentence in self.flapping().items():
+            self._print(f"{name} {sentence}")
         self._print("stopped")
 
     def kill_all(self) -> None:
@@ -98,28 +115,50 @@ class Supervisor:
                     process.kill()
 
     async def _supervise(self, process: ChildProcess) -> None:
-        restarts = Restarts()
         name = process.child.name
-        was_ready = False
         while True:
             await process.spawn()
             exit_code = await process.wait()
             if self._stopping:
                 await asyncio.Event().wait()
-            was_ready = was_ready or process.ready.is_set()
+            process.ready.clear()
+            self._began[name].set()
             reason = _ended(exit_code, process)
-            if not was_ready:
-                raise BatonError(
-                    Code.ENGINE_FAILED, f"{name} {reason} (whole log: {process.log_path})"
-                )
-            wait = restarts.died(self._clock.monotonic())
-            if wait is None:
-                raise BatonError(
-                    Code.ENGINE_FAILED,
-                    f"{name} {reason}; it died too often, giving up (log: {process.log_path})",
-                )
-            self._line(name, f"{reason}; starting it again in {wait:.1f} s")
-            await asyncio.sleep(wait)
+            pause = self._restarts.died(name, reason, self._clock.monotonic())
+            self._check_given_up(process, reason)
+            self._line(name, f"{reason}; starting it again in {pause:.1f} s")
+            await asyncio.sleep(pause)
+            self._check_given_up(process, reason)
+
+    def _check_given_up(self, process: ChildProcess, reason: str) -> None:
+        """Raises BatonError, which ends the run."""
+        name = process.child.name
+        why = self._restarts.give_up(name, self._clock.monotonic())
+        if why:
+            sentence = f"{name} {reason}; {why} (whole log: {process.log_path})"
+            raise BatonError(Code.ENGINE_FAILED, sentence)
+
+    def _on_ready(self, name: str) -> None:
+        self._restarts.ready(name, self._clock.monotonic())
+        self._began[name].set()
+
+    async def _tell_flapping(self, run_dir: Path) -> None:
+        """Keeps the file in the run directory true."""
+        while True:
+            flapping = self.flapping()
+            if flapping != self._told:
+                self._write_flapping(run_dir, flapping)
+            await asyncio.sleep(FLAPPING_SECONDS)
+
+    def _write_flapping(self, run_dir: Path, flapping: dict[str, str]) -> None:
+        try:
+            write_flapping(run_dir, flapping)
+        except OSError as error:
+            self._print(f"{run_dir / FILE} cannot be written: {error.strerror}")
+            return
+        for name in (self._told or {}).keys() - flapping.keys():
+            self._line(name, "has been ready for a while: it no longer keeps dying")
+        self._told = flapping
 
     async def _until_ready(self, tasks: Tasks) -> None:
         all_ready = tasks.start("all-ready", self._all_ready(), ends=True)
@@ -134,8 +173,8 @@ class Supervisor:
                 await asyncio.sleep(READY_POLL_SECONDS)
 
     async def _all_ready(self) -> None:
-        for process in self._processes:
-            await process.ready.wait()
+        for began in self._began.values():
+            await began.wait()
 
     async def _is_healthy(self, session: aiohttp.ClientSession) -> bool:
         """Our own child on this host; its certificate names the public one."""
@@ -151,10 +190,8 @@ class Supervisor:
         except BatonError:
             return False
         counted = answer.result if answer.ok else {}
-        workers = {
-            "prefill_ready": len(self._config.prefill),
-            "decode_ready": len(self._config.decode),
-        }
+        roles = [process.child.role for process in self._processes if process.ready.is_set()]
+        workers = {f"{role}_ready": roles.count(role) for role in (Role.PREFILL, Role.DECODE)}
         return all(counted.get(key, 0) >= number for key, number in workers.items())
 
     async def _report_progress(self) -> None:

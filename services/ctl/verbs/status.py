@@ -16,6 +16,7 @@ def render(result: Any) -> str:
     share = f"{status.retry_redeemed_share:.0%} of them expected"
     rows: list[tuple[str, Cell]] = [
         ("ready", "yes" if status.ready else f"NO: {status.reason}"),
+        *[(f"FLAPPING {name}", sentence) for name, sentence in status.flapping.items()],
         *[(f"ALARM {alarm.cause}", _alarm(alarm)) for alarm in status.alarms],
         ("model", status.model),
         ("router", f"{status.router} (up {duration(status.uptime_s * 1000)})"),

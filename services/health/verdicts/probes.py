@@ -13,6 +13,7 @@ import psutil
 
 from common.net.admin_rows import PairRow
 from common.net.admin_status import Status
+from common.process.flapping_file import read_flapping
 from services.health.dashboard.fleet import ROUTER_SECONDS
 from services.health.metrics.merge import Daemon, sample
 from services.health.verdicts.host_verdict import Probe
@@ -70,6 +71,14 @@ def _daemon(daemon: Daemon, page: str) -> list[Probe]:
         Probe(f"loop_lag:{name}", lag, LAG_DEGRADED, LAG_DOWN, late, daemon),
         Probe(f"fds:{name}", fds, FDS_DEGRADED, FDS_DOWN, full, daemon),
         Probe(f"step_age:{name}", age, STEP_AGE_DEGRADED, STEP_AGE_DOWN, stands, daemon),
+    ]
+
+
+def flapping_probes(run_dir: Path) -> list[Probe]:
+    """The daemons of this host that their supervisor must start again and again."""
+    return [
+        Probe(f"flapping:{name}", 1.0, 0.5, 2.0, f"{name} {sentence}")
+        for name, sentence in read_flapping(run_dir).items()
     ]
 
 

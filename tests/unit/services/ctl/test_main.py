@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import BatonError, Code
 from common.net.admin_client import AdminAnswer
+from common.process.flapping_file import write_flapping
 from services.ctl import main as ctl
 from services.ctl import routers
 from tests.rigs.other_user import OTHER_USER
@@ -159,6 +160,19 @@ def test_what_this_version_cannot_show_is_json(
     router["answer"] = AdminAnswer(ok=True, result={"other": "shape"})
     assert ctl.main([verb]) == 0
     assert json.loads(capsys.readouterr().out) == {"other": "shape"}
+
+
+def test_status_tells_what_keeps_dying_as_its_supervisor_says(
+    router: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_flapping(tmp_path, {"d2": "died 9 times in a row"})
+    router["answer"] = AdminAnswer(ok=True, result={"other": "shape"})
+    assert ctl.main(["status", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"other": "shape", "flapping": {"d2": "died 9 times in a row"}}
+    router["answer"] = BatonError(Code.ROUTER_UNREACHABLE, "no router answers")
+    assert ctl.main(["workers"]) == 3
+    assert "no router answers; d2 died 9 times in a row" in capsys.readouterr().err
 
 
 def test_what_is_repeated_is_a_line_each_in_json(

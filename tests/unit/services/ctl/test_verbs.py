@@ -111,6 +111,7 @@ DRAIN = {"worker": "d0", "role": "decode", "state": "draining", "requests_left":
             STATUS | {"ready": True, "drained_per_s": 4.5},
             ["yes", "4.5 requests/s", "12 told when to come back, 25% of them expected"],
         ),
+        ("status", STATUS | {"flapping": {"d2": "died 9 times"}}, ["FLAPPING d2", "died 9 times"]),
         ("workers", [WORKER], ["d0", "2/8", "50%", "25%", "90.0 s"]),
         ("workers", [WORKER | {"kv_tokens_max": 0}], ["d0"]),
         (

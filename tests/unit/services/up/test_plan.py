@@ -12,7 +12,6 @@ from common import config as configuration
 from common.errors import ConfigError
 from common.messages import Role
 from services.up.plan import STOP_ORDER, Flags, children, fleet_toml
-from services.up.restart import BACKOFF_SECONDS_MAX, START_LIMIT, Restarts
 
 FLAGS = Flags(
     model="baton-tiny",
@@ -88,21 +87,6 @@ def test_workers_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
         path.write_text(fleet_toml(dataclasses.replace(FLAGS, gpus=gpus)))
         args = configuration.load(path, {}).decode["d0"].engine.args
         assert args.get("gpu_memory_utilization") == share
-
-
-def test_backoff_grows_and_a_child_that_dies_too_often_is_given_up() -> None:
-    restarts = Restarts()
-    waits = [restarts.died(now=float(i)) for i in range(START_LIMIT)]
-    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0]
-    assert restarts.died(now=6.0) is None
-
-
-def test_old_deaths_are_forgotten() -> None:
-    restarts = Restarts()
-    for i in range(START_LIMIT * 3):
-        wait = restarts.died(now=i * 30.0)
-        assert wait is not None
-        assert wait <= BACKOFF_SECONDS_MAX
 
 
 def test_a_mode_is_written_and_its_workers_with_it(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from common.messages import Beat, KvCounts, KvUnreachable, Load
 from common.net.admin_rows import PairRow
+from common.process.flapping_file import write_flapping
 from services.health.verdicts.host_verdict import HealthLevel
-from services.health.verdicts.probes import pair_probes
+from services.health.verdicts.probes import flapping_probes, pair_probes
 from tests.unit.common.net.rows import PAIR
 from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig, standard
@@ -59,6 +62,13 @@ def test_a_pair_in_quarantine_is_named_with_its_state() -> None:
     (row,) = rows(in_quarantine())
     (probe,) = pair_probes([row])
     assert probe.sentence == "p0→d0 hand no KV over: open"
+
+
+def test_what_keeps_dying_degrades_its_host(tmp_path: Path) -> None:
+    assert flapping_probes(tmp_path) == []
+    write_flapping(tmp_path, {"d2": "died 9 times in a row"})
+    (probe,) = flapping_probes(tmp_path)
+    assert (probe.verdict, probe.sentence) == (HealthLevel.DEGRADED, "d2 died 9 times in a row")
 
 
 def test_a_pair_that_works_is_no_news() -> None:

@@ -21,7 +21,8 @@ NAMES = (
     "workers_doubted", "active", "active_max", "queued", "queued_max", "queued_bytes",
     "queued_bytes_max", "ttft_slo_ms", "drained_per_s", "retry_reservations",
     "retry_redeemed_share",
-    "estimates", "prefix_hashes", "pairs_resting", "alarms", "totals", "refused", "dropped",
+    "estimates", "prefix_hashes", "pairs_resting", "alarms", "flapping", "totals", "refused",
+    "dropped",
 )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def play(shape: FleetShape, profile: Profile, load: TargetLoad) -> FleetOutcome:
         mode="disaggregated" if shape.split else "replicated",
         remote_prefill="auto",
         max_queue=max(1024, len(load.arrivals)),
-        worker_timeout=1e9,
+        worker_timeout_ms=1e12,
     )
     fleet = Fleet(
         Scenario(

@@ -51,7 +51,7 @@ class Drive:
 
     def __init__(self, workers: int) -> None:
         self.now = 1.0
-        settings = Settings(max_queue=QUEUE + 10, worker_timeout=1e9)
+        settings = Settings(max_queue=QUEUE + 10, worker_timeout_ms=1e12)
         self.core = Core(settings, lambda: bytes(16), random.Random(1).random, 1.0)
         self.ids = count()
         self.running: deque[tuple[str, str, str]] = deque()

@@ -29,7 +29,7 @@ def test_an_idle_fleet_of_many_workers_serves_all_and_spreads_its_work() -> None
             decodes=WORKERS * 3 // 4,
             arrivals=poisson(rate, seconds, RequestShape(prompt=1_000, output=50), 1),
             seconds=seconds,
-            settings=Settings(worker_timeout=1e9),
+            settings=Settings(worker_timeout_ms=1e12),
             beat_seconds=30.0,
         )
     )

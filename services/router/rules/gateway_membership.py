@@ -104,7 +104,7 @@ def give_up_absent(tables: Tables, now: float) -> list[Action]:
     actions: list[Action] = []
     for gateway in tables.gateways.values():
         silent = now - gateway.last_seen
-        if not gateway.gone and silent > tables.settings.worker_timeout:
+        if not gateway.gone and silent > tables.settings.worker_timeout_ms / 1000:
             reason = f"silent for {silent:.1f} s"
             actions += lose(tables, gateway, reason, now) + give_up(tables, gateway, reason, now)
         elif gateway.gone and gateway.attempts and now - gateway.since >= grace:

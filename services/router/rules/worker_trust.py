@@ -98,7 +98,7 @@ def check_silence(tables: Tables, now: float) -> list[Action]:
             continue
         reason = f"silent for {silent:.1f} s"
         actions += _suspect(tables, worker, reason, now)
-        if silent > tables.settings.worker_timeout:
+        if silent > tables.settings.worker_timeout_ms / 1000:
             actions += _eject(tables, worker, reason, now)
     tables.forget_gone()
     return actions
@@ -143,7 +143,8 @@ def abort_messages(worker: Worker, keys: list[AttemptKey], reason: str) -> list[
 
 
 def _suspect_after(tables: Tables) -> float:
-    return tables.settings.worker_timeout * tables.settings.liveness.suspect_share
+    settings = tables.settings
+    return settings.worker_timeout_ms / 1000 * settings.liveness.suspect_share
 
 
 def _forgive_silence(tables: Tables, gap: float, now: float) -> None:

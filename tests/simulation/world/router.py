@@ -29,7 +29,7 @@ def settings(name: str, incarnation: str) -> Settings:
         incarnation=incarnation,
         max_queue=12,
         queue_bytes_max=3_500,
-        worker_timeout=1.6,
+        worker_timeout_ms=1_600.0,
         history=100_000,
         lease_ms=3_000.0,
         idle_seconds=2.0,

@@ -202,7 +202,7 @@ def test_who_knows_prefixes_sends_them_where_they_are(policy: str) -> None:
     """Each of nine prompts is computed whole once, but once on each of four workers in turn."""
 
     def share(name: str) -> float:
-        settings = Settings(mode="replicated", policy=name)
+        settings = Settings(mode="replicated", policy=name)  # type: ignore[arg-type]
         run = played(conversations(72), prefills=0, decodes=4, settings=settings)
         return run[1].cached_share
 

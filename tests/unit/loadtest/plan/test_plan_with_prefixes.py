@@ -92,9 +92,8 @@ def test_what_earlier_prompts_had_is_not_asked_for_on_paper() -> None:
 def test_paper_asks_for_no_more_than_any_fleet_computes(prefills: int) -> None:
     """One worker that forgets nothing computes hardly more, for whole blocks are what is cached."""
     load_ = TargetLoad(specs(60, shared=True, rate=5.0), SLO)
-    fleet = Fleet(
-        Scenario(PROFILE, prefills, 2, load_.arrivals, 60.0, settings=Settings(worker_timeout=1e9))
-    )
+    settings = Settings(worker_timeout_ms=1e12)
+    fleet = Fleet(Scenario(PROFILE, prefills, 2, load_.arrivals, 60.0, settings=settings))
     fleet.run()
     busy = sum(worker.engine.busy for worker in fleet._prefills.values())
     paper = demand(PROFILE, load_).prefill * load_.span

@@ -304,7 +304,7 @@ def test_losing_sight_of_a_peer_never_aborts_what_another_router_placed(
 @pytest.mark.parametrize("loss", ["d0", "d0 ejected", "g0"])
 def test_of_two_routers_none_aborts_what_it_merely_lost_sight_of(loss: str) -> None:
     """A stopped router wakes: all connections are closed, and its gateway went to the other."""
-    rig = standard(alone=False)
+    rig = standard(standby={"r1": ""})
     rig.submit("r1")
     rig.started("r1")
     if loss == "d0":
@@ -322,7 +322,7 @@ def test_of_two_routers_none_aborts_what_it_merely_lost_sight_of(loss: str) -> N
 
 
 def test_of_two_routers_each_drops_what_waits_for_a_gateway_that_went() -> None:
-    rig = standard(alone=False, max_active=1)
+    rig = standard(standby={"r1": ""}, max_active=1)
     rig.submit("r1")
     rig.submit("r2")
     LOSSES["g0"](rig)

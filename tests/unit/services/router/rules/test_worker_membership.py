@@ -112,7 +112,7 @@ def test_pairs_are_made_of_equal_fingerprints_only() -> None:
 
 
 def test_silence_makes_suspect_then_ejected_and_steady_life_heals() -> None:
-    rig = standard(worker_timeout=3.0)
+    rig = standard(worker_timeout_ms=3_000.0)
     others = ("g0|1", "p0|1")
     rig.tick(1.4, alive=others)
     assert rig.row("d0|1").state is WorkerState.READY

@@ -245,14 +245,12 @@ class Socket:
         """Connects, expecting the next of the keys that may answer at the address."""
         if self._curve is not None:
             self._curve.connecting.add(self)
-            keys = self._curve.gate.keys_at(self.address)
-            if not keys:
-                self._key = ""
+            self._key = self._curve.gate.server_key(self.address, self._dials)
+            if not self._key:
                 sentence = f"the allow-list has no host with the address of {self.address}"
                 self._curve.gate.refusals.add("no_server_key", sentence)
                 self._redial_soon()
                 return
-            self._key = keys[self._dials % len(keys)]
             self._dials += 1
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.encode())
         self._socket.connect(self.address)

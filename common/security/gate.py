@@ -54,6 +54,12 @@ class Gate:
         """As `AllowList.keys_at`."""
         return self._peers.value.keys_at(endpoint)
 
+    def server_key(self, endpoint: str, tries: int) -> str:
+        """The key to expect there after so many tries, each in its turn; empty if none may answer.
+        A server that is being rotated may still have its older one."""
+        keys = self.keys_at(endpoint)
+        return keys[tries % len(keys)] if keys else ""
+
     def refresh(self) -> bool:
         """Reads the allow-list again if its file changed. True if there is a new list."""
         return self._peers.refresh()

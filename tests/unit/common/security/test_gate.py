@@ -97,3 +97,16 @@ def test_the_newest_key_of_an_address_is_tried_first_and_loopback_is_our_own() -
     assert allowed.keys_at("tcp://127.0.0.1:7000") == [ours]
     assert allowed.keys_at("tcp://10.0.0.3:7000") == []
     assert (allowed.name_of(old), allowed.name_of("x")) == ("b", None)
+
+
+def test_each_key_of_a_server_has_its_turn_the_newest_first(tmp_path: Path) -> None:
+    older, newer = (new_key_pair()[0] for _ in range(2))
+    path = tmp_path / "peers.json"
+    rotating = HostKeys(name="r", keys=[older, newer], addresses=["10.0.0.1"])
+    write(path, PeersFile(peers=[HostKeys(name="a", keys=[KEY]), rotating]))
+    peers = WatchedFile(path, lambda p: read_allow_list(p, "a"), "peers", LOG)
+    gate = Gate(peers, Refusals(LOG, ManualClock()))
+    tried = [gate.server_key("tcp://10.0.0.1:7000", tries) for tries in range(4)]
+    assert tried == [newer, older, newer, older]
+    assert gate.server_key("tcp://127.0.0.1:7000", 3) == KEY
+    assert gate.server_key("tcp://10.0.0.9:7000", 0) == ""

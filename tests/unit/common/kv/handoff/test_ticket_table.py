@@ -255,6 +255,23 @@ def test_losing_d_for_good_frees_before_the_lease_would_have() -> None:
     assert ends(table.handle(Tick(), 1.0 + GRACE_S)) == [Code.KV_TRANSFER_FAILED]
 
 
+def test_losing_one_d_leaves_the_leases_of_others_alone(table: TicketTable) -> None:
+    """Of a D that is being served, of one that has been, and of one that has not asked yet."""
+    d1 = ConnectedPeer(2, "d1", "inc-d1")
+    for name in ("served", "dropped", "unasked"):
+        other = ticket(name, decode="d1", decode_incarnation="inc-d1")
+        table.handle(Offer(other, 10), 0.0)
+    table.handle(FromPeer(d1, ready(1, request_id="served")), 0.0)
+    table.handle(FromPeer(d1, ready(2, request_id="dropped")), 0.0)
+    table.handle(FromPeer(d1, KvAbort(2, "again")), 0.0)
+    offered(table)
+    before = {key: lease.expires for key, lease in table.holds()}
+    table.handle(PeerLost(D0.id), -GRACE_S)
+    after = {key: lease.expires for key, lease in table.holds()}
+    assert {key for key in before if after[key] != before[key]} == {KEY}
+    assert after[KEY] == 0.0
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -91,3 +91,32 @@ async def test_a_client_over_its_bytes_is_cut() -> None:
     connection.write(b"c")
     connection.flush()
     assert len(transport.writes) == 1
+
+
+async def test_a_client_that_is_slow_for_too_long_is_cut_and_one_that_catches_up_begins_anew() -> (
+    None
+):
+    connection, transport = connected(WriteBatcher(), slow_client_ms_max=1000)
+    now = 50.0
+    connection._now = lambda: now
+
+    def write() -> bool:
+        connection.write(b"a")
+        connection.flush()
+        return transport.aborted
+
+    assert not write()
+    transport.stuck = True
+    assert not write()
+    now += 0.9
+    assert not write()
+    transport.stuck = False
+    assert not write()
+    transport.stuck = True
+    now += 5.0
+    assert not write(), "its clock begins when it falls behind"
+    now += 1.0
+    assert not write()
+    now += 0.1
+    assert write()
+    assert "slow client" in connection.cut_reason

@@ -79,9 +79,6 @@ class GatewayConfig(Section, frozen=True):
     """Whether a stream whose worker is lost continues on another one."""
     recovery_ms: Milliseconds = 45_000.0
     """How long such a stream waits to be placed."""
-    worker_deaths_max: Count = 2
-    """Workers that may die under a stream before it ends with an error, since the request may be
-    what kills them."""
     router_silence_ms: Annotated[float, Meta(ge=400)] = 1_000.0
     """Silence after which a router is left for another one that answers. A router sends something
     several times in this time."""

@@ -42,5 +42,8 @@ class LivenessConfig(Section, frozen=True):
     """Longest time for which a router that starts places nothing while it waits for the workers of
     the fleet file to report what they hold."""
     deaths_max: Annotated[int, Meta(ge=1)] = 2
-    """Workers that may die under a request before its prompt is quarantined. One death is
-    chance."""
+    """Workers that die with a prompt before it is tried once more, alone on a decode worker. If
+    that one dies, too, the prompt is quarantined. One death is chance."""
+    trial_wait_ms: Milliseconds = 2_000.0
+    """How long such a trial waits until a decode worker has nothing else; then it runs with the
+    least company there is."""

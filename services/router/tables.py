@@ -68,8 +68,7 @@ class Tables:
         #: Replaced incarnations, to which the router no longer listens: the identity of the
         #: replacement, by identity.
         self.fenced: OrderedDict[str, str] = OrderedDict()
-        #: When a host's attempt to speak for another's daemon was last logged. Hosts are those of
-        #: the allow-list, which is bounded.
+        #: When a host of the allow-list last tried to speak for another's daemon and was logged.
         self.identity_logged: dict[str, float] = {}
         #: Attempts that are not over.
         self.attempts: dict[AttemptKey, Attempt] = {}
@@ -177,7 +176,7 @@ class Tables:
         """The prefill worker need hold nothing for it any more. Idempotent."""
         if attempt.prefill_open:
             attempt.prefill_open = False
-            self.workers[attempt.prefill].release(attempt.key)
+            self.workers[attempt.prefill].abandon(attempt)
             self.changes.capacity |= self.wants_prefill
 
     def remove(self, attempt: Attempt) -> None:

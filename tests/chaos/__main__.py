@@ -24,6 +24,7 @@ from tests.chaos.scenarios import (
     limits,
     mixed,
     poison,
+    storm,
     vllm,
 )
 
@@ -37,6 +38,7 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
     kills, least = (5, 200) if quick else (20, 2_000)
     count = 20 if quick else closed.EACH
     hang = HANG_SECONDS_QUICK if quick else HANG_SECONDS
+    storm_seconds = 30.0 if quick else 150.0
     return {
         "kills": lambda: deaths.workers(kills, 40, least),
         "closed": lambda: closed.everywhere(count),
@@ -58,6 +60,8 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
         "full-disk": lambda: limits.full_disk(8),
         "memory": lambda: limits.memory(8),
         "poison": lambda: poison.prompt(8),
+        "storm": lambda: storm.over_decodes(storm_seconds),
+        "storm-poison": lambda: storm.with_poison(storm_seconds / 5),
         "term": lambda: leaving.terminated(3),
         "rollout": lambda: leaving.rollout(8),
         "rollout-stops": lambda: leaving.rollout_stops(8),

@@ -58,7 +58,6 @@ class RequestLifecycle:
         self._router_wait = limits.router_wait_ms / 1000
         self._recovers = limits.recovery
         self._recovery_wait = limits.recovery_ms / 1000
-        self._deaths_max = limits.worker_deaths_max
 
     def opened(self, event: Opened, now: float) -> list[Action]:
         spec = event.spec
@@ -156,10 +155,6 @@ class RequestLifecycle:
         possible and allowed, otherwise it fails. `notify`: of this attempt."""
         emitted = len(request.stream.journal.emitted)
         obstacle = recovery.resume_obstacle(request.spec.sampling, emitted, self.fleet)
-        if request.worker and error.code is Code.WORKER_LOST:
-            request.deaths |= {request.worker}
-        if len(request.deaths) >= self._deaths_max and error.code is Code.WORKER_LOST:
-            error = recovery.quarantined(len(request.deaths))
         movable = error.code in recovery.MOVABLE and not obstacle and not self.draining
         if not self._recovers or not movable or request.attempt >= recovery.ATTEMPTS_MAX:
             error = recovery.interrupted(error, emitted, obstacle)

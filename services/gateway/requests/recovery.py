@@ -3,8 +3,8 @@
 A stream goes on as a new attempt. Its prompt is the old prompt and all tokens that the client has.
 That is exact as long as D's sampling needs nothing but those tokens, or restores what else it
 needs. What it cannot restore is a `resume_obstacle`: such a stream ends with `stream_interrupted`
-instead of going on with other tokens. A request that ran on `worker_deaths_max` workers when they
-died is not given another, because the request may be what kills them.
+instead of going on with other tokens. Whether a request may be what kills workers is for the router
+to say, which knows what else was on them; it refuses the next attempt then.
 """
 
 from __future__ import annotations
@@ -59,8 +59,3 @@ def interrupted(error: BatonError, emitted: int, obstacle: str) -> BatonError:
         sentence,
         retry_after_ms=error.retry_after_ms,
     )
-
-
-def quarantined(deaths: int) -> BatonError:
-    sentence = f"{deaths} decode workers died while they ran this request; it is not tried again"
-    return BatonError(Code.REQUEST_QUARANTINED, sentence)

@@ -89,8 +89,6 @@ class LiveRequest:
     sent: int = 0
     #: Whether that attempt was submitted more than once, so that two routers may have it.
     resubmitted: bool = False
-    #: The workers that were lost while they ran it.
-    deaths: frozenset[bytes] = frozenset()
     #: When it is submitted again after a refusal; 0: at once.
     retry_at: float = 0.0
     #: The router's refusal, while it is held for another try.

@@ -1,23 +1,37 @@
-"""Prompts that crash workers, and for how long they are refused.
+"""Prompts that crash workers: who is suspected, who is tried alone, and who is refused for how
+long.
 
-Theory of operation: a request that was on `deaths_max` workers of one role when their processes
-died is likely what crashed them. Deaths of both roles are not added up, because a host that fails
-takes workers of both roles with it. The prompt of such a request is refused for
-`QUARANTINE_SECONDS`, whoever sends it, because a client that gets an error sends the same prompt
-again. A prompt is known by a digest that its gateway makes; no text is kept. Both tables are
-bounded: the oldest row is forgotten first.
+Theory of operation: when a worker dies, every prompt that was on it may be the cause, and one death
+is chance. A prompt that was on `deaths_max` workers when they died is a suspect. Its next attempt
+is a trial: it runs on a decode worker that was set aside for it (`trials.py`), so that nobody else
+dies with it. If that worker lives, the prompt is cleared. If it dies, the prompt is quarantined, at
+the latest after its third worker. When other workers died lately on which the prompt never was,
+something else kills workers, too, and the prompt has up to `TRIALS_MAX` trials.
+
+Deaths of both roles count, because a prompt that kills P is then computed by D. A request that
+ends, or runs for `PROOF_SECONDS` after its first token, clears its prompt of the decode workers
+that died before, and of the prefill workers if one computed it this time.
+
+The prompt of a quarantined request is refused for `QUARANTINE_SECONDS`, whoever sends it, because a
+client that gets an error sends the same prompt again. A prompt is known by a digest that its
+gateway makes; no text is kept. All tables are bounded: the oldest row is forgotten first.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from common.messages import Role
+from services.router.fleet.trials import Trials
 
 QUARANTINE_SECONDS = 300.0
+PROOF_SECONDS = 1.0
+OTHERS_SECONDS = 60.0
+TRIALS_MAX = 3
 SUSPECTS_MAX = 4_096
 QUARANTINED_MAX = 1_024
+DEATHS_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -35,32 +49,85 @@ class QuarantinedPrompt:
 
 
 @dataclass(slots=True)
+class Suspicion:
+    #: Role of each worker that died with the prompt on it, by identity.
+    workers: dict[str, Role] = field(default_factory=dict)
+    #: Trials whose worker died.
+    trials: int = 0
+
+
+@dataclass(slots=True)
 class PromptQuarantine:
-    #: A request may be on fewer dying workers of one role than this.
+    #: A prompt may be on fewer dying workers than this without a trial.
     deaths_max: int = 2
-    #: Identities of the workers that died, by role and the request that was on them.
-    _suspects: OrderedDict[tuple[Role, str], set[str]] = field(default_factory=OrderedDict)
+    #: Decode workers that are set aside for suspects.
+    trials: Trials = field(default_factory=Trials)
+    #: Suspicions by digest.
+    _suspicions: OrderedDict[bytes, Suspicion] = field(default_factory=OrderedDict)
+    #: When the latest workers died, with their identities.
+    _deaths: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=DEATHS_KEPT))
     #: Rows by digest; one whose time is over stays until its prompt is looked up.
     _quarantined: OrderedDict[bytes, QuarantinedPrompt] = field(default_factory=OrderedDict)
 
+    def record_loss(self, worker: str, now: float) -> None:
+        """This worker (identity) died, whatever was on it."""
+        self._deaths.append((now, worker))
+
+    def doubt(self, digest: bytes, worker: str) -> None:
+        """The prompt's gateway left this decode worker. Until it shows that it lives (`trust`), it
+        counts as dead."""
+        self._suspicions.setdefault(digest, Suspicion()).workers[worker] = Role.DECODE
+        if len(self._suspicions) > SUSPECTS_MAX:
+            self._suspicions.popitem(last=False)
+
+    def trust(self, digest: bytes, worker: str) -> None:
+        """The worker that was left lives. Idempotent."""
+        suspicion = self._suspicions.get(digest)
+        if suspicion is not None:
+            suspicion.workers.pop(worker, None)
+            if not suspicion.workers:
+                del self._suspicions[digest]
+
     def record_death(
-        self, suspect: tuple[Role, str], digest: bytes, worker: str, now: float
+        self, digest: bytes, request_id: str, worker: str, role: Role, now: float, *, trial: bool
     ) -> QuarantinedPrompt | None:
-        """The process of `worker` (identity) died with this request on it. `suspect`: the worker's
-        role and the request's id. Returns the row if the prompt is quarantined by this."""
-        workers = self._suspects.setdefault(suspect, set())
-        workers.add(worker)
-        if len(self._suspects) > SUSPECTS_MAX:
-            self._suspects.popitem(last=False)
-        if len(workers) < self.deaths_max or not digest or digest in self._quarantined:
+        """The worker died with this prompt on it. `trial`: as its trial. Returns the row if the
+        prompt is quarantined by this."""
+        suspicion = self._suspicions.setdefault(digest, Suspicion())
+        suspicion.workers[worker] = role
+        suspicion.trials += trial
+        self._suspicions.move_to_end(digest)
+        if len(self._suspicions) > SUSPECTS_MAX:
+            self._suspicions.popitem(last=False)
+        trials = TRIALS_MAX if self._others_died(suspicion, now) else 1
+        if suspicion.trials < trials or digest in self._quarantined:
             return None
-        del self._suspects[suspect]
+        del self._suspicions[digest]
         until = now + QUARANTINE_SECONDS
-        row = QuarantinedPrompt(digest, suspect[1], tuple(sorted(workers)), until)
+        row = QuarantinedPrompt(digest, request_id, tuple(sorted(suspicion.workers)), until)
         self._quarantined[digest] = row
         if len(self._quarantined) > QUARANTINED_MAX:
             self._quarantined.popitem(last=False)
         return row
+
+    @property
+    def has_suspicions(self) -> bool:
+        return bool(self._suspicions)
+
+    def is_suspect(self, digest: bytes) -> bool:
+        """Whether the prompt may only be placed as a trial."""
+        suspicion = self._suspicions.get(digest)
+        return suspicion is not None and len(suspicion.workers) >= self.deaths_max
+
+    def clear(self, digest: bytes, roles: tuple[Role, ...]) -> None:
+        """Workers of these roles lived with the prompt."""
+        suspicion = self._suspicions.get(digest)
+        if suspicion is None:
+            return
+        workers = {name: role for name, role in suspicion.workers.items() if role not in roles}
+        suspicion.workers, suspicion.trials = workers, 0
+        if not workers:
+            del self._suspicions[digest]
 
     def refuse(self, digest: bytes, now: float) -> QuarantinedPrompt | None:
         """Returns the row of a quarantined prompt and counts the refusal; None = the prompt may be
@@ -86,7 +153,14 @@ class PromptQuarantine:
             del self._quarantined[known]
         return len(lifted)
 
+    def _others_died(self, suspicion: Suspicion, now: float) -> bool:
+        return any(
+            now - died < OTHERS_SECONDS and worker not in suspicion.workers
+            for died, worker in self._deaths
+        )
+
     def check_invariants(self) -> None:
         """Raises AssertionError."""
-        assert len(self._suspects) <= SUSPECTS_MAX
+        assert len(self._suspicions) <= SUSPECTS_MAX
         assert len(self._quarantined) <= QUARANTINED_MAX
+        assert all(suspicion.workers for suspicion in self._suspicions.values())

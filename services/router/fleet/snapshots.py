@@ -29,6 +29,11 @@ class WorkerSnapshots:
         self._refresh(Role.DECODE)
         return list(self._open.values())
 
+    def decodes(self) -> list[WorkerView]:
+        """All ready decode workers, with a free slot or not."""
+        self._refresh(Role.DECODE)
+        return [*self._open.values(), *self._full.values()]
+
     def any_decode(self) -> bool:
         """Whether a decode worker is ready, with a free slot or not."""
         self._refresh(Role.DECODE)

@@ -159,6 +159,7 @@ class WaitFor(enum.Enum):
     SLOT = "a free decode slot"
     KV = "free KV blocks on a decode worker"
     PREFILL = "a free prefill worker"
+    TRIAL = "a decode worker of its own, because workers died with its prompt"
 
 
 class Candidate(NamedTuple):

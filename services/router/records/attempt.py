@@ -37,8 +37,11 @@ class Attempt:
     resumable: bool = False
     #: Identity of the decode worker that the previous attempt left; empty = none.
     avoid: str = ""
-    #: Digest of its prompt, by which a quarantined prompt is recognized.
+    #: Digest of its prompt, by which a prompt that kills workers is recognized; the request's id if
+    #: its gateway gave none.
     digest: bytes = b""
+    #: Whether it runs alone, because its prompt is suspected to have killed workers.
+    trial: bool = False
     #: Limits of its API key; None = the key has none.
     limits: KeyLimits | None = None
     #: Share of its tenant in the fair queue, relative to other tenants.
@@ -87,6 +90,7 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.key = (self.request_id, self.number)
+        self.digest = self.digest or self.request_id.encode()
 
     @property
     def decode(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from common.identity import AttemptKey
@@ -17,7 +18,10 @@ from common.messages import (
     Role,
 )
 from services.router.placement.types import WorkerView
+from services.router.records.attempt import Attempt
 from services.router.records.states import AWAY, WORKER_TABLE, WorkerEvent, WorkerState, next_state
+
+ABANDONED_MAX = 256
 
 
 @dataclass(slots=True)
@@ -74,6 +78,9 @@ class Worker:
     held: dict[AttemptKey, int] = field(default_factory=dict)
     #: Prompt tokens that it has to compute and has not computed yet, by attempt.
     computing: dict[AttemptKey, int] = field(default_factory=dict)
+    #: The latest attempts that ended before it had computed their prompt, until its next Beat: if
+    #: it is found dead before that, one of them may be why.
+    abandoned: deque[Attempt] = field(default_factory=lambda: deque(maxlen=ABANDONED_MAX))
     #: Attempts whose first token it has made.
     decoding: dict[AttemptKey, None] = field(default_factory=dict)
     #: The named parts from which its fingerprint was computed.
@@ -237,6 +244,12 @@ class Worker:
         self.decoding.pop(key, None)
         self.queued_tokens -= self.computing.pop(key, 0)
         self.stale_snapshots[self.identity] = self
+
+    def abandon(self, attempt: Attempt) -> None:
+        """As `release`; the worker need not compute the prompt any more."""
+        if attempt.key in self.computing:
+            self.abandoned.append(attempt)
+        self.release(attempt.key)
 
     def start_prompt(self, key: AttemptKey, tokens: int) -> None:
         """It was given a prompt to compute."""

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from common.errors import Code
 from common.identity import AttemptKey
-from common.messages import Abort, Cancel, DecodeStarted, Ended, Failed, Placed, PrefillEnded
+from common.messages import (
+    Abort,
+    Cancel,
+    DecodeStarted,
+    Ended,
+    Failed,
+    Placed,
+    PrefillEnded,
+    Role,
+)
 from services.router.admission.keys import actual_cost
 from services.router.estimates import learning
 from services.router.events import Action, Send
@@ -80,6 +89,7 @@ def on_ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list
         tables.counts.drop("stale end")
         return []
     attempt.end_report = message
+    tables.quarantine.trust(attempt.digest, worker.identity)
     learning.learn_end(tables.estimates, worker, attempt, now)
     actions = abort_prefill(tables, attempt, "the request is over")
     event = AttemptEvent.FAILED if message.error else AttemptEvent.ENDED
@@ -142,6 +152,10 @@ def finish(
     attempt.finished, attempt.outcome, attempt.sentence = now, str(outcome), sentence
     tables.remove(attempt)
     attempt.drop_prompt()
+    if attempt.trial:
+        tables.quarantine.trials.end(attempt.key)
+    if attempt.state is AttemptState.ENDED:
+        clear_prompt(tables, attempt)
     if served:
         tables.drain_rate.ended(now)
         pair_reports.record_end(tables, attempt, now)
@@ -150,6 +164,14 @@ def finish(
     refused = attempt.state is AttemptState.REFUSED
     (tables.refusals if refused else tables.history).add(attempt)
     request_records.record_end(tables, attempt, now)
+
+
+def clear_prompt(tables: Tables, attempt: Attempt) -> None:
+    """The workers lived with its prompt. A prefill worker is vouched for only if it computed the
+    prompt."""
+    computed = attempt.prefill and not attempt.prefill_problem
+    roles = (Role.PREFILL, Role.DECODE) if computed else (Role.DECODE,)
+    tables.quarantine.clear(attempt.digest, roles)
 
 
 def _settle_cost(tables: Tables, attempt: Attempt, *, served: bool) -> None:

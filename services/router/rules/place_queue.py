@@ -7,6 +7,8 @@ about the head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from common import prefix
 from common.errors import Code
 from common.messages import PREFIX_DELTA_HASHES_MAX, Decode, Prefill, PrefixDelta, Ticket
@@ -24,7 +26,7 @@ NEVER = 1 << 62
 
 def place_waiting(tables: Tables, now: float) -> list[Action]:
     """Places what fits now. Passes repeat while they place something."""
-    actions: list[Action] = []
+    actions = _place_trials(tables, now)
     while len(tables.waiting):
         step = _place_next(tables, now)
         if step is None:
@@ -39,7 +41,7 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
     if limit and tables.active >= limit:
         tables.waiting.head().waits_for = WaitFor.SLOT
         return None
-    decodes = tables.snapshots.open_decodes()
+    decodes = _open_decodes(tables)
     if not decodes:
         any_decode = tables.snapshots.any_decode()
         tables.waiting.head().waits_for = WaitFor.SLOT if any_decode else WaitFor.WORKER
@@ -48,7 +50,7 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
     too_big = too_long = NEVER
     passed: list[Attempt] = []
     tables.wants_prefill = False
-    for attempt in tables.waiting.window():
+    for attempt in _unsuspected(tables):
         request = attempt.request
         if attempt.start_by and now >= attempt.start_by:
             return _refuse_expired(tables, attempt, now)
@@ -76,6 +78,60 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
             too_big = min(too_big, request.total_tokens)
         passed.append(attempt)
     return None
+
+
+def _place_trials(tables: Tables, now: float) -> list[Action]:
+    """Places attempts of suspected prompts, each alone on a decode worker, which computes the
+    prompt itself."""
+    if not tables.quarantine.has_suspicions:
+        return []
+    is_suspect = tables.quarantine.is_suspect
+    suspects = [attempt for attempt in tables.waiting.window() if is_suspect(attempt.digest)]
+    actions: list[Action] = []
+    for attempt in suspects:
+        limit = tables.limits.max_active
+        if not limit or tables.active < limit:
+            actions += _place_trial(tables, attempt, now)
+    return actions
+
+
+def _open_decodes(tables: Tables) -> list[WorkerView]:
+    """Decode workers with a free slot that are not set aside for a trial."""
+    decodes, aside = tables.snapshots.open_decodes(), tables.quarantine.trials.rows
+    return [view for view in decodes if view.identity not in aside] if aside else decodes
+
+
+def _unsuspected(tables: Tables) -> Iterator[Attempt]:
+    """The window of the queue without the attempts that wait for a trial."""
+    quarantine = tables.quarantine
+    for attempt in tables.waiting.window():
+        if quarantine.has_suspicions and quarantine.is_suspect(attempt.digest):
+            attempt.waits_for = WaitFor.TRIAL
+        else:
+            yield attempt
+
+
+def _place_trial(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
+    trials, views = tables.quarantine.trials, {v.identity: v for v in tables.snapshots.decodes()}
+    begun = trials.of(attempt.digest)
+    if begun is not None and begun[1].attempt is not None:
+        return []
+    total = attempt.request.total_tokens
+    able = [v for v in views.values() if total <= min(v.kv_tokens_max, v.max_model_len)]
+    worker = trials.set_aside(attempt.digest, able, len(views), now)
+    if worker is None:
+        return []
+    trial = trials.rows[worker]
+    alone = not views[worker].requests
+    if not alone and now - trial.since < tables.settings.liveness.trial_wait_ms / 1000:
+        return []
+    context = _context(tables, attempt, now, any_prefill=False)
+    choice = _choose(tables, [views[worker]], [], context)
+    if not isinstance(choice, Placement):
+        return []
+    attempt.trial, trial.attempt = True, attempt.key
+    sentence = f"alone, because workers died with its prompt; {choice.sentence}"
+    return _dispatch(tables, attempt, choice._replace(sentence=sentence), now)
 
 
 def _choose(

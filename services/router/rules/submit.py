@@ -45,6 +45,8 @@ def on_submit(
         if message.attempt < newest:
             tables.counts.drop("old attempt")
             return []
+        if live.decode:
+            tables.quarantine.doubt(live.digest, live.decode)
         actions += attempt_lifecycle.abort(tables, live, "a newer attempt was submitted", now)
     elif key in tables.attempts:
         return _answer_repeated(tables, tables.attempts[key])

@@ -166,6 +166,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
     degradation_reports.record_beat(tables, worker, message, now)
     worker.update_kv_status(message, now)
     worker.update_load(message.load, now)
+    worker.abandoned.clear()
     actions += worker_trust.check_engine(tables, worker, now)
     if worker.state is WorkerState.JOINING and worker_trust.check_probation(tables, worker, now):
         worker.orphans.clear()

@@ -15,12 +15,15 @@ router itself was stopped, the silence that it then finds proves nothing and is 
 
 from __future__ import annotations
 
+from common.errors import Code
 from common.identity import AttemptKey
 from common.messages import Role
 from services.router.events import Action, Note
 from services.router.fleet.liveness import may_eject, must_eject, probation_seconds, stalled
+from services.router.fleet.prompt_quarantine import PROOF_SECONDS
+from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
-from services.router.records.states import WorkerEvent, WorkerState
+from services.router.records.states import AttemptState, WorkerEvent, WorkerState
 from services.router.records.worker import Worker
 from services.router.rules import attempt_lifecycle, gateway_membership, submit
 from services.router.tables import Tables
@@ -92,6 +95,7 @@ def check_silence(tables: Tables, now: float) -> list[Action]:
     if gap > tables.settings.liveness.late_tick_ms / 1000:
         _forgive_silence(tables, gap, now)
     actions = gateway_membership.give_up_absent(tables, now)
+    end_trials(tables, now)
     for worker in tables.workers.values():
         silent = now - worker.last_seen
         if silent <= _suspect_after(tables):
@@ -116,6 +120,8 @@ def give_up_held(tables: Tables, worker: Worker, sentence: str, now: float) -> l
             actions += attempt_lifecycle.fail(tables, attempt, sentence, now)
         else:
             attempt_lifecycle.lose_prefill(tables, attempt, sentence)
+            if tables.quarantine.is_suspect(attempt.digest):
+                actions += _spare_decode(tables, attempt, sentence, now)
     worker.orphans = (worker.orphans + mine)[-ORPHANS_MAX:]
     worker.unconfirmed = {}
     worker.preexisting_kv_tokens = worker.preexisting_requests = 0
@@ -123,18 +129,68 @@ def give_up_held(tables: Tables, worker: Worker, sentence: str, now: float) -> l
 
 
 def record_crash_suspects(tables: Tables, worker: Worker, now: float) -> list[Action]:
-    """The worker's process is gone. What D ran, or what P was computing first, may have crashed
-    it."""
-    keys = list(worker.held) if worker.role is Role.DECODE else list(worker.computing)[:1]
+    """The worker is lost without having said Leaving. All that D held, or that P had to compute,
+    may be why. A stream that ran there for `PROOF_SECONDS` did not do it before, so that only this
+    death counts."""
+    tables.quarantine.record_loss(worker.identity, now)
+    keys = worker.held if worker.role is Role.DECODE else worker.computing
+    suspects = [*(tables.attempts[key] for key in keys), *worker.abandoned]
     actions: list[Action] = []
-    for key in keys:
-        attempt = tables.attempts[key]
-        suspect = (worker.role, attempt.request_id)
-        row = tables.quarantine.record_death(suspect, attempt.digest, worker.identity, now)
+    for attempt in suspects:
+        if worker.role is Role.DECODE and _is_proven(attempt, now):
+            attempt_lifecycle.clear_prompt(tables, attempt)
+        row = tables.quarantine.record_death(
+            attempt.digest,
+            attempt.request_id,
+            worker.identity,
+            worker.role,
+            now,
+            trial=attempt.trial,
+        )
         if row is not None:
             fields: dict[str, object] = {"request_id": attempt.request_id}
             sentence = submit.quarantine_sentence(row)
             actions.append(Note("warning", "prompt.quarantined", sentence, fields))
+            actions += _refuse_queued(tables, row.digest, sentence, now)
+    return actions
+
+
+def _spare_decode(tables: Tables, attempt: Attempt, sentence: str, now: float) -> list[Action]:
+    """D would now compute the prompt that it waits for, in company. The attempt ends instead, and
+    the next one is a trial."""
+    if attempt.state is not AttemptState.PLACED:
+        return []
+    sentence += "; the prompt is now tried alone"
+    actions = attempt_lifecycle.abort(tables, attempt, sentence, now)
+    return [*actions, attempt_lifecycle.failed_message(attempt.gateway, attempt.key, sentence)]
+
+
+def end_trials(tables: Tables, now: float) -> None:
+    """At each Tick: a suspected prompt that runs for `PROOF_SECONDS` after its first token is
+    cleared, and its worker gets others again. A worker that nobody waits for any more does, too."""
+    wait = tables.settings.liveness.trial_wait_ms / 1000
+    for identity, trial in list(tables.quarantine.trials.rows.items()):
+        attempt = tables.attempts.get(trial.attempt) if trial.attempt is not None else None
+        if attempt is not None and _is_proven(attempt, now):
+            attempt_lifecycle.clear_prompt(tables, attempt)
+        elif attempt is not None:
+            continue
+        elif any(a.digest == trial.digest for a in tables.waiting):
+            tables.changes.capacity |= now - trial.since >= wait
+            continue
+        del tables.quarantine.trials.rows[identity]
+        tables.changes.capacity = True
+
+
+def _is_proven(attempt: Attempt, now: float) -> bool:
+    since = attempt.decode_started
+    return since is not None and now - since >= PROOF_SECONDS
+
+
+def _refuse_queued(tables: Tables, digest: bytes, sentence: str, now: float) -> list[Action]:
+    actions: list[Action] = []
+    for attempt in [a for a in tables.waiting if a.digest == digest]:
+        actions += submit.refuse(tables, attempt, Code.REQUEST_QUARANTINED, sentence, now)
     return actions
 
 
@@ -173,7 +229,8 @@ def _eject(tables: Tables, worker: Worker, reason: str, now: float) -> list[Acti
     note = Note("warning", "worker.ejected", f"{sentence}; it held {len(worker.held)} requests")
     alone = tables.settings.alone
     held = [key for key in worker.held if alone and not tables.attempts[key].adopted]
-    actions = [note, *give_up_held(tables, worker, sentence, now)]
+    actions = [note, *record_crash_suspects(tables, worker, now)]
+    actions += give_up_held(tables, worker, sentence, now)
     worker.apply(WorkerEvent.EJECTED, reason, now)
     return actions + abort_messages(worker, held, "given up: " + reason)
 

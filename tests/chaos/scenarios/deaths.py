@@ -29,12 +29,9 @@ STREAMS_PAUSED_MIN = 3
 SEATS = {"BATON_ENGINE__MAX_NUM_SEQS": "16"}
 PATIENT = {
     "BATON_ROUTER__ADMISSION__DECODE_QUEUE_OVERDUE_MS": "30000",
-    "BATON_GATEWAY__WORKER_DEATHS_MAX": "16",
-    "BATON_ROUTER__LIVENESS__DEATHS_MAX": "16",
     "BATON_GATEWAY__ROUTER_WAIT_MS": "30000",
 }
-"""For a machine that is busy with other things: no refusal of what waits long for a worker, and no
-blame on a request that was slow enough to meet several kills."""
+"""For a machine that is busy with other things: no refusal of what waits long for a worker."""
 SHORT = Ask(prompt_tokens=(20, 300), max_tokens=16, at_once=64)
 LOADED = PATIENT | {
     "BATON_ENGINE__MAX_NUM_SEQS": "8",
@@ -46,7 +43,6 @@ LOADED_RATE = 24.0
 """Of `SHORT` requests a second: 70 % of what one prefill worker computes (5,500 / 160) and of what
 two decode workers hold (2 x 8 / 0.47 s), that is, of the fleet with one of each down. Two decode
 workers of three are all that this load needs, so admission is not to be thinned when one is away.
-A request that two deaths met is refused by design; of 20,000 and 200 deaths some few do by chance.
 """
 
 

@@ -28,7 +28,7 @@ async def terminated(rate: float) -> list[Row]:
             await fleet.until("d0 is back", fleet.all_ready, 60)
         status = next(death.status for death in fleet.deaths if death.pid == pid)
         moved = fleet.log("g0").count("request.recovered")
-        quarantined = sum("died while they ran" in a.error for a in load.answers)
+        quarantined = sum("is quarantined" in a.error for a in load.answers)
         return [
             nothing_lost("SIGTERM of a decode worker with long streams", load.answers, 10),
             Row("- exit status", f"{status} after {seconds:.1f} s", "0", status == 0),

@@ -19,15 +19,15 @@ async def prompt(rate: float) -> list[Row]:
     settings = {"BATON_ROUTER__REMOTE_PREFILL": "never"}
     async with cell(Plan(prefill=0, decode=4, module=BENT, settings=settings)) as fleet:
         async with under_load(fleet, rate) as load:
-            first = await _ask(fleet, POISON)
+            first = await send(fleet, POISON)
             deaths = len(fleet.deaths)
-            again = await asyncio.gather(*[_ask(fleet, POISON) for _ in range(5)])
+            again = await asyncio.gather(*[send(fleet, POISON) for _ in range(5)])
             await asyncio.sleep(1.0)
             later = len(fleet.deaths) - deaths
             rows = (await fleet.ctl("quarantine"))["prompts"]
             await fleet.until("all are back", fleet.all_ready, 60)
         return [
-            Row("poison prompt: workers that died", str(deaths), "at most 2", 0 < deaths <= 2),
+            Row("poison prompt: workers that died", str(deaths), "at most 3", 0 < deaths <= 3),
             Row("- its answer", str(first), "500", first == 500),
             Row(
                 "- sent again 5 times",
@@ -39,7 +39,8 @@ async def prompt(rate: float) -> list[Row]:
         ]
 
 
-async def _ask(fleet: Cell, ids: list[int]) -> int:
+async def send(fleet: Cell, ids: list[int]) -> int:
+    """A completion of this prompt; returns the status of its answer."""
     body = {"model": MODEL, "prompt": ids, "max_tokens": 8}
     async with (
         aiohttp.ClientSession() as session,

@@ -21,6 +21,8 @@ STEP_SECONDS = (0.008, 0.03)
 LOAD_TIMEOUT = 1.0
 LEASE_SECONDS = 3.0
 CHUNK_MAX = 4
+#: The first token of a prompt that kills whoever computes it.
+POISON = 900_001
 
 
 def token(first_prompt_id: int, position: int) -> int:
@@ -61,6 +63,13 @@ class ModelEngine:
     def load(self) -> Load:
         used = sum(held.blocks for held in self.held.values()) / self._blocks
         return Load(running=len(self.held), kv_used=min(1.0, used))
+
+    def is_killed_by(self, held: Held) -> bool:
+        """Whether this is poison, of which the process has died now."""
+        poison = held.request.prompt_ids[0] == POISON
+        if poison:
+            self._owner.fleet.poisoned(self._owner)
+        return poison
 
     def need(self, tokens: int) -> int:
         return blocks_for(tokens, self._block_tokens)
@@ -118,7 +127,7 @@ class PrefillEngine(ModelEngine):
         self._end(held.request, side="send", report=kv_moved(held.blocks))
 
     def _computed(self, held: Held) -> None:
-        if self.held.get(held.request.key) is not held:
+        if self.held.get(held.request.key) is not held or self.is_killed_by(held):
             return
         held.computed = True
         output = Output(held.request.key, [1], FinishReason.LENGTH)
@@ -210,6 +219,8 @@ class DecodeEngine(ModelEngine):
         running = [held for held in self.held.values() if held.running]
         if not running:
             self._stepping = False
+            return
+        if any(self.is_killed_by(held) for held in running):
             return
         outputs = [self._more(held) for held in running]
         self.after(self.draw(STEP_SECONDS), self._step)

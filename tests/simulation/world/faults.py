@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.messages import HealthVerdict
+from services.router.fleet.prompt_quarantine import TRIALS_MAX
+from tests.simulation.world.engines import POISON
 from tests.simulation.world.fleet import Fleet
-from tests.simulation.world.gateway import GatewayProcess
+from tests.simulation.world.gateway import Client, GatewayProcess, spec
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import RouterProcess
 from tests.simulation.world.workers import DecodeProcess, PrefillProcess, WorkerProcess
@@ -23,8 +25,13 @@ WEATHERS: dict[str, tuple[str, ...]] = {
     "twice": ("kill", "blip"),
     "loss": ("kill", "blip", "cut"),
     "doubt": ("doubt", "doubt", "doubt", "kill", "router"),
+    "poison": ("poison",),
+    "storm": ("poison", "kill", "kill", "hang"),
 }
-ODDS = (1, 3, 3, 2, 4, 2, 1, 1, 1)
+ODDS = (1, 3, 3, 2, 4, 2, 1, 1, 1, 1, 1)
+DEATHS_MAX = 2
+#: Workers that poison may kill where nothing else does.
+POISON_DEATHS_MAX = 3
 
 
 class Faults:
@@ -38,10 +45,15 @@ class Faults:
         self.counts: dict[str, int] = {}
         self.last_end = 0.0
         self._until = 0.0
+        self._poisons = 0
         fleet.network.twice = 0.05 if self.weather == "twice" else 0.0
         fleet.network.loss = 0.02 if self.weather == "loss" else 0.0
         fleet.judge.strict = self.weather != "loss"
         fleet.judge.faultless = self.weather == "calm"
+        alone = self.weather == "poison"
+        fleet.judge.poison_deaths_max = POISON_DEATHS_MAX if alone else DEATHS_MAX + TRIALS_MAX
+        fleet.poisoned = self._poisoned
+        self._poison_client: Client | None = None
 
     def start(self, until: float) -> None:
         self._until = until
@@ -63,6 +75,7 @@ class Faults:
             "usurp": self._usurp,
             "router": self._router,
             "doubt": self._doubt,
+            "poison": self._poison,
         }
         self.counts[kind] = self.counts.get(kind, 0) + 1
         inflict[kind]()
@@ -91,6 +104,26 @@ class Faults:
         if victim is None:
             return
         self._say("kill", victim)
+        self._fleet.judge.killed(victim)
+        victim.die()
+        self._ends(self._random.uniform(0.05, 1.2), lambda: self._replace(victim))
+
+    def _poison(self) -> None:
+        """A client sends the prompt that kills, one at a time and always the same."""
+        gateways = [g for g in self._alive(GatewayProcess) if not g.hung]
+        last = self._poison_client
+        if not gateways or (last is not None and not last.end and last.gateway.alive):
+            return
+        gateway = self._random.choice(gateways)
+        assert isinstance(gateway, GatewayProcess)
+        self._poisons += 1
+        request = spec(f"{gateway.identity}/poison{self._poisons}", POISON, 9, 5, 0.0)
+        self._say("poison", gateway)
+        self._poison_client = gateway.open(request, 0.0)
+
+    def _poisoned(self, victim: Process) -> None:
+        self._say("poisoned", victim)
+        self._fleet.judge.poisoned()
         self._fleet.judge.killed(victim)
         victim.die()
         self._ends(self._random.uniform(0.05, 1.2), lambda: self._replace(victim))

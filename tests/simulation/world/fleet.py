@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import PrefillEngine
@@ -38,6 +38,8 @@ class Fleet:
         self.router_names = ["r0"]
         self.tally = Tally()
         self.judge = Judge(self)
+        #: What happens to a process that computed poison; `Faults` sets it.
+        self.poisoned: Callable[[Process], None] = lambda process: None
 
     def build(self) -> None:
         prefills, decodes = self.clock.random.choice(SHAPES)

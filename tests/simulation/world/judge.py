@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.messages import Role
+from services.router.placement.types import WaitFor
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
 from tests.simulation.world.clock import Clock
-from tests.simulation.world.engines import LEASE_SECONDS
+from tests.simulation.world.engines import LEASE_SECONDS, POISON
 from tests.simulation.world.gateway import TOKEN_WAIT_MS, Client, GatewayProcess
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import (
@@ -48,6 +49,8 @@ class Judge:
     def __init__(self, fleet: Fleet) -> None:
         self.strict = True
         self.faultless = True
+        self.poison_deaths_max = 0
+        self._poison_deaths = 0
         self._fleet = fleet
         self._clock: Clock = fleet.clock
         self._idle_since: dict[str, float] = {}
@@ -78,8 +81,15 @@ class Judge:
         messages vanish."""
         waited = self._clock.now - client.silent_since
         calm = gateway.calm(ANSWER_SECONDS) and self._fleet.routers_calm(ANSWER_SECONDS)
-        if waited >= TOKEN_WAIT_MS / 1000 and calm and self.strict:
+        poison = client.spec.prompt_ids[0] == POISON  # it kills those who would answer
+        if waited >= TOKEN_WAIT_MS / 1000 and calm and self.strict and not poison:
             self._clock.violate(f"{client.spec.request_id} was only ended by its longest wait")
+
+    def poisoned(self) -> None:
+        """A worker computed the prompt that kills, and is about to die."""
+        self._poison_deaths += 1
+        if self._poison_deaths > self.poison_deaths_max:
+            self._clock.violate(f"poison killed {self._poison_deaths} workers")
 
     def lease_expired(self, worker: Process, key: str) -> None:
         """A lease is the last resort: somebody frees KV before."""
@@ -154,6 +164,8 @@ class Judge:
     def _waits_in_vain(self, router: RouterProcess) -> bool:
         tables = router.core.tables
         if not len(tables.waiting) or not router.calm(CALM_SECONDS):
+            return False
+        if tables.waiting.head().waits_for is WaitFor.TRIAL and tables.quarantine.trials.rows:
             return False
         ready = [w for w in tables.workers.values() if w.ready and self._idle(w)]
         roles = {w.role for w in ready}

@@ -158,21 +158,25 @@ def test_an_obstacle_is_said_in_the_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert "without its seed" in gate.error().message
 
 
-def test_a_request_under_which_two_workers_died_is_tried_no_more(gate: Gate) -> None:
-    gate.do(WorkerGone(D0, "x"))
-    place(gate, 2)
-    assert "Submit" not in sent(gate.do(WorkerGone(D1, "x")))
+def test_deaths_are_not_counted_here_and_the_routers_refusal_is_final(gate: Gate) -> None:
+    """The router knows what else was on the workers."""
+    for attempt in range(2, 7):
+        gate.do(WorkerGone(D0 if attempt % 2 == 0 else D1, "x"))
+        place(gate, attempt, decode="d1" if attempt % 2 == 0 else "d0")
+    gate.do(WorkerGone(D1, "x"))
+    sentence = "3 workers died with this prompt"
+    refused = Refused(code=Code.REQUEST_QUARANTINED, message=sentence, request_id="r", attempt=7)
+    assert "Submit" not in sent(gate.do(FromRouter(refused)))
     assert gate.core.active == 0
-    assert "2 decode workers died" in gate.error().message
+    assert gate.error().code is Code.STREAM_INTERRUPTED
+    assert gate.error().message == sentence
 
 
 def test_before_any_token_the_quarantine_has_its_own_code() -> None:
     gate = Gate(recovery=True)
     gate.open()
-    gate.place()
-    gate.do(WorkerGone(D0, "x"))
-    place(gate, 2)
-    gate.do(WorkerGone(D1, "x"))
+    refused = Refused(code=Code.REQUEST_QUARANTINED, message="x", request_id="r", attempt=1)
+    gate.do(FromRouter(refused))
     assert gate.error().code is Code.REQUEST_QUARANTINED
 
 

@@ -22,6 +22,7 @@ from common.errors import BatonError, ConfigError
 from common.messages import Role
 from common.net.endpoints import check_socket_paths
 from common.process import lifecycle
+from common.process.descriptors import raise_limit, shortage
 from common.process.notify import Notifier
 from common.process.owned_files import own_folder
 from common.process.watchdog_and_reload import Source
@@ -190,6 +191,9 @@ def _serve(role: Role, path: Path, name: str) -> int:
     check_socket_paths(config)
     _own_run_dir(Path(config.fleet.run_dir))
     logger = log.configure(role.value, name, config.fleet.log_level)
+    short = shortage(config, role, raise_limit())
+    if short:
+        logger.warning("descriptors.short", sentence="; ".join(short))
     sections = tuple(section.format(name=name) for section in SECTIONS[role])
     source = Source(config, lambda: configuration.load(path), sections)
     if role in (Role.PREFILL, Role.DECODE):

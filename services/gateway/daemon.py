@@ -149,7 +149,7 @@ class Gateway:
         )
         full_api = FullApiRoutes(self._full_api, app, config, clock)
         return HttpServer(
-            app, full_api, config, owners, guard=guard, about=about, clock=clock, log=log
+            app, full_api, self._config, owners, guard=guard, about=about, clock=clock, log=log
         )
 
     @property

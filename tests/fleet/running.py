@@ -47,7 +47,13 @@ def wait_until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> No
 class Fleet:
     """One `baton up` process. `lines` is what it printed so far."""
 
-    def __init__(self, run_dir: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
+    ) -> None:
         self.run_dir = run_dir
         self.port = free_port()
         self.health_port = free_port()
@@ -57,7 +63,7 @@ class Fleet:
         arguments += ["--health-port", str(self.health_port), *flags]
         fixed_route = {} if "--mode" in flags else FIXED_ROUTE
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli", "up", *arguments],
+            [*before, sys.executable, "-m", "services.cli", "up", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -124,10 +130,13 @@ class Fleet:
 
 
 @contextmanager
-def fleet(*flags: str, env: dict[str, str] | None = None) -> Iterator[Fleet]:
-    """A fleet that is gone afterwards, whatever the test did; its logs are shown on failure."""
+def fleet(
+    *flags: str, env: dict[str, str] | None = None, before: tuple[str, ...] = ()
+) -> Iterator[Fleet]:
+    """A fleet that is gone afterwards, whatever the test did; its logs are shown on failure.
+    `before`: a command that runs the rest of its command line."""
     run_dir = Path(tempfile.mkdtemp(prefix="baton-"))
-    running = Fleet(run_dir, *flags, env=env)
+    running = Fleet(run_dir, *flags, env=env, before=before)
     try:
         yield running
     except BaseException:

@@ -2,11 +2,16 @@
 
 Theory of operation: a `LimitedConnection` is the protocol of each accepted connection and passes
 everything on to the HTTP protocol behind it. It counts connections, in total and per address, and
-answers those over a limit with a short refusal. While no request is being answered, the first byte
-(or the connection itself) starts the header timer; a request head that is not complete in time ends
-the connection, however steadily its bytes come. The server stops the timer when the head is
+answers those over a limit with a short refusal, as well as those whose descriptor is one that
+clients do not get (`common/process/descriptors.py`). While no request is being answered, the first
+byte (or the connection itself) starts the header timer; a request head that is not complete in time
+ends the connection, however steadily its bytes come. The server stops the timer when the head is
 complete (`handler_began`). The request body has a limit of its own there, and a connection that is
 idle between requests has aiohttp's.
+
+A refused connection stays open until its client has left, for a second at most. If it were closed
+while bytes of the request are on their way, the kernel would reset it, and the client would see no
+answer. When too many stay, the oldest is closed.
 
 A TLS handshake is not counted here because there is no connection yet. It may take as long as a
 head.
@@ -18,7 +23,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from common.config import GatewayConfig
+from common.config import Config
+from common.process.descriptors import kept_from_clients, soft_limit
 
 REFUSAL = (
     b"HTTP/1.1 %b\r\nServer: baton\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
@@ -30,13 +36,22 @@ FULL = (
 )
 
 
+LEAVING_SECONDS = 1.0
+
+
 class ConnectionLimits:
     """Counts all connections of one server."""
 
-    def __init__(self, config: GatewayConfig) -> None:
-        self._max = config.connections_max
-        self._max_per_ip = config.connections_per_ip_max
-        self.header_seconds = config.header_ms_max / 1000
+    def __init__(self, config: Config) -> None:
+        gateway, limit = config.gateway, soft_limit()
+        kept = kept_from_clients(config, limit)
+        self._max = gateway.connections_max
+        self._max_per_ip = gateway.connections_per_ip_max
+        #: The lowest descriptor that no client gets.
+        self._descriptor_ceiling = limit - kept
+        self._leaving: dict[asyncio.Transport, None] = {}
+        self._leaving_max = kept // 2
+        self.header_seconds = gateway.header_ms_max / 1000
         self._of_ip: dict[str, int] = {}
         #: Open now.
         self.connections = 0
@@ -45,9 +60,14 @@ class ConnectionLimits:
         #: Ended because no complete head came in time, since the start.
         self.timed_out = 0
 
-    def enter(self, ip: str) -> bytes:
+    @property
+    def leaving(self) -> int:
+        """Refused connections that are open."""
+        return len(self._leaving)
+
+    def enter(self, ip: str, descriptor: int) -> bytes:
         """Returns the status line of a refusal, or empty bytes. Each entry needs one `leave`."""
-        if self.connections >= self._max:
+        if self.connections >= self._max or descriptor >= self._descriptor_ceiling:
             self.refused += 1
             return b"503 Service Unavailable"
         count = self._of_ip.get(ip, 0)
@@ -65,6 +85,17 @@ class ConnectionLimits:
             self._of_ip[ip] = left
         else:
             del self._of_ip[ip]
+
+    def stay(self, refused: asyncio.Transport) -> None:
+        """Lets a refused connection stay open until `left`."""
+        if len(self._leaving) >= self._leaving_max:
+            oldest = next(iter(self._leaving))
+            self.left(oldest)
+            oldest.abort()
+        self._leaving[refused] = None
+
+    def left(self, refused: asyncio.Transport) -> None:
+        self._leaving.pop(refused, None)
 
 
 class LimitedConnection(asyncio.Protocol):
@@ -93,13 +124,12 @@ class LimitedConnection(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)  # uvloop registers no subclass
         peer = transport.get_extra_info("peername")
         self._ip = str(peer[0]) if isinstance(peer, tuple) else ""
-        refusal = self._limits.enter(self._ip)
+        self._transport = transport
+        refusal = self._limits.enter(self._ip, transport.get_extra_info("socket").fileno())
         if refusal:
             self._inner = None
-            transport.write(REFUSAL % (refusal, len(FULL), FULL))
-            transport.close()
+            self._refuse(transport, REFUSAL % (refusal, len(FULL), FULL))
             return
-        self._transport = transport
         self._start_clock()
         if self._inner is not None:
             self._inner.connection_made(transport)
@@ -124,11 +154,20 @@ class LimitedConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         inner, self._inner = self._inner, None
+        transport, self._transport = self._transport, None
         self._stop_clock()
-        self._transport = None
         if inner is not None:
             self._limits.leave(self._ip)
             inner.connection_lost(exc)
+        elif transport is not None:
+            self._limits.left(transport)
+
+    def _refuse(self, transport: asyncio.Transport, answer: bytes) -> None:
+        transport.write(answer)
+        if transport.can_write_eof():  # TLS cannot
+            transport.write_eof()
+        self._limits.stay(transport)
+        self._clock = asyncio.get_running_loop().call_later(LEAVING_SECONDS, transport.abort)
 
     def _start_clock(self) -> None:
         loop = asyncio.get_running_loop()

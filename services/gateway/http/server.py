@@ -23,7 +23,7 @@ from aiohttp.http import HttpVersion11
 from aiohttp.typedefs import Handler
 
 from common.clock import Clock
-from common.config import GatewayConfig
+from common.config import Config
 from common.errors import BatonError, Code
 from common.telemetry.log import Logger
 from services.gateway.api.intake import deadline_ms, session_id, wants_timings
@@ -75,7 +75,7 @@ class HttpServer:
         self,
         app: App,
         full_api: FullApiRoutes,
-        config: GatewayConfig,
+        config: Config,
         owners: StreamOwners,
         *,
         guard: Guard,
@@ -85,13 +85,13 @@ class HttpServer:
     ) -> None:
         self._app = app
         self._full_api = full_api
-        self._config = config
+        self._config = gateway = config.gateway
         self._clock = clock
         self._owners = owners
         self.batcher = WriteBatcher()
         self.resumable = ResumableRoutes(
             app,
-            config,
+            gateway,
             owners,
             batcher=self.batcher,
             begin=self._begin,
@@ -100,11 +100,11 @@ class HttpServer:
             log=log,
         )
         application = web.Application(
-            client_max_size=config.body_bytes_max, middlewares=[guard.middleware()]
+            client_max_size=gateway.body_bytes_max, middlewares=[guard.middleware()]
         )
         for method, path, handler in (*self._generating_routes(), *about.routes()):
             make = web.get if method == "GET" else web.post
-            for prefix in {"", config.root_path}:
+            for prefix in {"", gateway.root_path}:
                 application.router.add_routes([make(prefix + path, handler)])
         self._runner = web.AppRunner(
             application,
@@ -112,7 +112,7 @@ class HttpServer:
             auto_decompress=False,
             access_log=None,
             logger=_silent(),
-            keepalive_timeout=config.idle_ms_max / 1000,
+            keepalive_timeout=gateway.idle_ms_max / 1000,
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
         self.connection_limits = ConnectionLimits(config)

@@ -8,18 +8,24 @@ from pathlib import Path
 
 from common.config import Config
 from common.errors import BatonError, ConfigError
+from common.messages import Role
 from common.model.resolve import resolve_model
 from common.net.endpoints import check_socket_paths
+from common.process.descriptors import hard_limit, needed, shortage
 from common.process.owned_files import folder_fault
 from services.up import preflight
-from services.up.doctor.finding import Finding, failed, passed
+from services.up.doctor.finding import Finding, failed, passed, warned
 
 FIX_RUN_DIR = "choose another with [fleet] run_dir or --run-dir, or be the daemons' user"
 
 
 def check(config: Config, *, running: bool, gpus: int) -> list[Finding]:
     """`running`: the fleet of this run directory answers; its ports are then its own."""
-    findings = [_run_dir(Path(config.fleet.run_dir), config), _model(config)]
+    findings = [
+        _run_dir(Path(config.fleet.run_dir), config),
+        _model(config),
+        descriptors(config, hard_limit()),
+    ]
     if running:
         return [*findings, passed("fleet", "a fleet is running here; its ports are in use by it")]
     gateway, health = config.gateway, config.health
@@ -54,6 +60,17 @@ def _model(config: Config) -> Finding:
         return passed("model", str(resolve_model(config.model.path)))
     except BatonError as error:
         return failed("model", config.model.path, error.message)
+
+
+def descriptors(config: Config, limit: int) -> Finding:
+    """`limit`: to which a daemon of this host can raise its own."""
+    roles = [Role.GATEWAY, *([Role.DECODE] if config.decode else [])]
+    for role in roles:
+        short = shortage(config, role, limit)
+        if short:
+            return warned("open files", *short)
+    need = max(needed(config, role) for role in roles)
+    return passed("open files", f"up to {limit} per daemon; this fleet needs {need}")
 
 
 def _port(key: str, host: str, port: int) -> Finding:

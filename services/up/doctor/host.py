@@ -11,7 +11,6 @@ import psutil
 
 from services.up.doctor.finding import Finding, passed, warned
 
-FILES_MIN = 8_192
 SHM_BYTES_MIN = 256 << 20
 MTU_MIN = 1_500
 FAST_CLOCKS = frozenset({"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"})
@@ -32,8 +31,6 @@ class HostFacts(NamedTuple):
     gpus: int
     #: Soft limit of locked memory, -1 if unlimited.
     memlock_bytes: int
-    #: Soft limit of open files, -1 if unlimited.
-    files_max: int
     #: Size of /dev/shm.
     shm_bytes: int
     #: MTU by interface, of those that are up, without loopback.
@@ -49,7 +46,6 @@ def read(gpus: int) -> HostFacts:
         else (),
         gpus=gpus,
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        files_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shm_bytes=shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0,
         mtu={n: s.mtu for n, s in psutil.net_if_stats().items() if s.isup and n != "lo"},
     )
@@ -61,7 +57,6 @@ def check(host: HostFacts) -> list[Finding]:
         _clock(host),
         _numa(host),
         _memlock(host),
-        _files(host),
         _shared_memory(host),
         *(_mtu(name, mtu) for name, mtu in sorted(host.mtu.items())),
     ]
@@ -103,16 +98,6 @@ def _memlock(host: HostFacts) -> Finding:
         "memlock",
         f"{saw}, but RDMA ({', '.join(host.rdma_devices)}) pins its buffers",
         "set LimitMEMLOCK=infinity in the unit, or `* - memlock unlimited` in limits.conf",
-    )
-
-
-def _files(host: HostFacts) -> Finding:
-    if host.files_max == UNLIMITED or host.files_max >= FILES_MIN:
-        return passed("open files", "unlimited" if host.files_max < 0 else f"{host.files_max}")
-    return warned(
-        "open files",
-        f"{host.files_max} per process; a gateway needs one for each stream",
-        f"ulimit -n {FILES_MIN}, or LimitNOFILE={FILES_MIN} in the unit",
     )
 
 

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import pytest
+
+from common.config import Config
 from common.messages import Submit
+from services.gateway.http import connection_limits
 from tests.component.services.gateway.raw import RawClient, until
 from tests.component.services.gateway.rig import MakeRig, Rig, all_events, delta
+from tests.rigs.peers import WAIT_SECONDS
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Without a request, which a full gateway would refuse."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110 - the gateway has no event for it
+            await asyncio.sleep(0)
 
 
 async def drip(clients: list[RawClient], gap_seconds: float) -> None:
@@ -95,6 +108,88 @@ async def test_a_long_answer_is_not_cut_by_the_header_clock(make_rig: MakeRig) -
     await asyncio.sleep(0.15)
     worker.send(delta(submit, 0, "ab", finish_reason="length"))
     assert (await posted.response()).status == 200
+
+
+async def test_a_refused_client_that_still_sends_its_request_gets_the_answer(
+    make_rig: MakeRig,
+) -> None:
+    """Closed at once, the connection would be reset and the answer lost."""
+    rig = await make_rig(connections_max=1)
+    held = await RawClient.open(rig)
+    await _counted(rig, 1)
+    over = await RawClient.open(rig)
+    await eventually(lambda: rig.gateway.connection_limits.refused == 1)
+    for _ in range(16):
+        over.send(HEAD + b"X-More: " + b"a" * 65_536)
+        await over.writer.drain()
+        await asyncio.sleep(0)
+    assert await over.status() == 503
+    over.close()
+    held.close()
+
+
+async def test_a_refused_client_that_never_leaves_is_ended(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "LEAVING_SECONDS", 0.05)
+    rig = await make_rig(connections_max=1)
+    held = await RawClient.open(rig)
+    await _counted(rig, 1)
+    over = await RawClient.open(rig)
+    over.send(LIVE)
+    assert await over.status() == 503
+    await eventually(lambda: not rig.gateway.connection_limits.leaving)
+    held.close()
+
+
+async def test_a_refused_client_sees_the_end_at_once(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "LEAVING_SECONDS", 10 * WAIT_SECONDS)
+    rig = await make_rig(connections_max=1)
+    held = await RawClient.open(rig)
+    await _counted(rig, 1)
+    over = await RawClient.open(rig)
+    assert await over.closed()
+    over.close()
+    held.close()
+
+
+class PlayedTransport(asyncio.Transport):
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_each_refusal_over_the_limit_ends_another_one() -> None:
+    """The end of a connection is reported later than at once."""
+    limits = connection_limits.ConnectionLimits(Config())
+    limits._leaving_max = 2
+    transports = [PlayedTransport() for _ in range(4)]
+    for transport in transports:
+        limits.stay(transport)
+    assert [transport.aborted for transport in transports] == [True, True, False, False]
+
+
+async def test_of_refused_clients_that_stay_the_oldest_is_ended_first(make_rig: MakeRig) -> None:
+    rig = await make_rig(connections_max=1)
+    held = await RawClient.open(rig)
+    await _counted(rig, 1)
+    limits = rig.gateway.connection_limits
+    limits._leaving_max = 2
+    over = [await RawClient.open(rig) for _ in range(2)]
+    await eventually(lambda: limits.leaving == 2)
+    over.append(await RawClient.open(rig))
+    await eventually(lambda: limits.refused == 3)
+    assert limits.leaving == 2
+    for client in over[1:]:
+        client.send(LIVE)
+        assert await client.status() == 503
+        client.close()
+    await eventually(lambda: not limits.leaving)
+    held.close()
+    over[0].close()
 
 
 async def test_over_the_limit_of_connections(make_rig: MakeRig) -> None:

@@ -18,7 +18,6 @@ GOOD = HostFacts(
     rdma_devices=(),
     gpus=0,
     memlock_bytes=8 << 20,
-    files_max=65_536,
     shm_bytes=1 << 30,
     mtu={"eth0": 9_000},
 )
@@ -38,7 +37,6 @@ def test_a_good_host_passes_everything() -> None:
         ({"clock": "hpet"}, "clock source", "clocksource=tsc"),
         ({"numa_nodes": 2}, "numa", "numactl"),
         ({"rdma_devices": ("mlx5_0",)}, "memlock", "LimitMEMLOCK"),
-        ({"files_max": 1024}, "open files", "LimitNOFILE"),
         ({"shm_bytes": 64 << 20}, "shared memory", "--shm-size"),
         ({"mtu": {"eth0": 1400}}, "mtu eth0", "1500"),
     ],
@@ -52,9 +50,7 @@ def test_each_weakness_is_warned_of_with_its_fix(
 
 
 def test_unlimited_is_unlimited() -> None:
-    unlimited = GOOD._replace(
-        memlock_bytes=host.UNLIMITED, files_max=host.UNLIMITED, rdma_devices=("mlx5_0",)
-    )
+    unlimited = GOOD._replace(memlock_bytes=host.UNLIMITED, rdma_devices=("mlx5_0",))
     assert set(levels(host.check(unlimited)).values()) == {Level.PASS}
 
 
@@ -112,6 +108,15 @@ def fleet_config(tmp_path: Path, port: int = 0) -> Config:
         gateway=GatewayConfig(port=port),
         decode={"d0": WorkerConfig()},
     )
+
+
+def test_descriptors_are_those_that_the_fleet_file_needs() -> None:
+    config = Config(gateway=GatewayConfig(connections_max=8_000), decode={"d0": WorkerConfig()})
+    found = fleet.descriptors(config, 8_000)
+    assert (found.level, found.name) == (Level.WARN, "open files")
+    assert "a gateway daemon may need 8" in found.saw
+    assert "LimitNOFILE=8" in found.fix
+    assert fleet.descriptors(config, 9_000).level is Level.PASS
 
 
 def test_an_open_run_dir_is_a_failure(tmp_path: Path) -> None:

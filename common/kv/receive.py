@@ -297,12 +297,13 @@ class ReceiveSide:
         message = buffer[: HEADER_BYTES + plan.payload_bytes_max]
         message[:HEADER_BYTES] = 0
         receive_key = (plan.transfer, slot)
+        data_key = channel.data_key(plan.transfer)
         self._open_receives[receive_key] = (channel, self._clock() + ORPHAN_RECEIVE_S)
 
         def done(error: str | None) -> None:
             del self._open_receives[receive_key]
             key = self._by_transfer.get(plan.transfer)
-            offset = loan_offset(message, *receive_key) if error is None else None
+            offset = None if error else loan_offset(message, *receive_key, key=data_key)
             if offset is not None:
                 self._read_loan(key, channel, plan, slot, offset)
             else:
@@ -310,7 +311,7 @@ class ReceiveSide:
                 arrival = (
                     LOST
                     if error is not None
-                    else verify_message(message, *receive_key, plan.planned, copy_in)
+                    else verify_message(message, *receive_key, plan.planned, copy_in, key=data_key)
                 )
                 self._counters.stale += key is None and arrival.verdict is Verdict.OK
                 if key is not None:
@@ -331,7 +332,8 @@ class ReceiveSide:
             return
         fetch = self._fetches[key]
         loan = loaned_message(channel.remote_segment, offset, plan.payload_bytes_max)
-        arrival = verify_loan(loan, plan.transfer, slot, plan.planned, self._copy_in(key, plan))
+        copy_in, data_key = self._copy_in(key, plan), channel.data_key(plan.transfer)
+        arrival = verify_loan(loan, plan.transfer, slot, plan.planned, copy_in, key=data_key)
         fetch.read_offsets.append(offset)
         self._feed(key, Arrived(plan.transfer, arrival))
         if len(fetch.read_offsets) >= fetch.receiver.window // 2:

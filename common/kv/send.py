@@ -260,9 +260,9 @@ class SendSide:
         if channel is None or channel.peer is None:
             return False
         peer, prompt, raw = channel.peer.name, self._prompts[key], send.plan.message(send.index)
-        loans = channel.loans
+        loans, data_key = channel.loans, channel.data_key(raw.transfer)
         expected = raw.compressed() if self._compresses(prompt, channel, raw) else raw
-        if not self._fill(buffer, prompt, expected):
+        if not self._fill(buffer, prompt, expected, data_key):
             self._void(send.peer, expected.transfer, send.slot)
             return False
         prompt.messages += 1
@@ -273,7 +273,7 @@ class SendSide:
         if loans:
             message = np.zeros(HEADER_BYTES, np.uint8)
             offset = self._loans.lend(buffer, channel.id, expected.transfer)
-            write_loan(message, expected.transfer, send.slot, offset)
+            write_loan(message, expected.transfer, send.slot, offset, key=data_key)
         else:
             self._chooser.on_send_started(peer, prompt.fp8, self._clock())
 
@@ -291,7 +291,9 @@ class SendSide:
             channel.link.progress()
         return True
 
-    def _fill(self, buffer: Buffer, prompt: _OfferedPrompt, expected: ExpectedMessage) -> bool:
+    def _fill(
+        self, buffer: Buffer, prompt: _OfferedPrompt, expected: ExpectedMessage, data_key: bytes
+    ) -> bool:
         """Writes the message into the buffer. Returns False if the blocks are gone."""
         message = buffer[: expected.message_bytes]
         payload = message[HEADER_BYTES:]
@@ -302,9 +304,8 @@ class SendSide:
                 return False
             gathered = self._packing.gather(blocks, payload, expected)
         total = self._packing.encode(payload, expected, gathered)
-        write_header(
-            message, expected, total, NOT_YET if prompt.early_bytes is None else prompt.early_bytes
-        )
+        early_bytes = NOT_YET if prompt.early_bytes is None else prompt.early_bytes
+        write_header(message, expected, total, early_bytes, key=data_key)
         return True
 
     def _compresses(
@@ -322,7 +323,7 @@ class SendSide:
         if channel is None:
             return
         message = np.zeros(HEADER_BYTES, np.uint8)
-        write_void(message, transfer, slot)
+        write_void(message, transfer, slot, key=channel.data_key(transfer))
         channel.link.send(message, data_tag(transfer, slot, INDEX_BITS), lambda _: None)
 
     def _end(self, key: AttemptKey, ended: Ended) -> None:

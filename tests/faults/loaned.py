@@ -6,12 +6,13 @@ import struct
 
 import numpy as np
 
-from common.kv.checksum.header import HEADER_BYTES, INDEX_BITS, loan_offset
+from common.kv.checksum.header import HEADER_BYTES, Flag
 from common.kv.staging.shared_segment import SharedSegment
 from common.kv.transport import ucx
 
-PAYLOAD_BYTES, PAYLOAD_BYTES_AT = struct.Struct("<Q"), 32
-"""The field of a data header, as in `common.kv.checksum.header`."""
+FLAG_AT, PAYLOAD_BYTES_AT, OFFSET_AT = 5, 32, 56
+"""Fields of a header, as in `common.kv.checksum.header`."""
+PAYLOAD_BYTES = OFFSET = struct.Struct("<Q")
 
 
 class LoanedMessages:
@@ -34,9 +35,8 @@ class LoanedMessages:
         it is sent whole or void."""
         if not tag & ucx.DATA_TAG:
             return None
-        transfer, slot = divmod(tag & ~ucx.DATA_TAG, 1 << INDEX_BITS)
-        offset = loan_offset(sent, transfer, slot)
-        if offset is None:
+        if sent[FLAG_AT] != Flag.LOAN:
             return None
+        (offset,) = OFFSET.unpack_from(sent.data, OFFSET_AT)
         (payload_bytes,) = PAYLOAD_BYTES.unpack_from(self._memory.data, offset + PAYLOAD_BYTES_AT)
         return self._memory[offset : offset + HEADER_BYTES + int(payload_bytes)]

@@ -177,19 +177,21 @@ class Worker:
         slot: int,
         planned: Callable[[int], ExpectedMessage | None],
         copy_in: CopyIn,
+        *,
+        key: bytes = b"",
     ) -> Arrival:
         """The product's verdict, and whether it was a wrong one; runs on the KV thread. A loan that
         P called back meanwhile is not held against it: the product looks again, too."""
         seal = message[:HEADER_BYTES].tobytes()
-        arrival = verify_message(message, transfer, slot, planned, copy_in)
+        arrival = verify_message(message, transfer, slot, planned, copy_in, key=key)
         if arrival.verdict is Verdict.CORRUPT and message[:HEADER_BYTES].tobytes() == seal:
             self._report("verdict", transfer, slot, False)
             if self._blind:
                 arrival = Arrival(Verdict.OK, slot)
         kv_thread = self._service._kv_thread
         assert kv_thread is not None
-        key = kv_thread.receive_side._by_transfer.get(transfer)
-        held = self._held.get(("receive", key)) if key is not None else None
+        attempt = kv_thread.receive_side._by_transfer.get(transfer)
+        held = self._held.get(("receive", attempt)) if attempt is not None else None
         expected = planned(arrival.index)
         if arrival.verdict is Verdict.OK and held is not None and expected is not None:
             flight = message[HEADER_BYTES : expected.message_bytes]

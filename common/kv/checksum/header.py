@@ -4,7 +4,9 @@ Theory of operation: the receiver knows the transfer's plan, so it knows what ev
 be; a header only claims which message this is. A message is accepted if its header says exactly
 what the plan has at that index and its digest is the header's. The digest is xxh3_64 of the
 payload's `Sum`, seeded by transfer, index and `early_bytes`: because of the seed, a payload that
-belongs elsewhere fails as a damaged one does. `docs/kv-checksum.md` defines every byte.
+belongs elsewhere fails as a damaged one does. Where workers authenticate each other the digest is
+a keyed BLAKE2b of the header and the `Sum` instead, under a key of the transfer on its link, and a
+header without payload has one, too. `docs/kv-checksum.md` defines every byte.
 
 What arrives is what a peer or a wire made of it, so a wrong message yields a verdict and never an
 exception. The sum comes with the copy of the payload (`kernel.py`), so `verify_message` is given
@@ -14,9 +16,11 @@ the function that copies.
 from __future__ import annotations
 
 import enum
+import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import xxhash
 
@@ -116,35 +120,46 @@ CopyIn = Callable[[ExpectedMessage, Bytes], Sum]
 
 
 def payload_digest(total: Sum, transfer: int, index: int, early_bytes: int) -> int:
+    """The digest where workers do not authenticate each other."""
     mark = (transfer << INDEX_BITS) ^ index ^ ((early_bytes * 0x9E3779B97F4A7C15) & _U64)
     return xxhash.xxh3_64_intdigest(total, seed=mark & _U64)
 
 
 def write_header(
-    message: Bytes, expected: ExpectedMessage, total: Sum, early_bytes: int = NOT_YET
+    message: Bytes,
+    expected: ExpectedMessage,
+    total: Sum,
+    early_bytes: int = NOT_YET,
+    *,
+    key: bytes = b"",
 ) -> None:
     """Writes the header before a payload that is in place and has this sum.
 
-    `early_bytes`: bytes of this request's payloads that had been sent when its prefill ended."""
-    digest = payload_digest(total, expected.transfer, expected.index, early_bytes)
-    _HEADER.pack_into(message.data, 0, *_data_fields(expected), digest, early_bytes, 0)
+    `early_bytes`: bytes of this request's payloads that had been sent when its prefill ended.
+    `key`: of the transfer; empty where workers do not authenticate each other, here as below."""
+    fields = _data_fields(expected)
+    digest = _data_digest(fields, total, early_bytes, key)
+    _HEADER.pack_into(message.data, 0, *fields, digest, early_bytes, 0)
 
 
-def write_void(message: Bytes, transfer: int, slot: int) -> None:
+def write_void(message: Bytes, transfer: int, slot: int, *, key: bytes = b"") -> None:
     """Writes a header-only message."""
-    _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.VOID, transfer, slot), 0)
+    _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.VOID, transfer, slot, 0, key))
 
 
-def write_loan(message: Bytes, transfer: int, slot: int, offset: int) -> None:
+def write_loan(message: Bytes, transfer: int, slot: int, offset: int, *, key: bytes = b"") -> None:
     """Writes a header-only message: the answer to this slot begins at `offset` of the sender's
     shared segment."""
-    _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.LOAN, transfer, slot), offset)
+    _HEADER.pack_into(message.data, 0, *_bare_fields(Flag.LOAN, transfer, slot, offset, key))
 
 
-def loan_offset(message: Bytes, transfer: int, slot: int) -> int | None:
+def loan_offset(message: Bytes, transfer: int, slot: int, *, key: bytes = b"") -> int | None:
     """The offset that `write_loan` wrote for this slot; None if this is no such message."""
     fields = _HEADER.unpack_from(message.data, 0)
-    return fields[-1] if fields[:-1] == _bare_fields(Flag.LOAN, transfer, slot) else None
+    offset: int = fields[-1]
+    if fields[2] != Flag.LOAN or fields != _bare_fields(Flag.LOAN, transfer, slot, offset, key):
+        return None
+    return offset
 
 
 def has_transfer(message: Bytes, transfer: int) -> bool:
@@ -159,28 +174,46 @@ def verify_message(
     slot: int,
     planned: Callable[[int], ExpectedMessage | None],
     copy_in: CopyIn,
+    *,
+    key: bytes = b"",
 ) -> Arrival:
     """Verifies what came on a slot of this transfer.
 
     `planned` returns the planned message with an index, or None. `copy_in` is called only if the
     header is right, and before the digest is known."""
     fields = _HEADER.unpack_from(message.data, 0)
-    if fields == (*_bare_fields(Flag.VOID, transfer, slot), 0):
+    if fields[2] == Flag.VOID and fields == _bare_fields(Flag.VOID, transfer, slot, 0, key):
         return Arrival(Verdict.VOID)
     expected = planned(fields[5])
     if expected is not None and expected.fp8_bytes and fields[3] == Encoding.FP8:
         expected = expected.compressed()
     digest, early_bytes, rest = fields[-3:]
-    if expected is None or fields[:-3] != _data_fields(expected) or rest != 0:
+    said = fields[:-3]
+    if expected is None or said != _data_fields(expected) or rest != 0:
         return CORRUPT
     payload = message[HEADER_BYTES : expected.message_bytes]
     total = copy_in(expected, payload)
-    if payload_digest(total, expected.transfer, expected.index, early_bytes) != digest:
+    if _data_digest(said, total, early_bytes, key) != digest:
         return CORRUPT
     return Arrival(Verdict.OK, expected.index, early_bytes, expected.encoding)
 
 
-def _data_fields(expected: ExpectedMessage) -> tuple[object, ...]:
+def _data_digest(fields: tuple[Any, ...], total: Sum, early_bytes: int, key: bytes) -> int:
+    """`fields`: as `_data_fields` returns them."""
+    if not key:
+        transfer, index = fields[4:6]
+        return payload_digest(total, transfer, index, early_bytes)
+    return _keyed(key, (*fields, 0, early_bytes, 0), total)
+
+
+def _keyed(key: bytes, fields: tuple[Any, ...], total: Sum = b"") -> int:
+    """`fields`: all of the header, the digest 0."""
+    digest = hashlib.blake2b(_HEADER.pack(*fields) + total, key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _data_fields(expected: ExpectedMessage) -> tuple[Any, ...]:
+    """The fields of the header before a payload, up to the digest."""
     return (
         MAGIC,
         VERSION,
@@ -196,6 +229,10 @@ def _data_fields(expected: ExpectedMessage) -> tuple[object, ...]:
     )
 
 
-def _bare_fields(flag: Flag, transfer: int, slot: int) -> tuple[object, ...]:
-    """The fields of a header without payload, all but the last one."""
-    return (MAGIC, VERSION, int(flag), 0, transfer, slot, 0, 0, 0, 0, 0, 0, NOT_YET)
+def _bare_fields(
+    flag: Flag, transfer: int, slot: int, offset: int, key: bytes
+) -> tuple[object, ...]:
+    """All fields of a header without payload."""
+    fields = (MAGIC, VERSION, int(flag), 0, transfer, slot, 0, 0, 0, 0, 0)
+    digest = _keyed(key, (*fields, 0, NOT_YET, offset)) if key else 0
+    return (*fields, digest, NOT_YET, offset)

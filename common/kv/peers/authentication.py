@@ -7,7 +7,7 @@ frame carries an HMAC of its number and its body under the key of its direction,
 checks that before it decodes anything. So the first frame, the hello, answers the other side's
 challenge: a recorded one was sealed for another nonce, and one that is reflected for the other
 direction. The later frames are bound to the identities in the two hellos, because they are numbered
-under the same key.
+under the same key. Each transfer has a key of its own for the digests of its data.
 
 A side that authenticates takes no link with one that does not, and the other way round. Without
 authentication a greeting names no secret, and the seal is a digest that finds faults and no forger.
@@ -15,6 +15,7 @@ authentication a greeting names no secret, and the seal is a digest that finds f
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import struct
@@ -79,6 +80,9 @@ class FrameSeals(Protocol):
     def next_received(self, body: bytes) -> bytes:
         """The seal that the next frame from the other side must have."""
 
+    def data_key(self, transfer: int) -> bytes:
+        """Of the digests of this transfer's data; empty if they prove nothing."""
+
 
 class FaultSeals:
     """Digests that find faults."""
@@ -91,6 +95,9 @@ class FaultSeals:
     def next_received(self, body: bytes) -> bytes:
         return xxhash.xxh3_128_digest(body)
 
+    def data_key(self, transfer: int) -> bytes:  # noqa: ARG002
+        return b""
+
 
 class KeyedSeals:
     """HMACs under the keys of one link, by direction, over a running number and the body."""
@@ -102,6 +109,7 @@ class KeyedSeals:
         key = hmac.digest(secret, b"baton kv link" + b"".join(sorted((own, remote))), _HASH)
         self._send_key = hmac.digest(key, b"frames of" + own, _HASH)
         self._receive_key = hmac.digest(key, b"frames of" + remote, _HASH)
+        self._data_key = hmac.digest(key, b"data", _HASH)
         self._sent = 0
         self._received = 0
 
@@ -112,6 +120,10 @@ class KeyedSeals:
     def next_received(self, body: bytes) -> bytes:
         number, self._received = self._received, self._received + 1
         return _seal(self._receive_key, number, body)
+
+    def data_key(self, transfer: int) -> bytes:
+        number = _NUMBER.pack(transfer)
+        return hashlib.blake2b(number, key=self._data_key, digest_size=32).digest()
 
 
 def agree(

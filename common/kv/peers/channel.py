@@ -175,6 +175,10 @@ class Channel:
         self._pending += 1
         self.link.send(frame, self.link.send_tag, self._on_sent)
 
+    def data_key(self, transfer: int) -> bytes:
+        """As in `FrameSeals`. D chooses the numbers of transfers."""
+        return self._seals.data_key(transfer)
+
     def note_traffic(self) -> None:
         """Something came from the peer, here or as data past this channel."""
         self._received = True

@@ -42,12 +42,14 @@ def verify_loan(
     slot: int,
     planned: Callable[[int], ExpectedMessage | None],
     copy_in: CopyIn,
+    *,
+    key: bytes = b"",
 ) -> Arrival:
     """As `verify_message`, of a loaned message that P may overwrite meanwhile."""
     header = message[:HEADER_BYTES].tobytes()
     if not has_transfer(message, transfer):
         return LOST
-    arrival = verify_message(message, transfer, slot, planned, copy_in)
+    arrival = verify_message(message, transfer, slot, planned, copy_in, key=key)
     return arrival if message[:HEADER_BYTES].tobytes() == header else LOST
 
 

@@ -17,9 +17,12 @@ from common.kv.checksum.header import (
 from common.kv.checksum.kernel import sum_of
 
 
-def with_header(message: Bytes, what: ExpectedMessage, early_bytes: int = NOT_YET) -> Bytes:
+def with_header(
+    message: Bytes, what: ExpectedMessage, early_bytes: int = NOT_YET, *, key: bytes = b""
+) -> Bytes:
     """The same buffer."""
-    write_header(message, what, sum_of(message[HEADER_BYTES : what.message_bytes]), early_bytes)
+    total = sum_of(message[HEADER_BYTES : what.message_bytes])
+    write_header(message, what, total, early_bytes, key=key)
     return message
 
 
@@ -28,15 +31,20 @@ def sum_only(_: ExpectedMessage, payload: Bytes) -> Sum:
 
 
 def verify(
-    message: Bytes, transfer: int, slot: int, planned: Callable[[int], ExpectedMessage | None]
+    message: Bytes,
+    transfer: int,
+    slot: int,
+    planned: Callable[[int], ExpectedMessage | None],
+    *,
+    key: bytes = b"",
 ) -> Arrival:
-    return verify_message(message, transfer, slot, planned, sum_only)
+    return verify_message(message, transfer, slot, planned, sum_only, key=key)
 
 
-def verdict_of(message: Bytes, expected: ExpectedMessage) -> Verdict:
+def verdict_of(message: Bytes, expected: ExpectedMessage, *, key: bytes = b"") -> Verdict:
     """The verdict on a buffer in which exactly this message is expected."""
 
     def planned(index: int) -> ExpectedMessage | None:
         return expected if index == expected.index else None
 
-    return verify(message, expected.transfer, expected.index, planned).verdict
+    return verify(message, expected.transfer, expected.index, planned, key=key).verdict

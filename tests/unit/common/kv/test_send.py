@@ -10,19 +10,28 @@ import numpy as np
 import pytest
 
 from common.kv.checksum.definition import Bytes, Sum
-from common.kv.checksum.header import HEADER_BYTES, loan_offset
+from common.kv.checksum.header import HEADER_BYTES, ExpectedMessage, Verdict, loan_offset
 from common.kv.compression.policy import CompressionChooser
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
 from common.kv.handoff.ticket_table import TicketTable
 from common.kv.layout import Geometry, HostMemory
-from common.kv.messages import ConnectedPeer, KvCredit, KvMapped, KvReady, KvRefused, KvReleased
+from common.kv.messages import (
+    ConnectedPeer,
+    KvAbort,
+    KvCredit,
+    KvMapped,
+    KvReady,
+    KvRefused,
+    KvReleased,
+)
 from common.kv.plan import shape_of
 from common.kv.send import SendSide
 from common.kv.staging.pool import StagingPool
 from common.kv.transport.ucx import Done
 from common.messages import KvReport, Ticket
 from tests.rigs.messages import ticket
+from tests.unit.common.kv.headers import verdict_of, verify
 
 GEOMETRY = Geometry(1, 8, 256, 8 * 256, 256)
 KEY = ("r", 0)
@@ -61,9 +70,13 @@ class Peer:
         self.id, self.link, self.loans = number, Link(), False
         self.peer = ConnectedPeer(number, "d0", "inc-d0")
         self.closed = ""
+        self.key = b""
 
     def send(self, _message: msgspec.Struct) -> None:
         """D reads it."""
+
+    def data_key(self, transfer: int) -> bytes:
+        return self.key and self.key + bytes([transfer])
 
     def close(self, why: str) -> None:
         self.closed = why
@@ -192,3 +205,24 @@ def test_bytes_sent_after_the_prefill_are_not_early(sending: Bench) -> None:
 def test_what_no_decode_worker_sends_costs_the_link(sending: Bench) -> None:
     sending.hear(KvRefused(7, "c", "m"))
     assert sending.peer.closed
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["loaned", "sent"])
+def test_what_is_sent_is_sealed_under_the_key_of_its_transfer(*, shared: bool) -> None:
+    bench = Bench(shared=shared)
+    bench.peer.key, key = b"k" * 31, b"k" * 31 + bytes([7])
+    bench.peer.loans = shared
+    bench.side.offer(bench.handed, 4)
+    bench.ready(4, granted=2)
+    bench.side.progress(KEY, [0, 1, 2, 3], 2, 0)
+    (message, _), *_ = bench.peer.link.sent
+    if shared:
+        offset = loan_offset(message, 7, 0, key=key)
+        assert offset is not None
+        assert bench.pool.segment is not None
+        message = bench.pool.segment.memory[offset:]
+    expected = ExpectedMessage(7, 0, 0, 2, 0, 1, 2 * GEOMETRY.block_bytes)
+    assert verdict_of(message, expected, key=key) is Verdict.OK
+    bench.hear(KvAbort(7, "enough"))
+    void = bench.peer.link.sent[-1][0]
+    assert verify(void, 7, 1, lambda _: None, key=key).verdict is Verdict.VOID

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import structlog
 
 from common.config import KvConfig
 from common.errors import BatonError
+from common.kv.checksum.header import HEADER_BYTES, payload_digest
+from common.kv.checksum.kernel import sum_of
 from common.kv.kv_thread import KvThread
 from common.kv.messages import KvReady
 from common.kv.peers.authentication import FaultSeals, Greeting
@@ -25,6 +28,8 @@ from tests.component.common.kv.peers.stranger import HELLO, SECONDS, Stranger
 from tests.component.common.kv.service_peer import CONFIG, GEOMETRY, drained, make_service, ticket
 
 LINKS_MAX = 4
+DIGESTED = struct.Struct("<QIIIHHQQQ")
+"""A header's fields from the transfer to the early bytes."""
 SECRETS = (b"s" * 32, b"t" * 32)
 STRICT = msgspec.structs.replace(
     CONFIG,
@@ -325,3 +330,37 @@ async def test_a_message_that_somebody_changed_on_the_way_is_not_followed(
     assert changed
     assert (end.error, end.report.retries, end.report.blocks) == ("", 1, 4)
     assert guarded.refused == {"not_authentic": 1}
+
+
+async def test_kv_that_somebody_changed_on_the_way_is_not_used(
+    guarded: Attacked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He makes the digest fit, as far as he can."""
+    changed: list[int] = []
+    send = ucx.UcxLink.send
+
+    def change(link: ucx.UcxLink, message: ucx.Buffer, tag: int, done: ucx.Done) -> None:
+        if tag & ucx.DATA_TAG and message.nbytes > HEADER_BYTES and not changed:
+            changed.append(tag)
+            message[HEADER_BYTES] ^= 1
+            fields = DIGESTED.unpack_from(message.data, 8)
+            transfer, index, early_bytes = fields[0], fields[1], fields[-1]
+            digest = payload_digest(sum_of(message[HEADER_BYTES:]), transfer, index, early_bytes)
+            DIGESTED.pack_into(message.data, 8, *fields[:-2], digest, early_bytes)
+        send(link, message, tag, done)
+
+    monkeypatch.setattr(ucx.UcxLink, "send", change)
+    held = np.zeros(GEOMETRY.end, np.uint8)
+    path = secrets_file(tmp_path, *SECRETS)
+    decode, _ = make_service("d0", held, UNHURRIED, secrets_file=path)
+    try:
+        handed = ticket("r", guarded.address)
+        guarded.service.offer(handed, 4)
+        guarded.service.progress(("r", 0), [0, 1, 2, 3], 4)
+        decode.fetch(handed, 0, [4, 5, 6, 7])
+        (end,) = await asyncio.to_thread(drained, decode)
+    finally:
+        decode.stop()
+    assert changed
+    assert (end.error, end.report.digest_mismatches, end.report.refetches) == ("", 1, 1)
+    assert not held.any(), "what P holds is zeros"

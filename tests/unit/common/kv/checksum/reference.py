@@ -6,12 +6,15 @@ test vectors.
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import xxhash
 
 MASK = (1 << 64) - 1
 NOT_YET = MASK
+DIGEST_AT = 40
+TRANSFER_KEY = bytes(range(32))
 
 PAYLOADS: tuple[dict[str, object], ...] = (
     {"bytes": 0},
@@ -66,8 +69,8 @@ def digest(sums: bytes, transfer: int, index: int, early_bytes: int) -> int:
     return xxhash.xxh3_64_intdigest(sums, seed=seed)
 
 
-def header(sums: bytes, payload_bytes: int, message: dict[str, int]) -> bytes:
-    """Of a data message: blocks 12 and 13, layers 4 to 7."""
+def header(sums: bytes, payload_bytes: int, message: dict[str, int], key: bytes = b"") -> bytes:
+    """Of a data message: blocks 12 and 13, layers 4 to 7. `key`: of the transfer, if it has one."""
     early_bytes = message.get("early_bytes", NOT_YET)
     fields = (
         (int.from_bytes(b"bKV1", "little"), 4),
@@ -85,7 +88,12 @@ def header(sums: bytes, payload_bytes: int, message: dict[str, int]) -> bytes:
         (early_bytes, 8),
         (0, 8),
     )
-    return b"".join(value.to_bytes(size, "little") for value, size in fields)
+    made = b"".join(value.to_bytes(size, "little") for value, size in fields)
+    if not key:
+        return made
+    blank = made[:DIGEST_AT] + bytes(8) + made[DIGEST_AT + 8 :]
+    keyed = hashlib.blake2b(blank + sums, key=key, digest_size=8).digest()
+    return made[:DIGEST_AT] + keyed + made[DIGEST_AT + 8 :]
 
 
 def vectors() -> list[dict[str, object]]:
@@ -99,6 +107,7 @@ def vectors() -> list[dict[str, object]]:
                 "sums": sums.hex(),
                 "message": message,
                 "header": header(sums, len(data), message).hex(),
+                "keyed_header": header(sums, len(data), message, TRANSFER_KEY).hex(),
             }
         )
     return made

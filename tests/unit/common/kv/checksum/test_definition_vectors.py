@@ -53,3 +53,7 @@ def test_the_code_makes_the_sums_and_the_header_of_each_vector(
     write_header(message, what, sums, fields.get("early_bytes", NOT_YET))
     assert message[:HEADER_BYTES].tobytes().hex() == vector["header"]
     assert verdict_of(message, what) is Verdict.OK
+    key = reference.TRANSFER_KEY
+    write_header(message, what, sums, fields.get("early_bytes", NOT_YET), key=key)
+    assert message[:HEADER_BYTES].tobytes().hex() == vector["keyed_header"]
+    assert verdict_of(message, what, key=key) is Verdict.OK

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv.checksum.header import HEADER_BYTES, Arrival, ExpectedMessage, Verdict, write_void
+from common.kv.checksum.header import (
+    HEADER_BYTES,
+    Arrival,
+    ExpectedMessage,
+    Verdict,
+    loan_offset,
+    write_loan,
+    write_void,
+)
 from tests.unit.common.kv.headers import verdict_of, verify
 from tests.unit.common.kv.headers import with_header as write_header
 
@@ -98,3 +106,48 @@ def test_a_void_is_a_void_only_for_its_own_message() -> None:
 
 def test_an_untouched_buffer_is_corrupt() -> None:
     assert verdict_of(np.zeros(EXPECTED.message_bytes, np.uint8), EXPECTED) is Verdict.CORRUPT
+
+
+# ---------------------------------------------------------------- under a key of the transfer
+
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+
+
+def keyed() -> np.ndarray:
+    return write_header(with_header(), EXPECTED, 9, key=KEY)
+
+
+def test_a_message_is_good_under_its_key_only() -> None:
+    assert verdict_of(keyed(), EXPECTED, key=KEY) is Verdict.OK
+    for key in (b"", OTHER_KEY):
+        assert verdict_of(keyed(), EXPECTED, key=key) is Verdict.CORRUPT
+    assert verdict_of(with_header(), EXPECTED, key=KEY) is Verdict.CORRUPT
+
+
+def test_no_flipped_header_bit_passes_under_a_key() -> None:
+    for bit in range(8 * HEADER_BYTES):
+        message = keyed()
+        message[bit // 8] ^= 1 << bit % 8
+        assert verdict_of(message, EXPECTED, key=KEY) is Verdict.CORRUPT, bit
+
+
+def test_a_payload_cannot_be_changed_by_who_can_compute_the_digest_but_not_the_key() -> None:
+    message = keyed()
+    message[HEADER_BYTES] ^= 1
+    forged = write_header(message.copy(), EXPECTED, 9)
+    assert verdict_of(forged, EXPECTED) is Verdict.OK, "without a key he can"
+    assert verdict_of(forged, EXPECTED, key=KEY) is Verdict.CORRUPT
+    assert verdict_of(message, EXPECTED, key=KEY) is Verdict.CORRUPT
+
+
+@pytest.mark.parametrize("key", [b"", OTHER_KEY])
+def test_voids_and_loans_are_good_under_their_key_only(key: bytes) -> None:
+    message = np.zeros(EXPECTED.message_bytes, np.uint8)
+    write_void(message, 77, 3, key=KEY)
+    assert verdict_of(message, EXPECTED, key=KEY) is Verdict.VOID
+    assert verdict_of(message, EXPECTED, key=key) is Verdict.CORRUPT
+    write_loan(message, 77, 3, 4096, key=KEY)
+    assert loan_offset(message, 77, 3, key=KEY) == 4096
+    assert loan_offset(message, 77, 3, key=key) is None
+    message[HEADER_BYTES - 7] ^= 1
+    assert loan_offset(message, 77, 3, key=KEY) is None

@@ -82,6 +82,15 @@ def test_a_seal_is_good_for_one_link(part: str) -> None:
     assert agree((OLD,), *changed).next_sent(BODY) != first
 
 
+def test_each_transfer_of_a_link_has_a_key_that_both_sides_know() -> None:
+    mine, theirs = both((OLD,), (OLD,))
+    keys = [mine.data_key(transfer) for transfer in (0, 1, (1 << 64) - 1)]
+    assert keys == [theirs.data_key(transfer) for transfer in (0, 1, (1 << 64) - 1)]
+    other, _ = both((OLD,), (OLD,))
+    assert len({*keys, other.data_key(0)}) == 4
+    assert both((), ())[0].data_key(0) == b""
+
+
 def test_ones_own_greeting_is_nobody_elses() -> None:
     mine = Greeting.of((OLD,))
     with pytest.raises(WireError):

@@ -102,7 +102,7 @@ class VllmNames(Collector):
 
     def collect(self) -> Iterator[Metric]:
         core, counters = self._core, self._core.counters
-        waiting = core.waiting
+        waiting = core.lifecycle.table.waiting
         names, values = list(self._labels), tuple(self._labels.values())
         for name, help_, count in (
             ("running", "Requests that a worker runs", core.active - waiting),

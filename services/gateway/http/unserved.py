@@ -13,6 +13,7 @@ _STORED = "answers are not stored"
 _HALVES = "rendering and generating are not served apart; /tokenize renders a prompt"
 _ADAPTERS = "the fleet serves one model without adapters"
 _ENGINE = "it concerns a single engine; `baton ctl` has what an operator needs"
+_WEIGHTS = "weights change with a rolling restart (`baton rollout`)"
 _DOCUMENT = "/docs and /openapi.json describe the API"
 
 _BY_REASON: dict[str, str] = {
@@ -35,7 +36,13 @@ _BY_REASON: dict[str, str] = {
         POST /is_scaling_elastic_ep POST /start_profile POST /stop_profile POST /sleep
         POST /wake_up GET /is_sleeping POST /release_kv_cache_memory POST /reset_prefix_cache
         POST /reset_mm_cache POST /reset_encoder_cache POST /collective_rpc POST /pause POST /resume
-        GET /is_paused POST /abort_requests
+        GET /is_paused POST /abort_requests POST /fault_tolerance/apply GET /fault_tolerance/status
+        GET /get_world_size
+    """,
+    _WEIGHTS: """
+        POST /init_weight_transfer_engine POST /shutdown_weight_transfer_engine
+        POST /start_weight_update POST /start_draft_weight_update POST /update_weights
+        POST /finish_weight_update POST /update_weight_version GET /weight_info POST /weight_checker
     """,
     _DOCUMENT: "GET /redoc GET /docs/oauth2-redirect",
 }

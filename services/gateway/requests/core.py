@@ -96,11 +96,6 @@ class Core:
         """The number of live requests."""
         return len(self._table)
 
-    @property
-    def waiting(self) -> int:
-        """Those of them for which no worker is named."""
-        return sum(request.state in WAITING for request in self._table)
-
     def busy_workers(self) -> list[bytes]:
         """The workers to which live requests are assigned."""
         return self._table.busy_workers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from common.messages import HOLDING_MAX, Live
-from services.gateway.requests.request import LiveRequest, State
+from services.gateway.requests.request import WAITING, LiveRequest, State
 
 RECENT_MAX = 4_096
 
@@ -31,6 +31,11 @@ class RequestTable:
     @property
     def full(self) -> bool:
         return len(self.requests) >= self.limit
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests for which no worker is named."""
+        return sum(request.state in WAITING for request in self.requests.values())
 
     def current(self, request_id: str, attempt: int) -> LiveRequest | None:
         """None for an attempt that is not the current one."""

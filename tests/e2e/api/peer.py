@@ -37,11 +37,16 @@ def main() -> None:
 
 
 @contextmanager
-def peer() -> Iterator[str]:
-    """Its URL, until the block ends. Raises AssertionError with its last words if it never
-    answers."""
+def peer(model: Path | None = None) -> Iterator[str]:
+    """Its URL, until the block ends. `model`: a folder; none: the embedded one. Raises
+    AssertionError with its last words if it never answers."""
     port = free_port()
-    arguments = ["--model", str(ensure_embedded_model()), "--served-model-name", "baton-tiny"]
+    arguments = [
+        "--model",
+        str(model or ensure_embedded_model()),
+        "--served-model-name",
+        "baton-tiny",
+    ]
     arguments += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1"]
     arguments += ["--port", str(port), "--kv-cache-memory-bytes", str(256 << 20)]
     arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]

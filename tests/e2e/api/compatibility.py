@@ -1,0 +1,131 @@
+"""`docs/compatibility.md`, made of both: vLLM's routes and request models by introspection, Baton's
+from the tables that requests are checked with. `python -m tests.e2e.api.compatibility` prints it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from common.clock import SystemClock
+from common.config import from_mapping
+from common.model.embedded import ensure_embedded_model
+from services.gateway.api.fields import WITHOUT_EFFECT
+from services.gateway.api.routes import Route
+from services.gateway.daemon import Gateway
+from services.gateway.full_api.fields import HONOURED, REFUSED
+from services.gateway.http.unserved import unserved
+from services.gateway.text.light import LightText
+from tests.e2e.api.test_fields import models
+
+PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
+HEAD = """\
+# Compatibility with vLLM's server
+
+`python -m tests.e2e.api.compatibility` makes this page of the pinned vLLM and of Baton; a test
+keeps it true. The tables say what a request may ask for. That the answers are vLLM's is tested
+field by field (`tests/e2e/api/test_same_as_vllm.py`), and with clients that people
+use.
+
+## Routes
+"""
+FIELDS = """
+## Fields
+
+- honoured: as vLLM does.
+- refused: with 400 and its name, unless the value asks for nothing (null, or what is listed).
+- without effect: known, and ignored; the answer names it in `x-ignored-fields`.
+- not listed: ignored and named, or refused, by `[gateway] unknown_fields`.
+"""
+Routes = set[tuple[str, str]]
+
+
+def page() -> str:
+    return "\n".join([HEAD + table(route_rows()), FIELDS, *map(field_section, Route)])
+
+
+def route_rows() -> Iterator[list[str]]:
+    yield ["route", "vLLM", "Baton"]
+    ours, theirs = our_routes(), their_routes()
+    refused = {(method, path): reason for method, path, reason in unserved()}
+    for method, path in sorted({*ours, *theirs, *refused}, key=lambda route: route[::-1]):
+        route = (method, path)
+        vllm = "yes" if route in theirs else "by a setting" if route in refused else "-"
+        yield [f"`{method} {path}`", vllm, answer_of(refused.get(route), served=route in ours)]
+
+
+def answer_of(reason: str | None, *, served: bool) -> str:
+    return "served" if served else f"501: {reason}" if reason else "404"
+
+
+def our_routes() -> Routes:
+    """Those that are served."""
+
+    async def routes() -> list[tuple[str, str]]:
+        config = from_mapping({"gateway": {"text": "vllm"}})
+        text = LightText(ensure_embedded_model())
+        log = structlog.get_logger("page")
+        return Gateway(config, "g0", text, "/model", SystemClock(), log).http_routes
+
+    served = {(method, path) for method, path in asyncio.run(routes()) if method != "HEAD"}
+    return served - {(method, path) for method, path, _ in unserved()}
+
+
+def their_routes() -> Routes:
+    """Of the server as it starts by default, and of every router that it may attach."""
+    from vllm import entrypoints
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    found = set(methods(build_app(arguments, ("generate", "render")).routes))
+    for module in pkgutil.walk_packages(entrypoints.__path__, "vllm.entrypoints."):
+        if module.name.endswith(".api_router"):
+            router = getattr(importlib.import_module(module.name), "router", None)
+            found |= set(methods(router.routes if router is not None else ()))
+    return found
+
+
+def methods(routes: Any) -> Iterator[tuple[str, str]]:
+    """A websocket begins with GET; what is mounted is shown where it is."""
+    for route in routes:
+        if type(route).__name__ == "Mount":
+            continue
+        for method in getattr(route, "methods", None) or {"GET"}:
+            if method != "HEAD":
+                yield method, route.path
+
+
+def field_section(route: Route) -> str:
+    theirs = {name for model in models(route) for name in model.model_fields}
+    honoured, refused = HONOURED[route], REFUSED[route]
+    rows = [["field", "vLLM", "Baton"]]
+    for name in sorted({*theirs, *honoured, *refused}):
+        if name in honoured:
+            answer = "honoured"
+        elif name in refused:
+            allowed = ", ".join(f"`{value!r}`" for value in refused[name])
+            answer = f"refused, unless {allowed}" if allowed else "refused"
+        else:
+            answer = "without effect"
+            assert name in WITHOUT_EFFECT, (route, name)
+        rows.append([f"`{name}`", "yes" if name in theirs else "-", answer])
+    return f"\n### `POST {route.value}`\n\n{table(iter(rows))}"
+
+
+def table(rows: Iterator[list[str]]) -> str:
+    head = next(rows)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -17,15 +17,22 @@ class Alarm(msgspec.Struct, frozen=True):
     sentence: str
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class Totals(msgspec.Struct, kw_only=True):
     """Attempts since the router started."""
 
+    #: New attempts that gateways submitted, the refused ones included.
     submitted: int = 0
+    #: Given to workers by this router.
     placed: int = 0
+    #: Of those placed, the ones without a prefill worker.
     placed_local: int = 0
+    #: Found on a worker; another router had placed them, or this one before a restart.
     adopted: int = 0
+    #: Served to their last token.
     ended: int = 0
+    #: Lost with a worker, or ended by an error of a worker.
     failed: int = 0
+    #: Given up by their gateway or by an operator.
     cancelled: int = 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -36,17 +35,8 @@ restart.
 def main(argv: list[str]) -> int:
     """Returns the exit status; 2 for what the caller can mend."""
     arguments = _parser().parse_args(argv)
-    commands: dict[str, Callable[[KeyFolder, argparse.Namespace], None]] = {
-        "add": _add,
-        "list": _list,
-        "rotate": _rotate,
-        "retire": _retire,
-        "revoke": _revoke,
-        "rotate-kv": _rotate_kv,
-        "retire-kv": _retire_kv,
-    }
     try:
-        commands[arguments.command](KeyFolder(arguments.dir), arguments)
+        arguments.run(KeyFolder(arguments.dir), arguments)
     except ConfigError as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return 2
@@ -64,8 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add = commands.add_parser("add", parents=[where], help="make hosts' keys, or set addresses")
+    add.set_defaults(run=_add)
     add.add_argument(
         "hosts", nargs="+", metavar="NAME[=ADDRESS,...]", help="host and the addresses it binds"
     )
@@ -77,18 +68,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,...",
         help="its daemons; no other host has these names",
     )
-    commands.add_parser("list", parents=[where], help="hosts, addresses, public keys")
-    for command, what in (
-        ("rotate", "give a host a second key"),
-        ("retire", "end a rotation: only the new key is good"),
-        ("revoke", "forget a host"),
+    for command, run, what in (
+        ("list", _list, "hosts, addresses, public keys"),
+        ("rotate", _rotate, "give a host a second key"),
+        ("retire", _retire, "end a rotation: only the new key is good"),
+        ("revoke", _revoke, "forget a host"),
+        ("rotate-kv", _rotate_kv, "give the fleet a second secret for KV"),
+        ("retire-kv", _retire_kv, "end that rotation: only the new secret is good"),
     ):
-        commands.add_parser(command, parents=[where], help=what).add_argument("host")
-    for command, what in (
-        ("rotate-kv", "give the fleet a second secret for KV"),
-        ("retire-kv", "end that rotation: only the new secret is good"),
-    ):
-        commands.add_parser(command, parents=[where], help=what)
+        chosen = commands.add_parser(command, parents=[where], help=what)
+        chosen.set_defaults(run=run)
+        if run in (_rotate, _retire, _revoke):
+            chosen.add_argument("host")
     return parser
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,13 +27,8 @@ Name the file in [gateway] keys_file; running gateways read a changed file withi
 def main(argv: list[str]) -> int:
     """Returns the exit status; 2 for what the caller can mend."""
     arguments = _parser().parse_args(argv)
-    commands: dict[str, Callable[[Path, argparse.Namespace], None]] = {
-        "add": _add,
-        "list": _list,
-        "revoke": _revoke,
-    }
     try:
-        commands[arguments.command](_file(arguments), arguments)
+        arguments.run(_file(arguments), arguments)
     except ConfigError as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return 2
@@ -52,8 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add = commands.add_parser("add", parents=[where], help="make a key and print it once")
+    add.set_defaults(run=_add)
     add.add_argument("--tenant", required=True, help="whose it is: keys of a tenant share")
     add.add_argument(
         "--priority",
@@ -68,8 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add.add_argument(flag, type=kind, default=0, metavar="N", help=f"{what}; 0 = no limit")
     add.add_argument("--weight", type=float, default=1.0, help="share of a busy fleet (1)")
-    commands.add_parser("list", parents=[where], help="ids and limits; no secret is ever shown")
+    listed = "ids and limits; no secret is ever shown"
+    commands.add_parser("list", parents=[where], help=listed).set_defaults(run=_list)
     revoke = commands.add_parser("revoke", parents=[where], help="refuse a key from now on")
+    revoke.set_defaults(run=_revoke)
     revoke.add_argument("id", help="the key's public id, the part between the underscores")
     return parser
 

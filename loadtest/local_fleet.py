@@ -39,15 +39,14 @@ def fleet(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Ite
     environment stands. Raises FleetDownError."""
     run_dir = Path(tempfile.mkdtemp(prefix="baton-"))
     port, health_port = _free_port(), _free_port()
-    command = [sys.executable, "-m", "loadtest.parent_death", str(os.getpid())]
-    command += [sys.executable, "-m", "services.cli", "up", "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "services.cli", "up", "--run-dir", str(run_dir)]
     command += ["--port", str(port), "--health-port", str(health_port), *flags]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**(environ or {}), **os.environ},
+        env={**(environ or {}), **os.environ, "BATON_SUPERVISOR_PID": str(os.getpid())},
         start_new_session=True,
     )
     try:

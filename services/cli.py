@@ -98,6 +98,7 @@ def _printed(tool: Callable[[], int]) -> int:
 
 def _host_tool(parsed: argparse.Namespace) -> int:
     if parsed.command == "up":
+        _follow_supervisor()
         from services.up.main import main as tool
     elif parsed.command == "doctor":
         from services.up.doctor.main import main as tool
@@ -239,14 +240,14 @@ def _serve_worker(role: Role, source: Source, name: str, logger: Logger) -> int:
 
 
 def _follow_supervisor() -> None:
-    """Under `baton up`, asks the kernel for a SIGTERM when the supervisor dies, so that no daemon
-    outlives it."""
+    """Asks the kernel for a SIGTERM when the supervisor dies, so that no daemon outlives `baton
+    up`, and no fleet the load test that started it."""
     supervisor = os.environ.get("BATON_SUPERVISOR_PID")
     if not supervisor:
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(supervisor):
-        sys.exit("baton: the supervisor died while this daemon started")
+        sys.exit("baton: the supervisor died while this process started")
 
 
 if __name__ == "__main__":

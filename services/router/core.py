@@ -136,8 +136,7 @@ class Core:
         if isinstance(message, Hello):
             return worker_membership.on_hello(tables, event, message, now)
         worker = tables.workers.get(event.peer)
-        no_gateway = worker or event.peer in tables.fenced
-        gateway = None if no_gateway else tables.gateways.get(event.peer)
+        gateway = None if event.peer in tables.fenced else tables.gateways.get(event.peer)
         peer = worker or gateway
         if peer is None:
             return worker_membership.reject_fenced(tables, event.peer, message)

@@ -27,7 +27,6 @@ CALLS = frozenset({
 })  # fmt: skip
 METHODS = frozenset({"recv_pyobj", "send_pyobj", "loads_pickle"})
 ALLOWED: dict[str, str] = {
-    "loadtest/parent_death.py: os.execv()": "starts our own fleet, from a list of arguments",
 }
 """`file: call` to the reason why it may stand there."""
 

@@ -47,7 +47,7 @@ def test_a_request_is_recognized_by_what_it_asks_and_only_in_its_time() -> None:
 def test_a_reservation_that_is_not_redeemed_expires() -> None:
     table, attempt = reservations_of(2.0, 64), queued()
     reserve(table, attempt, 10.0)
-    assert not table.redeem(again(attempt), 13.1)
+    assert not table.redeem(again(attempt), 13.0)
     assert len(table) == 0
 
 

@@ -135,6 +135,7 @@ def test_workers_are_listed_by_role_and_name(rig: Rig) -> None:
     rig.beat("a|1", Load(running=3, kv_used=0.5))
     rows = ask(rig, "workers")
     assert [row["name"] for row in rows] == ["p-a", "p0", "a", "d0"]
+    assert ask(rig, "workers", role="") == rows
     assert rows[2]["kv_used"] == 0.5
     rig.gone("a|1")
     assert ask(rig, "workers", role="decode")[0]["state"] == "gone"

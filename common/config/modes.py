@@ -1,9 +1,11 @@
-"""Checks that the workers of a fleet file have names of their own, and that its mode agrees."""
+"""Checks that the workers of a fleet file have names of their own, that its mode agrees, and that
+there are parsers of the names that it gives."""
 
 from __future__ import annotations
 
 from common.config.sections import Config
 from common.errors import ConfigError
+from common.model.parsers import REASONING, TOOL, known_parsers
 
 
 def check_names(config: Config) -> None:
@@ -36,3 +38,20 @@ def check_mode(config: Config) -> None:
             f"single is exactly one decode worker, but the file has {len(config.decode)}; "
             'remove some, or set mode = "replicated"',
         )
+
+
+def check_parsers(config: Config) -> None:
+    """Raises ConfigError for a parser that the installed vLLM does not have, or that nobody would
+    use. Without vLLM the names are not checked; nothing is parsed there."""
+    model = config.model
+    _check_parser("model.tool_parser", model.tool_parser, TOOL)
+    _check_parser("model.reasoning_parser", model.reasoning_parser, REASONING)
+    if model.reasoning_parser and config.gateway.text == "light":
+        sentence = 'gateway.text = "light" cannot parse reasoning; use "auto" or "vllm"'
+        raise ConfigError("model.reasoning_parser", sentence)
+
+
+def _check_parser(key: str, name: str, where: tuple[str, str]) -> None:
+    known = known_parsers(where) if name else ()
+    if known and name not in known:
+        raise ConfigError(key, f"vLLM has no parser {name!r}; allowed: {', '.join(known)}")

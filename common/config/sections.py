@@ -45,9 +45,10 @@ class ModelConfig(Section, frozen=True):
     """Tokens of a prompt and its output together; 0 is the model's own limit."""
     tool_parser: str = ""
     """vLLM's name of the parser that reads tool calls in the model's text; empty reads only calls
-    that a request forced."""
+    that a request forced. A name that the installed vLLM does not have is refused."""
     reasoning_parser: str = ""
-    """vLLM's name of the parser that separates reasoning from the answer; empty does not."""
+    """vLLM's name of the parser that separates reasoning from the answer in every chat; empty does
+    not. With it the gateway loads vLLM's text classes before it is ready."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Element type of weights and KV; `auto` is the one of the weights."""
 

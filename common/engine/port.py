@@ -72,6 +72,10 @@ class Output(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
     #: One for each prompt token from the second on, in the first output, if asked for.
     prompt_logprobs: list[TokenLogprobs] | None = None
+    #: Those of `cached_tokens` that a handoff brought for this request.
+    handed_over_tokens: int = 0
+    #: In the first output: prompt tokens that are in the engine's prefix cache now.
+    stored_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from common.messages.from_router import (
     Ping,
     Placed,
     Prefill,
+    Prefilled,
     Refused,
     RouterToGateway,
     RouterToWorker,

@@ -64,6 +64,16 @@ class Placed(Message, frozen=True):
     prefill: str = ""
 
 
+class Prefilled(Message, frozen=True):
+    """Router to gateway: P has computed the prompt, and had a part of it in its prefix cache. Sent
+    only where it had. No answer."""
+
+    request_id: str
+    attempt: int
+    #: Prompt tokens whose KV was in P's prefix cache.
+    cached_tokens: int
+
+
 class Failed(Message, frozen=True):
     """Router to gateway: a placed attempt failed because its worker is lost.
 
@@ -133,7 +143,7 @@ class Abort(Message, frozen=True):
     reason: str
 
 
-RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Failed
+RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Prefilled | Failed
 """What a gateway decodes from a router."""
 
 RouterToWorker = Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort

@@ -49,6 +49,11 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     logprobs: list[TokenLogprobs] | None = None
     #: One for each prompt token from the second on, in the first delta, if asked for.
     prompt_logprobs: list[TokenLogprobs] | None = None
+    #: Those of `cached_tokens` that P handed over. They were computed for this request, save what P
+    #: reports as cached (`Prefilled`).
+    handed_over_tokens: int = 0
+    #: Prompt tokens that are in D's prefix cache now, in the first delta.
+    stored_tokens: int = 0
 
 
 class Tokens(Message, frozen=True):

@@ -364,4 +364,6 @@ def _delta(stream: Stream, output: Output) -> Delta:
         output.message,
         output.logprobs,
         output.prompt_logprobs,
+        output.handed_over_tokens,
+        output.stored_tokens,
     )

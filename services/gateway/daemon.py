@@ -147,7 +147,8 @@ class Gateway:
             lambda: self._exposition.text() + exposed(vllm_names),
             full_api=self._full_api.is_served,
         )
-        full_api = FullApiRoutes(self._full_api, app, config, clock)
+        parses_chats = bool(self._config.model.reasoning_parser)
+        full_api = FullApiRoutes(self._full_api, app, config, clock, parses_chats=parses_chats)
         return HttpServer(
             app, full_api, self._config, owners, guard=guard, about=about, clock=clock, log=log
         )
@@ -198,7 +199,7 @@ class Gateway:
         self._router.start()
         tasks.start("tick", self._tick(self._workers, self._router))
         tasks.start("router-refusal", self._exit_if_refused())
-        if self._config.gateway.text == "vllm":
+        if self._config.gateway.text == "vllm" or self._config.model.reasoning_parser:
             await self._full_api.ready()
         self.http_address = await self._http.start(
             self._certificate.context if self._certificate is not None else None

@@ -131,8 +131,8 @@ def test_two_hundred_prompts_equal_one_plain_engine_and_their_kv_moved(
         if not attempt["prefill"]:
             assert len(prompt) <= BLOCK + 1, "only prompts under one block are prefilled on decode"
             continue
-        cached = usage.prompt_tokens_details.cached_tokens
-        assert cached == len(prompt) - 1, "decode computed more than the last token"
+        in_caches = attempt["cached_tokens"]
+        assert in_caches["decode"] == len(prompt) - 1, "decode computed more than the last token"
         kv = attempt["kv"]
         assert kv is not None, attempt["sentences"]
         assert kv["payload_bytes"] == token_bytes * BLOCK * kv["blocks"]
@@ -141,6 +141,9 @@ def test_two_hundred_prompts_equal_one_plain_engine_and_their_kv_moved(
             assert kv["blocks"] in range(max(0, needed - 3), needed + 1)
         else:
             assert kv["blocks"] == needed
+        before = max(in_caches["prefill"], (needed - kv["blocks"]) * BLOCK)
+        cached = usage.prompt_tokens_details.cached_tokens
+        assert cached == before, "handed over is not cached"
         remote += 1
     assert remote > COUNT / 2
 

@@ -194,7 +194,7 @@ MUTANTS: dict[str, Mutant] = {
     "router: failed ends keep credits": (attempt_lifecycle, "on_ended", keeps_credits_of_failed),
     "router: work given twice": (place_queue, "_dispatch", dispatches_twice),
     "router: no end of the queue": (place_queue, "_refuse_unplaced", nothing),
-    "gateway: no end of a silence": (GatewayCore, "_expire", nothing),
+    "gateway: no end of a silence": (RequestLifecycle, "expire", nothing),
     "gateway: silence not asked about": (GatewayCore, "_ask_again", nothing),
     "gateway: loss of a worker ignored": (GatewayCore, "_worker_lost", nothing),
     "gateway: any index accepted": (Journal, "accept", takes_any_index),

@@ -262,7 +262,7 @@ class SimCore:
         if finish:
             self._remove(key)
         cached = sim_request.cached if first else 0
-        return Output(key, [token], finish, stop_token, cached)
+        return Output(key, [token], finish, stop_token, cached, handed_over_tokens=cached)
 
     def _remove(self, key: str) -> None:
         sim_request = self._requests.pop(key)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.engine.core_client import AsyncMPClient
     from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.metrics.stats import PrefillStats
 
 CLOSE_SECONDS = 3.0
 TASKS = ("generate",)
@@ -58,6 +59,9 @@ class VllmEngine:
         self._events_address = events_address
         self._events: Socket | None = None
         self._prefixes = PrefixWatch(info.capacity.block_tokens, info.capacity.kv_blocks)
+        stores = processor.vllm_config.cache_config.enable_prefix_caching
+        #: Tokens of a block of the prefix cache; 0: the engine keeps none.
+        self._stored_block = info.capacity.block_tokens if stores else 0
         self._clock = clock
         self._active: dict[str, EngineRequest] = {}
         self._load = Load()
@@ -250,18 +254,33 @@ class VllmEngine:
             if not finish and not error:
                 return None
             tokens = []
-        stats = made.prefill_stats
+        cached, handed_over, stored = prompt_counts(made.prefill_stats, self._stored_block)
         return Output(
             made.request_id,
             tokens,
             finish,
             stop_token,
-            stats.num_cached_tokens if stats is not None else 0,
+            cached,
             error,
             message,
             logprobs_of(made),
             prompt_logprobs_of(made),
+            handed_over,
+            stored,
         )
+
+
+def prompt_counts(stats: PrefillStats | None, block_tokens: int) -> tuple[int, int, int]:
+    """Cached, handed over and stored tokens of a prompt, in the first output of its request; zeros
+    in others. vLLM counts what it stores of its own work only; of a prompt that was handed over,
+    all whole blocks of `block_tokens` are stored, none if that is 0."""
+    if stats is None:
+        return 0, 0, 0
+    cached, handed_over = stats.num_cached_tokens, stats.num_external_cached_tokens
+    if not handed_over:
+        return cached, 0, cached + stats.num_cache_creation_tokens
+    whole = stats.num_prompt_tokens // block_tokens * block_tokens if block_tokens else 0
+    return cached, handed_over, whole
 
 
 def _ending(made: EngineCoreOutput, role: Role) -> tuple[str, str]:

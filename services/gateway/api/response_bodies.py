@@ -42,12 +42,16 @@ def retry_after_seconds(error: BatonError) -> int | None:
     return max(1, math.ceil((error.retry_after_ms or 0) / 1000))
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: Usage, kind: Kind) -> dict[str, Any]:
+    """`created_cache_tokens` is vLLM's field, which it has in chats only."""
+    details = {"cached_tokens": usage.cached}
+    if kind is Kind.CHAT:
+        details["created_cache_tokens"] = usage.stored
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens_details": details,
     }
 
 
@@ -99,7 +103,7 @@ def answer_body(
         "created": spec.created,
         "model": spec.model,
         "choices": [choice],
-        "usage": usage_object(ending.usage),
+        "usage": usage_object(ending.usage, spec.kind),
     }
     if spec.timings and spec.timer is not None:
         body["timings"] = timings_object(spec.timer, ending.usage, now)

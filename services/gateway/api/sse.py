@@ -86,14 +86,26 @@ class Template:
         return self._chunk(choice, {}, usage if spec.continuous_usage else None)
 
     def usage(self, usage: Usage) -> bytes:
-        return self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+        return (
+            self._head
+            + b',"choices":[],"usage":'
+            + _encode(usage_object(usage, self._spec.kind))
+            + b"}\n\n"
+        )
+
+    def _counted(self, usage: Usage) -> bytes:
+        return _encode(usage_object(usage, self._spec.kind))
 
     def timings(self, times: dict[str, float]) -> bytes:
         return self._head + b',"choices":[],"timings":' + _encode(times) + b"}\n\n"
 
     def _chunk(self, choice: dict[str, Any], extra: dict[str, Any], usage: Usage | None) -> bytes:
         rest = b"," + _encode(extra)[1:-1] if extra else b""
-        counted = b',"usage":' + _encode(usage_object(usage)) if usage else self._usage_null
+        counted = (
+            b',"usage":' + _encode(usage_object(usage, self._spec.kind))
+            if usage
+            else self._usage_null
+        )
         return b"".join(
             (self._head, b',"choices":[', _encode(choice), b"]", rest, counted, b"}\n\n")
         )

@@ -18,7 +18,7 @@ from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.kinds import RequestSpec
 from services.gateway.api.routes import Route
 from services.gateway.auth.caller import ANONYMOUS, Caller
-from services.gateway.streams.answer import FailureListener, TokenStream, Usage
+from services.gateway.streams.answer import FailureListener, TokenStream, Usage, usage_of
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.phase_timer import PhaseTimer
 
@@ -57,17 +57,13 @@ class ApiRequest:
     specs: list[RequestSpec] = field(default_factory=list)
     #: The journals of these.
     journals: list[Journal] = field(default_factory=list)
-    #: Prompt tokens that were in a cache, over all generations.
-    cached_tokens: int = 0
     #: What the body says of its session; the header of the request comes first.
     hinted_session: str = ""
 
     @property
     def usage(self) -> Usage:
         """What the workers did for it: the prompt of every generation counts."""
-        prompt = sum(len(journal.prompt_ids) for journal in self.journals)
-        completion = sum(len(journal.emitted) for journal in self.journals)
-        return Usage(prompt, completion, self.cached_tokens)
+        return usage_of(*self.journals)
 
     @property
     def session(self) -> str:

@@ -33,7 +33,13 @@ SSE_HEADERS = {
 
 
 class FullApiRoutes:
-    def __init__(self, api: LazyApi, app: App, config: GatewayConfig, clock: Clock) -> None:
+    """`parses_chats`: the text of every chat goes through one of vLLM's parsers, so that no chat is
+    served without it."""
+
+    def __init__(
+        self, api: LazyApi, app: App, config: GatewayConfig, clock: Clock, *, parses_chats: bool
+    ) -> None:
+        self.parses_chats = parses_chats
         self._api = api
         self._app = app
         self._config = config

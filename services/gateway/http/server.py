@@ -187,6 +187,8 @@ class HttpServer:
 
     async def _generate(self, request: web.Request, kind: Kind, body: bytes) -> web.StreamResponse:
         origin, route = _origin(request), ROUTE_OF[kind]
+        if kind is Kind.CHAT and self._full_api.parses_chats:
+            return await self._beyond_plain(request, route, body, origin)
         try:
             spec = await self._app.prepare(
                 kind, body, origin.request_id, origin.deadline_ms, origin.ignored

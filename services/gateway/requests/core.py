@@ -28,7 +28,7 @@ from __future__ import annotations
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.identity import identity_of, name_of
-from common.messages import Abort, Delta, Failed, Fleet, Live, Placed, Refused
+from common.messages import Abort, Delta, Failed, Fleet, Live, Placed, Prefilled, Refused
 from services.gateway.requests import recovery
 from services.gateway.requests.counters import KEYS_MAX, Counters
 from services.gateway.requests.events import (
@@ -54,8 +54,6 @@ from services.gateway.requests.refusals import (
     RETRY_SOON_MS,
     draining,
     known_code,
-    no_token,
-    unreachable,
     with_last_known,
 )
 from services.gateway.requests.request import WAITING, LiveRequest, State
@@ -71,7 +69,6 @@ class Core:
         self.lifecycle = RequestLifecycle(limits, keys_max)
         self._table = self.lifecycle.table
         self._router_wait = limits.router_wait_ms / 1000
-        self._token_wait = limits.token_wait_ms_max / 1000
         self._stalls = StallDetector()
 
     @property
@@ -157,7 +154,6 @@ class Core:
                 continue
             if outcome in ACCEPTED and delta.token_ids:
                 if request.state is not State.STREAMING:
-                    request.cached_tokens = request.cached_tokens or delta.cached_tokens
                     request.move(State.STREAMING, now)
                 gap = request.timer.token(now)
                 if gap:
@@ -212,6 +208,10 @@ class Core:
         match event.message:
             case Placed() as placed:
                 self._placed(placed, now)
+            case Prefilled() as prefilled:
+                request = self._table.current(prefilled.request_id, prefilled.attempt)
+                if request is not None:
+                    request.stream.journal.take_prefill_count(prefilled.cached_tokens)
             case Refused() as refused if refused.request_id:
                 return self._refused(refused, now)
             case Failed() as failed:
@@ -339,31 +339,10 @@ class Core:
                 return self._expire_drain(now)
 
     def _tick(self, now: float) -> list[Action]:
-        actions = self._expire(now)
+        actions = self.lifecycle.expire(now)
         if self.router_up:
             actions += self._ask_again(now) + self._submit_held(now)
         return actions + self._leave_stalled_workers(now)
-
-    def _expire(self, now: float) -> list[Action]:
-        """Ends what has waited for as long as it may."""
-        actions: list[Action] = []
-        for request in self._table:
-            error = self._why_expired(request, now)
-            if error is not None:
-                error = recovery.interrupted(error, len(request.stream.journal.emitted), "")
-                actions += self.lifecycle.fail(request, error, Notify.BOTH, now)
-        return actions
-
-    def _why_expired(self, request: LiveRequest, now: float) -> BatonError | None:
-        silent = now - request.silent_since
-        if silent >= self._token_wait:
-            return no_token(silent, request.state, _worker_name(request.worker))
-        if request.state is not State.HELD:
-            return None
-        if 0 < request.deadline <= now and not request.timer.first_token:
-            sentence = "the request's deadline passed before it could be placed"
-            return BatonError(Code.DEADLINE_EXCEEDED, sentence)
-        return request.refusal or unreachable() if now >= request.hold_until else None
 
     def _ask_again(self, now: float) -> list[Action]:
         """Submits again, as the same attempt, what nothing was heard of."""

@@ -12,6 +12,7 @@ import enum
 
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
+from common.identity import name_of
 from common.messages import Abort, Cancel, Fleet
 from services.gateway.requests import recovery
 from services.gateway.requests.counters import Counters
@@ -24,7 +25,7 @@ from services.gateway.requests.events import (
     ToRouter,
     ToWorker,
 )
-from services.gateway.requests.refusals import RETRY_SOON_MS, draining
+from services.gateway.requests.refusals import RETRY_SOON_MS, draining, no_token, unreachable
 from services.gateway.requests.request import LiveRequest, State
 from services.gateway.requests.table import RequestTable
 from services.gateway.streams.phase_timer import HELD, PhaseTimer
@@ -56,6 +57,7 @@ class RequestLifecycle:
         #: What the fleet can serve, as a router reported it last.
         self.fleet: Fleet | None = None
         self._router_wait = limits.router_wait_ms / 1000
+        self._token_wait = limits.token_wait_ms_max / 1000
         self._recovers = limits.recovery
         self._recovery_wait = limits.recovery_ms / 1000
 
@@ -172,6 +174,27 @@ class RequestLifecycle:
         self.interrupted.append(request)
         sentence = f"{error.message}; it goes on after {emitted} tokens as a new attempt"
         return [*actions, Note("request.recovered", sentence, request_id)]
+
+    def expire(self, now: float) -> list[Action]:
+        """Ends what has waited for as long as it may."""
+        actions: list[Action] = []
+        for request in self.table:
+            error = self._why_expired(request, now)
+            if error is not None:
+                error = recovery.interrupted(error, len(request.stream.journal.emitted), "")
+                actions += self.fail(request, error, Notify.BOTH, now)
+        return actions
+
+    def _why_expired(self, request: LiveRequest, now: float) -> BatonError | None:
+        silent = now - request.silent_since
+        if silent >= self._token_wait:
+            return no_token(silent, request.state, name_of(request.worker.decode(errors="replace")))
+        if request.state is not State.HELD:
+            return None
+        if 0 < request.deadline <= now and not request.timer.first_token:
+            sentence = "the request's deadline passed before it could be placed"
+            return BatonError(Code.DEADLINE_EXCEEDED, sentence)
+        return request.refusal or unreachable() if now >= request.hold_until else None
 
     def resubmit_interrupted(self, now: float) -> list[Action]:
         """Submits the new attempts of what this event interrupted, or holds them without a

@@ -97,8 +97,6 @@ class LiveRequest:
     ask_at: float = 0.0
     #: Seconds until the next time after that.
     ask_after: float = 0.0
-    #: Prompt tokens that D did not have to compute, of the first attempt that had tokens.
-    cached_tokens: int = 0
     #: Identity of the worker that it left because nothing came from it; empty once placed again.
     left_worker: str = ""
 
@@ -136,7 +134,7 @@ class LiveRequest:
             legs=timer.spans(now),
             prompt_tokens=len(journal.prompt_ids),
             completion_tokens=len(journal.emitted),
-            cached_tokens=self.cached_tokens,
+            cached_tokens=journal.cached_tokens,
             ttft_ms=(first - timer.arrived) * 1000 if first else 0.0,
             itl_ms_max=timer.gap_max * 1000,
             traceparent=spec.traceparent,

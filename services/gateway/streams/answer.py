@@ -39,8 +39,20 @@ class Usage:
 
     prompt: int
     completion: int
-    #: Prompt tokens whose KV D did not compute.
+    #: Prompt tokens whose KV was computed before this request.
     cached: int
+    #: Prompt tokens that were put into a prefix cache for this request.
+    stored: int = 0
+
+
+def usage_of(*journals: Journal) -> Usage:
+    """Of all generations for one HTTP request."""
+    return Usage(
+        sum(len(journal.prompt_ids) for journal in journals),
+        sum(len(journal.emitted) for journal in journals),
+        sum(journal.cached_tokens for journal in journals),
+        sum(max(0, journal.stored_tokens - journal.cached_tokens) for journal in journals),
+    )
 
 
 @dataclass(frozen=True, slots=True)

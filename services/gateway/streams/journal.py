@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 
 from common.errors import BatonError, Code
+from common.messages import Delta
 
 
 class DeltaOrder(enum.Enum):
@@ -26,7 +27,10 @@ class DeltaOrder(enum.Enum):
 class Journal:
     """Holds at most `max_tokens` emitted ids."""
 
-    __slots__ = ("_base", "attempt", "emitted", "max_tokens", "prompt_ids")
+    __slots__ = (
+        "_base", "_in_cache_of_d", "_in_cache_of_p", "attempt", "emitted", "max_tokens",
+        "prompt_ids", "stored_tokens",
+    )  # fmt: skip
 
     def __init__(self, prompt_ids: list[int], max_tokens: int) -> None:
         self.prompt_ids = prompt_ids
@@ -35,7 +39,29 @@ class Journal:
         self.attempt = 1
         #: The ids of all attempts, in order.
         self.emitted: list[int] = []
+        #: Prompt tokens that are in D's prefix cache since the first token.
+        self.stored_tokens = 0
+        self._in_cache_of_d = self._in_cache_of_p = 0
         self._base = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose KV was computed before this request, wherever it was; what P computed
+        for this request and handed over is not among them. Both caches hold beginnings of the
+        prompt, so the longer one counts."""
+        return max(self._in_cache_of_d, self._in_cache_of_p)
+
+    def take_prompt_counts(self, delta: Delta) -> None:
+        """`delta`: the first of the current attempt. An attempt that goes on after tokens does not
+        count; the prompt was computed before."""
+        if not self._base:
+            self._in_cache_of_d = delta.cached_tokens - delta.handed_over_tokens
+            self.stored_tokens = delta.stored_tokens
+
+    def take_prefill_count(self, cached_tokens: int) -> None:
+        """P had so many prompt tokens in its cache for the current attempt."""
+        if not self._base:
+            self._in_cache_of_p = cached_tokens
 
     def order_of(self, attempt: int, index: int) -> DeltaOrder:
         if attempt != self.attempt:
@@ -68,5 +94,7 @@ class Journal:
         """Begins an attempt after the tokens emitted so far; deltas of the old one are stale from
         now on. Returns its number."""
         self.attempt += 1
+        if not self.emitted:
+            self._in_cache_of_p = 0
         self._base = len(self.emitted)
         return self.attempt

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from common.errors import BatonError, Code
 from common.messages import Delta, FinishReason, Sampling
-from services.gateway.streams.answer import Answer, Ending, PushOutcome, Usage
+from services.gateway.streams.answer import Answer, Ending, PushOutcome, Usage, usage_of
 from services.gateway.streams.journal import DeltaOrder, Journal
 from services.gateway.streams.stops import StopScanner
 from services.gateway.text.port import Detokenizer
@@ -19,7 +19,7 @@ class TextStream:
     """A `TokenStream`. `include_stop`: the text of a stop string or token is shown."""
 
     __slots__ = (
-        "_answer", "_began", "_cached", "_detokenizer", "_include_stop", "_min_tokens",
+        "_answer", "_began", "_detokenizer", "_include_stop", "_min_tokens",
         "_scanner", "_stop_token_ids", "_unsent_ids", "error", "journal",
     )  # fmt: skip
 
@@ -41,7 +41,6 @@ class TextStream:
         self._include_stop = include_stop
         self._min_tokens = sampling.min_tokens
         self._stop_token_ids = sampling.stop_token_ids
-        self._cached = 0
         #: Whether the answer was given anything.
         self._began = False
         #: Ids whose text is not complete, and which the answer has yet to be given.
@@ -49,8 +48,7 @@ class TextStream:
 
     @property
     def usage(self) -> Usage:
-        journal = self.journal
-        return Usage(len(journal.prompt_ids), len(journal.emitted), self._cached)
+        return usage_of(self.journal)
 
     def push(self, delta: Delta) -> PushOutcome:
         journal, token_ids = self.journal, delta.token_ids
@@ -61,8 +59,8 @@ class TextStream:
             return PushOutcome.BROKEN
         if order is not DeltaOrder.NEXT:
             return PushOutcome.DROPPED if order is DeltaOrder.STALE else self._broken(delta)
-        if delta.cached_tokens and not delta.index:
-            self._cached = self._cached or delta.cached_tokens
+        if not delta.index:
+            journal.take_prompt_counts(delta)
         if delta.error:
             return self._failed(delta)
         if self._scanner is not None:

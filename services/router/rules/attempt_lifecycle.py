@@ -17,6 +17,7 @@ from common.messages import (
     Ended,
     Failed,
     Placed,
+    Prefilled,
     PrefillEnded,
     Role,
 )
@@ -56,7 +57,13 @@ def on_prefill_ended(
         tables.close_prefill(attempt)
     elif attempt.state is AttemptState.PLACED:
         tables.admission.awaiting_first_token[attempt.key] = now
-    return []
+    if not message.cached_tokens:
+        return []
+    request_id, number = attempt.key
+    prefilled = Prefilled(
+        request_id=request_id, attempt=number, cached_tokens=message.cached_tokens
+    )
+    return [Send(attempt.gateway, prefilled)]
 
 
 def on_decode_started(

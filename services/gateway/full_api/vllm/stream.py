@@ -15,12 +15,13 @@ import numpy as np
 from common.errors import BatonError, Code
 from common.messages import Delta, FinishReason, TokenLogprobs
 from services.gateway.full_api.port import ApiRequest
-from services.gateway.streams.answer import PushOutcome
+from services.gateway.streams.answer import PushOutcome, usage_of
 from services.gateway.streams.journal import DeltaOrder, Journal
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.engine.output_processor import OutputProcessor
+    from vllm.v1.metrics.stats import PrefillStats
 
 
 class EngineStream:
@@ -63,8 +64,8 @@ class EngineStream:
             self.error = BatonError(code, delta.message or "the decode worker gave up the request")
             return PushOutcome.ERROR
         self._api_request.has_output = True
-        if delta.cached_tokens and delta.attempt == 1:
-            self._api_request.cached_tokens += delta.cached_tokens
+        if not delta.index:
+            self.journal.take_prompt_counts(delta)
         return self._process(delta)
 
     def fail(self, error: BatonError) -> None:
@@ -74,6 +75,8 @@ class EngineStream:
     def _process(self, delta: Delta) -> PushOutcome:
         before = len(self.journal.emitted) - len(delta.token_ids)
         output = self._output(delta, is_first=before == 0)
+        if before:
+            self._correct_prompt_counts()
         stopped = self._processor.process_outputs([output]).reqs_to_abort
         if stopped:
             self.journal.truncate(before + len(output.new_token_ids))
@@ -83,7 +86,6 @@ class EngineStream:
     def _output(self, delta: Delta, *, is_first: bool) -> EngineCoreOutput:
         from vllm.v1.engine import EngineCoreOutput
         from vllm.v1.engine import FinishReason as VllmFinish
-        from vllm.v1.metrics.stats import PrefillStats
 
         finish = {FinishReason.STOP: VllmFinish.STOP, FinishReason.LENGTH: VllmFinish.LENGTH}
         stops = delta.stop_token in self._stop_token_ids
@@ -96,8 +98,22 @@ class EngineStream:
             if delta.finish_reason
             else None,
             stop_reason=delta.stop_token if stops else None,
-            prefill_stats=PrefillStats(num_cached_tokens=delta.cached_tokens) if is_first else None,
+            prefill_stats=self._prefill_stats() if is_first else None,
         )
+
+    def _prefill_stats(self) -> PrefillStats:
+        """What vLLM's engine would count of the prompt."""
+        from vllm.v1.metrics.stats import PrefillStats
+
+        usage = usage_of(self.journal)
+        return PrefillStats(num_cached_tokens=usage.cached, num_cache_creation_tokens=usage.stored)
+
+    def _correct_prompt_counts(self) -> None:
+        """P's report may come after the first token, where vLLM reads the counts."""
+        state, usage = self._processor.request_states.get(self._key), usage_of(self.journal)
+        if state is not None:
+            state.num_cached_tokens = usage.cached
+            state.num_cache_creation_tokens = usage.stored
 
 
 def _sample_logprobs(rows: list[TokenLogprobs] | None) -> Any:

@@ -31,14 +31,19 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @pytest.fixture
 async def make_rig(tmp_path: Path, light: LightText) -> AsyncIterator[MakeRig]:
-    """`make_rig(max_model_len=..., drain_ms=..., **gateway settings)`."""
+    """`make_rig(max_model_len=..., drain_ms=..., reasoning_parser=..., **gateway settings)`."""
     rigs: list[Rig] = []
 
-    async def make(max_model_len: int = 4096, drain_ms: float = 0.0, **gateway: Any) -> Rig:
+    async def make(
+        max_model_len: int = 4096,
+        drain_ms: float = 0.0,
+        reasoning_parser: str = "",
+        **gateway: Any,
+    ) -> Rig:
         config = from_mapping(
             {
                 "fleet": {"run_dir": str(tmp_path), "drain_ms": drain_ms},
-                "model": {"name": "m"},
+                "model": {"name": "m", "reasoning_parser": reasoning_parser},
                 "gateway": {"port": 0, "text": "light", **gateway},
             }
         )

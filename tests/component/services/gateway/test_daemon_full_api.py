@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from common.errors import BatonError, Code
+from common.messages import Submit
 from services.gateway.api.routes import Route
+from services.gateway.daemon import Gateway
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
 from services.gateway.http.reply import TRACE
-from tests.component.services.gateway.rig import MakeRig, Rig
+from tests.component.services.gateway.rig import MakeRig, Rig, delta
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [{}]}
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -157,3 +159,34 @@ async def test_light_names_the_setting(make_rig: MakeRig) -> None:
 async def test_the_document_is_served(rig: Rig) -> None:
     response = await rig.http.get(f"{rig.url}/openapi.json")
     assert (await response.json())["openapi"].startswith("3.1")
+
+
+PLAIN = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_chat_goes_through_the_port_where_reasoning_is_parsed(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    standin = Standin()
+    standin.reply = JsonReply(b'{"a":1}')
+    monkeypatch.setattr(Gateway, "_loader", lambda *_: lambda: standin)
+    rig = await make_rig(text="auto", reasoning_parser="qwen3")
+    await rig.ready()
+    response, text = await post(rig, Route.CHAT.value, PLAIN | {"stream": stream})
+    assert (response.status, text) == (200, '{"a":1}')
+    assert [api_request.route for api_request in standin.requests] == [Route.CHAT]
+
+
+async def test_a_completion_has_no_reasoning_to_parse(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin = Standin()
+    monkeypatch.setattr(Gateway, "_loader", lambda *_: lambda: standin)
+    rig = await make_rig(text="auto", reasoning_parser="qwen3")
+    worker = await rig.worker()
+    asked = rig.ask(Route.COMPLETION.value, model="m", prompt="hi", max_tokens=1)
+    submit = await rig.router.next(Submit)
+    worker.send(delta(submit, 0, "x", finish_reason="length"))
+    assert (await asked.response()).status == 200
+    assert not standin.requests

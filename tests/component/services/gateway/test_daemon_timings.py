@@ -107,8 +107,8 @@ class Standin:
         )
         journal = Journal([1, 2], 9)
         journal.accept(1, 0, [7, 8, 9])
+        journal.take_prefill_count(2)
         api_request.journals.append(journal)
-        api_request.cached_tokens = 2
         if len(self._answer) == 1:
             return JsonReply(self._answer[0])
         return EventReply(self._events(api_request))

@@ -127,8 +127,10 @@ def test_what_the_handoff_moved_is_reported_with_the_first_token(bench: Bench) -
 def test_a_report_that_comes_after_the_first_token_is_waited_for_but_the_tokens_are_not() -> None:
     bench = Bench()
     bench(dispatch(with_ticket=ticket()), 1.0)
-    first = bench(step(Output("r#1", [1], cached_tokens=7)), 2.0)
-    assert deltas(first) == [Delta("r", 1, 0, [1], cached_tokens=7)]
+    output = Output("r#1", [1], cached_tokens=7, handed_over_tokens=5, stored_tokens=4)
+    first = bench(step(output), 2.0)
+    told = Delta("r", 1, 0, [1], cached_tokens=7, handed_over_tokens=5, stored_tokens=4)
+    assert deltas(first) == [told]
     assert to_router(first) == []
     (started,) = to_router(bench(Batch(kv_done=[MOVED]), 2.5))
     assert started == DecodeStarted(

@@ -123,12 +123,10 @@ class Rig:
         self.receive(gateway, Cancel(request_id=request_id, attempt=attempt, reason="client left"))
 
     def prefilled(
-        self, request_id: str = "r1", attempt: int = 1, *, peer: str = "p0|1", error: str = ""
+        self, request_id: str = "r1", attempt: int = 1, *, peer: str = "p0|1", **more: Any
     ) -> None:
-        self.receive(
-            peer,
-            PrefillEnded(request_id=request_id, attempt=attempt, elapsed_ms=3.0, error=error),
-        )
+        report = PrefillEnded(request_id=request_id, attempt=attempt, elapsed_ms=3.0, **more)
+        self.receive(peer, report)
 
     def started(
         self,

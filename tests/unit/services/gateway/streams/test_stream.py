@@ -126,9 +126,10 @@ def test_stale_gap_and_surplus() -> None:
     assert made(Collected()).push(Delta("r", 1, 0, [65] * 1001)) is PushOutcome.BROKEN
 
 
-def test_cached_tokens_are_those_of_the_first_attempt() -> None:
+def test_usage_counts_as_cached_what_was_computed_before_the_request() -> None:
     stream = made(Collected())
-    stream.push(Delta("r", 1, 0, [65], cached_tokens=2))
+    stream.push(Delta("r", 1, 0, [65], cached_tokens=9, handed_over_tokens=7, stored_tokens=8))
+    assert stream.usage == Usage(3, 1, 2, 6)
     stream.journal.next_attempt()
     stream.push(Delta("r", 2, 0, [66], cached_tokens=3))
-    assert stream.usage == Usage(3, 2, 2)
+    assert stream.usage == Usage(3, 2, 2, 6), "the attempt that goes on computes nothing new"

@@ -11,6 +11,7 @@ from common.messages import (
     Load,
     Placed,
     Prefill,
+    Prefilled,
     Refused,
 )
 from services.router.events import DrainExpired, DrainStarted
@@ -353,3 +354,14 @@ def test_a_body_is_not_kept_once_it_was_sent(rig: Rig) -> None:
     rig.submit(body=b"x" * 1000)
     assert rig.known().body == b""
     assert rig.core.tables.waiting.bytes_held == 0
+
+
+def test_the_gateway_is_told_what_p_had_in_its_cache(rig: Rig) -> None:
+    rig.submit("r1")
+    rig.prefilled("r1", cached_tokens=32)
+    rig.prefilled("r1", cached_tokens=32)
+    rig.submit("r2")
+    rig.prefilled("r2")
+    rig.prefilled("r3", cached_tokens=32)
+    told = [Prefilled(request_id="r1", attempt=1, cached_tokens=32)]
+    assert rig.take(Prefilled, "g0|1") == told, "once, and where there is something to tell"

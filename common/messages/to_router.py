@@ -169,7 +169,7 @@ class RequestSummary(Message, frozen=True, tag="Journey"):
     code: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    #: Prompt tokens whose KV was already there.
+    #: Prompt tokens whose KV was computed before this request, by whichever worker.
     cached_tokens: int = 0
     #: Milliseconds to the first token; 0 if there was none.
     ttft_ms: float = 0.0

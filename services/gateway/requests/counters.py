@@ -19,7 +19,7 @@ class KeyUsage:
 
     #: Prompt tokens of requests that had a first token.
     input: int = 0
-    #: Those of `input` whose KV was in a cache already.
+    #: Those of `input` whose KV was computed before their request.
     cached: int = 0
     #: Tokens made.
     output: int = 0

@@ -28,7 +28,7 @@ from services.gateway.api.routes import Route
 from services.gateway.auth.caller import Caller
 from services.gateway.full_api.port import ApiRequest, EventReply, FullApi, JsonReply, Origin
 from services.gateway.full_api.vllm.build import build
-from services.gateway.streams.answer import FailureListener, PushOutcome, TokenStream
+from services.gateway.streams.answer import FailureListener, PushOutcome, TokenStream, Usage
 from tests.e2e.api.cases import HELLO, MODEL, TOOLS
 from tests.e2e.api.compare import events, gathered
 
@@ -325,6 +325,48 @@ def test_stale_and_missing_tokens(api: FullApi) -> None:
     run(body())
 
 
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_has_what_was_computed_before_on_either_worker(
+    api: FullApi, stream: bool, early: bool
+) -> None:
+    """In a stream vLLM reads the count at the first token; P's report is there before that."""
+    about = api_request(stream=stream, stream_options=USAGE if stream else None)
+
+    async def body() -> dict[str, Any]:
+        FLEET.begin()
+        task = asyncio.get_running_loop().create_task(api.answer(about))
+        await opened(1)
+        spec, taken, _ = FLEET.opened[0]
+        size = len(spec.prompt_ids)
+        if early or stream:
+            taken.journal.take_prefill_count(size - 5)
+        first = Delta(
+            "r",
+            1,
+            0,
+            [65],
+            cached_tokens=size - 1,
+            handed_over_tokens=size - 3,
+            stored_tokens=size,
+        )
+        taken.push(first)
+        taken.journal.take_prefill_count(size - 5)
+        taken.push(Delta("r", 1, 1, [66], finish_reason="length"))
+        made = await task
+        if isinstance(made, JsonReply):
+            return dict(json.loads(made.body))
+        chunks = [chunk async for chunk in made.chunks]
+        return gathered(events(b"".join(chunks).decode()))
+
+    usage = run(body())["usage"]
+    size = usage["prompt_tokens"]
+    details = usage["prompt_tokens_details"]
+    assert (details["cached_tokens"], details["created_cache_tokens"]) == (size - 5, 5)
+    assert about.usage == Usage(size, 2, size - 5, 5)
+
+
+USAGE = {"include_usage": True}
 UNCHECKED = {"type": "string", "pattern": "((((not checked here"}
 NEEDS = {"type": "function", "function": {"name": "f", "parameters": UNCHECKED}}
 

@@ -109,7 +109,8 @@ class EngineStream:
         return PrefillStats(num_cached_tokens=usage.cached, num_cache_creation_tokens=usage.stored)
 
     def _correct_prompt_counts(self) -> None:
-        """P's report may come after the first token, where vLLM reads the counts."""
+        """P's report may come after the first token, where vLLM takes over the counts. A stream has
+        read them by then; what it says of P's cache is too low in that case."""
         state, usage = self._processor.request_states.get(self._key), usage_of(self.journal)
         if state is not None:
             state.num_cached_tokens = usage.cached

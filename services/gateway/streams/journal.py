@@ -49,7 +49,7 @@ class Journal:
         """Prompt tokens whose KV was computed before this request, wherever it was; what P computed
         for this request and handed over is not among them. Both caches hold beginnings of the
         prompt, so the longer one counts."""
-        return max(self._in_cache_of_d, self._in_cache_of_p)
+        return min(max(self._in_cache_of_d, self._in_cache_of_p), len(self.prompt_ids))
 
     def take_prompt_counts(self, delta: Delta) -> None:
         """`delta`: the first of the current attempt. An attempt that goes on after tokens does not

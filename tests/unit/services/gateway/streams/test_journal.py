@@ -82,6 +82,7 @@ def counted(*, cached: int, handed_over: int = 0, stored: int = 0, prefill: int 
         ({"cached": 3_003, "handed_over": 59}, 2_944),
         ({"cached": 3_003, "handed_over": 2_875, "prefill": 2_944}, 2_944),
         ({"cached": 3_003, "handed_over": 59, "prefill": 128}, 2_944),
+        ({"cached": 3_003, "handed_over": 3_003, "prefill": 1 << 40}, 3_004),
     ],
 )
 def test_handed_over_is_not_cached_save_what_p_had(counts: dict[str, int], cached: int) -> None:

@@ -1,5 +1,5 @@
-"""Checks that the workers of a fleet file have names of their own, that its mode agrees, and that
-there are parsers of the names that it gives."""
+"""Checks that the workers of a fleet file can work together, that its mode agrees with them, and
+that there are parsers of the names that it gives."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from common.config.sections import Config
 from common.errors import ConfigError
 from common.model.parsers import REASONING, TOOL, known_parsers
 
+#: vLLM's engine arguments that change what a model computes.
+MODEL_ARGS = ("hf_overrides", "quantization", "revision")
+
 
 def check_names(config: Config) -> None:
     """Raises ConfigError for two workers of one name: routers know a worker by it."""
     for name in sorted(config.prefill.keys() & config.decode.keys()):
         sentence = f"[prefill.{name}] has the same name; give each worker one of its own"
         raise ConfigError(f"decode.{name}", sentence)
+
+
+def check_engines(config: Config) -> None:
+    """Raises ConfigError for workers that would compute different tokens: a stream may move from
+    any decode worker to any other, and go on with KV of any prefill worker."""
+    workers = [(f"prefill.{name}", worker.engine) for name, worker in config.prefill.items()]
+    workers += [(f"decode.{name}", worker.engine) for name, worker in config.decode.items()]
+    for path, engine in workers[1:]:
+        first_path, first = workers[0]
+        keys = ["kind"] * (engine.kind != first.kind)
+        keys += [f"args.{key}" for key in MODEL_ARGS if engine.args.get(key) != first.args.get(key)]
+        if keys:
+            sentence = f"differs from {first_path}: all workers must compute the same model"
+            raise ConfigError(f"{path}.engine.{keys[0]}", sentence)
 
 
 def check_mode(config: Config) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_control, check_exposure, check_kv
-from common.config.modes import check_mode, check_names, check_parsers
+from common.config.modes import check_engines, check_mode, check_names, check_parsers
 from common.config.sections import Config, FleetConfig, WorkerConfig
 from common.errors import ConfigError
 from common.messages import Role
@@ -89,6 +89,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_exposure(config)
     check_control(config)
     check_names(config)
+    check_engines(config)
     check_kv(config)
     check_mode(config)
     check_parsers(config)

@@ -25,7 +25,7 @@ FLOAT32_TO_FP8 = 4
 
 def first_tokens(run_dir: Path, compression: str, rounds: int) -> list[list[TokenLogprobs]]:
     """The likeliest first tokens of every prompt, for each round of handing all over anew."""
-    run_dir.mkdir()
+    run_dir.mkdir(mode=0o750)
     pair = open_pair(make_config(run_dir, compression=compression))
     told: list[list[TokenLogprobs]] = []
 

@@ -106,6 +106,20 @@ def test_two_workers_of_one_name_are_refused() -> None:
         from_mapping({"prefill": {"w0": {}, "w1": {}}, "decode": {"w1": {}, "w2": {}}})
 
 
+@pytest.mark.parametrize(
+    ("over", "key"),
+    [({"kind": "sim"}, "kind"), ({"args": {"quantization": "fp8"}}, r"args\.quantization")],
+)
+def test_workers_of_different_models_are_refused(over: dict[str, object], key: str) -> None:
+    table = {"engine": over}
+    with pytest.raises(ConfigError, match=rf"decode\.d1\.engine\.{key}: differs from decode\.d0"):
+        from_mapping({"decode": {"d0": {}, "d1": table}})
+    with pytest.raises(ConfigError, match=rf"decode\.d0\.engine\.{key}: differs from prefill\.p0"):
+        from_mapping({"prefill": {"p0": table}, "decode": {"d0": {}}})
+    from_mapping({"prefill": {"p0": table}, "decode": {"d0": table, "d1": table}})
+    from_mapping({"decode": {"d0": {}, "d1": {"engine": {"args": {"enforce_eager": True}}}}})
+
+
 def test_the_default_run_dir_is_never_in_a_folder_that_users_share(tmp_path: Path) -> None:
     assert default_run_dir({"BATON_RUN_DIR": "/x", "HOME": "/h"}) == Path("/x")
     runtime = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/h"}

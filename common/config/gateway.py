@@ -93,6 +93,9 @@ class GatewayConfig(Section, frozen=True):
     """How long a stream that was asked for with `x-resumable` is kept without a client."""
     resumable_streams_max: Count = 256
     """Such streams that are kept."""
+    resumable_streams_per_key_max: Count = 64
+    """Such streams of one API key that each gateway process keeps."""
     resumable_bytes_max: Count = 1 << 20
-    """Bytes of events that are kept of each such stream."""
+    """Bytes of events that are kept of each such stream. While nobody reads it, a stream that has
+    more is ended."""
     limits: RequestLimits = RequestLimits()

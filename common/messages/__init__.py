@@ -66,6 +66,7 @@ from common.messages.to_gateway import (
 from common.messages.to_router import (
     HOLDING_MAX,
     PREFIX_DELTA_HASHES_MAX,
+    Abandoned,
     Beat,
     Cancel,
     DecodeStarted,

@@ -143,6 +143,18 @@ class Submit(Message, frozen=True):
     #: Digest of the prompt as the client sent it, the same in every attempt. A prompt that kills
     #: workers is recognized by it.
     prompt_digest: bytes = b""
+    #: Whether no client reads its stream now (`Abandoned`).
+    abandoned: bool = False
+
+
+class Abandoned(Message, frozen=True):
+    """Gateway: the client of this resumable stream left, or came back. While nobody reads it, the
+    attempt waits behind all others and is the first to be preempted. Idempotent; no answer."""
+
+    request_id: str
+    attempt: Count
+    #: Whether the client is gone.
+    abandoned: bool = True
 
 
 class Cancel(Message, frozen=True):
@@ -249,7 +261,7 @@ class Ended(Message, frozen=True):
     message: str = ""
 
 
-GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Cancel | RequestSummary
+GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Abandoned | Cancel | RequestSummary
 """What a router decodes from a gateway."""
 
 WorkerToRouter = (

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from common.errors import Code
 from common.messages import (
+    Abandoned,
     Beat,
     Cancel,
     DecodeStarted,
@@ -166,6 +167,8 @@ class Core:
                 actions += attempt_lifecycle.on_ended(tables, worker, message, now)
             case RequestSummary() if gateway:
                 actions += request_records.on_request_summary(tables, gateway, message, now)
+            case Abandoned() if gateway:
+                actions += attempt_lifecycle.on_abandoned(tables, gateway, message)
             case Cancel() if gateway:
                 actions += attempt_lifecycle.on_cancel(tables, gateway, message, now)
             case Live() if gateway:

@@ -72,6 +72,8 @@ class Tables:
         self.identity_logged: dict[str, float] = {}
         #: Attempts that are not over.
         self.attempts: dict[AttemptKey, Attempt] = {}
+        #: Those of them whose streams nobody reads.
+        self.abandoned: dict[AttemptKey, Attempt] = {}
         #: Number of the newest live attempt of each request.
         self.newest: dict[str, int] = {}
         #: What was active when `limits` were last set; that may be more than they allow.
@@ -139,9 +141,23 @@ class Tables:
     def add(self, attempt: Attempt) -> None:
         """A new attempt is live. The caller then queues, places or ends it."""
         self.attempts[attempt.key] = attempt
+        if attempt.abandoned:
+            self.abandoned[attempt.key] = attempt
         self.newest[attempt.request_id] = attempt.number
         self.gateways[attempt.gateway].attempts[attempt.key] = None
         self.admission.live[attempt.priority] += 1
+
+    def set_abandoned(self, attempt: Attempt, *, abandoned: bool) -> None:
+        """A queued attempt changes its place."""
+        queued = attempt.key in self.waiting
+        if queued:
+            self.waiting.remove(attempt)
+        attempt.abandoned = abandoned
+        self.abandoned.pop(attempt.key, None)
+        if abandoned:
+            self.abandoned[attempt.key] = attempt
+        if queued:
+            self.enqueue(attempt)
 
     def enqueue(self, attempt: Attempt) -> None:
         """A live attempt waits for a worker."""
@@ -186,6 +202,7 @@ class Tables:
         elif attempt.decode:
             self.workers[attempt.decode].release(attempt.key)
         del self.attempts[attempt.key]
+        self.abandoned.pop(attempt.key, None)
         if self.newest.get(attempt.request_id) == attempt.number:
             del self.newest[attempt.request_id]
         self.gateways[attempt.gateway].attempts.pop(attempt.key, None)
@@ -249,6 +266,7 @@ class Tables:
             on_worker += attempt.state in ON_WORKER
             self._check_attempt(attempt)
         assert on_worker == self.active
+        assert {key for key, a in self.attempts.items() if a.abandoned} == self.abandoned.keys()
         assert len(queued) == len(self.waiting)
         if self.limits.max_active:
             adopted = sum(attempt.adopted for attempt in self.attempts.values())

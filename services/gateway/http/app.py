@@ -17,7 +17,7 @@ from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.response_bodies import models_body
 from services.gateway.auth.caller import Caller
 from services.gateway.requests.core import Core
-from services.gateway.requests.events import Closed, Event, Opened
+from services.gateway.requests.events import Attended, Closed, Event, Opened
 from services.gateway.requests.refusals import RETRY_SOON_MS, draining, unreachable
 from services.gateway.streams.answer import Answer, FailureListener, TokenStream
 from services.gateway.streams.journal import Journal
@@ -97,9 +97,13 @@ class App:
         """The client is gone. Harmless after the end of the answer."""
         self._handle(Closed(spec.request_id, reason))
 
-    def abandon(self, request_id: str) -> None:
-        """No client came back to this resumable stream."""
-        self._handle(Closed(request_id, "its client did not come back"))
+    def attend(self, request_id: str, *, attended: bool) -> None:
+        """The client of this resumable stream came back, or left."""
+        self._handle(Attended(request_id, attended))
+
+    def abandon(self, request_id: str, reason: str) -> None:
+        """Ends a resumable stream that has no client."""
+        self._handle(Closed(request_id, reason))
 
     def ignored_fields(self) -> IgnoredFields:
         """Of a request that comes now."""

@@ -98,7 +98,10 @@ class ResumableRoutes:
         #: By request id.
         self._producers: dict[str, asyncio.Task[None]] = {}
         self._replays = ReplayTable(
-            config.resumable_streams_max, config.resumable_bytes_max, config.resume_ms / 1000
+            config.resumable_streams_max,
+            config.resumable_bytes_max,
+            config.resume_ms / 1000,
+            config.resumable_streams_per_key_max,
         )
 
     async def open(
@@ -138,11 +141,22 @@ class ResumableRoutes:
     def tick(self) -> None:
         """Call it several times a second."""
         for request_id in self._replays.expire(self._now()):
-            producer = self._producers.get(request_id)
-            if producer is None:
-                self._app.abandon(request_id)
-            else:
-                producer.cancel()
+            self._end(request_id, "its client did not come back")
+        for replay in self._replays.full():
+            kept = self._config.resumable_bytes_max
+            sentence = (
+                f"it was ended, because nobody read it and its buffer of {kept} bytes is full"
+            )
+            self._end(replay.request_id, sentence)
+            error = BatonError(Code.STREAM_GONE, sentence)
+            replay.end_full(b"data: " + error_body(error) + END)
+
+    def _end(self, request_id: str, reason: str) -> None:
+        producer = self._producers.get(request_id)
+        if producer is None:
+            self._app.abandon(request_id, reason)
+        else:
+            producer.cancel()
 
     async def _produce(self, replay: StreamReplay, produce: Produce) -> None:
         """Never raises, because that would end the gateway."""
@@ -158,7 +172,10 @@ class ResumableRoutes:
         self, request: web.Request, replay: StreamReplay, after: int
     ) -> web.StreamResponse:
         connection = ClientConnection(self._config, self._batcher)
+        left = replay.quiet_since > 0
         replay.attach(connection, after)
+        if left:
+            self._app.attend(replay.request_id, attended=True)
         try:
             if not replay.has_events:
                 await connection.started
@@ -167,6 +184,8 @@ class ResumableRoutes:
             await self._flush(request, response)
         finally:
             self._replays.release(replay, connection, self._now())
+            if not (replay.has_client or replay.ended):
+                self._app.attend(replay.request_id, attended=False)
         return response
 
     async def _relay(self, request: web.Request, owner: str) -> web.StreamResponse:

@@ -33,6 +33,7 @@ from services.gateway.requests import recovery
 from services.gateway.requests.counters import KEYS_MAX, Counters
 from services.gateway.requests.events import (
     Action,
+    Attended,
     Closed,
     DrainExpired,
     DrainStarted,
@@ -114,8 +115,8 @@ class Core:
                 return self._stepped(event, now)
             case Opened():
                 return self.lifecycle.opened(event, now)
-            case Closed():
-                return self.lifecycle.closed(event, now)
+            case Closed() | Attended():
+                return self.lifecycle.client_left_or_came(event, now)
             case FromRouter():
                 return self._from_router(event, now)
             case RouterUp() | RouterDown():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.messages import (
+    Abandoned,
     Abort,
     Cancel,
     Delta,
@@ -34,6 +35,14 @@ class Closed:
 
     request_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """The client of a resumable stream left, or came back. Harmless after its end."""
+
+    request_id: str
+    attended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,7 @@ class DrainExpired:
 Event = (
     Opened
     | Closed
+    | Attended
     | RouterUp
     | RouterDown
     | FromRouter
@@ -109,7 +119,7 @@ Event = (
 class ToRouter:
     """Send `message`, with `body` in a frame of its own where there is one."""
 
-    message: Submit | Cancel
+    message: Submit | Abandoned | Cancel
     body: RequestBody | None = None
 
 

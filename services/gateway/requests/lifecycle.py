@@ -13,11 +13,12 @@ import enum
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.identity import name_of
-from common.messages import Abort, Cancel, Fleet
+from common.messages import Abandoned, Abort, Cancel, Fleet
 from services.gateway.requests import recovery
 from services.gateway.requests.counters import Counters
 from services.gateway.requests.events import (
     Action,
+    Attended,
     Closed,
     Note,
     Opened,
@@ -100,6 +101,9 @@ class RequestLifecycle:
     def submission(self, request: LiveRequest, now: float) -> Action:
         return ToRouter(*request.submission(now, self.fleet))
 
+    def client_left_or_came(self, event: Closed | Attended, now: float) -> list[Action]:
+        return self.closed(event, now) if isinstance(event, Closed) else self.attended(event)
+
     def closed(self, event: Closed, now: float) -> list[Action]:
         request = self.table.requests.get(event.request_id)
         if request is None:
@@ -107,6 +111,21 @@ class RequestLifecycle:
         self.counters.closed += 1
         actions = self.leave(request, State.CLOSED, event.reason, Notify.BOTH, now)
         return [*actions, Note("request.closed", event.reason, event.request_id)]
+
+    def attended(self, event: Attended) -> list[Action]:
+        """Also of the generations that were opened for the same request of the full API."""
+        actions: list[Action] = []
+        for request in self.table:
+            request_id = request.spec.request_id
+            if request_id != event.request_id and not request_id.startswith(f"{event.request_id}-"):
+                continue
+            request.abandoned = not event.attended
+            if self.router_up and request.submitted:
+                message = Abandoned(
+                    request_id=request_id, attempt=request.attempt, abandoned=request.abandoned
+                )
+                actions.append(ToRouter(message))
+        return actions
 
     def fail(
         self, request: LiveRequest, error: BatonError, notify: Notify, now: float

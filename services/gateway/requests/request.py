@@ -97,6 +97,8 @@ class LiveRequest:
     ask_at: float = 0.0
     #: Seconds until the next time after that.
     ask_after: float = 0.0
+    #: Whether no client reads its stream now.
+    abandoned: bool = False
     #: Identity of the worker that it left because nothing came from it; empty once placed again.
     left_worker: str = ""
 
@@ -165,6 +167,7 @@ class LiveRequest:
             session=spec.session,
             local_reason=spec.local_reason,
             left=self.left_worker,
+            abandoned=self.abandoned,
             prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), salt),
             resumable=not resume_obstacle(spec.sampling, 1, fleet),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, salt),

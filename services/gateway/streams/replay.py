@@ -5,7 +5,9 @@ every event on to the client that is connected and keeps it for one that comes b
 holds all of them: a stream without a client is kept for `keep_seconds`, whether it runs or has
 ended, and then dropped. The table remembers for a while which ids it dropped, so that a late client
 gets "gone" and not "not found". Every bound has its answer: with too many streams a new one is
-refused, and a stream with too many bytes drops its oldest events.
+refused, a key has a share of them, and a stream with too many bytes drops its oldest events.
+Without a client it drops none that no client was sent: it is `full`, takes nothing more and must be
+ended.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from common.errors import BatonError, Code
 from services.gateway.streams.connection import END, Connection
 
 GONE_MAX = 1_024
+EVENT_ID_BYTES_MAX = 64
 
 
 class Client(Connection, Protocol):
@@ -36,10 +39,14 @@ class StreamReplay:
         self.quiet_since = 0.0
         #: Nothing more will be written.
         self.ended = False
+        #: It was written to beyond its bound while nobody read it.
+        self.full = False
         self._bytes_max = bytes_max
         self._bytes = 0
         self._events: deque[bytes] = deque()
         self._last = 0
+        #: Number of the last event that a client was sent.
+        self._sent = 0
         self._refusal: BatonError | None = None
         self._client: Client | None = None
 
@@ -58,6 +65,8 @@ class StreamReplay:
 
     def write(self, payload: bytes) -> None:
         """One or several whole events."""
+        if self.full:
+            return
         numbered = []
         for event in payload.split(END)[:-1]:
             self._last += 1
@@ -66,10 +75,22 @@ class StreamReplay:
         if not numbered:
             return
         self._events += numbered
-        while self._bytes > self._bytes_max and len(self._events) > 1:
-            self._bytes -= len(self._events.popleft())
         if self._client is not None:
             self._client.write(b"".join(numbered))
+            self._sent = self._last
+        while self._bytes > self._bytes_max and len(self._events) > 1:
+            if self._last - len(self._events) >= self._sent:
+                self.full = True
+                return
+            self._bytes -= len(self._events.popleft())
+
+    def end_full(self, event: bytes) -> None:
+        """Ends a full stream; `event`, a whole one, is the last and says why."""
+        self.full = False
+        self._bytes_max = max(self._bytes_max, self._bytes + len(event) + EVENT_ID_BYTES_MAX)
+        self.write(event)
+        self.full = True
+        self.end()
 
     def refuse(self, error: BatonError) -> None:
         self.ended, self._refusal = True, error
@@ -97,6 +118,7 @@ class StreamReplay:
         missed = b"".join(list(self._events)[after - dropped :])
         if missed:
             client.write(missed)
+        self._sent = self._last
         if self._refusal is not None:
             client.refuse(self._refusal)
         elif self.ended:
@@ -108,10 +130,14 @@ class StreamReplay:
 
 
 class ReplayTable:
-    """At most `streams_max` streams of at most `bytes_max` bytes each."""
+    """At most `streams_max` streams of at most `bytes_max` bytes each, of which one key has at most
+    `per_key_max`. Callers without a key share no bound of their own."""
 
-    def __init__(self, streams_max: int, bytes_max: int, keep_seconds: float) -> None:
+    def __init__(
+        self, streams_max: int, bytes_max: int, keep_seconds: float, per_key_max: int
+    ) -> None:
         self._streams_max = streams_max
+        self._per_key_max = per_key_max
         self._bytes_max = bytes_max
         self._keep_seconds = keep_seconds
         self._replays: dict[str, StreamReplay] = {}
@@ -122,7 +148,15 @@ class ReplayTable:
         return len(self._replays)
 
     def open(self, request_id: str, key_id: str) -> StreamReplay:
-        """Raises BatonError(QUEUE_FULL) when all streams still run or have a client."""
+        """Raises BatonError(QUEUE_FULL) when all streams, or all of this key, still run or have a
+        client."""
+        own = sum(replay.key_id == key_id for replay in self._replays.values())
+        if key_id and own >= self._per_key_max and not self._drop_ended(key_id):
+            sentence = (
+                f"this key already has {own} resumable streams at this gateway, its limit; "
+                "end some, or ask again without x-resumable"
+            )
+            raise BatonError(Code.QUEUE_FULL, sentence, retry_after_ms=1_000)
         if len(self._replays) >= self._streams_max and not self._drop_ended():
             sentence = (
                 f"this gateway already keeps {self._streams_max} resumable streams, its limit; "
@@ -162,9 +196,14 @@ class ReplayTable:
             self._drop(replay)
         return [replay.request_id for replay in due if not replay.ended]
 
-    def _drop_ended(self) -> bool:
-        """Drops the stream that ended and has been without a client for longest; False for none."""
-        replays = self._replays.values()
+    def full(self) -> list[StreamReplay]:
+        """The streams that must be ended because nobody reads them and their bound is reached."""
+        return [replay for replay in self._replays.values() if replay.full and not replay.ended]
+
+    def _drop_ended(self, key_id: str | None = None) -> bool:
+        """Drops the stream (of this key) that ended and has been without a client for longest;
+        False for none."""
+        replays = [r for r in self._replays.values() if key_id is None or r.key_id == key_id]
         ended = [replay for replay in replays if replay.ended and not replay.has_client]
         if not ended:
             return False

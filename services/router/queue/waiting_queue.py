@@ -4,7 +4,8 @@ A higher class goes first. Each lower class that waits is owed the share `class_
 served, and goes first once it is owed the cost of its first request. For the order inside a class
 see `fair_class.py`. The last part of the queue (`queue_reserve`) is for tenants that hold less of
 it than their share, and never for the lowest class, so that a flood of one tenant cannot shut out
-the others.
+the others. Attempts whose streams nobody reads go after all others; their tenants pay for them as
+for any.
 
 A request that does not fit now does not block the `look_past - 1` requests behind it, so that one
 large prompt does not hold up small ones. A request that was passed `passed_max` times is not passed
@@ -39,6 +40,8 @@ class WaitingQueue:
         self.look_past = config.look_past
         self._attempts: OrderedDict[AttemptKey, Attempt] = OrderedDict()
         self._classes = tuple(FairClass() for _ in CLASSES)
+        #: Those whose streams nobody reads, of all classes. They go last.
+        self._abandoned = FairClass()
         #: What each class is owed, in predicted cost.
         self._owed = [0.0 for _ in CLASSES]
         #: Sum of the encoded prompts in the queue.
@@ -79,17 +82,21 @@ class WaitingQueue:
     def append(self, attempt: Attempt) -> None:
         self._attempts[attempt.key] = attempt
         self.bytes_held += len(attempt.body)
-        self._classes[attempt.priority].append(attempt)
+        self._part(attempt).append(attempt)
 
     def remove(self, attempt: Attempt) -> None:
         """The attempt leaves without being placed."""
         self._drop(attempt)
-        self._classes[attempt.priority].remove(attempt)
+        self._part(attempt).remove(attempt)
         self._clear_owed(attempt.priority)
 
     def serve(self, attempt: Attempt) -> None:
         """The attempt leaves because it is placed."""
         self._drop(attempt)
+        if attempt.abandoned:
+            self._abandoned.remove(attempt)
+            self.settle(attempt, attempt.cost)
+            return
         self._classes[attempt.priority].serve(attempt)
         self._owed[attempt.priority] = max(0.0, self._owed[attempt.priority] - attempt.cost)
         for lower in CLASSES[attempt.priority + 1 :]:
@@ -151,6 +158,12 @@ class WaitingQueue:
         for waiting in self._classes:
             if len(waiting):
                 yield from islice(waiting.in_order(), 1 if waiting is next_class else 0, None)
+        yield from islice(
+            self._abandoned.in_order(), 1 if next_class is self._abandoned else 0, None
+        )
+
+    def _part(self, attempt: Attempt) -> FairClass:
+        return self._abandoned if attempt.abandoned else self._classes[attempt.priority]
 
     def _next_class(self) -> FairClass:
         """The lowest class that is owed the cost of its first request, else the highest class."""
@@ -160,12 +173,16 @@ class WaitingQueue:
         for waiting in self._classes:
             if waiting.backlog.requests:
                 return waiting
+        if len(self._abandoned):
+            return self._abandoned
         raise IndexError("the queue is empty")
 
     def check_invariants(self) -> None:
         assert self.within_bounds()
         assert self.bytes_held == sum(len(attempt.body) for attempt in self._attempts.values())
-        assert len(self._attempts) == sum(len(waiting) for waiting in self._classes)
+        parts = (*self._classes, self._abandoned)
+        assert len(self._attempts) == sum(len(waiting) for waiting in parts)
+        self._abandoned.check_invariants()
         for kind, waiting in zip(CLASSES, self._classes, strict=True):
             waiting.check_invariants()
             assert self._owed[kind] == 0 or len(waiting)

@@ -35,6 +35,8 @@ class Attempt:
     priority: PriorityClass = PriorityClass.STANDARD
     #: Whether its gateway can continue the stream exactly after a preemption.
     resumable: bool = False
+    #: Whether no client reads its stream now; set with `Tables.set_abandoned`.
+    abandoned: bool = False
     #: Identity of the decode worker that the previous attempt left; empty = none.
     avoid: str = ""
     #: Digest of its prompt, by which a prompt that kills workers is recognized; the request's id if

@@ -16,6 +16,7 @@ from services.router.admission.keys import predicted_cost
 from services.router.admission.predict import LoadSnapshot, Pool, Prediction, predict
 from services.router.queue.fair_class import QueueAhead
 from services.router.records.attempt import Attempt
+from services.router.rules import preempt
 from services.router.tables import Tables
 
 LOWEST = max(PriorityClass)
@@ -61,7 +62,8 @@ def check_and_charge(tables: Tables, attempt: Attempt, now: float) -> Refusal | 
         found = _gated(tables, attempt) or _too_slow(tables, attempt, now, reserved=reserved)
     if found is not None:
         return found
-    if again and not state.retry_budget.take(state.largest_worker_slots, now):
+    budgeted = again and not attempt.abandoned  # that one goes on only where nobody else waits
+    if budgeted and not state.retry_budget.take(state.largest_worker_slots, now):
         sentence = "too many requests are being tried again; the retry budget is used up"
         return Refusal(Code.RETRY_BUDGET, sentence)
     if not again:
@@ -172,6 +174,9 @@ def _pool(tables: Tables) -> Pool:
     if most:
         slots, free = min(slots, most), min(free, most - tables.active)
     kv_free = decodes.kv_tokens_max - decodes.kv_tokens
+    for attempt in preempt.abandoned_victims(tables):
+        free += 1
+        kv_free += tables.workers[attempt.decode].held[attempt.key]
     return Pool(slots, free, decodes.kv_tokens_max, kv_free)
 
 

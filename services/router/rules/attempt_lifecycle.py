@@ -11,6 +11,7 @@ from __future__ import annotations
 from common.errors import Code
 from common.identity import AttemptKey
 from common.messages import (
+    Abandoned,
     Abort,
     Cancel,
     DecodeStarted,
@@ -38,6 +39,15 @@ def on_cancel(tables: Tables, gateway: Gateway, message: Cancel, now: float) -> 
         tables.counts.drop("unknown cancel")
         return []
     return abort(tables, attempt, message.reason, now)
+
+
+def on_abandoned(tables: Tables, gateway: Gateway, message: Abandoned) -> list[Action]:
+    attempt = tables.attempts.get((message.request_id, message.attempt))
+    if attempt is None or attempt.gateway != gateway.identity:
+        tables.counts.drop("unknown abandoned")
+    elif attempt.abandoned is not message.abandoned:
+        tables.set_abandoned(attempt, abandoned=message.abandoned)
+    return []
 
 
 def on_prefill_ended(

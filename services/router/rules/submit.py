@@ -77,6 +77,7 @@ def _new_attempt(
         tenant=message.tenant,
         priority=message.priority,
         resumable=message.resumable,
+        abandoned=message.abandoned,
         avoid=message.left,
         digest=message.prompt_digest,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,

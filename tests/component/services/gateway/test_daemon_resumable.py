@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from openai import AsyncOpenAI
 
-from common.messages import Abort, Submit
+from common.messages import Abandoned, Abort, Cancel, Submit
 from common.security.api_keys import KeyRecord, edited, new_key
 from tests.component.services.gateway.rig import (
     BackgroundRequest,
@@ -118,6 +119,37 @@ async def test_a_second_connection_takes_the_first_ones_place(rig: Rig) -> None:
         await response.content.read()
     worker.send(delta(submit, 2, "c", finish_reason="stop"))
     assert (await read_event(back))[0] == 3
+
+
+async def test_the_router_knows_while_nobody_reads_it(rig: Rig) -> None:
+    worker = await rig.worker()
+    submit, response = await begun(rig, worker)
+    await leave(rig, response)
+    about = Abandoned(request_id=submit.request_id, attempt=1)
+    assert await rig.router.next(Abandoned) == about
+    back = await again(rig, submit.request_id, "2")
+    assert await rig.router.next(Abandoned) == msgspec.structs.replace(about, abandoned=False)
+    back.close()
+
+
+async def test_nobody_reads_it_and_its_buffer_is_full(make_rig: MakeRig) -> None:
+    rig = await make_rig(resumable_bytes_max=2_000)
+    worker = await rig.worker()
+    submit, response = await begun(rig, worker)
+    await leave(rig, response)
+    await rig.router.next(Abandoned)
+    for index in range(2, 20):
+        worker.send(delta(submit, index, "x"))
+    cancel = await rig.router.next(Cancel)
+    assert "its buffer of 2000 bytes is full" in cancel.reason
+    assert (await worker.next(Abort)).request_id == submit.request_id
+    back = await again(rig, submit.request_id, "2")
+    number, text = 2, ""
+    while "was ended" not in text:
+        following, text = await read_event(back)
+        assert following == number + 1, "no event is missing"
+        number = following
+    assert await read_event(back) == (0, "")
 
 
 async def test_only_the_same_key_finds_it(make_rig: MakeRig, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def follow(replay: StreamReplay, after: int = 0) -> RecordingClient:
 
 @pytest.fixture
 def replays() -> ReplayTable:
-    return ReplayTable(2, 1_000, KEEP_SECONDS)
+    return ReplayTable(2, 1_000, KEEP_SECONDS, per_key_max=2)
 
 
 @pytest.fixture
@@ -115,6 +115,7 @@ def test_a_number_that_was_never_told_is_a_conflict(replay: StreamReplay) -> Non
 
 
 def test_the_oldest_events_are_forgotten_over_the_bound(replay: StreamReplay) -> None:
+    follow(replay)
     for _ in range(100):
         replay.write(event("x" * 40))
     kept = follow(replay, after=90).text
@@ -122,6 +123,43 @@ def test_the_oldest_events_are_forgotten_over_the_bound(replay: StreamReplay) ->
     with pytest.raises(BatonError, match="up to 8") as raised:
         follow(replay)
     assert raised.value.code is Code.STREAM_GONE
+
+
+def test_without_a_client_nothing_is_dropped_that_was_not_sent(replays: ReplayTable) -> None:
+    replay = replays.open("r", "key")
+    client = follow(replay)
+    for _ in range(10):
+        replay.write(event("x" * 40))
+    replays.release(replay, client, 1.0)
+    for _ in range(8):
+        replay.write(event("x" * 40))
+    assert replays.full() == [], "what the client was sent makes room"
+    for _ in range(100):
+        replay.write(event("y" * 40))
+    assert replays.full() == [replay]
+    replay.end_full(event("nobody read it"))
+    assert replays.full() == []
+    back = follow(replay, after=10)
+    numbers = [int(line[4:]) for line in back.text.splitlines() if line.startswith(b"id: ")]
+    assert numbers == list(range(11, 11 + len(numbers))), "no event is missing"
+    assert 1_000 < len(back.text) < 1_300
+    assert back.text.endswith(event("nobody read it"))
+    assert back.ended
+
+
+def test_a_key_has_its_share_of_streams() -> None:
+    table = ReplayTable(10, 1_000, KEEP_SECONDS, per_key_max=2)
+    first, _ = table.open("a", "key"), table.open("b", "key")
+    with pytest.raises(BatonError, match="this key already has 2") as raised:
+        table.open("c", "key")
+    assert raised.value.code is Code.QUEUE_FULL
+    table.open("c", "other")
+    for name in "defg":
+        table.open(name, "")
+    first.end()
+    table.open("h", "key")
+    with pytest.raises(BatonError):
+        table.find("a", "key")
 
 
 def test_one_event_larger_than_the_bound_is_kept(replay: StreamReplay) -> None:

@@ -51,6 +51,34 @@ def test_a_stream_that_goes_on_goes_first_in_its_class() -> None:
     assert serve(waiting, 2) == [STANDARD] * 2
 
 
+def test_what_nobody_reads_goes_last_whatever_its_class() -> None:
+    waiting = WaitingQueue(100, 10_000, AdmissionConfig(class_floor=0.0))
+    unread = [queued("a", priority=INTERACTIVE, number=2), queued("a", priority=INTERACTIVE)]
+    for attempt in unread:
+        attempt.abandoned = True
+        waiting.append(attempt)
+    assert waiting.head() is unread[0]
+    fill(waiting, BATCH, 2)
+    assert list(waiting.in_order())[2:] == unread
+    assert serve(waiting, 4) == [BATCH, BATCH, INTERACTIVE, INTERACTIVE]
+    waiting.append(unread[0])
+    waiting.remove(unread[0])
+    waiting.check_invariants()
+
+
+def test_a_tenant_pays_for_what_it_does_not_read() -> None:
+    waiting = WaitingQueue(100, 10_000, AdmissionConfig(class_floor=0.0))
+    unread = queued("a", cost=500.0)
+    unread.abandoned = True
+    read = [queued("a", cost=100.0), queued("b", cost=100.0)]
+    for attempt in read:
+        waiting.append(attempt)
+    waiting.append(unread)
+    waiting.serve(unread)
+    assert waiting.head() is read[1]
+    assert waiting.counters()["standard"]["a"] == 500.0
+
+
 @pytest.mark.parametrize("cost", [25.0, 100.0, 400.0])
 def test_lower_classes_get_their_floor_by_cost(cost: float) -> None:
     waiting = WaitingQueue(3000, 100_000, AdmissionConfig(class_floor=0.05))

@@ -1,0 +1,134 @@
+"""Who makes room for whom: streams that nobody reads, and the newest of the lowest class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.messages import Abandoned, Abort, Ended, Failed, Load, PriorityClass, Submit
+from services.router.records.states import AttemptState
+from services.router.rules import admit, preempt
+from tests.unit.services.router.rig import Rig
+
+
+def submit(rig: Rig, request_id: str, attempt: int = 1, **fields: Any) -> None:
+    usual: dict[str, Any] = {"prompt_tokens": 40, "max_tokens": 8, "resumable": True}
+    message = Submit(request_id=request_id, attempt=attempt, **(usual | fields))
+    rig.receive("g0|1", message, b"body")
+
+
+def full(count: int = 4, **fields: Any) -> Rig:
+    """One decode worker, all of whose slots stream `r0`, `r1` and so on."""
+    rig = Rig(remote_prefill="never")
+    rig.gateway()
+    rig.beat(rig.decode("d0", seqs=count), Load())
+    for n in range(count):
+        submit(rig, f"r{n}", **fields)
+        rig.started(f"r{n}")
+    return rig
+
+
+def leave(rig: Rig, *names: str, back: bool = False) -> None:
+    for name in names:
+        rig.receive("g0|1", Abandoned(request_id=name, attempt=1, abandoned=not back))
+
+
+def pass_time(rig: Rig) -> None:
+    rig.tick(0.2, alive=("g0|1", "d0|1"))
+
+
+def preempted(rig: Rig) -> list[str]:
+    pass_time(rig)
+    return [failed.request_id for failed in rig.take(Failed) if failed.code == "preempted"]
+
+
+def test_a_plain_request_takes_the_place_of_the_newest_stream_that_nobody_reads() -> None:
+    rig = full()
+    leave(rig, "r0", "r1", "r2")
+    assert preempted(rig) == [], "nobody waits"
+    submit(rig, "x", tenant="other")
+    rig.take(Abort)
+    assert preempted(rig) == ["r2"]
+    assert [abort.request_id for abort in rig.take(Abort, "d0|1")] == ["r2"]
+    assert preempted(rig) == [], "one is making room already"
+    rig.receive("d0|1", Ended(request_id="r2", attempt=1, error="cancelled"))
+    assert rig.core.tables.attempts["x", 1].state is AttemptState.PLACED
+
+
+def test_as_many_make_room_as_wait() -> None:
+    rig = full(6)
+    leave(rig, *(f"r{n}" for n in range(6)))
+    for n in range(4):
+        submit(rig, f"x{n}")
+    assert preempted(rig) == ["r5", "r4", "r3", "r2"]
+
+
+def test_a_stream_that_has_its_client_again_stays() -> None:
+    rig = full()
+    leave(rig, "r0", "r1")
+    leave(rig, "r0", "r1", back=True)
+    submit(rig, "x")
+    assert preempted(rig) == []
+
+
+def test_a_stream_that_cannot_go_on_exactly_stays() -> None:
+    rig = full(resumable=False)
+    leave(rig, "r0", "r1")
+    submit(rig, "x")
+    assert preempted(rig) == []
+
+
+def test_what_was_preempted_waits_behind_all_and_costs_no_retry() -> None:
+    rig = full()
+    leave(rig, "r3")
+    submit(rig, "x")
+    assert preempted(rig) == ["r3"]
+    left = rig.core.tables.admission.retry_budget.left(0)
+    submit(rig, "r3", 2, abandoned=True)
+    submit(rig, "y")
+    assert rig.core.tables.admission.retry_budget.left(0) >= left
+    rig.receive("d0|1", Ended(request_id="r3", attempt=1, error="cancelled"))
+    rig.ended("r0")
+    placed = {key for key, a in rig.core.tables.attempts.items() if a.placed}
+    assert {("x", 1), ("y", 1)} <= placed
+    assert preempted(rig) == [], "it does not make room for itself"
+    rig.ended("r1")
+    assert rig.core.tables.attempts["r3", 2].state is AttemptState.PLACED
+
+
+def test_a_queued_stream_whose_client_is_back_has_its_place_again() -> None:
+    rig = full()
+    submit(rig, "x", 2, abandoned=True)
+    submit(rig, "y")
+    assert [a.request_id for a in rig.core.tables.waiting.in_order()] == ["y", "x"]
+    rig.receive("g0|1", Abandoned(request_id="x", attempt=2, abandoned=False))
+    assert [a.request_id for a in rig.core.tables.waiting.in_order()] == ["x", "y"]
+
+
+def test_what_can_be_had_counts_as_free_for_the_prediction() -> None:
+    rig = full()
+    before = admit._pool(rig.core.tables)
+    leave(rig, "r0", "r1")
+    after = admit._pool(rig.core.tables)
+    assert (before.slots_free, after.slots_free) == (0, 2)
+    assert after.kv_free == before.kv_free + 2 * 48
+
+
+def test_another_gateways_stream_is_not_touched() -> None:
+    rig = full()
+    rig.gateway("g1")
+    rig.receive("g1|1", Abandoned(request_id="r0", attempt=1))
+    assert not rig.core.tables.abandoned
+    assert rig.core.tables.counts.dropped["unknown abandoned"] == 1
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_while_kv_is_short_the_newest_of_the_lowest_class_makes_room(*, short: bool) -> None:
+    rig = full(priority=PriorityClass.BATCH)
+    rig.core.tables.admission.kv_used = 0.9 if short else 0.1
+    submit(rig, "x", priority=PriorityClass.INTERACTIVE)
+    preempt.preempt(rig.core.tables, rig.now)
+    state = rig.core.tables.attempts["r3", 1].state
+    assert state is (AttemptState.ABORTING if short else AttemptState.DECODING)
+    assert rig.core.tables.attempts["r0", 1].state is AttemptState.DECODING

@@ -26,8 +26,7 @@ CALLS = frozenset({
     "ssl._create_unverified_context",
 })  # fmt: skip
 METHODS = frozenset({"recv_pyobj", "send_pyobj", "loads_pickle"})
-ALLOWED: dict[str, str] = {
-}
+ALLOWED: dict[str, str] = {}
 """`file: call` to the reason why it may stand there."""
 
 

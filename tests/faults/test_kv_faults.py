@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from common.security.files import KV, KvSecrets, write
 from tests.faults.plan import KINDS, draw
 from tests.faults.verdict import broken_promises, table, useless
 from tests.faults.world import Notes, World
@@ -52,6 +54,20 @@ def test_no_promise_breaks_while_messages_are_bent_and_workers_die(
     assert useless(notes, ALWAYS_FREQUENT) == [], table(notes)
     assert len(notes.kills) == 3, table(notes)
     assert len(notes.caught) >= 20, table(notes)
+
+
+@lanes
+def test_no_promise_breaks_between_workers_that_authenticate_each_other(
+    worlds: list[World], loans: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / KV
+    write(path, KvSecrets(secrets=["5" * 64]))
+    worlds.append(World(SEED, fault_share=0.6, kill_every=70, loans=loans, secrets_file=str(path)))
+    worlds[-1].run(0, 150)
+    notes = worlds[-1].notes
+    assert broken_promises(notes) == [], table(notes)
+    assert len(notes.kills) == 2, table(notes)
+    assert notes.caught, table(notes)
 
 
 @lanes

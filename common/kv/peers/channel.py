@@ -216,7 +216,7 @@ class Channel:
                 self._secrets, self._greeting, link.receive_tag, remote, link.send_tag
             )
         except WireError as wrong:
-            self._refuse(wrong.message)
+            self._refuse(wrong.message, final=True)
             return
         self._post_receive()
         own = self._identity
@@ -288,22 +288,23 @@ class Channel:
             code = "wire_mismatch"
             self.send(KvRefused(transfer=0, code=code, message=f"{own.name}: {wrong}"))
             self.link.close_later(REFUSAL_S)
-            self._finish(f"{hello.name}: {wrong}")
+            self._finish(f"{hello.name}: {wrong}", refused=True)
             return
         if self.peer is None:
             self.peer = ConnectedPeer(self.id, hello.name, hello.incarnation)
             self.remote_segment_name = hello.staging
             self._events.on_open(self)
 
-    def _refuse(self, why: str) -> None:
-        """Before the hello for good, and late, so that the peer can see what is wrong."""
+    def _refuse(self, why: str, *, final: bool = False) -> None:
+        """Before the hello the link stays open for a moment, so that the peer sees what is wrong.
+        `final`: what the peer said of itself is wrong, and not only damaged."""
         self._events.on_refused(NOT_AUTHENTIC, why)
         if self.peer is None:
             self.link.close_later(REFUSAL_S)
-            self._finish(why)
+            self._finish(why, refused=final)
         else:
             self.close(why)
 
-    def _finish(self, why: str) -> None:
+    def _finish(self, why: str, *, refused: bool) -> None:
         self.closed = True
-        self._events.on_closed(self, why, True)
+        self._events.on_closed(self, why, refused)

@@ -248,12 +248,14 @@ def test_who_shares_no_secret_is_refused_by_both_before_a_word(
         assert [refused for _, refused in side.closed] == [True]
 
 
-def test_a_hello_under_a_forged_seal_is_refused_and_never_read() -> None:
+def test_a_hello_under_a_forged_seal_is_never_read_and_may_be_tried_again() -> None:
+    """It may have been damaged."""
     p, _ = pair((SECRET,))
     p.link.opened()
     p.link.arrive(pack_frame(encode(KvHello(WIRE_VERSION, "d0", "inc-d0", "f")), FaultSeals()))
     assert (p.refusals, p.channel.peer) == ([NOT_AUTHENTIC], None)
-    assert p.closed == [(NOT_PROVED, True)]
+    assert p.closed == [(NOT_PROVED, False)]
+    assert p.link.late
 
 
 @pytest.mark.parametrize("change", ["altered", "repeated", "dropped", "swapped"])

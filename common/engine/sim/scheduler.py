@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.blocks import blocks_for
 from common.config import SimConfig
@@ -113,7 +113,8 @@ class SimCore:
             sim_request.cached = sim_request.computed
             sim_request.phase = Phase.PREFILL
         else:
-            sim_request.request = _without_ticket(sim_request.request)
+            # The handoff ended before the prefill: no blocks are kept at the end.
+            sim_request.request = replace(sim_request.request, ticket=None)
 
     # ------------------------------------------------------------ steps
 
@@ -269,17 +270,3 @@ class SimCore:
         if sim_request.phase is Phase.WAITING:
             self._waiting.remove(key)
         self._free.extend(reversed(sim_request.blocks))
-
-
-def _without_ticket(request: EngineRequest) -> EngineRequest:
-    """The same request for a handoff that ended before its prefill: no blocks are kept at the
-    end."""
-    return EngineRequest(
-        request.request_id,
-        request.attempt,
-        request.role,
-        request.prompt_ids,
-        request.sampling,
-        None,
-        request.cache_salt,
-    )

@@ -23,7 +23,7 @@ from pathlib import Path
 from common.config import from_mapping
 from common.messages import Sampling
 from tests.e2e.engine.pair import ENGINE, Pair, open_pair, until
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 TRIES = {"sim": 200, "vllm": 200}
 CHUNK = 512

@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from tests.fleet.running import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet
 
 SECONDS = 20.0
 TARGET = 0.05

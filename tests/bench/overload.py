@@ -23,7 +23,7 @@ from loadtest.bench.request_specs import Piece, RequestSpec
 from loadtest.bench.sample import Sample
 from loadtest.capacity.report import Slo
 from loadtest.histogram import Histogram
-from tests.fleet.running import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet
 
 TIMES = (1.0, 2.0, 3.0, 4.0)
 SECONDS = 16.0

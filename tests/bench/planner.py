@@ -9,8 +9,6 @@ the one is the other's tail.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from itertools import islice
@@ -27,6 +25,7 @@ from loadtest.capacity.profile import load as load_profile
 from loadtest.capacity.report import Slo
 from loadtest.capacity.workload import of_spec
 from loadtest.plan.sizing import FleetOutcome, FleetShape, TargetLoad, play, within_data
+from tests.rigs.processes import said
 
 OFF = 0.20
 SEED = 3
@@ -80,7 +79,7 @@ def compare(chosen: Sequence[str]) -> None:
             tempfile.TemporaryDirectory() as folder,
         ):
             profile = Path(folder) / "profile.toml"
-            _baton("profile", *_at(fleet), "--prompt-max", "3000", "--out", str(profile))
+            said("profile", *_at(fleet), "--prompt-max", "3000", "--out", str(profile))
             for case in (each for each in CASES if each.engine == engine):
                 seeds = range(SEED, SEED + ROUNDS)
                 measured = [_measured(case, seed, fleet, Path(folder)) for seed in seeds]
@@ -95,7 +94,7 @@ def _measured(case: Case, seed: int, fleet: local_fleet.LocalFleet, folder: Path
     path = folder / "result.json"
     load = ("--mix", case.mix, "--scale", str(case.scale), "--rate", str(case.rate))
     count = ("--requests", str(case.requests), "--seed", str(seed), "--quiet")
-    _baton("bench", *_at(fleet), *load, *count, "--json", str(path))
+    said("bench", *_at(fleet), *load, *count, "--json", str(path))
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
@@ -120,15 +119,6 @@ def _show(case: Case, measured: list[Result], predicted: list[FleetOutcome]) -> 
     told = ", ".join(f"{a:.0f} / {b:.0f} = {a / b:.2f}" for a, b in pairs)
     off = any(abs(a / b - 1) > OFF for a, b in pairs)
     print(f"{case.engine:<10}{case.mix:<6}{case.rate:>6g}   {told}{'  OFF' if off else ''}")
-
-
-def _baton(*arguments: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
 
 
 if __name__ == "__main__":

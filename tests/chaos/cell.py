@@ -27,7 +27,7 @@ from common.errors import BatonError
 from common.net.admin_client import ask
 from services.up.plan import Flags, children, fleet_toml
 from tests.chaos.wire import Wire
-from tests.fleet.running import free_port
+from tests.rigs.fleet import free_port
 
 READY_SECONDS = 60.0
 READY_SECONDS_VLLM = 240.0

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.chaos.cell import Cell
-from tests.chaos.load import Load, kinds_of
 from tests.chaos.report import Row
+from tests.rigs.load import Load, kinds_of
 
 EVERY_SECONDS = 15.0
 

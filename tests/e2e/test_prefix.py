@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
+from tests.rigs.processes import add_key
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -25,13 +24,7 @@ ANSWER = 60
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A key file, and a key of two tenants."""
     file = tmp_path_factory.mktemp("keys") / "keys.json"
-    made = {"file": str(file)}
-    for tenant in ("a", "b"):
-        command = [sys.executable, "-m", "services.cli", "keys", "add"]
-        command += ["--file", str(file), "--tenant", tenant]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        made[tenant] = done.stdout.split()[-1]
-    return made
+    return {"file": str(file)} | {tenant: add_key(file, tenant) for tenant in ("a", "b")}
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from common.messages import CanaryAnswer
 from common.model.embedded import ensure_embedded_model
 from common.net.admin_client import ask
 from tests.e2e.prompts import BLOCK, prompts, shared_prefix
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fleet.running import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet
 
 SIM = ("--engine", "sim", "--prefill", "2", "--decode", "2")
 

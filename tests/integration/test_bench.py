@@ -6,14 +6,14 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtest.capacity.profile import load as load_profile
-from tests.fleet.running import Fleet, wait_until
+from tests.rigs.fleet import Fleet, wait_until
+from tests.rigs.processes import BATON
 
 pytestmark = pytest.mark.timeout(150)
 DEADLINE = 120.0
@@ -29,8 +29,8 @@ TRACE = """\
 
 
 def baton(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "services.cli", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*BATON, *arguments], stdout=pipe, stderr=pipe, text=True)
 
 
 def bench(*arguments: str) -> subprocess.Popen[str]:

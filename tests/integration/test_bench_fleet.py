@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.fleet.running import wait_until
+from tests.rigs.fleet import wait_until
+from tests.rigs.processes import BATON
 
 
 @pytest.mark.timeout(150)
 def test_it_does_not_outlive_a_bench_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "services.cli", "bench", "--start", "sim", "--quiet"]
-    bench = subprocess.Popen([*command, "--seconds", "600"], cwd=tmp_path)
+    command = [*BATON, "bench", "--start", "sim", "--quiet", "--seconds", "600"]
+    bench = subprocess.Popen(command, cwd=tmp_path)
     try:
         found = psutil.Process(bench.pid)
         wait_until("a fleet", lambda: len(found.children(recursive=True)) >= 6, 60)

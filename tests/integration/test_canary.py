@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +14,8 @@ from openai import OpenAI
 
 from common.errors import BatonError
 from common.net.admin_client import ask
-from tests.fleet.running import free_port, wait_until
+from tests.rigs.fleet import free_port, wait_until
+from tests.rigs.processes import BATON, Processes, processes
 
 FLEET = """\
 [fleet]
@@ -41,26 +38,25 @@ decode_step_ms = 600000
 """
 DAEMONS = ("router r0", "prefill p0", "decode d0", "decode d1", "decode d2", "gateway g0",
            "health h0")  # fmt: skip
-SERVE = "import sys; from services.cli import main; sys.exit(main())"
-WRONG = "import common.engine.sim.model as model; model.LETTERS = model.LETTERS[::-1]; " + SERVE
+WRONG = (
+    "import sys; import common.engine.sim.model as model; model.LETTERS = model.LETTERS[::-1]; "
+    "from services.cli import main; sys.exit(main())"
+)
 """Another text from the same prompt; everything else is as it should be."""
 
 
 class Daemons:
     """d1's engine computes wrongly, d2's never comes to an end of a step."""
 
-    def __init__(self, folder: Path) -> None:
-        self.run_dir = folder
+    def __init__(self, made: Processes) -> None:
+        self.run_dir = folder = made.folder
         self.port, self.health_port = free_port(), free_port()
         file = folder / "fleet.toml"
         file.write_text(FLEET.format(run_dir=folder, port=self.port, health_port=self.health_port))
-        self.running = {}
         for daemon in DAEMONS:
             role, name = daemon.split()
-            program = WRONG if name == "d1" else SERVE
-            words = [sys.executable, "-c", program, role, "--config", str(file), "--name", name]
-            with (folder / f"{name}.log").open("wb") as log:
-                self.running[name] = subprocess.Popen(words, stdout=log, stderr=log)
+            program = (sys.executable, "-c", WRONG) if name == "d1" else BATON
+            made.start(name, role, "--config", str(file), "--name", name, program=program)
 
     def ask(self, verb: str, **args: Any) -> Any:
         """Nothing while no router answers."""
@@ -83,25 +79,11 @@ class Daemons:
         connection.close()
         return reasons
 
-    def close(self) -> None:
-        for process in self.running.values():
-            process.kill()
-            process.wait()
-
 
 @pytest.fixture
 def daemons() -> Iterator[Daemons]:
-    folder = Path(tempfile.mkdtemp(prefix="baton-"))
-    made = Daemons(folder)
-    try:
-        yield made
-    except BaseException:
-        for log in folder.glob("*.log"):
-            print(f"--- {log.name}", log.read_text(errors="replace")[-2000:], sep="\n")
-        raise
-    finally:
-        made.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    with processes() as made:
+        yield Daemons(made)
 
 
 @pytest.mark.timeout(180)

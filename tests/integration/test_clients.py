@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 SLOW_PREFILL = {
     "BATON_ENGINE__SIM__PREFILL_TOKENS_PER_S": "100",

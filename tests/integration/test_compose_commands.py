@@ -6,10 +6,8 @@ Only paths, ports and addresses differ, by the same environment variables that a
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,8 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from tests.fleet.running import free_port, wait_until
+from tests.rigs.fleet import free_port, wait_until
+from tests.rigs.processes import BATON, Processes, processes
 
 COMPOSE = Path(__file__).parents[2] / "compose"
 FILES = {"compose.yaml": "fleet.toml", "compose.gpu.yaml": "fleet.gpu.toml"}
@@ -36,7 +35,8 @@ class Containers:
     """The services of a compose file as processes of this host. `names`: in an order in which each
     finds there what it depends on."""
 
-    def __init__(self, folder: Path, file: str) -> None:
+    def __init__(self, made: Processes, file: str) -> None:
+        self._made, folder = made, made.folder
         self.ports = {"8000": str(free_port()), "9400": str(free_port())}
         self._places = {
             "/etc/baton/fleet.toml": str(COMPOSE / FILES[file]),
@@ -44,21 +44,15 @@ class Containers:
         }
         self._services: dict[str, Any] = yaml.safe_load((COMPOSE / file).read_text())["services"]
         self.names = sorted(self._services, key=lambda name: len(self._needs(name)))
-        self._environment = (
-            os.environ
-            | (ON_GPUS if "gpu" in file else {})
-            | {
-                "BATON_FLEET__RUN_DIR": str(folder / "run"),
-                "BATON_GATEWAY__HOST": "127.0.0.1",
-                "BATON_GATEWAY__PORT": self.ports["8000"],
-                "BATON_HEALTH__PORT": self.ports["9400"],
-                "BATON_ENGINE__KIND": "sim",
-            }
-        )
+        self._environment = (ON_GPUS if "gpu" in file else {}) | {
+            "BATON_FLEET__RUN_DIR": str(folder / "run"),
+            "BATON_GATEWAY__HOST": "127.0.0.1",
+            "BATON_GATEWAY__PORT": self.ports["8000"],
+            "BATON_HEALTH__PORT": self.ports["9400"],
+            "BATON_ENGINE__KIND": "sim",
+        }
         for worker in ("PREFILL__P0", "PREFILL__P1", "DECODE__D0", "DECODE__D1"):
             self._environment[f"BATON_{worker}__KV__HOST"] = "127.0.0.1"
-        self._folder = folder
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def _needs(self, name: str) -> set[str]:
         """All that must run before this one, whatever profile it is in."""
@@ -67,25 +61,20 @@ class Containers:
 
     def up(self, name: str) -> None:
         words = self._here(self._services[name]["command"])
-        with (self._folder / f"{name}.log").open("wb") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "services.cli", *words],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-            )
+        self._made.start(name, *words, env=self._environment)
 
     def healthy(self, name: str) -> bool:
         """Runs the container's own health check."""
         _, command, *words = self._here(self._services[name]["healthcheck"]["test"])
-        program = {"baton": [sys.executable, "-m", "services.cli"], "python": [sys.executable]}
-        done = subprocess.run(
-            [*program[command], *words], env=self._environment, capture_output=True, check=False
-        )
+        program = {"baton": BATON, "python": (sys.executable,)}[command]
+        env = os.environ | self._environment
+        done = subprocess.run([*program, *words], env=env, capture_output=True, check=False)
         return done.returncode == 0
 
-    def log(self, name: str) -> str:
-        return (self._folder / f"{name}.log").read_text(errors="replace")
+    def stop(self, name: str) -> None:
+        process = self._made.running[name]
+        process.terminate()
+        assert process.wait(30) == 0, self._made.log(name)
 
     def _here(self, words: list[str]) -> list[str]:
         here = [self._places.get(word, word) for word in words]
@@ -94,19 +83,8 @@ class Containers:
 
 @pytest.fixture
 def containers(request: pytest.FixtureRequest) -> Iterator[Containers]:
-    folder = Path(tempfile.mkdtemp(prefix="baton-"))
-    made = Containers(folder, request.param)
-    try:
-        yield made
-    except BaseException:
-        for name in made.running:
-            print(f"--- {name}", made.log(name)[-2000:], sep="\n")
-        raise
-    finally:
-        for process in made.running.values():
-            process.kill()
-            process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+    with processes() as made:
+        yield Containers(made, request.param)
 
 
 @pytest.mark.timeout(240)
@@ -124,5 +102,4 @@ def test_the_commands_of_the_image_make_a_fleet(containers: Containers) -> None:
     assert made.usage is not None
     assert made.usage.completion_tokens == 4
     for name in reversed(containers.names):
-        containers.running[name].terminate()
-        assert containers.running[name].wait(30) == 0, containers.log(name)
+        containers.stop(name)

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.browser import Page, chromium, installed
-from tests.fleet.load import Streams
-from tests.fleet.running import Fleet, wait_until
+from tests.rigs.browser import Page, chromium, installed
+from tests.rigs.fleet import Fleet, wait_until
+from tests.rigs.load import Ask, Load
 
 needs_browser = pytest.mark.skipif(
     installed() is None, reason="no chromium here: `make dashboard` installs it and runs this"
 )
 TEXT = "document.getElementById('{}').textContent"
-PROMPT = "The quick brown fox jumps over the lazy dog. " * 30
 
 
 @pytest.fixture
@@ -30,11 +29,10 @@ async def page(tmp_path: Path) -> AsyncIterator[Page]:
 
 async def loaded(fleet: Fleet) -> None:
     """Some requests, some with KV that moved."""
-    streams = Streams(fleet, gap_seconds=0.05, max_tokens=30, prompt=PROMPT)
-    streams.stop()
+    load = Load(fleet.url, rate=1.0, ask=Ask(prompt_tokens=(1350, 1350), max_tokens=30))
     for _ in range(6):
-        await streams.one()
-    assert streams.load.finished == 6
+        answer = await load.one()
+        assert (answer.status, answer.fault) == (200, "")
 
 
 async def keep(page: Page, name: str) -> None:

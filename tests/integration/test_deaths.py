@@ -7,7 +7,7 @@ from functools import partial
 import openai
 import pytest
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 PROMPT = "All happy families are alike. " * 30
 FOUND = {

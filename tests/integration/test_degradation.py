@@ -11,8 +11,8 @@ from services.ctl.verbs.status import render
 from services.health.metrics.scrape import scrape
 from tests.chaos.actions import Bend, inflict
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import Ask, faults_of
 from tests.chaos.scenarios.run import under_load
+from tests.rigs.load import Ask, faults_of
 
 pytestmark = pytest.mark.timeout(120)
 

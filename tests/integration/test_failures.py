@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 
-from tests.fleet.running import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet
 
 MODEL = "baton-tiny"
 PROMPT = "All happy families are alike. " * 30

@@ -5,15 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
+from tests.rigs.processes import add_key, said
 
 JSON = {"content-type": "application/json"}
 TOKENS = 250
@@ -90,12 +89,7 @@ def test_a_stopped_gateway_leaves_the_port_to_the_other(two_gateways: Fleet) -> 
 
 def test_a_fleet_with_keys_serves_who_has_one(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
-    baton = [sys.executable, "-m", "services.cli"]
-    made = subprocess.run(
-        [*baton, "keys", "add", "--file", str(keys), "--tenant", "shop"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    key = made.stdout.strip()
+    key = add_key(keys, "shop")
     assert re.fullmatch(r"bk_[0-9a-f]{12}_[0-9a-f]{64}", key)
     with fleet("--engine", "sim", "--host", "0.0.0.0", "--keys", str(keys)) as running:
         running.wait_ready()
@@ -114,7 +108,7 @@ def test_a_fleet_with_keys_serves_who_has_one(tmp_path: Path) -> None:
         assert complete({}) == 401
         assert key[-64:] not in running.log("g0") + running.log("r0")
         key_id = key.split("_")[1]
-        subprocess.run([*baton, "keys", "revoke", "--file", str(keys), key_id], check=True)
+        said("keys", "revoke", "--file", str(keys), key_id)
         wait_until("the revoked key is refused", lambda: complete(bearer) == 401)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 TOKENS = 60

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
+from tests.rigs.processes import add_key
 
 PER_MINUTE = 4
 CONNECTIONS = 16
@@ -25,15 +24,10 @@ class Keys:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.plain = self._add("plain")
-        self.rated = self._add("rated", "--requests-per-min", str(PER_MINUTE))
-        self.single = self._add("single", "--concurrency", "1")
-        self.batch = self._add("batch", "--priority", "batch")
-
-    def _add(self, tenant: str, *limits: str) -> str:
-        command = [sys.executable, "-m", "services.cli", "keys", "add", "--file", str(self.file)]
-        command += ["--tenant", tenant, *limits]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        self.plain = add_key(self.file, "plain")
+        self.rated = add_key(self.file, "rated", "--requests-per-min", str(PER_MINUTE))
+        self.single = add_key(self.file, "single", "--concurrency", "1")
+        self.batch = add_key(self.file, "batch", "--priority", "batch")
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import urllib.request
 
 import openai
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
+from tests.rigs.processes import said
 
 PROMPT = "word " * 400
 SLOW = {"BATON_ENGINE__SIM__PREFILL_TOKENS_PER_S": "1000"}
@@ -69,5 +68,4 @@ async def watch_one_request(running: Fleet) -> None:
 
 
 def shown_to_people(running: Fleet) -> str:
-    command = [sys.executable, "-m", "services.cli", "ctl", "kv", "--run-dir", str(running.run_dir)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return said("ctl", "kv", "--run-dir", str(running.run_dir))

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fleet.load import Streams
-from tests.fleet.running import Fleet, wait_until
+from tests.rigs.fleet import Fleet, wait_until
+from tests.rigs.load import Ask, Load
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
-PROMPT = "The quick brown fox jumps over the lazy dog. " * 30
 
 
 def scrape(fleet: Fleet) -> str:
@@ -33,9 +32,9 @@ def promtool(page: str) -> subprocess.CompletedProcess[str]:
 
 async def used(fleet: Fleet) -> None:
     """One request was served, its timeline is written, and D has reported its KV's counts."""
-    streams = Streams(fleet, gap_seconds=0.0, max_tokens=8, prompt=PROMPT)
-    await streams.one()
-    assert streams.load.finished == 1
+    ask = Ask(prompt_tokens=(1350, 1350), max_tokens=8)
+    answer = await Load(fleet.url, rate=1.0, ask=ask).one()
+    assert (answer.status, answer.fault) == (200, "")
 
     def counted() -> bool:
         page = scrape(fleet)

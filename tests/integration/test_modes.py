@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.fleet.running import fleet
+from tests.rigs.fleet import fleet
 
 
 @pytest.mark.parametrize(("mode", "workers"), [("replicated", 2), ("single", 1)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 ROUNDS = 3
 EACH = 6

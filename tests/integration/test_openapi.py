@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.running import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet
 
 CASES_MIN = 1_000
 EXAMPLES = 150

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.fleet.running import Fleet, wait_until
+from tests.rigs.fleet import Fleet, wait_until
 
 MODEL = "baton-tiny"
 LONG = "The quick brown fox jumps over the lazy dog. " * 40

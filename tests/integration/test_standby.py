@@ -8,9 +8,9 @@ from functools import partial
 import psutil
 import pytest
 
-from tests.fleet.load import Streams
-from tests.fleet.running import Fleet, fleet, wait_until
-from tests.integration.test_router_loss import SIM, SLOW, TOKENS, under_load, until
+from tests.integration.test_router_loss import SIM, SLOW, under_load, until
+from tests.rigs.fleet import Fleet, fleet, wait_until
+from tests.rigs.load import Load
 
 pytestmark = pytest.mark.timeout(240)
 PAIR = (*SIM, "--routers", "2")
@@ -59,17 +59,15 @@ def test_a_killed_router_is_followed_by_the_other_within_two_seconds(pair: Fleet
     other = "r1" if active == "r0" else "r0"
     first_pid = pair.children()[other].pid
 
-    async def kill(streams: Streams) -> None:
+    async def kill(load: Load) -> None:
         known = pair.ctl("requests", "--router", socket_of(other))
         assert len(known) >= 8, "the standby knows what the other placed"
         pair.children()[active].send_signal(signal.SIGKILL)
-        started = streams.started
+        started = load.started
         await until(lambda: used(pair) == other, 2.0)
-        await until(lambda: streams.started > started)
+        await until(lambda: load.started > started)
 
-    load = asyncio.run(under_load(pair, kill))
-    assert load.errors == []
-    assert set(load.tokens) == {TOKENS}
+    asyncio.run(under_load(pair, kill))
     assert pair.children()[other].pid == first_pid, "it was there, not restarted"
     assert placed(pair, socket_of(other)) >= 10
     wait_until("no credit is left", lambda: settled(pair, socket_of(other)))
@@ -84,18 +82,16 @@ def test_a_stopped_router_is_left_for_the_other_and_does_no_harm_when_it_wakes(
     active = used(pair)
     other = "r1" if active == "r0" else "r0"
 
-    async def stop(streams: Streams) -> None:
+    async def stop(load: Load) -> None:
         victim = pair.children()[active]
         victim.send_signal(signal.SIGSTOP)
         await until(lambda: victim.status() == psutil.STATUS_STOPPED)
         await until(lambda: used(pair) == other, 4.0)
-        started = streams.started
-        await until(lambda: streams.started >= started + 10)
+        started = load.started
+        await until(lambda: load.started >= started + 10)
         victim.send_signal(signal.SIGCONT)
 
-    load = asyncio.run(under_load(pair, stop))
-    assert load.errors == []
-    assert set(load.tokens) == {TOKENS}
+    asyncio.run(under_load(pair, stop))
     assert "sends nothing for 1 s" in pair.log("g0")[logged_before:], (
         "found by silence, not by a close"
     )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.fleet.running import wait_until
+from tests.rigs.fleet import wait_until
+from tests.rigs.processes import Processes, processes
 
 WATCHDOG_SECONDS = 0.6
 FLEET = """\
@@ -33,28 +29,25 @@ max_queue = 7
 class Supervised:
     """One daemon, and the socket on which its supervisor listens."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, made: Processes) -> None:
+        folder, self._made = made.folder, made
         self.fleet = folder / "fleet.toml"
         self.fleet.write_text(FLEET.format(run_dir=folder))
         self.said: Counter[str] = Counter()
         self.order: list[str] = []
-        self.log = folder / "log"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(folder / "notify"))
         self._socket.setblocking(False)
-        self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        environment = os.environ | {
+    def start(self, role: str, name: str) -> subprocess.Popen[bytes]:
+        env = {
             "NOTIFY_SOCKET": self._socket.getsockname(),
             "WATCHDOG_USEC": str(int(WATCHDOG_SECONDS * 1e6)),
         }
-        command = [sys.executable, "-m", "services.cli", words[0], "--config", str(self.fleet)]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "--name", words[1]], env=environment, stdout=log, stderr=log
-            )
-        return self.process
+        return self._made.start(name, role, "--config", str(self.fleet), "--name", name, env=env)
+
+    def log(self, name: str) -> str:
+        return self._made.log(name)
 
     def heard(self, state: str, times: int = 1) -> bool:
         """Whether it was said so often, by now."""
@@ -68,21 +61,15 @@ class Supervised:
                 self.order.append(first)
 
     def close(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
         self._socket.close()
 
 
 @pytest.fixture
 def supervised() -> Iterator[Supervised]:
-    folder = Path(tempfile.mkdtemp(prefix="baton-"))
-    made = Supervised(folder)
-    try:
+    with processes() as started:
+        made = Supervised(started)
         yield made
-    finally:
         made.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize(("role", "name"), [("router", "r0"), ("decode", "d0")])
@@ -97,8 +84,8 @@ def test_a_daemon_tells_its_supervisor_how_it_fares(
     process.send_signal(signal.SIGHUP)
     wait_until("it has read the file again", lambda: supervised.heard("READY=1", 2), 20)
     process.terminate()
-    assert process.wait(30) == 0, supervised.log.read_text()
+    assert process.wait(30) == 0, supervised.log(name)
     assert supervised.heard("STOPPING=1")
     assert supervised.order == ["READY=1", "RELOADING=1", "READY=1", "STOPPING=1"]
     applied = "router.max_queue" if role == "router" else "nothing to change"
-    assert f'"sentence": "{applied}"' in supervised.log.read_text()
+    assert f'"sentence": "{applied}"' in supervised.log(name)

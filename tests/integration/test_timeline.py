@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from tests.fleet.running import Fleet, wait_until
+from tests.rigs.fleet import Fleet, wait_until
 
 MODEL = "baton-tiny"
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 60

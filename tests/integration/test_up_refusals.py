@@ -2,19 +2,17 @@
 
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from services.cli import main
-from tests.fleet.running import Fleet
+from tests.rigs.fleet import Fleet
+from tests.rigs.processes import baton, said
 
 
 def up(run_dir: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.cli", "up", "--engine", "sim"]
-    command += ["--run-dir", str(run_dir), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return baton("up", "--engine", "sim", "--run-dir", str(run_dir), *flags)
 
 
 def test_a_port_in_use_names_the_flag(tmp_path: Path) -> None:
@@ -61,35 +59,19 @@ def test_a_second_fleet_in_the_same_run_dir_is_refused(sim_fleet: Fleet) -> None
 
 
 def test_help_teaches() -> None:
-    command = [sys.executable, "-m", "services.cli"]
     for arguments in (["--help"], ["up", "--help"], ["ctl", "--help"]):
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
-        assert "baton " in done.stdout
-    assert (
-        "examples:"
-        in subprocess.run(
-            [*command, "up", "--help"], capture_output=True, text=True, check=True
-        ).stdout
-    )
+        assert "baton " in said(*arguments)
+    assert "examples:" in said("up", "--help")
 
 
 def test_check_and_config_explain_a_fleet_file(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text("[gateway]\nport = 8123\n[decode.d0]\n")
-    command = [sys.executable, "-m", "services.cli"]
-    good = subprocess.run(
-        [*command, "check", "--config", str(path)], capture_output=True, text=True, check=False
-    )
-    assert good.returncode == 0
-    assert "1 decode" in good.stdout
-    shown = subprocess.run(
-        [*command, "config", "--config", str(path)], capture_output=True, text=True, check=True
-    ).stdout
+    assert "1 decode" in said("check", "--config", str(path))
+    shown = said("config", "--config", str(path))
     assert "gateway.port = 8123  # file" in shown
     assert "router.max_queue = 1024  # default" in shown
     path.write_text("[gateway]\nprot = 1\n")
-    bad = subprocess.run(
-        [*command, "check", "--config", str(path)], capture_output=True, text=True, check=False
-    )
+    bad = baton("check", "--config", str(path))
     assert bad.returncode == 2
     assert "unknown key 'prot'" in bad.stderr

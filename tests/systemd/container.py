@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.fleet.running import wait_until
+from tests.rigs.fleet import wait_until
 
 TREE = Path(__file__).parents[2]
 """What is tested, whichever tree the environment was installed from."""

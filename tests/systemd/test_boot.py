@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.running import wait_until
+from tests.rigs.fleet import wait_until
 from tests.systemd.container import TREE, Container, booted, why_not
 
 WANTED = os.environ.get("BATON_BOOT") == "1"

@@ -20,7 +20,7 @@ from tests.bench.gateway import clients, floor, pump, worker
 from tests.bench.gateway.clients import Load, Seen
 from tests.bench.gateway.cpu import cpu_seconds
 from tests.bench.gateway.pump import Plan
-from tests.fleet.running import free_port, wait_until
+from tests.rigs.fleet import free_port, wait_until
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -23,7 +23,7 @@ from tests.bench.gateway import clients
 from tests.bench.gateway.clients import Load
 from tests.bench.gateway.cpu import cpu_seconds
 from tests.bench.gateway.table import verdict
-from tests.fleet.running import fleet, free_port, wait_until
+from tests.rigs.fleet import fleet, free_port, wait_until
 
 STREAMS = (32, 128, 256)
 TOKENS = 128

@@ -19,11 +19,11 @@ import aiohttp
 from services.health.metrics.scrape import scrape
 from tests.chaos.actions import Bend
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import LETTERS, MODEL, Ask, percentile
 from tests.chaos.progress import say
 from tests.chaos.report import Row
 from tests.chaos.scenarios.deaths import PATIENT
 from tests.chaos.scenarios.run import nothing_lost, under_load
+from tests.rigs.load import LETTERS, MODEL, Ask, percentile
 
 EACH = 200
 AT_ONCE = 10

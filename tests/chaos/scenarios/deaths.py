@@ -11,7 +11,6 @@ from functools import partial
 from common.errors import BatonError
 from tests.chaos.actions import Kill, inflict
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import Ask
 from tests.chaos.progress import report
 from tests.chaos.report import Row
 from tests.chaos.scenarios.run import (
@@ -21,6 +20,7 @@ from tests.chaos.scenarios.run import (
     nothing_lost,
     under_load,
 )
+from tests.rigs.load import Ask
 
 READY_SECONDS = 60.0
 STREAMS_PAUSED_MIN = 3

@@ -7,9 +7,9 @@ import time
 
 from tests.chaos.actions import Bend, inflict
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import Ask
 from tests.chaos.report import Row
 from tests.chaos.scenarios.run import gaps_after, longest_gap, nothing_lost, under_load
+from tests.rigs.load import Ask
 
 HANG_MS = "2000"
 SAYS = {"die": "the engine process has died", "hang": "made no step for"}

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 from tests.chaos.actions import Bend, CutData, Hold, Stop, inflict
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import Answer, Ask
 from tests.chaos.network import NoNetworkError, network
 from tests.chaos.report import Row
 from tests.chaos.scenarios.run import longest_gap, nothing_lost, under_load
+from tests.rigs.load import Answer, Ask
 
 AFTER_SECONDS = 3.0
 LEAST = 20

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from functools import partial
 
 from tests.chaos.actions import Term, inflict
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import Ask
 from tests.chaos.report import Row
 from tests.chaos.scenarios.run import nothing_lost, under_load
+from tests.rigs.load import Ask
+from tests.rigs.processes import BATON
 
 DRAIN_MS = 3000
 ROLES = ("prefill", "decode")
@@ -83,7 +83,7 @@ async def rollout_stops(rate: float) -> list[Row]:
 
 
 async def _rollout(fleet: Cell, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "services.cli", "rollout", "--run-dir", str(fleet.run_dir)]
+    command = [*BATON, "rollout", "--run-dir", str(fleet.run_dir)]
     process = await asyncio.create_subprocess_exec(
         *command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )

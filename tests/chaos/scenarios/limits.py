@@ -6,9 +6,9 @@ import asyncio
 
 from tests.chaos.actions import FullDisk, Kill, Memory, MissedError, inflict
 from tests.chaos.cell import Plan, cell
-from tests.chaos.load import Ask
 from tests.chaos.report import Row
 from tests.chaos.scenarios.run import nothing_lost, under_load
+from tests.rigs.load import Ask
 
 SECONDS = 5.0
 

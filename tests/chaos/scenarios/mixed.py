@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable
 
 from tests.chaos.actions import Bend, Hold, Kill, Stop, Term, inflict
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import Ask
 from tests.chaos.memory import Memory
 from tests.chaos.progress import report
 from tests.chaos.report import Row
 from tests.chaos.scenarios.deaths import PATIENT
 from tests.chaos.scenarios.run import every_kind, nothing_lost, under_load
+from tests.rigs.load import Ask
 
 RATE = 10.0
 ASK = Ask(prompt_tokens=(20, 500), max_tokens=32)

@@ -8,9 +8,9 @@ import aiohttp
 
 from tests.chaos.bent import POISON
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import MODEL
 from tests.chaos.report import Row
 from tests.chaos.scenarios.run import nothing_lost, under_load
+from tests.rigs.load import MODEL
 
 BENT = dict.fromkeys(("d0", "d1", "d2", "d3"), "tests.chaos.bent")
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.chaos.cell import Cell
-from tests.chaos.load import KINDS, Answer, Ask, Load, faults_of, kinds_of, percentile
 from tests.chaos.report import Row
+from tests.rigs.load import KINDS, Answer, Ask, Load, faults_of, kinds_of, percentile
 
 SHOWN = 3
 SHOWN_CHARS = 160

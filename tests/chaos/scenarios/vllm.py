@@ -16,7 +16,6 @@ import psutil
 
 from tests.chaos.actions import Kill, Stop, Term, inflict
 from tests.chaos.cell import READY_SECONDS_VLLM, Cell, Plan, cell
-from tests.chaos.load import Answer, Ask, Load
 from tests.chaos.progress import report, say
 from tests.chaos.report import Row
 from tests.chaos.scenarios.engines import last_words
@@ -27,6 +26,7 @@ from tests.chaos.scenarios.run import (
     nothing_lost,
     under_load,
 )
+from tests.rigs.load import Answer, Ask, Load
 
 TIMES = 5
 RATE = 2.0

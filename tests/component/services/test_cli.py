@@ -2,16 +2,16 @@
 
 import os
 import subprocess
-import sys
 
 from services.cli import EXIT_BROKEN_PIPE
+from tests.rigs.processes import BATON
 
 
 def test_a_reader_that_leaves_is_no_crash() -> None:
     """As `baton completion bash | head -0`."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "services.cli", "completion", "bash"]
+    command = [*BATON, "completion", "bash"]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (EXIT_BROKEN_PIPE, b"")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +12,8 @@ import pytest
 
 from tests.e2e.api.asks import Asks
 from tests.e2e.api.peer import peer
-from tests.fleet.running import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet
+from tests.rigs.processes import add_key
 
 
 @dataclass(frozen=True)
@@ -36,19 +34,11 @@ class Both:
         return self.ours.post(path, json=body), self.theirs.post(path, json=body)
 
 
-def _add_key(file: Path, tenant: str, *limits: str) -> str:
-    command = [sys.executable, "-m", "services.cli", "keys", "add", "--file", str(file)]
-    done = subprocess.run(
-        [*command, "--tenant", tenant, *limits], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
 @pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     file = tmp_path_factory.mktemp("keys") / "keys.json"
-    key = _add_key(file, "plain")
-    rated = _add_key(file, "rated", "--requests-per-min", "1")
+    key = add_key(file, "plain")
+    rated = add_key(file, "rated", "--requests-per-min", "1")
     with fleet("--prefill", "1", "--decode", "1", "--keys", str(file)) as running:
         yield Stack(running.wait_ready(), key, rated)
 

@@ -21,7 +21,7 @@ from common.net.wire import encode
 from common.process.lifecycle import Tasks
 from services.router.daemon import make
 from tests.component.common.security.curve_rig import Hosts
-from tests.fleet.running import free_port
+from tests.rigs.fleet import free_port
 from tests.rigs.messages import worker_hello
 from tests.rigs.peers import Peer
 

@@ -14,7 +14,7 @@ from common.kv.daemon_link.ranks import RankSideChannels
 from common.kv.daemon_link.side_channel import ThreadSideChannel
 from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvRelease, KvStatus
 from common.messages import KvCounts, KvReport
-from tests.fleet.running import wait_until
+from tests.rigs.fleet import wait_until
 
 
 def done(request_id: str, payload_bytes: int) -> KvDone:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+
+from tests.rigs.processes import BATON
 
 READY_SECONDS = 180.0
 STOP_SECONDS = 60.0
@@ -63,7 +64,7 @@ class Fleet:
         arguments += ["--health-port", str(self.health_port), *flags]
         fixed_route = {} if "--mode" in flags else FIXED_ROUTE
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "services.cli", "up", *arguments],
+            [*before, *BATON, "up", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -112,7 +113,7 @@ class Fleet:
 
     def ctl(self, *arguments: str) -> Any:
         """The result of `baton ctl VERB ... --json`."""
-        command = [sys.executable, "-m", "services.cli", "ctl", *arguments]
+        command = [*BATON, "ctl", *arguments]
         command += ["--json", "--run-dir", str(self.run_dir)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert done.returncode == 0, done.stderr + done.stdout

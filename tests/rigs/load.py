@@ -87,6 +87,13 @@ class Load:
                 assert answer.done, answer.error
                 self._expected[tuple(prompt)] = answer.text
 
+    async def one(self) -> Answer:
+        """A single stream, to its end."""
+        async with aiohttp.ClientSession() as session:
+            await self._one(session, self.started)
+        self.started += 1
+        return self.answers[-1]
+
     async def run(self) -> list[Answer]:
         """Until `stop`; returns when all that were started have ended."""
         connector = aiohttp.TCPConnector(limit=0)

@@ -155,10 +155,8 @@ def test_a_client_that_leaves_frees_the_workers(sim_fleet: Fleet) -> None:
     assert len(sim_fleet.ctl("requests")) == 1
     answer.close()
     connection.close()
-    wait_until("the request is gone", lambda: not sim_fleet.ctl("requests"), 2.0)
-    wait_until(
-        "no KV is held", lambda: all(w["kv_used"] == 0 for w in sim_fleet.ctl("workers")), 3.0
-    )
+    wait_until("the request is gone", lambda: not sim_fleet.ctl("requests"))
+    wait_until("no KV is held", lambda: all(w["kv_used"] == 0 for w in sim_fleet.ctl("workers")))
 
 
 def test_models_and_health_say_what_is_served(sim_fleet: Fleet) -> None:

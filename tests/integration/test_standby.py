@@ -86,7 +86,7 @@ def test_a_stopped_router_is_left_for_the_other_and_does_no_harm_when_it_wakes(
         victim = pair.children()[active]
         victim.send_signal(signal.SIGSTOP)
         await until(lambda: victim.status() == psutil.STATUS_STOPPED)
-        await until(lambda: used(pair) == other, 4.0)
+        await until(lambda: used(pair) == other)
         started = load.started
         await until(lambda: load.started >= started + 10)
         victim.send_signal(signal.SIGCONT)

@@ -201,7 +201,7 @@ async def test_without_an_engine_nothing_is_waited_for(bench: Bench) -> None:
     bench.engine.batches.put_nowait(BatonError(Code.ENGINE_FAILED, "the engine died"))
     await bench.tasks.failed
     assert bench.core.active == 1
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(2.5):  # a drain takes 3 s
         await bench.worker.stop()
     assert not [message for message in bench.router.drained() if isinstance(message, Leaving)]
 

@@ -138,7 +138,7 @@ async def test_more_than_fits_waits_its_turn_and_nothing_is_lost(pair: Pair) -> 
 
 @pytest.mark.parametrize("after_ms", [0, 1, 3, 8, 20])
 async def test_aborts_at_any_moment_free_everything(pair: Pair, after_ms: int) -> None:
-    """By the aborts, that is: the lease and the load timeout are far longer than 2 s."""
+    """By the aborts, that is: the lease and the load timeout are longer than 10 s."""
     requests = [pair.requests(prompt_of(300, seed), TEXT) for seed in range(6)]
     for at_p, at_d in requests:
         await pair.prefill.add(at_p)
@@ -150,7 +150,7 @@ async def test_aborts_at_any_moment_free_everything(pair: Pair, after_ms: int) -
         await pair.decode.engine.abort(at_d.request_id, 0)
     await pair.prefill.empty()
     await pair.decode.empty()
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10.0
     result, _ = await pair.hand_over(prompt_of(50), TEXT)
     assert result.finish == "length"
 

@@ -14,12 +14,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
+from services.cli import main as baton
 from tests.rigs.processes import BATON
 
 READY_SECONDS = 180.0
@@ -113,11 +116,17 @@ class Fleet:
 
     def ctl(self, *arguments: str) -> Any:
         """The result of `baton ctl VERB ... --json`."""
-        command = [*BATON, "ctl", *arguments]
-        command += ["--json", "--run-dir", str(self.run_dir)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        assert done.returncode == 0, done.stderr + done.stdout
-        return json.loads(done.stdout)
+        return json.loads(self.told(*arguments, "--json"))
+
+    def told(self, *arguments: str) -> str:
+        """What `baton ctl VERB ...` prints. It runs in this process, on a thread of its own: to
+        start one takes up to a second, in which what is looked at may be over."""
+        words = ["ctl", *arguments, "--run-dir", str(self.run_dir)]
+        out, err = StringIO(), StringIO()
+        with redirect_stdout(out), redirect_stderr(err), ThreadPoolExecutor(1) as aside:
+            status = aside.submit(baton, words).result(30)
+        assert status == 0, err.getvalue() + out.getvalue()
+        return out.getvalue()
 
     def log(self, name: str) -> str:
         return (self.run_dir / "logs" / f"{name}.log").read_text(errors="replace")

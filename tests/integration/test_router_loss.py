@@ -12,13 +12,19 @@ from tests.rigs.load import Ask, Load, faults_of
 
 pytestmark = pytest.mark.timeout(240)
 SIM = ("--engine", "sim", "--prefill", "2", "--decode", "2")
-ASK = Ask(prompt_tokens=(600, 600), max_tokens=80)
-SLOW = {"BATON_ENGINE__SIM__DECODE_STEP_MS": "50", "BATON_GATEWAY__ROUTER_WAIT_MS": "30000"}
+STEP_MS = 50
+SLOW = {
+    "BATON_ENGINE__SIM__DECODE_STEP_MS": str(STEP_MS),
+    "BATON_GATEWAY__ROUTER_WAIT_MS": "30000",
+}
 
 
-async def under_load(running: Fleet, fault: Callable[[Load], Awaitable[None]]) -> None:
-    """Every stream ends as it must."""
-    load = Load(running.url, rate=7.0, ask=ASK)
+async def under_load(
+    running: Fleet, fault: Callable[[Load], Awaitable[None]], seconds: float = 4.0
+) -> None:
+    """Streams of so many seconds, of which every one ends as it must."""
+    ask = Ask(prompt_tokens=(600, 600), max_tokens=round(seconds * 1000 / STEP_MS))
+    load = Load(running.url, rate=28 / seconds, ask=ask)
     async with asyncio.TaskGroup() as group:
         done = group.create_task(load.run())
         await until(lambda: len(load.running) >= 12)
@@ -49,7 +55,7 @@ def test_a_killed_router_fails_no_stream_loses_no_submit_and_finds_what_runs() -
     with fleet(*SIM, env=SLOW) as running:
         running.wait_ready()
         first = running.ctl("status")["incarnation"]
-        asyncio.run(under_load(running, kill))
+        asyncio.run(under_load(running, kill, seconds=10.0))  # longer than a start takes
         status = running.ctl("status")
         assert status["incarnation"] != first, "it was really killed"
         assert total(running, "adopted") >= 5, "streams that ran on were found on their workers"

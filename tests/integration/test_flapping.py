@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.load import Streams
-from tests.fleet.running import Fleet, fleet, free_port, wait_until
+from tests.rigs.fleet import Fleet, fleet, free_port, wait_until
+from tests.rigs.load import Load, faults_of
 
 DEATHS = 6
 FLAPPING_STATUS = 3
@@ -46,15 +46,16 @@ def health(running: Fleet) -> dict[str, Any]:
 async def test_a_worker_that_is_killed_again_and_again_costs_no_request() -> None:
     with fleet("--engine", "sim", "--decode", "3") as running:
         await asyncio.to_thread(running.wait_ready)
-        streams = Streams(running, gap_seconds=0.1, max_tokens=32, prompt="All happy families")
-        load = asyncio.create_task(streams.run())  # noqa: TID251 - a test's own
+        load = Load(running.url, rate=10.0)
+        streams = asyncio.create_task(load.run())  # noqa: TID251 - a test's own
         try:
             await asyncio.to_thread(kill_whenever_ready, running)
         finally:
-            streams.stop()
-        ended = await load
-        assert ended.errors == []
-        assert ended.finished == streams.started > 100
+            load.stop()
+        ended = await streams
+        assert faults_of(ended) == []
+        assert not any(answer.refused for answer in ended)
+        assert len(ended) == load.started > 100
         sentence = f"died {DEATHS} times in a row; the last time it was killed by signal 9"
         await asyncio.to_thread(wait_until, "it is told", lambda: told(running) == sentence)
         await asyncio.to_thread(

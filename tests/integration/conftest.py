@@ -1,4 +1,4 @@
-"""One simulated fleet for the tests that do not break it."""
+"""One simulated fleet for all tests that neither break it nor count what it has done so far."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.rigs.fleet import Fleet, fleet
 SIM = ("--engine", "sim", "--prefill", "2", "--decode", "2")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def sim_fleet() -> Iterator[Fleet]:
     with fleet(*SIM) as running:
         yield running.wait_ready()

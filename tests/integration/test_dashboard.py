@@ -8,15 +8,16 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.rigs.browser import Page, chromium, installed
 from tests.rigs.fleet import Fleet, wait_until
-from tests.rigs.load import Ask, Load
 
 needs_browser = pytest.mark.skipif(
     installed() is None, reason="no chromium here: `make dashboard` installs it and runs this"
 )
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 30
 TEXT = "document.getElementById('{}').textContent"
 
 
@@ -29,10 +30,13 @@ async def page(tmp_path: Path) -> AsyncIterator[Page]:
 
 async def loaded(fleet: Fleet) -> None:
     """Some requests, some with KV that moved."""
-    load = Load(fleet.url, rate=1.0, ask=Ask(prompt_tokens=(1350, 1350), max_tokens=30))
+    api = openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0)
+    more = {"ignore_eos": True}
     for _ in range(6):
-        answer = await load.one()
-        assert (answer.status, answer.fault) == (200, "")
+        answer = await api.completions.create(
+            model="baton-tiny", prompt=PROMPT, max_tokens=30, extra_body=more
+        )
+        assert answer.choices[0].finish_reason == "length"
 
 
 async def keep(page: Page, name: str) -> None:

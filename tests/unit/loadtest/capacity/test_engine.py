@@ -47,39 +47,39 @@ class Bed:
         return self.done
 
 
-def test_who_comes_within_a_step_waits_for_its_end() -> None:
-    bed = Bed()
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+def test_who_comes_within_a_step_waits_for_its_end(bed: Bed) -> None:
     bed.stream("a", 0, 10)
     bed.stream("b", 14, 2)
     assert bed.run() == [("b", 20 + 2 * 11), ("a", 20 + 2 * 11 + 6 * 10)]
 
 
-def test_who_comes_at_a_steps_end_waits_for_nobody() -> None:
-    bed = Bed()
+def test_who_comes_at_a_steps_end_waits_for_nobody(bed: Bed) -> None:
     bed.stream("a", 0, 4)
     bed.stream("b", 20, 1)
     assert bed.run() == [("b", 31), ("a", 41)]
 
 
-def test_prompts_that_wait_together_share_a_step() -> None:
-    bed = Bed()
+def test_prompts_that_wait_together_share_a_step(bed: Bed) -> None:
     bed.prompt("first", 0, 100)
     bed.prompt("second", 1, 100)
     bed.prompt("third", 2, 200)
     assert bed.run() == [("first", 10), ("second", 40), ("third", 40)]
 
 
-def test_a_step_takes_no_more_tokens_than_a_chunk() -> None:
+def test_a_step_takes_no_more_tokens_than_a_chunk(bed: Bed) -> None:
     """1,000 + 500 + 500: the second prompt's rest and the third share the second step."""
-    bed = Bed()
     bed.prompt("holds", 0, 100)
     bed.prompt("long", 1, 1_000)
     bed.prompt("rest", 2, 500)
     assert bed.run() == [("holds", 10), ("long", 110), ("rest", 160)]
 
 
-def test_streams_wait_for_the_prompt_that_shares_their_step() -> None:
-    bed = Bed()
+def test_streams_wait_for_the_prompt_that_shares_their_step(bed: Bed) -> None:
     bed.stream("a", 0, 3)
     bed.prompt("p", 5, 100)
     assert bed.run() == [("p", 10 + 20), ("a", 10 + 20 + 10)]
@@ -95,17 +95,15 @@ def test_the_first_token_of_fetched_kv_is_a_step_unless_nobody_is_there() -> Non
     assert beside.run() == [("a", 21), ("f", 21)]
 
 
-def test_a_stream_that_goes_on_is_somebody_beside_fetched_kv() -> None:
+def test_a_stream_that_goes_on_is_somebody_beside_fetched_kv(bed: Bed) -> None:
     """As after a local prefill: its first token was made, and it joins anew."""
-    bed = Bed()
     bed.prompt("p", 0, 100)
     bed.stream("goes on", 10, 1)
     bed.fetched("f", 5)
     assert bed.run() == [("p", 10), ("f", 21), ("goes on", 21)]
 
 
-def test_who_is_dropped_leaves_at_the_end_of_the_step() -> None:
-    bed = Bed()
+def test_who_is_dropped_leaves_at_the_end_of_the_step(bed: Bed) -> None:
     bed.stream("a", 0, 4)
     gone = bed.stream("gone", 0, 9)
 
@@ -117,8 +115,7 @@ def test_who_is_dropped_leaves_at_the_end_of_the_step() -> None:
     assert bed.run() == [("a", 10 + 11 + 2 * 10)]
 
 
-def test_a_thousand_tokens_cost_two_events_and_are_counted_while_they_run() -> None:
-    bed = Bed()
+def test_a_thousand_tokens_cost_two_events_and_are_counted_while_they_run(bed: Bed) -> None:
     bed.stream("a", 0, 1_000)
     bed.time.at(5.005, bed.engine.settle)
     bed.time.run(6.0)

@@ -62,8 +62,12 @@ def ours(ids: list[int], salt: str | None = None) -> list[bytes]:
     return split(prefix_hashes(pack_ids(ids), BLOCK, salt))
 
 
-def test_a_prompt_stored_in_parts_has_the_names_that_gateways_give_it() -> None:
-    vllm = Publisher()
+@pytest.fixture
+def vllm() -> Publisher:
+    return Publisher()
+
+
+def test_a_prompt_stored_in_parts_has_the_names_that_gateways_give_it(vllm: Publisher) -> None:
     vllm.publish(stored([11, 12], IDS[:32]))
     assert vllm.deltas() == (ours(IDS[:32]), [], False)
     vllm.publish(stored([13, 14, 15], IDS[32:80], parent=12))
@@ -71,29 +75,25 @@ def test_a_prompt_stored_in_parts_has_the_names_that_gateways_give_it() -> None:
     assert vllm.deltas() == ([], [], False)
 
 
-def test_hashes_may_be_bytes() -> None:
-    vllm = Publisher()
+def test_hashes_may_be_bytes(vllm: Publisher) -> None:
     vllm.publish(stored([b"x" * 32], IDS[:16]), stored([b"y" * 32], IDS[16:32], parent=b"x" * 32))
     assert vllm.deltas()[0] == ours(IDS[:32])
 
 
-def test_the_tenant_s_salt_is_in_the_first_block() -> None:
-    vllm = Publisher()
+def test_the_tenant_s_salt_is_in_the_first_block(vllm: Publisher) -> None:
     vllm.publish(stored([11, 12], IDS[:32], extra_keys=[("tenant-a",), None]))
     vllm.publish(stored([21], IDS[:16], extra_keys=[("tenant-b",)]))
     assert vllm.deltas()[0] == ours(IDS[:32], "tenant-a") + ours(IDS[:16], "tenant-b")
 
 
-def test_removed_blocks_are_told_by_our_names() -> None:
-    vllm = Publisher()
+def test_removed_blocks_are_told_by_our_names(vllm: Publisher) -> None:
     vllm.publish(stored([11, 12], IDS[:32]))
     vllm.deltas()
     vllm.publish(removed([12, 99]))
     assert vllm.deltas() == ([], ours(IDS)[1:2], False)
 
 
-def test_what_came_and_went_between_two_tellings_is_not_held() -> None:
-    vllm = Publisher()
+def test_what_came_and_went_between_two_tellings_is_not_held(vllm: Publisher) -> None:
     vllm.publish(stored([11, 12], IDS[:32]), removed([12]))
     kept, gone, _ = vllm.deltas()
     assert kept == ours(IDS)[:1]
@@ -102,16 +102,14 @@ def test_what_came_and_went_between_two_tellings_is_not_held() -> None:
     assert vllm.deltas() == (ours(IDS)[:1], [], False)
 
 
-def test_a_reset_cache_is_told_first() -> None:
-    vllm = Publisher()
+def test_a_reset_cache_is_told_first(vllm: Publisher) -> None:
     vllm.publish(stored([11], IDS[:16]))
     vllm.publish(CLEARED, stored([21], IDS[:16]))
     deltas = list(vllm.watch.deltas())
     assert deltas == [PrefixDelta(cleared=True), PrefixDelta(stored=ours(IDS)[0])]
 
 
-def test_lost_messages_forget_everything_before() -> None:
-    vllm = Publisher()
+def test_lost_messages_forget_everything_before(vllm: Publisher) -> None:
     vllm.publish(stored([11], IDS[:16]))
     vllm.deltas()
     next(vllm.numbers)
@@ -124,8 +122,7 @@ def test_lost_messages_forget_everything_before() -> None:
     "frames",
     [[], [b"", b"", b"\xc1"], [b"", bytes(8)], [b"", (8).to_bytes(8, "big"), b"junk"], [b"a"] * 9],
 )
-def test_frames_of_another_kind_are_a_loss(frames: list[bytes]) -> None:
-    vllm = Publisher()
+def test_frames_of_another_kind_are_a_loss(frames: list[bytes], vllm: Publisher) -> None:
     vllm.publish(stored([11], IDS[:16]))
     vllm.deltas()
     vllm.watch.on_frames(frames)
@@ -149,8 +146,7 @@ def test_what_cannot_be_named_is_left_out_and_counted(event: dict[str, Any]) -> 
     assert vllm.watch.dropped == len(event["block_hashes"])
 
 
-def test_whole_is_all_that_is_there() -> None:
-    vllm = Publisher()
+def test_whole_is_all_that_is_there(vllm: Publisher) -> None:
     vllm.publish(stored([11, 12, 13], IDS[:48]))
     vllm.deltas()
     vllm.publish(removed([13]))

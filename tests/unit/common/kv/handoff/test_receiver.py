@@ -88,6 +88,11 @@ def troubles(actions: list[Action]) -> list[str]:
     return [action.trouble for action in actions if isinstance(action, Ended)]
 
 
+@pytest.fixture
+def made() -> Receiver:
+    return receiver()
+
+
 @pytest.mark.parametrize(
     ("lost_before", "event", "trouble"),
     [
@@ -99,18 +104,16 @@ def troubles(actions: list[Action]) -> list[str]:
     ],
 )
 def test_a_pair_is_in_trouble_only_by_damage_or_a_transport_that_does_not_come_back(
-    lost_before: bool, event: ReceiveEvent, trouble: str
+    lost_before: bool, event: ReceiveEvent, trouble: str, made: Receiver
 ) -> None:
     """A slow P, a full one or a client that left is no evidence against the pair."""
-    made = receiver()
     connected(made)
     if lost_before:
         made.handle(PeerLost(PEER), 1.0)
     assert troubles(made.handle(event, 15.0)) == [trouble]
 
 
-def test_a_handoff_from_start_to_end() -> None:
-    made = receiver()
+def test_a_handoff_from_start_to_end(made: Receiver) -> None:
     first = connected(made)
     assert (first.first_block, first.blocks, first.message_blocks, first.granted) == (2, 10, 4, 2)
     assert first.patience_ms == 15_000.0
@@ -147,8 +150,7 @@ def test_slots_are_granted_several_at_a_time_and_the_last_at_once() -> None:
     assert granted == [(1, 4, 6), (2, 6, 7)]
 
 
-def test_a_duplicate_arrival_is_written_and_counted_once() -> None:
-    made = receiver()
+def test_a_duplicate_arrival_is_written_and_counted_once(made: Receiver) -> None:
     connected(made)
     assert made.lacks(1, 0)
     made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
@@ -156,8 +158,7 @@ def test_a_duplicate_arrival_is_written_and_counted_once() -> None:
     assert made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.1) == []
 
 
-def test_a_message_of_an_older_transfer_is_never_written() -> None:
-    made = receiver()
+def test_a_message_of_an_older_transfer_is_never_written(made: Receiver) -> None:
     connected(made, transfer=1)
     made.handle(Arrived(1, arrival(1, Verdict.CORRUPT)), 1.0)
     connected(made, transfer=2)
@@ -167,8 +168,7 @@ def test_a_message_of_an_older_transfer_is_never_written() -> None:
     assert made.transfer == 2
 
 
-def test_damage_is_fetched_again_once_and_only_what_is_missing() -> None:
-    made = receiver()
+def test_damage_is_fetched_again_once_and_only_what_is_missing(made: Receiver) -> None:
     connected(made)
     made.handle(Arrived(1, arrival(0, Verdict.OK)), 1.0)
     assert made.handle(Arrived(1, arrival(1, Verdict.CORRUPT)), 1.1) == [Connect()]
@@ -183,8 +183,7 @@ def test_damage_is_fetched_again_once_and_only_what_is_missing() -> None:
     assert made.report().retries == 1
 
 
-def test_an_abort_between_damage_and_refetch_still_reaches_p() -> None:
-    made = receiver()
+def test_an_abort_between_damage_and_refetch_still_reaches_p(made: Receiver) -> None:
     connected(made)
     made.handle(Arrived(1, arrival(0, Verdict.CORRUPT)), 1.0)
     actions = made.handle(Cancel("client gone"), 1.1)
@@ -211,8 +210,7 @@ def test_a_lost_connection_backs_off_with_bounded_jitter_and_gives_up() -> None:
     assert made.report().retries == 2
 
 
-def test_the_overlap_is_what_p_had_sent_when_its_prefill_ended() -> None:
-    made = receiver()
+def test_the_overlap_is_what_p_had_sent_when_its_prefill_ended(made: Receiver) -> None:
     connected(made)
     made.handle(Arrived(1, arrival(0)), 1.0)
     made.handle(Arrived(1, arrival(1, early_bytes=400)), 1.0)
@@ -285,8 +283,7 @@ def test_a_retry_waits_as_long_as_is_drawn(drawn: float) -> None:
 
 
 @pytest.mark.parametrize("verdict", [Verdict.VOID, "refused"])
-def test_p_giving_up_fails_at_once(verdict: Verdict | str) -> None:
-    made = receiver()
+def test_p_giving_up_fails_at_once(verdict: Verdict | str, made: Receiver) -> None:
     connected(made)
     if isinstance(verdict, Verdict):
         actions = made.handle(Arrived(1, arrival(0, verdict)), 1.0)
@@ -295,20 +292,17 @@ def test_p_giving_up_fails_at_once(verdict: Verdict | str) -> None:
     assert errors(actions) == [Code.KV_TRANSFER_FAILED]
 
 
-def test_a_refusal_of_an_older_transfer_is_ignored() -> None:
-    made = receiver()
+def test_a_refusal_of_an_older_transfer_is_ignored(made: Receiver) -> None:
     connected(made, transfer=2)
     assert made.handle(KvRefused(transfer=1, code="x", message="y"), 1.0) == []
 
 
-def test_a_final_refusal_to_talk_is_not_retried() -> None:
-    made = receiver()
+def test_a_final_refusal_to_talk_is_not_retried(made: Receiver) -> None:
     actions = made.handle(ConnectFailed("wire version", final=True), 0.1)
     assert errors(actions) == [Code.KV_TRANSFER_FAILED]
 
 
-def test_a_lost_peer_that_cannot_be_connected_to_again_is_blamed() -> None:
-    made = receiver()
+def test_a_lost_peer_that_cannot_be_connected_to_again_is_blamed(made: Receiver) -> None:
     connected(made)
     made.handle(PeerLost(PEER), 1.0)
     made.handle(Tick(), 2.0)
@@ -319,8 +313,7 @@ def test_a_lost_peer_that_cannot_be_connected_to_again_is_blamed() -> None:
     assert (ended.error, ended.trouble) == (Code.KV_TRANSFER_FAILED, "transfer")
 
 
-def test_a_first_connection_is_tried_three_times() -> None:
-    made = receiver()
+def test_a_first_connection_is_tried_three_times(made: Receiver) -> None:
     for second in (1.0, 2.0):
         assert made.handle(ConnectFailed("no connection within the time limit"), second) == []
         assert made.handle(Tick(), second + 0.5) == [Connect()]

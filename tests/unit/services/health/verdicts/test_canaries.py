@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.messages import CanaryAnswer
 from services.health.verdicts.canaries import SKIPS_MAX, Canaries
 from services.health.verdicts.host_verdict import HealthLevel
@@ -27,6 +29,11 @@ def bad(canaries: Canaries) -> dict[str, str]:
     }
 
 
+@pytest.fixture
+def canaries() -> Canaries:
+    return Canaries()
+
+
 def test_a_worker_that_does_not_answer_is_degraded_then_down_then_well() -> None:
     canaries = Canaries()
     canaries.record_answer(D0, SILENT)
@@ -39,8 +46,7 @@ def test_a_worker_that_does_not_answer_is_degraded_then_down_then_well() -> None
     assert not canaries.failing
 
 
-def test_a_worker_that_differs_from_the_others_is_degraded() -> None:
-    canaries = Canaries()
+def test_a_worker_that_differs_from_the_others_is_degraded(canaries: Canaries) -> None:
     for worker, tokens in ((D0, WRONG), (D1, RIGHT), (P0, RIGHT)):
         canaries.record_answer(worker, said(tokens))
     assert bad(canaries) == {
@@ -51,8 +57,7 @@ def test_a_worker_that_differs_from_the_others_is_degraded() -> None:
     assert not bad(canaries)
 
 
-def test_of_two_that_differ_the_one_that_changed_is_named() -> None:
-    canaries = Canaries()
+def test_of_two_that_differ_the_one_that_changed_is_named(canaries: Canaries) -> None:
     canaries.record_answer(D0, said())
     canaries.record_answer(D1, said())
     assert not bad(canaries)
@@ -60,8 +65,7 @@ def test_of_two_that_differ_the_one_that_changed_is_named() -> None:
     assert list(bad(canaries)) == ["canary_tokens:d1"]
 
 
-def test_of_two_that_always_differed_both_are_named() -> None:
-    canaries = Canaries()
+def test_of_two_that_always_differed_both_are_named(canaries: Canaries) -> None:
     canaries.record_answer(D0, said())
     canaries.record_answer(D1, said(WRONG))
     assert bad(canaries) == {
@@ -73,23 +77,20 @@ def test_of_two_that_always_differed_both_are_named() -> None:
     assert list(bad(canaries)) == ["canary_tokens:d1"]
 
 
-def test_only_like_is_compared_with_like() -> None:
-    canaries = Canaries()
+def test_only_like_is_compared_with_like(canaries: Canaries) -> None:
     canaries.record_answer(D0, said())
     canaries.record_answer(D1, said(WRONG, fingerprint="g"))
     canaries.record_answer(D2, said(WRONG, alone=False))
     assert not bad(canaries)
 
 
-def test_a_worker_alone_of_its_kind_is_believed() -> None:
-    canaries = Canaries()
+def test_a_worker_alone_of_its_kind_is_believed(canaries: Canaries) -> None:
     canaries.record_answer(D0, said())
     canaries.record_answer(D0, said(WRONG))
     assert not bad(canaries)
 
 
-def test_a_busy_worker_keeps_its_verdict_for_a_while_only() -> None:
-    canaries = Canaries()
+def test_a_busy_worker_keeps_its_verdict_for_a_while_only(canaries: Canaries) -> None:
     canaries.record_answer(D0, SILENT)
     for _ in range(SKIPS_MAX - 1):
         canaries.record_answer(D0, SKIPPED)
@@ -98,8 +99,7 @@ def test_a_busy_worker_keeps_its_verdict_for_a_while_only() -> None:
     assert not bad(canaries)
 
 
-def test_who_left_is_forgotten_and_what_was_agreed_with_it() -> None:
-    canaries = Canaries()
+def test_who_left_is_forgotten_and_what_was_agreed_with_it(canaries: Canaries) -> None:
     canaries.record_answer(D0, said())
     canaries.record_answer(D1, SILENT)
     canaries.probes()

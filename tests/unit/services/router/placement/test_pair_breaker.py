@@ -25,29 +25,30 @@ def strike(pairs: PairBreakers, n: int, now: float, kind: str = "transfer") -> b
     return pairs.record_failure(A, (f"r{n}", 1), kind, "", now) is not None
 
 
-def test_a_wrong_digest_opens_at_once() -> None:
-    pairs = PairBreakers()
+@pytest.fixture
+def pairs() -> PairBreakers:
+    return PairBreakers()
+
+
+def test_a_wrong_digest_opens_at_once(pairs: PairBreakers) -> None:
     assert strike(pairs, 1, 100.0, "digest")
     assert pairs.refresh_excluded(100.0) == {A}
     assert pairs.refresh_excluded(100.0 + BACKOFF_SECONDS - 0.01) == {A}
     assert pairs.refresh_excluded(100.0 + BACKOFF_SECONDS) == frozenset()
 
 
-def test_transfers_open_after_several_in_a_window() -> None:
-    pairs = PairBreakers()
+def test_transfers_open_after_several_in_a_window(pairs: PairBreakers) -> None:
     assert [strike(pairs, n, 100.0 + n) for n in range(STRIKES)] == [False, False, True]
     slow = PairBreakers()
     step = WINDOW_SECONDS / (STRIKES - 1)
     assert not any(strike(slow, n, 100.0 + n * step) for n in range(10))
 
 
-def test_two_reports_of_one_handoff_are_one_strike() -> None:
-    pairs = PairBreakers()
+def test_two_reports_of_one_handoff_are_one_strike(pairs: PairBreakers) -> None:
     assert not any(strike(pairs, 1, 100.0 + n) for n in range(10))
 
 
-def test_one_trial_at_a_time_then_closed() -> None:
-    pairs = PairBreakers()
+def test_one_trial_at_a_time_then_closed(pairs: PairBreakers) -> None:
     strike(pairs, 1, 100.0, "digest")
     pairs.start_trial(A, ("r2", 1), 105.0)
     assert pairs.refresh_excluded(105.0) == {A}, "others wait for the trial"
@@ -73,8 +74,7 @@ def test_each_failed_trial_doubles_the_wait_up_to_the_limit() -> None:
     assert pairs.rows()[0].until - now == BACKOFF_SECONDS, "one that came through starts anew"
 
 
-def test_a_trial_without_a_verdict_leaves_its_place_at_once() -> None:
-    pairs = PairBreakers()
+def test_a_trial_without_a_verdict_leaves_its_place_at_once(pairs: PairBreakers) -> None:
     strike(pairs, 1, 100.0, "digest")
     pairs.start_trial(A, ("r2", 1), 110.0)
     pairs.end_trial(A, ("other", 1), 111.0)
@@ -84,24 +84,21 @@ def test_a_trial_without_a_verdict_leaves_its_place_at_once() -> None:
     assert pairs.rows()[0].openings == 1
 
 
-def test_late_news_of_an_open_pair_changes_nothing() -> None:
-    pairs = PairBreakers()
+def test_late_news_of_an_open_pair_changes_nothing(pairs: PairBreakers) -> None:
     strike(pairs, 1, 100.0, "digest")
     assert not strike(pairs, 2, 101.0, "digest")
     assert pairs.record_success(A, 101.0) is None
     assert pairs.refresh_excluded(101.0) == {A}
 
 
-def test_the_table_is_bounded() -> None:
-    pairs = PairBreakers()
+def test_the_table_is_bounded(pairs: PairBreakers) -> None:
     for n in range(PAIRS_MAX + 10):
         pairs.record_failure((f"p{n}|1", "d0|1"), ("r", 1), "digest", "", 100.0)
     assert len(pairs) == PAIRS_MAX
     pairs.check_invariants()
 
 
-def test_an_operator_clears_by_either_name() -> None:
-    pairs = PairBreakers()
+def test_an_operator_clears_by_either_name(pairs: PairBreakers) -> None:
     for p in ("p0|1", "p1|1"):
         for d in ("d0|1", "d1|1"):
             pairs.record_failure((p, d), ("r", 1), "digest", "", 100.0)
@@ -115,7 +112,8 @@ def test_an_operator_clears_by_either_name() -> None:
 # ---------------------------------------------------------------- through the core
 
 
-def fleet() -> Rig:
+@pytest.fixture
+def rig() -> Rig:
     rig = Rig(policy="least_loaded")
     rig.gateway()
     rig.prefill("p0")
@@ -148,8 +146,7 @@ def finish(rig: Rig, name: str, peer: str, kv: KvReport = MOVED) -> None:
     rig.ended(name)
 
 
-def test_a_pair_in_trouble_is_left_alone_and_tried_again() -> None:
-    rig = fleet()
+def test_a_pair_in_trouble_is_left_alone_and_tried_again(rig: Rig) -> None:
     assert went(rig, "r1") == "p0|1"
     assert trouble(rig, "r1", "digest") == ["pair.opened"]
     finish(rig, "r1", "p0|1", NOTHING)
@@ -168,8 +165,7 @@ def test_a_pair_in_trouble_is_left_alone_and_tried_again() -> None:
     assert went(rig, "after") == "p0|1"
 
 
-def test_a_trial_that_brought_a_part_only_opens_again() -> None:
-    rig = fleet()
+def test_a_trial_that_brought_a_part_only_opens_again(rig: Rig) -> None:
     assert went(rig, "r1") == "p0|1"
     trouble(rig, "r1", "digest")
     finish(rig, "r1", "p0|1", NOTHING)
@@ -182,8 +178,7 @@ def test_a_trial_that_brought_a_part_only_opens_again() -> None:
     assert pair_rows.rows(rig.core.tables, rig.now)[0]["state"] == "open"
 
 
-def test_all_pairs_in_trouble_means_local() -> None:
-    rig = fleet()
+def test_all_pairs_in_trouble_means_local(rig: Rig) -> None:
     for name, prefill in (("r1", "p0"), ("r2", "p1")):
         assert went(rig, name) == f"{prefill}|1"
         trouble(rig, name, "digest", prefill)
@@ -194,8 +189,7 @@ def test_all_pairs_in_trouble_means_local() -> None:
     assert "d0 is paired with no prefill worker now" in placement.sentence
 
 
-def test_reports_without_kv_after_retries_count_and_a_full_cache_does_not() -> None:
-    rig = fleet()
+def test_reports_without_kv_after_retries_count_and_a_full_cache_does_not(rig: Rig) -> None:
     for n in range(STRIKES * 2):
         peer = went(rig, f"c{n}")
         finish(rig, f"c{n}", peer, KvReport())
@@ -208,8 +202,7 @@ def test_reports_without_kv_after_retries_count_and_a_full_cache_does_not() -> N
 
 
 @pytest.mark.parametrize("why", ["unknown", "aborted", "prefill gone", "prefill failed", "other P"])
-def test_what_is_no_fault_of_the_pair_is_not_held_against_it(why: str) -> None:
-    rig = fleet()
+def test_what_is_no_fault_of_the_pair_is_not_held_against_it(why: str, rig: Rig) -> None:
     assert went(rig, "r1") == "p0|1"
     name, prefill = "r1", "p0"
     if why == "unknown":
@@ -226,8 +219,7 @@ def test_what_is_no_fault_of_the_pair_is_not_held_against_it(why: str) -> None:
     assert len(rig.core.tables.placement_memory.pairs) == 0
 
 
-def test_an_operator_lets_a_pair_try_at_once() -> None:
-    rig = fleet()
+def test_an_operator_lets_a_pair_try_at_once(rig: Rig) -> None:
     went(rig, "r1")
     trouble(rig, "r1", "digest")
     finish(rig, "r1", "p0|1", NOTHING)

@@ -59,9 +59,9 @@ def test_a_second_fleet_in_the_same_run_dir_is_refused(sim_fleet: Fleet) -> None
 
 
 def test_help_teaches() -> None:
-    for arguments in (["--help"], ["up", "--help"], ["ctl", "--help"]):
-        assert "baton " in said(*arguments)
-    assert "examples:" in said("up", "--help")
+    shown = {words: said(*words.split()) for words in ("--help", "up --help", "ctl --help")}
+    assert all("baton " in text for text in shown.values())
+    assert "examples:" in shown["up --help"]
 
 
 def test_check_and_config_explain_a_fleet_file(tmp_path: Path) -> None:

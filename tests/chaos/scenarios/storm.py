@@ -11,11 +11,11 @@ from collections import Counter
 from tests.chaos.actions import Kill, Stop, Term, inflict
 from tests.chaos.bent import POISON
 from tests.chaos.cell import Cell, Plan, cell
-from tests.chaos.load import Ask
 from tests.chaos.report import Row
 from tests.chaos.scenarios.deaths import PATIENT
 from tests.chaos.scenarios.poison import send
 from tests.chaos.scenarios.run import every_kind, nothing_lost, under_load
+from tests.rigs.load import Ask
 
 DECODES = ("d0", "d1", "d2", "d3")
 ASK = Ask(prompt_tokens=(20, 300), max_tokens=100)

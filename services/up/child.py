@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -120,7 +121,8 @@ class ChildProcess:
 
     def _signal(self, signum: signal.Signals) -> None:
         if self.running and self._process is not None:
-            self._process.send_signal(signum)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                self._process.send_signal(signum)
 
     def _print(self, status: str) -> None:
         self.status = status

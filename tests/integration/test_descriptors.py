@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from tests.fleet.load import Streams
-from tests.fleet.running import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet
+from tests.rigs.load import Ask, Load, faults_of
 
 LIMIT = 256
 CLIENTS = 400
@@ -67,12 +67,13 @@ async def test_more_clients_than_descriptors_are_all_answered() -> None:
         gateway = running.children()["g0"]
         assert gateway.rlimit(psutil.RLIMIT_NOFILE) == (LIMIT, LIMIT)
         assert "descriptors.short" in running.log("g0"), "it says at start what it lacks"
-        streams = Streams(running, gap_seconds=0.5, max_tokens=1024, prompt="All happy families")
+        streams = Load(running.url, rate=1.0, ask=Ask(max_tokens=1024))
         streams_before = [asyncio.create_task(streams.one()) for _ in range(4)]  # noqa: TID251
         async with asyncio.timeout(ANSWER_SECONDS):
             while running.ctl("status")["active"] < 4:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.05)
-        meanwhile = Streams(running, gap_seconds=1.0, max_tokens=1, prompt="late " * 20_000)
+        late = Ask(prompt_tokens=(25_000, 25_000), max_tokens=1)
+        meanwhile = Load(running.url, rate=1.0, ask=late)
         crowd = Crowd(running.port)
         clients = (crowd.ask() for _ in range(CLIENTS))
         await asyncio.gather(*clients, *(meanwhile.one() for _ in range(8)))
@@ -82,14 +83,18 @@ async def test_more_clients_than_descriptors_are_all_answered() -> None:
         before = gateway.cpu_times()
         assert await answer_now(running) == "503"
         await meanwhile.one()
-        assert all("too many connections" in error for error in meanwhile.load.errors)
-        assert meanwhile.load.finished + len(meanwhile.load.errors) == 9
+        assert faults_of(meanwhile.answers) == []
+        assert all(
+            "too many connections" in answer.error for answer in meanwhile.answers if answer.refused
+        )
+        assert len(meanwhile.answers) == 9
         await asyncio.sleep(HELD_SECONDS)
         after = gateway.cpu_times()
         spent = after.user + after.system - before.user - before.system
         assert spent < HELD_SECONDS / 2, "it does not spin"
         await asyncio.gather(*streams_before)
-        assert (streams.load.errors, streams.load.finished) == ([], 4)
+        assert faults_of(streams.answers) == []
+        assert [answer.refused for answer in streams.answers] == [False] * 4
         await crowd.leave()
         async with asyncio.timeout(ANSWER_SECONDS):
             while await answer_now(running) != "200":  # noqa: ASYNC110 - no event

@@ -89,10 +89,10 @@ class Load:
 
     async def one(self) -> Answer:
         """A single stream, to its end."""
+        number, self.started = self.started, self.started + 1
         async with aiohttp.ClientSession() as session:
-            await self._one(session, self.started)
-        self.started += 1
-        return self.answers[-1]
+            await self._one(session, number)
+        return next(answer for answer in reversed(self.answers) if answer.number == number)
 
     async def run(self) -> list[Answer]:
         """Until `stop`; returns when all that were started have ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.fleet.running import fleet
+from tests.rigs.fleet import fleet
 
 pytestmark = pytest.mark.timeout(300)
 

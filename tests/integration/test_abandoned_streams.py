@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.fleet.running import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet
 
 STREAMS = 256
 SLOTS = 16

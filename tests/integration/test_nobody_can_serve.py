@@ -7,7 +7,7 @@ import sys
 
 import httpx
 
-from tests.fleet.running import Fleet, fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 REASON = "no decode worker is ready: 2 drained"
 ASK = {"model": "baton-tiny", "prompt": "hello", "max_tokens": 2}

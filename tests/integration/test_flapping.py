@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.rigs.fleet import Fleet, fleet, free_port, wait_until
@@ -82,3 +85,20 @@ def test_a_worker_that_cannot_start_does_not_keep_the_others_from_serving(tmp_pa
             assert running.ctl("status")["decode_ready"] == 2
             wait_until("it is told", lambda: "exited with status 1" in told(running), 60)
             assert running.stop() == FLAPPING_STATUS
+
+
+@pytest.mark.timeout(120)
+def test_the_run_ends_when_no_decode_worker_was_ready_for_the_configured_time() -> None:
+    with fleet("--engine", "sim", "--prefill", "0", env={"BATON_UP__GIVE_UP_S": "3"}) as running:
+        running.wait_ready()
+        began = time.monotonic()
+        while running.process.poll() is None:
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                for name, child in running.children().items():
+                    if name == "d0":
+                        child.kill()
+            time.sleep(0.1)
+            assert time.monotonic() - began < 60
+        assert running.process.returncode == 1
+        assert time.monotonic() - began > 3
+        running.wait_for_line(r"no decode has been ready for 3 s \(\[up\] give_up_s\)")

@@ -21,7 +21,9 @@ from common.messages import (
 )
 from services.router.admin.verb import View
 from services.router.admin.verbs import status
+from services.router.admission.predict import Prediction
 from services.router.events import DrainStarted
+from services.router.rules import admit
 from tests.unit.services.router.rig import Rig, standard
 
 INTERACTIVE, STANDARD, BATCH = PriorityClass
@@ -507,3 +509,29 @@ def test_the_only_worker_gets_all_its_slots_back_at_once(rig: Rig) -> None:
     rig.beat("d0|1", Load())
     rig.tick(0.2)
     assert rig.row("d0|1").slots == 8
+
+
+def test_a_later_attempt_is_charged_to_its_key() -> None:
+    rig = standard()
+    rig.decode("d1")
+    limits = KeyLimits(concurrency=1)
+    for attempt in (1, 2):
+        submit(rig, "r", attempt=attempt, key_id="k", limits=limits)
+        assert rig.core.tables.admission.charged == {("r", attempt)}
+        submit(rig, f"x{attempt}", key_id="k", limits=limits)
+        answer = refused(rig)
+        assert answer is not None
+        assert answer.code == "rate_limited"
+        rig.gone(rig.core.tables.attempts["r", attempt].decode)
+    assert rig.core.tables.admission.charged == set()
+
+
+def test_a_request_must_start_before_its_prefill_and_its_transfer_no_longer_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terms = Prediction(prefill_wait=0.0, decode_wait=0.0, prefill=0.2, transfer=0.3)
+    monkeypatch.setattr(admit, "predicted", lambda *_: terms)
+    rig = Rig(ttft_slo_ms=1_000.0)
+    rig.gateway()
+    submit(rig, "r")
+    assert rig.core.tables.attempts["r", 1].start_by == pytest.approx(rig.now + 1.0 - 0.5)

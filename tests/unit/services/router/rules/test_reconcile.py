@@ -56,6 +56,16 @@ def returns(rig: Rig, role: Role, name: str, *attempts: HeldAttempt) -> str:
 # ---------------------------------------------------------------- a router without a memory
 
 
+def test_a_worker_that_has_only_said_hello_has_not_reported() -> None:
+    rig = Rig(**REBUILD)
+    for role, name in REBUILD["expected"]:
+        rig.receive(f"{name}|1", worker_hello(role, name))
+    assert rig.core.tables.rebuilding
+    for peer in ("p0|1", "d0|1"):
+        rig.beat(peer)
+    assert not rig.core.tables.rebuilding
+
+
 def test_what_runs_is_adopted_with_its_credits_and_ends_as_if_placed_here() -> None:
     rig = Rig(**REBUILD)
     rig.gateway()

@@ -213,3 +213,15 @@ def test_one_prefix_never_piles_up_on_one_worker(policy: str) -> None:
     most = max(view.requests for view in views.values())
     assert views["d0"].requests == most
     assert most <= 25 * 1.25 + 4
+
+
+def test_cost_lets_the_wire_and_the_computing_overlap() -> None:
+    """p0's wire takes as long as the computing; p1's is quick, and p1 has a little more to do."""
+    rates = Rates(
+        prefill_tokens_per_s=100.0,
+        pair_bytes_per_s=lambda prefill, _: 100.0 if prefill == "p0" else 10_000.0,
+        measured=True,
+    )
+    decode = view("d0", kv_token_bytes=1.0, **ROOMY)
+    prefills = [view("p0", **ROOMY), view("p1", queued=20, **ROOMY)]
+    assert pair(choose("cost", [decode], prefills, rates=rates)) == ("p0", "d0")

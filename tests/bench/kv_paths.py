@@ -103,7 +103,7 @@ class Handoffs:
         self._address = address
         self._switch = DigestSwitch()
         memory = HostMemory(on_lines(GEOMETRY.end), GEOMETRY)
-        self._service = KvService(WorkerIdentity("d0", "i", "f"), settings(transports), memory)
+        self._service = KvService(WorkerIdentity("d0", "inc-d0", "f"), settings(transports), memory)
         self._service.start()
 
     def move(self, blocks: int, *, mode: Digests = "on") -> Sample:
@@ -316,7 +316,7 @@ def serve(pipe: Connection, transports: str) -> None:
     base = on_lines(GEOMETRY.end)
     base[:] = np.random.default_rng(1).integers(0, 256, GEOMETRY.end, dtype=np.uint8)
     service = KvService(
-        WorkerIdentity("p0", "i", "f"), settings(transports), HostMemory(base, GEOMETRY)
+        WorkerIdentity("p0", "inc-p0", "f"), settings(transports), HostMemory(base, GEOMETRY)
     )
     address = service.start()
     asyncio.run(_serve_loop(pipe, service, address, transports))

@@ -9,10 +9,11 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,6 +135,19 @@ async def told(
     api: FullApi, about: ApiRequest, *texts: str, cuts: list[int], end: str = "stop"
 ) -> Any:
     """The whole answer, or the gathered stream, to what the calls say."""
+
+    async def speak() -> None:
+        await opened(len(texts))
+        for at, text in enumerate(texts):
+            await say(at, text, cuts, finish_reason=end)
+
+    return await answered(api, about, speak)
+
+
+async def answered(
+    api: FullApi, about: ApiRequest, speak: Callable[[], Coroutine[Any, Any, None]]
+) -> Any:
+    """The whole answer, or the gathered stream, while the calls `speak`."""
     FLEET.begin()
 
     async def answer() -> Any:
@@ -146,9 +160,7 @@ async def told(
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         task = group.create_task(answer())
-        await opened(len(texts))
-        for at, text in enumerate(texts):
-            await say(at, text, cuts, finish_reason=end)
+        await speak()
     api.end(about, "done")
     return task.result()
 
@@ -333,33 +345,18 @@ def test_usage_has_what_was_computed_before_on_either_worker(
     """In a stream vLLM reads the count at the first token; P's report is there before that."""
     about = api_request(stream=stream, stream_options=USAGE if stream else None)
 
-    async def body() -> dict[str, Any]:
-        FLEET.begin()
-        task = asyncio.get_running_loop().create_task(api.answer(about))
+    async def tokens() -> None:
         await opened(1)
         spec, taken, _ = FLEET.opened[0]
         size = len(spec.prompt_ids)
         if early or stream:
             taken.journal.take_prefill_count(size - 5)
-        first = Delta(
-            "r",
-            1,
-            0,
-            [65],
-            cached_tokens=size - 1,
-            handed_over_tokens=size - 3,
-            stored_tokens=size,
-        )
-        taken.push(first)
+        first = Delta("r", 1, 0, [65], cached_tokens=size - 1)
+        taken.push(msgspec.structs.replace(first, handed_over_tokens=size - 3, stored_tokens=size))
         taken.journal.take_prefill_count(size - 5)
         taken.push(Delta("r", 1, 1, [66], finish_reason="length"))
-        made = await task
-        if isinstance(made, JsonReply):
-            return dict(json.loads(made.body))
-        chunks = [chunk async for chunk in made.chunks]
-        return gathered(events(b"".join(chunks).decode()))
 
-    usage = run(body())["usage"]
+    usage = run(answered(api, about, tokens))["usage"]
     size = usage["prompt_tokens"]
     details = usage["prompt_tokens_details"]
     assert (details["cached_tokens"], details["created_cache_tokens"]) == (size - 5, 5)

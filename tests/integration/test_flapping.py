@@ -102,3 +102,5 @@ def test_the_run_ends_when_no_decode_worker_was_ready_for_the_configured_time() 
         assert running.process.returncode == 1
         assert time.monotonic() - began > 3
         running.wait_for_line(r"no decode has been ready for 3 s \(\[up\] give_up_s\)")
+        told_last = [line for line in running.lines if "] d0:" in line][-1]
+        assert "starting it again" in told_last, "it is not started once more when the time is over"

@@ -71,7 +71,7 @@ def test_a_worker_in_trouble_is_live(state: str) -> None:
     else:
         rig.tick(2.0 if state == "suspect" else 5.0, alive=("d1|1", "d2|1"))
     assert rig.row("d0|1").state.value == state
-    assert not says(rig, worker_hello(Role.DECODE, "d0", "2"), B)
+    assert not says(rig, worker_hello(Role.DECODE, "d0", "2"), Speaker("b", listed=True))
 
 
 def test_a_gateway_is_replaced_by_its_own_host_only() -> None:

@@ -10,7 +10,38 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+from common.model.embedded import ensure_embedded_model
+
+MARGIN = 1e-5
+"""Float noise between batch shapes is near 1e-6; a decision closer than this would test luck."""
+
+
+def plain_answers(
+    prompts: list[list[int]], max_tokens: int, asked: list[Any] | None = None
+) -> list[list[int]]:
+    """What that engine makes of the embedded model; it has ended when this returns. Greedy answers
+    must be clear of the `MARGIN`."""
+    question = {"model": str(ensure_embedded_model()), "prompts": prompts, "asked": asked}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.reference"],
+        input=json.dumps(question | {"max_tokens": max_tokens}),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"VLLM_USE_AOT_COMPILE": "0"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert asked or min(answer["margin"]) > MARGIN, "the model decides too closely to test equality"
+    tokens: list[list[int]] = answer["tokens"]
+    return tokens
 
 
 def main() -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from common.messages import CanaryAnswer
 from common.model.embedded import ensure_embedded_model
 from common.net.admin_client import ask
 from tests.e2e.prompts import BLOCK, prompts, shared_prefix
+from tests.e2e.reference import plain_answers
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -34,8 +32,6 @@ COUNT = 200
 MAX_TOKENS = 12
 SHARED = shared_prefix()
 CONCURRENCY = 8
-MARGIN = 1e-5
-"""Float noise between batch shapes is near 1e-6; a decision closer than this would test luck."""
 
 
 @pytest.fixture(scope="module")
@@ -47,25 +43,7 @@ def texts() -> list[list[int]]:
 def plain(texts: list[list[int]]) -> list[list[int]]:
     """What one vLLM engine without any of our code answers; it has ended before the fleet
     starts."""
-    question = {
-        "model": str(ensure_embedded_model()),
-        "prompts": texts,
-        "max_tokens": MAX_TOKENS,
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.reference"],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-        env=os.environ | {"VLLM_USE_AOT_COMPILE": "0"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert min(answer["margin"]) > MARGIN
-    tokens: list[list[int]] = answer["tokens"]
+    tokens = plain_answers(texts, MAX_TOKENS)
     assert len({tuple(one) for one in tokens}) > COUNT * 0.9, "the model answers all alike"
     return tokens
 

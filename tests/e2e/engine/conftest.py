@@ -31,9 +31,9 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("run")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a coroutine function on the pair; all of a module on one loop."""
+    """Runs a coroutine function on the pair; all on one loop."""
     folder = tmp_path_factory.mktemp("run")
     pair = open_pair(make_config(folder))
     for name in ("p0", "d0"):

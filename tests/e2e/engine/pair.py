@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +16,7 @@ from common.engine.port import Engine, EngineRequest
 from common.kv.messages import KvDone
 from common.messages import Load, Role, Sampling, Ticket, TokenLogprobs
 from common.process.lifecycle import Tasks
+from tests.rigs import messages
 
 GREEDY = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
 ENGINE = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "kv_cache_mib": 192, "threads": 1}
@@ -84,7 +85,7 @@ class Worker:
         await until(lambda: (request_id, 0, side) in self.kv, seconds)
         return self.kv[request_id, 0, side]
 
-    async def empty(self, seconds: float = 3.0) -> float:
+    async def empty(self, seconds: float = 10.0) -> float:
         """Seconds until no KV is held."""
         start = time.monotonic()
         await until(lambda: self.engine.load().kv_used == 0.0, seconds)
@@ -113,16 +114,12 @@ class Pair:
         return f"req{self._count}"
 
     def ticket(self, request_id: str, lease_ms: float = LEASE_MS) -> Ticket:
-        return Ticket(
+        info = self.prefill.engine.info
+        return messages.ticket(
+            request_id,
             secret=secrets.token_bytes(16),
-            request_id=request_id,
-            attempt=0,
-            fingerprint=self.prefill.engine.info.fingerprint,
-            prefill="p0",
-            prefill_incarnation="inc-p0",
-            decode="d0",
-            decode_incarnation="inc-d0",
-            kv_address=self.prefill.engine.info.kv_address,
+            fingerprint=info.fingerprint,
+            kv_address=info.kv_address,
             lease_ms=lease_ms,
         )
 
@@ -159,6 +156,19 @@ class Pair:
         return result
 
 
+def play(config: Config, work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    """Opens a pair for this work alone."""
+    pair = open_pair(config)
+
+    async def body() -> None:
+        async with pair:
+            await work(pair)
+        await pair.decode.engine.close()
+        await pair.prefill.engine.close()
+
+    asyncio.run(body())
+
+
 def open_pair(config: Config) -> Pair:
     """Before any loop runs."""
     prefill = open_engine(config, Role.PREFILL, "p0", "inc-p0")
@@ -166,7 +176,7 @@ def open_pair(config: Config) -> Pair:
     return Pair(prefill, decode)
 
 
-async def until(check: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(check: Callable[[], object], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0.002)

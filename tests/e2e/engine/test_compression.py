@@ -6,14 +6,13 @@ moves a likely token's logprob by more than 1 (`make bench ARGS=compression`).
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 
 import pytest
 
 from common.messages import Sampling, TokenLogprobs
-from tests.e2e.engine.pair import make_config, open_pair
+from tests.e2e.engine.pair import Pair, make_config, play
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -26,30 +25,26 @@ FLOAT32_TO_FP8 = 4
 def first_tokens(run_dir: Path, compression: str, rounds: int) -> list[list[TokenLogprobs]]:
     """The likeliest first tokens of every prompt, for each round of handing all over anew."""
     run_dir.mkdir(mode=0o750)
-    pair = open_pair(make_config(run_dir, compression=compression))
     told: list[list[TokenLogprobs]] = []
 
-    async def work() -> None:
-        async with pair:
-            for count in range(rounds):
-                told.append([])
-                for length in LENGTHS:
-                    draw = random.Random(length)
-                    prompt = [draw.randint(10, 250) for _ in range(length)]
-                    result, end = await pair.hand_over(prompt, FIRST_TOKEN, salt=f"{count}")
-                    report = end.report
-                    assert (end.error, result.error) == ("", "")
-                    if compression == "fp8":
-                        assert report.compression == "fp8"
-                        share = report.raw_bytes / report.payload_bytes
-                        assert share == pytest.approx(FLOAT32_TO_FP8, rel=0.01)
-                    else:
-                        assert (report.compression, report.payload_bytes) == ("", report.raw_bytes)
-                    told[-1].append(result.logprobs[0])
-        await pair.decode.engine.close()
-        await pair.prefill.engine.close()
+    async def work(pair: Pair) -> None:
+        for count in range(rounds):
+            told.append([])
+            for length in LENGTHS:
+                draw = random.Random(length)
+                prompt = [draw.randint(10, 250) for _ in range(length)]
+                result, end = await pair.hand_over(prompt, FIRST_TOKEN, salt=f"{count}")
+                report = end.report
+                assert (end.error, result.error) == ("", "")
+                if compression == "fp8":
+                    assert report.compression == "fp8"
+                    share = report.raw_bytes / report.payload_bytes
+                    assert share == pytest.approx(FLOAT32_TO_FP8, rel=0.01)
+                else:
+                    assert (report.compression, report.payload_bytes) == ("", report.raw_bytes)
+                told[-1].append(result.logprobs[0])
 
-    asyncio.run(work())
+    play(make_config(run_dir, compression=compression), work)
     return told
 
 

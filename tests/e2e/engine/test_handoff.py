@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +15,14 @@ from common.kv.checksum.kernel import sum_of
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
 from common.messages import Sampling
-from common.model.embedded import ensure_embedded_model
 from tests.e2e.engine.conftest import Run
-from tests.e2e.engine.pair import GREEDY, Pair, Result, make_config, open_pair
+from tests.e2e.engine.pair import GREEDY, Pair, Result, make_config, play
 from tests.e2e.prompts import prompts
+from tests.e2e.reference import plain_answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MODEL = {"layers": 4, "kv_heads": 4, "head_dim": 32, "block_tokens": 128, "dtype_bytes": 4}
-ROOT = Path(__file__).parents[3]
 
 
 def kv_bytes(blocks: int) -> int:
@@ -44,25 +39,7 @@ def texts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def plain(texts: list[list[int]]) -> list[list[int]]:
     """What one vLLM engine without any of our code answers."""
-    question = {
-        "model": str(ensure_embedded_model()),
-        "prompts": texts,
-        "max_tokens": GREEDY.max_tokens,
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.reference"],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=ROOT,
-        env={**os.environ, "VLLM_USE_AOT_COMPILE": "0"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert min(answer["margin"]) > 1e-5, "the model decides too closely to test equality on"
-    tokens: list[list[int]] = answer["tokens"]
+    tokens = plain_answers(texts, GREEDY.max_tokens)
     assert np.mean([len(set(one)) for one in tokens]) > 8, "the model repeats itself"
     return tokens
 
@@ -177,19 +154,15 @@ def test_damaged_kv_changes_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return sum_of(data)
 
     monkeypatch.setattr(HostMemory, "scatter", damaging)
-    pair = open_pair(make_config(tmp_path))
 
-    async def work() -> None:
-        async with pair:
-            changed = 0
-            draw = random.Random(14)
-            for length in (2, 100, 200, 500, 900):
-                prompt = [draw.randint(10, 250) for _ in range(length)]
-                result, end = await pair.hand_over(prompt)
-                assert end.error == "", end.message
-                changed += result.tokens != (await pair.alone(prompt)).tokens
-            assert changed == 5
-        await pair.decode.engine.close()
-        await pair.prefill.engine.close()
+    async def work(pair: Pair) -> None:
+        changed = 0
+        draw = random.Random(14)
+        for length in (2, 100, 200, 500, 900):
+            prompt = [draw.randint(10, 250) for _ in range(length)]
+            result, end = await pair.hand_over(prompt)
+            assert end.error == "", end.message
+            changed += result.tokens != (await pair.alone(prompt)).tokens
+        assert changed == 5
 
-    asyncio.run(work())
+    play(make_config(tmp_path), work)

@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -20,11 +17,11 @@ import pytest
 
 from common.engine.port import EngineRequest
 from common.messages import Role, Sampling, Structured, StructureKind
-from common.model.embedded import ensure_embedded_model
 from services.gateway.requests.recovery import remaining_sampling
 from tests.e2e.engine.conftest import Run
 from tests.e2e.engine.pair import Pair, Result
 from tests.e2e.prompts import prompts
+from tests.e2e.reference import plain_answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -91,24 +88,8 @@ PLAIN = {name: each for name, each in CASES.items() if not each.structured and n
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
     """What one vLLM engine without any of our code makes of the `PLAIN` cases."""
-    question = {
-        "model": str(ensure_embedded_model()),
-        "prompts": prompts(1) * len(PLAIN),
-        "max_tokens": SIZE,
-        "asked": [msgspec.to_builtins(each) for each in PLAIN.values()],
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.reference"],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "VLLM_USE_AOT_COMPILE": "0"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    tokens: list[list[int]] = json.loads(done.stdout.splitlines()[-1])["tokens"]
-    return tokens
+    asked = [msgspec.to_builtins(sampling) for sampling in PLAIN.values()]
+    return plain_answers(prompts(1) * len(PLAIN), SIZE, asked)
 
 
 def test_a_first_attempt_says_what_plain_vllm_says(run: Run, plain: list[list[int]]) -> None:

@@ -41,7 +41,7 @@ async def over_decodes(seconds: float, seed: int = 1) -> list[Row]:
         kinds = ", ".join(f"{n} x {name}" for name, n in sorted(struck.items()))
         rows = (await fleet.ctl("quarantine"))["prompts"]
         return [
-            nothing_lost(test, load.answers, int(RATE * seconds / 2)),
+            nothing_lost(test, load.answers, int(RATE * seconds / 3), refusals=True),
             every_kind("- of them", load.answers),
             Row("- faults", kinds, "kill, stop and term", len(struck) == 3),
             Row("- prompts in quarantine", str(len(rows)), "0", not rows),
@@ -59,7 +59,7 @@ async def with_poison(seconds: float, seed: int = 2) -> list[Row]:
             await _strike(fleet, time.monotonic() + seconds, random.Random(seed), struck)
         by_poison = len(fleet.deaths) - struck["kill"] - struck["term"]
         return [
-            nothing_lost("the same with poison: the others", load.answers, 10),
+            nothing_lost("the same with poison: the others", load.answers, 10, refusals=True),
             Row(
                 "- workers that poison killed, and its answer",
                 f"{by_poison}, {asked.result()}",
@@ -72,8 +72,9 @@ async def with_poison(seconds: float, seed: int = 2) -> list[Row]:
 async def _strike(fleet: Cell, end: float, chance: random.Random, struck: Counter[str]) -> None:
     while time.monotonic() < end:
         kind = chance.choice((Kill, Stop, Term))
-        alive = [name for name in DECODES if fleet.runs(name)]
-        names = chance.sample(alive, min(len(alive), chance.choice((1, 2))))
+        rows = await fleet.workers()
+        ready = [n for n in DECODES if n in rows and rows[n]["state"] == "ready" and fleet.runs(n)]
+        names = chance.sample(ready, min(len(ready), chance.choice((1, 2))))
         faults = [kind(fleet, name) for name in names]
         await asyncio.gather(*[inflict(fleet, fault, 10.0) for fault in faults])
         struck[kind.__name__.lower()] += len(faults)

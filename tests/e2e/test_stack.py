@@ -119,9 +119,10 @@ def test_two_hundred_prompts_equal_one_plain_engine_and_their_kv_moved(
             assert kv["blocks"] in range(max(0, needed - 3), needed + 1)
         else:
             assert kv["blocks"] == needed
-        before = max(in_caches["prefill"], (needed - kv["blocks"]) * BLOCK)
+        local = (needed - kv["blocks"]) * BLOCK
+        in_time = max(local, in_caches["prefill"] or 0)
         cached = usage.prompt_tokens_details.cached_tokens
-        assert cached == before, "handed over is not cached"
+        assert cached in (local, in_time), "handed over is not cached; P's report may be late"
         remote += 1
     assert remote > COUNT / 2
 

@@ -159,3 +159,21 @@ async def test_a_lone_surrogate(intake_rig: IntakeRig) -> None:
     with pytest.raises(BatonError) as refused:
         await intake_rig.completion(prompt="\ud800")
     assert refused.value.http.status == 400
+
+
+async def test_a_bias_beyond_its_bounds_counts_as_the_bound(light: LightText) -> None:
+    rig = IntakeRig(light)
+    spec = await rig.completion(prompt="x", logit_bias={"5": 500, "6": -500, "7": 1})
+    assert spec.sampling.logit_bias == {5: 100.0, 6: -100.0, 7: 1.0}
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_an_assistants_reasoning_goes_to_the_template(
+    light: LightText, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    rendered: list[Any] = []
+    monkeypatch.setattr(light, "render_chat", lambda messages: rendered.extend(messages) or "x")
+    said = [{"role": role, "content": "c", field: "hm"} for role in ("assistant", "user")]
+    await IntakeRig(light).chat(messages=said)
+    assert rendered[0]["reasoning"] == rendered[0]["reasoning_content"] == "hm"
+    assert "reasoning" not in rendered[1]

@@ -172,7 +172,12 @@ async def test_an_assistants_reasoning_goes_to_the_template(
     light: LightText, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     rendered: list[Any] = []
-    monkeypatch.setattr(light, "render_chat", lambda messages: rendered.extend(messages) or "x")
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        rendered.extend(messages)
+        return "x"
+
+    monkeypatch.setattr(light, "render_chat", render)
     said = [{"role": role, "content": "c", field: "hm"} for role in ("assistant", "user")]
     await IntakeRig(light).chat(messages=said)
     assert rendered[0]["reasoning"] == rendered[0]["reasoning_content"] == "hm"

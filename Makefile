@@ -49,6 +49,9 @@ e2e: install ## real vLLM
 soak-frames: install ## 100 million bent frames against every decoder (ARGS="--frames N --seed S")
 	@exec $(VENV)/python -m tests.fuzz $(ARGS)
 
+hostile: install ## hundreds of hostile bodies, per field and size, beside a healthy stream (ARGS="--only TEXT --verbose")
+	@exec $(VENV)/python -m tests.hostile $(ARGS)
+
 soak: install ## 200,000 seeds of faults against all cores in virtual time (ARGS="--seeds N --first N")
 	@exec $(VENV)/python -m tests.simulation --seeds 200000 $(ARGS)
 

@@ -15,6 +15,38 @@ class RequestLimits(Section, frozen=True):
     A structure is what the text must match: a JSON schema, a regex, a list of choices, a grammar or
     a structural tag. It is compiled in a process of its own."""
 
+    messages_max: Count = 8_192
+    """Messages of a conversation, or items of a response's `input`."""
+    parts_max: Count = 16_384
+    """Content parts, and calls of tools, in all messages together."""
+    tools_max: Count = 512
+    """Tools that a request may name."""
+    prompts_max: Count = 256
+    """Prompts of one completion request."""
+    prompt_tokens_max: Count = 524_288
+    """Token ids of all prompts of a request together."""
+    json_elements_max: Count = 65_536
+    """Members of any one object or array of a body, and of all those within tools, schemas and
+    other free fields together. Token ids have a bound of their own."""
+    json_depth_max: Annotated[int, Meta(ge=8, le=500)] = 100
+    """Nested objects and arrays of a body."""
+    check_ms_max: Annotated[float, Meta(ge=10)] = 750.0
+    """CPU time that checking, rendering and tokenizing one request may take. Beyond a few KB, and
+    for all but plain text, that happens in a process of its own, which is killed then."""
+    check_mib_max: Annotated[int, Meta(ge=64)] = 512
+    """MiB of memory that it may take."""
+    checks_per_key_max: Count = 128
+    """Requests of one API key that wait for such a process in one gateway."""
+    answer_ms_max: Annotated[float, Meta(ge=10)] = 5_000.0
+    """CPU time that writing an answer with logprobs may take, in the same processes."""
+    answer_mib_max: Annotated[int, Meta(ge=64)] = 1024
+    """MiB of memory that it may take."""
+    stream_prompt_logprobs_max: Count = 2_048
+    """Logprobs of prompt tokens that a stream may begin with: prompt tokens times logprobs and one.
+    An answer that does not stream may have 32,768."""
+    memory_mib_max: Annotated[int, Meta(ge=0)] = 0
+    """MiB of memory of a gateway above which it refuses new work with 503; 0 takes four fifths of
+    what the host or the container has, shared among `gateway.processes`."""
     n_max: Count = 128
     """Choices (`n`) of one request."""
     stop_strings_max: Count = 16

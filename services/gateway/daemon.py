@@ -18,22 +18,25 @@ from pathlib import Path
 
 from common.clock import Clock, SystemClock
 from common.config import Config, GatewayConfig
-from common.errors import BatonError, Code
+from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION, Fleet, Hello, Role
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import resolve_model
 from common.net.endpoints import control_addresses, stream_address
 from common.net.sockets import Dial
 from common.net.wire import encode
+from common.process.handled_request import HandledRequest, handled_path
 from common.process.lifecycle import Service, Tasks
 from common.security.open import open_curve
 from common.telemetry.exposition import Exposition, exposed
 from common.telemetry.log import Logger
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.full_api.lazy import LazyApi
-from services.gateway.full_api.port import FullApi
+from services.gateway.full_api.port import Checks, FullApi
 from services.gateway.full_api.vllm.build import build
-from services.gateway.grammar.pool import GrammarPool
+from services.gateway.helper.bodies import BodyChecks
+from services.gateway.helper.grammars import Grammars
+from services.gateway.helper.pool import HelperPool
 from services.gateway.http.about_routes import AboutRoutes
 from services.gateway.http.app import App
 from services.gateway.http.connection_limits import ConnectionLimits
@@ -68,7 +71,6 @@ TICKS_PER_BEAT = 5
 TICKS_PER_KEYS = 10
 TICKS_PER_PING_ALL = 50
 CLOSE_SECONDS = 6.0
-TOKENIZER_THREADS = 2
 
 
 def make(config: Config, name: str, log: Logger) -> Service:
@@ -96,19 +98,23 @@ class Gateway:
         self._name = name
         self._incarnation = secrets.token_hex(8)
         self._core = Core(config.gateway, config.prices.keys_max)
-        self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._helpers = HelperPool(config, "vllm", log)
+        #: Where plain text alone has been asked for, helpers need not import vLLM.
+        self._light_helpers = (
+            self._helpers if config.gateway.text == "vllm" else HelperPool(config, "light", log)
+        )
         self._app = App(
             config,
             self._core,
             text,
             model_root=model_root,
             clock=clock,
-            executor=self._executor,
+            helpers=self._light_helpers,
             handle=self._handle,
         )
         self._certificate = open_certificate(config.gateway, log)
         self._authenticator = Authenticator(config.gateway.keys_file, log)
-        self._grammars = GrammarPool(config, clock, log)
         self._full_api = LazyApi(
             self._loader(model_root),
             self._executor,
@@ -120,6 +126,7 @@ class Gateway:
         self._operators = Authenticator(operator_keys, log) if operator_keys else None
         metrics = GatewayMetrics(self._core, config.prices)
         self._exposition = Exposition(config, Role.GATEWAY, name, metrics)
+        self._handled = _handled_request(Path(config.fleet.run_dir), name, log)
         self._http = self._server(config.gateway, StreamOwners(Path(config.fleet.run_dir), name))
         self._curve = open_curve(config, log)
         self._workers: WorkerLinks | None = None
@@ -138,6 +145,7 @@ class Gateway:
             self._operators,
             owners,
             ignored=app.ignored_fields,
+            handled=self._handled,
             clock=clock,
             log=log,
         )
@@ -200,7 +208,7 @@ class Gateway:
         tasks.start("tick", self._tick(self._workers, self._router))
         tasks.start("router-refusal", self._exit_if_refused())
         if self._config.gateway.text == "vllm" or self._config.model.reasoning_parser:
-            await self._full_api.ready()
+            await asyncio.gather(self._full_api.ready(), self._helpers.start())
         self.http_address = await self._http.start(
             self._certificate.context if self._certificate is not None else None
         )
@@ -224,9 +232,12 @@ class Gateway:
         """What loads the full API; None where only plain text is served."""
         if self._config.gateway.text == "light":
             return None
-        app, config, compiles = self._app, self._config, self._grammars.check
+        app, config, helpers = self._app, self._config, self._helpers
+        grammars = Grammars(helpers, config.gateway.limits, self._clock)
+        bodies = BodyChecks(helpers, app.context)
+        checks = Checks(grammars.check, bodies.check, bodies.answer)
         return lambda: build(
-            config, resolve_model(config.model.path), root, compiles, app.open_with, app.close
+            config, resolve_model(config.model.path), root, checks, app.open_with, app.close
         )
 
     async def stop(self) -> None:
@@ -240,7 +251,8 @@ class Gateway:
             await self._drain()
         await self._http.close()
         await self._exposition.close()
-        self._grammars.close()
+        self._helpers.close()
+        self._light_helpers.close()
         if self._router is not None:
             self._router.close()
         if self._workers is not None:
@@ -319,6 +331,7 @@ class Gateway:
             ticks += 1
             self._handle(Tick())
             self._http.resumable.tick()
+            self._http.memory_limit.measure()
             router.tick()
             if ticks % TICKS_PER_PING == 0:
                 workers.ping(self._core.busy_workers())
@@ -328,3 +341,16 @@ class Gateway:
                 self._refresh()
             if ticks % TICKS_PER_PING_ALL == 0:
                 workers.ping_all()
+
+
+def _handled_request(run_dir: Path, name: str, log: Logger) -> HandledRequest:
+    """Logs what the process before this one did not get over. Raises ConfigError."""
+    path = handled_path(run_dir, name)
+    try:
+        handled = HandledRequest(path)
+    except OSError as error:
+        raise ConfigError("fleet.run_dir", f"{path}: {error.strerror or error}") from error
+    if handled.before:
+        sentence = f"the process before this one ended while it handled {handled.before}"
+        log.warning("request.fatal", sentence=sentence)
+    return handled

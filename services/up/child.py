@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from common.errors import BatonError, Code
+from common.process.handled_request import handled_path
 from common.process.owned_files import open_own, own_folder
 from services.up.plan import Child
 
@@ -40,6 +41,8 @@ class ChildProcess:
         self.ready = asyncio.Event()
         #: The latest status line.
         self.status = "starting"
+        #: Where a gateway writes which request it works on.
+        self.handled_path = handled_path(run_dir, child.name)
         self._config_path = config_path
         self._notify_path = run_dir / f"{child.name}.notify"
         self._on_status = on_status

@@ -23,6 +23,7 @@ from common.messages import Role
 from common.net.admin_client import ask
 from common.net.endpoints import admin_address
 from common.process.flapping_file import FILE, write_flapping
+from common.process.handled_request import handled_by
 from common.process.lifecycle import Tasks, first_of
 from services.up.child import ChildProcess
 from services.up.plan import STOP_ORDER, Child
@@ -237,5 +238,7 @@ class Supervisor:
 
 def _ended(exit_code: int, process: ChildProcess) -> str:
     if exit_code < 0:
-        return f"was killed by signal {-exit_code}"
+        handled = handled_by(process.handled_path)
+        work = f" while it handled {handled}" if handled else ""
+        return f"was killed by signal {-exit_code}{work}"
     return f"exited with status {exit_code}: {process.exit_reason()}"

@@ -47,6 +47,16 @@ def check_structured(structured: Structured, limits: RequestLimits) -> None:
         check_size(PARAM, "strings to choose from", count, most, "choices_max")
 
 
+def check_members(body: bytes, limits: RequestLimits) -> None:
+    """Bounds what decoding a body can make, from its commas and opening brackets: some 1 ms for 2
+    MB. Those within strings count too, but a text with so many is longer than any prompt."""
+    most = limits.json_elements_max + limits.prompt_tokens_max
+    if len(body) > most:
+        members = len(body) - len(body.translate(None, b",[{"))
+        keys = "json_elements_max and prompt_tokens_max"
+        check_size("body", "commas and opening brackets", members, most, keys)
+
+
 def check_size(param: str, what: str, size: int, most: int, key: str) -> None:
     if size > most:
         sentence = f"{param}: {size} {what}, at most {most} (gateway.limits.{key})"

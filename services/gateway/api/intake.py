@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from common.clock import Clock
@@ -29,7 +27,6 @@ from services.gateway.text.port import TextPort
 
 T = TypeVar("T", int, float)
 
-INLINE_CHARS_MAX = 16_384
 PROMPT_TOKENS_MAX = (FRAME_BYTES_MAX - 65_536) // 4
 COMPLETION_TOKENS_DEFAULT = 16
 DEADLINE_MS_MAX = 86_400_000.0
@@ -95,21 +92,19 @@ def deadline_ms(header: str | None) -> float:
 
 
 class Intake:
-    """`context` waits for the fleet's max_model_len. `executor` tokenizes long prompts, so that
-    other streams do not wait for that."""
+    """`context` waits for the fleet's max_model_len. Its work grows with the body: the gateway
+    itself gives it short ones, and a helper process all others."""
 
     def __init__(
         self,
         config: Config,
         text: TextPort,
         clock: Clock,
-        executor: Executor,
         context: Callable[[], Awaitable[int]],
     ) -> None:
         self._config = config
         self._text = text
         self._clock = clock
-        self._executor = executor
         self._context = context
 
     async def prepare(
@@ -124,7 +119,7 @@ class Intake:
         request = parse(kind, body, ignored)
         self.check_model(request.model)
         context = await self._context()
-        prompt_ids = await self._prompt(request, context)
+        prompt_ids = self._prompt(request, context)
         sampling = self._sampling(request, len(prompt_ids), context)
         options = request.stream_options
         stream = bool(request.stream)
@@ -166,19 +161,17 @@ class Intake:
                 param="model",
             )
 
-    async def _prompt(self, request: GenerationRequest, context: int) -> list[int]:
+    def _prompt(self, request: GenerationRequest, context: int) -> list[int]:
         if isinstance(request, ChatRequest):
             param = "messages"
             text = self._text.render_chat([_message(message) for message in request.messages])
-            ids = await self._tokenized(
-                text, param, context, special=request.add_special_tokens is True
-            )
+            ids = self._tokenized(text, param, context, special=request.add_special_tokens is True)
         else:
             param = "prompt"
             prompt = _one_prompt(request)
             if isinstance(prompt, str):
                 special = request.add_special_tokens is not False
-                ids = await self._tokenized(prompt, param, context, special=special)
+                ids = self._tokenized(prompt, param, context, special=special)
             else:
                 ids = self._checked_ids(prompt, param)
         if not ids:
@@ -187,15 +180,11 @@ class Intake:
             raise _too_long(str(len(ids)), context, param)
         return ids
 
-    async def _tokenized(self, text: str, param: str, context: int, *, special: bool) -> list[int]:
+    def _tokenized(self, text: str, param: str, context: int, *, special: bool) -> list[int]:
         if self._text.tokens_min(text) >= context:
             raise _too_long(f"at least {self._text.tokens_min(text)}", context, param)
         try:
-            if len(text) <= INLINE_CHARS_MAX:
-                return self._text.tokenize(text, add_special_tokens=special)
-            return await asyncio.get_running_loop().run_in_executor(
-                self._executor, lambda: self._text.tokenize(text, add_special_tokens=special)
-            )
+            return self._text.tokenize(text, add_special_tokens=special)
         except UnicodeEncodeError as error:
             raise BatonError(
                 Code.INVALID_REQUEST, f"{param} holds a lone surrogate", param=param

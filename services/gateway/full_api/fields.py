@@ -99,11 +99,11 @@ REFUSED: dict[Route, NoOps] = {
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def check_fields(route: Route, body: bytes, ignored: IgnoredFields) -> str:
-    """Returns what the body says of its session; empty: nothing. Raises BatonError(INVALID_REQUEST
-    | UNSUPPORTED_PARAMETER) with `param`."""
+def check_fields(route: Route, body: bytes, ignored: IgnoredFields) -> dict[str, Any]:
+    """Returns the fields. Raises BatonError(INVALID_REQUEST | UNSUPPORTED_PARAMETER) with
+    `param`."""
     try:
-        given = _decode(body)
+        given: dict[str, Any] = _decode(body)
     except msgspec.ValidationError as error:
         sentence = "the request body must be a JSON object"
         raise BatonError(Code.INVALID_REQUEST, sentence) from error
@@ -124,6 +124,11 @@ def check_fields(route: Route, body: bytes, ignored: IgnoredFields) -> str:
             ignored.add_unknown(name)
     _note_inner(route, given, ignored)
     check_bias_keys(given.get("logit_bias"))
+    return given
+
+
+def session_of(route: Route, given: dict[str, Any]) -> str:
+    """What the fields say of the request's session; empty: nothing."""
     hints = (given.get("session_id"), given.get("prompt_cache_key"))
     return hinted_session(*hints, *(_anthropic_hints(given) if route.is_anthropic else ()))
 

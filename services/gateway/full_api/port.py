@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from common.errors import BatonError
 from common.messages import Structured
@@ -57,6 +59,8 @@ class ApiRequest:
     specs: list[RequestSpec] = field(default_factory=list)
     #: The journals of these.
     journals: list[Journal] = field(default_factory=list)
+    #: The answer is a stream of events.
+    is_stream: bool = False
     #: What the body says of its session; the header of the request comes first.
     hinted_session: str = ""
 
@@ -98,6 +102,42 @@ class EventReply:
     chunks: AsyncIterator[bytes]
 
 
+class RenderedPrompt(msgspec.Struct, frozen=True):
+    token_ids: list[int]
+    #: None where the client gave token ids.
+    text: str | None = None
+    #: Of its conversation, as the chat template had it; empty where nobody asks for it.
+    last_message: dict[str, Any] = {}
+
+
+class CheckedBody(msgspec.Struct, frozen=True):
+    """What a helper process found in a good body: everything that takes long is done."""
+
+    #: The whole answer, where no generation is needed; empty otherwise.
+    answer: bytes = b""
+    #: The request without its conversation.
+    body: bytes = b""
+    #: None: the gateway must render `body` itself, which is whole then.
+    prompts: list[RenderedPrompt] | None = None
+    #: Calls of tools in the conversation; some parsers count on from there.
+    tool_calls: int = 0
+    #: What the body says of its session; empty: nothing.
+    session: str = ""
+    #: Fields that were passed over.
+    ignored: list[str] = []
+    #: The answer is a stream of events.
+    is_stream: bool = False
+    #: The answer has logprobs, so a helper process writes it, unless it is a stream.
+    has_logprobs: bool = False
+
+
+#: What the engines sent, as encoded `Delta`s, by generation.
+Recorded = dict[str, list[msgspec.Raw]]
+
+#: Has the answer to a checked request written elsewhere. Raises BatonError.
+WriteAnswer = Callable[["ApiRequest", CheckedBody, Recorded], Awaitable[bytes]]
+
+
 class FullApi(Protocol):
     """Who calls `answer` calls `end` in any case, when nothing more is needed: what still runs is
     then aborted."""
@@ -127,5 +167,17 @@ class CloseStream(Protocol):
     def __call__(self, spec: RequestSpec, reason: str) -> None: ...
 
 
+#: Checks, renders and tokenizes a body. Raises BatonError for what is wrong with it.
+CheckBody = Callable[[ApiRequest], Awaitable[CheckedBody]]
+
 #: Raises BatonError for what no worker can compile, or not for this caller now.
 CheckGrammar = Callable[[Structured, Caller], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What helper processes do, because it may take long."""
+
+    grammar: CheckGrammar
+    body: CheckBody
+    answer: WriteAnswer

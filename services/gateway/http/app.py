@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,8 @@ from services.gateway.api.intake import Intake
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.response_bodies import models_body
 from services.gateway.auth.caller import Caller
+from services.gateway.helper.jobs import PlainJob, PlainReport
+from services.gateway.helper.pool import HelperPool
 from services.gateway.requests.core import Core
 from services.gateway.requests.events import Attended, Closed, Event, Opened
 from services.gateway.requests.refusals import RETRY_SOON_MS, draining, unreachable
@@ -23,6 +24,8 @@ from services.gateway.streams.answer import Answer, FailureListener, TokenStream
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import TextStream
 from services.gateway.text.port import TextPort
+
+INLINE_BYTES_MAX = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class App:
         *,
         model_root: str,
         clock: Clock,
-        executor: Executor,
+        helpers: HelperPool,
         handle: Callable[[Event], None],
     ) -> None:
         self._config = config
@@ -53,7 +56,8 @@ class App:
         self._created = clock.unix_ms() // 1000
         self._handle = handle
         self._context_known = asyncio.Event()
-        self._intake = Intake(config, text, clock, executor, self.context)
+        self._intake = Intake(config, text, clock, self.context)
+        self._helpers = helpers
 
     def on_context(self) -> None:
         """The core knows the longest sequence that the fleet takes."""
@@ -66,11 +70,22 @@ class App:
         request_id: str,
         deadline_ms: float,
         ignored: IgnoredFields,
+        key_id: str,
     ) -> RequestSpec:
-        """Raises BatonError."""
+        """Raises BatonError. What a body of `INLINE_BYTES_MAX` takes is a few milliseconds; a
+        helper process does a longer one."""
         if self._core.draining:
             raise draining()
-        return await self._intake.prepare(kind, body, request_id, deadline_ms, ignored)
+        if len(body) <= INLINE_BYTES_MAX:
+            return await self._intake.prepare(kind, body, request_id, deadline_ms, ignored)
+        job = PlainJob(
+            body, await self.context(), kind=kind, request_id=request_id, deadline_ms=deadline_ms
+        )
+        report = await self._helpers.run(job, key_id)
+        assert isinstance(report, PlainReport)
+        for name in report.ignored:
+            ignored.add(name)
+        return report.spec
 
     def open(self, spec: RequestSpec, answer: Answer, caller: Caller) -> None:
         """From now on everything goes to `answer`, a refusal included."""

@@ -9,7 +9,8 @@ path or a header. Every error is answered in OpenAI's shape.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -17,6 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 from common.clock import Clock
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
+from common.process.handled_request import HandledRequest
 from common.telemetry.log import Logger
 from services.gateway.api.ignored import IGNORED_HEADER, IgnoredFields
 from services.gateway.api.intake import client_id, request_id
@@ -72,11 +74,13 @@ class Guard:
         owners: StreamOwners,
         *,
         ignored: Callable[[], IgnoredFields],
+        handled: HandledRequest,
         clock: Clock,
         log: Logger,
     ) -> None:
         """`operators`: of their own key file, if there is one. `ignored` makes the record of a new
-        request."""
+        request. `handled` tells afterwards which one the loop did not get over."""
+        self._handled = handled
         self._operators = operators
         self._owners = owners
         self._ignored = ignored
@@ -121,7 +125,11 @@ class Guard:
             if is_preflight(request.method, request.headers):
                 return web.Response(status=204, headers=preflight_headers(request.headers))
             self._identify(request)
-            return await handler(request)
+            size = request.content_length or 0
+            name = f"{request[INTERNAL_ID]} {request.method} {request.path[:96]} {size} bytes"
+            return await self._handled.watch(
+                name, cast("Coroutine[Any, Any, web.StreamResponse]", handler(request))
+            )
         except BatonError as error:
             return error_response(error)
         except web.HTTPException as error:

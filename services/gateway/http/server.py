@@ -26,6 +26,7 @@ from common.clock import Clock
 from common.config import Config
 from common.errors import BatonError, Code
 from common.telemetry.log import Logger
+from services.gateway.api.bounds import check_members
 from services.gateway.api.intake import deadline_ms, session_id, wants_timings
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.parse import kind_of
@@ -45,11 +46,13 @@ from services.gateway.http.guard import (
     IGNORED,
     INTERNAL_ID,
     JSON_TYPE,
+    RESUMABLE,
     TIMER,
     Guard,
     error_response,
     reply_headers,
 )
+from services.gateway.http.memory_limit import MemoryLimit
 from services.gateway.http.reply import checked_trace
 from services.gateway.http.request_form import check_body_type
 from services.gateway.http.resumable import (
@@ -116,6 +119,7 @@ class HttpServer:
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
         self.connection_limits = ConnectionLimits(config)
+        self.memory_limit = MemoryLimit(config.gateway)
         self._listener: asyncio.Server | None = None
 
     @property
@@ -191,7 +195,12 @@ class HttpServer:
             return await self._beyond_plain(request, route, body, origin)
         try:
             spec = await self._app.prepare(
-                kind, body, origin.request_id, origin.deadline_ms, origin.ignored
+                kind,
+                body,
+                origin.request_id,
+                origin.deadline_ms,
+                origin.ignored,
+                origin.caller.key_id,
             )
         except BatonError as error:
             if error.code is not Code.UNSUPPORTED_PARAMETER or not self._full_api.is_served:
@@ -225,7 +234,9 @@ class HttpServer:
         self, request: web.Request, route: Route, body: bytes, origin: Origin
     ) -> web.StreamResponse:
         full_api = self._full_api
-        if not asks_to_resume(request, stream=wants_stream(body)):
+        if RESUMABLE not in request.headers or not asks_to_resume(
+            request, stream=wants_stream(body)
+        ):
             return await full_api.answer(request, route, body, origin)
         request_id, caller = origin.request_id, origin.caller
         return await self.resumable.open_with(
@@ -236,16 +247,21 @@ class HttpServer:
         )
 
     async def _body(self, request: web.Request) -> bytes:
-        """Raises BatonError(UNSUPPORTED_MEDIA_TYPE | REQUEST_TIMEOUT)."""
+        """Raises BatonError(UNSUPPORTED_MEDIA_TYPE | OVERLOADED | REQUEST_TIMEOUT |
+        INVALID_REQUEST)."""
         check_body_type(request.headers.get("Content-Type", ""), self._config.body_types)
+        self.memory_limit.check()
         if request.content.is_eof():
-            return await request.read()
-        try:
-            async with asyncio.timeout(self._config.body_ms_max / 1000):
-                return await request.read()
-        except TimeoutError:
-            sentence = f"the request body did not come within {self._config.body_ms_max:.0f} ms"
-            raise BatonError(Code.REQUEST_TIMEOUT, sentence) from None
+            body = await request.read()
+        else:
+            try:
+                async with asyncio.timeout(self._config.body_ms_max / 1000):
+                    body = await request.read()
+            except TimeoutError:
+                sentence = f"the request body did not come within {self._config.body_ms_max:.0f} ms"
+                raise BatonError(Code.REQUEST_TIMEOUT, sentence) from None
+        check_members(body, self._config.limits)
+        return body
 
     async def _answer_at_once(self, spec: RequestSpec, caller: Caller) -> web.Response:
         done = asyncio.Event()

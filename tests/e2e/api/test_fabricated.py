@@ -27,8 +27,17 @@ from common.model.embedded import ensure_embedded_model
 from services.gateway.api.kinds import RequestSpec
 from services.gateway.api.routes import Route
 from services.gateway.auth.caller import Caller
-from services.gateway.full_api.port import ApiRequest, EventReply, FullApi, JsonReply, Origin
-from services.gateway.full_api.vllm.build import build
+from services.gateway.full_api.port import (
+    ApiRequest,
+    CheckedBody,
+    Checks,
+    EventReply,
+    FullApi,
+    JsonReply,
+    Origin,
+    Recorded,
+)
+from services.gateway.full_api.vllm.build import build, build_helper
 from services.gateway.streams.answer import FailureListener, PushOutcome, TokenStream, Usage
 from tests.e2e.api.cases import HELLO, MODEL, TOOLS
 from tests.e2e.api.compare import events, gathered
@@ -73,6 +82,8 @@ class FakeFleet:
 
 
 FLEET = FakeFleet()
+WRITTEN: list[Route] = []
+"""Routes of the answers that were written as a helper process would."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +111,18 @@ def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def built(config: Config, model: Path) -> FullApi:
-    made = build(config, model, "/model", FLEET.compiles, FLEET.open, FLEET.close)
+    checker, writer = build_helper(config, model)
+
+    async def check(asked: ApiRequest) -> CheckedBody:
+        return await checker.check(asked.route, asked.body, CONTEXT)
+
+    async def answer(asked: ApiRequest, checked: CheckedBody, deltas: Recorded) -> bytes:
+        about = ApiRequest(asked.route, b"", Origin(asked.origin.request_id))
+        WRITTEN.append(asked.route)
+        return await writer.answer(about, checked, deltas)
+
+    checks = Checks(FLEET.compiles, check, answer)
+    made = build(config, model, "/model", checks, FLEET.open, FLEET.close)
     made.set_context(CONTEXT)
     return made
 
@@ -312,6 +334,77 @@ def test_a_stop_string_ends_the_call_and_tells_the_worker(api: FullApi) -> None:
     choice = json.loads(answer.body)["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == ("x", "STOP")
     assert len(choice["logprobs"]["content"]) == 5
+
+
+FOUR = ["abcd", "efgh", "ijkl", "mnop"]
+NEW = re.compile(r'"(id|created|created_at|completed_at)": ?("[^"]*"|[0-9.]+)')
+"""Of each answer."""
+
+
+async def with_logprobs(api: FullApi, about: ApiRequest, *texts: str) -> Any:
+    """The answer to calls that have logprobs of each token, and of the prompt if asked for."""
+    FLEET.begin()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        task = group.create_task(api.answer(about))
+        await opened(len(texts))
+        for at, text in enumerate(texts):
+            spec, stream, _ = FLEET.opened[at]
+            prompt = [row(token) for token in spec.prompt_ids[1:]]
+            first: dict[str, Any] = {"cached_tokens": 1}
+            if spec.sampling.prompt_logprobs is not None:
+                first["prompt_logprobs"] = prompt
+            ids = ids_of(text)
+            stream.push(Delta("r", 1, 0, ids[:2], logprobs=[row(i) for i in ids[:2]], **first))
+            last: dict[str, Any] = {
+                "finish_reason": "length",
+                "logprobs": [row(i) for i in ids[2:]],
+            }
+            stream.push(Delta("r", 1, 2, ids[2:], **last))
+    api.end(about, "done")
+    reply = task.result()
+    assert isinstance(reply, JsonReply)
+    return json.loads(reply.body)
+
+
+def row(token: int) -> TokenLogprobs:
+    return TokenLogprobs(2, [token, 65, 66], [-0.5, -0.25, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "texts"),
+    [
+        (Route.CHAT, {"logprobs": True, "top_logprobs": 2, "n": 2}, ["abcd", "efgh"]),
+        (Route.CHAT, {"logprobs": True, "prompt_logprobs": 2, "echo": True}, ["abcd"]),
+        (Route.COMPLETION, {"prompt": "xyz", "logprobs": 2, "echo": True}, ["abcd"]),
+        (Route.COMPLETION, {"prompt": ["xyz", "vw"], "logprobs": 1, "n": 2}, FOUR),
+        (Route.BATCH, {"messages": [HELLO, HELLO], "logprobs": True}, ["abcd", "efgh"]),
+        (
+            Route.RESPONSES,
+            {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+            ["abcd"],
+        ),
+    ],
+)
+def test_an_answer_with_logprobs_is_the_same_wherever_it_is_written(
+    api: FullApi,
+    monkeypatch: pytest.MonkeyPatch,
+    route: Route,
+    fields: dict[str, Any],
+    texts: list[str],
+) -> None:
+    def body(**answer: Any) -> Any:
+        """Without what is new in each answer."""
+        return NEW.sub("", json.dumps(answer))
+
+    WRITTEN.clear()
+    elsewhere = body(**run(with_logprobs(api, api_request(route, **fields), *texts)))
+    assert [route] == WRITTEN
+    WRITTEN.clear()
+    monkeypatch.setattr("services.gateway.full_api.vllm.checking.LOGPROBS", ())
+    here = body(**run(with_logprobs(api, api_request(route, **fields), *texts)))
+    assert WRITTEN == []
+    assert elsewhere == here
+    assert "-0.5" in here or "-0.25" in here
 
 
 def test_stale_and_missing_tokens(api: FullApi) -> None:

@@ -16,7 +16,8 @@ from common.config import from_mapping
 from common.errors import BatonError, Code
 from common.messages import Structured, StructureKind
 from services.gateway.auth.caller import ANONYMOUS
-from services.gateway.grammar.pool import GrammarPool
+from services.gateway.helper.grammars import Grammars
+from services.gateway.helper.pool import HelperPool
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -71,7 +72,7 @@ async def longest_pause(stop: asyncio.Event) -> float:
     return worst
 
 
-async def told(grammars: GrammarPool, kind: StructureKind, source: str) -> str:
+async def told(grammars: Grammars, kind: StructureKind, source: str) -> str:
     """The refusal; empty for what compiles."""
     try:
         await grammars.check(Structured(kind=kind, source=source), ANONYMOUS)
@@ -82,7 +83,8 @@ async def told(grammars: GrammarPool, kind: StructureKind, source: str) -> str:
 
 async def test_what_compiles_passes_what_does_not_is_refused_and_the_endless_is_killed() -> None:
     config = from_mapping({"gateway": {"limits": {"grammar_ms_max": MS_MAX}}})
-    grammars = GrammarPool(config, SystemClock(), structlog.get_logger("test"))
+    pool = HelperPool(config, "vllm", structlog.get_logger("test"))
+    grammars = Grammars(pool, config.gateway.limits, SystemClock())
     stop = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:
@@ -90,7 +92,7 @@ async def test_what_compiles_passes_what_does_not_is_refused_and_the_endless_is_
             heard = {about: await told(grammars, *about) for about in GOOD + BAD + ENDLESS}
             stop.set()
     finally:
-        grammars.close()
+        pool.close()
     assert [about for about in GOOD if heard[about]] == []
     assert [about for about in BAD if not heard[about] or LIMIT in heard[about]] == []
     assert [about[1][:20] for about in ENDLESS if LIMIT not in heard[about]] == []

@@ -21,19 +21,21 @@ from vllm.exceptions import GenerationError, VLLMError
 from vllm.renderers import renderer_from_config
 from vllm.renderers.inputs.preprocess import extract_prompt_components
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from common.config import RequestLimits
 from common.errors import BatonError, Code
-from services.gateway.api.bounds import check_choices, check_stops, check_structured
+from services.gateway.api.bounds import check_choices, check_size, check_stops, check_structured
 from services.gateway.api.intake import PROMPT_TOKENS_MAX
 from services.gateway.api.kinds import Kind, RequestSpec, priority_class
 from services.gateway.api.routes import Route
 from services.gateway.auth.caller import Caller
 from services.gateway.full_api.port import ApiRequest, CheckGrammar, CloseStream, OpenStream
 from services.gateway.full_api.vllm.errors import translated
+from services.gateway.full_api.vllm.recording import AllRecorded, RecordedStream, Recording
 from services.gateway.full_api.vllm.sampling import structured_of, to_sampling
 from services.gateway.full_api.vllm.stream import EngineStream
 from services.gateway.streams.journal import Journal
@@ -66,6 +68,8 @@ class FleetClient(EngineClient):
         self.model_config = config.model_config
         self.renderer = renderer_from_config(config)
         self.input_processor = InputProcessor(config, self.renderer)
+        #: Of the generation that is opened now: the same in the gateway and in a helper.
+        self.generation_key = ""
         self._outputs = OutputProcessor(self.renderer.tokenizer, log_stats=False)
         self._model = model
         self._compiles = compiles
@@ -73,10 +77,13 @@ class FleetClient(EngineClient):
         self._open = open_
         self._close = close
         self._api_request: ContextVar[ApiRequest] = ContextVar("asking")
+        self._recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
-    def begin(self, api_request: ApiRequest) -> None:
-        """From now on this task, and those that it starts, generate for `api_request`."""
+    def begin(self, api_request: ApiRequest, recording: Recording | None = None) -> None:
+        """From now on this task, and those that it starts, generate for `api_request`. With
+        `recording` they end with AllRecorded instead of outputs."""
         self._api_request.set(api_request)
+        self._recording.set(recording)
 
     def end(self, api_request: ApiRequest, reason: str) -> None:
         """Aborts what still runs; harmless after the end."""
@@ -110,11 +117,23 @@ class FleetClient(EngineClient):
         except (VLLMError, BatonError, ValueError, TypeError) as error:
             api_request.fail(translated(error))
             raise
-        finished = False
+        recording = self._recording.get()
+        if recording is not None:
+            await self._recorded(recording, api_request)
+        finished = recording is not None
         while not finished:
             output = queue.get_nowait() or await queue.get()
             finished = output.finished
             yield output
+
+    async def _recorded(self, recording: Recording, api_request: ApiRequest) -> None:
+        """Raises AllRecorded when the last generation of the request has ended."""
+        await recording.wait()
+        if api_request.error is not None:
+            raise GenerationError(api_request.error.message)
+        recording.left -= 1
+        if not recording.left:
+            raise AllRecorded
 
     async def _check(self, params: SamplingParams, caller: Caller) -> None:
         """Checks `[gateway.limits]`, and that a grammar compiles."""
@@ -167,10 +186,17 @@ class FleetClient(EngineClient):
         queue: RequestOutputCollector,
     ) -> None:
         spec = self._spec(api_request, request)
-        self._outputs.add_request(request, text, parent, index, queue)
         api_request.specs.append(spec)
         journal = Journal(spec.prompt_ids, spec.sampling.max_tokens)
         api_request.journals.append(journal)
+        key = f"{request.external_req_id}/{index}"
+        recording = self._recording.get()
+        if recording is not None:
+            detokenizer = IncrementalDetokenizer.from_new_request(self._outputs.tokenizer, request)
+            recorded = RecordedStream(journal, detokenizer, api_request, key, recording)
+            self._open(spec, recorded, recorded, api_request.origin.caller)
+            return
+        self._outputs.add_request(request, text, parent, index, queue)
         stream = EngineStream(
             spec.request_id,
             journal,
@@ -179,6 +205,7 @@ class FleetClient(EngineClient):
             frozenset(spec.sampling.stop_token_ids),
             partial(_wake, queue),
         )
+        self.generation_key = key
         self._open(spec, stream, stream, api_request.origin.caller)
 
     def _spec(self, api_request: ApiRequest, request: EngineCoreRequest) -> RequestSpec:
@@ -189,6 +216,10 @@ class FleetClient(EngineClient):
             sentence = f"the prompt has {len(prompt_ids)} tokens, at most {PROMPT_TOKENS_MAX}"
             raise BatonError(Code.CONTEXT_LENGTH_EXCEEDED, sentence)
         sampling = to_sampling(request)
+        if sampling.prompt_logprobs is not None and api_request.is_stream:
+            entries = len(prompt_ids) * (sampling.prompt_logprobs + 1)
+            most, key = self._limits.stream_prompt_logprobs_max, "stream_prompt_logprobs_max"
+            check_size("prompt_logprobs", "in a stream", entries, most, key)
         return RequestSpec(
             kind=Kind.COMPLETION if api_request.route is Route.COMPLETION else Kind.CHAT,
             request_id=request.request_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.serve import create_error_response
@@ -39,17 +40,26 @@ def from_response(response: ErrorResponse) -> BatonError:
     return BatonError(code, _first_line(info.message), param=info.param)
 
 
-def from_validation(error: Any) -> BatonError:
-    """Of a pydantic ValidationError, its first error. `loc` names the field; pydantic's names for
-    the members of a union are left out."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    parts = [part for part in first["loc"] if isinstance(part, int) or _is_name(part)]
+def from_validation(error: Any, indexes: Sequence[int] = ()) -> BatonError:
+    """Of a pydantic ValidationError, its first error within an element of an array if there is one,
+    else its first. `loc` names the field; pydantic's names for the members of a union are left out.
+    `indexes`: of the elements in the whole array, where only some of them were given."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = next((found for found in errors if any(map(_is_index, found["loc"]))), errors[0])
+    parts = [part for part in first["loc"] if _is_index(part) or _is_name(part)]
+    nth = next((n for n, part in enumerate(parts) if _is_index(part)), -1)
+    if indexes and nth >= 0:
+        parts[nth] = indexes[parts[nth]]
     path = ""
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     message = first["msg"].removeprefix("Value error, ")
     sentence = f"{path}: {message}" if path and path not in message else message
     return BatonError(Code.INVALID_REQUEST, _first_line(sentence), param=path or None)
+
+
+def _is_index(part: object) -> bool:
+    return isinstance(part, int)
 
 
 def _is_name(part: object) -> bool:

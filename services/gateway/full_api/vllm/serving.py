@@ -36,10 +36,11 @@ from common.config import Config
 from common.errors import BatonError, Code
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from services.gateway.api.routes import Route
-from services.gateway.full_api.fields import check_fields
-from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
+from services.gateway.full_api.port import ApiRequest, CheckedBody, Checks, EventReply, JsonReply
 from services.gateway.full_api.vllm.client import FleetClient
 from services.gateway.full_api.vllm.errors import from_response, from_validation, translated
+from services.gateway.full_api.vllm.prepared import begin, restore
+from services.gateway.full_api.vllm.recording import AllRecorded, Recording
 
 ERROR_EVENT = 'data: {"error"'
 CONTENT_FORMAT = "auto"
@@ -56,10 +57,13 @@ class Handler:
 
 
 class VllmApi:
-    """A `FullApi`."""
+    """A `FullApi`. `checks` are done elsewhere; a helper process itself has none."""
 
-    def __init__(self, config: Config, root: str, client: FleetClient) -> None:
-        self._client = client
+    def __init__(
+        self, config: Config, root: str, client: FleetClient, checks: Checks | None = None
+    ) -> None:
+        self.client = client
+        self._checks = checks
         parser = config.model.tool_parser or _default_parser(config)
         reasoning = config.model.reasoning_parser
         path = BaseModelPath(name=config.model.served_name, model_path=root)
@@ -78,13 +82,14 @@ class VllmApi:
             **text,
         )
         renderer.warmup()
+        self._renderer = renderer
         usage = {"request_logger": None, "enable_prompt_tokens_details": True}
         chat: dict[str, Any] = {"online_renderer": renderer, **text, **usage}
         chats = OpenAIServingChat(client, models, "assistant", **chat)
         batches = OpenAIServingChatBatch(client, models, "assistant", **chat)
         completions = OpenAIServingCompletion(client, models, online_renderer=renderer, **usage)
         responses = OpenAIServingResponses(client, models, renderer, **text, **usage)
-        messages = AnthropicServingMessages(client, models, "assistant", **chat)
+        self._messages = messages = AnthropicServingMessages(client, models, "assistant", **chat)
         tokens = ServingTokenization(
             models,
             renderer,
@@ -103,36 +108,83 @@ class VllmApi:
             Route.DETOKENIZE: _handler(DetokenizeRequest, tokens.create_detokenize),
         }
 
+    @property
+    def is_harmony(self) -> bool:
+        """Whether the model's prompts are made of messages of their own kind, without a
+        template."""
+        return bool(self._renderer.use_harmony)
+
+    def parse(self, route: Route, body: bytes) -> Any:
+        """vLLM's request. Raises vLLM's errors and pydantic's."""
+        return self._handlers[route].parse(body)
+
+    async def resolve(self, request: Any) -> None:
+        """Has vLLM render what it wants to know about the chat template, once and before a
+        request's own prompt is in its place."""
+        thinking = getattr(request, "thinking", None)
+        if getattr(thinking, "type", "") == "disabled":
+            await self._messages._get_disabled_thinking_effort()  # noqa: SLF001 - it is remembered
+
+    async def handle(self, route: Route, request: Any, api_request: ApiRequest) -> Any:
+        """vLLM's answer: a model, an ErrorResponse or an iterator of events. Raises anything."""
+        if route is Route.RESPONSES:
+            request.request_id = f"resp_{api_request.origin.request_id}"
+        return await self._handlers[route].answer(request, _raw_request(api_request))
+
     async def answer(self, api_request: ApiRequest) -> JsonReply | EventReply:
-        api_request.hinted_session = check_fields(
-            api_request.route, api_request.body, api_request.origin.ignored
-        )
-        handler = self._handlers[api_request.route]
-        self._client.begin(api_request)
+        assert self._checks is not None
+        checked = await self._checks.body(api_request)
+        api_request.hinted_session = checked.session
+        for name in checked.ignored:
+            api_request.origin.ignored.add(name)
+        if checked.answer:
+            return JsonReply(checked.answer)
+        api_request.is_stream = checked.is_stream
+        if checked.has_logprobs and checked.prompts and not checked.is_stream:
+            return JsonReply(await self._written(api_request, checked))
+        return await self.generate(api_request, checked)
+
+    async def _written(self, api_request: ApiRequest, checked: CheckedBody) -> bytes:
+        """The answer by a helper, from what the engines sent."""
+        assert self._checks is not None
+        recording = Recording(len(checked.prompts or ()))
         try:
-            request = handler.parse(api_request.body)
-            if api_request.route is Route.RESPONSES:
-                request.request_id = f"resp_{api_request.origin.request_id}"
-            answer = await handler.answer(request, _raw_request(api_request))
+            await self.generate(api_request, checked, recording)
+        except AllRecorded:
+            return await self._checks.answer(api_request, checked, recording.deltas)
+        raise api_request.error or BatonError(Code.INTERNAL, "nothing was generated")
+
+    async def generate(
+        self, api_request: ApiRequest, checked: CheckedBody, recording: Recording | None = None
+    ) -> JsonReply | EventReply:
+        """Raises BatonError, and AllRecorded with `recording`."""
+        route = api_request.route
+        self.client.begin(api_request, recording)
+        try:
+            request = self.parse(route, checked.body)
+            restore(route, request, checked)
+            await self.resolve(request)
+            begin(checked.prompts)
+            answer = await self.handle(route, request, api_request)
         except ValidationError as error:
             raise from_validation(error) from error
         except Exception as error:
-            raise api_request.error or _as_bad_request(api_request, error) from error
+            raise api_request.error or as_bad_request(api_request, error) from error
         if api_request.error is not None:
             raise api_request.error
         if isinstance(answer, ErrorResponse):
             raise from_response(answer)
         if isinstance(answer, BaseModel):
-            return JsonReply(_json(api_request.route, answer))
+            return JsonReply(answer_bytes(route, answer))
         return EventReply(self._events(api_request, answer))
 
     def end(self, api_request: ApiRequest, reason: str) -> None:
-        self._client.end(api_request, reason)
+        self.client.end(api_request, reason)
 
     def set_context(self, tokens: int) -> None:
         """vLLM's serving classes and renderer share this configuration and read it at each
         request."""
-        self._client.model_config.max_model_len = tokens
+        self.client.model_config.max_model_len = tokens
 
     async def _events(
         self, api_request: ApiRequest, answer: AsyncIterator[Any]
@@ -165,7 +217,7 @@ def _handler(model: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Handle
     return Handler(TypeAdapter(model).validate_json, answer)
 
 
-def _as_bad_request(api_request: ApiRequest, error: Exception) -> BatonError:
+def as_bad_request(api_request: ApiRequest, error: Exception) -> BatonError:
     """vLLM's validators and renderers fail on some wrong types with any error. Before a generation
     was opened, the cause can only be the request."""
     known = translated(error)
@@ -181,7 +233,7 @@ def _raw_request(api_request: ApiRequest) -> Any:
     return SimpleNamespace(headers=headers, state=SimpleNamespace())
 
 
-def _json(route: Route, answer: BaseModel) -> bytes:
+def answer_bytes(route: Route, answer: BaseModel) -> bytes:
     if route.is_anthropic:
         return answer.model_dump_json(exclude_none=True).encode()
     return answer.model_dump_json(by_alias=route is Route.RESPONSES).encode()

@@ -15,13 +15,37 @@ import numpy as np
 from common.errors import BatonError, Code
 from common.messages import Delta, FinishReason, TokenLogprobs
 from services.gateway.full_api.port import ApiRequest
-from services.gateway.streams.answer import PushOutcome, usage_of
+from services.gateway.streams.answer import PushOutcome, TokenStream, usage_of
 from services.gateway.streams.journal import DeltaOrder, Journal
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.metrics.stats import PrefillStats
+
+
+def take(stream: TokenStream, api_request: ApiRequest, delta: Delta) -> PushOutcome | None:
+    """Gives a delta to the stream's journal. None: its tokens are next, and were taken."""
+    journal = stream.journal
+    try:
+        order = journal.accept(delta.attempt, delta.index, delta.token_ids)
+    except BatonError as error:
+        stream.error = error
+        return PushOutcome.BROKEN
+    if order is DeltaOrder.STALE:
+        return PushOutcome.DROPPED
+    if order is DeltaOrder.GAP:
+        sentence = f"tokens were lost: the decode worker sent index {delta.index} too early"
+        stream.error = BatonError(Code.STREAM_INTERRUPTED, sentence)
+        return PushOutcome.BROKEN
+    if delta.error:
+        code = Code(delta.error) if delta.error in set(Code) else Code.INTERNAL
+        stream.error = BatonError(code, delta.message or "the decode worker gave up the request")
+        return PushOutcome.ERROR
+    api_request.has_output = True
+    if not delta.index:
+        journal.take_prompt_counts(delta)
+    return None
 
 
 class EngineStream:
@@ -48,25 +72,7 @@ class EngineStream:
         self._wake = wake
 
     def push(self, delta: Delta) -> PushOutcome:
-        try:
-            order = self.journal.accept(delta.attempt, delta.index, delta.token_ids)
-        except BatonError as error:
-            self.error = error
-            return PushOutcome.BROKEN
-        if order is DeltaOrder.STALE:
-            return PushOutcome.DROPPED
-        if order is DeltaOrder.GAP:
-            sentence = f"tokens were lost: the decode worker sent index {delta.index} too early"
-            self.error = BatonError(Code.STREAM_INTERRUPTED, sentence)
-            return PushOutcome.BROKEN
-        if delta.error:
-            code = Code(delta.error) if delta.error in set(Code) else Code.INTERNAL
-            self.error = BatonError(code, delta.message or "the decode worker gave up the request")
-            return PushOutcome.ERROR
-        self._api_request.has_output = True
-        if not delta.index:
-            self.journal.take_prompt_counts(delta)
-        return self._process(delta)
+        return take(self, self._api_request, delta) or self._process(delta)
 
     def fail(self, error: BatonError) -> None:
         self._api_request.fail(error)

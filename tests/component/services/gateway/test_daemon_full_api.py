@@ -14,6 +14,7 @@ from common.messages import Submit
 from services.gateway.api.routes import Route
 from services.gateway.daemon import Gateway
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
+from services.gateway.helper.pool import HelperPool
 from services.gateway.http.reply import TRACE
 from tests.component.services.gateway.rig import MakeRig, Rig, delta
 
@@ -161,6 +162,15 @@ async def test_the_document_is_served(rig: Rig) -> None:
     assert (await response.json())["openapi"].startswith("3.1")
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch, standin: Standin) -> None:
+    """For vLLM's classes, in the gateway and in its helper processes."""
+
+    async def started(_: HelperPool) -> None: ...
+
+    monkeypatch.setattr(Gateway, "_loader", lambda *_: lambda: standin)
+    monkeypatch.setattr(HelperPool, "start", started)
+
+
 PLAIN = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
 
@@ -170,7 +180,7 @@ async def test_every_chat_goes_through_the_port_where_reasoning_is_parsed(
 ) -> None:
     standin = Standin()
     standin.reply = JsonReply(b'{"a":1}')
-    monkeypatch.setattr(Gateway, "_loader", lambda *_: lambda: standin)
+    stand_in(monkeypatch, standin)
     rig = await make_rig(text="auto", reasoning_parser="qwen3")
     await rig.ready()
     response, text = await post(rig, Route.CHAT.value, PLAIN | {"stream": stream})
@@ -182,7 +192,7 @@ async def test_a_completion_has_no_reasoning_to_parse(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standin = Standin()
-    monkeypatch.setattr(Gateway, "_loader", lambda *_: lambda: standin)
+    stand_in(monkeypatch, standin)
     rig = await make_rig(text="auto", reasoning_parser="qwen3")
     worker = await rig.worker()
     asked = rig.ask(Route.COMPLETION.value, model="m", prompt="hi", max_tokens=1)

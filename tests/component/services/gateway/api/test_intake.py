@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from common.config import from_mapping
 from common.errors import BatonError, Code
 from common.messages import Sampling
 from services.gateway.api.ignored import IgnoredFields
-from services.gateway.api.intake import INLINE_CHARS_MAX, Intake
+from services.gateway.api.intake import Intake
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.text.light import LightText
 
@@ -23,8 +22,7 @@ CONTEXT = 40_000
 class IntakeRig:
     def __init__(self, light: LightText, **gateway: Any) -> None:
         config = from_mapping({"model": {"name": "m"}, "gateway": gateway})
-        self._executor = ThreadPoolExecutor(1)
-        self._intake = Intake(config, light, ManualClock(), self._executor, self._context)
+        self._intake = Intake(config, light, ManualClock(), self._context)
 
     async def _context(self) -> int:
         return CONTEXT
@@ -117,7 +115,7 @@ async def test_text_parts_are_joined_by_lines(intake_rig: IntakeRig) -> None:
 async def test_a_long_prompt_is_tokenized_elsewhere_with_the_same_result(
     intake_rig: IntakeRig,
 ) -> None:
-    text = "x" * (INLINE_CHARS_MAX + 1)
+    text = "x" * 20_000
     assert (await intake_rig.completion(prompt=text)).prompt_ids == list(text.encode())
 
 

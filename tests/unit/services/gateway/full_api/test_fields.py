@@ -17,7 +17,7 @@ from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.kinds import Kind, priority_class
 from services.gateway.api.request_bodies import ChatRequest, CompletionRequest
 from services.gateway.api.routes import ROUTE_OF, Route
-from services.gateway.full_api.fields import HONOURED, REFUSED, check_fields
+from services.gateway.full_api.fields import HONOURED, REFUSED, check_fields, session_of
 
 ROUTES = list(Route)
 
@@ -29,7 +29,7 @@ def check(route: Route, **fields: Any) -> IgnoredFields:
 
 
 def session(route: Route, **fields: Any) -> str:
-    return check_fields(route, json.dumps(fields).encode(), IgnoredFields())
+    return session_of(route, check_fields(route, json.dumps(fields).encode(), IgnoredFields()))
 
 
 def refusal(route: Route, **fields: Any) -> BatonError:

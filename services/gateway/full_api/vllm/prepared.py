@@ -1,0 +1,117 @@
+"""A request whose conversation a helper process has rendered: what is left of it here.
+
+vLLM's classes read what is left, whose size is bounded, and get the prompt where they would render
+one. What they want to know of the conversation later is kept: the role of its last message, how
+many calls of tools it had, and blocks that change the tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from vllm.inputs import tokens_input
+
+from services.gateway.api.routes import Route
+from services.gateway.full_api.port import CheckedBody, RenderedPrompt
+
+PLACEHOLDER = "x"
+CALLS = ("function_call", "tool_use")
+TOOL_CHANGES = ("tool_addition", "tool_removal")
+
+#: The prompts of the request that this task answers, in the order in which vLLM would render them;
+#: None where there is none, and vLLM renders.
+_prompts: ContextVar[Iterator[RenderedPrompt] | None] = ContextVar("prompts", default=None)
+
+
+def begin(prompts: list[RenderedPrompt] | None) -> None:
+    """From now on this task, and those that it starts, have these prompts."""
+    _prompts.set(None if prompts is None else iter(prompts))
+
+
+def without_conversation(route: Route, given: dict[str, Any]) -> tuple[bytes, int]:
+    """The body without its conversation, and the number of tool calls that were in it."""
+    left, calls = dict(given), 0
+    for name in ("documents", "previous_input_messages", "system"):
+        left.pop(name, None)
+    if route is Route.COMPLETION:
+        left["prompt"] = PLACEHOLDER
+    elif route is Route.RESPONSES:
+        items = given["input"] if isinstance(given["input"], list) else []
+        calls = sum(_calls(item) for item in items)
+        left["input"] = PLACEHOLDER
+    elif route is Route.BATCH:
+        left["messages"] = [
+            [{"role": messages[-1]["role"], "content": PLACEHOLDER}]
+            for messages in given["messages"]
+        ]
+    else:
+        messages = given["messages"]
+        calls = sum(_calls(message) for message in messages)
+        last = _last(messages if route is Route.CHAT else [{"role": "user"}])
+        left["messages"] = [*_tool_changes(messages), last]
+    return json.dumps(left).encode(), calls
+
+
+def _last(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": messages[-1]["role"], "content": PLACEHOLDER}
+
+
+def _calls(message: dict[str, Any]) -> int:
+    if message.get("type") in CALLS:
+        return 1
+    if message.get("role") != "assistant":
+        return 0
+    calls = message.get("tool_calls")
+    return (len(calls) if isinstance(calls, list) else 0) + len(_blocks(message, CALLS))
+
+
+def _tool_changes(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    changes = [(message["role"], _blocks(message, TOOL_CHANGES)) for message in messages]
+    return [{"role": role, "content": blocks} for role, blocks in changes if blocks]
+
+
+def _blocks(message: dict[str, Any], types: tuple[str, ...]) -> list[Any]:
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else []
+    return [block for block in blocks if isinstance(block, dict) and block.get("type") in types]
+
+
+def restore(route: Route, request: Any, checked: CheckedBody) -> None:
+    """Gives vLLM's request the calls of tools that its parsers count."""
+    if not checked.tool_calls:
+        return
+    if route is Route.RESPONSES:
+        request.input = [{"type": "function_call"}] * checked.tool_calls
+    elif route is Route.CHAT:
+        calls = {"role": "assistant", "tool_calls": [{}] * checked.tool_calls}
+        request.messages = [calls, *request.messages]
+
+
+def use_prompts(renderer: Any) -> None:
+    """From now on `renderer` gives the prompts of `begin` where it would render one."""
+    render_chat, render_completion = renderer.render_chat_async, renderer.render_cmpl_async
+
+    async def chat(*args: Any, **kwargs: Any) -> Any:
+        prompts = _prompts.get()
+        if prompts is None:
+            return await render_chat(*args, **kwargs)
+        prompt = next(prompts)
+        last = [prompt.last_message] if prompt.last_message else []
+        return [last], [_input(prompt, **kwargs)]
+
+    async def completion(*args: Any, **kwargs: Any) -> Any:
+        prompts = _prompts.get()
+        if prompts is None:
+            return await render_completion(*args, **kwargs)
+        return [_input(prompt, **kwargs) for prompt in prompts]
+
+    renderer.render_chat_async = chat
+    renderer.render_cmpl_async = completion
+
+
+def _input(prompt: RenderedPrompt, *, prompt_extras: dict[str, Any] | None = None, **_: Any) -> Any:
+    salt = (prompt_extras or {}).get("cache_salt")
+    return tokens_input(prompt.token_ids, prompt=prompt.text, cache_salt=salt)

@@ -1,0 +1,135 @@
+"""Bodies that ask for much work with few bytes, made from the fields of our OpenAPI document.
+
+Each field of each route gets values of the wrong shape at several sizes. `KNOWN` are the bodies
+that once stopped a gateway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+from services.gateway.http.openapi import document
+
+KIB = 1 << 10
+MIB = 1 << 20
+#: From 1 KB to the limit of a body.
+SIZES = (KIB, 30 * KIB, 500 * KIB, 8 * MIB - 4 * KIB)
+HELLO = '"messages":[{"role":"user","content":"x"}]'
+BASE: dict[str, str] = {
+    "/v1/chat/completions": HELLO,
+    "/v1/completions": '"prompt":"x"',
+    "/v1/responses": '"input":"x"',
+    "/v1/messages": f'"model":"baton-tiny","max_tokens":4,{HELLO}',
+    "/v1/messages/count_tokens": f'"model":"baton-tiny",{HELLO}',
+    "/tokenize": '"prompt":"x"',
+    "/detokenize": '"tokens":[1]',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HostileBody:
+    """`make` builds its bytes, up to 8 MiB."""
+
+    name: str
+    path: str
+    make: Callable[[], bytes]
+
+
+def array(*elements: str) -> Callable[[int], str]:
+    """An array of about `size` bytes that repeats the elements."""
+    unit = ",".join(elements)
+    return lambda size: f"[{','.join([unit] * max(1, size // (len(unit) + 1)))}]"
+
+
+def wide(size: int) -> str:
+    """An object of many keys."""
+    return "{" + ",".join(f'"k{n}":{{}}' for n in range(max(1, size // 12))) + "}"
+
+
+def deep(size: int) -> str:
+    return "[" * (size // 2) + "]" * (size // 2)
+
+
+def nested(size: int) -> str:
+    """Objects within objects, and arrays of these."""
+    one = '{"a":' * 30 + "1" + "}" * 30
+    return array(one)(size)
+
+
+VALUES: dict[str, Callable[[int], str]] = {
+    "objects": array("{}"),
+    "arrays": array("[]"),
+    "texts": array('""'),
+    "mixed": array("[]", "1"),
+    "nulls": array("null"),
+    "ids": array("7"),
+    "typed": array('{"type":"x"}'),
+    "messages": array('{"type":"message","role":"user","content":[{}]}'),
+    "functions": array('{"type":"function"}'),
+    "parts": lambda size: '[{"role":"user","content":' + array("{}")(size) + "}]",
+    "wide": wide,
+    "deep": deep,
+    "nested": nested,
+    "text": lambda size: f'"{"word, " * (size // 6)}"',
+    "spaces": lambda size: f'"{" " * size}"',
+    "escapes": lambda size: '"' + "\\u00e9" * (size // 6) + '"',
+    "digits": lambda size: "9" * size,
+}
+
+
+def body(path: str, field: str, value: str, *more: str) -> bytes:
+    """The smallest good body of a route, with one field replaced."""
+    base = json.loads("{" + BASE[path] + "}")
+    base.pop(field, None)
+    kept = [f"{json.dumps(name)}:{json.dumps(good)}" for name, good in base.items()]
+    return ("{" + ",".join([*kept, f"{json.dumps(field)}:{value}", *more]) + "}").encode()
+
+
+def _one(path: str, field: str, value: str, size: int, *more: str) -> HostileBody:
+    make = VALUES[value]
+    name = f"{path} {field}={value} {size >> 10} KiB {','.join(more)}"
+    return HostileBody(name.strip(), path, lambda: body(path, field, make(size), *more))
+
+
+RESPONSES, CHAT, COMPLETION = "/v1/responses", "/v1/chat/completions", "/v1/completions"
+#: What once stopped a gateway.
+KNOWN: list[HostileBody] = [
+    *(_one(RESPONSES, "input", "objects", size) for size in (2 * KIB, 8 * KIB, SIZES[-1])),
+    _one(RESPONSES, "input", "typed", 8 * KIB),
+    _one(RESPONSES, "input", "texts", 8 * KIB),
+    _one(RESPONSES, "input", "messages", 30 * KIB),
+    _one(RESPONSES, "tools", "objects", 30 * KIB),
+    _one(CHAT, "messages", "objects", 500 * KIB, '"n":2'),
+    _one(CHAT, "messages", "parts", 500 * KIB, '"n":2'),
+    _one(COMPLETION, "prompt", "mixed", SIZES[-1]),
+    _one(COMPLETION, "prompt", "arrays", 3 * MIB),
+    _one(COMPLETION, "prompt", "text", SIZES[-1], '"truncate_prompt_tokens":5'),
+    HostileBody(
+        "200,000 messages",
+        CHAT,
+        lambda: body(CHAT, "messages", array('{"role":"user","content":"x"}')(200_000 * 30)),
+    ),
+]
+
+
+def by_field() -> Iterator[HostileBody]:
+    """Values and sizes take turns, so that each field meets several of both."""
+    paths = json.loads(document("test", full_api=True))["paths"]
+    values, sizes = cycle(VALUES), cycle(SIZES)
+    for path in BASE:
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        for field in content["schema"]["properties"]:
+            for _ in range(4):
+                yield _one(path, field, next(values), next(sizes))
+            next(sizes)
+    for path in BASE:
+        for value in VALUES:
+            yield _one(path, "unknown", value, next(sizes))
+
+
+def whole() -> Iterator[HostileBody]:
+    yield from KNOWN
+    yield from by_field()

@@ -12,7 +12,6 @@ from common.messages import Abort, Hello
 from common.worker.actions import AbortInEngine, AddToEngine, ToRouter
 from services.decode.core import DecodeCore
 from services.gateway.requests.core import Core as GatewayCore
-from services.gateway.requests.events import ToRouter as GatewayToRouter
 from services.gateway.requests.lifecycle import Notify, RequestLifecycle
 from services.gateway.streams.journal import DeltaOrder, Journal
 from services.prefill.core import PrefillCore
@@ -36,7 +35,6 @@ DECODE_ABORTED = DecodeCore._aborted
 DECODE_DISPATCHED = DecodeCore._dispatched
 DECODE_DELTA = DecodeCore._advance
 PREFILL_ABORTED = PrefillCore._aborted
-ROUTER_CAME = GatewayCore._router_up
 LEAVE = RequestLifecycle.leave
 
 
@@ -125,10 +123,6 @@ def forgets_what_was_emitted(journal: Journal) -> int:
     return journal.attempt
 
 
-def loses_what_it_held(core: GatewayCore, now: float) -> list[Any]:
-    return [a for a in ROUTER_CAME(core, now) if not isinstance(a, GatewayToRouter)]
-
-
 def leaves_without_a_word(
     lifecycle: RequestLifecycle, request: Any, state: Any, reason: str, _notify: Any, now: float
 ) -> Any:
@@ -199,7 +193,6 @@ MUTANTS: dict[str, Mutant] = {
     "gateway: loss of a worker ignored": (GatewayCore, "_worker_lost", nothing),
     "gateway: any index accepted": (Journal, "accept", takes_any_index),
     "gateway: what was emitted is forgotten": (Journal, "next_attempt", forgets_what_was_emitted),
-    "gateway: held requests forgotten": (GatewayCore, "_router_up", loses_what_it_held),
     "gateway: nobody told of a leaver": (RequestLifecycle, "leave", leaves_without_a_word),
     "decode: end of an abort not said": (DecodeCore, "_aborted", ends_without_a_word),
     "decode: engine not told of an abort": (DecodeCore, "_aborted", lets_the_engine_go_on),

@@ -129,6 +129,10 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
     pid: int
 
 
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """The last report but one of a helper that has kept too much memory: it takes no more jobs."""
+
+
 class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
     """The first and last report where the model's text classes cannot be loaded."""
 
@@ -167,7 +171,7 @@ class ApiReport(msgspec.Struct, frozen=True, tag="api"):
 
 Job = PlainJob | ApiJob | AnswerJob | GrammarJob
 Result = Refusal | OutOfMemory | Compiled | PlainReport | ApiReport
-Report = Greeting | Unusable | Result
+Report = Greeting | Leaving | Unusable | Result
 
 job_decoder = msgspec.msgpack.Decoder(Job)
 report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)

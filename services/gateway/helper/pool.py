@@ -24,6 +24,7 @@ from common.telemetry.log import Logger
 from services.gateway.helper.jobs import (
     Greeting,
     Job,
+    Leaving,
     OutOfMemory,
     Refusal,
     Report,
@@ -186,7 +187,10 @@ class HelperPool:
             sentence = f"vLLM's text classes cannot be used here: {report.reason}"
             self._log.error("helper.failed", sentence=sentence)
             self._stop(sentence)
+        elif isinstance(report, Leaving):
+            link.takes_jobs = False
         elif isinstance(report, Greeting):
+            link.takes_jobs = True
             if ready is not None and not ready.done():
                 ready.set_result(None)
         else:
@@ -199,11 +203,11 @@ class HelperPool:
         """A helper has ended: by a limit, or because it kept too much memory."""
         if link not in self._links:
             return
-        self._links.discard(link)
         parent = self._parent
         if self._closed or parent is None or parent.poll() is not None:
             self._stop()
             return
+        self._links.discard(link)
         if link.pending is not None:
             pending = link.take()
             taken = asyncio.get_running_loop().time() - pending.began
@@ -257,9 +261,10 @@ class HelperLink:
     ) -> None:
         #: The job that it does.
         self.pending: PendingJob | None = None
+        #: From its greeting until it says that it ends.
+        self.takes_jobs = False
         self._loop = asyncio.get_running_loop()
         self._socket = ours
-        self._greeted = False
         self._on_report = on_report
         self._on_lost = on_lost
         self._unread = bytearray()
@@ -268,7 +273,7 @@ class HelperLink:
 
     @property
     def is_idle(self) -> bool:
-        return self._greeted and self.pending is None
+        return self.takes_jobs and self.pending is None
 
     def give(self, pending: PendingJob) -> None:
         self.pending = pending
@@ -317,7 +322,6 @@ class HelperLink:
                 return
             report = report_decoder.decode(bytes(unread[LENGTH.size : end]))
             del unread[:end]
-            self._greeted = True
             self._on_report(self, report)
 
 

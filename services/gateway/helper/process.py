@@ -30,9 +30,9 @@ from services.gateway.helper.jobs import (
     Greeting,
     Job,
     JobLimits,
+    Leaving,
     OutOfMemory,
     Refusal,
-    Report,
     Result,
     Unusable,
     encode,
@@ -68,14 +68,17 @@ class Helper:
 
     def serve(self) -> None:
         """Returns when the gateway is gone, or this process has become too large."""
-        send(self._line, Greeting(os.getpid()))
+        send(self._line, encode(Greeting(os.getpid())))
         while (job := self._receive()) is not None:
             self._limit(job.limits(self._limits))
-            report = self._report(job)
+            payload = encode(self._report(job))
             self._limit(JobLimits(0.0, 0.0, resource.RLIM_INFINITY))
-            send(self._line, report)
-            del job, report
-            if _status_bytes("RssAnon") - self._memory_bytes > KEPT_BYTES_MAX:
+            del job
+            kept = _status_bytes("RssAnon") - self._memory_bytes - len(payload)
+            if kept > KEPT_BYTES_MAX:
+                send(self._line, encode(Leaving()))
+            send(self._line, payload)
+            if kept > KEPT_BYTES_MAX:
                 return
 
     def _report(self, job: Job) -> Result:
@@ -104,8 +107,8 @@ class Helper:
         return job_decoder.decode(body) if body else None
 
 
-def send(line: socket.socket, report: Report) -> None:
-    payload = encode(report)
+def send(line: socket.socket, payload: bytes) -> None:
+    """`payload`: a report."""
     line.sendall(LENGTH.pack(len(payload)) + payload)
 
 
@@ -173,7 +176,7 @@ def serve(control: socket.socket, make: Callable[[Config], Work]) -> None:
             return
         line = socket.socket(fileno=descriptors[0])
         if work is None:
-            send(line, Unusable(reason))
+            send(line, encode(Unusable(reason)))
             return
         _fork(control, line, work, config)
 

@@ -10,6 +10,7 @@ import pkgutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import structlog
@@ -68,13 +69,16 @@ def answer_of(reason: str | None, *, served: bool) -> str:
 def our_routes() -> Routes:
     """Those that are served."""
 
-    async def routes() -> list[tuple[str, str]]:
-        config = from_mapping({"gateway": {"text": "vllm"}})
+    async def routes(run_dir: str) -> list[tuple[str, str]]:
+        config = from_mapping({"gateway": {"text": "vllm"}, "fleet": {"run_dir": run_dir}})
         text = LightText(ensure_embedded_model())
         log = structlog.get_logger("page")
         return Gateway(config, "g0", text, "/model", SystemClock(), log).http_routes
 
-    served = {(method, path) for method, path in asyncio.run(routes()) if method != "HEAD"}
+    with TemporaryDirectory() as run_dir:
+        served = {
+            (method, path) for method, path in asyncio.run(routes(run_dir)) if method != "HEAD"
+        }
     return served - {(method, path) for method, path, _ in unserved()}
 
 

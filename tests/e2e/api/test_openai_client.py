@@ -166,8 +166,8 @@ def test_a_field_that_is_not_supported_is_refused_by_name(
     client: openai.OpenAI, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        ask(client, stream=stream, verbosity="low")
-    assert raised.value.param == "verbosity"
+        ask(client, stream=stream, web_search_options={})
+    assert raised.value.param == "web_search_options"
     assert raised.value.code == "unsupported_parameter"
 
 

@@ -46,6 +46,14 @@ soak-chaos: install ## 30 minutes of mixed faults, memory of every daemon watche
 e2e: install ## real vLLM
 	@$(PYTEST) tests/e2e $(ARGS)
 
+clients: install ## foreign clients (Python, Node, Codex, Claude Code) against Baton and vLLM's server: docs/clients.md
+	@test -x build/clients/venv/bin/python || { $(PYTHON) -m venv build/clients/venv \
+	  && build/clients/venv/bin/pip install --quiet --requirement tests/clients/requirements.txt; }
+	@mkdir -p build/clients/node && cp tests/clients/package.json build/clients/node/
+	@cd build/clients/node && npm install --no-audit --no-fund --no-package-lock --loglevel=error \
+	  && node node_modules/@anthropic-ai/claude-code/install.cjs
+	@$(VENV)/python -m tests.clients $(ARGS)
+
 soak-frames: install ## 100 million bent frames against every decoder (ARGS="--frames N --seed S")
 	@exec $(VENV)/python -m tests.fuzz $(ARGS)
 

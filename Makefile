@@ -46,6 +46,9 @@ soak-chaos: install ## 30 minutes of mixed faults, memory of every daemon watche
 e2e: install ## real vLLM
 	@$(PYTEST) tests/e2e $(ARGS)
 
+zoo: install ## every model family, 200 prompts each and faults, against plain vLLM: docs/models.md (ARGS="--only KEY")
+	@exec $(VENV)/python -m tests.zoo $(ARGS)
+
 clients: install ## foreign clients (Python, Node, Codex, Claude Code) against Baton and vLLM's server: docs/clients.md
 	@test -x build/clients/venv/bin/python || { $(PYTHON) -m venv build/clients/venv \
 	  && build/clients/venv/bin/pip install --quiet --requirement tests/clients/requirements.txt; }

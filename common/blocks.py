@@ -1,6 +1,21 @@
-"""The number of KV blocks that tokens need. KV is held in whole blocks."""
+"""KV in blocks: how many hold so many tokens, and which of them a model's layers still need.
+
+An engine keeps the layers of a model in *KV cache groups*. The layers of a group keep the KV of the
+same tokens: all of them, those in a window, or a single state. One pool of blocks serves all
+groups, and a block belongs to one group at a time.
+"""
 
 from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+TOKENS_MAX = 1 << 53
+KV_GROUPS_MAX = 256
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
@@ -11,3 +26,122 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 def whole_blocks(tokens: int, block_tokens: int) -> int:
     """`tokens`, rounded up to whole blocks."""
     return -(-tokens // block_tokens) * block_tokens
+
+
+class Kept(enum.StrEnum):
+    """Which tokens the layers of a group keep."""
+
+    ALL = "all"
+    WINDOW = "window"
+    """The last `reach` tokens, the one that is computed included (sliding window)."""
+    CHUNK = "chunk"
+    """Those since the last multiple of `reach` (chunked local attention)."""
+    STATE = "state"
+    """None; one state stands for all tokens so far (Mamba, linear attention)."""
+
+
+class KvGroup(msgspec.Struct, frozen=True):
+    """One KV cache group of an engine."""
+
+    block_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+    kept: Kept = Kept.ALL
+    reach: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] = 1
+    """Tokens of the window or the chunk."""
+    in_flight: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] = 0
+    """Tokens that the engine computes at most before it lets go what a window or chunk has left."""
+
+    def blocks(self, tokens: int) -> range:
+        """The numbers of the blocks, counted from the start of the sequence, that hold what the
+        next token needs of the `tokens` before it."""
+        first = self._first_token(tokens) // self.block_tokens
+        return range(first, blocks_for(tokens, self.block_tokens))
+
+    def blocks_max(self, tokens: int, *, computes: bool = False) -> int:
+        """The most blocks that a sequence holds while it grows to so many tokens, token by token,
+        or, where the engine `computes` a prompt, in steps of many tokens."""
+        whole = blocks_for(tokens, self.block_tokens)
+        ahead = self.in_flight if computes else 1
+        match self.kept:
+            case Kept.ALL:
+                return whole
+            case Kept.WINDOW:
+                return min(whole, blocks_for(self.reach - 1 + ahead, self.block_tokens) + 1)
+            case Kept.CHUNK:
+                return min(whole, blocks_for(self.reach + ahead, self.block_tokens))
+            case Kept.STATE:
+                return min(whole, 1)
+
+    def _first_token(self, tokens: int) -> int:
+        match self.kept:
+            case Kept.ALL:
+                return 0
+            case Kept.WINDOW:
+                return max(0, tokens - self.reach + 1)
+            case Kept.CHUNK:
+                return tokens // self.reach * self.reach
+            case Kept.STATE:
+                return max(0, tokens - 1)
+
+
+def kv_need(
+    tokens: int, block_tokens: int, groups: Sequence[KvGroup] = (), *, computes: bool = False
+) -> int:
+    """What a sequence that grows to so many tokens occupies at most, in whole blocks. A block of
+    any group counts as `block_tokens` tokens. No `groups`: one that keeps all tokens. `computes`:
+    as in `KvGroup.blocks_max`."""
+    if not groups:
+        return whole_blocks(tokens, block_tokens)
+    return sum(group.blocks_max(tokens, computes=computes) for group in groups) * block_tokens
+
+
+def blocks_to_move(tokens: int, cached: int, groups: Sequence[KvGroup]) -> int:
+    """The blocks that hold the KV of so many tokens and are not in the cache of a worker that has
+    that of the first `cached` tokens."""
+    return sum(
+        len(range(max(kept.start, cached // group.block_tokens), kept.stop))
+        for group in groups
+        for kept in (group.blocks(tokens),)
+    )
+
+
+def keeps_state(groups: Sequence[KvGroup]) -> bool:
+    """Whether some group keeps a state in place of tokens."""
+    return any(group.kept is Kept.STATE for group in groups)
+
+
+def keeps_part(groups: Sequence[KvGroup]) -> bool:
+    """Whether some group keeps the KV of a part of the tokens only."""
+    return any(group.kept is not Kept.ALL for group in groups)
+
+
+def streams_can_move(groups: Sequence[KvGroup]) -> bool:
+    """Whether a running stream can go on elsewhere from its blocks. Not where layers keep a part of
+    the tokens: a step in flight may have moved a window or a state on."""
+    return len(groups) <= 1 and not keeps_part(groups)
+
+
+def group_of_prefixes(groups: Sequence[KvGroup]) -> int:
+    """The group whose blocks tell best which prefixes an engine has: the first that keeps all
+    tokens, or the first."""
+    return next((at for at, group in enumerate(groups) if group.kept is Kept.ALL), 0)
+
+
+class HandoverOrder:
+    """The blocks that hold a prompt's KV, over all groups, in the order in which a prefill computes
+    them. P and D count the blocks of a handoff in this order, so that both name a block by one
+    number, and what D lacks after a prefix hit is an end of it."""
+
+    def __init__(self, groups: Sequence[KvGroup], tokens: int) -> None:
+        """`tokens`: of the prompt, those whose KV is handed over."""
+        placed = sorted(
+            (min((number + 1) * group.block_tokens, tokens), at, number)
+            for at, group in enumerate(groups)
+            for number in group.blocks(tokens)
+        )
+        #: For each block the tokens after which it holds its KV.
+        self.ends = [end for end, _, _ in placed]
+        #: For each block its group, and its number in the group.
+        self.places = [(at, number) for _, at, number in placed]
+
+    def __len__(self) -> int:
+        return len(self.places)

@@ -35,6 +35,7 @@ class Code(enum.StrEnum):
     QUEUE_FULL = "queue_full"
     OVERLOADED = "overloaded"
     PREEMPTED = "preempted"
+    MOVED = "moved"
     RATE_LIMITED = "rate_limited"
     RETRY_BUDGET = "retry_budget"
     NO_CAPACITY = "no_capacity"
@@ -89,6 +90,7 @@ HTTP_MAPPINGS: dict[Code, HttpMapping] = {
     Code.QUEUE_FULL: HttpMapping(429, _OVERLOADED, retryable=True),
     Code.OVERLOADED: HttpMapping(503, _OVERLOADED, retryable=True),
     Code.PREEMPTED: HttpMapping(503, _OVERLOADED, retryable=True),
+    Code.MOVED: HttpMapping(503, _OVERLOADED, retryable=True),
     Code.RATE_LIMITED: HttpMapping(429, "rate_limit_error", retryable=True),
     Code.RETRY_BUDGET: HttpMapping(503, _OVERLOADED, retryable=True),
     Code.NO_CAPACITY: HttpMapping(503, _OVERLOADED, retryable=True),

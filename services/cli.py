@@ -46,6 +46,19 @@ HOST_TOOLS = {
     "doctor": "is this host fit for a fleet? versions, limits, UCX, ports",
     "install-systemd": "write systemd units for this host, and say what to do next",
 }
+CHECK = """\
+Reads a fleet file as each daemon does, and looks at the model that it names: architecture, weights,
+tokenizer, engine arguments. Takes a second; nothing is started, imported from vLLM or downloaded.
+"""
+CHECK_MORE = """\
+examples:
+  baton check --config fleet.toml
+  BATON_MODEL__PATH=~/models/M baton check --config fleet.toml    another model
+  baton config --reference | less    every key, and each engine argument of vLLM
+
+exit status: 0 the fleet can be started, perhaps with warnings; 2 it cannot, and one line says what
+to change
+"""
 #: Commands that read their own command line.
 TOOLS = {
     "ctl": "look inside a running fleet and operate it",
@@ -58,7 +71,7 @@ TOOLS = {
     "plan": "which fleet does a load need?",
 }
 FILE_TOOLS = {
-    "check": "validate a fleet file",
+    "check": "validate a fleet file and its model, without starting anything",
     "config": "print the effective configuration, and where each value came from",
 }
 
@@ -127,7 +140,11 @@ def _parser() -> argparse.ArgumentParser:
     for command, about in FILE_TOOLS.items():
         tool = commands.add_parser(command, help=about)
         if command == "check":
-            tool.add_argument("--config", type=Path, required=True, metavar="FILE")
+            tool.description, tool.epilog = CHECK, CHECK_MORE
+            tool.formatter_class = argparse.RawDescriptionHelpFormatter
+            tool.add_argument(
+                "--config", type=Path, required=True, metavar="FILE", help="fleet file"
+            )
             continue
         what = tool.add_mutually_exclusive_group(required=True)
         what.add_argument("--config", type=Path, metavar="FILE", help="fleet file")
@@ -167,8 +184,14 @@ def _tool(command: str, arguments: list[str]) -> int:
 
 
 def _check(path: Path) -> int:
+    from common.engine.vllm.argument_check import untested
+    from common.engine.vllm.model_check import check_model
+
     config = configuration.load(path)
     check_socket_paths(config)
+    check_model(config)
+    for sentence in untested(config):
+        print(f"baton: warning: {sentence}", file=sys.stderr)
     print(
         f"{path}: good. {config.model.served_name} on {len(config.prefill)} prefill and "
         f"{len(config.decode)} decode workers."
@@ -224,14 +247,17 @@ def _serve_worker(role: Role, source: Source, name: str, logger: Logger) -> int:
     """Opens the engine before the event loop starts, because vLLM forks and a process that forks
     must have no threads."""
     from common.engine.open import open_engine
+    from common.engine.vllm.argument_check import untested
 
     config = source.running
+    for sentence in untested(config):
+        logger.warning("engine.argument_untested", sentence=sentence)
     incarnation = secrets.token_hex(8)
     try:
         engine = open_engine(config, role, name, incarnation, progress=Notifier().status)
     except BatonError as error:
         logger.error("daemon.failed", code=error.code, sentence=error.message)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     if role is Role.PREFILL:
         from services.prefill.daemon import make
     else:

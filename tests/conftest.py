@@ -30,11 +30,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(kind)
 
 
-def _refuse_forks_after_ucx() -> None:
+def _refuse_bad_forks() -> None:
     """What is raised here becomes a warning that nobody caught it, which fails the test."""
-    if os.getpid() == RUNNER and "ucxx" in sys.modules:
+    if os.getpid() != RUNNER:
+        return
+    if "ucxx" in sys.modules:
         raise RuntimeError("a fork of the test runner would share the UCX workers of other tests")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > 1:
+        raise RuntimeError(
+            "a fork of the test runner would wait for ever for the OpenMP threads of its torch"
+        )
 
 
 RUNNER = os.getpid()
-os.register_at_fork(before=_refuse_forks_after_ucx)
+os.register_at_fork(before=_refuse_bad_forks)

@@ -51,8 +51,8 @@ class EngineConfig(Section, frozen=True):
     """Time without a step after which an engine that has work counts as dead, if it is also longer
     than 20 of its p99 steps. Its daemon ends and is started anew."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Further engine arguments of vLLM by name, such as `tensor_parallel_size`. Arguments that have
-    a key of their own here are refused."""
+    """Further engine arguments of vLLM by name, such as `tensor_parallel_size`. Which ones work is
+    at the end of this page; those that cannot are refused when the file is read."""
     sim: SimConfig = SimConfig()
 
     @property

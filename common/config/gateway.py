@@ -12,6 +12,7 @@ from common.config.request_limits import RequestLimits
 ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[A-Za-z0-9._:\[\]-]+)$"
 BODY_TYPE_PATTERN = r"^[a-z0-9.+-]+/[a-z0-9.+-]+$"
 ROOT_PATH_PATTERN = r"^((/[A-Za-z0-9._~-]+)+)?$"
+MEDIA_DOMAIN_PATTERN = r"^[a-z0-9.:-]+$"
 
 
 class GatewayConfig(Section, frozen=True):
@@ -82,13 +83,21 @@ class GatewayConfig(Section, frozen=True):
     router_silence_ms: Annotated[float, Meta(ge=400)] = 1_000.0
     """Silence after which a router is left for another one that answers. A router sends something
     several times in this time."""
+    media_domains: tuple[Annotated[str, Meta(pattern=MEDIA_DOMAIN_PATTERN)], ...] = ()
+    """Hosts from which images are fetched that a request names by an http or https URL, like
+    `images.example.com`; without any, such images are refused. A host in a private network is
+    fetched from only if it is given by its address."""
+    media_ms_max: Positive = 5_000.0
+    """Time in which all images of a request must be fetched."""
     default_max_tokens: Annotated[int, Meta(ge=0)] = 0
     """Tokens that a chat request may generate if it names no limit; 0 is all that the model's
     context has room for."""
     slow_client_bytes_max: Count = 1 << 20
-    """Bytes that wait for a client which reads slowly; it is disconnected above that."""
+    """Bytes that wait for a client which reads slowly; it is disconnected above that. For one of a
+    stream with `x-resumable`, `resumable_bytes_max` wait instead."""
     slow_client_ms_max: Milliseconds = 10_000.0
-    """How long a client may take nothing while bytes wait for it; it is disconnected then."""
+    """How long a client may take nothing while bytes wait for it; it is disconnected then. One of a
+    stream with `x-resumable` may take nothing for as long as the stream runs."""
     resume_ms: Milliseconds = 60_000.0
     """How long a stream that was asked for with `x-resumable` is kept without a client."""
     resumable_streams_max: Count = 256
@@ -96,6 +105,6 @@ class GatewayConfig(Section, frozen=True):
     resumable_streams_per_key_max: Count = 64
     """Such streams of one API key that each gateway process keeps."""
     resumable_bytes_max: Count = 1 << 20
-    """Bytes of events that are kept of each such stream. While nobody reads it, a stream that has
-    more is ended."""
+    """Bytes of events that are kept of each such stream. A stream of which more waits to be taken,
+    because its client is gone or slow, is ended. Its client can still get all that is kept."""
     limits: RequestLimits = RequestLimits()

@@ -8,7 +8,23 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from common.config.base import Count, Port, Section
+from common.config.base import Count, Port, Positive, Section
+
+
+class StoreConfig(Section, frozen=True):
+    """KV that a worker keeps in host memory below its engine, so that a prefix which the engine has
+    let go need not be computed again. It serves prompts that this worker computes: all of P's, and
+    on D those that no P computes. It needs vLLM on CPU, `prefix_caching`, no speculation, and a
+    model whose layers all keep every token; elsewhere it stays off, and the worker says why."""
+
+    ram_mib: Annotated[int, Meta(ge=0)] = 0
+    """MiB of host memory for it at most, over all ranks of the worker; 0 turns it off."""
+    ttl_s: Positive = 300.0
+    """Seconds after its last use for which a block is kept; the least recently used goes earlier
+    when memory is short."""
+    backlog_mib: Count = 64
+    """MiB that may wait to be copied to it at once. Copies never delay a step: what the engine
+    overwrites before its turn is not stored, and counted."""
 
 
 class KvConfig(Section, frozen=True):
@@ -47,6 +63,9 @@ class KvConfig(Section, frozen=True):
     one handoff over a network."""
     lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0
     """How long P holds blocks that nobody takes; they are freed then."""
+    keep_ms: Annotated[float, Meta(ge=100)] = 2_000.0
+    """How long a decode worker keeps the KV of a stream that it gave up so that the stream can go
+    on elsewhere without being computed again."""
     load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
     """How long D waits for a handoff; it computes the prompt itself then."""
     answer_ms: Annotated[float, Meta(ge=50)] = 750.0
@@ -66,6 +85,8 @@ class KvConfig(Section, frozen=True):
     exact: bool = False
     """Whether this worker's KV is never compressed, whatever `compression` says. The worker still
     pairs with the same workers."""
+
+    store: StoreConfig = StoreConfig()
 
     def by_block(self) -> KvConfig:
         """The same for an engine that reports whole blocks only."""

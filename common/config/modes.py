@@ -4,11 +4,12 @@ that there are parsers of the names that it gives."""
 from __future__ import annotations
 
 from common.config.sections import Config
+from common.engine.vllm.argument_table import KV_ARGUMENTS, TEXT_ARGUMENTS
 from common.errors import ConfigError
 from common.model.parsers import REASONING, TOOL, known_parsers
 
-#: vLLM's engine arguments that change what a model computes.
-MODEL_ARGS = ("hf_overrides", "quantization", "revision")
+#: Engine arguments that change what a model computes, or what its text is.
+MODEL_ARGS = sorted(KV_ARGUMENTS | TEXT_ARGUMENTS)
 
 
 def check_names(config: Config) -> None:

@@ -22,6 +22,7 @@ from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_control, check_exposure, check_kv
 from common.config.modes import check_engines, check_mode, check_names, check_parsers
 from common.config.sections import Config, FleetConfig, WorkerConfig
+from common.engine.vllm.argument_check import check_arguments
 from common.errors import ConfigError
 from common.messages import Role
 from common.process.owned_files import open_trusted
@@ -89,6 +90,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_exposure(config)
     check_control(config)
     check_names(config)
+    check_arguments(config)
     check_engines(config)
     check_kv(config)
     check_mode(config)

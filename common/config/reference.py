@@ -27,6 +27,15 @@ from msgspec.inspect import (
 )
 
 from common.config.sections import Config
+from common.engine.vllm.argument_table import (
+    KV_ARGUMENTS,
+    OWN_KEYS,
+    REFUSED,
+    TEXT_ARGUMENTS,
+    UNTESTED,
+    WORKS,
+    Works,
+)
 
 INTRODUCTION = """\
 # Configuration
@@ -45,13 +54,29 @@ A worker is a table `[prefill.NAME]` or `[decode.NAME]`. Its sub-tables `engine`
 Units stand in the names: `_ms` milliseconds, `_s` seconds, `_bytes` bytes, `_mib` MiB. Lengths of
 a prompt or of KV are in tokens. A name that ends in `_max` is a limit.
 """
+ENGINE_ARGUMENTS = f"""\
+## Engine arguments
+
+`[engine.args]` takes the engine arguments of vLLM 0.32 by name, as `vllm serve` does with dashes;
+`[decode.NAME.engine.args]` sets one for one worker. They are checked when the file is read, and
+`baton check`, `baton doctor` and `baton up` say what is wrong before anything starts. An argument
+that vLLM does not have is refused with the nearest name.
+
+Some change what KV means: they must be alike on all workers, and the fingerprint has them, so that
+workers which differ never exchange KV. They are
+{", ".join(f"`{n}`" for n in sorted(KV_ARGUMENTS))}.
+
+Some change how text becomes tokens and what a request may ask for: they must be alike on all
+workers, too, and the gateway's text classes get them. They are
+{", ".join(f"`{n}`" for n in sorted(TEXT_ARGUMENTS))}.
+"""
 
 
 def reference() -> str:
     """The whole page."""
     root = type_info(Config)
     assert isinstance(root, StructType)
-    return "\n".join([INTRODUCTION, *_sections_inside(root, "")])
+    return "\n".join([INTRODUCTION, *_sections_inside(root, ""), *_engine_arguments()])
 
 
 def key_sentences(section: type) -> dict[str, str]:
@@ -76,6 +101,37 @@ def _sections_inside(section: StructType, prefix: str) -> Iterator[str]:
             yield f"## `[{prefix}{field.name}]`\n\n{inspect.getdoc(field.type.cls)}\n"
             yield _table(field.type)
             yield from _sections_inside(field.type, f"{prefix}{field.name}.")
+
+
+def _engine_arguments() -> Iterator[str]:
+    """What becomes of each of vLLM's engine arguments."""
+    yield ENGINE_ARGUMENTS
+    yield "### Tried with a handoff\n\n| argument | values | meaning |\n|---|---|---|"
+    for name, works in sorted(WORKS.items()):
+        yield f"| `{name}` | {_argument_values(works)} | {works.sentence} |"
+    names = ", ".join(f"`{name}`" for name in sorted(UNTESTED))
+    yield f"\n### Passed on with a warning\n\nThese were never tried with a handoff: {names}.\n"
+    yield "### Refused\n\n| arguments | why, and what to do |\n|---|---|"
+    for sentence in dict.fromkeys(refused.sentence for refused in REFUSED.values()):
+        refused_names = [name for name in sorted(REFUSED) if REFUSED[name].sentence == sentence]
+        yield f"| {', '.join(map(_refused_argument, refused_names))} | {sentence} |"
+    yield "\n### Set by Baton\n\n| argument | key to use |\n|---|---|"
+    for name, key in sorted(OWN_KEYS.items()):
+        yield f"| `{name}` | {f'`{key}`' if key else 'none'} |"
+    yield ""
+
+
+def _refused_argument(name: str) -> str:
+    taken = " or ".join(f"`{_toml(value)}`" for value in REFUSED[name].harmless)
+    return f"`{name}` (but {taken})" if taken else f"`{name}`"
+
+
+def _argument_values(works: Works) -> str:
+    nouns = {"bool": "true or false", "int": "whole number", "float": "number", "str": "string"}
+    if works.values:
+        return ", ".join(f"`{_toml(value)}`" for value in works.values)
+    least = "" if works.least is None else f", >= {works.least}"
+    return nouns.get(works.kind, "table") + least
 
 
 def _table(section: StructType) -> str:

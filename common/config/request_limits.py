@@ -28,6 +28,9 @@ class RequestLimits(Section, frozen=True):
     json_elements_max: Count = 65_536
     """Members of any one object or array of a body, and of all those within tools, schemas and
     other free fields together. Token ids have a bound of their own."""
+    fields_bytes_max: Count = 512 << 10
+    """Bytes of a request without its conversation or prompt: its tools, schemas and other fields.
+    Where a request needs vLLM's classes, the gateway itself reads these."""
     json_depth_max: Annotated[int, Meta(ge=8, le=500)] = 100
     """Nested objects and arrays of a body."""
     check_ms_max: Annotated[float, Meta(ge=10)] = 750.0
@@ -44,6 +47,19 @@ class RequestLimits(Section, frozen=True):
     stream_prompt_logprobs_max: Count = 2_048
     """Logprobs of prompt tokens that a stream may begin with: prompt tokens times logprobs and one.
     An answer that does not stream may have 32,768."""
+    images_max: Annotated[int, Meta(ge=0)] = 16
+    """Images of one request; 0 refuses all."""
+    image_bytes_max: Count = 5 << 20
+    """Bytes of one image's file. Those in the body are within `gateway.body_bytes_max`, too."""
+    image_pixels_max: Annotated[int, Meta(ge=1, le=178_956_970)] = 16 << 20
+    """Width times height of one image. A larger one is refused before it is decoded."""
+    image_features_mib_max: Annotated[int, Meta(ge=1, le=60)] = 24
+    """MiB of all images of one request as the model takes them. They go through the router to P and
+    D; a 16-bit Qwen2-VL has 12 bytes for each pixel."""
+    images_ms_max: Annotated[float, Meta(ge=10)] = 5_000.0
+    """CPU time that checking a request with images may take, instead of `check_ms_max`."""
+    images_mib_max: Annotated[int, Meta(ge=64)] = 2048
+    """MiB of memory that it may take, instead of `check_mib_max`."""
     memory_mib_max: Annotated[int, Meta(ge=0)] = 0
     """MiB of memory of a gateway above which it refuses new work with 503; 0 takes four fifths of
     what the host or the container has, shared among `gateway.processes`."""
@@ -63,7 +79,8 @@ class RequestLimits(Section, frozen=True):
     choices_max: Count = 1024
     """Choices of a structure that is a list of choices."""
     grammar_ms_max: Annotated[float, Meta(ge=10)] = 5_000.0
-    """Time that compiling a structure may take; the process is killed then."""
+    """CPU time, of all threads together, that compiling a structure may take; the process is killed
+    then."""
     grammar_mib_max: Annotated[int, Meta(ge=64)] = 1024
     """MiB of memory that compiling a structure may take."""
     grammars_per_key_max: Count = 8

@@ -7,7 +7,7 @@ is read, merged and checked is in `reading.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
@@ -49,6 +49,8 @@ class ModelConfig(Section, frozen=True):
     reasoning_parser: str = ""
     """vLLM's name of the parser that separates reasoning from the answer in every chat; empty does
     not. With it the gateway loads vLLM's text classes before it is ready."""
+    chat_template: str = ""
+    """File of the chat template that the gateway uses; empty is the model's own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Element type of weights and KV; `auto` is the one of the weights."""
 
@@ -70,6 +72,8 @@ class HealthConfig(Section, frozen=True):
     empty means no keys."""
     allow_anonymous: bool = False
     """Whether other hosts may read them without keys."""
+    connections_max: Annotated[int, Meta(ge=1)] = 256
+    """Open connections of clients; more are refused with 503."""
     interval_ms: Annotated[float, Meta(ge=100)] = 2_000.0
     """Time between two rounds of probes."""
     alert_command: str = ""
@@ -89,6 +93,9 @@ class UpConfig(Section, frozen=True):
     give_up_s: Annotated[float, Meta(ge=1)] = 600.0
     """Seconds without any ready router, gateway or decode worker after which the whole run ends.
     Until then a daemon that dies is started again, after pauses of up to a minute."""
+    watchdog_s: Annotated[float, Meta(ge=0)] = 30.0
+    """Seconds without a beat of a daemon's event loop, or without a step of an engine that has
+    work, after which the daemon is killed and started again; 0 never does that."""
 
 
 class WorkerConfig(Section, frozen=True):
@@ -116,6 +123,14 @@ class Config(Section, frozen=True):
     """Prefill workers of the fleet, one table for each name: `[prefill.p0]`."""
     decode: dict[str, WorkerConfig] = field(default_factory=dict)
     """Decode workers of the fleet, one table for each name: `[decode.d0]`."""
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """`[engine.args]` of a worker with a real engine, of which what concerns the model is alike
+        on all workers."""
+        workers = (*self.prefill.values(), *self.decode.values())
+        real = [worker.engine.args for worker in workers if worker.engine.kind == "vllm"]
+        return real[0] if real else self.engine.args
 
     def worker(self, role: Role, name: str) -> WorkerConfig:
         """Raises ConfigError when the file has no such worker."""

@@ -21,12 +21,23 @@ from typing import Protocol
 import msgspec
 
 from common.kv.messages import KvDone, KvStatus
-from common.messages import Capacity, Load, PrefixDelta, Role, Sampling, Ticket, TokenLogprobs
+from common.messages import (
+    Capacity,
+    ImageFeatures,
+    Load,
+    PrefixDelta,
+    Role,
+    Sampling,
+    Ticket,
+    TokenLogprobs,
+)
+
+KEY_SEPARATOR = "#"
 
 
 def engine_key(request_id: str, attempt: int) -> str:
     """The engine's id of one attempt of one request."""
-    return f"{request_id}#{attempt}"
+    return f"{request_id}{KEY_SEPARATOR}{attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,8 @@ class EngineRequest:
     cache_salt: str | None = None
     #: How many of the last prompt tokens are output of earlier attempts.
     emitted: int = 0
+    #: Images of the prompt, by their offsets.
+    images: tuple[ImageFeatures, ...] = ()
 
     @property
     def key(self) -> str:
@@ -121,9 +134,16 @@ class Engine(Protocol):
         engine refuses it; no output follows then."""
         ...
 
-    async def abort(self, request_id: str, attempt: int) -> None:
+    async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
         """Frees all that this attempt holds here, KV under a lease included. An unknown attempt is
-        ignored."""
+        ignored. `keep_tokens`: of a stream on D, its prompt tokens and those that were sent; the KV
+        of all of these but the last stays for `[kv] keep_ms`, or until `hand_over` has given it
+        away, if it is all there. A `KvDone` of side `send` tells that it is freed."""
+        ...
+
+    def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
+        """On D, what is or will be kept of this attempt of the ticket's request is for its D. Where
+        nothing is, that D is told so at once. Never waits."""
         ...
 
     def connect_kv(self, kv_address: str) -> None:

@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import structlog
 
+from common.blocks import KvGroup
 from common.clock import SystemClock
 from common.config import KvConfig
 from common.config.exposure import WILDCARDS
@@ -29,8 +31,18 @@ from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
 from common.kv.handoff.receiver import FetchSpec
 from common.kv.handoff.ticket_table import TicketTable
+from common.kv.kept_streams import KeptStreams
 from common.kv.layout import Geometry, KvMemory
-from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvStatus
+from common.kv.messages import (
+    DaemonToKv,
+    KvConnect,
+    KvDone,
+    KvHandOver,
+    KvKeep,
+    KvListening,
+    KvRelease,
+    KvStatus,
+)
 from common.kv.peers.accepted import AcceptedLinks, LinkLimits, ListenerView
 from common.kv.peers.channel import Channel, ChannelEvents, HandoffMessage, WorkerIdentity
 from common.kv.peers.connections import ConnectionListener, Connections
@@ -40,6 +52,8 @@ from common.kv.receive import ReceiveSide
 from common.kv.send import SendSide
 from common.kv.staging.pool import StagingPool
 from common.kv.staging.shared_segment import shares_memory
+from common.kv.store.arena import Arena
+from common.kv.store.side import StoreSide
 from common.kv.transport import listening_socket
 from common.kv.transport.ucx import UcxLink, UcxWorker
 from common.messages import KvHold, KvReport, Ticket
@@ -65,10 +79,12 @@ class KvThread:
         side_address: str,
         on_end: Callable[[KvDone], None],
         on_status: Callable[[KvStatus], None],
+        *,
+        groups: tuple[KvGroup, ...],
     ) -> None:
         """`side_address`: where the daemon has bound its side channel; empty for none. `on_end` is
         called once for each handoff that ends, on either side; `on_status` at most every
-        `STATUS_S`, while something is held or newly counted."""
+        `STATUS_S`, while something is held or newly counted. `groups`: as in `KvService`."""
         self.loop = asyncio.get_running_loop()
         self.stopped = asyncio.Event()
         self._config = config
@@ -82,6 +98,7 @@ class KvThread:
         self._status_due = 0.0
         self._status_pending = True
         geometry = memory.geometry
+        self._holds = KvListening(groups=groups, block_bytes=geometry.block_bytes)
         payload = max(config.message_bytes, geometry.block_bytes)
         total = config.staging_mib << 20
         shape = shape_of(geometry)
@@ -105,6 +122,7 @@ class KvThread:
             on_ended=self._on_send_ended,
             clock=self.now,
         )
+        self.kept_streams = self._make_kept_streams()
         self.receive_side = ReceiveSide(
             identity,
             memory,
@@ -116,11 +134,21 @@ class KvThread:
             make_connections=self._make_connections,
         )
         self.receive_side.on_lost = self._request_status
+        self.store_side: StoreSide | None = None
         self._next_peer = 1
         self._ticking = False
         self._check_links_timer: asyncio.TimerHandle | None = None
         self._side = (
             ThreadSideChannel(side_address, self._on_daemon_message) if side_address else None
+        )
+
+    def _make_kept_streams(self) -> KeptStreams:
+        return KeptStreams(
+            self._identity,
+            self.send_side,
+            keep_ms=self._config.keep_ms,
+            on_ended=self._on_send_ended,
+            clock=self.now,
         )
 
     def start(self) -> str:
@@ -138,8 +166,17 @@ class KvThread:
             with contextlib.suppress(OSError):
                 self._segment.open()
         if self._side is not None:
-            self._side.start(KvListening(kv_address=address))
+            self._side.start(msgspec.structs.replace(self._holds, kv_address=address))
         return address
+
+    def open_store(self, memory: KvMemory, slots: int, on_ended: Callable[[], None]) -> None:
+        """`on_ended`: as in `StoreSide`."""
+
+        def ended() -> None:
+            on_ended()
+            self._request_status()
+
+        self.store_side = StoreSide(Arena(memory, slots), self._counters, self.loop, ended)
 
     def now(self) -> float:
         return time.monotonic()
@@ -171,11 +208,18 @@ class KvThread:
         self._schedule_tick()
 
     def _on_daemon_message(self, message: DaemonToKv) -> None:
-        if isinstance(message, KvConnect):
-            self.receive_side.connect(message.kv_address)
-            self._schedule_tick()
-        else:
-            self.release((message.request_id, message.attempt), message.reason)
+        match message:
+            case KvConnect():
+                self.receive_side.connect(message.kv_address)
+                self._schedule_tick()
+            case KvKeep():
+                self.kept_streams.expect((message.request_id, message.attempt))
+                self._schedule_tick()
+            case KvHandOver(ticket=ticket):
+                self.kept_streams.hand_over((ticket.request_id, message.kept_attempt), ticket)
+                self._schedule_tick()
+            case KvRelease():
+                self.release((message.request_id, message.attempt), message.reason)
 
     def close(self) -> None:
         self.receive_side.close()
@@ -265,7 +309,8 @@ class KvThread:
         self.send_side.on_channel_closed(channel)
 
     def _on_send_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
-        self._counters.count_sent(report, ended.error)
+        if ticket.decode:
+            self._counters.count_sent(report, ended.error)
         self._report_end("send", ticket, report, ended)
 
     def _on_receive_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
@@ -299,7 +344,7 @@ class KvThread:
         self._schedule_tick()
 
     def _schedule_tick(self) -> None:
-        held = len(self.send_side) + len(self.receive_side)
+        held = len(self.send_side) + len(self.kept_streams) + len(self.receive_side)
         self._status_pending = self._status_pending or held > 0
         if not self._ticking and self._status_pending:
             self._ticking = True
@@ -309,6 +354,7 @@ class KvThread:
         self._ticking = False
         now = self.now()
         self.send_side.tick()
+        self.kept_streams.tick()
         self.receive_side.tick()
         if now >= self._status_due:
             self._status_due, self._status_pending = now + STATUS_S, False

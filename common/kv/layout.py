@@ -4,14 +4,15 @@ Theory of operation: a *page* is one block of one layer, `page_bytes` contiguous
 engine's kernels understand (on CPU, K is stored transposed inside it), so nothing smaller is ever
 copied. The page of layer l, block b starts at `offset + l * layer_stride + b * block_stride`. On
 the wire a run of blocks is `[layer][block][page]`, contiguous. `KvMemory` is the interface to
-memory of any kind; `HostMemory` implements it over a numpy view. Both directions sum up the bytes
-while they copy (`checksum/kernel.py`). The engine's blocks are written with non-temporal stores
-that bypass the caches.
+memory of any kind; `HostMemory` implements it over a numpy view, and `SeveralRegions` joins
+memories whose pages differ in size. Both directions sum up the bytes while they copy
+(`checksum/kernel.py`). The engine's blocks are written with non-temporal stores that bypass the
+caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -167,3 +168,36 @@ class HostMemory:
     def _wire_offsets(self, ids: Offsets, layers: range) -> Offsets:
         """Where these pages begin on the wire, in wire order."""
         return np.arange(len(layers) * len(ids), dtype=np.int64) * self.geometry.page_bytes
+
+
+class SeveralRegions:
+    """Memory whose blocks consist of pages in several regions, for layers whose pages differ in
+    size. To the KV layer a block is one page. On the wire a run of blocks is that of the first
+    region, then that of the next."""
+
+    def __init__(self, regions: Sequence[KvMemory]) -> None:
+        """All regions have the same number of blocks."""
+        self._regions = regions
+        blocks = regions[0].geometry.blocks
+        page = sum(region.geometry.block_bytes for region in regions)
+        self.geometry = Geometry(1, blocks, page, page * blocks, page)
+
+    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
+        for region, part in self._parts(block_ids, out, layers):
+            region.gather(block_ids, part)
+        return sum_of(out)
+
+    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
+        for region, part in self._parts(block_ids, data, layers):
+            region.scatter(block_ids, part)
+        return sum_of(data)
+
+    def _parts(
+        self, block_ids: Sequence[int], data: Bytes, layers: range | None
+    ) -> Iterator[tuple[KvMemory, Bytes]]:
+        self.geometry.wire_shape(len(block_ids), data, layers)
+        at = 0
+        for region in self._regions:
+            end = at + len(block_ids) * region.geometry.block_bytes
+            yield region, data[at:end]
+            at = end

@@ -8,7 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from common.messages import KvCounts, KvHold, KvReport, Message
+from common.blocks import KvGroup
+from common.messages import KvCounts, KvHold, KvReport, Message, Ticket
 
 # ---------------------------------------------------------------- P and D over UCX (common/kv)
 
@@ -121,6 +122,23 @@ class KvRelease(Message, frozen=True):
     reason: str
 
 
+class KvKeep(Message, frozen=True):
+    """Daemon to its engine's KV thread: this stream of D is aborted, and its KV is wanted
+    elsewhere. Answered by one `KvDone`, side `send`, when it is freed."""
+
+    request_id: str
+    attempt: int
+
+
+class KvHandOver(Message, frozen=True):
+    """Daemon to its engine's KV thread: what is kept of a stream that left this D is for the D of
+    this ticket. No answer."""
+
+    ticket: Ticket
+    kept_attempt: int
+    """The attempt of the request that was aborted here with its KV kept."""
+
+
 class KvConnect(Message, frozen=True):
     """Daemon of a D to its engine's KV thread: connect to this P before a handoff needs it, because
     a first UCX connection costs 0.1-0.3 s. Idempotent, no answer."""
@@ -131,8 +149,12 @@ class KvConnect(Message, frozen=True):
 class KvListening(Message, frozen=True):
     """KV thread to daemon, once: the UCX listener is up."""
 
-    kv_address: str
+    kv_address: str = ""
     """`host:port`."""
+    groups: tuple[KvGroup, ...] = ()
+    """The engine's KV cache groups."""
+    block_bytes: int = 0
+    """One block of this rank, all layers of a group."""
 
 
 class KvDone(Message, frozen=True):
@@ -171,5 +193,5 @@ class KvStatus(Message, frozen=True):
 KvPeerMessage = (
     KvHello | KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused | KvPing | KvPong
 )
-DaemonToKv = KvRelease | KvConnect
+DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver
 KvToDaemon = KvListening | KvDone | KvStatus

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from common.identity import AttemptKey
@@ -39,6 +40,7 @@ from common.kv.handoff.protocol import (
     Ended,
     ForSender,
     FromPeer,
+    HandOver,
     LayersComputed,
     Offer,
     PeerLost,
@@ -71,6 +73,7 @@ class _OfferedPrompt:
     """What P holds for one ticket."""
 
     ticket: Ticket
+    """Names the attempt that the engine knows, which of a moved stream is the one before."""
     blocks: list[int] = field(default_factory=list)
     """The ids of the prompt's blocks; empty once the engine took them back."""
     messages: int = 0
@@ -124,6 +127,23 @@ class SendSide:
         key = (ticket.request_id, ticket.attempt)
         self._prompts.setdefault(key, _OfferedPrompt(ticket))
         self._handle(Offer(ticket, blocks))
+
+    def offers(self, key: AttemptKey) -> bool:
+        """Whether something is held for this attempt."""
+        return key in self._prompts
+
+    def has_ended(self, key: AttemptKey) -> bool:
+        """Whether nothing is held any more for this attempt, as far as is remembered."""
+        return self._tickets.has_ended(key)
+
+    def hand_over(self, kept: AttemptKey, ticket: Ticket) -> None:
+        """What is offered for `kept`, to nobody, is for the D of this ticket. It still ends as
+        `kept`."""
+        key = (ticket.request_id, ticket.attempt)
+        prompt = self._prompts[key] = self._prompts.pop(kept)
+        prompt.ticket = msgspec.structs.replace(ticket, attempt=kept[1])
+        self._handle(HandOver(kept, ticket))
+        self._handle(ForSender(key, Computed(len(prompt.blocks))))
 
     def progress(
         self, key: AttemptKey, block_ids: Sequence[int], computed: int, generation: int

@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from common.blocks import KvGroup
 from common.config import KvConfig
 from common.errors import BatonError, Code
 from common.identity import AttemptKey
@@ -42,6 +43,7 @@ from common.kv.lease import Tombstones
 from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
+from common.kv.store.side import StoreSide
 from common.messages import Ticket
 
 START_S = 60.0
@@ -60,15 +62,22 @@ class KvService:
         memory: KvMemory,
         side_address: str = "",
         on_ended: Callable[[], None] | None = None,
+        *,
+        groups: tuple[KvGroup, ...] = (),
+        store_slots: int = 0,
     ) -> None:
         """`side_address`: where the daemon binds the side channel; empty when the daemon is this
-        very process. `on_ended` is called on the KV thread when `drain` has something new."""
+        very process. `on_ended` is called on the KV thread when `drain` has something new.
+        `groups`: what the daemon is told of the engine's KV cache groups. `store_slots`: how
+        many blocks the store of this rank holds; 0 makes none."""
         self._identity = identity
         self._config = config
         self._memory = memory
         self._shape = shape_of(memory.geometry)
         self._side_address = side_address
         self._on_ended = on_ended
+        self._groups = groups
+        self._store_slots = store_slots
         self._ended: deque[KvDone] = deque()
         self._ended_event = threading.Event()
         self._generations: Tombstones[AttemptKey, int] = Tombstones(TOMBSTONES_MAX)
@@ -131,6 +140,19 @@ class KvService:
             self._generations.bury(key, self._kv_thread.send_side.withdraw(key))
         self.progress(key, [], 0)
 
+    def keep(self, key: AttemptKey, block_ids: Sequence[int]) -> None:
+        """D: the engine has given this stream up and keeps these blocks, which hold the KV of all
+        its tokens but the last; none if some of it is not there. With blocks it ends once, as a
+        send: when another D has taken them, when `keep_ms` are over, or by `release`, which may
+        have come before."""
+        ids = list(block_ids)
+        self._call(lambda kv: kv.kept_streams.keep(key, ids))
+
+    def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
+        """D: what is or will be kept of this attempt of the ticket's request is for its D."""
+        kept = (ticket.request_id, kept_attempt)
+        self._call(lambda kv: kv.kept_streams.hand_over(kept, ticket))
+
     def fetch(self, ticket: Ticket, first_block: int, block_ids: Sequence[int]) -> None:
         """D: fetch blocks [first_block, ...) of the ticket's prompt to these blocks. The handoff
         ends once, as `receive`, within the load timeout."""
@@ -144,6 +166,11 @@ class KvService:
     def release(self, key: AttemptKey, reason: str) -> None:
         """Either side: the handoff is over, and what it held is freed. Idempotent."""
         self._call(lambda kv: kv.release(key, reason))
+
+    @property
+    def store(self) -> StoreSide | None:
+        """The store of this rank, once the service has started; None without one."""
+        return self._kv_thread.store_side if self._kv_thread is not None else None
 
     def drain(self) -> list[KvDone]:
         """Returns what ended since the last call, each handoff once. Raises BatonError when the KV
@@ -198,7 +225,10 @@ class KvService:
             self._side_address,
             self._on_end,
             self._on_status,
+            groups=self._groups,
         )
+        if self._store_slots:
+            kv.open_store(self._memory, self._store_slots, self._ended_event.set)
         address = kv.start()
         kv.loop.set_exception_handler(self._on_loop_error)
         self._kv_thread = kv

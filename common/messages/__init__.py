@@ -26,7 +26,9 @@ from common.messages.from_router import (
     Failed,
     Fleet,
     GatewayToDecode,
+    HandOver,
     Introduce,
+    Move,
     Ping,
     Placed,
     Prefill,
@@ -51,6 +53,7 @@ from common.messages.parts import (
     Role,
 )
 from common.messages.request import (
+    ImageFeatures,
     KeyLimits,
     RequestBody,
     Sampling,

@@ -90,11 +90,13 @@ class Failed(Message, frozen=True):
 
 class Introduce(Message, frozen=True):
     """Router to D: a prefill worker of the same fingerprint is ready; connect to it ahead of need.
-    It is sent again whenever either of the two becomes ready."""
+    It is sent again whenever either of the two becomes ready. Also of a decode worker whose streams
+    are about to move."""
 
-    #: UCX listener of the prefill worker, `host:port`.
+    #: UCX listener of the other worker, `host:port`.
     kv_address: str
-    #: Its name. It replaces an earlier address of this name.
+    #: Name of the prefill worker, whose earlier address this one replaces; empty for a decode
+    #: worker, to which connections are not made again.
     prefill: str = ""
 
 
@@ -122,6 +124,24 @@ class Decode(Message, frozen=True):
     ticket: Ticket | None = None
 
 
+class Move(Message, frozen=True):
+    """Router to D: end this stream after its last token with the error `moved`, so that its gateway
+    continues it elsewhere, and keep its KV for a while. Answered by `Ended`. Idempotent."""
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
+class HandOver(Message, frozen=True):
+    """Router to D: what is kept of a moved or drained stream is for the D of this ticket, which has
+    got the next attempt. No answer; where nothing is kept, that D is told so and computes."""
+
+    ticket: Ticket
+    #: The attempt of the same request that ended here.
+    kept_attempt: int
+
+
 class Drain(Message, frozen=True):
     """Router to worker, on an operator's order: place nothing new there, or place again.
 
@@ -146,7 +166,9 @@ class Abort(Message, frozen=True):
 RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Prefilled | Failed
 """What a gateway decodes from a router."""
 
-RouterToWorker = Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort
+RouterToWorker = (
+    Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort | Move | HandOver
+)
 """What a worker decodes from a router."""
 
 GatewayToDecode = Welcome | Refused | Ping | Abort

@@ -93,6 +93,20 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     #: Connections that were refused: their peers did not prove to be of the fleet, said nothing in
     #: time, or were too many.
     links_refused: Count = 0
+    #: Blocks in the store now; this one is no count.
+    store_held: Count = 0
+    #: Blocks that were copied to the store.
+    store_written: Count = 0
+    #: Blocks that the engine got out of the store.
+    store_read: Count = 0
+    #: Blocks that were found damaged in the store, dropped and computed again.
+    store_damaged: Count = 0
+    #: Blocks that the engine overwrote before they could be stored.
+    store_skipped: Count = 0
+    #: Blocks that the store dropped because their memory was needed.
+    store_evicted: Count = 0
+    #: Blocks that the store dropped because nobody used them for the time to live.
+    store_expired: Count = 0
 
 
 class KvHold(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from common.blocks import KV_GROUPS_MAX, KvGroup
+
 Number = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 """The numbers that a router calculates with. They are neither infinite nor NaN, and no integer is
@@ -56,8 +58,12 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: Count
     #: KV blocks of the engine.
     kv_blocks: Count
-    #: Bytes of one KV block over all layers.
+    #: Bytes of one KV block over all layers of a KV cache group.
     kv_block_bytes: Count
+    #: The KV cache groups, which share the blocks; empty = one that keeps the KV of all tokens.
+    kv_groups: Annotated[tuple[KvGroup, ...], Meta(max_length=KV_GROUPS_MAX)] = ()
+    #: Whether the engine keeps the KV of earlier prompts.
+    keeps_prefixes: bool = True
     #: Tokens of a prompt and its output together.
     max_model_len: Count
     #: Sequences in one batch.

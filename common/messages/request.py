@@ -67,6 +67,22 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_kwargs: dict[str, Any] | None = None
 
 
+class ImageFeatures(msgspec.Struct, frozen=True, kw_only=True):
+    """One image of a prompt, processed: what the model's encoder takes, and where it belongs."""
+
+    #: vLLM's name of what the model takes images as.
+    modality: str = "image"
+    #: Hex digest of `data`. It names the image in prefix hashes and in the engines' caches.
+    digest: str
+    #: Index of the first of its tokens in the prompt, and how many there are.
+    offset: Count
+    length: Count
+    #: One byte for each of its tokens, 1 where the encoder fills it; empty: it fills all.
+    filled: bytes = b""
+    #: Tensors in vLLM's encoding (`common.engine.vllm.images`).
+    data: bytes
+
+
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a request that only engines read."""
 
@@ -79,6 +95,9 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     #: How many of the last prompt tokens are output of earlier attempts. `sampling.max_tokens` and
     #: `min_tokens` do not count them.
     emitted: Count = 0
+    #: By their offsets, ascending. P and D get them alike: D needs their shapes in any case, and
+    #: their pixels when a handoff fails.
+    images: tuple[ImageFeatures, ...] = ()
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):

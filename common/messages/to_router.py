@@ -140,6 +140,8 @@ class Submit(Message, frozen=True):
     #: Identity of the D of the previous attempt, if that worker fell silent. The request is placed
     #: there again only if there is no other.
     left: str = ""
+    #: Identity of the D that gave the previous attempt up and keeps its KV; empty: none does.
+    moved_from: str = ""
     #: Digest of the prompt as the client sent it, the same in every attempt. A prompt that kills
     #: workers is recognized by it.
     prompt_digest: bytes = b""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from common.blocks import KvGroup
+
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One worker that the router knows, whether it is connected or not."""
@@ -46,6 +48,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int
     kv_blocks: int
     kv_block_bytes: int
+    #: Its KV cache groups, which share the blocks; empty = one that keeps all tokens.
+    kv_groups: tuple[KvGroup, ...] = ()
     max_model_len: int
     model: str
     #: Only workers of one fingerprint exchange KV; the parts from which it was computed.

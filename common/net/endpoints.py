@@ -21,6 +21,7 @@ from pathlib import Path
 from common.config import Config
 from common.errors import ConfigError
 from common.messages import Role
+from common.net.wire import BODY_BYTES_MAX, FRAME_BYTES_MAX
 
 IPC_PATH_BYTES_MAX = 107
 ENGINE_NAME_BYTES = 36
@@ -47,9 +48,13 @@ class Endpoint:
     connects: Pattern
     #: Messages that may wait per peer before a send reports FULL.
     hwm: int
+    #: Bytes of a frame; a peer that sends a larger one is disconnected.
+    frame_bytes_max: int = FRAME_BYTES_MAX
 
 
-CONTROL = Endpoint("control", Pattern.ROUTER, Pattern.DEALER, hwm=16_384)
+CONTROL = Endpoint(
+    "control", Pattern.ROUTER, Pattern.DEALER, hwm=16_384, frame_bytes_max=BODY_BYTES_MAX
+)
 STREAM = Endpoint("stream", Pattern.ROUTER, Pattern.DEALER, hwm=16_384)
 ADMIN = Endpoint("admin", Pattern.ROUTER, Pattern.DEALER, hwm=256)
 KV_SIDE = Endpoint("kv_side", Pattern.PAIR, Pattern.PAIR, hwm=16_384)

@@ -32,12 +32,14 @@ from zmq.utils.monitor import parse_monitor_message
 from common.errors import BatonError, Code
 from common.net.endpoints import Endpoint, Pattern
 from common.net.peer_routes import PeerRoutes, with_secret
-from common.net.wire import FRAME_BYTES_MAX
 from common.process.owned_files import own_folder
 from common.security.files import Secret
 from common.security.gate import Gate
 
 BURST = 128
+LARGE_BYTES = 1 << 20
+"""A frame of that size, which has images, is sent from where it lies, because a copy takes
+milliseconds."""
 BACKLOG = 1024
 RECONNECT_MS = 20
 RECONNECT_MS_MAX = 500
@@ -200,7 +202,7 @@ class Socket:
             zmq.SNDHWM: endpoint.hwm,
             zmq.RCVHWM: endpoint.hwm,
             zmq.LINGER: LINGER_MS,
-            zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+            zmq.MAXMSGSIZE: endpoint.frame_bytes_max,
             zmq.RECONNECT_IVL: RECONNECT_MS,
             zmq.RECONNECT_IVL_MAX: RECONNECT_MS_MAX,
             zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
@@ -227,9 +229,8 @@ class Socket:
             self._socket.bind(address)
         except (zmq.ZMQError, OSError) as error:
             self._socket.close(linger=0)
-            raise BatonError(
-                Code.CONFIG_INVALID, f"cannot bind {address}: {error.strerror}"
-            ) from error
+            sentence = f"cannot bind {address}: {error.strerror}"
+            raise BatonError(Code.CONFIG_INVALID, sentence) from error
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if bound.startswith("ipc://"):
             Path(bound.removeprefix("ipc://")).chmod(IPC_MODE)
@@ -281,11 +282,11 @@ class Socket:
     def start(self) -> None:
         """Begins to deliver messages, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._deliver)
+        self._loop.add_reader(self._socket.fileno(), self.deliver)
         if self._monitor is not None:
             self._loop.add_reader(self._monitor.fileno(), self._deliver_monitor)
             self._loop.call_soon(self._deliver_monitor)
-        self._loop.call_soon(self._deliver)
+        self._loop.call_soon(self.deliver)
 
     def send(self, frames: list[bytes]) -> Sent:
         """Sends one message without waiting. For a ROUTER the first frame is the receiver's
@@ -297,7 +298,8 @@ class Socket:
         if self._routes is not None:
             frames = [self._routes.routing_id(frames[0]), *frames[1:]]
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            copy = len(frames[-1]) < LARGE_BYTES
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
         except zmq.Again:
             return Sent.FULL
         except zmq.ZMQError as error:
@@ -305,7 +307,7 @@ class Socket:
                 return Sent.GONE
             raise BatonError(Code.INTERNAL, f"send failed: {error.strerror}") from error
         if self._loop is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self._deliver)
+            self._loop.call_soon(self.deliver)
         return Sent.OK
 
     def host_of(self, identity: bytes) -> str:
@@ -330,7 +332,8 @@ class Socket:
             self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
+        """Delivers what has come, up to `BURST` messages at once. The loop calls it by itself."""
         for _ in range(BURST):
             if self._socket.closed:
                 return
@@ -341,7 +344,7 @@ class Socket:
             if frames is not None:
                 self._on_frames(frames)
         if self._loop is not None:
-            self._loop.call_soon(self._deliver)
+            self._loop.call_soon(self.deliver)
 
     def _receive(self) -> list[bytes] | None:
         """The next message; None if its sender may not send it. Raises zmq.Again."""

@@ -16,6 +16,8 @@ from common.errors import WireError
 from common.messages import WIRE_VERSION, Hello, RequestBody
 
 FRAME_BYTES_MAX = 1 << 20
+BODY_BYTES_MAX = 64 << 20
+"""Of the second frame of Submit, Prefill and Decode, which may have images."""
 
 M = TypeVar("M")
 
@@ -26,9 +28,10 @@ _body_decoder = msgspec.msgpack.Decoder(RequestBody)
 def encode(message: msgspec.Struct) -> bytes:
     """Returns one frame. Raises WireError if it would exceed the frame limit."""
     frame = _encoder.encode(message)
-    if len(frame) > FRAME_BYTES_MAX:
+    most = BODY_BYTES_MAX if isinstance(message, RequestBody) else FRAME_BYTES_MAX
+    if len(frame) > most:
         kind = type(message).__name__
-        raise WireError(f"{kind} of {len(frame)} bytes exceeds the frame limit {FRAME_BYTES_MAX}")
+        raise WireError(f"{kind} of {len(frame)} bytes exceeds the frame limit {most}")
     return frame
 
 
@@ -50,8 +53,8 @@ class Decoder(Generic[M]):
 
 def decode_body(frame: bytes | memoryview) -> RequestBody:
     """Decodes the second frame of Submit, Prefill and Decode. Raises WireError."""
-    if len(frame) > FRAME_BYTES_MAX:
-        raise WireError(f"body of {len(frame)} bytes exceeds the limit {FRAME_BYTES_MAX}")
+    if len(frame) > BODY_BYTES_MAX:
+        raise WireError(f"body of {len(frame)} bytes exceeds the limit {BODY_BYTES_MAX}")
     try:
         body = _body_decoder.decode(frame)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -55,8 +55,15 @@ def kept(config: Config) -> int:
 
 def needed(config: Config, role: Role) -> int:
     """What a daemon of this role may have open at once."""
-    clients = config.gateway.connections_max if role is Role.GATEWAY else 0
-    return kept(config) + clients
+    return kept(config) + _clients(config).get(role, 0)
+
+
+def _clients(config: Config) -> dict[Role, int]:
+    """The most HTTP clients of a role that has any."""
+    return {
+        Role.GATEWAY: config.gateway.connections_max,
+        Role.HEALTH: config.health.connections_max,
+    }
 
 
 def shortage(config: Config, role: Role, limit: int) -> tuple[str, str] | None:
@@ -64,8 +71,8 @@ def shortage(config: Config, role: Role, limit: int) -> tuple[str, str] | None:
     need = needed(config, role)
     if need <= limit:
         return None
-    clients = role is Role.GATEWAY and kept(config) <= limit // 2
-    means = "refuses clients before [gateway] connections_max" if clients else "may lose its peers"
+    clients = role in _clients(config) and kept(config) <= limit // 2
+    means = f"refuses clients before [{role}] connections_max" if clients else "may lose its peers"
     return (
         f"a {role} daemon may need {need} descriptors and gets {limit}: it {means}",
         f"ulimit -Hn {need}, or LimitNOFILE={need} in the unit",

@@ -23,7 +23,7 @@ from typing import IO, Any, BinaryIO, Literal, cast
 FOLDER_MODE, ABOVE_MODE = 0o750, 0o755
 FILE_MODE = 0o640
 ROOT_USER = 0
-OTHERS_WRITE, OTHERS_OR_GROUP_WRITE, TOO_WIDE = 0o002, 0o022, 0o027
+OTHERS, OTHERS_WRITE, OTHERS_OR_GROUP_WRITE, TOO_WIDE = 0o007, 0o002, 0o022, 0o027
 
 Mode = Literal["ab", "a+", "rb"]
 
@@ -99,8 +99,9 @@ def replace_own(path: Path, data: bytes) -> None:
         raise
 
 
-def open_trusted(path: Path) -> BinaryIO:
-    """Opens, for reading, what daemons obey: configuration or keys."""
+def open_trusted(path: Path, *, secret: bool = False) -> BinaryIO:
+    """Opens, for reading, what daemons obey: configuration or keys. `secret`: no other user may
+    read it."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         guarded = _is_guarded(os.fstat(folder), OTHERS_OR_GROUP_WRITE)
@@ -117,7 +118,7 @@ def open_trusted(path: Path) -> BinaryIO:
     fault = ""
     if not stat.S_ISREG(status.st_mode):
         fault = f"{path} is not a file"
-    elif status.st_mode & OTHERS_WRITE:
+    elif status.st_mode & (OTHERS if secret else OTHERS_WRITE):
         fault = f"it is open to every user of this host; run chmod 0640 {path}"
     elif not guarded and not _is_guarded(status, OTHERS_WRITE):
         fault = f"it belongs to user {status.st_uid}; copy it to a folder of your own"

@@ -47,6 +47,7 @@ class WatchdogAndReload:
         self._sound: list[Callable[[], bool]] = []
         self._live: frozenset[str] = frozenset({LOG_LEVEL})
         self._appliers: list[Callable[[Config, tuple[str, ...]], None]] = []
+        self._refreshes: list[Callable[[], None]] = []
         self._status = ""
 
     @property
@@ -64,6 +65,10 @@ class WatchdogAndReload:
         and the keys that changed, and puts those of `live` in force."""
         self._live |= live
         self._appliers.append(apply)
+
+    def refresh_on_sighup(self, refresh: Callable[[], None]) -> None:
+        """Declares what is read anew at each SIGHUP, whether or not the fleet file has changed."""
+        self._refreshes.append(refresh)
 
     def ready(self, status: str) -> None:
         self._status = status
@@ -97,6 +102,8 @@ class WatchdogAndReload:
         if not self._status:
             return
         self._notifier.reloading(time.monotonic_ns())
+        for refresh in self._refreshes:
+            refresh()
         try:
             self.reload()
         except ConfigError as error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,15 +93,11 @@ def read_keys(path: Path) -> KeyFile:
     """Raises ConfigError if the file cannot be read, can be read by every user, is no key file, or
     has an id twice."""
     try:
-        with open_trusted(path) as file:
-            mode = os.fstat(file.fileno()).st_mode
+        with open_trusted(path, secret=True) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         sentence = f"{path} cannot be read: {error.strerror}; `baton keys add` makes one"
         raise ConfigError("gateway.keys_file", sentence) from error
-    if mode & OTHERS:
-        sentence = f"{path} is open to every user of this host; run chmod 0640 {path}"
-        raise ConfigError("gateway.keys_file", sentence)
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError("gateway.keys_file", f"{path} is larger than {FILE_BYTES_MAX} bytes")
     try:

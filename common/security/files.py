@@ -15,7 +15,6 @@ replaces the other.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -133,15 +132,11 @@ def named(peer: HostKeys) -> list[tuple[str, str]]:
 
 def _read(path: Path, kind: type[F], *, closed: bool) -> F:
     try:
-        with open_trusted(path) as file:
-            mode = os.fstat(file.fileno()).st_mode
+        with open_trusted(path, secret=closed) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         sentence = f"{path} cannot be read: {error.strerror}; `baton keygen add` makes it"
         raise ConfigError(KEY, sentence) from error
-    if mode & (OTHERS if closed else OTHERS_WRITE):
-        sentence = f"{path} is open to every user of this host; run chmod 0640 {path}"
-        raise ConfigError(KEY, sentence)
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(KEY, f"{path} is larger than {FILE_BYTES_MAX} bytes")
     try:

@@ -1,7 +1,7 @@
 """The interface of worker cores: the events that they handle and the actions that they return.
 
 The shell (`common.worker.daemon`) turns what sockets and the engine bring into these events, and
-carries out the actions in order. `Abort` and `Batch` are events as they arrive.
+carries out the actions in order. `Abort`, `Move`, `HandOver` and `Batch` are events as they arrive.
 """
 
 from __future__ import annotations
@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.engine.port import Batch, EngineRequest
-from common.messages import Abort, Decode, Delta, HeldAttempt, Message, Prefill, RequestBody
+from common.messages import (
+    Abort,
+    Decode,
+    Delta,
+    HandOver,
+    HeldAttempt,
+    Message,
+    Move,
+    Prefill,
+    RequestBody,
+    Ticket,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,17 @@ class DrainOver:
     reason: str
 
 
-Event = Dispatched | Abort | Batch | EngineRefused | GatewayGone | FrameDropped | DrainOver
+Event = (
+    Dispatched
+    | Abort
+    | Move
+    | HandOver
+    | Batch
+    | EngineRefused
+    | GatewayGone
+    | FrameDropped
+    | DrainOver
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +92,16 @@ class AbortInEngine:
 
     request_id: str
     attempt: int
+    #: As in `Engine.abort`.
+    keep_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverKept:
+    """Makes the engine give what it keeps of this attempt to the D of the ticket."""
+
+    ticket: Ticket
+    kept_attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +122,7 @@ class ToGateway:
     deltas: list[Delta]
 
 
-Action = AddToEngine | AbortInEngine | ToRouter | ToGateway
+Action = AddToEngine | AbortInEngine | HandOverKept | ToRouter | ToGateway
 
 
 class WorkerCore(Protocol):

@@ -29,11 +29,13 @@ from common.messages import (
     Beat,
     Decode,
     Drain,
+    HandOver,
     Hello,
     Holding,
     Introduce,
     Leaving,
     Message,
+    Move,
     Ping,
     Prefill,
     Refused,
@@ -58,6 +60,7 @@ from common.worker.actions import (
     Event,
     FrameDropped,
     GatewayGone,
+    HandOverKept,
     ToGateway,
     ToRouter,
     WorkerCore,
@@ -71,6 +74,7 @@ from common.worker.router_links import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
 MOVE_SECONDS = 2.0
+STOPPING = Leaving(reason="stopping")
 
 
 class Gateways(Protocol):
@@ -110,7 +114,7 @@ class Worker:
         self._gateways: Gateways | None = None
         self._routers: RouterLinks | None = None
         self._decoder: Decoder[RouterToWorker] = Decoder(RouterToWorker)
-        self._commands: asyncio.Queue[AddToEngine | AbortInEngine] = asyncio.Queue()
+        self._commands: asyncio.Queue[AddToEngine | AbortInEngine | HandOverKept] = asyncio.Queue()
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._health = HealthEndpoints(
@@ -171,7 +175,7 @@ class Worker:
         streams continue elsewhere as soon as the connections close."""
         self._draining = True
         if not self._engine_lost:
-            self._to_router(Leaving(reason="stopping"))
+            self._to_router(STOPPING)
             await self._drain()
         await self._exposition.close()
         await self._engine.close()
@@ -218,7 +222,7 @@ class Worker:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case AddToEngine() | AbortInEngine():
+            case AddToEngine() | AbortInEngine() | HandOverKept():
                 self._commands.put_nowait(action)
             case ToRouter():
                 self._to_router(action.message)
@@ -245,7 +249,7 @@ class Worker:
             kv_address=info.kv_address,
             capacity=info.capacity,
         )
-        return [hello, Leaving(reason="stopping")] if self._draining else [hello]
+        return [hello, STOPPING] if self._draining else [hello]
 
     def _on_control(self, link: RouterLink, frames: list[bytes]) -> None:
         try:
@@ -255,15 +259,16 @@ class Worker:
                     raise WireError(f"{type(message).__name__} came without its body")
                 self.handle(Dispatched(message, decode_body(frames[1])))
                 self._announce_attempt(link, message)
-            elif isinstance(message, Abort):
+            elif isinstance(message, Abort | Move | HandOver):
                 self.handle(message)
             elif isinstance(message, Drain):
                 self._drained = message.on
                 self._to_router(self._make_beat())
             elif isinstance(message, Introduce):
-                self._kv_reachability.add(
-                    message.prefill, message.kv_address, self._clock.monotonic()
-                )
+                if message.prefill:
+                    self._kv_reachability.add(
+                        message.prefill, message.kv_address, self._clock.monotonic()
+                    )
                 self._engine.connect_kv(message.kv_address)
             else:
                 self._on_link(link, message)
@@ -285,6 +290,8 @@ class Worker:
                 link.welcomed()
                 link.send(Holding(attempts=attempts, complete=len(attempts) == len(held)))
                 link.send(self._make_beat())
+                if self._draining:
+                    link.send(STOPPING)
                 self._send_prefix_deltas(whole=True)
             case Refused():
                 if not self._refused.done():
@@ -311,7 +318,11 @@ class Worker:
         while True:
             command = await self._commands.get()
             if isinstance(command, AbortInEngine):
-                await self._engine.abort(command.request_id, command.attempt)
+                key = (command.request_id, command.attempt)
+                await self._engine.abort(*key, keep_tokens=command.keep_tokens)
+                continue
+            if isinstance(command, HandOverKept):
+                self._engine.hand_over(command.ticket, command.kept_attempt)
                 continue
             request = command.request
             try:

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from common.blocks import KvGroup, blocks_to_move, kv_need
 from common.errors import ConfigError
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -37,6 +38,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv_bytes_per_token: Count = 131_072
     kv_blocks: Count = 8_192
     block_tokens: Count = 16
+    #: The engine's KV cache groups; empty = one that keeps all tokens.
+    kv_groups: tuple[KvGroup, ...] = ()
     max_num_seqs: Count = 64
     max_model_len: Count = 16_384
     #: One message between two processes.
@@ -96,19 +99,26 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         curve = tuple((at, tenths[tenth]) for at, tenths in self.edge_curve)
         return between(curve, min(streams, curve[-1][0])) / 1000
 
-    def transfer_seconds(self, tokens: int) -> float:
-        return tokens * self.kv_bytes_per_token / self.bandwidth_bytes_per_s
+    def kv_bytes(self, tokens: int, cached: int = 0) -> int:
+        """What a handoff moves to a worker that has the KV of the first `cached` tokens."""
+        moved = tokens - cached
+        if self.kv_groups:
+            moved = blocks_to_move(tokens, cached, self.kv_groups) * self.block_tokens
+        return moved * self.kv_bytes_per_token
+
+    def transfer_seconds(self, tokens: int, cached: int = 0) -> float:
+        return self.kv_bytes(tokens, cached) / self.bandwidth_bytes_per_s
 
     def prefill_capacity(self, workers: int, prompt: float) -> float:
         """Requests per second that the prefill workers can compute, or send if that is slower."""
         compute = self.prefill_seconds(prompt)
-        send = prompt * self.kv_bytes_per_token / self.bandwidth_bytes_per_s
-        return workers / max(compute, send)
+        return workers / max(compute, self.transfer_seconds(round(prompt)))
 
     def decode_capacity(self, workers: int, prompt: float, output: float, grant: float) -> float:
         """Requests per second with the largest batch that slots and granted KV allow."""
-        blocks = -(-(prompt + output) // self.block_tokens)
-        batch = max(1, int(min(self.max_num_seqs, grant * self.kv_blocks // blocks)))
+        need = kv_need(round(prompt + output), self.block_tokens, self.kv_groups)
+        room = grant * self.kv_blocks * self.block_tokens
+        batch = max(1, int(min(self.max_num_seqs, room // need)))
         return workers * batch / (output * self.step_seconds(batch))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from common import prefix
-from common.blocks import blocks_for
+from common.blocks import blocks_for, kv_need
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.identity import AttemptKey, identity_of
 from common.kv.messages import KvDone
@@ -93,6 +93,7 @@ class ModelWorker:
             block_tokens=profile.block_tokens,
             kv_blocks=profile.kv_blocks,
             kv_block_bytes=profile.kv_bytes_per_token * profile.block_tokens,
+            kv_groups=profile.kv_groups,
             max_model_len=profile.max_model_len,
             max_num_seqs=profile.max_num_seqs,
         )
@@ -113,9 +114,14 @@ class ModelWorker:
         )
 
     def load(self) -> Load:
-        tokens = sum(job.arrival.prompt + job.arrival.output for job in self.jobs.values())
-        total = self._profile.kv_blocks * self._profile.block_tokens
-        return Load(running=len(self.jobs), kv_used=min(1.0, tokens / total))
+        block, groups = self._profile.block_tokens, self._profile.kv_groups
+        tokens = sum(
+            kv_need(job.arrival.prompt + job.arrival.output, block, groups)
+            for job in self.jobs.values()
+        )
+        return Load(
+            running=len(self.jobs), kv_used=min(1.0, tokens / (self._profile.kv_blocks * block))
+        )
 
     def dispatch(self, message: Prefill | Decode, request: Request) -> None:
         for action in self.core.handle(Dispatched(message, request.body), self._time.now):
@@ -207,10 +213,10 @@ class PrefillModel(ModelWorker):
         del self.jobs[job.key]
         self._output(job, 1, ends=True, cached=job.cached)
         prompt = job.arrival.prompt
-        wanted, computed = prompt - job.elsewhere, prompt - job.cached
-        last = profile.transfer_seconds(min(wanted, computed, profile.chunk_tokens))
+        last_chunk = max(job.elsewhere, job.cached, prompt - profile.chunk_tokens)
+        last = profile.transfer_seconds(prompt, last_chunk)
         began = now - profile.prompt_seconds(prompt, job.cached)
-        sending = max(began, self._link_free) + profile.transfer_seconds(wanted)
+        sending = max(began, self._link_free) + profile.transfer_seconds(prompt, job.elsewhere)
         self._link_free = max(sending, now + last)
         self._time.at(self._link_free + profile.handoff_ms / 1000, lambda: self._sent(job))
 
@@ -271,14 +277,14 @@ class DecodeModel(ModelWorker):
 
     def _report(self, job: Job) -> KvReport:
         profile = self._profile
-        came = job.arrival.prompt - job.cached
-        size = came * profile.kv_bytes_per_token
+        prompt, cached = job.arrival.prompt, job.cached
+        size = profile.kv_bytes(prompt, cached)
         return KvReport(
-            blocks=blocks_for(came, profile.block_tokens),
+            blocks=blocks_for(size, profile.block_tokens * profile.kv_bytes_per_token),
             complete=True,
             messages=1,
             payload_bytes=size,
             wire_bytes=size,
             wait_ms=(job.ready - job.arrived) * 1000,
-            transfer_ms=profile.transfer_seconds(came) * 1000,
+            transfer_ms=profile.transfer_seconds(prompt, cached) * 1000,
         )

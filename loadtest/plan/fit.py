@@ -73,6 +73,7 @@ def profile_of(
         kv_bytes_per_token=max(1, decode.kv_block_bytes // decode.block_tokens),
         kv_blocks=decode.kv_blocks,
         block_tokens=decode.block_tokens,
+        kv_groups=decode.kv_groups,
         max_num_seqs=decode.requests_max,
         max_model_len=decode.max_model_len,
         prefix_cache=prefix_cache,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from common.blocks import kv_need
 from loadtest.capacity.fleet import Fleet, Scenario
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.report import ClientSample, Quantiles, Slo, quantiles
@@ -142,7 +143,8 @@ def demand(profile: Profile, load: TargetLoad) -> Demand:
     seconds = fmean(map(profile.prompt_seconds, (a.prompt for a in load.arrivals), cached))
     mean = fmean(a.prompt + a.output for a in load.arrivals)
     tokens = profile.kv_blocks * profile.block_tokens
-    batch = max(1, min(profile.max_num_seqs, int(0.95 * tokens / mean)))
+    need = kv_need(round(mean), profile.block_tokens, profile.kv_groups)
+    batch = max(1, min(profile.max_num_seqs, int(0.95 * tokens / need)))
     steps = fmean(a.output for a in load.arrivals)
     return Demand(rate * seconds, rate * steps * profile.step_seconds(batch) / batch)
 

@@ -1,11 +1,12 @@
 """What a decode worker decides: which streams it owns, and what it sends after each engine step.
 
 Sans-IO. A stream is in the table from its `Decode` until its one `Ended`. It ends by the engine's
-own finish or error, by an `Abort` of the router or the gateway, or because its gateway is lost. All
-new tokens of one engine step for one gateway leave as one `Tokens`. `index` counts the completion
-tokens sent before, by which the gateway refuses gaps and duplicates. The engine's tokens and the
-handoff's report arrive over different channels, so `DecodeStarted` waits for the report, at most
-until the end of the stream; the tokens do not wait.
+own finish or error, by an `Abort` of the router or the gateway, by a `Move`, or because its gateway
+is lost. The KV of a stream that moves stays in the engine until the worker on which it goes on has
+taken it, and a drain waits for that. All new tokens of one engine step for one gateway leave as one
+`Tokens`. `index` counts the completion tokens sent before, by which the gateway refuses gaps and
+duplicates. The engine's tokens and the handoff's report arrive over different channels, so
+`DecodeStarted` waits for the report, at most until the end of the stream; the tokens do not wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from common.blocks import whole_blocks
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
 from common.identity import identity_of
@@ -25,8 +25,10 @@ from common.messages import (
     DecodeStarted,
     Delta,
     Ended,
+    HandOver,
     HeldAttempt,
     KvReport,
+    Move,
     PairTrouble,
     Role,
 )
@@ -40,6 +42,7 @@ from common.worker.actions import (
     EngineRefused,
     Event,
     GatewayGone,
+    HandOverKept,
     ToGateway,
     ToRouter,
 )
@@ -92,13 +95,16 @@ class DecodeCore:
         self._promised = 0
         self._streams: dict[str, Stream] = {}
         self._current: dict[str, int] = {}
+        #: Streams that were given up and whose KV the engine keeps.
+        self._kept: set[str] = set()
         #: Frames that cannot be decoded, and events that concern no stream of the table.
         self.dropped = 0
 
     @property
     def active(self) -> int:
-        """Streams that a drain must wait for."""
-        return len(self._streams)
+        """Streams that a drain must wait for, and KV that the next worker of a stream may still
+        take."""
+        return len(self._streams) + len(self._kept)
 
     def held_attempts(self) -> list[HeldAttempt]:
         """All streams, the oldest first."""
@@ -119,6 +125,8 @@ class DecodeCore:
                 return self._dispatched(event, message, now)
             case Abort():
                 return self._aborted(event, now)
+            case Move() | HandOver():
+                return self._moved(event, now)
             case Batch():
                 return self._stepped(event, now)
             case EngineRefused():
@@ -160,9 +168,7 @@ class DecodeCore:
             arrived=now,
             awaits_report=ticket is not None,
             held=self._held_attempt(message, len(prompt_ids), event.body.sampling.max_tokens),
-            kv_tokens=whole_blocks(
-                len(prompt_ids) + event.body.sampling.max_tokens, self._limit.block_tokens
-            ),
+            kv_tokens=self._limit.kv_tokens(len(prompt_ids) + event.body.sampling.max_tokens),
         )
         mine = (self._name, self._incarnation)
         if ticket is not None and (ticket.decode, ticket.decode_incarnation) != mine:
@@ -183,6 +189,7 @@ class DecodeCore:
             ticket=ticket,
             cache_salt=event.body.cache_salt,
             emitted=event.body.emitted,
+            images=event.body.images,
         )
         return [*actions, AddToEngine(request)]
 
@@ -241,7 +248,8 @@ class DecodeCore:
         return [ToRouter(started)]
 
     def _kv_done(self, done: KvDone, now: float) -> list[Action]:
-        if done.side != "receive":
+        if done.side == "send":
+            self._kept.discard(engine_key(done.request_id, done.attempt))
             return []
         actions: list[Action] = [ToRouter(_trouble(done))] if done.trouble else []
         stream = self._streams.get(engine_key(done.request_id, done.attempt))
@@ -260,6 +268,12 @@ class DecodeCore:
             return []
         ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
         return [AbortInEngine(event.request_id, event.attempt), *ended]
+
+    def _moved(self, event: Move | HandOver, now: float) -> list[Action]:
+        if isinstance(event, HandOver):
+            return [HandOverKept(event.ticket, event.kept_attempt)]
+        key = engine_key(event.request_id, event.attempt)
+        return self._give_up(key, Code.MOVED, event.reason, now)
 
     def _refused(self, event: EngineRefused, now: float) -> list[Action]:
         stream = self._streams.get(engine_key(event.request_id, event.attempt))
@@ -286,15 +300,24 @@ class DecodeCore:
         return actions
 
     def _drain_over(self, event: DrainOver, now: float) -> list[Action]:
-        """Ends every stream with the error `draining` after its last token, so that its gateway
-        continues it elsewhere and loses none."""
         actions: list[Action] = []
-        for stream in list(self._streams.values()):
-            actions.append(AbortInEngine(stream.request_id, stream.attempt))
-            actions += self._refused(
-                EngineRefused(stream.request_id, stream.attempt, Code.DRAINING, event.reason), now
-            )
+        for key in list(self._streams):
+            actions += self._give_up(key, Code.DRAINING, event.reason, now)
         return actions
+
+    def _give_up(self, key: str, code: Code, reason: str, now: float) -> list[Action]:
+        """Ends a stream with an error after its last token, so that its gateway continues it
+        elsewhere and loses none. The engine keeps its KV."""
+        stream = self._streams.get(key)
+        if stream is None:
+            self.dropped += 1
+            return []
+        keep_tokens = stream.held.prompt_tokens + stream.emitted if stream.emitted else 0
+        if keep_tokens:
+            self._kept.add(key)
+        refused = EngineRefused(stream.request_id, stream.attempt, code, reason)
+        abort = AbortInEngine(stream.request_id, stream.attempt, keep_tokens)
+        return [abort, *self._refused(refused, now)]
 
     def _end(
         self,

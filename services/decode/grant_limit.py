@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from common.blocks import KvGroup, kv_need
 from common.messages import Capacity
 
 
@@ -19,6 +20,11 @@ class GrantLimit(NamedTuple):
     kv_tokens_max: int
     #: Tokens of one KV block.
     block_tokens: int
+    kv_groups: tuple[KvGroup, ...] = ()
+
+    def kv_tokens(self, tokens: int) -> int:
+        """What a stream that grows to so many tokens is promised."""
+        return kv_need(tokens, self.block_tokens, self.kv_groups)
 
     def why_refused(self, streams: int, kv_tokens: int) -> str:
         """Why one more stream, with which `kv_tokens` would be promised, is refused; empty if it is
@@ -33,4 +39,5 @@ class GrantLimit(NamedTuple):
 def grant_limit_of(capacity: Capacity, kv_grant_max: float) -> GrantLimit:
     """`kv_grant_max` is the share of the KV tokens that may be promised, as in the router."""
     blocks = int(capacity.kv_blocks * kv_grant_max)
-    return GrantLimit(capacity.max_num_seqs, blocks * capacity.block_tokens, capacity.block_tokens)
+    block = capacity.block_tokens
+    return GrantLimit(capacity.max_num_seqs, blocks * block, block, capacity.kv_groups)

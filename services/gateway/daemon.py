@@ -1,7 +1,7 @@
 """The gateway daemon: HTTP in front, router and decode workers behind, the core between.
 
 Order of shutdown: the daemon tells the router, /health reports it, and new requests are refused
-(503 DRAINING). Where other processes listen on the port, new connections are left to them. Streams
+(503 DRAINING). Where other processes listen on the port, new connections are left to them. Answers
 may finish within `fleet.drain_ms`; those that do not end with an error. Then HTTP closes, and last
 the sockets.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,8 @@ from common.config import Config, GatewayConfig
 from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION, Fleet, Hello, Role
 from common.model.embedded import EMBEDDED_MODEL_NAME
-from common.model.resolve import resolve_model
+from common.model.resolve import model_folder
+from common.net.connection_limits import ConnectionLimits
 from common.net.endpoints import control_addresses, stream_address
 from common.net.sockets import Dial
 from common.net.wire import encode
@@ -36,10 +36,10 @@ from services.gateway.full_api.port import Checks, FullApi
 from services.gateway.full_api.vllm.build import build
 from services.gateway.helper.bodies import BodyChecks
 from services.gateway.helper.grammars import Grammars
+from services.gateway.helper.image_fetcher import ImageFetcher
 from services.gateway.helper.pool import HelperPool
 from services.gateway.http.about_routes import AboutRoutes
 from services.gateway.http.app import App
-from services.gateway.http.connection_limits import ConnectionLimits
 from services.gateway.http.full_api_routes import FullApiRoutes
 from services.gateway.http.guard import Guard
 from services.gateway.http.server import HttpServer
@@ -62,7 +62,7 @@ from services.gateway.requests.events import (
     ToRouter,
     ToWorker,
 )
-from services.gateway.text.light import LightText
+from services.gateway.text.light import light_text
 from services.gateway.text.port import TextPort
 
 TICK_SECONDS = 0.1
@@ -75,9 +75,9 @@ CLOSE_SECONDS = 6.0
 
 def make(config: Config, name: str, log: Logger) -> Service:
     """Must run inside the loop. Raises ConfigError when the model's tokenizer cannot be used."""
-    folder = resolve_model(config.model.path)
+    folder = model_folder(config)
     root = str(folder) if config.model.path == EMBEDDED_MODEL_NAME else config.model.path
-    return Gateway(config, name, LightText(folder), root, SystemClock(), log)
+    return Gateway(config, name, light_text(config), root, SystemClock(), log)
 
 
 class Gateway:
@@ -93,6 +93,7 @@ class Gateway:
         log: Logger,
     ) -> None:
         self._config = config
+        self._takes_images = text.takes_images
         self._clock = clock
         self._log = log
         self._name = name
@@ -115,11 +116,20 @@ class Gateway:
         )
         self._certificate = open_certificate(config.gateway, log)
         self._authenticator = Authenticator(config.gateway.keys_file, log)
+        self._bodies = BodyChecks(
+            self._helpers,
+            self._light_helpers,
+            config.gateway.limits,
+            self._app.context,
+            ImageFetcher(config.gateway).fetch,
+        )
         self._full_api = LazyApi(
             self._loader(model_root),
             self._executor,
             clock,
             log,
+            check_shape=self._bodies.check_shape,
+            on_load=self._helpers.begin,
             wait_seconds=config.gateway.token_wait_ms_max / 1000,
         )
         operator_keys = config.gateway.operator_keys_file
@@ -131,7 +141,6 @@ class Gateway:
         self._curve = open_curve(config, log)
         self._workers: WorkerLinks | None = None
         self._router: RouterLinks | None = None
-        self._idle = asyncio.Event()
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         #: Host and port; known after `start`.
         self.http_address = ("", 0)
@@ -155,7 +164,9 @@ class Gateway:
             lambda: self._exposition.text() + exposed(vllm_names),
             full_api=self._full_api.is_served,
         )
-        parses_chats = bool(self._config.model.reasoning_parser)
+        parses_chats = bool(self._config.model.reasoning_parser) or (
+            self._takes_images and self._full_api.is_served
+        )
         full_api = FullApiRoutes(self._full_api, app, config, clock, parses_chats=parses_chats)
         return HttpServer(
             app, full_api, self._config, owners, guard=guard, about=about, clock=clock, log=log
@@ -213,7 +224,7 @@ class Gateway:
             self._certificate.context if self._certificate is not None else None
         )
         await self._exposition.start(tasks)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        tasks.watchdog_and_reload.refresh_on_sighup(self._reload)
         host, port = self.http_address
         scheme = "http" if self._certificate is None else "https"
         return f"gateway {self._name} listens on {scheme}://{host}:{port}"
@@ -232,23 +243,18 @@ class Gateway:
         """What loads the full API; None where only plain text is served."""
         if self._config.gateway.text == "light":
             return None
-        app, config, helpers = self._app, self._config, self._helpers
-        grammars = Grammars(helpers, config.gateway.limits, self._clock)
-        bodies = BodyChecks(helpers, app.context)
-        checks = Checks(grammars.check, bodies.check, bodies.answer)
-        return lambda: build(
-            config, resolve_model(config.model.path), root, checks, app.open_with, app.close
-        )
+        app, config = self._app, self._config
+        grammars = Grammars(self._helpers, config.gateway.limits)
+        checks = Checks(grammars.check, self._bodies.check, self._bodies.answer)
+        return lambda: build(config, model_folder(config), root, checks, app.open_with, app.close)
 
     async def stop(self) -> None:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         self._handle(DrainStarted())
         if self._config.gateway.processes > 1:
             self._http.stop_listening()
         if self._router is not None:
             self._router.leave()
-        if self._core.active:
-            await self._drain()
+        await self._drain()
         await self._http.close()
         await self._exposition.close()
         self._helpers.close()
@@ -261,13 +267,18 @@ class Gateway:
             self._curve.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def _active(self) -> int:
+        """Live requests, and those whose answers are checked, written or sent."""
+        return max(self._core.active, self._http.answering)
+
     async def _drain(self) -> None:
-        self._idle.clear()
         try:
             async with asyncio.timeout(self._config.fleet.drain_ms / 1000):
-                await self._idle.wait()
+                while self._active:  # noqa: ASYNC110 - what it depends on has no event
+                    await asyncio.sleep(TICK_SECONDS)
         except TimeoutError:
-            left = self._core.active
+            left = self._active
             sentence = f"{left} requests were still running when the drain time ended"
             self._log.warning("drain.expired", active=left, sentence=sentence)
             self._handle(DrainExpired())
@@ -276,8 +287,6 @@ class Gateway:
         """Gives the core an event and carries out its actions; on the loop's thread only."""
         for action in self._core.handle(event, self._clock.monotonic()):
             self._carry_out(action)
-        if not self._core.active:
-            self._idle.set()
         if isinstance(event, Stepped):
             self._http.batcher.processed(len(event.deltas))
         elif isinstance(event, FromRouter) and isinstance(event.message, Fleet):

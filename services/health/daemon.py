@@ -18,7 +18,9 @@ from common.clock import Clock, SystemClock
 from common.config import Config
 from common.errors import BatonError, Code
 from common.messages import Role
+from common.net.connection_limits import ConnectionLimits, LimitedConnection
 from common.net.endpoints import MAIN, admin_address
+from common.process.descriptors import kept_from_clients, soft_limit
 from common.process.lifecycle import Tasks
 from common.telemetry.exposition import Exposition
 from common.telemetry.log import Logger
@@ -44,6 +46,8 @@ from services.health.verdicts.worker_verdicts import WorkerVerdicts
 
 SHUTDOWN_SECONDS = 1.0
 CANARY_AGAIN_SECONDS = 5.0
+#: In which a client must send a request's head.
+HEADER_SECONDS = 10.0
 
 
 class Health:
@@ -66,6 +70,11 @@ class Health:
         self._alerts = Alerts(config.health, log)
         self._guard = HealthGuard(config.health, log)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        kept = kept_from_clients(config, soft_limit())
+        self.connection_limits = ConnectionLimits(
+            config.health.connections_max, 0, HEADER_SECONDS, kept
+        )
         routers = (MAIN, *config.router.standby)
         #: The state of the fleet, as a router reports it.
         self.fleet = FleetWatch([admin_address(config, router) for router in routers], clock)
@@ -84,14 +93,19 @@ class Health:
         )
         await self._runner.setup()
         host, port = self._config.health.host, self._config.health.port
+        server = self._runner.server
+        assert server is not None
+        limits = self.connection_limits
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            self._listener = listener = await asyncio.get_running_loop().create_server(
+                lambda: LimitedConnection(limits, server), host, port
+            )
         except OSError as error:
             raise BatonError(
                 Code.CONFIG_INVALID,
                 f"health.port: cannot listen on {host}:{port}: {error.strerror}",
             ) from error
-        bound = self._runner.addresses[0]
+        bound = listener.sockets[0].getsockname()
         self.http_address = (str(bound[0]), int(bound[1]))
         self.http_routes = [
             (route.method, resource.canonical)
@@ -107,6 +121,8 @@ class Health:
 
     async def stop(self) -> None:
         await self._exposition.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -139,6 +139,7 @@ class PrefillCore:
             sampling=PREFILL_SAMPLING,
             ticket=ticket,
             cache_salt=event.body.cache_salt,
+            images=event.body.images,
         )
         return [AddToEngine(request)]
 

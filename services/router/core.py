@@ -56,6 +56,7 @@ from services.router.rules import (
     attempt_lifecycle,
     degradation_reports,
     gateway_membership,
+    moves,
     operator,
     pair_reports,
     place_queue,
@@ -101,6 +102,7 @@ class Core:
         if isinstance(event, Tick):
             actions += place_queue.refuse_waiting(tables, now)
             actions += preempt.preempt(tables, now)
+            actions += moves.move_streams(tables, now)
         actions += startup.open_queue(tables, now)
         if tables.changes.capacity and not tables.rebuilding:
             actions += place_queue.place_waiting(tables, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from common.blocks import whole_blocks
+from common.blocks import kv_need
 from common.identity import AttemptKey
 from common.messages import Fleet, Role
 from services.router.admission.limits import Limits
@@ -179,7 +179,9 @@ class Tables:
         computed the prompt already."""
         attempt.prefill_open = True
         tokens = attempt.request.prompt_tokens
-        worker.hold(attempt.key, whole_blocks(tokens, worker.capacity.block_tokens))
+        capacity = worker.capacity
+        groups = capacity.kv_groups
+        worker.hold(attempt.key, kv_need(tokens, capacity.block_tokens, groups, computes=True))
         if not computed:
             worker.start_prompt(attempt.key, tokens)
 

@@ -25,15 +25,19 @@ NOTIFY_BYTES = 4096
 
 class ChildProcess:
     """One daemon over all its restarts. `on_status` is called with each status line that it
-    reports, and `on_ready` when it has become ready."""
+    reports, `on_ready` when it has become ready, and `on_beat` then and with each beat. It has to
+    beat within `watchdog_seconds`, unless they are 0."""
 
     def __init__(
         self,
         child: Child,
         config_path: Path,
         run_dir: Path,
+        *,
         on_status: Callable[[str], None],
         on_ready: Callable[[], None],
+        on_beat: Callable[[], None],
+        watchdog_seconds: float,
     ) -> None:
         self.child = child
         self.log_path = run_dir / "logs" / f"{child.name}.log"
@@ -47,6 +51,8 @@ class ChildProcess:
         self._notify_path = run_dir / f"{child.name}.notify"
         self._on_status = on_status
         self._on_ready = on_ready
+        self._on_beat = on_beat
+        self._watchdog_seconds = watchdog_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._notify = self._open_notify()
 
@@ -66,7 +72,9 @@ class ChildProcess:
         environment |= {
             "NOTIFY_SOCKET": str(self._notify_path),
             "BATON_SUPERVISOR_PID": str(os.getpid()),
+            "WATCHDOG_USEC": str(int(self._watchdog_seconds * 1e6)),
         }
+        environment.pop("WATCHDOG_PID", None)  # this supervisor's own, where it has one
         arguments = ("--config", str(self._config_path), "--name", self.child.name)
         try:
             with self._open_log() as log:
@@ -149,6 +157,8 @@ class ChildProcess:
             if fields.get("READY") == "1" and not self.ready.is_set():
                 self.ready.set()
                 self._on_ready()
+            if "1" in (fields.get("READY"), fields.get("WATCHDOG")):
+                self._on_beat()
             if "STATUS" in fields:
                 self._print(fields["STATUS"])
 

@@ -11,8 +11,9 @@ from typing import get_args
 from common import config as configuration
 from common.clock import SystemClock
 from common.config import Config, Mode, default_run_dir
+from common.engine.vllm.argument_check import untested
+from common.engine.vllm.model_check import check_model
 from common.errors import ConfigError
-from common.model.resolve import resolve_model
 from common.net.endpoints import check_socket_paths
 from common.process import lifecycle
 from common.process.owned_files import replace_own
@@ -121,6 +122,8 @@ def main(arguments: argparse.Namespace) -> int:
         return supervisors[0]
 
     _print(_opening(config))
+    for sentence in untested(config):
+        _print(f"warning: {sentence}")
     try:
         status = lifecycle.run(make, logger)
         keeps_dying = any(supervisor.flapping() for supervisor in supervisors)
@@ -170,7 +173,7 @@ def _prepare(
         config = configuration.load(path)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     preflight.check_port(config.health.host, config.health.port, "--health-port")
-    resolve_model(config.model.path)
+    check_model(config)
     preflight.check_memory(config, on_gpus=bool(gpus))
     return config, path, lock
 

@@ -18,7 +18,7 @@ import psutil
 
 from common.config import Config
 from common.errors import ConfigError
-from common.model.resolve import resolve_model
+from common.model.resolve import model_folder
 from common.process.owned_files import open_own, own_folder
 
 ENGINE_BYTES = {"vllm": int(1.2 * (1 << 30)), "sim": 120 << 20}
@@ -72,17 +72,19 @@ def check_memory(
     weights and the KV cache are not there; vLLM checks the GPU's own memory."""
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
     workers = [*config.prefill.values(), *config.decode.values()]
-    weights = weights_bytes(resolve_model(config.model.path))
+    weights = weights_bytes(model_folder(config))
     needed = 0
     for worker in workers:
         kv = worker.engine.kv_cache_mib << 20 or KV_BYTES_DEFAULT
+        kv += worker.kv.store.ram_mib << 20
         elsewhere = on_gpus or worker.engine.kind == "sim"
         needed += ENGINE_BYTES[worker.engine.kind] + (0 if elsewhere else weights + kv)
     if needed > available:
         raise ConfigError(
             "memory",
             f"{len(workers)} workers need about {needed / GIB:.1f} GiB, but {available / GIB:.1f} "
-            "GiB is free; use fewer workers, a smaller model, or a smaller [engine] kv_cache_mib",
+            "GiB is free; use fewer workers, a smaller model, or a smaller [engine] kv_cache_mib "
+            "or [kv.store] ram_mib",
         )
 
 

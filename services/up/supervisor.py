@@ -1,10 +1,11 @@
 """The supervisor of `baton up`: starts the children, restarts those that die, drains them in order.
 
 Theory of operation: each child has one root task that spawns it, waits for its end and asks
-`restart.py` what then. The fleet is ready when each child was ready or has died once, the gateway's
-/health says so, and the router counts every worker that is ready. What keeps dying is told in the
-run directory, for `baton ctl status` and the dashboard. On stop the roles are terminated in
-`STOP_ORDER`, so that streams finish before the workers under them leave.
+`restart.py` what then. One that beats no more is killed first (`watchdog.py`). The fleet is ready
+when each child was ready or has died once, the gateway's /health says so, and the router counts
+every worker that is ready. What keeps dying is told in the run directory, for `baton ctl status`
+and the dashboard. On stop the roles are terminated in `STOP_ORDER`, so that streams finish before
+the workers under them leave.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from common.process.lifecycle import Tasks, first_of
 from services.up.child import ChildProcess
 from services.up.plan import STOP_ORDER, Child
 from services.up.restart import Restarts
+from services.up.watchdog import Watchdog
 
 READY_POLL_SECONDS = 0.2
 PROGRESS_SECONDS = 5.0
 STOP_MARGIN_SECONDS = 8.0
 FLAPPING_SECONDS = 1.0
+WATCHDOG_SECONDS = 1.0
 
 
 class Supervisor:
@@ -55,6 +58,7 @@ class Supervisor:
         self._stopping = False
         self._processes: list[ChildProcess] = []
         self._restarts = Restarts(fleet, config.up.give_up_s, self._started)
+        self._watchdog = Watchdog(config.up.watchdog_s)
         #: By child: it was ready, or died.
         self._began = {child.name: asyncio.Event() for child in fleet}
         #: What the file in the run directory says; None until it is written.
@@ -72,11 +76,19 @@ class Supervisor:
     async def start(self, tasks: Tasks) -> str:
         run_dir = Path(self._config.fleet.run_dir)
         for child in self._fleet:
-            report, ready = self._reporter(child), partial(self._on_ready, child.name)
-            process = ChildProcess(child, self._config_path, run_dir, report, ready)
+            process = ChildProcess(
+                child,
+                self._config_path,
+                run_dir,
+                on_status=self._reporter(child),
+                on_ready=partial(self._on_ready, child.name),
+                on_beat=partial(self._watchdog.heard, child.name),
+                watchdog_seconds=self._config.up.watchdog_s,
+            )
             self._processes.append(process)
             tasks.start(f"child-{child.name}", self._supervise(process))
         tasks.start("flapping", self._tell_flapping(run_dir))
+        tasks.start("watchdog-of-children", self._kill_hung())
         progress = tasks.start("progress", self._report_progress(), ends=True)
         await self._until_ready(tasks)
         progress.cancel()
@@ -120,8 +132,8 @@ class Supervisor:
         while True:
             await process.spawn()
             exit_code = await process.wait()
-            if self._stopping:
-                await asyncio.Event().wait()
+            self._watchdog.ended(name)
+            await self._unless_stopping()
             process.ready.clear()
             self._began[name].set()
             reason = _ended(exit_code, process)
@@ -129,7 +141,13 @@ class Supervisor:
             self._check_given_up(process, reason)
             self._line(name, f"{reason}; starting it again in {pause:.1f} s")
             await asyncio.sleep(pause)
+            await self._unless_stopping()
             self._check_given_up(process, reason)
+
+    async def _unless_stopping(self) -> None:
+        """Never returns once the run ends: nothing is started then."""
+        if self._stopping:
+            await asyncio.Event().wait()
 
     def _check_given_up(self, process: ChildProcess, reason: str) -> None:
         """Raises BatonError, which ends the run."""
@@ -142,6 +160,19 @@ class Supervisor:
     def _on_ready(self, name: str) -> None:
         self._restarts.ready(name, self._clock.monotonic())
         self._began[name].set()
+
+    async def _kill_hung(self) -> None:
+        """On the way out `_reap` kills what takes too long."""
+        seconds, before = self._config.up.watchdog_s, self._clock.monotonic()
+        while True:
+            await asyncio.sleep(WATCHDOG_SECONDS)
+            now = self._clock.monotonic()
+            hung = self._watchdog.passed(now - before)
+            before = now
+            for process in self._processes if not self._stopping else ():
+                if process.child.name in hung:
+                    self._line(process.child.name, f"hangs: no beat for {seconds:g} s; killing it")
+                    process.kill()
 
     async def _tell_flapping(self, run_dir: Path) -> None:
         """Keeps the file in the run directory true."""
@@ -164,14 +195,13 @@ class Supervisor:
     async def _until_ready(self, tasks: Tasks) -> None:
         all_ready = tasks.start("all-ready", self._all_ready(), ends=True)
         await first_of(all_ready, tasks.failed)
-        if tasks.failed.done():
-            _, error = tasks.failed.result()
-            raise error if error is not None else BatonError(Code.INTERNAL, "a child task ended")
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-            while True:
+            while not tasks.failed.done():
                 if await self._is_healthy(session) and await self._all_counted():
                     return
                 await asyncio.sleep(READY_POLL_SECONDS)
+        _, error = tasks.failed.result()
+        raise error if error is not None else BatonError(Code.INTERNAL, "a child task ended")
 
     async def _all_ready(self) -> None:
         for began in self._began.values():

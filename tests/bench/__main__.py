@@ -16,6 +16,7 @@ from tests.bench import (
     kv_wire,
     overload,
     planner,
+    store,
 )
 from tests.bench.gateway import serve
 from tests.bench.gateway import table as gateway
@@ -33,6 +34,7 @@ BENCHES = {
     "compression": compression.main,
     "curve": curve.main,
     "planner": planner.main,
+    "store": store.main,
 }
 
 

@@ -145,7 +145,7 @@ def watch(notes: Path) -> None:
 
     def watched_computed(half: WorkerHalf, plan: StepPlan) -> None:
         for progress in plan.progress:
-            if progress.computed == progress.prompt_blocks:
+            if len(progress.block_ids) == progress.handoff_blocks:
                 note(COMPUTED, request_key(progress.key), time.monotonic())
         computed(half, plan)
 

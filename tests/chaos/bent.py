@@ -3,8 +3,9 @@
 A file `bend-NAME` in the run directory holds what is done to each KV data message sent (`drop`,
 `flip`, `delay`, `reset`), or to every KV message (`mute`: a link over which nothing comes any
 more); without it, nothing. Each message bent adds a byte to `bent-NAME`, which is the proof.
-A prompt that begins with `POISON` kills its engine's process at once. The order `hang` stops the
-simulated engine in its next step, `die` ends it with an error.
+A prompt that begins with `POISON` kills its engine's process at once, which adds a byte to
+`poisoned-NAME`. The order `hang` stops the simulated engine in its next step, `die` ends it with an
+error.
 """
 
 from __future__ import annotations
@@ -87,12 +88,15 @@ def bend_engine(run_dir: Path, name: str) -> None:
     SimEngine._step = bent  # type: ignore[method-assign,assignment]
 
 
-def poison() -> None:
+def poison(run_dir: Path, name: str) -> None:
     """As a prompt does that trips a defect of the engine."""
+    proof = run_dir / f"poisoned-{name}"
     add = SimEngine.add
 
     async def bitten(engine: SimEngine, request: EngineRequest) -> None:
         if request.prompt_ids[: len(POISON)] == POISON:
+            with proof.open("ab") as file:
+                file.write(b".")
             os.kill(os.getpid(), signal.SIGKILL)
         await add(engine, request)
 
@@ -106,5 +110,5 @@ if __name__ == "__main__":
     worker = arguments[arguments.index("--name") + 1]
     install(place, worker)
     bend_engine(place, worker)
-    poison()
+    poison(place, worker)
     sys.exit(main(arguments))

@@ -75,6 +75,8 @@ class Cell:
         self.run_dir = run_dir
         self.port = free_port()
         self.deaths: list[Death] = []
+        #: How often all processes were looked at for deaths.
+        self.looks = 0
         self.left_down: set[str] = set()
         self.wires = {
             name: Wire(run_dir / f"{name}.wire.sock", run_dir / "control.sock")
@@ -220,6 +222,7 @@ class Cell:
                 if now >= due and name not in self.left_down:
                     del self._due[name]
                     self.start(name)
+            self.looks += 1
             await asyncio.sleep(POLL_SECONDS)
 
 

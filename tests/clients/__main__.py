@@ -1,8 +1,8 @@
 """`make clients`: every client against Baton and against vLLM's own server, with the same model.
 
 Both servers run at once on real vLLM. A client passes a turn when what it made of the answers is
-the same at both. The exit status is 1 if one does not. `--only KEY ...` runs these clients alone
-and leaves the table as it is.
+the same at both and not empty. The exit status is 1 if one does not. `--only KEY ...` runs these
+clients alone and leaves the table as it is.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run(client: Client, ours: str, theirs: str) -> Result:
     result = Result(client, outcomes["ours"], outcomes["theirs"])
     for turn in client.turns:
         said = (result.ours.get(turn), result.theirs.get(turn))
-        print(f"{client.name}, {turn}: {'same' if said[0] == said[1] else 'DIFFERENT'} {said}")
+        print(f"{client.name}, {turn}: {result.cell(turn)} {said}")
     record(client, requests)
     return result
 
@@ -127,7 +127,7 @@ def last_message(said: str) -> Any:
     """Of Codex's events."""
     events = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     texts = [event["item"].get("text") for event in events if event["type"] == "item.completed"]
-    return texts[-1] if texts else {"events": [event["type"] for event in events]}
+    return texts[-1] if texts else {"error": [event["type"] for event in events] or "no event"}
 
 
 def claude(url: str, home: str) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class Client:
     runtime: str
     #: Those of `TURNS` that it has.
     turns: tuple[str, ...] = TURNS
+    #: Those whose answer is expected to be empty.
+    empty_turns: tuple[str, ...] = ()
 
 
 _PLAIN = TURNS[:-1]

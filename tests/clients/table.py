@@ -22,14 +22,16 @@ PACKAGES = {
     "codex": "npm:@openai/codex",
     "claude_code": "npm:@anthropic-ai/claude-code",
 }
+EMPTY = "both empty"
 HEAD = """\
 # Clients
 
 `make clients` runs each of these clients, in the pinned version, against Baton and against vLLM's
 own server with the same model, and writes this page. "same" means that the client made the same of
 the answers at both: the same text, or the same call of a tool; "same error", that it failed alike
-at both. A dash: the client has no such turn, or the harness does not ask for it. The shapes of the
-requests are recorded in `tests/clients/recorded`, and `make test` sends them to a gateway.
+at both; "both empty", that it got nothing from either, which shows nothing. A dash: the client has
+no such turn, or the harness does not ask for it. The shapes of the requests are recorded in
+`tests/clients/recorded`, and `make test` sends them to a gateway.
 """
 
 
@@ -43,7 +45,12 @@ class Result:
 
     @property
     def is_same(self) -> bool:
-        return all(self.cell(turn).startswith("same") for turn in self.client.turns)
+        """Whether no turn differs, and none is empty that is not expected to be."""
+        return all(
+            self.cell(turn).startswith("same")
+            or (self.cell(turn) == EMPTY and turn in self.client.empty_turns)
+            for turn in self.client.turns
+        )
 
     def cell(self, turn: str) -> str:
         if turn not in self.client.turns:
@@ -51,6 +58,8 @@ class Result:
         ours, theirs = self.ours.get(turn), self.theirs.get(turn)
         if ours is None or ours != theirs:
             return "different"
+        if not (any(ours.values()) if isinstance(ours, dict) else ours):
+            return EMPTY
         return "same error" if isinstance(ours, dict) and ours.get("error") else "same"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,8 @@ def test_the_page_has_every_client_and_turn() -> None:
     for client, row in zip(CLIENTS, rows, strict=True):
         asked = [turn for turn, cell in zip(TURNS, row[2:], strict=True) if cell != "-"]
         assert asked == [turn for turn in TURNS if turn in client.turns]
-        assert "different" not in row
+        for turn, cell in zip(TURNS, row[2:], strict=True):
+            assert cell.startswith("same") or turn in client.empty_turns or cell == "-"
 
 
 def test_the_page_names_the_pinned_versions() -> None:
@@ -56,3 +58,16 @@ def test_a_cell_tells_what_differs() -> None:
     assert Result(client, ours, ours).is_same
     assert not Result(client, {}, {}).is_same
     assert rows_of(table([result], {"openai": "1"}))[0][:3] == ["x", "1", "same"]
+
+
+@pytest.mark.parametrize("nothing", ["", [], {}, {"result": None, "error": None}, {"result": ""}])
+def test_an_answer_that_is_empty_at_both_shows_nothing(nothing: object) -> None:
+    client = Client("x", "openai_python", "python", ("first turn", "stream"))
+    said = {"first turn": "a", "stream": nothing}
+    result = Result(client, said, said)
+    assert [result.cell(turn) for turn in client.turns] == ["same", "both empty"]
+    assert not result.is_same
+    expected = replace(client, empty_turns=("stream",))
+    assert Result(expected, said, said).is_same
+    assert not Result(expected, said, said | {"stream": "b"}).is_same
+    assert not Result(replace(client, empty_turns=("first turn",)), said, said).is_same

@@ -20,15 +20,17 @@ def shared_prefix(seed: int = 8) -> list[int]:
     return [draw.randint(FIRST_ID, LAST_ID) for _ in range(3 * BLOCK)]
 
 
-def prompts(count: int, seed: int = 7) -> list[list[int]]:
-    """Token ids, seeded: all the edges, a family with a shared prefix, then lengths spread evenly
-    on a log scale from 25 to LENGTH_MAX."""
+def prompts(
+    count: int, seed: int = 7, edges: tuple[int, ...] = (*EDGES, *CHUNK_EDGES)
+) -> list[list[int]]:
+    """Token ids, seeded: prompts of these `edges`' lengths, a family with a shared prefix, then
+    lengths spread evenly on a log scale from 25 to LENGTH_MAX."""
     draw = random.Random(seed)
 
     def text(length: int) -> list[int]:
         return [draw.randint(FIRST_ID, LAST_ID) for _ in range(length)]
 
-    found = [text(length) for length in (*EDGES, *CHUNK_EDGES)]
+    found = [text(length) for length in edges]
     prefix = shared_prefix()
     found += [prefix + text(extra) for extra in (0, 1, 60, BLOCK, 2 * BLOCK + 3, 900)]
     while len(found) < count:

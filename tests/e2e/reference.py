@@ -47,27 +47,51 @@ def plain_answers(
 def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    sys.stdout.write("\n" + json.dumps(answer(json.load(sys.stdin))) + "\n")
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Starts the engine in this process. `engine`, if it is there, has further arguments of it.
+    With `alone` the prompts are asked one after the other.
+    Beside what the module's head names, the answer says what the engine keeps: for each KV cache
+    group its kind, number of layers, tokens of a block and of its window or chunk, and the bytes of
+    a block."""
     from vllm import LLM, SamplingParams
 
-    question = json.load(sys.stdin)
+    defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
     engine = LLM(
         model=question["model"],
         dtype="float32",
         enforce_eager=True,
         kv_cache_memory_bytes=256 << 20,
-        max_num_seqs=64,
-        max_num_batched_tokens=2048,
+        **defaults | question.get("engine", {}),
     )
     greedy = {"temperature": 0.0, "max_tokens": question["max_tokens"], "ignore_eos": True}
     inputs = [{"prompt_token_ids": prompt} for prompt in question["prompts"]]
     asked = question.get("asked") or [{}] * len(inputs)
     sampling = [SamplingParams(**greedy | one | {"logprobs": 2}) for one in asked]
-    outputs = [output.outputs[0] for output in engine.generate(inputs, sampling, use_tqdm=False)]
-    answer = {
+    at_once = 1 if question.get("alone") else len(inputs)
+    outputs = [
+        output.outputs[0]
+        for at in range(0, len(inputs), at_once)
+        for output in engine.generate(
+            inputs[at : at + at_once], sampling[at : at + at_once], use_tqdm=False
+        )
+    ]
+    core = engine.llm_engine.engine_core.engine_core  # the one that runs in this process
+    kept = core.scheduler.kv_cache_config
+    return {
         "tokens": [list(output.token_ids) for output in outputs],
         "margin": [min(_gap(step) for step in output.logprobs) for output in outputs],
+        "groups": [_group(group) for group in kept.kv_cache_groups],
+        "block_bytes": kept.kv_cache_tensors[0].size // kept.num_blocks,
     }
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+def _group(group: Any) -> list[Any]:
+    spec = group.kv_cache_spec
+    reach = getattr(spec, "sliding_window", 0) or getattr(spec, "attention_chunk_size", 0) or 0
+    return [type(spec).__name__, len(group.layer_names), spec.block_size, reach]
 
 
 def _gap(step: dict[int, object]) -> float:

@@ -39,12 +39,17 @@ class Client:
         self._api = openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0)
 
     def ask(self, prompt: list[int]) -> dict[str, Any]:
-        """What the router tells of it."""
+        """What the router tells of it once P has reported too, which may be after the answer."""
         answer = self._api.completions.create(
             model="baton-tiny", prompt=prompt, max_tokens=ANSWER, extra_body={"ignore_eos": True}
         )
-        told: dict[str, Any] = self._running.ctl("explain", answer.id)["attempts"][0]
-        return told
+
+        def told() -> dict[str, Any]:
+            attempt: dict[str, Any] = self._running.ctl("explain", answer.id)["attempts"][0]
+            return attempt
+
+        wait_until("P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]))
+        return told()
 
 
 def prefix(seed: int) -> list[int]:

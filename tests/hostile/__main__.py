@@ -5,12 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.hostile.attack import RSS_BYTES_MAX, Outcome, attack, report
+from tests.hostile.attack import (
+    FIRST_USE_GAP_SECONDS_MAX,
+    RSS_BYTES_MAX,
+    Outcome,
+    attack,
+    first_use,
+    report,
+)
 from tests.hostile.bodies import whole
 
 
 def main(arguments: argparse.Namespace) -> int:
     outcomes: list[Outcome] = []
+    seconds, first_gap = first_use()
+    print(f"vLLM's classes at the first request: {seconds:.1f} s, gap {first_gap * 1000:.0f} ms")
     with attack() as running:
         for body in whole():
             if arguments.only not in body.name:
@@ -26,7 +35,8 @@ def main(arguments: argparse.Namespace) -> int:
         same, grown_bytes = running.is_the_same_process, running.grown_bytes
     print(report(outcomes, grown_bytes))
     harmful = [outcome for outcome in outcomes if outcome.harm]
-    return int(bool(harmful) or not same or grown_bytes > RSS_BYTES_MAX)
+    slow = first_gap > FIRST_USE_GAP_SECONDS_MAX
+    return int(bool(harmful) or slow or not same or grown_bytes > RSS_BYTES_MAX)
 
 
 if __name__ == "__main__":

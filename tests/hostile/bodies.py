@@ -18,10 +18,11 @@ MIB = 1 << 20
 #: From 1 KB to the limit of a body.
 SIZES = (KIB, 30 * KIB, 500 * KIB, 8 * MIB - 4 * KIB)
 HELLO = '"messages":[{"role":"user","content":"x"}]'
+#: The smallest good body of each route. What turns out to be valid ends soon.
 BASE: dict[str, str] = {
-    "/v1/chat/completions": HELLO,
-    "/v1/completions": '"prompt":"x"',
-    "/v1/responses": '"input":"x"',
+    "/v1/chat/completions": f'"max_tokens":4,{HELLO}',
+    "/v1/completions": '"prompt":"x","max_tokens":4',
+    "/v1/responses": '"input":"x","max_output_tokens":4',
     "/v1/messages": f'"model":"baton-tiny","max_tokens":4,{HELLO}',
     "/v1/messages/count_tokens": f'"model":"baton-tiny",{HELLO}',
     "/tokenize": '"prompt":"x"',

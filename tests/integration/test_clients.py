@@ -98,6 +98,7 @@ def test_leaving_while_decoding_frees_the_worker(slow_prefill: Fleet) -> None:
 def test_leaving_before_the_request_is_whole_starts_nothing(
     slow_prefill: Fleet, part: float
 ) -> None:
+    wait_until("nothing is held", lambda: freed(slow_prefill))
     data = request(10)
     client = connect(slow_prefill, data[: int(len(data) * part)])
     client.close()

@@ -183,6 +183,7 @@ def test_a_stream_ends_with_the_gateway_that_has_it(two_gateways: Fleet) -> None
     answer = resumed(two_gateways, other, stream, 2)
     assert answer.status == 200
     gateways[owner].kill()
+    gateways[owner].wait(10)  # until then the kernel may give it connections, which are reset
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):
         answer.read()
     lost = resumed(two_gateways, other, stream, 2)

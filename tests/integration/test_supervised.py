@@ -72,7 +72,7 @@ def supervised() -> Iterator[Supervised]:
         made.close()
 
 
-@pytest.mark.parametrize(("role", "name"), [("router", "r0"), ("decode", "d0")])
+@pytest.mark.parametrize(("role", "name"), [("router", "r0"), ("decode", "d0"), ("gateway", "g0")])
 def test_a_daemon_tells_its_supervisor_how_it_fares(
     supervised: Supervised, role: str, name: str
 ) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from common.engine.port import Batch, EngineRequest
 from common.errors import BatonError, Code
 from common.kv.messages import KvStatus
-from common.messages import KvCounts, Load, PrefixDelta
+from common.messages import KvCounts, Load, PrefixDelta, Ticket
 from tests.rigs.messages import engine_info
 
 
@@ -34,8 +34,12 @@ class PlayedEngine:
             raise BatonError(Code.CONTEXT_LENGTH_EXCEEDED, self.refuse)
         self.asked.put_nowait(f"add {request.key} {request.prompt_ids}")
 
-    async def abort(self, request_id: str, attempt: int) -> None:
-        self.asked.put_nowait(f"abort {request_id}#{attempt}")
+    async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
+        keep = f" and keep {keep_tokens}" if keep_tokens else ""
+        self.asked.put_nowait(f"abort {request_id}#{attempt}{keep}")
+
+    def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
+        self.asked.put_nowait(f"hand {ticket.request_id}#{kept_attempt} over to {ticket.decode}")
 
     def connect_kv(self, kv_address: str) -> None:
         self.asked.put_nowait(f"connect {kv_address}")

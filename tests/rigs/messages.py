@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.blocks import KvGroup
 from common.engine.port import EngineInfo
 from common.kv.messages import KvDone
 from common.messages import (
@@ -33,6 +34,7 @@ def capacity(
     max_model_len: int = 1000,
     block_tokens: int = BLOCK,
     block_bytes: int = 1024,
+    groups: tuple[KvGroup, ...] = (),
 ) -> Capacity:
     return Capacity(
         block_tokens=block_tokens,
@@ -40,6 +42,7 @@ def capacity(
         kv_block_bytes=block_bytes,
         max_model_len=max_model_len,
         max_num_seqs=seqs,
+        kv_groups=groups,
     )
 
 
@@ -52,10 +55,15 @@ def worker_hello(
     seqs: int = 8,
     max_model_len: int = 1000,
     block_tokens: int = BLOCK,
+    groups: tuple[KvGroup, ...] = (),
     **more: Any,
 ) -> Hello:
     room = capacity(
-        blocks=blocks, seqs=seqs, max_model_len=max_model_len, block_tokens=block_tokens
+        blocks=blocks,
+        seqs=seqs,
+        max_model_len=max_model_len,
+        block_tokens=block_tokens,
+        groups=groups,
     )
     about = {"fingerprint": "f", "model": "m", "kv_address": f"127.0.0.1:{name}", "capacity": room}
     return hello(role, name, incarnation, **{**about, **more})

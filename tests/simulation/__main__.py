@@ -76,10 +76,12 @@ def _report(sums: Sums, asked: int, seconds: float) -> None:
     print(
         f"{sums.seeds} of {asked} seeds in {seconds:.0f} s ({sums.seeds / seconds:.1f}/s), "
         f"{sums.events} events, {sums.virtual_seconds / 3600:.2f} virtual hours, "
-        f"{sums.requests} requests, {sums.amplification:.4f} dispatches each, {commit()}"
+        f"{sums.requests} requests, {sums.amplification:.4f} dispatches each, "
+        f"{sums.moves} moves, {sums.taken} with their KV, {commit()}"
     )
     for title, counter in (
         ("ends", sums.ends), ("faults", sums.faults), ("weathers", sums.weathers),
+        ("models", sums.models),
     ):  # fmt: skip
         parts = ", ".join(f"{name} {times}" for name, times in counter.most_common())
         print(f"  {title}: {parts}")

@@ -32,10 +32,13 @@ class Sums:
     requests: int = 0
     dispatches: int = 0
     first_dispatches: int = 0
+    moves: int = 0
+    taken: int = 0
     virtual_seconds: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     weathers: Counter[str] = field(default_factory=Counter)
+    models: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: Sums) -> None:
@@ -45,10 +48,13 @@ class Sums:
         self.requests += other.requests
         self.dispatches += other.dispatches
         self.first_dispatches += other.first_dispatches
+        self.moves += other.moves
+        self.taken += other.taken
         self.virtual_seconds += other.virtual_seconds
         self.ends.update(other.ends)
         self.faults.update(other.faults)
         self.weathers.update(other.weathers)
+        self.models.update(other.models)
         self.failures = (self.failures + other.failures)[:FAILURES_MAX]
 
     @property
@@ -82,10 +88,13 @@ def play_one(seed: int, sums: Sums) -> str:
     sums.requests += outcome.requests
     sums.dispatches += outcome.dispatches
     sums.first_dispatches += outcome.first_dispatches
+    sums.moves += outcome.moves
+    sums.taken += outcome.taken
     sums.virtual_seconds += outcome.virtual_seconds
     sums.ends.update(outcome.ends)
     sums.faults.update(outcome.faults)
     sums.weathers[outcome.weather] += 1
+    sums.models[outcome.model] += 1
     return ""
 
 

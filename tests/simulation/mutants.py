@@ -5,20 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from common.blocks import kv_need, whole_blocks
 from common.identity import AttemptKey
+from common.kv.messages import KvDone
 from common.messages import Abort, Hello
 from common.worker.actions import AbortInEngine, AddToEngine, ToRouter
 from services.decode.core import DecodeCore
+from services.decode.grant_limit import GrantLimit
 from services.gateway.requests.core import Core as GatewayCore
 from services.gateway.requests.lifecycle import Notify, RequestLifecycle
 from services.gateway.streams.journal import DeltaOrder, Journal
 from services.prefill.core import PrefillCore
+from services.router import tables as router_tables
 from services.router.admission.retry_budget import RetryBudget
 from services.router.core import Core
 from services.router.events import Action, Note, Send
 from services.router.placement import place
+from services.router.placement.types import WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.states import AttemptEvent, AttemptState
 from services.router.records.worker import Worker
@@ -34,8 +40,11 @@ DISPATCH = place_queue._dispatch
 DECODE_ABORTED = DecodeCore._aborted
 DECODE_DISPATCHED = DecodeCore._dispatched
 DECODE_DELTA = DecodeCore._advance
+DECODE_KV_DONE = DecodeCore._kv_done
+DECODE_GIVES_UP = DecodeCore._give_up
 PREFILL_ABORTED = PrefillCore._aborted
 LEAVE = RequestLifecycle.leave
+RELEASE = Worker.release
 
 
 @contextmanager
@@ -104,10 +113,32 @@ def keeps_credits_of_failed(tables: Tables, worker: Worker, message: Any, now: f
     return [] if message.error else ENDED(tables, worker, message, now)
 
 
-def dispatches_twice(tables: Tables, attempt: Attempt, choice: Any, now: float) -> list[Action]:
-    actions = DISPATCH(tables, attempt, choice, now)
+def dispatches_twice(
+    tables: Tables, attempt: Attempt, choice: Any, now: float, source: Worker | None = None
+) -> list[Action]:
+    actions = DISPATCH(tables, attempt, choice, now, source)
     decodes = [a for a in actions if isinstance(a, Send) and a.peer == choice.decode.identity]
     return [*actions, *decodes]
+
+
+def counts_tokens(of: Any, tokens: int, **more: Any) -> int:
+    return whole_blocks(tokens, of.block_tokens)
+
+
+def counts_prompt_as_decoded(tokens: int, block_tokens: int, groups: Any, **more: Any) -> int:
+    return kv_need(tokens, block_tokens, groups)
+
+
+def counts_one_group(tokens: int, block_tokens: int, groups: Any, **more: Any) -> int:
+    return kv_need(tokens, block_tokens, groups[:1], **more)
+
+
+def releases_tokens(worker: Worker, key: AttemptKey) -> None:
+    """Of an engine with groups, what the tokens alone would have needed."""
+    held = worker.held.get(key, 0)
+    RELEASE(worker, key)
+    if len(worker.capacity.kv_groups) > 1:
+        worker.held_tokens += held // len(worker.capacity.kv_groups)
 
 
 # ------------------------------------------------------------ the gateway
@@ -161,6 +192,21 @@ def keeps_kv_on_abort(core: PrefillCore, event: Abort) -> list[Any]:
     return [a for a in PREFILL_ABORTED(core, event) if not isinstance(a, AbortInEngine)]
 
 
+def forgets_that_kept_kv_was_freed(core: DecodeCore, done: KvDone, now: float) -> list[Any]:
+    return [] if done.side == "send" else DECODE_KV_DONE(core, done, now)
+
+
+def gives_up_without_stopping(core: DecodeCore, *args: Any) -> list[Any]:
+    return [a for a in DECODE_GIVES_UP(core, *args) if not isinstance(a, AbortInEngine)]
+
+
+def keeps_more_than_was_sent(core: DecodeCore, *args: Any) -> list[Any]:
+    return [
+        replace(a, keep_tokens=a.keep_tokens + 8) if isinstance(a, AbortInEngine) else a
+        for a in DECODE_GIVES_UP(core, *args)
+    ]
+
+
 Mutant = tuple[object, str, Callable[..., Any]]
 
 MUTANTS: dict[str, Mutant] = {
@@ -178,7 +224,7 @@ MUTANTS: dict[str, Mutant] = {
     "router: replaced worker not told": (worker_membership, "reject_fenced", nothing),
     "router: crash found by silence only": (Core, "peers", nothing),
     "router: KV not counted": (place, "_decodes_with_room", lambda ask, views: list(views)),
-    "router: retries without a budget": (RetryBudget, "take", lambda self, largest: True),
+    "router: retries without a budget": (RetryBudget, "take", lambda *_: True),
     "router: ended attempts placed again": (
         submit,
         "_may_resubmit",
@@ -187,6 +233,14 @@ MUTANTS: dict[str, Mutant] = {
     "router: what ended unheard is not said": (submit, "_answer_ended", nothing),
     "router: failed ends keep credits": (attempt_lifecycle, "on_ended", keeps_credits_of_failed),
     "router: work given twice": (place_queue, "_dispatch", dispatches_twice),
+    "router: groups not counted on D": (WorkerView, "kv_need", counts_tokens),
+    "router: steps of a prompt not counted on P": (
+        router_tables,
+        "kv_need",
+        counts_prompt_as_decoded,
+    ),
+    "router: one group counted on P": (router_tables, "kv_need", counts_one_group),
+    "router: groups released in part": (Worker, "release", releases_tokens),
     "router: no end of the queue": (place_queue, "_refuse_unplaced", nothing),
     "gateway: no end of a silence": (RequestLifecycle, "expire", nothing),
     "gateway: silence not asked about": (GatewayCore, "_ask_again", nothing),
@@ -199,6 +253,10 @@ MUTANTS: dict[str, Mutant] = {
     "decode: loss of a gateway ignored": (DecodeCore, "_gateway_gone", nothing),
     "decode: index not counted": (DecodeCore, "_advance", counts_no_tokens),
     "decode: work dropped": (DecodeCore, "_dispatched", drops_work),
+    "decode: groups not counted": (GrantLimit, "kv_tokens", counts_tokens),
     "prefill: abort not passed on": (PrefillCore, "_aborted", keeps_kv_on_abort),
     "prefill: handoff not noted": (PrefillCore, "_on_kv_done", nothing),
+    "decode: kept KV forgotten": (DecodeCore, "_kv_done", forgets_that_kept_kv_was_freed),
+    "decode: goes on after it gave up": (DecodeCore, "_give_up", gives_up_without_stopping),
+    "decode: keeps what it has not": (DecodeCore, "_give_up", keeps_more_than_was_sent),
 }

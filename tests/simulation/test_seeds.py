@@ -12,6 +12,7 @@ import pytest
 from tests.simulation.__main__ import commit
 from tests.simulation.campaign import campaign
 from tests.simulation.world.faults import WEATHERS
+from tests.simulation.world.models import MODELS
 from tests.simulation.world.world import World
 
 SEEDS = 2_000
@@ -28,6 +29,7 @@ def test_every_promise_holds_under_every_seed() -> None:
     assert 1.0 < sums.amplification <= 1.1, "streams move, and no more than the budget allows"
     _did_real_work(dict(sums.ends), dict(sums.faults))
     assert set(sums.weathers) == set(WEATHERS)
+    assert set(sums.models) == set(MODELS)
 
 
 def _did_real_work(ends: dict[str, int], faults: dict[str, int]) -> None:

@@ -15,25 +15,38 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
+from common.clock import SystemClock
 from common.config import KvConfig
 from common.engine.connector.grammar import replay_emitted
-from common.engine.connector.memory import kv_memory, layer_names, settler
+from common.engine.connector.memory import (
+    block_bytes,
+    kv_groups,
+    kv_memory,
+    layers_of_pages,
+    settler,
+)
 from common.engine.connector.metadata import StepPlan
 from common.engine.connector.scheduler import SchedulerHalf
+from common.engine.connector.store import StoreScheduler, store_slots, why_no_store
 from common.engine.connector.worker import LayerProgress, WorkerHalf
-from common.engine.vllm.supported_models import refuse_groups
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
+from common.kv.store.side import StoreResults
+from common.kv.store.table import StoreTable
+from common.telemetry.log import Logger
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +54,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 PR_SET_PDEATHSIG = 1
@@ -68,7 +82,18 @@ class StepMetadata(KVConnectorMetadata):
         self.plan = plan
 
 
-class BatonConnector(KVConnectorBase_V1):
+class StepReport(KVConnectorWorkerMetadata):
+    """What the ranks did for the store, in the form in which vLLM brings it to the scheduler."""
+
+    def __init__(self, results: StoreResults) -> None:
+        self.results = results
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
+        assert isinstance(other, StepReport)
+        return StepReport(self.results.joined(other.results))
+
+
+class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     """Both halves. Each instance uses the one of its role."""
 
     def __init__(
@@ -77,30 +102,38 @@ class BatonConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._setup = msgspec.convert(extra["baton"], Setup)
-        refuse_groups(kv_cache_config.kv_cache_groups)
+        self._groups = kv_groups(kv_cache_config, vllm_config.max_in_flight_tokens)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._service: KvService | None = None
         if role is KVConnectorRole.SCHEDULER:
             _tie_to_daemon(self._setup.daemon_pid)
-            self._scheduler = SchedulerHalf(vllm_config.cache_config.block_size)
+            self._scheduler = SchedulerHalf(self._groups, self._store_scheduler())
 
     # ------------------------------------------------------------ worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        setup = self._setup
-        memory = kv_memory(kv_caches, self._kv_cache_config.num_blocks)
+        setup, config = self._setup, self._kv_cache_config
+        layout = self._vllm_config.cache_config.get_resolved_kv_cache_layout()
+        memory = kv_memory(kv_caches, config, layout)
         rank = get_tensor_model_parallel_rank()
         identity = WorkerIdentity(
             setup.name, setup.incarnation, setup.fingerprint, rank, setup.kv_secrets_file
         )
         port = setup.kv.port + rank if setup.kv.port else 0
-        layers = layer_names(kv_caches)
+        layers = layers_of_pages(kv_caches, config, memory.geometry.layers)
         kv = setup.kv if layers else setup.kv.by_block()
         groups = kv.layer_groups or DEFAULT_LAYER_GROUPS_MAX
         clock = LayerProgress(layers, -(-len(layers) // groups)) if layers and groups > 1 else None
         kv = msgspec.structs.replace(kv, port=port)
-        self._service = KvService(identity, kv, memory, setup.side_addresses[rank])
+        self._service = KvService(
+            identity,
+            kv,
+            memory,
+            setup.side_addresses[rank],
+            groups=self._groups,
+            store_slots=self._store_slots(),
+        )
         self._service.start()
         self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
 
@@ -143,6 +176,17 @@ class BatonConnector(KVConnectorBase_V1):
             finished_sending=sent, finished_recving=received, failed_recving=failed
         )
 
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        results = self._worker.store_results() if self._worker is not None else None
+        return StepReport(results) if results else None
+
+    def _store_slots(self) -> int:
+        """0 without a store."""
+        if why_no_store(self._vllm_config, self._groups):
+            return 0
+        ranks = self._vllm_config.parallel_config.tensor_parallel_size
+        return store_slots(self._setup.kv.store, block_bytes(self._kv_cache_config), ranks)
+
     def _step_plan(self) -> StepPlan:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata)
@@ -173,10 +217,19 @@ class BatonConnector(KVConnectorBase_V1):
         plan = self._scheduler.step(scheduler_output) if self._scheduler else StepPlan()
         return StepMetadata(plan)
 
-    def request_finished(
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if self._scheduler is not None:
+            report = connector_output.kv_connector_worker_meta
+            self._scheduler.copies_ended(
+                report.results if isinstance(report, StepReport) else StoreResults(),
+                connector_output.finished_recving or (),
+                connector_output.failed_recving,
+            )
+
+    def request_finished_all_groups(
         self,
         request: Request,
-        block_ids: list[int],  # noqa: ARG002
+        block_ids: tuple[list[int], ...],
     ) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler is None:
             return False, None
@@ -184,7 +237,27 @@ class BatonConnector(KVConnectorBase_V1):
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
         )
-        return self._scheduler.finished(request, aborted=aborted), None
+        return self._scheduler.finished(request, block_ids, aborted=aborted), None
+
+    def _store_scheduler(self) -> StoreScheduler | None:
+        """None, with a line in the log, if the store is asked for and cannot be had."""
+        config, made, groups = self._setup.kv.store, self._vllm_config, self._groups
+        if not config.ram_mib:
+            return None
+        slots, one = self._store_slots(), block_bytes(self._kv_cache_config)
+        why = why_no_store(made, groups) or ("" if slots else "[kv.store] ram_mib holds no block")
+        log: Logger = structlog.get_logger("baton")
+        if why:
+            log.warning("store.off", sentence=f"KV of ended requests is not stored: {why}")
+            return None
+        ranks = made.parallel_config.tensor_parallel_size
+        log.info("store.on", sentence=f"the KV of {slots} blocks is stored", blocks=slots)
+        return StoreScheduler(
+            StoreTable(slots, config.ttl_s, ranks),
+            groups[0].block_tokens,
+            (config.backlog_mib << 20) // (one * ranks),
+            SystemClock().monotonic,
+        )
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.pending

@@ -1,25 +1,34 @@
 """vLLM's KV cache as paged memory, out of which and into which the KV layer copies whole blocks.
 
-Theory of operation: all layers lie in one allocation. A page, which is one block of one layer, is a
-contiguous run of bytes, whatever the order of heads and tokens inside it. The distance between
-pages is constant from block to block and from layer to layer. Host memory is viewed by numpy. On a
-device, gather and scatter are one indexed copy each on a stream of their own; both wait for it, so
-that their result is complete. The engine's stream is waited for before that (`settler`).
+Theory of operation: vLLM keeps all layers in one allocation and says in its `KVCacheConfig` where
+each lies. A page, which is one block of one layer, is a contiguous run of bytes, whatever is inside
+it: K and V in some order of heads and tokens, a latent vector, or the state of a state layer. Host
+memory is viewed by numpy. On a device, gather and scatter are one indexed copy each on a stream of
+their own; both wait for it, so that their result is complete. The engine's stream is waited for
+before that (`settler`).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 
+from common.blocks import KvGroup
+from common.engine.vllm.supported_models import holds_k_and_v, kv_group, layer_spec
 from common.errors import BatonError, Code
 from common.kv.checksum.definition import Bytes, Sum
 from common.kv.checksum.kernel import sum_of
 from common.kv.compression.fp8 import Element, PageFormat
-from common.kv.layout import Geometry, HostMemory, KvMemory
+from common.kv.layout import Geometry, HostMemory, KvMemory, SeveralRegions
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+KvCache: TypeAlias = torch.Tensor | list[torch.Tensor]
 
 _ELEMENTS: dict[torch.dtype, Element] = {
     torch.float32: "float32",
@@ -28,73 +37,124 @@ _ELEMENTS: dict[torch.dtype, Element] = {
 }
 
 
-def kv_memory(kv_caches: dict[str, torch.Tensor], blocks: int) -> KvMemory:
-    """Views vLLM's KV cache. Raises BatonError(CONFIG_INVALID) unless it is paged K and V of equal
-    layers in one allocation."""
-    first = next(iter(kv_caches.values()))
-    geometry = _geometry(list(kv_caches.values()), blocks)
+def kv_memory(
+    kv_caches: dict[str, KvCache], config: KVCacheConfig, layout: KVCacheLayout
+) -> KvMemory:
+    """Views vLLM's KV cache. Raises BatonError(CONFIG_INVALID) if a page is not one contiguous run
+    of bytes."""
+    if not layout.is_block_compact:
+        raise BatonError(
+            Code.CONFIG_INVALID,
+            f"KV in the layout {layout.name} cannot be handed over, because a block of a layer is "
+            "not contiguous; set VLLM_KV_CACHE_LAYOUT=LBNHC",
+        )
+    first = _tensor_of(next(iter(kv_caches.values())))
     flat = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
-    if first.device.type != "cpu":
-        return DeviceMemory(flat, geometry)
-    base: np.ndarray[tuple[int], np.dtype[np.uint8]] = flat.numpy()
-    return HostMemory(base, geometry)
+    memories: list[KvMemory] = []
+    for geometry in _geometries(config, layout, _common_format(kv_caches, config)):
+        if first.device.type == "cpu":
+            base: np.ndarray[tuple[int], np.dtype[np.uint8]] = flat.numpy()
+            memories.append(HostMemory(base, geometry))
+        else:
+            memories.append(DeviceMemory(flat, geometry))
+    return memories[0] if len(memories) == 1 else SeveralRegions(memories)
 
 
-def settler(kv_caches: dict[str, torch.Tensor]) -> Callable[[], None]:
+def kv_groups(config: KVCacheConfig, in_flight: int) -> tuple[KvGroup, ...]:
+    """`in_flight`: as in `kv_group`. Raises ConfigError for a group whose blocks are not understood
+    here."""
+    return tuple(kv_group(group.kv_cache_spec, in_flight) for group in config.kv_cache_groups)
+
+
+def block_bytes(config: KVCacheConfig) -> int:
+    """Bytes of one block of a model with one KV cache group, over all its layers."""
+    return sum(
+        layer_spec(config, tensor.layers[0]).page_size_bytes * len(tensor.layers)
+        for tensor in config.kv_cache_tensors
+    )
+
+
+def settler(kv_caches: dict[str, KvCache]) -> Callable[[], None]:
     """Returns a function that waits until the forward pass launched by this thread has written its
     KV."""
-    device = next(iter(kv_caches.values())).device
+    device = _tensor_of(next(iter(kv_caches.values()))).device
     if device.type != "cuda":
         return lambda: None
     return lambda: torch.cuda.current_stream(device).synchronize()
 
 
-def layer_names(kv_caches: dict[str, torch.Tensor]) -> list[str]:
-    """The layers in the order of memory, which is that of the KV layer. Empty on a device: there
-    vLLM reports a layer as saved when its kernel is only launched, and blocks leave after the
-    step."""
-    if next(iter(kv_caches.values())).device.type != "cpu":
+def layers_of_pages(
+    kv_caches: dict[str, KvCache], config: KVCacheConfig, pages: int
+) -> list[set[str]]:
+    """The layers whose KV lies in each of the `pages` pages of a block, in the order of memory:
+    one for each KV cache group. Empty on a device: there vLLM reports a layer as saved when its
+    kernel is only launched, and blocks leave after the step."""
+    if _tensor_of(next(iter(kv_caches.values()))).device.type != "cpu":
         return []
-    return sorted(kv_caches, key=lambda name: kv_caches[name].data_ptr())
+    names: list[set[str]] = [set() for _ in range(pages)]
+    for tensor in config.kv_cache_tensors:
+        for at, name in enumerate(tensor.layers):
+            names[min(at, pages - 1)].add(name)
+    return names
 
 
-def _geometry(tensors: list[torch.Tensor], blocks: int) -> Geometry:
-    first = tensors[0]
-    storage = first.untyped_storage()
-    page_items = first[0].numel()
-    span = 1 + sum((n - 1) * step for n, step in zip(first.shape[1:], first.stride()[1:]))  # noqa: B905
-    starts = sorted(tensor.data_ptr() - storage.data_ptr() for tensor in tensors)
-    page_bytes = page_items * first.element_size()
-    strides = {b - a for a, b in itertools.pairwise(starts)} or {page_bytes * blocks}
-    alike = all(
-        tensor.shape == first.shape
-        and tensor.stride() == first.stride()
-        and tensor.untyped_storage().data_ptr() == storage.data_ptr()
-        for tensor in tensors
-    )
-    if not alike or first.shape[0] != blocks or span != page_items or len(strides) != 1:
-        raise BatonError(
-            Code.CONFIG_INVALID,
-            "this KV cache layout cannot be handed over: supported are models with one kind of "
-            f"full attention, all layers in one allocation; found {len(tensors)} layers of "
-            f"{tuple(first.shape)}, strides {tuple(first.stride())}, on {first.device.type}, "
-            f"distances {sorted(strides)[:4]}",
+def _tensor_of(cache: KvCache) -> torch.Tensor:
+    """A state layer has several tensors."""
+    return cache if isinstance(cache, torch.Tensor) else cache[0]
+
+
+def _geometries(
+    config: KVCacheConfig, layout: KVCacheLayout, page_format: PageFormat | None
+) -> list[Geometry]:
+    """The regions of the allocation that hold a block's pages. The pages of all groups lie over
+    each other, because a block belongs to one group at a time. Where the pages of groups differ in
+    size, a block is one run of bytes that is moved whole."""
+    places: dict[tuple[int, int, int, int], int] = {}
+    for tensor in config.kv_cache_tensors:
+        page = layer_spec(config, tensor.layers[0]).page_size_bytes
+        place = (tensor.offset, tensor.layer_stride, tensor.block_stride, page)
+        places[place] = max(places.get(place, 0), len(tensor.layers))
+    if len(places) > 1 and len(config.kv_cache_groups) > 1:
+        if not layout.is_block_outermost:
+            raise BatonError(
+                Code.CONFIG_INVALID,
+                f"KV of groups whose pages differ in size cannot be handed over in the layout "
+                f"{layout.name}, where a block is not one run of bytes; set "
+                "VLLM_KV_CACHE_LAYOUT=BLNHC",
+            )
+        block_stride = config.kv_cache_tensors[0].block_stride
+        places = {(0, block_stride, block_stride, block_stride): 1}
+    formatted = page_format if len(places) == 1 else None
+    return [
+        Geometry(
+            layers=layers,
+            blocks=config.num_blocks,
+            page_bytes=page,
+            layer_stride=layer_stride,
+            block_stride=block_stride,
+            offset=offset,
+            page_format=formatted if formatted and formatted.page_bytes == page else None,
         )
-    return Geometry(
-        layers=len(tensors),
-        blocks=blocks,
-        page_bytes=page_bytes,
-        layer_stride=strides.pop(),
-        block_stride=first.stride(0) * first.element_size(),
-        offset=starts[0],
-        page_format=_page_format(first),
-    )
+        for (offset, layer_stride, block_stride, page), layers in places.items()
+    ]
 
 
-def _page_format(layer: torch.Tensor) -> PageFormat | None:
+def _common_format(kv_caches: dict[str, KvCache], config: KVCacheConfig) -> PageFormat | None:
+    """The format of every page; None if pages differ or hold something else than K and V."""
+    formats = {
+        _page_format(kv_caches[name], layer_spec(config, name))
+        for tensor in config.kv_cache_tensors
+        for name in tensor.layers
+    }
+    return formats.pop() if len(formats) == 1 else None
+
+
+def _page_format(layer: KvCache, spec: KVCacheSpec) -> PageFormat | None:
     """The format inside a page of `[blocks, heads, tokens, 2 x head_dim]`. On CPU vLLM keeps all K
     of a head before its V; elsewhere K is before V in each token, with tokens and heads in either
-    order. None for other shapes and element types, such as fp8."""
+    order. None for other shapes and element types, such as fp8, and for pages without K and V."""
+    if not isinstance(layer, torch.Tensor) or not holds_k_and_v(spec):
+        return None
     element = _ELEMENTS.get(layer.dtype)
     if element is None or layer.dim() != 4 or layer.shape[3] % 2:
         return None

@@ -1,9 +1,9 @@
 """What the connector's two halves exchange, and how a request carries its ticket.
 
-A request has `kv_transfer_params = {"baton": {"side": "send"|"receive", "ticket": hex}}`, with
-the ticket as MessagePack in hex, because vLLM sends these parameters through several encoders. vLLM
-passes a metadata object from the scheduler half to the worker half once per step, in process or by
-its own serializer; the object holds plain values only.
+A request has `kv_transfer_params = {"baton": {"side": "send"|"receive", "ticket": hex, "tokens":
+int}}`, with the ticket as MessagePack in hex, because vLLM sends these parameters through several
+encoders. vLLM passes a metadata object from the scheduler half to the worker half once per step, in
+process or by its own serializer; the object holds plain values only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from common.engine.port import engine_key
+from common.engine.port import KEY_SEPARATOR, engine_key
 from common.identity import AttemptKey
+from common.kv.store.table import BlockCopy, StoreCounts
 from common.messages import Ticket
 
 PARAMS_KEY = "baton"
@@ -30,15 +31,17 @@ class KvTask(msgspec.Struct, frozen=True):
 
     side: Side
     ticket: Ticket
+    #: Of the prompt, how many are handed over: all but the last, which D computes for its logits.
+    tokens: int
 
     @property
     def key(self) -> AttemptKey:
         return (self.ticket.request_id, self.ticket.attempt)
 
 
-def to_params(side: Side, ticket: Ticket) -> dict[str, Any]:
+def to_params(side: Side, ticket: Ticket, tokens: int) -> dict[str, Any]:
     """The value of `SamplingParams.extra_args["kv_transfer_params"]`."""
-    return {PARAMS_KEY: {"side": side, "ticket": _encoder.encode(ticket).hex()}}
+    return {PARAMS_KEY: {"side": side, "ticket": _encoder.encode(ticket).hex(), "tokens": tokens}}
 
 
 def from_params(params: Mapping[str, Any] | None) -> KvTask | None:
@@ -47,7 +50,7 @@ def from_params(params: Mapping[str, Any] | None) -> KvTask | None:
     own = (params or {}).get(PARAMS_KEY)
     if own is None:
         return None
-    return KvTask(own["side"], _decoder.decode(bytes.fromhex(own["ticket"])))
+    return KvTask(own["side"], _decoder.decode(bytes.fromhex(own["ticket"])), own["tokens"])
 
 
 def request_key(key: AttemptKey) -> str:
@@ -55,19 +58,23 @@ def request_key(key: AttemptKey) -> str:
     return engine_key(*key)
 
 
+def attempt_key(request_id: str) -> AttemptKey:
+    """The reverse of `request_key`."""
+    name, _, attempt = request_id.rpartition(KEY_SEPARATOR)
+    return name, int(attempt)
+
+
 @dataclass(frozen=True)
 class Progress:
     """On P, how far a prompt is computed after this step."""
 
     key: AttemptKey
-    #: The prompt's blocks so far.
+    #: The blocks that hold KV after this step, in handover order (`common.blocks.HandoverOrder`).
     block_ids: list[int]
-    #: How many of them, from the first on, hold KV.
-    computed: int
+    #: How many blocks the whole handoff has.
+    handoff_blocks: int
     #: The ticket, in the first step of the request.
     offer: Ticket | None = None
-    #: Blocks of the whole prompt.
-    prompt_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,31 @@ class Fetch:
     """On D, a part of a prompt to fetch."""
 
     ticket: Ticket
-    #: Number of the first block to fetch, within the prompt.
+    #: Number of the first block to fetch, in handover order.
     first_block: int
     #: Where the blocks go. Empty if nothing is missing; P must be told that.
     block_ids: list[int]
+
+
+@dataclass(frozen=True)
+class StoreLoad:
+    """Blocks of a prompt that come out of the store."""
+
+    #: vLLM's id of the request.
+    request_id: str
+    copies: list[BlockCopy]
+
+
+@dataclass
+class StorePlan:
+    """What the store does in one step, on every rank alike."""
+
+    #: Blocks that the step overwrites, and whose save may not have begun.
+    withdrawn: list[int] = field(default_factory=list)
+    #: Blocks that hold KV after the step.
+    saves: list[BlockCopy] = field(default_factory=list)
+    loads: list[StoreLoad] = field(default_factory=list)
+    counts: StoreCounts = field(default_factory=StoreCounts)
 
 
 @dataclass
@@ -93,5 +121,10 @@ class StepPlan:
     fetches: list[Fetch] = field(default_factory=list)
     #: Handoffs that were aborted, with the reason.
     releases: list[tuple[AttemptKey, str]] = field(default_factory=list)
+    #: On D, streams that were aborted, and the blocks that hold the KV of all their tokens but the
+    #: last; none where some of it is not there.
+    kept: list[tuple[AttemptKey, list[int]]] = field(default_factory=list)
     #: On P, prompts whose blocks were preempted.
     withdrawn: list[AttemptKey] = field(default_factory=list)
+    #: None without a store.
+    store: StorePlan | None = None

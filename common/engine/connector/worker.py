@@ -15,34 +15,39 @@ from collections.abc import Callable, Iterable, Sequence
 
 from common.engine.connector.metadata import StepPlan, request_key
 from common.kv.service import KvService
+from common.kv.store.side import StoreResults
 
 IDLE_WAIT_S = 0.003
 
 
 class LayerProgress:
-    """Which layers of this step are done. `names` are all layers in the order of memory."""
+    """Which pages of a block hold KV in this step. `layers` are those of each page, in the order of
+    memory: a page is done when all of them are."""
 
-    def __init__(self, names: Sequence[str], group_layers: int) -> None:
-        self._place = {name: at for at, name in enumerate(names)}
+    def __init__(self, layers: Sequence[set[str]], group_layers: int) -> None:
+        self._page = {name: at for at, names in enumerate(layers) for name in names}
+        self._all = [len(names) for names in layers]
         self._group_layers = group_layers
-        self._saved: set[int] = set()
+        self._missing = list(self._all)
+        self._done = 0
         self._reported = 0
 
     def restart(self) -> None:
         """A step begins."""
-        self._saved.clear()
-        self._reported = 0
+        self._missing[:] = self._all
+        self._done = self._reported = 0
 
     def on_saved(self, name: str) -> int:
-        """How many leading layers are done, if this one completes a group that is not the last;
+        """How many leading pages are done, if this layer completes a group that is not the last;
         else 0. A layer without KV of its own is ignored."""
-        if name in self._place:
-            self._saved.add(self._place[name])
-        done = self._reported
-        while done in self._saved:
-            done += 1
-        done -= done % self._group_layers
-        if done <= self._reported or done >= len(self._place):
+        page = self._page.get(name)
+        if page is None:
+            return 0
+        self._missing[page] -= 1
+        while self._done < len(self._missing) and self._missing[self._done] <= 0:
+            self._done += 1
+        done = self._done - self._done % self._group_layers
+        if done <= self._reported or done >= len(self._missing):
             return 0
         self._reported = done
         return done
@@ -63,10 +68,14 @@ class WorkerHalf:
         self._sent: set[str] = set()
         self._finished: set[str] = set()
         self._fetching: set[str] = set()
+        self._store_results = StoreResults()
 
     def preempted(self, plan: StepPlan) -> None:
         """Called before blocks are overwritten. Returns when no block of preempted requests is
-        being read."""
+        being read, and none that the step overwrites is being saved."""
+        store = self._service.store
+        if store is not None and plan.store is not None and plan.store.withdrawn:
+            store.withdraw(plan.store.withdrawn)
         for key in plan.withdrawn:
             self._service.withdraw(key)
 
@@ -78,7 +87,7 @@ class WorkerHalf:
         for progress in plan.progress:
             if progress.offer is not None:
                 self._offered.add(request_key(progress.key))
-                self._service.offer(progress.offer, progress.prompt_blocks)
+                self._service.offer(progress.offer, progress.handoff_blocks)
 
     def layer_saved(self, plan: StepPlan, name: str) -> None:
         """Called in the forward pass. The KV of this layer is final for the blocks that the step
@@ -89,11 +98,15 @@ class WorkerHalf:
         if done:
             for progress in plan.progress:
                 self._service.layers_computed(
-                    progress.key, progress.block_ids, progress.computed, done
+                    progress.key, progress.block_ids, len(progress.block_ids), done
                 )
 
     def load(self, plan: StepPlan) -> None:
-        """Begins the plan's handoffs on D."""
+        """Begins the plan's handoffs on D, and its loads from the store."""
+        store = self._service.store
+        if store is not None and plan.store is not None:
+            for load in plan.store.loads:
+                store.load(load.request_id, load.copies)
         for fetch in plan.fetches:
             key = (fetch.ticket.request_id, fetch.ticket.attempt)
             if fetch.block_ids:
@@ -102,24 +115,41 @@ class WorkerHalf:
 
     def computed(self, plan: StepPlan) -> None:
         """Called after the forward pass. Once it has settled, the blocks of this step hold KV."""
+        store = self._service.store
         if plan.progress:
             self._settle()
+        if store is not None and plan.store is not None:
+            store.note(plan.store.counts)
+            if plan.store.saves:
+                store.save(plan.store.saves)
         for progress in plan.progress:
-            ended = progress.computed >= progress.prompt_blocks
-            self._service.progress(progress.key, progress.block_ids, progress.computed, ended=ended)
+            blocks = progress.block_ids
+            ended = len(blocks) >= progress.handoff_blocks
+            self._service.progress(progress.key, blocks, len(blocks), ended=ended)
         for key, reason in plan.releases:
             self._service.release(key, reason)
+        for key, block_ids in plan.kept:
+            if block_ids:
+                self._offered.add(request_key(key))
+            self._service.keep(key, block_ids)
+
+    def store_results(self) -> StoreResults:
+        """What the store of this rank has done by the last call of `results`."""
+        return self._store_results
 
     def results(
         self, plan: StepPlan, finished: Iterable[str]
     ) -> tuple[set[str], set[str], set[str]]:
         """Returns (finished_sending, finished_recving, failed_recving). Raises BatonError if the KV
         thread is dead, because the engine must not continue without it."""
-        if plan.idle and (self._offered or self._fetching):
+        store = self._service.store
+        stores = store is not None and store.busy
+        if plan.idle and (self._offered or self._fetching or stores):
             self._service.wait_end(IDLE_WAIT_S)
         self._finished |= self._offered.intersection(finished)
-        received: set[str] = set()
-        failed: set[str] = set()
+        self._store_results = store.drain() if store is not None else StoreResults()
+        received = set(self._store_results.loaded)
+        failed = set(self._store_results.failed)
         for end in self._service.drain():
             request_id = request_key((end.request_id, end.attempt))
             if end.side == "send" and request_id in self._offered:

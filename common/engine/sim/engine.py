@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
+import structlog
 
 from common.blocks import blocks_for
 from common.config import Config
@@ -25,9 +26,10 @@ from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
-from common.messages import WIRE_VERSION, Capacity, Load, PrefixDelta, Role
-from common.model.resolve import resolve_model
+from common.messages import WIRE_VERSION, Capacity, Load, PrefixDelta, Role, Ticket
+from common.model.resolve import model_folder
 from common.security.open import kv_secrets_file
+from common.telemetry.log import Logger
 from common.telemetry.rolling_p99 import RollingP99
 
 LAYERS = 2
@@ -97,11 +99,17 @@ class SimEngine:
         self._core.add(request)
         self._wake.set()
 
-    async def abort(self, request_id: str, attempt: int) -> None:
+    async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
         key = engine_key(request_id, attempt)
-        self._core.abort(key)
-        self._service.release((request_id, attempt), "aborted by the daemon")
+        if keep_tokens:
+            self._service.keep((request_id, attempt), self._core.keep(key, keep_tokens))
+        else:
+            self._core.abort(key)
+            self._service.release((request_id, attempt), "aborted by the daemon")
         self._wake.set()
+
+    def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
+        self._service.hand_over(ticket, kept_attempt)
 
     def connect_kv(self, kv_address: str) -> None:
         """On D, begins to connect to this P's KV listener. Never waits."""
@@ -225,6 +233,9 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         }
     )
     fingerprint = fingerprint_of(parts)
+    if worker.kv.store.ram_mib:
+        log: Logger = structlog.get_logger("baton")
+        log.warning("store.off", sentence="KV of ended requests is not stored: simulated engine")
     wake = _Wake()
     service = KvService(
         WorkerIdentity(
@@ -257,7 +268,7 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
 def _model_len(config: Config) -> int:
     """The limit in the model's own configuration; `MODEL_LEN` if there is none."""
     try:
-        text = (resolve_model(config.model.path) / "config.json").read_text(encoding="utf-8")
+        text = (model_folder(config) / "config.json").read_text(encoding="utf-8")
     except (BatonError, OSError):
         return MODEL_LEN
     return int(json.loads(text).get("max_position_embeddings", MODEL_LEN))

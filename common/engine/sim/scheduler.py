@@ -32,7 +32,7 @@ class Phase(enum.Enum):
     #: Its prompt is computed, or the rest of it.
     PREFILL = "prefill"
     DECODE = "decode"
-    #: On P, it is computed and its blocks wait for the end of the handoff.
+    #: It is computed, or was given up on D, and its blocks wait for the end of the handoff.
     PINNED = "pinned"
 
 
@@ -99,6 +99,21 @@ class SimCore:
             return True
         self._remove(key)
         return False
+
+    def keep(self, key: str, tokens: int) -> list[int]:
+        """Aborts a stream and returns the blocks that hold the KV of its first `tokens` tokens but
+        the last; `handoff_ended` frees them. None if it does not stream."""
+        sim_request = self._requests.get(key)
+        if sim_request is None or sim_request.phase is not Phase.DECODE or not sim_request.emitted:
+            self.abort(key)
+            return []
+        prompt, sampling = sim_request.request.prompt_ids, sim_request.request.sampling
+        text = SimText(prompt, sampling.seed, 0)
+        sequence = [*prompt, *(text.next_token() for _ in range(tokens - len(prompt)))]
+        end = blocks_for(tokens - 1, self._block_tokens)
+        self._kv.compute(sequence, sim_request.blocks, len(prompt) // self._block_tokens, end)
+        sim_request.dropped, sim_request.phase = True, Phase.PINNED
+        return sim_request.blocks[:end]
 
     def handoff_ended(self, key: str, *, failed: bool) -> None:
         """The KV thread no longer needs the blocks of this request."""

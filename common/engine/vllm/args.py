@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ import psutil
 
 from common.config import Config, EngineConfig, WorkerConfig
 from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
 from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION
@@ -31,23 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_KV_MIB = 256
 MEMORY_SHARE = 0.25
-RESERVED = {
-    "model",
-    "kv_transfer_config",
-    "kv_events_config",
-    "kv_cache_memory_bytes",
-    "block_size",
-    "distributed_executor_backend",
-    "disable_hybrid_kv_cache_manager",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_prefix_caching",
-    "max_model_len",
-    "reasoning_parser",
-    "dtype",
-}
-
-
 HARMLESS_WARNINGS = (
     "vllm.triton_utils.importing",
     "vllm.engine.arg_utils",
@@ -58,6 +43,10 @@ HARMLESS_WARNINGS = (
 )
 RESUME_SAMPLER = "common.engine.vllm.resume_sampler:ResumeSampler"
 PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
+#: Stretches of a weight file that the fingerprint covers. 64 scattered reads take a second of a
+#: disk at most.
+SAMPLES = 64
+SAMPLE_BYTES = 8 << 10
 
 
 def prepare_process(engine: EngineConfig, workers: int, *, eager: bool = False) -> None:
@@ -73,6 +62,7 @@ def prepare_process(engine: EngineConfig, workers: int, *, eager: bool = False) 
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -87,6 +77,7 @@ def prepare_process(engine: EngineConfig, workers: int, *, eager: bool = False) 
     for known in HARMLESS_WARNINGS:
         logging.getLogger(known).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.")
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is copied
 
 
 def make_vllm_config(
@@ -98,10 +89,6 @@ def make_vllm_config(
     from vllm.engine.arg_utils import EngineArgs
 
     engine = worker.engine
-    wrong = sorted(RESERVED & set(engine.args))
-    if wrong:
-        raise ConfigError(f"engine.args.{wrong[0]}", "is set by Baton; use its own key")
-    arguments = {**_defaults(config), **engine.args}
     transfer = KVTransferConfig(
         kv_connector="BatonConnector",
         kv_connector_module_path="common.engine.connector.connector",
@@ -111,6 +98,8 @@ def make_vllm_config(
         kv_load_failure_policy="recompute",
     )
     try:
+        arguments = {**_defaults(config), **as_vllm_takes(engine.args)}
+        arguments.pop("revision", None)  # `model` is that revision's folder
         args = EngineArgs(
             model=str(model),
             dtype=_dtype(config),
@@ -121,7 +110,6 @@ def make_vllm_config(
             max_num_batched_tokens=engine.max_num_batched_tokens,
             enable_prefix_caching=engine.prefix_caching,
             distributed_executor_backend="uni" if tensor_parallel(engine) == 1 else "mp",
-            disable_hybrid_kv_cache_manager=True,
             kv_transfer_config=transfer,
             kv_events_config=KVEventsConfig(
                 enable_kv_cache_events=bool(events),
@@ -129,31 +117,54 @@ def make_vllm_config(
                 endpoint=events,
             ),
             use_tqdm_on_load=False,
+            mm_processor_cache_gb=0,  # images come processed
             reasoning_parser=config.model.reasoning_parser,
             **arguments,
         )
         made = args.create_engine_config()
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        if engine.prefix_caching and _has_state(made):
+            args.enable_prefix_caching = False
+            made = args.create_engine_config()
+    except (ValueError, TypeError, AttributeError, OSError, RuntimeError, AssertionError) as error:
         raise ConfigError("engine", _first_line(error)) from error
     refuse_unsupported(made)
     if restores(made):
         others = made.model_config.logits_processors or []
         made.model_config.logits_processors = [*others, RESUME_SAMPLER]
     _size_kv_cache(made, engine)
-    setup["fingerprint_parts"] = fingerprint_parts(made, model)
+    setup["fingerprint_parts"] = fingerprint_parts(made, model, engine.args)
     setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
     _choose_start_method()
     return made
 
 
+def _has_state(made: VllmConfig) -> bool:
+    """Whether layers keep a state in place of KV. vLLM's prefix caching for those is experimental;
+    its engine stood still here, without any handoff."""
+    return bool(made.model_config.is_hybrid or made.model_config.is_attention_free)
+
+
+def as_vllm_takes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine arguments of the fleet file as vLLM's class takes them. It makes its own structs of
+    most tables itself, but sets an attribute of this one first. Raises what vLLM raises."""
+    from vllm.config import StructuredOutputsConfig
+
+    name = "structured_outputs_config"
+    return {**given, name: StructuredOutputsConfig(**given[name])} if name in given else {**given}
+
+
+def _lets_tokens_go(made: VllmConfig) -> bool:
+    """Whether some layers keep a part of the tokens only, as a window, a chunk or a state."""
+    text = made.model_config.hf_text_config
+    kinds = getattr(text, "layer_types", None) or ()
+    local = any("sliding" in kind or "chunked" in kind for kind in kinds)
+    chunked = getattr(text, "attention_chunk_size", None)
+    return bool(_has_state(made) or local or chunked or made.model_config.get_sliding_window())
+
+
 def tensor_parallel(engine: EngineConfig) -> int:
-    """The number of ranks, each of which is a process if there are several. Raises ConfigError."""
-    asked = engine.args.get("tensor_parallel_size", 1)
-    if not isinstance(asked, int) or asked < 1:
-        raise ConfigError(
-            "engine.args.tensor_parallel_size", "must be a whole number of at least 1"
-        )
-    return asked
+    """The number of ranks, each of which is a process if there are several."""
+    return int(engine.args.get("tensor_parallel_size", 1))
 
 
 def _dtype(config: Config) -> str:
@@ -188,12 +199,15 @@ def kv_token_bytes(made: VllmConfig) -> int:
     heads = made.model_config.get_num_kv_heads(parallel)
     size = made.model_config.get_head_size()
     layers = made.model_config.get_num_layers(parallel)
-    return int(layers * heads * size * 2 * _kv_dtype_bytes(made))
+    vectors = 1 if made.model_config.use_mla else 2
+    return int(layers * heads * size * vectors * _kv_dtype_bytes(made))
 
 
-def fingerprint_parts(made: VllmConfig, model: Path) -> dict[str, str]:
+def fingerprint_parts(made: VllmConfig, model: Path, given: Mapping[str, Any]) -> dict[str, str]:
     """What the fingerprint is made of. The device is part of it, because the attention kernel
-    decides the layout of a page, and kernels are chosen by device."""
+    decides the layout of a page, and kernels are chosen by device. `given`: the engine arguments of
+    the fleet file, of which those are part of it that change what KV means."""
+    from vllm import envs
     from vllm.platforms import current_platform
 
     parallel = made.parallel_config
@@ -203,40 +217,58 @@ def fingerprint_parts(made: VllmConfig, model: Path) -> dict[str, str]:
         "device": [current_platform.device_type, current_platform.get_device_name()],
         "config": {k: v for k, v in architecture.items() if k not in PLACE_DEPENDENT},
         "weights": _weights_revision(model),
+        "code": _code_revision(model) if made.model_config.trust_remote_code else "",
         "dtype": str(made.model_config.dtype),
         "kv_dtype": str(made.cache_config.cache_dtype),
         "block_tokens": made.cache_config.block_size,
+        "one_group": bool(made.scheduler_config.disable_hybrid_kv_cache_manager),
+        "state_mode": str(made.cache_config.mamba_cache_mode),
+        "kv_layout": str(envs.VLLM_KV_CACHE_LAYOUT),
         "layers": made.model_config.get_num_layers(parallel),
         "kv_heads": made.model_config.get_num_kv_heads(parallel),
         "head_size": made.model_config.get_head_size(),
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
     }
-    return parts_of(values)
+    return parts_of(values | argument_parts(given))
+
+
+def argument_parts(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine arguments that change what KV means. The seed does if the weights are drawn."""
+    names = KV_ARGUMENTS | ({"seed"} if given.get("load_format") == "dummy" else set())
+    return {f"args.{name}": given[name] for name in sorted(names & given.keys())}
+
+
+def _code_revision(model: Path) -> list[str]:
+    """Names and hashes of the model's own code."""
+    files = sorted(model.glob("*.py"))
+    return [f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}" for file in files]
 
 
 def _weights_revision(model: Path) -> list[str]:
-    """Names and sizes of the weight files, and hashes of their first and last 64 KiB."""
+    """Names and sizes of the weight files, and hashes of `SAMPLES` stretches spread over each: a
+    finetuned model may differ from its base in the middle of a file only."""
     marks = []
     for file in sorted(model.glob("*.safetensors")) + sorted(model.glob("*.bin")):
+        size, digest = file.stat().st_size, hashlib.sha256()
         with file.open("rb") as stream:
-            head = stream.read(1 << 16)
-            stream.seek(max(0, file.stat().st_size - (1 << 16)))
-            tail = stream.read(1 << 16)
-        digest = hashlib.sha256(head + tail).hexdigest()[:16]
-        marks.append(f"{file.name}:{file.stat().st_size}:{digest}")
+            for index in range(SAMPLES):
+                stream.seek(max(0, size - SAMPLE_BYTES) * index // (SAMPLES - 1))
+                digest.update(stream.read(SAMPLE_BYTES))
+        marks.append(f"{file.name}:{size}:{digest.hexdigest()[:16]}")
     return marks
 
 
 def _size_kv_cache(made: VllmConfig, engine: EngineConfig) -> None:
     """On CPU, sets the size of the KV cache if there is none. Raises ConfigError for a size that
-    cannot hold one longest request or exceeds the free memory."""
+    cannot hold one longest request or exceeds the free memory. Where layers keep a part of the
+    tokens only, vLLM itself finds out whether one request fits."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return
     longest = made.model_config.max_model_len + made.cache_config.block_size
-    needed = longest * kv_token_bytes(made)
+    needed = 0 if _lets_tokens_go(made) else longest * kv_token_bytes(made)
     available = psutil.virtual_memory().available
     asked = engine.kv_cache_mib << 20
     if not asked:

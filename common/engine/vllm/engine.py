@@ -3,26 +3,33 @@
 Theory of operation: a request goes through vLLM's `InputProcessor` (validation, EOS and stop
 tokens) and then to EngineCore. EngineCore returns one `EngineCoreOutputs` per engine step, which
 becomes one `Batch`. The gateway detokenizes. The KV thread in the child reports handoffs over the
-side channel; its messages enter the client's own output queue, so that `next_batch` waits in one
-place. A request whose KV is handed over samples one token, which is dropped.
+side channel, which wakes `next_batch`, as outputs do. What has been reported by then goes before
+the tokens: on a busy machine a stream may have ended before the loop comes to the report of its
+handoff. A request whose KV is handed over samples one token, which is dropped. Where layers keep
+the KV of a part of the tokens only, P does not compute the prompt's last token: it would move the
+window, and a state would contain it. Nor with latent attention, whose KV differs in its last digits
+with the length of the prefill on CPU.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from common.blocks import KvGroup, group_of_prefixes
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
 from common.engine.probe import Probe
 from common.engine.vllm.args import engine_failed
+from common.engine.vllm.images import engine_input
 from common.engine.vllm.kv_events import PrefixWatch
 from common.engine.vllm.sampling import logprobs_of, prompt_logprobs_of, sampling_params
 from common.errors import BatonError, Code
 from common.kv.daemon_link.ranks import RankSideChannels
-from common.kv.messages import KvConnect, KvDone, KvRelease, KvStatus
-from common.messages import FinishReason, Load, PrefixDelta, Role
+from common.kv.messages import KvConnect, KvDone, KvHandOver, KvKeep, KvRelease, KvStatus
+from common.messages import FinishReason, Load, PrefixDelta, Role, Ticket
 from common.net.endpoints import KV_EVENTS
 from common.net.sockets import Socket
 from common.resume import lacking
@@ -37,6 +44,8 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 3.0
 TASKS = ("generate",)
 QUESTION = "is_sleeping"
+HANDOFF_ENDED: Any = object()
+"""In the client's output queue: wakes `next_batch`."""
 
 
 class VllmEngine:
@@ -58,7 +67,9 @@ class VllmEngine:
         self._side = side
         self._events_address = events_address
         self._events: Socket | None = None
-        self._prefixes = PrefixWatch(info.capacity.block_tokens, info.capacity.kv_blocks)
+        capacity = info.capacity
+        followed = group_of_prefixes(capacity.kv_groups)
+        self._prefixes = PrefixWatch(capacity.block_tokens, capacity.kv_blocks, followed)
         stores = processor.vllm_config.cache_config.enable_prefix_caching
         #: Tokens of a block of the prefix cache; 0: the engine keeps none.
         self._stored_block = info.capacity.block_tokens if stores else 0
@@ -68,6 +79,8 @@ class VllmEngine:
         self._stepped_at = clock()
         self._steps = RollingP99()
         self._probe = Probe(self._ask, clock)
+        #: Ends of handoffs that `next_batch` has not returned yet.
+        self._ended: list[KvDone] = []
         self._attached = False
         self._closed = False
 
@@ -104,24 +117,31 @@ class VllmEngine:
         core_request = self._processed(request)
         if not self._active:
             self._stepped_at = self._clock()
-        self._active[request.key] = request
+        self._active[request.key] = replace(request, images=())
         try:
             await self._client.add_request_async(core_request)
         except EngineDeadError as error:
             self._active.pop(request.key, None)
             raise engine_failed(error) from error
 
-    async def abort(self, request_id: str, attempt: int) -> None:
+    async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
         self._attach()
         key = engine_key(request_id, attempt)
         known = self._active.pop(key, None)
-        self._side.send(
-            KvRelease(request_id=request_id, attempt=attempt, reason="aborted by the daemon")
-        )
+        if keep_tokens:
+            self._side.send(KvKeep(request_id=request_id, attempt=attempt))
+        else:
+            self._side.send(
+                KvRelease(request_id=request_id, attempt=attempt, reason="aborted by the daemon")
+            )
         if known is not None:
             await self._client.abort_requests_async([key])
             if not self._active:
                 self._probe.on_requests_taken(self._stepped_at)
+
+    def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
+        self._attach()
+        self._side.send(KvHandOver(ticket=ticket, kept_attempt=kept_attempt))
 
     def connect_kv(self, kv_address: str) -> None:
         """On D, begins to connect to this P's KV listener. Never waits."""
@@ -145,11 +165,11 @@ class VllmEngine:
                 raise BatonError(Code.ENGINE_FAILED, "the engine process has died") from error
             except Exception as error:
                 raise engine_failed(error) from error
-            batch = (
-                Batch(kv_done=[arrived]) if isinstance(arrived, KvDone) else self._batch(arrived)
-            )
-            if batch is not None:
-                return batch
+            outputs = None if arrived is HANDOFF_ENDED else self._batch(arrived)
+            self._side.deliver_waiting()
+            ended, self._ended = self._ended, []
+            if outputs is not None or ended:
+                return replace(outputs or Batch(), kv_done=ended)
 
     async def watch(self) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -179,12 +199,16 @@ class VllmEngine:
         """Starts the side channel and the KV events at the first call on the daemon's loop."""
         if not self._attached:
             self._attached = True
-            self._side.start(self._client.outputs_queue.put_nowait)
+            self._side.start(self._on_handoff_ended)
             if self._events_address:
                 self._events = Socket(
                     KV_EVENTS, connect=self._events_address, on_frames=self._prefixes.on_frames
                 )
                 self._events.start()
+
+    def _on_handoff_ended(self, done: KvDone) -> None:
+        self._ended.append(done)
+        self._client.outputs_queue.put_nowait(HANDOFF_ENDED)
 
     def _refuse_lost_state(self, request: EngineRequest) -> None:
         """Raises BatonError(INVALID_REQUEST) for a continued request whose sampling state this
@@ -202,13 +226,12 @@ class VllmEngine:
 
     def _processed(self, request: EngineRequest) -> Any:
         from vllm.exceptions import VLLMError
-        from vllm.inputs.engine import tokens_input
 
-        prompt = tokens_input(list(request.prompt_ids), cache_salt=request.cache_salt)
+        ids = ids_to_compute(request, self._info.capacity.kv_groups)
         try:
             made = self._processor.process_inputs(
                 request.key,
-                prompt,
+                engine_input(ids, request),
                 sampling_params(request, resume_sampler=self._info.capacity.restores),
                 TASKS,
             )
@@ -268,6 +291,13 @@ class VllmEngine:
             handed_over,
             stored,
         )
+
+
+def ids_to_compute(request: EngineRequest, groups: Sequence[KvGroup]) -> list[int]:
+    """The prompt as the engine gets it. Where `groups` are told, P leaves the last token to D. A
+    prompt must have one token."""
+    ids = list(request.prompt_ids)
+    return ids[:-1] if groups and request.role is Role.PREFILL and len(ids) > 1 else ids
 
 
 def prompt_counts(stats: PrefillStats | None, block_tokens: int) -> tuple[int, int, int]:

@@ -4,9 +4,10 @@ Theory of operation: EngineCore publishes which full blocks entered and left its
 vLLM's own hashes, one message for each step; the daemon subscribes. A stored block comes with its
 tokens and its parent's hash, so our hash is chained to that of the parent. A block whose chain is
 broken (an unknown parent, keys that Baton does not use, another block size) has no prefix hash and
-is left out. If messages were lost, which their numbers show, everything is forgotten and the router
-is told to forget it too, so that it never believes what is wrong. Blocks that were stored and
-removed between two deltas are not reported at all.
+is left out. Of several KV cache groups one is followed, which keeps all tokens if any does: what
+the others still keep of a prefix is not known here. If messages were lost, which their numbers
+show, everything is forgotten and the router is told to forget it too, so that it never believes
+what is wrong. Blocks that were stored and removed between two deltas are not reported at all.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
 from common.net.wire import pack_ids
-from common.prefix import chain, root
+from common.prefix import chain, image_key, root
 
 Hash = bytes | int
 
@@ -38,6 +39,8 @@ class BlockStored(msgspec.Struct, tag=True):
     medium: str | None = None
     #: For each block what entered its hash besides tokens; for the first one the cache salt.
     extra_keys: list[tuple[Any, ...] | None] | None = None
+    #: The KV cache group, of which each has its own blocks for the same tokens.
+    group_idx: int | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
@@ -45,6 +48,7 @@ class BlockRemoved(msgspec.Struct, tag=True):
 
     block_hashes: list[Hash]
     medium: str | None = None
+    group_idx: int | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
@@ -61,13 +65,23 @@ class EventBatch(msgspec.Struct, array_like=True):
 _decoder = msgspec.msgpack.Decoder(EventBatch)
 
 
+class BlockKeys(NamedTuple):
+    """What Baton knows of a block's extra keys."""
+
+    salts: tuple[str, ...] = ()
+    #: As `common.prefix` has it.
+    images: bytes = b""
+
+
 class PrefixWatch:
     """What the prefix cache holds, at most `blocks_max` blocks. Sans-IO: `on_frames` takes the
     frames of one message, and `deltas` gives the messages to the router."""
 
-    def __init__(self, block_tokens: int, blocks_max: int) -> None:
+    def __init__(self, block_tokens: int, blocks_max: int, group: int = 0) -> None:
+        """`group`: the KV cache group whose blocks are followed."""
         self._block_tokens = block_tokens
         self._blocks_max = blocks_max
+        self._group = group
         self._ours: OrderedDict[Hash, bytes] = OrderedDict()
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
@@ -88,12 +102,14 @@ class PrefixWatch:
         self._next = number + 1 if number >= 0 else None
         for event in batch.events if batch is not None else ():
             match event:
+                case AllBlocksCleared():
+                    self._clear()
+                case _ if event.group_idx not in (None, self._group):
+                    pass
                 case BlockStored():
                     self._store(event)
                 case BlockRemoved():
                     self._remove(event)
-                case AllBlocksCleared():
-                    self._clear()
 
     def deltas(self, *, whole: bool = False) -> Iterator[PrefixDelta]:
         """What changed since the last call, in bounded messages; with `whole` all that is there,
@@ -113,11 +129,13 @@ class PrefixWatch:
         self._stored.clear()
 
     def _store(self, event: BlockStored) -> None:
-        before = self._before(event)
+        keys = [_keys_of(extra) for extra in event.extra_keys or []]
+        before = self._before(event, keys)
         if before is None or event.block_size != self._block_tokens:
             self.dropped += len(event.block_hashes)
             return
-        names = chain(pack_ids(event.token_ids), self._block_tokens, before)
+        images = [key.images for key in keys if key is not None]
+        names = chain(pack_ids(event.token_ids), self._block_tokens, before, images)
         for theirs, ours in zip(event.block_hashes, names, strict=False):
             self._ours[theirs] = ours
             self._ours.move_to_end(theirs)
@@ -126,17 +144,16 @@ class PrefixWatch:
             if len(self._ours) > self._blocks_max:
                 self._forget(next(iter(self._ours)))
 
-    def _before(self, event: BlockStored) -> bytes | None:
+    def _before(self, event: BlockStored, keys: list[BlockKeys | None]) -> bytes | None:
         """The hash to which the first block is chained; None if the block has no prefix hash."""
-        keys = event.extra_keys or [None]
-        if any(keys[1:]):
+        first, *others = keys or [BlockKeys()]
+        if first is None or any(key is None or key.salts for key in others):
             return None
-        first = keys[0] or ()
         if event.parent_block_hash is not None:
-            return None if first else self._ours.get(event.parent_block_hash)
-        if len(first) > 1 or not all(isinstance(key, str) for key in first):
+            return None if first.salts else self._ours.get(event.parent_block_hash)
+        if len(first.salts) > 1:
             return None
-        return root(first[0] if first else None)
+        return root(first.salts[0] if first.salts else None)
 
     def _remove(self, event: BlockRemoved) -> None:
         for theirs in event.block_hashes:
@@ -154,6 +171,20 @@ class PrefixWatch:
         self._stored.clear()
         self._removed.clear()
         self._cleared = True
+
+
+def _keys_of(keys: tuple[Any, ...] | None) -> BlockKeys | None:
+    """A name is a salt, and a pair an image's digest and offset. None: there are other keys."""
+    salts, images = [], b""
+    for key in keys or ():
+        match key:
+            case str():
+                salts.append(key)
+            case [str() as digest, int() as offset]:
+                images += image_key(digest, offset)
+            case _:
+                return None
+    return BlockKeys(tuple(salts), images)
 
 
 def _pieces(hashes: dict[bytes, None]) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from common.blocks import keeps_part
 from common.config import Config
 from common.engine.connector.metadata import PARAMS_KEY
 from common.engine.forking import nothing_to_collect
@@ -18,23 +19,25 @@ from common.engine.port import EngineInfo
 from common.engine.vllm.args import (
     engine_failed,
     is_eager,
-    kv_token_bytes,
     make_vllm_config,
     prepare_process,
     tensor_parallel,
 )
 from common.engine.vllm.engine import VllmEngine
+from common.engine.vllm.model_check import check_model
 from common.engine.vllm.start_failure import collected_failures
 from common.engine.vllm.supported_models import restores
 from common.errors import BatonError
 from common.kv.daemon_link.ranks import RankSideChannels
 from common.messages import Capacity, Role
-from common.model.resolve import resolve_model
+from common.model.resolve import model_folder
 from common.net.endpoints import engine_sockets, kv_events_address, kv_side_address
 from common.process.owned_files import own_folder
 from common.security.open import kv_secrets_file
 
 LISTEN_SECONDS = 10.0
+BLOCK_TOKENS_MAX = 1024
+"""Of a model with state layers only vLLM says that a block is as long as the longest sequence."""
 RPC_PATH = "VLLM_RPC_BASE_PATH"
 
 
@@ -43,7 +46,8 @@ def open_vllm(
 ) -> VllmEngine:
     """Blocks until the engine can serve. Raises BatonError with one sentence."""
     worker = config.worker(role, name)
-    model = resolve_model(config.model.path)
+    check_model(config)
+    model = model_folder(config)
     workers = len(config.prefill) + len(config.decode)
     prepare_process(worker.engine, workers, eager=is_eager(config))
     progress("importing vLLM")
@@ -80,16 +84,19 @@ def open_vllm(
     progress("waiting for the KV listener")
     side = RankSideChannels(side_addresses)
     try:
-        kv_address = side.wait_listening(LISTEN_SECONDS)
+        listening = side.wait_listening(LISTEN_SECONDS)
     except BatonError:
         side.close()
         client.shutdown(0)
         raise
-    cache = made.cache_config
+    cache, groups = made.cache_config, listening.groups
+    counts_groups = len(groups) > 1 or keeps_part(groups) or made.model_config.use_mla
     capacity = Capacity(
-        block_tokens=cache.block_size,
+        block_tokens=min(cache.block_size, BLOCK_TOKENS_MAX),
         kv_blocks=cache.num_gpu_blocks,
-        kv_block_bytes=kv_token_bytes(made) * cache.block_size * len(ranks),
+        kv_block_bytes=listening.block_bytes,
+        kv_groups=listening.groups if counts_groups else (),
+        keeps_prefixes=bool(cache.enable_prefix_caching),
         max_model_len=made.model_config.max_model_len,
         max_num_seqs=worker.engine.max_num_seqs,
         restores=restores(made),
@@ -97,7 +104,7 @@ def open_vllm(
     info = EngineInfo(
         config.model.served_name,
         setup["fingerprint"],
-        kv_address,
+        listening.kv_address,
         capacity,
         setup["fingerprint_parts"],
     )

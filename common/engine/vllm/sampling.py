@@ -51,8 +51,11 @@ def sampling_params(request: EngineRequest, *, resume_sampler: bool) -> Sampling
 
     extra: dict[str, Any] = {}
     if request.ticket is not None:
-        side = "send" if request.role is Role.PREFILL else "receive"
-        extra["kv_transfer_params"] = to_params(side, request.ticket)  # type: ignore[arg-type]
+        extra["kv_transfer_params"] = to_params(
+            "send" if request.role is Role.PREFILL else "receive",
+            request.ticket,
+            len(request.prompt_ids) - 1,
+        )
     if request.role is Role.PREFILL:
         return SamplingParams(
             max_tokens=1,

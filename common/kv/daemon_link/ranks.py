@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.kv.daemon_link.side_channel import DaemonSideChannel
-from common.kv.messages import DaemonToKv, KvDone, KvStatus
+from common.kv.messages import DaemonToKv, KvDone, KvListening, KvStatus
 from common.messages import KvCounts, KvHold, KvReport
 
 SEPARATOR = ","
@@ -97,9 +97,15 @@ class RankSideChannels:
         self._channels = [DaemonSideChannel(address) for address in addresses]
         self._merge = RankMerge(len(self._channels))
 
-    def wait_listening(self, seconds: float) -> str:
-        """The worker's `kv_address`. Blocks; not on a running loop. Raises BatonError."""
-        return SEPARATOR.join(channel.wait_listening(seconds) for channel in self._channels)
+    def wait_listening(self, seconds: float) -> KvListening:
+        """What the KV threads say, as one: the worker's `kv_address`, and the bytes of a block over
+        all ranks. Blocks; not on a running loop. Raises BatonError."""
+        ranks = [channel.wait_listening(seconds) for channel in self._channels]
+        return KvListening(
+            kv_address=SEPARATOR.join(rank.kv_address for rank in ranks),
+            groups=ranks[0].groups,
+            block_bytes=sum(rank.block_bytes for rank in ranks),
+        )
 
     def start(self, on_done: Callable[[KvDone], None]) -> None:
         """Delivers on the running loop."""
@@ -111,6 +117,11 @@ class RankSideChannels:
 
         for channel in self._channels:
             channel.start(on_rank_done)
+
+    def deliver_waiting(self) -> None:
+        """Delivers at once what has come and was not delivered yet."""
+        for channel in self._channels:
+            channel.deliver_waiting()
 
     @property
     def status(self) -> KvStatus | None:

@@ -32,29 +32,29 @@ class DaemonSideChannel:
         self._decoder: Decoder[KvToDaemon] = Decoder(KvToDaemon)
         #: The KV thread's latest; None before the first.
         self.status: KvStatus | None = None
-        self._listening = ""
+        self._listening: KvListening | None = None
         self._listening_received: asyncio.Event | None = None
         self._on_done: Callable[[KvDone], None] | None = None
         self._socket = Socket(KV_SIDE, bind=address, on_frames=self._on_frames)
 
-    def wait_listening(self, seconds: float) -> str:
-        """The KV thread's `host:port`. Blocks; not on a running loop. Raises BatonError."""
+    def wait_listening(self, seconds: float) -> KvListening:
+        """What the KV thread says of itself. Blocks; not on a running loop. Raises BatonError."""
 
-        async def wait() -> None:
+        async def wait() -> KvListening:
             self._listening_received = asyncio.Event()
             self._socket.start()
-            if not self._listening:
+            while self._listening is None:
                 await asyncio.wait_for(self._listening_received.wait(), seconds)
+            return self._listening
 
         try:
-            asyncio.run(wait())
+            return asyncio.run(wait())
         except TimeoutError:
             raise BatonError(
                 Code.ENGINE_FAILED, "the engine's KV thread did not report where it listens"
             ) from None
         finally:
             self._listening_received = None
-        return self._listening
 
     def start(self, on_done: Callable[[KvDone], None]) -> None:
         """Delivers `KvDone` on the running loop."""
@@ -63,6 +63,10 @@ class DaemonSideChannel:
 
     def send(self, message: DaemonToKv) -> None:
         self._socket.send([encode(message)])
+
+    def deliver_waiting(self) -> None:
+        """Delivers at once what has come and was not delivered yet."""
+        self._socket.deliver()
 
     def close(self) -> None:
         self._socket.close()
@@ -73,7 +77,7 @@ class DaemonSideChannel:
         except WireError:
             return
         if isinstance(message, KvListening):
-            self._listening = message.kv_address
+            self._listening = message
             if self._listening_received is not None:
                 self._listening_received.set()
         elif isinstance(message, KvStatus):

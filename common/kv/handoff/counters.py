@@ -1,4 +1,4 @@
-"""Counters of the handoffs of one worker."""
+"""Counters of the handoffs and the store of one worker."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ class HandoffCounters:
     tickets_refused: int = 0
     stale: int = 0
     links_refused: int = 0
+    store_held: int = 0
+    store_written: int = 0
+    store_read: int = 0
+    store_damaged: int = 0
+    store_skipped: int = 0
+    store_evicted: int = 0
+    store_expired: int = 0
 
     def count_received(self, report: KvReport, error: str) -> None:
         """A receive ended on D."""

@@ -189,6 +189,14 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """P: what was offered for `kept`, to nobody yet, is offered under this ticket instead."""
+
+    kept: AttemptKey
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """P: the handoff of this attempt is over. One that was not offered is remembered, so that its
     offer will be refused."""
@@ -213,7 +221,7 @@ class FromPeer:
     message: KvReady | KvCredit | KvReleased | KvAbort
 
 
-TicketEvent = Offer | Release | ForSender | FromPeer | PeerLost | Tick
+TicketEvent = Offer | HandOver | Release | ForSender | FromPeer | PeerLost | Tick
 """Events of the ticket table, which makes those of each sender of them."""
 SendEvent = (
     Computed

@@ -28,6 +28,7 @@ from common.kv.handoff.protocol import (
     Expire,
     ForSender,
     FromPeer,
+    HandOver,
     Offer,
     PeerLost,
     Ready,
@@ -95,6 +96,8 @@ class TicketTable:
         match event:
             case Offer(ticket, blocks):
                 return self._offer(ticket, blocks, now)
+            case HandOver(kept, ticket):
+                return self._hand_over(kept, ticket, now)
             case Release(key, reason):
                 return self._release(key, reason)
             case ForSender(key, sender_event):
@@ -118,6 +121,10 @@ class TicketTable:
     def peers_served(self) -> set[int]:
         """The connections that something is being sent to."""
         return {sender.peer for sender in self._senders.values() if sender.peer is not None}
+
+    def has_ended(self, key: AttemptKey) -> bool:
+        """Whether nothing is offered any more for this attempt, as far as is remembered."""
+        return key in self._ended
 
     def sender(self, key: AttemptKey) -> Sender | None:
         return self._senders.get(key)
@@ -153,6 +160,13 @@ class TicketTable:
             return actions
         return [*actions, *self._serve(key, early.peer, early.message)]
 
+    def _hand_over(self, kept: AttemptKey, ticket: Ticket, now: float) -> list[TicketAction]:
+        sender = self._senders.get(kept)
+        if sender is None:
+            return []
+        self._forget(kept, sender)
+        return self._offer(ticket, sender.blocks, now)
+
     def _release(self, key: AttemptKey, reason: str) -> list[TicketAction]:
         if key not in self._senders:
             self._ended.bury(key, reason)
@@ -162,7 +176,7 @@ class TicketTable:
     def _expire(self, now: float) -> list[TicketAction]:
         actions: list[TicketAction] = []
         for key in self._leases.expired(now):
-            self._counters.leases_expired += 1
+            self._counters.leases_expired += bool(self._senders[key].ticket.decode)
             actions += self._feed(key, Expire())
         for secret, early in list(self._early.items()):
             if early.expires <= now:

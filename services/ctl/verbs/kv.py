@@ -27,7 +27,7 @@ _holds = rows(
 )
 COUNTS = (
     "WORKER", "HOLDS", "IN", "OUT", "BYTES IN", "BYTES OUT", "EARLY", "RETRIES",
-    "DIGEST MISMATCHES", "RECOMPUTED", "LEASES EXPIRED",
+    "DIGEST MISMATCHES", "RECOMPUTED", "LEASES EXPIRED", "STORED", "FROM STORE", "STORE DAMAGED",
 )  # fmt: skip
 
 
@@ -52,4 +52,5 @@ def _counts(worker: KvWorkerRow) -> tuple[Cell, ...]:
         f"{counts['early_bytes_out'] / sent:.0%}" if sent else None,
         counts["retries"] + counts["refetches"],
         *(counts["digest_mismatches"], counts["recomputes"], counts["leases_expired"]),
+        *(counts["store_held"], counts["store_read"], counts["store_damaged"]),
     )

@@ -47,14 +47,19 @@ def check_structured(structured: Structured, limits: RequestLimits) -> None:
         check_size(PARAM, "strings to choose from", count, most, "choices_max")
 
 
-def check_members(body: bytes, limits: RequestLimits) -> None:
-    """Bounds what decoding a body can make, from its commas and opening brackets: some 1 ms for 2
-    MB. Those within strings count too, but a text with so many is longer than any prompt."""
-    most = limits.json_elements_max + limits.prompt_tokens_max
-    if len(body) > most:
-        members = len(body) - len(body.translate(None, b",[{"))
+class MemberCount:
+    """Bounds what decoding a body can make, from its commas and opening brackets. Those within
+    strings count too, but a text with so many is longer than any prompt."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._most = limits.json_elements_max + limits.prompt_tokens_max
+        self._members = 0
+
+    def add(self, piece: bytes) -> None:
+        """Of the body, as it comes."""
+        self._members += len(piece) - len(piece.translate(None, b",[{"))
         keys = "json_elements_max and prompt_tokens_max"
-        check_size("body", "commas and opening brackets", members, most, keys)
+        check_size("body", "commas and opening brackets", self._members, self._most, keys)
 
 
 def check_size(param: str, what: str, size: int, most: int, key: str) -> None:

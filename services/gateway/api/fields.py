@@ -18,8 +18,10 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+#: How images are processed, which is the same for all clients.
+PROCESSOR_FIELDS: NoOps = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
 #: Of every route that generates: the fleet's own affair, or not built.
-ENGINE_FIELDS: NoOps = {
+ENGINE_FIELDS: NoOps = PROCESSOR_FIELDS | {
     "use_beam_search": (False,),
     "watermarking": (False,),
     "repetition_detection": (),
@@ -42,10 +44,10 @@ _CHAT_FIELDS: NoOps = {
 _COMPLETION_FIELDS: NoOps = {"best_of": (1,), "suffix": ("",), "prompt_embeds": ()}
 
 #: Known, and without effect on the answer: never refused. OpenAI's own service stores answers,
-#: moderates, guesses ahead and bills by tier. vLLM's render server has media and offsets.
+#: moderates, guesses ahead and bills by tier. vLLM's render server has payloads and offsets.
 WITHOUT_EFFECT = names("""
     client_metadata context_management length_penalty max_tool_calls
-    media_io_kwargs metadata mm_payload mm_processor_kwargs moderation prediction
+    metadata mm_payload moderation prediction
     prompt_cache_retention request_id return_mm_kwargs return_token_offsets
     routed_experts_prompt_start safety_identifier service_tier store stream_interval verbosity
     """)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from common.messages import PriorityClass, Sampling
+from common.messages import ImageFeatures, PriorityClass, Sampling
 from services.gateway.streams.phase_timer import PhaseTimer
 
 
@@ -55,6 +55,8 @@ class RequestSpec:
     session: str = ""
     #: Keeps its cached prompts apart from those of other salts; empty: none was given.
     cache_salt: str = ""
+    #: Images of the prompt, by their offsets.
+    images: tuple[ImageFeatures, ...] = field(default=(), repr=False)
     #: Why D must compute the prompt itself; empty: it need not.
     local_reason: str = ""
     #: The class that the client wants; None: its key's.

@@ -30,6 +30,17 @@ _supported = {
     kind: frozenset(field.name for field in msgspec.structs.fields(type_))
     for kind, type_ in _types.items()
 }
+_ABSENT = msgspec.Raw()
+
+
+class _Either(msgspec.Struct):
+    """Of any body, what tells its kind. The rest is skipped, and no object is made of it."""
+
+    messages: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
+
+
+_either = msgspec.json.Decoder(_Either)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _decoders: dict[Kind, msgspec.json.Decoder[Any]] = {
@@ -59,13 +70,15 @@ def parse(kind: Kind, body: bytes, ignored: IgnoredFields) -> GenerationRequest:
 def kind_of(body: bytes) -> Kind:
     """Of a body for either kind. Raises BatonError(INVALID_REQUEST)."""
     try:
-        given = _object.decode(body)
+        given = _either.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         sentence = f"the request body is not a JSON object: {error}"
         raise BatonError(Code.INVALID_REQUEST, sentence) from error
-    if not {"messages", "prompt"} & given.keys():
-        raise BatonError(Code.INVALID_REQUEST, "the body needs messages, or a prompt")
-    return Kind.CHAT if "messages" in given else Kind.COMPLETION
+    if given.messages is not _ABSENT:
+        return Kind.CHAT
+    if given.prompt is not _ABSENT:
+        return Kind.COMPLETION
+    raise BatonError(Code.INVALID_REQUEST, "the body needs messages, or a prompt")
 
 
 def _check_fields(kind: Kind, fields: dict[str, msgspec.Raw], ignored: IgnoredFields) -> None:

@@ -93,9 +93,6 @@ class Template:
             + b"}\n\n"
         )
 
-    def _counted(self, usage: Usage) -> bytes:
-        return _encode(usage_object(usage, self._spec.kind))
-
     def timings(self, times: dict[str, float]) -> bytes:
         return self._head + b',"choices":[],"timings":' + _encode(times) + b"}\n\n"
 

@@ -17,6 +17,7 @@ from services.gateway.api import fields
 from services.gateway.api.fields import (
     ENGINE_FIELDS,
     MESSAGE_FIELDS,
+    PROCESSOR_FIELDS,
     STREAM_OPTIONS,
     WITHOUT_EFFECT,
     NoOps,
@@ -92,7 +93,7 @@ REFUSED: dict[Route, NoOps] = {
     | {"background": (False,), "previous_response_id": (), "prompt": ()},
     Route.MESSAGES: ENGINE_FIELDS,
     Route.COUNT_TOKENS: {},
-    Route.TOKENIZE: {"chat_template": ()},
+    Route.TOKENIZE: PROCESSOR_FIELDS | {"chat_template": ()},
     Route.DETOKENIZE: {},
 }
 
@@ -125,6 +126,12 @@ def check_fields(route: Route, body: bytes, ignored: IgnoredFields) -> dict[str,
     _note_inner(route, given, ignored)
     check_bias_keys(given.get("logit_bias"))
     return given
+
+
+def known_fields(route: Route, given: dict[str, Any]) -> dict[str, Any]:
+    """Those that vLLM's classes may want to read."""
+    known = HONOURED[route] | REFUSED[route].keys() | WITHOUT_EFFECT
+    return {name: value for name, value in given.items() if name in known}
 
 
 def session_of(route: Route, given: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """The full API, loaded when it is first needed.
 
-With `gateway.text = "auto"` our own path serves plain text at once. The first request that needs
-more waits while vLLM's text classes are imported on a thread (some 8 s, 600 MiB); a gateway that
-never gets such a request never pays for them. With "vllm" they are loaded before the gateway is
+With `gateway.text = "auto"` our own path serves plain text at once. The first good request that
+needs more waits while vLLM's text classes are imported on a thread (some 8 s, 600 MiB), beside the
+streams that run (`vllm/quiet.py`); a gateway that never gets such a request never pays for them,
+and one of bad shape is refused before. With "vllm" they are loaded before the gateway is
 ready, so that the first request is as fast as the others. With "light" they are never loaded, and
 requests that need them are refused by name.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
 from common.clock import Clock
@@ -34,7 +35,9 @@ def plain_refusal(route: Route, error: BatonError) -> BatonError:
 
 class LazyApi:
     """`load` blocks, and raises BatonError when the API cannot be used here. It is called at most
-    once; None: the API is not served. A request waits for it `wait_seconds` at most."""
+    once; None: the API is not served. A request waits for it `wait_seconds` at most, and before
+    that `check_shape` raises BatonError for what can be seen to be wrong with it. `on_load` is
+    called when the loading begins."""
 
     def __init__(
         self,
@@ -43,8 +46,12 @@ class LazyApi:
         clock: Clock,
         log: Logger,
         *,
+        check_shape: Callable[[ApiRequest], Awaitable[None]],
+        on_load: Callable[[], object],
         wait_seconds: float,
     ) -> None:
+        self._on_load = on_load
+        self._check_shape = check_shape
         self._wait_seconds = wait_seconds
         self._load = load
         self._executor = executor
@@ -64,12 +71,15 @@ class LazyApi:
         if self._load is None:
             raise BatonError(Code.UNSUPPORTED_PARAMETER, LIGHT_HINT)
         if self._loading is None:
+            self._on_load()
             loop = asyncio.get_running_loop()
             self._loading = loop.run_in_executor(self._executor, self._loaded, self._load)
             self._loading.add_done_callback(lambda _: self._pass_context())
         return await asyncio.shield(self._loading)
 
     async def answer(self, api_request: ApiRequest) -> JsonReply | EventReply:
+        if self.is_served and self._api is None:
+            await self._check_shape(api_request)
         try:
             async with asyncio.timeout(self._wait_seconds):
                 api = await self.ready()

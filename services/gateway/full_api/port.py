@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from common.errors import BatonError
-from common.messages import Structured
+from common.messages import ImageFeatures, Structured
 from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.kinds import RequestSpec
 from services.gateway.api.routes import Route
@@ -108,6 +109,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
     text: str | None = None
     #: Of its conversation, as the chat template had it; empty where nobody asks for it.
     last_message: dict[str, Any] = {}
+    images: list[ImageFeatures] = []
 
 
 class CheckedBody(msgspec.Struct, frozen=True):
@@ -117,8 +119,8 @@ class CheckedBody(msgspec.Struct, frozen=True):
     answer: bytes = b""
     #: The request without its conversation.
     body: bytes = b""
-    #: None: the gateway must render `body` itself, which is whole then.
-    prompts: list[RenderedPrompt] | None = None
+    #: In the order in which they are generated for.
+    prompts: list[RenderedPrompt] = []
     #: Calls of tools in the conversation; some parsers count on from there.
     tool_calls: int = 0
     #: What the body says of its session; empty: nothing.
@@ -129,6 +131,15 @@ class CheckedBody(msgspec.Struct, frozen=True):
     is_stream: bool = False
     #: The answer has logprobs, so a helper process writes it, unless it is a stream.
     has_logprobs: bool = False
+    #: Nothing else is known yet: the body names images by these URLs, which must be fetched before
+    #: it is checked again.
+    missing_images: list[str] = []
+
+    @property
+    def without_images(self) -> CheckedBody:
+        """For who needs the prompts only to count their tokens."""
+        bare = [replace(prompt, images=[]) for prompt in self.prompts or ()]
+        return replace(self, prompts=bare) if bare else self
 
 
 #: What the engines sent, as encoded `Delta`s, by generation.

@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 from common.config import RequestLimits
 from common.errors import BatonError, Code
 from services.gateway.api.bounds import check_size
+from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.routes import Route
+from services.gateway.full_api.fields import check_fields
 
 #: The field with the conversation, by route.
 CONVERSATION: dict[Route, str] = {
@@ -34,6 +36,16 @@ TOKEN_IDS: dict[Route, str] = {
 #: The arrays of a message that its reader takes element by element.
 LISTS = ("content", "tool_calls", "output", "summary")
 PIECE_ELEMENTS = 16
+
+
+def checked_fields(
+    route: Route, body: bytes, limits: RequestLimits, ignored: IgnoredFields
+) -> dict[str, Any]:
+    """The fields of a body, all that can be known of them without vLLM. May raise
+    BatonError(UNSUPPORTED_PARAMETER), too."""
+    given = check_fields(route, body, ignored)
+    check_shape(route, given, limits)
+    return given
 
 
 def check_shape(route: Route, given: dict[str, Any], limits: RequestLimits) -> None:

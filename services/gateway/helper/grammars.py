@@ -1,8 +1,5 @@
-"""Which structures compile: a helper finds out, and its judgement is remembered.
-
-A judgement is remembered by the structure's digest. That of a structure that took too long is
-remembered for a while only, because a busy machine is slow too.
-"""
+"""Which structures compile: a helper finds out, and its judgement is remembered by the structure's
+digest."""
 
 from __future__ import annotations
 
@@ -13,18 +10,15 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from common.clock import Clock
 from common.config import RequestLimits
 from common.errors import BatonError, Code
 from common.messages import Structured
 from services.gateway.auth.caller import Caller
-from services.gateway.helper.jobs import GrammarJob, TooSlowError
+from services.gateway.helper.jobs import GrammarJob
 from services.gateway.helper.pool import HelperPool
 from services.gateway.requests.refusals import RETRY_SOON_MS
 
 JUDGEMENTS_MAX = 2_048
-FOREVER = float("inf")
-TOO_SLOW_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +33,22 @@ class PendingGrammar:
 
 
 class Grammars:
-    def __init__(self, pool: HelperPool, limits: RequestLimits, clock: Clock) -> None:
+    def __init__(self, pool: HelperPool, limits: RequestLimits) -> None:
         self._pool = pool
         self._limits = limits
-        self._clock = clock
         #: By digest.
         self._pending: dict[bytes, PendingGrammar] = {}
-        #: By digest, each with the instant until which it holds.
-        self._judged: OrderedDict[bytes, tuple[BatonError | None, float]] = OrderedDict()
+        #: By digest: what is wrong with it, or None.
+        self._judged: OrderedDict[bytes, BatonError | None] = OrderedDict()
 
     async def check(self, structured: Structured, caller: Caller) -> None:
         """Returns if the structure compiles. Raises BatonError: INVALID_REQUEST if it does not, or
         not within the limits; RATE_LIMITED while the caller's key has too many new structures, and
         OVERLOADED while all keys together have."""
         digest = xxhash.xxh3_128_digest(msgspec.msgpack.encode(structured))
-        error, until = self._judged.get(digest, (None, 0.0))
-        if until > self._clock.monotonic():
+        if digest in self._judged:
             self._judged.move_to_end(digest)
+            error = self._judged[digest]
         else:
             error = await asyncio.shield(self._judgement(digest, structured, caller.key_id))
         if error is not None:
@@ -82,16 +75,14 @@ class Grammars:
         return judged
 
     async def _judge(self, digest: bytes, structured: Structured, key_id: str) -> BatonError | None:
-        error, until = None, FOREVER
+        error = None
         try:
             await self._pool.run(GrammarJob(structured), key_id)
         except BatonError as raised:
             if raised.code is not Code.INVALID_REQUEST:
                 raise
             error = raised
-            if isinstance(error, TooSlowError):
-                until = self._clock.monotonic() + TOO_SLOW_SECONDS
-        self._judged[digest] = error, until
+        self._judged[digest] = error
         if len(self._judged) > JUDGEMENTS_MAX:
             self._judged.popitem(last=False)
         return error

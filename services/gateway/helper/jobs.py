@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 
@@ -14,29 +15,40 @@ from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.routes import Route
 from services.gateway.full_api.port import CheckedBody
 
-#: Wall time of a job that is bounded in CPU time: so many times that, since the machine is shared.
-WALL_FACTOR = 10.0
 #: A body over this, a grammar and an answer may take long; such jobs leave one helper free.
 SMALL_BYTES = 64 << 10
+#: What checking and rendering such a body takes is a few milliseconds, so the gateway itself does
+#: it.
+INLINE_BYTES_MAX = 8_192
+IMAGE = b"image"
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """The kernel ends a helper that passes one of these."""
+    """The kernel ends a helper that passes one of these. `name`: of their fields in
+    `[gateway.limits]`."""
 
-    wall_seconds: float
-    #: 0: not bounded by CPU time.
-    cpu_seconds: float
-    memory_bytes: int
+    name: str
+    #: Of all threads together.
+    cpu_ms: float
+    memory_mib: int
 
-
-class TooSlowError(BatonError):
-    """A job took more time than it may; on an idle machine it might not have."""
+    def too_much(self, job: Job) -> BatonError:
+        """What the client is told of a job that passed one."""
+        return BatonError(
+            Code.INVALID_REQUEST,
+            f"{job.work} takes more than {self.cpu_ms:.0f} ms of CPU time "
+            f"(gateway.limits.{self.name}_ms_max) or {self.memory_mib} MiB "
+            f"(gateway.limits.{self.name}_mib_max)",
+            param=job.param,
+        )
 
 
 class _BodyJob(msgspec.Struct, frozen=True):
     """A job that is bounded by `check_ms_max` and `check_mib_max`."""
 
+    work: ClassVar[str] = "this request"
+    param: ClassVar[str | None] = None
     body: bytes
     #: The longest sequence that the fleet takes, in tokens.
     context: int
@@ -46,16 +58,7 @@ class _BodyJob(msgspec.Struct, frozen=True):
         return len(self.body) > SMALL_BYTES
 
     def limits(self, limits: RequestLimits) -> JobLimits:
-        cpu = limits.check_ms_max / 1000
-        return JobLimits(cpu * WALL_FACTOR, cpu, limits.check_mib_max << 20)
-
-    def too_much(self, limits: RequestLimits, *, too_slow: bool) -> BatonError:  # noqa: ARG002 - one sentence for both
-        return BatonError(
-            Code.INVALID_REQUEST,
-            f"this request takes more than {limits.check_ms_max:.0f} ms of CPU time "
-            f"(gateway.limits.check_ms_max) or {limits.check_mib_max} MiB "
-            "(gateway.limits.check_mib_max)",
-        )
+        return JobLimits("check", limits.check_ms_max, limits.check_mib_max)
 
 
 class PlainJob(_BodyJob, frozen=True, tag="plain", kw_only=True):
@@ -66,16 +69,40 @@ class PlainJob(_BodyJob, frozen=True, tag="plain", kw_only=True):
     deadline_ms: float
 
 
+class ShapeJob(_BodyJob, frozen=True, tag="shape", kw_only=True):
+    """Check what can be checked of a body of the full API without vLLM. Answered by a
+    `ShapeReport`."""
+
+    route: Route
+
+
 class ApiJob(_BodyJob, frozen=True, tag="api", kw_only=True):
     """Check a body of the full API, render and tokenize it. Answered by an `ApiReport`."""
 
     route: Route
+    #: Images that were fetched for it, by URL.
+    images: dict[str, bytes] = {}
+
+    def limits(self, limits: RequestLimits) -> JobLimits:
+        if not self._may_have_images:
+            return super().limits(limits)
+        return JobLimits("images", limits.images_ms_max, limits.images_mib_max)
+
+    @property
+    def is_slow(self) -> bool:
+        return self._may_have_images or super().is_slow
+
+    @property
+    def _may_have_images(self) -> bool:
+        """Each part that is one says so, in whichever of the APIs' words."""
+        return IMAGE in self.body
 
 
 class AnswerJob(_BodyJob, frozen=True, tag="answer", kw_only=True):
     """Write the answer to a request of the full API that was checked. `body` is what the check has
     left of it. Answered by an `ApiReport`."""
 
+    work: ClassVar[str] = "writing this answer"
     route: Route
     #: Of the HTTP request.
     request_id: str
@@ -88,21 +115,14 @@ class AnswerJob(_BodyJob, frozen=True, tag="answer", kw_only=True):
         return True
 
     def limits(self, limits: RequestLimits) -> JobLimits:
-        cpu = limits.answer_ms_max / 1000
-        return JobLimits(cpu * WALL_FACTOR, cpu, limits.answer_mib_max << 20)
-
-    def too_much(self, limits: RequestLimits, *, too_slow: bool) -> BatonError:  # noqa: ARG002 - one sentence for both
-        return BatonError(
-            Code.INVALID_REQUEST,
-            f"this answer takes more than {limits.answer_ms_max:.0f} ms of CPU time "
-            f"(gateway.limits.answer_ms_max) or {limits.answer_mib_max} MiB "
-            "(gateway.limits.answer_mib_max) to write",
-        )
+        return JobLimits("answer", limits.answer_ms_max, limits.answer_mib_max)
 
 
 class GrammarJob(msgspec.Struct, frozen=True, tag="grammar"):
     """Compile a structure. Answered by `Compiled`."""
 
+    work: ClassVar[str] = f"{PARAM}: compiling it"
+    param: ClassVar[str | None] = PARAM
     structured: Structured
 
     @property
@@ -110,17 +130,7 @@ class GrammarJob(msgspec.Struct, frozen=True, tag="grammar"):
         return True
 
     def limits(self, limits: RequestLimits) -> JobLimits:
-        """No bound of CPU time, because the compiler has threads."""
-        return JobLimits(limits.grammar_ms_max / 1000, 0.0, limits.grammar_mib_max << 20)
-
-    def too_much(self, limits: RequestLimits, *, too_slow: bool) -> BatonError:
-        if too_slow:
-            what = f"{limits.grammar_ms_max:.0f} ms (gateway.limits.grammar_ms_max)"
-            sentence = f"{PARAM}: it does not compile within {what}"
-            return TooSlowError(Code.INVALID_REQUEST, sentence, param=PARAM)
-        what = f"{limits.grammar_mib_max} MiB (gateway.limits.grammar_mib_max)"
-        sentence = f"{PARAM}: it does not compile within {what}, or breaks the compiler"
-        return BatonError(Code.INVALID_REQUEST, sentence, param=PARAM)
+        return JobLimits("grammar", limits.grammar_ms_max, limits.grammar_mib_max)
 
 
 class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
@@ -131,6 +141,13 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
 
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
     """The last report but one of a helper that has kept too much memory: it takes no more jobs."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The last report of all: the helper has ended."""
+
+    #: As the subprocess module has it: that of a signal is negative.
+    exit_code: int
 
 
 class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
@@ -165,14 +182,19 @@ class PlainReport(msgspec.Struct, frozen=True, tag="plain"):
     ignored: list[str]
 
 
+class ShapeReport(msgspec.Struct, frozen=True, tag="shape"):
+    """Nothing is wrong with it so far."""
+
+
 class ApiReport(msgspec.Struct, frozen=True, tag="api"):
     checked: CheckedBody
 
 
-Job = PlainJob | ApiJob | AnswerJob | GrammarJob
-Result = Refusal | OutOfMemory | Compiled | PlainReport | ApiReport
-Report = Greeting | Leaving | Unusable | Result
+Job = PlainJob | ShapeJob | ApiJob | AnswerJob | GrammarJob
+Result = Refusal | OutOfMemory | Compiled | PlainReport | ShapeReport | ApiReport
+Report = Greeting | Leaving | Ended | Unusable | Result
 
 job_decoder = msgspec.msgpack.Decoder(Job)
 report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 encode = msgspec.msgpack.Encoder().encode
+encode_into = msgspec.msgpack.Encoder().encode_into

@@ -10,11 +10,14 @@ counts anything. Nothing here blocks the loop, and nothing is decoded here that 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +25,8 @@ from common.config import Config
 from common.errors import BatonError, Code
 from common.telemetry.log import Logger
 from services.gateway.helper.jobs import (
+    AnswerJob,
+    Ended,
     Greeting,
     Job,
     Leaving,
@@ -31,6 +36,7 @@ from services.gateway.helper.jobs import (
     Result,
     Unusable,
     encode,
+    encode_into,
     report_decoder,
 )
 from services.gateway.helper.process import LENGTH
@@ -42,8 +48,9 @@ SLOW_MAX = HELPERS - 1
 WAITING_MAX = 1_024
 START_SECONDS = 120.0
 READ_BYTES = 1 << 18
-#: Of a job's bound of wall time: a helper that ends later has passed it.
-NEARLY = 0.98
+#: How a helper ends that is not its job's fault: untold, by itself, because it waited too long for
+#: a CPU, or because the kernel or a person killed it.
+NOT_THE_JOBS_FAULT = {None, 0, -signal.SIGALRM, -signal.SIGKILL, -signal.SIGTERM}
 
 Kind = Literal["vllm", "light"]
 
@@ -56,8 +63,6 @@ class PendingJob:
     #: Empty for an anonymous caller.
     key_id: str
     report: asyncio.Future[Result]
-    #: When it was sent to a helper; seconds, of the loop's clock.
-    began: float = 0.0
 
 
 class HelperPool:
@@ -86,22 +91,29 @@ class HelperPool:
 
     async def start(self) -> None:
         """Waits until a helper can work. Raises BatonError(OVERLOADED) if none comes to that."""
-        await asyncio.shield(self._started())
+        await asyncio.shield(self.begin())
 
     async def run(self, job: Job, key_id: str = "") -> Result:
         """What a helper found. Raises BatonError: what the helper refused; INVALID_REQUEST if the
-        job passed a bound of its limits; RATE_LIMITED and OVERLOADED while too many wait."""
-        self._check_room(key_id)
-        self._started()
+        job passed a bound of its limits; RATE_LIMITED while too many of the key wait; OVERLOADED
+        while too many wait, or if the helper was lost. An answer is always taken: the engines have
+        computed it, and there are no more than streams."""
+        if not isinstance(job, AnswerJob):
+            self._check_room(key_id)
+        self.begin()
         pending = PendingJob(job, key_id, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(key_id, deque()).append(pending)
         self._waiting_count += 1
         self._dispatch()
-        report = await pending.report
+        try:
+            report = await pending.report
+        except asyncio.CancelledError:
+            self._forget(pending)
+            raise
         if isinstance(report, Refusal):
             raise report.error
         if isinstance(report, OutOfMemory):
-            raise job.too_much(self._limits, too_slow=False)
+            raise job.limits(self._limits).too_much(job)
         return report
 
     def close(self) -> None:
@@ -124,12 +136,23 @@ class HelperPool:
                 retry_after_ms=RETRY_SOON_MS,
             )
 
+    def _forget(self, pending: PendingJob) -> None:
+        """Its client has left. A job that runs is left to end."""
+        jobs = self._waiting.get(pending.key_id)
+        if jobs is None or pending not in jobs:
+            return
+        jobs.remove(pending)
+        self._waiting_count -= 1
+        if not jobs:
+            del self._waiting[pending.key_id]
+
     def _dispatch(self) -> None:
         for link in [link for link in self._links if link.is_idle]:
             pending = self._next()
+            while pending is not None and pending.report.done():
+                pending = self._next()
             if pending is None:
                 return
-            pending.began = asyncio.get_running_loop().time()
             link.give(pending)
 
     def _next(self) -> PendingJob | None:
@@ -149,19 +172,19 @@ class HelperPool:
                 self._waiting.move_to_end(key_id)
             else:
                 del self._waiting[key_id]
-            if not pending.report.done():
-                return pending
-            return self._next()
+            return pending
         return None
 
     # ------------------------------------------------------------ the processes
 
-    def _started(self) -> asyncio.Future[None]:
+    def begin(self) -> asyncio.Future[None]:
+        """Has the helpers started, unless they are. Done when one can work. Raises
+        BatonError(OVERLOADED) when the host has no process or descriptor left for them."""
         if self._ready is None:
+            self._parent, self._control = _spawn(self._command, self._setup)
             loop = asyncio.get_running_loop()
             self._ready = ready = loop.create_future()
             ready.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._parent, self._control = _spawn(self._command, self._setup)
             for _ in range(HELPERS):
                 self._add_helper()
             loop.call_later(START_SECONDS, self._stop_unless_ready, ready)
@@ -170,15 +193,12 @@ class HelperPool:
     def _add_helper(self) -> None:
         """The socket waits where the parent has yet to load its classes."""
         assert self._control is not None
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            try:
+        try:
+            with _pair() as (ours, theirs):
                 socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-            except OSError:  # the parent is ending
-                ours.close()
-                asyncio.get_running_loop().call_soon(self._stop)
-                return
+        except OSError:  # no descriptor is left, or the parent is ending
+            asyncio.get_running_loop().call_soon(self._stop)
+            return
         self._links.add(HelperLink(ours, self._on_report, self._on_lost))
 
     def _on_report(self, link: HelperLink, report: Report) -> None:
@@ -189,8 +209,10 @@ class HelperPool:
             self._stop(sentence)
         elif isinstance(report, Leaving):
             link.takes_jobs = False
+        elif isinstance(report, Ended):
+            link.exit_code = report.exit_code
         elif isinstance(report, Greeting):
-            link.takes_jobs = True
+            link.takes_jobs = link.has_greeted = True
             if ready is not None and not ready.done():
                 ready.set_result(None)
         else:
@@ -204,18 +226,19 @@ class HelperPool:
         if link not in self._links:
             return
         parent = self._parent
-        if self._closed or parent is None or parent.poll() is not None:
+        lost = parent is None or parent.poll() is not None
+        if self._closed or lost or not link.has_greeted:
             self._stop()
             return
         self._links.discard(link)
         if link.pending is not None:
             pending = link.take()
-            taken = asyncio.get_running_loop().time() - pending.began
-            limits = pending.job.limits(self._limits)
-            error = pending.job.too_much(
-                self._limits, too_slow=taken >= limits.wall_seconds * NEARLY
-            )
-            self._log.warning("helper.ended", job=type(pending.job).__name__, seconds=taken)
+            job, exit_code = pending.job, link.exit_code
+            error = job.limits(self._limits).too_much(job)
+            if exit_code in NOT_THE_JOBS_FAULT:
+                sentence = f"the process that did {job.work} was ended or got no CPU; try again"
+                error = BatonError(Code.OVERLOADED, sentence, retry_after_ms=RETRY_SOON_MS)
+            self._log.warning("helper.ended", job=type(job).__name__, exit_code=exit_code)
             _fail(pending, error)
         self._add_helper()
 
@@ -261,8 +284,11 @@ class HelperLink:
     ) -> None:
         #: The job that it does.
         self.pending: PendingJob | None = None
+        self.has_greeted = False
         #: From its greeting until it says that it ends.
         self.takes_jobs = False
+        #: How it ended, once that was told.
+        self.exit_code: int | None = None
         self._loop = asyncio.get_running_loop()
         self._socket = ours
         self._on_report = on_report
@@ -277,8 +303,10 @@ class HelperLink:
 
     def give(self, pending: PendingJob) -> None:
         self.pending = pending
-        payload = encode(pending.job)
-        self._unsent = memoryview(LENGTH.pack(len(payload)) + payload)
+        frame = bytearray(LENGTH.size)
+        encode_into(pending.job, frame, LENGTH.size)
+        LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
+        self._unsent = memoryview(frame)
         self._loop.add_writer(self._socket.fileno(), self._write)
 
     def take(self) -> PendingJob:
@@ -332,11 +360,30 @@ def _fail(pending: PendingJob, error: BatonError) -> None:
 
 
 def _spawn(command: list[str], setup: bytes) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Its output is discarded, because it could hold a client's text."""
+    """Its output is discarded, because it could hold a client's text. Raises
+    BatonError(OVERLOADED)."""
+    try:
+        with _pair() as (ours, theirs), os.fdopen(os.memfd_create("config"), "w+b") as file:
+            file.write(setup)
+            file.seek(0)
+            socket.send_fds(ours, [b"c"], [file.fileno()])
+            quiet = subprocess.DEVNULL
+            process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet)
+    except OSError as error:
+        sentence = f"the helper processes cannot be started: {error.strerror or error}; try again"
+        raise BatonError(Code.OVERLOADED, sentence, retry_after_ms=RETRY_SOON_MS) from error
+    return process, ours
+
+
+@contextmanager
+def _pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Our end, which does not block and stays open unless the block raises, and theirs, which is
+    closed after it. Raises OSError."""
     ours, theirs = socket.socketpair()
     with theirs:
-        ours.sendall(LENGTH.pack(len(setup)) + setup)
-        ours.setblocking(False)
-        quiet = subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet)
-        return process, ours
+        try:
+            ours.setblocking(False)
+            yield ours, theirs
+        except BaseException:
+            ours.close()
+            raise

@@ -4,14 +4,16 @@ gateway.
 Theory of operation: nothing in a request tells what it costs to check it or to compile its grammar.
 The parent imports the text classes once, with the model's tokenizer, and then only forks: one
 helper for each socket that the gateway passes to it. A helper does one job after the other. Before
-each it asks the kernel to end it when the job takes too much wall time, CPU time or memory, so that
-native code is bounded too and nobody need be left to kill it. The gateway notices the end of the
-socket and passes another one. A helper that has kept much memory ends by itself. All end with the
-gateway, which closes its ends.
+each it asks the kernel to end it when the job takes too much CPU time or memory, so that native
+code is bounded too and nobody need be left to kill it. It also ends when it had too little of the
+CPU for long, which is the host's fault and not the request's. So each helper has a process that
+waits for its end and tells the gateway the cause. The gateway then passes another socket. A helper
+that has kept much memory ends by itself. All end with the gateway, which closes its ends.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -27,6 +29,7 @@ import msgspec
 from common.config import Config
 from common.errors import BatonError, Code
 from services.gateway.helper.jobs import (
+    Ended,
     Greeting,
     Job,
     JobLimits,
@@ -40,6 +43,9 @@ from services.gateway.helper.jobs import (
 )
 
 LENGTH = struct.Struct("!I")
+#: Wall time of a job: so many times its CPU time, since the machine is shared.
+WALL_FACTOR = 10.0
+#: Of an error's sentence: those of foreign classes may repeat what the client sent.
 REASON_CHARS_MAX = 400
 #: Memory that a helper may have gained before it makes room for a fresh one.
 KEPT_BYTES_MAX = 64 << 20
@@ -53,7 +59,11 @@ Work = Callable[[Job], Result]
 def reason_of(error: Exception) -> str:
     """The first line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:REASON_CHARS_MAX]
+    return _short(lines[0] if lines else type(error).__name__)
+
+
+def _short(sentence: str) -> str:
+    return sentence if len(sentence) <= REASON_CHARS_MAX else f"{sentence[:REASON_CHARS_MAX]}..."
 
 
 class Helper:
@@ -72,7 +82,7 @@ class Helper:
         while (job := self._receive()) is not None:
             self._limit(job.limits(self._limits))
             payload = encode(self._report(job))
-            self._limit(JobLimits(0.0, 0.0, resource.RLIM_INFINITY))
+            self._limit(None)
             del job
             kept = _status_bytes("RssAnon") - self._memory_bytes - len(payload)
             if kept > KEPT_BYTES_MAX:
@@ -87,18 +97,19 @@ class Helper:
         except MemoryError:
             return OutOfMemory()
         except BatonError as error:
-            return Refusal(error.code, error.message, error.param)
+            return Refusal(error.code, _short(error.message), error.param and _short(error.param))
         except Exception as error:  # noqa: BLE001 - native code and foreign classes may raise anything
             sentence = f"this request cannot be checked ({type(error).__name__})"
             return Refusal(Code.INVALID_REQUEST, sentence)
 
-    def _limit(self, limits: JobLimits) -> None:
+    def _limit(self, limits: JobLimits | None) -> None:
         """The default action of both signals ends the process. Zero disarms a timer."""
-        signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds)
-        signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
-        most = limits.memory_bytes
-        if most != resource.RLIM_INFINITY:
-            most += self._data_bytes
+        seconds, most = 0.0, resource.RLIM_INFINITY
+        if limits is not None:
+            seconds = limits.cpu_ms / 1000
+            most = self._data_bytes + (limits.memory_mib << 20)
+        signal.setitimer(signal.ITIMER_REAL, seconds * WALL_FACTOR)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
 
     def _receive(self) -> Job | None:
@@ -146,13 +157,17 @@ def _fork(control: socket.socket, line: socket.socket, work: Work, config: Confi
 
 
 def _run(control: socket.socket, line: socket.socket, work: Work, config: Config) -> NoReturn:
-    """In the fork."""
+    """In the fork, which waits for the helper's end."""
     try:
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.nice(NICE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        Helper(line, work, config).serve()
+        helper = os.fork()
+        if helper:
+            _, status = os.waitpid(helper, 0)
+            send(line, encode(Ended(os.waitstatus_to_exitcode(status))))
+        else:
+            Helper(line, work, config).serve()
     except (ConnectionError, BrokenPipeError):
         pass  # the gateway is gone
     finally:
@@ -160,16 +175,21 @@ def _run(control: socket.socket, line: socket.socket, work: Work, config: Config
 
 
 def serve(control: socket.socket, make: Callable[[Config], Work]) -> None:
-    """Reads the configuration, loads what the work needs, and forks a helper for each socket that
-    comes. Returns when the gateway is gone."""
+    """Reads the configuration from the file that comes first, loads what the work needs, and forks
+    a helper for each socket that comes. Returns when the gateway is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the gateway
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    config = msgspec.msgpack.decode(receive(control), type=Config)
+    os.nice(NICE)
+    _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    with os.fdopen(descriptors[0], "rb") as file:
+        config = msgspec.msgpack.decode(file.read(), type=Config)
     reason, work = "", None
     try:
         work = make(config)
     except Exception as error:  # noqa: BLE001 - reported to the gateway, whatever it is
         reason = reason_of(error)
+    gc.collect()
+    gc.freeze()  # so that no helper visits, and by that copies, what it has from here
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not data:

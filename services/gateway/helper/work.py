@@ -13,10 +13,11 @@ from common.config import Config, EngineConfig
 from common.engine.vllm.args import prepare_process
 from common.errors import BatonError, Code
 from common.messages import Structured
-from common.model.resolve import resolve_model
+from common.model.resolve import model_folder
 from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.intake import Intake
 from services.gateway.full_api.port import ApiRequest, CheckedBody, Origin
+from services.gateway.full_api.shape import checked_fields
 from services.gateway.helper.jobs import (
     AnswerJob,
     ApiJob,
@@ -27,20 +28,31 @@ from services.gateway.helper.jobs import (
     PlainJob,
     PlainReport,
     Result,
+    ShapeJob,
+    ShapeReport,
 )
 from services.gateway.helper.process import Work, reason_of
-from services.gateway.text.light import LightText
+from services.gateway.text.light import LightText, light_text
 
 
 def light(config: Config) -> Work:
-    text = LightText(resolve_model(config.model.path))
+    text = light_text(config)
 
     def work(job: Job) -> Result:
-        if not isinstance(job, PlainJob):
-            raise BatonError(Code.INTERNAL, "this helper serves plain text alone")
-        return _plain(config, text, job)
+        match job:
+            case PlainJob():
+                return _plain(config, text, job)
+            case ShapeJob():
+                return _shape(config, job)
+        raise BatonError(Code.INTERNAL, "this helper serves plain text alone")
 
     return work
+
+
+def _shape(config: Config, job: ShapeJob) -> ShapeReport:
+    refuses = config.gateway.unknown_fields == "refuse"
+    checked_fields(job.route, job.body, config.gateway.limits, IgnoredFields(refuses=refuses))
+    return ShapeReport()
 
 
 def _plain(config: Config, text: LightText, job: PlainJob) -> PlainReport:
@@ -59,17 +71,18 @@ def vllm(config: Config) -> Work:
     prepare_process(EngineConfig(threads=1), 1)
     from services.gateway.full_api.vllm.build import build_helper
 
-    folder = resolve_model(config.model.path)
-    text = LightText(folder)
-    checker, writer = build_helper(config, folder)
+    text = light_text(config)
+    checker, writer = build_helper(config, model_folder(config))
     grammars = GrammarCompiler(checker.vllm_config)
 
     def work(job: Job) -> Result:
         match job:
             case PlainJob():
                 return _plain(config, text, job)
+            case ShapeJob():
+                return _shape(config, job)
             case ApiJob():
-                return ApiReport(asyncio.run(checker.check(job.route, job.body, job.context)))
+                return ApiReport(_checked(checker, job))
             case AnswerJob():
                 checker.set_context(job.context)
                 about = ApiRequest(job.route, job.body, Origin(job.request_id))
@@ -79,6 +92,12 @@ def vllm(config: Config) -> Work:
                 return grammars.compile(job.structured)
 
     return work
+
+
+def _checked(checker: Any, job: ApiJob) -> CheckedBody:
+    work = checker.check(job.route, job.body, job.context, job.images)
+    checked: CheckedBody = asyncio.run(work)
+    return checked
 
 
 class GrammarCompiler:

@@ -15,7 +15,7 @@ from services.gateway.api.intake import Intake
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.response_bodies import models_body
 from services.gateway.auth.caller import Caller
-from services.gateway.helper.jobs import PlainJob, PlainReport
+from services.gateway.helper.jobs import INLINE_BYTES_MAX, PlainJob, PlainReport
 from services.gateway.helper.pool import HelperPool
 from services.gateway.requests.core import Core
 from services.gateway.requests.events import Attended, Closed, Event, Opened
@@ -24,8 +24,6 @@ from services.gateway.streams.answer import Answer, FailureListener, TokenStream
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import TextStream
 from services.gateway.text.port import TextPort
-
-INLINE_BYTES_MAX = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,8 @@ class App:
         ignored: IgnoredFields,
         key_id: str,
     ) -> RequestSpec:
-        """Raises BatonError. What a body of `INLINE_BYTES_MAX` takes is a few milliseconds; a
-        helper process does a longer one."""
+        """Raises BatonError. A helper process prepares a body of more than
+        `INLINE_BYTES_MAX`."""
         if self._core.draining:
             raise draining()
         if len(body) <= INLINE_BYTES_MAX:

@@ -6,7 +6,8 @@ connection gets one write: one per engine step when steps come one by one, one f
 under load. Writing one connection after the other is also cheaper than writing between other work,
 because the receivers are awake and the caches warm.
 
-A client that does not read is cut when its transport buffers too much, in bytes or for too long.
+A client that does not read is cut when its transport buffers too much, or when it takes nothing for
+too long. That of a resumable stream is not: the stream's own buffer has a bound.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 
 TOKENS_MAX = 4_096
+#: At what a client takes, in the time in which it must take something.
+LOOKS = 10
 
 
 def reset(transport: asyncio.WriteTransport) -> None:
@@ -28,6 +33,33 @@ def reset(transport: asyncio.WriteTransport) -> None:
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
+
+
+@asynccontextmanager
+async def taken_in_time(
+    transport: asyncio.WriteTransport, limits: GatewayConfig
+) -> AsyncIterator[None]:
+    """Around writes that wait for their client. One that takes nothing for `slow_client_ms_max` is
+    cut. Raises ConnectionResetError then."""
+    loop, seconds = asyncio.get_running_loop(), limits.slow_client_ms_max / 1000
+    timer: asyncio.TimerHandle
+
+    def look(before: int) -> None:
+        nonlocal timer
+        unsent = transport.get_write_buffer_size()
+        if unsent < before:
+            limit.reschedule(loop.time() + seconds)
+        timer = loop.call_later(seconds / LOOKS, look, unsent)
+
+    timer = loop.call_later(seconds / LOOKS, look, 0)
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        reset(transport)
+        raise ConnectionResetError("the client takes nothing") from error
+    finally:
+        timer.cancel()
 
 
 class WriteBatcher:
@@ -62,14 +94,16 @@ class WriteBatcher:
 
 
 class ClientConnection:
-    """A client that gets events; a `Connection`."""
+    """A client that gets events; a `Connection`. `patient`: it is not cut because it is slow."""
 
     __slots__ = (
-        "_batcher", "_bytes_max", "_chunked", "_now", "_seconds_max", "_stuck_since", "_transport",
-        "_waiting", "cut_reason", "ended", "started",
+        "_batcher", "_bytes_max", "_chunked", "_now", "_patient", "_seconds_max", "_stuck_since",
+        "_stuck_with", "_transport", "_waiting", "cut_reason", "ended", "started",
     )  # fmt: skip
 
-    def __init__(self, limits: GatewayConfig, batcher: WriteBatcher) -> None:
+    def __init__(
+        self, limits: GatewayConfig, batcher: WriteBatcher, *, patient: bool = False
+    ) -> None:
         loop = asyncio.get_running_loop()
         #: Resolves with the first frame, or raises the refusal that came instead.
         self.started: asyncio.Future[None] = loop.create_future()
@@ -84,7 +118,16 @@ class ClientConnection:
         self._transport: asyncio.WriteTransport | None = None
         self._waiting: list[bytes] = []
         self._chunked = True
-        self._stuck_since = 0.0
+        self._patient = patient
+        #: When it last took something of what waits, and how many bytes it left; 0: nothing waits.
+        self._stuck_since, self._stuck_with = 0.0, 0
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client's side has not taken."""
+        transport = self._transport
+        buffered = transport.get_write_buffer_size() if transport is not None else 0
+        return buffered + sum(map(len, self._waiting))
 
     def attach(self, transport: asyncio.WriteTransport, *, chunked: bool) -> None:
         """The headers are written; frames follow. Without `chunked`, for HTTP/1.0, the body ends
@@ -113,7 +156,7 @@ class ClientConnection:
         payload = frames[0] if len(frames) == 1 else b"".join(frames)
         waiting = transport.get_write_buffer_size()
         if waiting:
-            if self._too_slow(waiting + len(payload)):
+            if not self._patient and self._too_slow(waiting, len(payload)):
                 self._cut(transport, waiting)
                 return
         else:
@@ -138,12 +181,13 @@ class ClientConnection:
         else:
             self.refuse(BatonError(Code.STREAM_CONFLICT, reason))
 
-    def _too_slow(self, waiting: int) -> bool:
-        """Bytes from earlier are still unsent: too many, or for too long without a pause."""
+    def _too_slow(self, waiting: int, more: int) -> bool:
+        """Bytes from earlier are still unsent: too many, or none was taken for too long."""
         now = self._now()
-        if not self._stuck_since:
+        if not self._stuck_since or waiting < self._stuck_with:
             self._stuck_since = now
-        return waiting > self._bytes_max or now - self._stuck_since > self._seconds_max
+        self._stuck_with = waiting + more
+        return self._stuck_with > self._bytes_max or now - self._stuck_since > self._seconds_max
 
     def _cut(self, transport: asyncio.WriteTransport, waiting: int) -> None:
         self.cut_reason = f"slow client, {waiting} bytes unsent"

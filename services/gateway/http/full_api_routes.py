@@ -7,7 +7,6 @@ event in the route's own shape, and the stream ends without [DONE].
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -22,6 +21,7 @@ from services.gateway.full_api.lazy import LazyApi
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply, Origin
 from services.gateway.full_api.timings import events_with_timings, with_timings
 from services.gateway.http.app import App
+from services.gateway.http.client_connection import taken_in_time
 from services.gateway.http.guard import JSON_TYPE, reply_headers
 from services.gateway.streams.connection import Connection
 
@@ -33,7 +33,7 @@ SSE_HEADERS = {
 
 
 class FullApiRoutes:
-    """`parses_chats`: the text of every chat goes through one of vLLM's parsers, so that no chat is
+    """`parses_chats`: every chat is rendered or parsed by classes of vLLM's, so that no chat is
     served without it."""
 
     def __init__(
@@ -108,21 +108,19 @@ class FullApiRoutes:
             response.force_close()
         await response.prepare(request)
         try:
-            await self._write(response, b"".join(early))
+            await self._write(request, response, b"".join(early))
             async for chunk in chunks:
-                await self._write(response, chunk)
+                await self._write(request, response, chunk)
         except BatonError as error:
-            await self._write(response, _failed(api_request.route, error))
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-            return response
-        await response.write_eof()
+            await self._write(request, response, _failed(api_request.route, error))
         return response
 
-    async def _write(self, response: web.StreamResponse, chunk: bytes) -> None:
-        """Raises TimeoutError for a client that takes nothing for too long."""
-        async with asyncio.timeout(self._config.slow_client_ms_max / 1000):
+    async def _write(
+        self, request: web.Request, response: web.StreamResponse, chunk: bytes
+    ) -> None:
+        if request.transport is None:
+            raise ConnectionResetError("the client left")
+        async with taken_in_time(request.transport, self._config):
             await response.write(chunk)
 
 

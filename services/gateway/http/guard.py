@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, cast
 
 from aiohttp import web
@@ -18,6 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from common.clock import Clock
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
+from common.net.connection_limits import answering
 from common.process.handled_request import HandledRequest
 from common.telemetry.log import Logger
 from services.gateway.api.ignored import IGNORED_HEADER, IgnoredFields
@@ -25,7 +27,7 @@ from services.gateway.api.intake import client_id, request_id
 from services.gateway.api.response_bodies import error_body, retry_after_seconds
 from services.gateway.auth.authenticator import Authenticator
 from services.gateway.auth.caller import Caller
-from services.gateway.http.connection_limits import LimitedConnection
+from services.gateway.http.client_connection import taken_in_time
 from services.gateway.http.cors import Origins, is_preflight, preflight_headers
 from services.gateway.http.reply import server_timing, traceparent
 from services.gateway.http.request_form import check_form
@@ -80,6 +82,8 @@ class Guard:
     ) -> None:
         """`operators`: of their own key file, if there is one. `ignored` makes the record of a new
         request. `handled` tells afterwards which one the loop did not get over."""
+        #: Requests whose answers are not yet written to their end.
+        self.answering = 0
         self._handled = handled
         self._operators = operators
         self._owners = owners
@@ -101,22 +105,34 @@ class Guard:
             request[TIMER] = PhaseTimer(self._clock.monotonic())
             request[IGNORED] = self._ignored()
             request[CORS] = {}
-            connection = _limited_connection(request)
-            if connection is not None:
-                connection.handler_began()
+            self.answering += 1
             try:
-                response = await self._answer(request, handler)
+                with answering(request.transport):
+                    response = await self._answer(request, handler)
+                    await self._finish(request, response)
             finally:
-                if connection is not None:
-                    connection.handler_ended()
-            if not response.prepared:
-                now = self._clock.monotonic()
-                response.headers.update(reply_headers(request, "total", now))
-                if "Upgrade" in request.headers:
-                    response.force_close()
+                self.answering -= 1
             return response
 
         return guard
+
+    async def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Writes what is left of the answer. A client that left after [DONE] has missed nothing."""
+        if not response.prepared:
+            now = self._clock.monotonic()
+            response.headers.update(reply_headers(request, "total", now))
+            if "Upgrade" in request.headers:
+                response.force_close()
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            return
+        transport.set_write_buffer_limits(0)  # the end is when the kernel has everything
+        with suppress(ConnectionError):
+            async with taken_in_time(transport, self._config):
+                writer = await response.prepare(request)
+                await response.write_eof()
+                if writer is not None:
+                    await writer.drain()  # without chunks there is no end to write
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -159,13 +175,6 @@ class Guard:
         if path in OPERATORS and operators is None and self._config.keys_file:
             sentence = f"{path} needs a key of gateway.operator_keys_file, which is not set"
             raise BatonError(Code.OPERATORS_ONLY, sentence)
-
-
-def _limited_connection(request: web.Request) -> LimitedConnection | None:
-    """None when the connection is gone already."""
-    transport = request.transport
-    protocol = transport.get_protocol() if transport is not None else None
-    return protocol if isinstance(protocol, LimitedConnection) else None
 
 
 def error_response(error: BatonError, body: bytes | None = None) -> web.Response:

@@ -27,7 +27,7 @@ from services.gateway.api.response_bodies import error_body
 from services.gateway.api.sse import SseAnswer
 from services.gateway.auth.caller import Caller
 from services.gateway.http.app import App
-from services.gateway.http.client_connection import ClientConnection, WriteBatcher
+from services.gateway.http.client_connection import ClientConnection, WriteBatcher, reset
 from services.gateway.http.guard import CALLER, JSON_TYPE, RESUMABLE
 from services.gateway.http.stream_owners import StreamOwners
 from services.gateway.streams.connection import END, Connection
@@ -36,12 +36,13 @@ from services.gateway.streams.replay import ReplayTable, StreamReplay
 RESUME_PATH = "/v1/streams/{id}"
 ID_HEADER = "x-stream-id"
 LAST_ID = re.compile(r"\d{1,15}")
-PREFIXES = tuple(f"{kind.value}-" for kind in Kind)
+#: Those of response ids.
+PREFIXES = ("resp_", *(f"{kind.value}-" for kind in Kind))
 
-#: Sends a stream's headers, and attaches the connection.
-Begin = Callable[[web.Request, ClientConnection, Mapping[str, str]], Awaitable[web.StreamResponse]]
-#: Sends the end of a stream's body.
-Flush = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
+#: Sends a stream's headers, and attaches the connection, if there is one.
+Begin = Callable[
+    [web.Request, ClientConnection | None, Mapping[str, str]], Awaitable[web.StreamResponse]
+]
 #: Writes a stream's events.
 Produce = Callable[[Connection], Coroutine[Any, Any, None]]
 
@@ -66,7 +67,7 @@ def wants_stream(body: bytes) -> bool:
     """Of a body that has yet to be checked; one that is no JSON is refused later."""
     try:
         return msgspec.json.decode(body, type=StreamFlag).stream
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return True
 
 
@@ -82,7 +83,6 @@ class ResumableRoutes:
         *,
         batcher: WriteBatcher,
         begin: Begin,
-        flush: Flush,
         clock: Clock,
         log: Logger,
     ) -> None:
@@ -91,7 +91,6 @@ class ResumableRoutes:
         self._owners = owners
         self._batcher = batcher
         self._begin = begin
-        self._flush = flush
         self._now = clock.monotonic
         self._log = log
         self._tasks = Tasks()
@@ -134,8 +133,14 @@ class ResumableRoutes:
         owner = self._owners.other_owner(request, stream_id)
         if owner:
             return await self._relay(request, owner)
+        key_id = request[CALLER].key_id
         prefix = next((prefix for prefix in PREFIXES if stream_id.startswith(prefix)), "")
-        replay = self._replays.find(stream_id.removeprefix(prefix), request[CALLER].key_id)
+        try:
+            replay = self._replays.find(stream_id, key_id)
+        except BatonError as error:
+            if not prefix or error.code is not Code.NOT_FOUND:
+                raise
+            replay = self._replays.find(stream_id.removeprefix(prefix), key_id)
         return await self._follow(request, replay, after)
 
     def tick(self) -> None:
@@ -145,7 +150,7 @@ class ResumableRoutes:
         for replay in self._replays.full():
             kept = self._config.resumable_bytes_max
             sentence = (
-                f"it was ended, because nobody read it and its buffer of {kept} bytes is full"
+                f"it was ended, because its buffer of {kept} bytes is full of what nobody took"
             )
             self._end(replay.request_id, sentence)
             error = BatonError(Code.STREAM_GONE, sentence)
@@ -171,7 +176,7 @@ class ResumableRoutes:
     async def _follow(
         self, request: web.Request, replay: StreamReplay, after: int
     ) -> web.StreamResponse:
-        connection = ClientConnection(self._config, self._batcher)
+        connection = ClientConnection(self._config, self._batcher, patient=True)
         left = replay.quiet_since > 0
         replay.attach(connection, after)
         if left:
@@ -181,7 +186,6 @@ class ResumableRoutes:
                 await connection.started
             response = await self._begin(request, connection, {ID_HEADER: replay.request_id})
             await connection.ended
-            await self._flush(request, response)
         finally:
             self._replays.release(replay, connection, self._now())
             if not (replay.has_client or replay.ended):
@@ -189,21 +193,19 @@ class ResumableRoutes:
         return response
 
     async def _relay(self, request: web.Request, owner: str) -> web.StreamResponse:
-        """Another process's answer, as it comes. Where that breaks off, so does ours."""
+        """Another process's answer, as the client takes it. Where that breaks off, so does ours."""
         async with self._owners.answer_of(owner, request) as answer:
             if answer.status != 200:
                 body = await answer.read()
                 return web.Response(body=body, status=answer.status, content_type=JSON_TYPE)
-            connection = ClientConnection(self._config, self._batcher)
             headers = {ID_HEADER: answer.headers[ID_HEADER]}
-            response = await self._begin(request, connection, headers)
+            response = await self._begin(request, None, headers)
             try:
                 async for chunk in answer.content.iter_any():
-                    connection.write(chunk)
+                    await response.write(chunk)
             except aiohttp.ClientError:
-                connection.cut("the gateway that has the stream closed it")
-            connection.end()
-            await self._flush(request, response)
+                if request.transport is not None:
+                    reset(request.transport)
             return response
 
 

@@ -25,8 +25,9 @@ from aiohttp.typedefs import Handler
 from common.clock import Clock
 from common.config import Config
 from common.errors import BatonError, Code
+from common.net.connection_limits import ConnectionLimits, LimitedConnection
+from common.process.descriptors import kept_from_clients, soft_limit
 from common.telemetry.log import Logger
-from services.gateway.api.bounds import check_members
 from services.gateway.api.intake import deadline_ms, session_id, wants_timings
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.parse import kind_of
@@ -38,8 +39,7 @@ from services.gateway.full_api.lazy import plain_refusal
 from services.gateway.full_api.port import Origin
 from services.gateway.http.about_routes import AboutRoutes
 from services.gateway.http.app import App
-from services.gateway.http.client_connection import ClientConnection, WriteBatcher, reset
-from services.gateway.http.connection_limits import ConnectionLimits, LimitedConnection
+from services.gateway.http.client_connection import ClientConnection, WriteBatcher
 from services.gateway.http.full_api_routes import SSE_HEADERS, FullApiRoutes, error_body_of
 from services.gateway.http.guard import (
     CALLER,
@@ -54,7 +54,7 @@ from services.gateway.http.guard import (
 )
 from services.gateway.http.memory_limit import MemoryLimit
 from services.gateway.http.reply import checked_trace
-from services.gateway.http.request_form import check_body_type
+from services.gateway.http.request_form import check_body_type, read_body
 from services.gateway.http.resumable import (
     RESUME_PATH,
     ResumableRoutes,
@@ -91,6 +91,7 @@ class HttpServer:
         self._config = gateway = config.gateway
         self._clock = clock
         self._owners = owners
+        self._guard = guard
         self.batcher = WriteBatcher()
         self.resumable = ResumableRoutes(
             app,
@@ -98,7 +99,6 @@ class HttpServer:
             owners,
             batcher=self.batcher,
             begin=self._begin,
-            flush=self._flush,
             clock=clock,
             log=log,
         )
@@ -118,9 +118,16 @@ class HttpServer:
             keepalive_timeout=gateway.idle_ms_max / 1000,
             shutdown_timeout=SHUTDOWN_SECONDS,
         )
-        self.connection_limits = ConnectionLimits(config)
+        self.connection_limits = ConnectionLimits(
+            gateway.connections_max,
+            gateway.connections_per_ip_max,
+            gateway.header_ms_max / 1000,
+            kept_from_clients(config, soft_limit()),
+        )
         self.memory_limit = MemoryLimit(config.gateway)
         self._listener: asyncio.Server | None = None
+        #: On the Unix socket, for the other gateways of this host.
+        self._local: asyncio.Server | None = None
 
     @property
     def routes(self) -> list[tuple[str, str]]:
@@ -128,19 +135,23 @@ class HttpServer:
         resources = self._runner.app.router.resources()
         return [(route.method, resource.canonical) for resource in resources for route in resource]
 
+    @property
+    def answering(self) -> int:
+        """Requests whose answers are not yet written to their end."""
+        return self._guard.answering
+
     async def start(self, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Returns the address it listens on."""
         host, port = self._config.host, self._config.port
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
+        loop, limits = asyncio.get_running_loop(), self.connection_limits
         try:
-            self._listener = listener = await asyncio.get_running_loop().create_server(
-                lambda: LimitedConnection(self.connection_limits, server),
+            self._listener = listener = await loop.create_server(
+                lambda: LimitedConnection(limits, server, tls),
                 host,
                 port,
-                ssl=tls,
-                ssl_handshake_timeout=self.connection_limits.header_seconds if tls else None,
                 reuse_port=True,
                 backlog=BACKLOG,
             )
@@ -150,7 +161,9 @@ class HttpServer:
             ) from error
         path = self._owners.socket_path
         path.unlink(missing_ok=True)
-        await web.UnixSite(self._runner, str(path)).start()
+        self._local = await loop.create_unix_server(
+            lambda: LimitedConnection(limits, server), str(path)
+        )
         path.chmod(0o660)
         for sock in listener.sockets:  # its connections inherit it
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -164,6 +177,8 @@ class HttpServer:
 
     async def close(self) -> None:
         self.stop_listening()
+        if self._local is not None:
+            self._local.close()
         await self.resumable.close()
         await self._runner.cleanup()
         self._owners.socket_path.unlink(missing_ok=True)
@@ -251,17 +266,7 @@ class HttpServer:
         INVALID_REQUEST)."""
         check_body_type(request.headers.get("Content-Type", ""), self._config.body_types)
         self.memory_limit.check()
-        if request.content.is_eof():
-            body = await request.read()
-        else:
-            try:
-                async with asyncio.timeout(self._config.body_ms_max / 1000):
-                    body = await request.read()
-            except TimeoutError:
-                sentence = f"the request body did not come within {self._config.body_ms_max:.0f} ms"
-                raise BatonError(Code.REQUEST_TIMEOUT, sentence) from None
-        check_members(body, self._config.limits)
-        return body
+        return await read_body(request, self._config)
 
     async def _answer_at_once(self, spec: RequestSpec, caller: Caller) -> web.Response:
         done = asyncio.Event()
@@ -287,7 +292,6 @@ class HttpServer:
             await connection.started
             response = await self._begin(request, connection)
             await connection.ended
-            await self._flush(request, response)
         finally:
             self._app.close(spec, connection.cut_reason or "client gone")
         return response
@@ -295,7 +299,7 @@ class HttpServer:
     async def _begin(
         self,
         request: web.Request,
-        connection: ClientConnection,
+        connection: ClientConnection | None,
         more: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
         chunked = request.version >= HttpVersion11
@@ -310,18 +314,9 @@ class HttpServer:
         if writer is None or request.transport is None:
             raise ConnectionResetError("the client left")
         writer.send_headers()
-        connection.attach(request.transport, chunked=chunked)
+        if connection is not None:
+            connection.attach(request.transport, chunked=chunked)
         return response
-
-    async def _flush(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Writes the end of the body. A client that does not take it in time is cut; one that left
-        after [DONE] has missed nothing."""
-        try:
-            async with asyncio.timeout(self._config.slow_client_ms_max / 1000):
-                await response.write_eof()
-        except (TimeoutError, ConnectionError):
-            if request.transport is not None:
-                reset(request.transport)
 
 
 def _origin(request: web.Request) -> Origin:

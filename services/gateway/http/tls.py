@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import BinaryIO
 
 from common.config import GatewayConfig
 from common.errors import ConfigError
+from common.process.owned_files import open_trusted
 from common.process.watched_file import WatchedFile
 from common.telemetry.log import Logger
 
@@ -31,13 +33,15 @@ class Certificate:
         self._file.refresh()
 
     def _load(self, certificate: Path) -> None:
-        """Tries the pair in a context of its own first: a failure must not touch the server's."""
-        for context in (_context(), self.context):
-            try:
-                context.load_cert_chain(certificate, self._key, password=_no_password)
-            except (OSError, ssl.SSLError, ValueError) as error:
-                sentence = f"{certificate} with {self._key} cannot be used: {error}"
-                raise ConfigError("gateway.tls_certificate_file", sentence) from error
+        """Tries the pair in a context of its own first: a failure must not touch the server's. What
+        was judged is what is read."""
+        try:
+            with open_trusted(certificate) as chain, open_trusted(self._key, secret=True) as key:
+                for context in (_context(), self.context):
+                    context.load_cert_chain(_path(chain), _path(key), password=_no_password)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            sentence = f"{certificate} with {self._key} cannot be used: {error}"
+            raise ConfigError("gateway.tls_certificate_file", sentence) from error
 
 
 def open_certificate(config: GatewayConfig, log: Logger) -> Certificate | None:
@@ -49,6 +53,11 @@ def open_certificate(config: GatewayConfig, log: Logger) -> Certificate | None:
         missing = "tls_key_file" if certificate else "tls_certificate_file"
         raise ConfigError(f"gateway.{missing}", "TLS needs both files, a certificate and its key")
     return Certificate(certificate, key, log)
+
+
+def _path(file: BinaryIO) -> str:
+    """Of a file that is open."""
+    return f"/proc/self/fd/{file.fileno()}"
 
 
 def _context() -> ssl.SSLContext:

@@ -229,7 +229,7 @@ class Core:
             request.move(State.SUBMITTED, now)
         request.move(State.PLACED, now)
         request.ask_in(self._router_wait, now)
-        request.left_worker = ""
+        request.left_worker = request.moved_from = ""
         worker = identity_of(placed.decode, placed.decode_incarnation)
         self._table.assign(request, worker.encode())
 
@@ -281,7 +281,9 @@ class Core:
         self.lifecycle.pending_cancels.clear()
         placed = [request for request in self._table if request.state is State.PLACED]
         again = [self.lifecycle.submit(request, now) for request in placed]
-        return actions + again + self._submit_held(now)
+        left = [request for request in self._table if request.abandoned and request.submitted]
+        told = [self.lifecycle.attention(request) for request in left]
+        return actions + again + told + self._submit_held(now)
 
     def _router_down(self, now: float) -> list[Action]:
         if not self.router_up:

@@ -121,11 +121,15 @@ class RequestLifecycle:
                 continue
             request.abandoned = not event.attended
             if self.router_up and request.submitted:
-                message = Abandoned(
-                    request_id=request_id, attempt=request.attempt, abandoned=request.abandoned
-                )
-                actions.append(ToRouter(message))
+                actions.append(self.attention(request))
         return actions
+
+    @staticmethod
+    def attention(request: LiveRequest) -> Action:
+        """Tells the router whether somebody reads the stream."""
+        request_id, attempt = request.spec.request_id, request.attempt
+        message = Abandoned(request_id=request_id, attempt=attempt, abandoned=request.abandoned)
+        return ToRouter(message)
 
     def fail(
         self, request: LiveRequest, error: BatonError, notify: Notify, now: float
@@ -177,7 +181,9 @@ class RequestLifecycle:
         emitted = len(request.stream.journal.emitted)
         obstacle = recovery.resume_obstacle(request.spec.sampling, emitted, self.fleet)
         movable = error.code in recovery.MOVABLE and not obstacle and not self.draining
-        if not self._recovers or not movable or request.attempt >= recovery.ATTEMPTS_MAX:
+        kept = error.code in recovery.KEPT
+        again = kept or request.attempt < recovery.ATTEMPTS_MAX
+        if not self._recovers or not movable or not again:
             error = recovery.interrupted(error, emitted, obstacle)
             return self.fail(request, error, notify, now)
         actions: list[Action] = []
@@ -186,6 +192,8 @@ class RequestLifecycle:
             reason = error.code.value
             abort = Abort(request_id=request_id, attempt=request.attempt, reason=reason)
             actions.append(ToWorker(request.worker, abort))
+        if kept and emitted:
+            request.moved_from = request.worker.decode(errors="replace")
         self.table.unassign(request)
         if request.state is not State.HELD:
             request.move(State.HELD, now)

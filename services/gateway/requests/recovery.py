@@ -22,10 +22,13 @@ MOVABLE = frozenset(
         Code.ENGINE_FAILED,
         Code.KV_TRANSFER_FAILED,
         Code.PREEMPTED,
+        Code.MOVED,
         Code.STREAM_INTERRUPTED,
         Code.DRAINING,
     }
 )
+#: Those with which a decode worker that lives ends a stream and keeps its KV.
+KEPT = frozenset({Code.MOVED, Code.DRAINING})
 ATTEMPTS_MAX = 16
 #: A request that D declined before it began is submitted again up to this attempt.
 PLACEMENTS_MAX = 3

@@ -101,6 +101,8 @@ class LiveRequest:
     abandoned: bool = False
     #: Identity of the worker that it left because nothing came from it; empty once placed again.
     left_worker: str = ""
+    #: Identity of the worker that keeps its KV, because the stream moves; empty once placed again.
+    moved_from: str = ""
 
     @property
     def attempt(self) -> int:
@@ -153,6 +155,7 @@ class LiveRequest:
             sampling=remaining_sampling(spec.sampling, len(journal.emitted)),
             cache_salt=salt,
             emitted=len(journal.emitted),
+            images=spec.images,
         )
         submit = Submit(
             request_id=spec.request_id,
@@ -167,9 +170,10 @@ class LiveRequest:
             session=spec.session,
             local_reason=spec.local_reason,
             left=self.left_worker,
+            moved_from=self.moved_from,
             abandoned=self.abandoned,
-            prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), salt),
+            prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), salt, spec.images),
             resumable=not resume_obstacle(spec.sampling, 1, fleet),
-            prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, salt),
+            prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, salt, spec.images),
         )
         return submit, body

@@ -5,9 +5,9 @@ every event on to the client that is connected and keeps it for one that comes b
 holds all of them: a stream without a client is kept for `keep_seconds`, whether it runs or has
 ended, and then dropped. The table remembers for a while which ids it dropped, so that a late client
 gets "gone" and not "not found". Every bound has its answer: with too many streams a new one is
-refused, a key has a share of them, and a stream with too many bytes drops its oldest events.
-Without a client it drops none that no client was sent: it is `full`, takes nothing more and must be
-ended.
+refused, a key has a share of them, and a stream with too many bytes drops its oldest events. It
+drops none that its client has yet to take, be it slow or gone: when those are too many, the stream
+is `full`, takes nothing more and must be ended.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ EVENT_ID_BYTES_MAX = 64
 
 
 class Client(Connection, Protocol):
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client's side has not taken."""
+        ...
+
     def cut(self, reason: str) -> None:
         """Ends it so that whoever reads it sees an error."""
         ...
@@ -39,14 +44,16 @@ class StreamReplay:
         self.quiet_since = 0.0
         #: Nothing more will be written.
         self.ended = False
-        #: It was written to beyond its bound while nobody read it.
+        #: It was written to beyond its bound while nobody took its events.
         self.full = False
         self._bytes_max = bytes_max
         self._bytes = 0
         self._events: deque[bytes] = deque()
         self._last = 0
-        #: Number of the last event that a client was sent.
-        self._sent = 0
+        #: Number of the last event that a client is known to have taken.
+        self._taken = 0
+        #: Bytes of the events after it.
+        self._untaken_bytes = 0
         self._refusal: BatonError | None = None
         self._client: Client | None = None
 
@@ -64,25 +71,36 @@ class StreamReplay:
         return self._last > 0
 
     def write(self, payload: bytes) -> None:
-        """One or several whole events."""
+        """One or several whole events. All are kept, even beyond the bound; what is too much is
+        dropped by the next call."""
+        self._drop_taken()
+        self.full = self.full or self._bytes > self._bytes_max
         if self.full:
             return
         numbered = []
         for event in payload.split(END)[:-1]:
             self._last += 1
             numbered.append(b"id: %d\n%b%b" % (self._last, event, END))
-            self._bytes += len(numbered[-1])
-        if not numbered:
-            return
+        size = sum(map(len, numbered))
+        self._bytes += size
+        self._untaken_bytes += size
         self._events += numbered
-        if self._client is not None:
+        if self._client is not None and numbered:
             self._client.write(b"".join(numbered))
-            self._sent = self._last
-        while self._bytes > self._bytes_max and len(self._events) > 1:
-            if self._last - len(self._events) >= self._sent:
-                self.full = True
-                return
+
+    def _drop_taken(self) -> None:
+        """Drops the oldest events over the bound that the client has taken."""
+        dropped = self._last - len(self._events)
+        unsent = self._client.unsent if self._client is not None else self._untaken_bytes
+        while self._taken < self._last:
+            size = len(self._events[self._taken - dropped])
+            if self._untaken_bytes - size < unsent:
+                break
+            self._taken += 1
+            self._untaken_bytes -= size
+        while self._bytes > self._bytes_max and dropped < self._taken:
             self._bytes -= len(self._events.popleft())
+            dropped += 1
 
     def end_full(self, event: bytes) -> None:
         """Ends a full stream; `event`, a whole one, is the last and says why."""
@@ -116,9 +134,9 @@ class StreamReplay:
             self._client.cut("its stream was taken up by another connection")
         self._client = client
         missed = b"".join(list(self._events)[after - dropped :])
+        self._taken, self._untaken_bytes = after, len(missed)
         if missed:
             client.write(missed)
-        self._sent = self._last
         if self._refusal is not None:
             client.refuse(self._refusal)
         elif self.ended:
@@ -197,7 +215,8 @@ class ReplayTable:
         return [replay.request_id for replay in due if not replay.ended]
 
     def full(self) -> list[StreamReplay]:
-        """The streams that must be ended because nobody reads them and their bound is reached."""
+        """The streams that must be ended because nobody takes their events and their bound is
+        reached."""
         return [replay for replay in self._replays.values() if replay.full and not replay.ended]
 
     def _drop_ended(self, key_id: str | None = None) -> bool:

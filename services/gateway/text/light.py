@@ -14,22 +14,54 @@ import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
+from common.config import Config
 from common.errors import BatonError, Code, ConfigError
+from common.model.checkpoint import read_model_config
+from common.model.resolve import model_folder, tokenizer_folder
 from services.gateway.text.detokenizer import (
     ByteLevelDetokenizer,
     DecodeStreamDetokenizer,
     byte_level_pieces,
 )
 from services.gateway.text.port import Detokenizer, SamplingDefaults
-from services.gateway.text.template import ChatTemplate
+from services.gateway.text.template import ChatTemplate, read_template
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
-class LightText:
-    """Raises ConfigError when the folder's tokenizer cannot be used."""
+def light_text(config: Config) -> LightText:
+    """Of the fleet's model, with the engine arguments that concern text. Raises ConfigError."""
+    folder, given = model_folder(config), config.model_args
+    return LightText(
+        tokenizer_folder(config),
+        model=read_model_config(folder, given.get("hf_overrides")),
+        defaults=_sampling(folder, given.get("generation_config", "auto"))
+        | given.get("override_generation_config", {}),
+        template=read_template(config.model.chat_template),
+    )
 
-    def __init__(self, folder: Path) -> None:
+
+def _sampling(folder: Path, generation_config: str) -> dict[str, Any]:
+    """The engine argument is `auto` for the model's own file, `vllm` for none, or a folder."""
+    if generation_config == "vllm":
+        return {}
+    chosen = folder if generation_config == "auto" else Path(generation_config)
+    return _read(chosen / "generation_config.json")
+
+
+class LightText:
+    """`folder` has the tokenizer, and by default also what else is not given: `model` (its
+    config.json), `defaults` (its generation_config.json) and `template`. Raises ConfigError when
+    the tokenizer cannot be used."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: dict[str, Any] | None = None,
+        defaults: dict[str, Any] | None = None,
+        template: str | None = None,
+    ) -> None:
         path = folder / "tokenizer.json"
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
@@ -41,13 +73,19 @@ class LightText:
         special = {**_read(folder / "special_tokens_map.json"), **config}
         tokens = {name: _token(special.get(name)) for name in TOKEN_NAMES}
         self._bos = self._missing_bos(config, tokens["bos_token"])
-        self._template = _template(folder, config, {k: v for k, v in tokens.items() if v})
-        model = _read(folder / "config.json")
+        source = template or _template_source(folder, config)
+        known = {name: token for name, token in tokens.items() if token}
+        self._template = ChatTemplate(source, known) if source else None
+        if model is None:
+            model = _read(folder / "config.json")
+        if defaults is None:
+            defaults = _read(folder / "generation_config.json")
         self._vocab_size = max(
             self._tokenizer.get_vocab_size(with_added_tokens=True), _number(model, "vocab_size")
         )
         self._context = _number(model, "max_position_embeddings")
-        self._defaults = _defaults(_read(folder / "generation_config.json"))
+        self._takes_images = isinstance(model.get("vision_config"), dict)
+        self._defaults = _defaults(defaults)
         self._token_chars_max = max(map(len, self._tokenizer.get_vocab()), default=1)
         byte_level = isinstance(self._tokenizer.decoder, ByteLevel)
         self._pieces = byte_level_pieces(self._tokenizer) if byte_level else None
@@ -63,6 +101,10 @@ class LightText:
     @property
     def defaults(self) -> SamplingDefaults:
         return self._defaults
+
+    @property
+    def takes_images(self) -> bool:
+        return self._takes_images
 
     def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
         if self._template is None:
@@ -120,13 +162,13 @@ def _number(config: dict[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _template(folder: Path, config: dict[str, Any], tokens: dict[str, str]) -> ChatTemplate | None:
+def _template_source(folder: Path, config: dict[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source}
         source = named.get("default")
-    return ChatTemplate(source, tokens) if isinstance(source, str) and source else None
+    return source if isinstance(source, str) else ""
 
 
 def _defaults(config: dict[str, Any]) -> SamplingDefaults:

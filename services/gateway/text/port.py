@@ -45,6 +45,11 @@ class TextPort(Protocol):
     @property
     def defaults(self) -> SamplingDefaults: ...
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model does. Its template may want text as parts, which vLLM finds out."""
+        ...
+
     def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
         """Raises BatonError(INVALID_REQUEST) when the model's template refuses the messages."""
         ...

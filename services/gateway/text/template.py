@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -42,6 +43,16 @@ def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern)
+
+
+def read_template(path: str) -> str | None:
+    """The text of `model.chat_template`; None where none is named. Raises ConfigError."""
+    if not path:
+        return None
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("model.chat_template", f"{path} cannot be read: {error}") from error
 
 
 class ChatTemplate:

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 from common.config import HealthConfig
 from common.config.exposure import is_loopback
 from common.errors import BatonError
+from common.net.connection_limits import answering
 from common.process.watched_file import WatchedFile
 from common.security.api_key_check import KeyCheck
 from common.security.api_keys import read_keys
@@ -40,11 +41,11 @@ class HealthGuard:
     def middleware(self) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            resource = request.match_info.route.resource
-            if resource is not None and resource.canonical in OPEN:
-                return await handler(request)
-            refusal = self._refusal(request)
-            return await handler(request) if refusal is None else refusal
+            with answering(request.transport):
+                resource = request.match_info.route.resource
+                is_open = resource is not None and resource.canonical in OPEN
+                refusal = None if is_open else self._refusal(request)
+                return await handler(request) if refusal is None else refusal
 
         return guard
 

@@ -36,8 +36,9 @@ class LoadSnapshot(NamedTuple):
     seconds_per_token: float
     #: Seconds to compute the request's own prompt.
     own_seconds: float
-    #: KV tokens that the request needs on its decode worker.
+    #: KV tokens that the request needs on its decode worker, and those before it on theirs.
     own_kv: int
+    ahead_kv: float
     #: Seconds of the handoff that are not overlapped with computing the prompt.
     transfer_seconds: float
     decode: Pool
@@ -82,7 +83,7 @@ def decode_wait(load: LoadSnapshot) -> float:
     """Seconds until slots and KV are free for the request and for all that is ahead of it."""
     pool, residence = load.decode, load.decode_residence_s
     slots_short = load.ahead.requests + 1 - pool.slots_free
-    kv_short = load.ahead.total_tokens + load.own_kv - pool.kv_free
+    kv_short = load.ahead_kv + load.own_kv - pool.kv_free
     wait = 0.0
     if slots_short > 0:
         wait = slots_short * residence / max(1.0, pool.slots)

@@ -23,7 +23,8 @@ def learn_first_token(estimates: Estimates, worker: Worker, attempt: Attempt, no
         return
     if report.kv is None or not report.kv.complete:
         tokens = attempt.request.prompt_tokens - report.cached_tokens
-        if attempt.placement is not None and attempt.placement.prefill is None:
+        placement = attempt.placement
+        if placement is not None and placement.prefill is None and not attempt.moved_from:
             estimates.local_prefill.ended(worker.name, tokens, report.elapsed_ms / 1000, now)
         return
     if attempt.placement is None or attempt.placement.prefill is None:

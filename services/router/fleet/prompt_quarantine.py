@@ -4,9 +4,15 @@ long.
 Theory of operation: when a worker dies, every prompt that was on it may be the cause, and one death
 is chance. A prompt that was on `deaths_max` workers when they died is a suspect. Its next attempt
 is a trial: it runs on a decode worker that was set aside for it (`trials.py`), so that nobody else
-dies with it. If that worker lives, the prompt is cleared. If it dies, the prompt is quarantined, at
-the latest after its third worker. When other workers died lately on which the prompt never was,
-something else kills workers, too, and the prompt has up to `TRIALS_MAX` trials.
+dies with it. If that worker lives, the prompt is cleared. If it dies, the prompt is quarantined.
+
+Something else kills workers, too, when others died lately on which the prompt never was, or when an
+attempt got further than the one before it, to a token. A suspect then has up to `TRIALS_MAX`
+trials. But one that has died `deaths_max` + 1 times since a token of it was last made has the one
+trial that it has otherwise: a prompt that kills whatever computes it looks like that, and chance
+seldom strikes that early three times in a row. From its first death without a token on, a prompt is
+given to a decode worker alone, because with a prefill worker it could kill two at once. So such a
+prompt kills `deaths_max` + 1 workers at most, whatever else dies.
 
 Deaths of both roles count, because a prompt that kills P is then computed by D. A request that
 ends, or runs for `PROOF_SECONDS` after its first token, clears its prompt of the decode workers
@@ -21,6 +27,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.messages import Role
 from services.router.fleet.trials import Trials
@@ -48,12 +55,30 @@ class QuarantinedPrompt:
     refused: int = 0
 
 
+class Death(NamedTuple):
+    #: Of the worker.
+    role: Role
+    #: Whether a token was made of the prompt, by this attempt or since by another one.
+    had_token: bool
+    #: Whether the worker was set aside for the prompt.
+    trial: bool
+
+
 @dataclass(slots=True)
 class Suspicion:
-    #: Role of each worker that died with the prompt on it, by identity.
-    workers: dict[str, Role] = field(default_factory=dict)
-    #: Trials whose worker died.
-    trials: int = 0
+    #: How each worker died that had the prompt, by identity.
+    deaths: dict[str, Death] = field(default_factory=dict)
+    #: Whether a token was made after a death without one.
+    got_further: bool = False
+
+    @property
+    def trials(self) -> int:
+        return sum(death.trial for death in self.deaths.values())
+
+    @property
+    def without_token(self) -> int:
+        """Deaths since a token was last made of the prompt."""
+        return sum(not death.had_token for death in self.deaths.values())
 
 
 @dataclass(slots=True)
@@ -73,42 +98,45 @@ class PromptQuarantine:
         """This worker (identity) died, whatever was on it."""
         self._deaths.append((now, worker))
 
-    def doubt(self, digest: bytes, worker: str) -> None:
+    def doubt(self, digest: bytes, worker: str, *, had_token: bool) -> None:
         """The prompt's gateway left this decode worker. Until it shows that it lives (`trust`), it
         counts as dead."""
-        self._suspicions.setdefault(digest, Suspicion()).workers[worker] = Role.DECODE
-        if len(self._suspicions) > SUSPECTS_MAX:
-            self._suspicions.popitem(last=False)
+        self._suspect(digest, worker, Death(Role.DECODE, had_token, trial=False))
 
     def trust(self, digest: bytes, worker: str) -> None:
         """The worker that was left lives. Idempotent."""
         suspicion = self._suspicions.get(digest)
         if suspicion is not None:
-            suspicion.workers.pop(worker, None)
-            if not suspicion.workers:
+            suspicion.deaths.pop(worker, None)
+            if not suspicion.deaths:
                 del self._suspicions[digest]
 
     def record_death(
-        self, digest: bytes, request_id: str, worker: str, role: Role, now: float, *, trial: bool
+        self, digest: bytes, request_id: str, worker: str, death: Death, now: float
     ) -> QuarantinedPrompt | None:
-        """The worker died with this prompt on it. `trial`: as its trial. Returns the row if the
-        prompt is quarantined by this."""
-        suspicion = self._suspicions.setdefault(digest, Suspicion())
-        suspicion.workers[worker] = role
-        suspicion.trials += trial
-        self._suspicions.move_to_end(digest)
-        if len(self._suspicions) > SUSPECTS_MAX:
-            self._suspicions.popitem(last=False)
-        trials = TRIALS_MAX if self._others_died(suspicion, now) else 1
-        if suspicion.trials < trials or digest in self._quarantined:
+        """The worker died with this prompt on it. Returns the row if the prompt is quarantined by
+        this."""
+        suspicion = self._suspect(digest, worker, death)
+        chance = suspicion.without_token <= self.deaths_max and (
+            suspicion.got_further or self._others_died(suspicion, now)
+        )
+        if suspicion.trials < (TRIALS_MAX if chance else 1) or digest in self._quarantined:
             return None
         del self._suspicions[digest]
         until = now + QUARANTINE_SECONDS
-        row = QuarantinedPrompt(digest, request_id, tuple(sorted(suspicion.workers)), until)
+        row = QuarantinedPrompt(digest, request_id, tuple(sorted(suspicion.deaths)), until)
         self._quarantined[digest] = row
         if len(self._quarantined) > QUARANTINED_MAX:
             self._quarantined.popitem(last=False)
         return row
+
+    def record_token(self, digest: bytes) -> None:
+        """The first token of an attempt was made."""
+        suspicion = self._suspicions.get(digest)
+        if suspicion is not None:
+            suspicion.got_further |= suspicion.without_token > 0
+            deaths = suspicion.deaths.items()
+            suspicion.deaths = {name: death._replace(had_token=True) for name, death in deaths}
 
     @property
     def has_suspicions(self) -> bool:
@@ -117,16 +145,21 @@ class PromptQuarantine:
     def is_suspect(self, digest: bytes) -> bool:
         """Whether the prompt may only be placed as a trial."""
         suspicion = self._suspicions.get(digest)
-        return suspicion is not None and len(suspicion.workers) >= self.deaths_max
+        return suspicion is not None and len(suspicion.deaths) >= self.deaths_max
+
+    def must_be_local(self, digest: bytes) -> bool:
+        """Whether only one worker may have the prompt at a time."""
+        suspicion = self._suspicions.get(digest)
+        return suspicion is not None and suspicion.without_token > 0
 
     def clear(self, digest: bytes, roles: tuple[Role, ...]) -> None:
         """Workers of these roles lived with the prompt."""
         suspicion = self._suspicions.get(digest)
         if suspicion is None:
             return
-        workers = {name: role for name, role in suspicion.workers.items() if role not in roles}
-        suspicion.workers, suspicion.trials = workers, 0
-        if not workers:
+        deaths = suspicion.deaths.items()
+        suspicion.deaths = {name: death for name, death in deaths if death.role not in roles}
+        if not suspicion.deaths:
             del self._suspicions[digest]
 
     def refuse(self, digest: bytes, now: float) -> QuarantinedPrompt | None:
@@ -153,9 +186,17 @@ class PromptQuarantine:
             del self._quarantined[known]
         return len(lifted)
 
+    def _suspect(self, digest: bytes, worker: str, death: Death) -> Suspicion:
+        suspicion = self._suspicions.setdefault(digest, Suspicion())
+        suspicion.deaths[worker] = death
+        self._suspicions.move_to_end(digest)
+        if len(self._suspicions) > SUSPECTS_MAX:
+            self._suspicions.popitem(last=False)
+        return suspicion
+
     def _others_died(self, suspicion: Suspicion, now: float) -> bool:
         return any(
-            now - died < OTHERS_SECONDS and worker not in suspicion.workers
+            now - died < OTHERS_SECONDS and worker not in suspicion.deaths
             for died, worker in self._deaths
         )
 
@@ -163,4 +204,4 @@ class PromptQuarantine:
         """Raises AssertionError."""
         assert len(self._suspicions) <= SUSPECTS_MAX
         assert len(self._quarantined) <= QUARANTINED_MAX
-        assert all(suspicion.workers for suspicion in self._suspicions.values())
+        assert all(suspicion.deaths for suspicion in self._suspicions.values())

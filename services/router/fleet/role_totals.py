@@ -9,8 +9,7 @@ EMPTY = WorkerView("", "", "", "", "", 1, 0, 0, 0, 0, 0)
 
 
 class Totals:
-    __slots__ = ("kv_token_bytes", "kv_tokens", "kv_tokens_max", "queued", "requests", "slots",
-                 "workers")  # fmt: skip
+    __slots__ = ("kv_tokens", "kv_tokens_max", "latest", "queued", "requests", "slots", "workers")
 
     def __init__(self) -> None:
         self.workers = 0
@@ -22,8 +21,8 @@ class Totals:
         self.slots = 0
         #: KV tokens promised or held, and those that may be promised.
         self.kv_tokens = self.kv_tokens_max = 0
-        #: KV bytes per token, summed over the workers.
-        self.kv_token_bytes = 0.0
+        #: The snapshot that was taken last: the KV of all workers is of one kind.
+        self.latest = EMPTY
 
     def replace(self, old: WorkerView | None, new: WorkerView | None) -> None:
         """The snapshot of one worker changed. None: it had none before, or has none now."""
@@ -34,4 +33,5 @@ class Totals:
         self.slots += new.requests_max - old.requests_max
         self.kv_tokens += new.kv_tokens - old.kv_tokens
         self.kv_tokens_max += new.kv_tokens_max - old.kv_tokens_max
-        self.kv_token_bytes += new.kv_token_bytes - old.kv_token_bytes
+        if new is not EMPTY:
+            self.latest = new

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from common.blocks import whole_blocks
+from common.blocks import KvGroup, kv_need
 from common.messages import Capacity, Role
 from services.router.placement.types import ResourceRequest
 from services.router.records.worker import Worker
@@ -24,9 +24,10 @@ class DecodeLimits(NamedTuple):
     kv_tokens_max: int
     #: Tokens in one KV block.
     block_tokens: int
+    kv_groups: tuple[KvGroup, ...] = ()
 
     def fit(self, request: ResourceRequest) -> bool:
-        needed = whole_blocks(request.total_tokens, self.block_tokens)
+        needed = kv_need(request.total_tokens, self.block_tokens, self.kv_groups)
         return needed <= self.kv_tokens_max and request.total_tokens <= self.max_model_len
 
 
@@ -44,7 +45,7 @@ class FleetSummary(NamedTuple):
     decode_limits: tuple[DecodeLimits, ...]
     #: The model of the first ready decode worker; empty = none is ready.
     model: str
-    #: The block size of the first ready decode worker; 0 = none is ready.
+    #: The block size of the first ready decode worker; 0 = none is ready, or it keeps no prefixes.
     block_tokens: int
     #: Whether all decode workers, ready or not, can continue a stream exactly.
     restores: bool
@@ -68,8 +69,8 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
             ready = ready or worker
         first.setdefault(worker.capacity, worker)
     limits = [
-        DecodeLimits(w.capacity.max_model_len, w.kv_tokens_max, w.capacity.block_tokens)
-        for w in first.values()
+        DecodeLimits(of.max_model_len, worker.kv_tokens_max, of.block_tokens, of.kv_groups)
+        for of, worker in first.items()
     ]
     return FleetSummary(
         prefill_ready=prefill_ready,
@@ -77,9 +78,13 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
         reason="" if ready else _none_ready(states),
         decode_limits=tuple(dict.fromkeys(limits)),
         model=ready.model if ready else "",
-        block_tokens=ready.capacity.block_tokens if ready else 0,
+        block_tokens=_block_of_prefixes(ready.capacity) if ready else 0,
         restores=bool(first) and all(capacity.restores for capacity in first),
     )
+
+
+def _block_of_prefixes(capacity: Capacity) -> int:
+    return capacity.block_tokens if capacity.keeps_prefixes else 0
 
 
 def _none_ready(states: dict[str, int]) -> str:

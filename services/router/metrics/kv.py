@@ -24,6 +24,12 @@ COUNTS = {
     "tickets_refused": ("tickets_refused", "Requests for KV that were refused"),
     "stale": ("stale_messages", "KV messages of an older transfer, dropped"),
     "links_refused": ("links_refused", "Connections of KV that were refused"),
+    "store_written": ("store_written", "KV blocks copied to the store"),
+    "store_read": ("store_read", "KV blocks that the engine got out of the store"),
+    "store_damaged": ("store_damaged", "KV blocks found damaged in the store"),
+    "store_skipped": ("store_skipped", "KV blocks overwritten before they could be stored"),
+    "store_evicted": ("store_evicted", "KV blocks dropped from the store for want of memory"),
+    "store_expired": ("store_expired", "KV blocks dropped from the store because unused"),
 }
 
 
@@ -31,6 +37,7 @@ def kv_metrics(kv: KvLedger) -> Iterator[Metric]:
     """`kv`: the answer of the verb."""
     yield from _holds(kv)
     yield from _handoffs(kv)
+    yield _stored(kv)
 
 
 def _handoffs(kv: KvLedger) -> Iterator[Metric]:
@@ -40,6 +47,14 @@ def _handoffs(kv: KvLedger) -> Iterator[Metric]:
             if field in worker.counts:
                 family.add_metric([worker.name], worker.counts[field])
         yield family
+
+
+def _stored(kv: KvLedger) -> Metric:
+    held = GaugeMetricFamily("baton_kv_store_blocks", "KV blocks in the store", labels=["worker"])
+    for worker in kv.workers:
+        if "store_held" in worker.counts:
+            held.add_metric([worker.name], worker.counts["store_held"])
+    return held
 
 
 def _holds(kv: KvLedger) -> Iterator[Metric]:

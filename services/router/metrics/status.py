@@ -13,6 +13,7 @@ TOTALS = {
     "submitted": "Attempts that gateways submitted",
     "placed": "Attempts given to a decode worker",
     "placed_local": "Attempts given to a decode worker without a prefill worker",
+    "moved": "Attempts that go on with the KV of the decode worker that the stream left",
     "adopted": "Attempts found on a worker, placed by another router or before a restart",
     "ended": "Attempts that ended with their last token",
     "failed": "Attempts that failed after they were placed",

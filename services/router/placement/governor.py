@@ -44,7 +44,7 @@ def decide(context: PlacementContext, decode: WorkerView, prefills: Views) -> Pr
         for view in prefills
         if view.fingerprint == fingerprint
         and prompt < view.max_model_len
-        and prompt <= view.kv_tokens_max
+        and view.kv_need(prompt, computes=True) <= view.kv_tokens_max
     ]
     if not able:
         return PrefillDecision((), f"local prefill: {_none_able(context, decode, prefills)}")
@@ -80,7 +80,7 @@ def _reason_for_local(context: PlacementContext, decode: WorkerView, prefills: V
         return f"mode is {context.options.mode}, every worker does both"
     if context.options.remote_prefill == "never":
         return "remote_prefill is never"
-    if context.request.prompt_tokens <= decode.block_tokens:
+    if decode.is_one_block(context.request.prompt_tokens):
         return (
             f"{context.request.prompt_tokens} prompt tokens are at most one KV block of "
             f"{decode.block_tokens}, which is computed sooner than handed over"
@@ -113,7 +113,7 @@ def _remote_seconds(context: PlacementContext, decode: WorkerView, prefill: Work
     """Seconds to the first token with this P. KV is handed over while it is computed."""
     rates, cached = context.rates, context.cached
     uncached = context.request.prompt_tokens - cached.get(prefill.identity, 0)
-    size = (context.request.prompt_tokens - cached.get(decode.identity, 0)) * decode.kv_token_bytes
+    size = decode.kv_bytes(context.request.prompt_tokens, cached.get(decode.identity, 0))
     pair, rate = rates.pair_bytes_per_s, rates.prefill_tokens_per_s
     bytes_per_s = pair(prefill.name, decode.name) if pair is not None else rates.kv_bytes_per_s
     return prefill.queued / rate + max(uncached / rate, size / bytes_per_s) + rates.handoff_s

@@ -68,7 +68,8 @@ def _decodes_with_room(request: ResourceRequest, views: Views) -> list[WorkerVie
         view
         for view in views
         if view.requests < view.requests_max
-        and total <= view.kv_tokens_max - view.kv_tokens
+        and (view.kv_need(total) if view.kv_groups else total)
+        <= view.kv_tokens_max - view.kv_tokens
         and total <= view.max_model_len
     ]
 
@@ -80,7 +81,8 @@ def _prefills_with_room(request: ResourceRequest, views: Views) -> list[WorkerVi
         view
         for view in views
         if (view.queued == 0 or view.queued <= ahead_max)
-        and prompt <= view.kv_tokens_max - view.kv_tokens
+        and (view.kv_need(prompt, computes=True) if view.kv_groups else prompt)
+        <= view.kv_tokens_max - view.kv_tokens
         and view.requests < view.requests_max
     ]
 

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from common.blocks import whole_blocks
+from common.blocks import KvGroup, blocks_to_move, keeps_state, kv_need
 from common.config import Mode, RemotePrefill
 
 CANDIDATES_MAX = 8
@@ -68,10 +68,26 @@ class WorkerView(NamedTuple):
     kv_token_bytes: float = 0.0
     #: The named parts that the fingerprint was computed from.
     fingerprint_parts: Mapping[str, str] = {}
+    #: The engine's KV cache groups; empty = one that keeps all tokens.
+    kv_groups: tuple[KvGroup, ...] = ()
 
-    def kv_need(self, tokens: int) -> int:
-        """KV tokens, in whole blocks, that this many tokens occupy."""
-        return whole_blocks(tokens, self.block_tokens)
+    def kv_need(self, tokens: int, *, computes: bool = False) -> int:
+        """KV tokens, in whole blocks, that a sequence of so many tokens occupies. `computes`: its
+        prompt is computed here. A decode worker is not asked that: what it needs for a while to
+        compute a prompt itself, its engine waits for."""
+        return kv_need(tokens, self.block_tokens, self.kv_groups, computes=computes)
+
+    def is_one_block(self, prompt_tokens: int) -> bool:
+        """Whether a prompt is computed sooner than handed over. A state says nothing of that: it is
+        one block whatever the prompt."""
+        return prompt_tokens <= self.block_tokens and not keeps_state(self.kv_groups)
+
+    def kv_bytes(self, tokens: int, cached: int) -> float:
+        """What a handoff of so many tokens moves to this worker, which has `cached` of them."""
+        if not self.kv_groups:
+            return (tokens - cached) * self.kv_token_bytes
+        blocks = blocks_to_move(tokens, cached, self.kv_groups)
+        return blocks * self.block_tokens * self.kv_token_bytes
 
 
 Views = Sequence[WorkerView]

@@ -39,6 +39,11 @@ class Attempt:
     abandoned: bool = False
     #: Identity of the decode worker that the previous attempt left; empty = none.
     avoid: str = ""
+    #: Identity of the decode worker that gave the previous attempt up and keeps its KV; empty =
+    #: none.
+    moved_from: str = ""
+    #: Whether its decode worker was told to give it up, so that it goes on elsewhere.
+    moving: bool = False
     #: Digest of its prompt, by which a prompt that kills workers is recognized; the request's id if
     #: its gateway gave none.
     digest: bytes = b""

@@ -129,6 +129,8 @@ class Worker:
     drained: bool = False
     #: An operator's order that its Beats do not repeat yet; None = there is none.
     drain_ordered: bool | None = None
+    #: Since when its streams are to leave it; None = they are not.
+    emptying_since: float | None = None
     #: What the health daemon of its host has against it; None = nothing.
     health_verdict: HealthVerdict | None = None
     #: Whether it gets nothing new because of that verdict.
@@ -311,6 +313,7 @@ class Worker:
             self.last_placed_serial,
             self.kv_token_bytes,
             self.fingerprint_parts,
+            self.capacity.kv_groups,
         )
 
     def _note_availability(self) -> None:

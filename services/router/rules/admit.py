@@ -14,6 +14,7 @@ from common.messages import PriorityClass, Role, Submit
 from services.router.admission import gates
 from services.router.admission.keys import predicted_cost
 from services.router.admission.predict import LoadSnapshot, Pool, Prediction, predict
+from services.router.placement.types import WorkerView
 from services.router.queue.fair_class import QueueAhead
 from services.router.records.attempt import Attempt
 from services.router.rules import preempt
@@ -62,7 +63,8 @@ def check_and_charge(tables: Tables, attempt: Attempt, now: float) -> Refusal | 
         found = _gated(tables, attempt) or _too_slow(tables, attempt, now, reserved=reserved)
     if found is not None:
         return found
-    budgeted = again and not attempt.abandoned  # that one goes on only where nobody else waits
+    # A move is no failure, and an abandoned stream goes on only where nobody else waits.
+    budgeted = again and not attempt.abandoned and not attempt.moved_from
     if budgeted and not state.retry_budget.take(state.largest_worker_slots, now):
         sentence = "too many requests are being tried again; the retry budget is used up"
         return Refusal(Code.RETRY_BUDGET, sentence)
@@ -153,18 +155,26 @@ def _load_snapshot(tables: Tables, attempt: Attempt, ahead: QueueAhead) -> LoadS
         ahead=ahead,
         seconds_per_token=seconds(usual) / max(1, usual),
         own_seconds=own,
-        own_kv=request.total_tokens,
+        own_kv=decodes.latest.kv_need(request.total_tokens),
+        ahead_kv=kv_ahead(decodes.latest, ahead),
         transfer_seconds=0.0 if local else _transfer_seconds(tables, request.prompt_tokens, own),
         decode=_pool(tables),
         decode_residence_s=estimates.decode_residence_s(own + output),
     )
 
 
+def kv_ahead(decode: WorkerView, ahead: QueueAhead) -> float:
+    """What the requests ahead need on decode workers, as if all were of their mean length."""
+    if not decode.kv_groups or ahead.requests < 1:
+        return ahead.total_tokens
+    return ahead.requests * decode.kv_need(round(ahead.total_tokens / ahead.requests))
+
+
 def _transfer_seconds(tables: Tables, tokens: int, computing: float) -> float:
     """From the end of the prefill to D's first token. KV is sent while the prompt is computed; only
     what the wire could not move in that time counts."""
-    estimates, decodes = tables.estimates, tables.snapshots.totals(Role.DECODE)
-    size = tokens * decodes.kv_token_bytes / max(1, decodes.workers)
+    estimates, decode = tables.estimates, tables.snapshots.totals(Role.DECODE).latest
+    size = decode.kv_bytes(tokens, 0)
     return estimates.handoff_latency_s() + estimates.exposed_transfer_s(size, computing)
 
 
@@ -190,10 +200,13 @@ def _unsure(tables: Tables, now: float) -> bool:
 
 
 def retry_after_ms(tables: Tables, attempt: Attempt, refusal: Refusal, now: float) -> int:
-    """When to tell the client to try again."""
+    """When to tell the client to try again. The gateway of a further attempt tries it again itself,
+    soon, because its client waits; it needs no reservation."""
     state, config = tables.admission, tables.admission.config
     least, most = config.retry_after_min_ms / 1000, config.retry_after_max_ms / 1000
     stretch = 1.0 + config.retry_after_jitter * state.uniform()
+    if attempt.number > 1:
+        return int(1000 * stretch * least)
     if refusal.retry_after is not None:
         return int(1000 * stretch * max(least, min(most, refusal.retry_after)))
     rate = tables.drain_rate.per_second(now)

@@ -54,6 +54,7 @@ def on_prefill_ended(
     tables: Tables, worker: Worker, message: PrefillEnded, now: float
 ) -> list[Action]:
     degradation_reports.record_prefill(tables, message)
+    _trust_survivor(tables, worker, message)
     attempt = tables.attempts.get((message.request_id, message.attempt))
     if attempt is None or attempt.prefill != worker.identity or attempt.prefill_report is not None:
         tables.counts.drop("stale prefill report")
@@ -84,6 +85,7 @@ def on_decode_started(
         tables.counts.drop("stale decode report")
         return []
     attempt.decode_report, attempt.decode_started = message, now
+    tables.quarantine.record_token(attempt.digest)
     worker.start_decoding(attempt.key)
     tables.admission.awaiting_first_token.pop(attempt.key, None)
     attempt.batch = len(worker.decoding)
@@ -102,15 +104,15 @@ def on_decode_started(
 
 def on_ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list[Action]:
     attempt = tables.attempts.get((message.request_id, message.attempt))
+    _trust_survivor(tables, worker, message)
     if attempt is None or attempt.decode != worker.identity:
         tables.counts.drop("stale end")
         return []
     attempt.end_report = message
-    tables.quarantine.trust(attempt.digest, worker.identity)
     learning.learn_end(tables.estimates, worker, attempt, now)
     actions = abort_prefill(tables, attempt, "the request is over")
     event = AttemptEvent.FAILED if message.error else AttemptEvent.ENDED
-    if message.error == Code.CANCELLED:
+    if message.error in (Code.CANCELLED, Code.MOVED):
         event = AttemptEvent.CANCELLED
     sentence = attempt.sentence or message.message
     finish(tables, attempt, event, message.error or message.finish_reason, sentence, now)
@@ -118,6 +120,14 @@ def on_ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list
         failed = failed_message(attempt.gateway, attempt.key, sentence, Code.NO_CAPACITY)
         actions.append(failed)
     return actions
+
+
+def _trust_survivor(tables: Tables, worker: Worker, message: Ended | PrefillEnded) -> None:
+    """Who reports the end of an attempt has outlived its prompt, even if it was given up before."""
+    key = (message.request_id, message.attempt)
+    attempt = tables.attempts.get(key) or tables.history.find(key)
+    if attempt is not None:
+        tables.quarantine.trust(attempt.digest, worker.identity)
 
 
 def abort(tables: Tables, attempt: Attempt, reason: str, now: float) -> list[Action]:

@@ -29,8 +29,8 @@ def _remote_prefill_expected(tables: Tables, attempt: Attempt, placement: Placem
     where the governor preferred D, or where there was nothing to choose."""
     if placement.prefill is not None:
         return True
-    small = attempt.request.prompt_tokens <= placement.decode.block_tokens
-    chosen = placement.compared or small or attempt.request.local_reason
+    small = placement.decode.is_one_block(attempt.request.prompt_tokens)
+    chosen = placement.compared or small or attempt.request.local_reason or attempt.moved_from
     return not chosen and _remote_prefill_wanted(tables)
 
 
@@ -48,13 +48,13 @@ def record_first_token(
     placement = attempt.placement
     if placement is None or not _remote_prefill_expected(tables, attempt, placement):
         return
-    block, kv = worker.capacity.block_tokens, message.kv
-    there = max(message.cached_tokens, kv.blocks * block if kv is not None else 0)
-    recomputed = attempt.request.prompt_tokens - there > block
+    kv, prompt = message.kv, attempt.request.prompt_tokens
+    whole = kv is not None and kv.complete
+    recomputed = not whole and prompt - message.cached_tokens > worker.capacity.block_tokens
     prefill = placement.prefill
     pair = f"{prefill.name} and {worker.name}" if prefill else f"{worker.name} left alone"
     tables.degradation.count(Cause.RECOMPUTED, now, of=1, bad=recomputed, culprit=pair)
-    if kv is not None and kv.complete and not recomputed:
+    if kv is not None and whole:
         wrong = not _has_expected_bytes(kv, worker)
         tables.degradation.count(Cause.BYTES, now, of=1, bad=wrong, culprit=pair)
 

@@ -11,14 +11,21 @@ from collections.abc import Iterator
 
 from common import prefix
 from common.errors import Code
-from common.messages import PREFIX_DELTA_HASHES_MAX, Decode, Prefill, PrefixDelta, Ticket
+from common.messages import (
+    PREFIX_DELTA_HASHES_MAX,
+    Decode,
+    HandOver,
+    Prefill,
+    PrefixDelta,
+    Ticket,
+)
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.placement import place
 from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
-from services.router.rules import admit, attempt_lifecycle, degradation_reports, submit
+from services.router.rules import admit, attempt_lifecycle, degradation_reports, moves, submit
 from services.router.tables import Tables
 
 NEVER = 1 << 62
@@ -57,15 +64,13 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
         if request.total_tokens >= too_big or request.prompt_tokens >= too_long:
             passed.append(attempt)
             continue
-        context = _context(tables, attempt, now, any_prefill=bool(prefills))
-        others = (
-            [view for view in decodes if view.identity != attempt.avoid] if attempt.avoid else []
-        )
-        choice = _choose(tables, others or decodes, prefills, context)
+        source = moves.source_of(tables, attempt, now)
+        context = _context(tables, attempt, now, any_prefill=bool(prefills), source=source)
+        choice = _choose(tables, _preferred(attempt, decodes, source), prefills, context)
         if isinstance(choice, Placement):
             for earlier in passed:
                 earlier.passed_by += 1
-            return _dispatch(tables, attempt, choice, now)
+            return _dispatch(tables, attempt, choice, now, source)
         attempt.waits_for = choice
         if choice is WaitFor.PREFILL:
             tables.wants_prefill = True
@@ -78,6 +83,17 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
             too_big = min(too_big, request.total_tokens)
         passed.append(attempt)
     return None
+
+
+def _preferred(
+    attempt: Attempt, decodes: list[WorkerView], source: Worker | None
+) -> list[WorkerView]:
+    """All but the worker that the previous attempt left, if there are others. Where its KV comes
+    from a `source`, those that can take it."""
+    left = attempt.avoid or attempt.moved_from
+    if source is not None:
+        decodes = [view for view in decodes if moves.can_take(view, source)] or decodes
+    return [view for view in decodes if view.identity != left] or decodes if left else decodes
 
 
 def _place_trials(tables: Tables, now: float) -> list[Action]:
@@ -117,7 +133,11 @@ def _place_trial(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
     if begun is not None and begun[1].attempt is not None:
         return []
     total = attempt.request.total_tokens
-    able = [v for v in views.values() if total <= min(v.kv_tokens_max, v.max_model_len)]
+    able = [
+        view
+        for view in views.values()
+        if total <= view.max_model_len and view.kv_need(total) <= view.kv_tokens_max
+    ]
     worker = trials.set_aside(attempt.digest, able, len(views), now)
     if worker is None:
         return []
@@ -150,9 +170,16 @@ def _choose(
 
 
 def _context(
-    tables: Tables, attempt: Attempt, now: float, *, any_prefill: bool
+    tables: Tables,
+    attempt: Attempt,
+    now: float,
+    *,
+    any_prefill: bool,
+    source: Worker | None = None,
 ) -> PlacementContext:
     memory, request, workers = tables.placement_memory, attempt.request, tables.workers
+    if source is not None:
+        request = request._replace(local_reason=f"its KV comes from {source.name}, where it ran")
     blocks = memory.prefixes.match(request.prefix) if request.prefix else {}
     return PlacementContext(
         request=request,
@@ -205,9 +232,17 @@ def _refuse_unplaced(tables: Tables, attempt: Attempt, now: float) -> list[Actio
     return submit.refuse(tables, attempt, Code.OVERLOADED, sentence, now)
 
 
-def _dispatch(tables: Tables, attempt: Attempt, placement: Placement, now: float) -> list[Action]:
+def _dispatch(
+    tables: Tables,
+    attempt: Attempt,
+    placement: Placement,
+    now: float,
+    source: Worker | None = None,
+) -> list[Action]:
     """Takes the workers' promises; then the gateway, P and D are told at once, P and D with the
-    same ticket."""
+    same ticket. `source`: the decode worker that keeps the KV, in place of P, if D can take it."""
+    if source is not None and not moves.can_take(placement.decode, source):
+        source = None
     tables.waiting.serve(attempt)
     tables.place(attempt, placement, now)
     tables.counts.placed += 1
@@ -218,11 +253,18 @@ def _dispatch(tables: Tables, attempt: Attempt, placement: Placement, now: float
     _remember_prefix(tables, attempt, placement)
     attempt.drop_prompt()
     remote = prefill is not None
-    memory.record_decision(attempt.request, remote=remote, compared=placement.compared)
+    if source is None:
+        memory.record_decision(attempt.request, remote=remote, compared=placement.compared)
     degradation_reports.record_placement(tables, attempt, placement, now)
     actions: list[Action] = [attempt_lifecycle.placed_message(attempt)]
     ticket = None
-    if prefill is None:
+    if source is not None:
+        tables.counts.moved += 1
+        tables.workers[decode.identity].start_prompt(attempt.key, 1)
+        ticket = _ticket(tables, attempt, decode, source.view())
+        order = HandOver(ticket=ticket, kept_attempt=attempt.number - 1)
+        actions.append(Send(source.identity, order))
+    elif prefill is None:
         tables.counts.placed_local += 1
         worker = tables.workers[decode.identity]
         worker.start_prompt(attempt.key, attempt.request.prompt_tokens)
@@ -232,8 +274,10 @@ def _dispatch(tables: Tables, attempt: Attempt, placement: Placement, now: float
         memory.pairs.start_trial((prefill.identity, decode.identity), attempt.key, now)
         tables.open_prefill(attempt, worker)
         ticket = _ticket(tables, attempt, decode, prefill)
-        order = Prefill(request_id=attempt.request_id, attempt=attempt.number, ticket=ticket)
-        actions.append(Send(prefill.identity, order, body))
+        prefill_order = Prefill(
+            request_id=attempt.request_id, attempt=attempt.number, ticket=ticket
+        )
+        actions.append(Send(prefill.identity, prefill_order, body))
     actions.append(Send(decode.identity, _decode_message(tables, attempt, ticket), body))
     fields: dict[str, object] = {"request_id": attempt.request_id, "attempt": attempt.number}
     actions.append(Note("debug", "request.placed", placement.sentence, fields))

@@ -22,6 +22,7 @@ from services.router.rules.admit import Refusal
 from services.router.tables import Tables
 
 REQUEST_ID_CHARS_MAX = 256
+DIED_WITH_IT = "a worker died with the prompt before its first token"
 BY_DRAIN_RATE = frozenset({Code.QUEUE_FULL, Code.OVERLOADED})
 
 
@@ -41,15 +42,17 @@ def on_submit(
             )
             return [_refused_message(tables, gateway.identity, key, refusal)]
         if message.attempt == newest:
-            return _answer_repeated(tables, live)
+            return _answer_repeated(tables, live, message)
         if message.attempt < newest:
             tables.counts.drop("old attempt")
             return []
-        if live.decode:
-            tables.quarantine.doubt(live.digest, live.decode)
-        actions += attempt_lifecycle.abort(tables, live, "a newer attempt was submitted", now)
+        aborts = attempt_lifecycle.abort(tables, live, "a newer attempt was submitted", now)
+        if live.decode and live.decode != message.moved_from:
+            had_token = live.decode_started is not None
+            tables.quarantine.doubt(live.digest, live.decode, had_token=had_token)
+            actions += aborts
     elif key in tables.attempts:
-        return _answer_repeated(tables, tables.attempts[key])
+        return _answer_repeated(tables, tables.attempts[key], message)
     elif over is not None and not _may_resubmit(over, message.attempt):
         tables.counts.drop("old attempt")
         return _answer_ended(over, gateway, message.attempt)
@@ -79,9 +82,12 @@ def _new_attempt(
         resumable=message.resumable,
         abandoned=message.abandoned,
         avoid=message.left,
+        moved_from=message.moved_from,
         digest=message.prompt_digest,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )
+    if tables.quarantine.must_be_local(attempt.digest):
+        attempt.request = attempt.request._replace(local_reason=DIED_WITH_IT)
     admit.set_cost(tables, attempt, message)
     return attempt
 
@@ -102,8 +108,11 @@ def _answer_ended(over: Attempt, gateway: Gateway, number: int) -> list[Action]:
     return [attempt_lifecycle.failed_message(gateway.identity, over.key, sentence)]
 
 
-def _answer_repeated(tables: Tables, live: Attempt) -> list[Action]:
+def _answer_repeated(tables: Tables, live: Attempt, message: Submit) -> list[Action]:
+    """Whether its client still reads may have changed while the gateway was out of reach."""
     tables.counts.drop("repeated submit")
+    if live.abandoned is not message.abandoned:
+        tables.set_abandoned(live, abandoned=message.abandoned)
     if live.state in (AttemptState.PLACED, AttemptState.DECODING):
         return [attempt_lifecycle.placed_message(live)]
     return []

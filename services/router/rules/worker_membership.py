@@ -224,7 +224,7 @@ def _lose_worker(tables: Tables, worker: Worker, reason: str, now: float) -> lis
     if worker.state in (WorkerState.READY, WorkerState.JOINING):
         worker_trust.record_flap(tables, worker, now)
     actions = [note]
-    if worker.state is not WorkerState.DRAINING:
+    if held or worker.state is not WorkerState.DRAINING:
         actions += worker_trust.record_crash_suspects(tables, worker, now)
     actions += worker_trust.give_up_held(tables, worker, sentence, now)
     tables.placement_memory.prefixes.clear(worker.identity)

@@ -20,7 +20,7 @@ from common.identity import AttemptKey
 from common.messages import Role
 from services.router.events import Action, Note
 from services.router.fleet.liveness import may_eject, must_eject, probation_seconds, stalled
-from services.router.fleet.prompt_quarantine import PROOF_SECONDS
+from services.router.fleet.prompt_quarantine import PROOF_SECONDS, Death
 from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
 from services.router.records.states import AttemptState, WorkerEvent, WorkerState
@@ -139,13 +139,9 @@ def record_crash_suspects(tables: Tables, worker: Worker, now: float) -> list[Ac
     for attempt in suspects:
         if worker.role is Role.DECODE and _is_proven(attempt, now):
             attempt_lifecycle.clear_prompt(tables, attempt)
+        death = Death(worker.role, attempt.decode_started is not None, attempt.trial)
         row = tables.quarantine.record_death(
-            attempt.digest,
-            attempt.request_id,
-            worker.identity,
-            worker.role,
-            now,
-            trial=attempt.trial,
+            attempt.digest, attempt.request_id, worker.identity, death, now
         )
         if row is not None:
             fields: dict[str, object] = {"request_id": attempt.request_id}
@@ -167,15 +163,17 @@ def _spare_decode(tables: Tables, attempt: Attempt, sentence: str, now: float) -
 
 def end_trials(tables: Tables, now: float) -> None:
     """At each Tick: a suspected prompt that runs for `PROOF_SECONDS` after its first token is
-    cleared, and its worker gets others again. A worker that nobody waits for any more does, too."""
+    cleared, and its worker gets others again. A worker that nobody waits for any more, or only a
+    prompt that is suspected no longer, does, too."""
     wait = tables.settings.liveness.trial_wait_ms / 1000
+    is_suspect = tables.quarantine.is_suspect
     for identity, trial in list(tables.quarantine.trials.rows.items()):
         attempt = tables.attempts.get(trial.attempt) if trial.attempt is not None else None
         if attempt is not None and _is_proven(attempt, now):
             attempt_lifecycle.clear_prompt(tables, attempt)
         elif attempt is not None:
             continue
-        elif any(a.digest == trial.digest for a in tables.waiting):
+        elif is_suspect(trial.digest) and any(a.digest == trial.digest for a in tables.waiting):
             tables.changes.capacity |= now - trial.since >= wait
             continue
         del tables.quarantine.trials.rows[identity]

@@ -7,9 +7,11 @@ import stat
 from pathlib import Path
 
 from common.config import Config
+from common.engine.vllm.argument_check import untested
+from common.engine.vllm.model_check import check_model
 from common.errors import BatonError, ConfigError
 from common.messages import Role
-from common.model.resolve import resolve_model
+from common.model.resolve import model_folder
 from common.net.endpoints import check_socket_paths
 from common.process.descriptors import hard_limit, needed, shortage
 from common.process.owned_files import folder_fault
@@ -23,7 +25,6 @@ def check(config: Config, *, running: bool, gpus: int) -> list[Finding]:
     """`running`: the fleet of this run directory answers; its ports are then its own."""
     findings = [
         _run_dir(Path(config.fleet.run_dir), config),
-        _model(config),
         descriptors(config, hard_limit()),
     ]
     if running:
@@ -35,6 +36,11 @@ def check(config: Config, *, running: bool, gpus: int) -> list[Finding]:
         _memory(config, on_gpus=gpus > 0),
     ]
     return findings
+
+
+def about_model(config: Config) -> list[Finding]:
+    """Whether it can be served, with these engine arguments."""
+    return [_model(config), _arguments(config)]
 
 
 def _run_dir(run_dir: Path, config: Config) -> Finding:
@@ -57,9 +63,18 @@ def _run_dir(run_dir: Path, config: Config) -> Finding:
 
 def _model(config: Config) -> Finding:
     try:
-        return passed("model", str(resolve_model(config.model.path)))
+        check_model(config)
+        return passed("model", str(model_folder(config)))
     except BatonError as error:
         return failed("model", config.model.path, error.message)
+
+
+def _arguments(config: Config) -> Finding:
+    sentences = untested(config)
+    if sentences:
+        fix = "leave out what you do not need: docs/configuration.md says which were tried"
+        return warned("engine.args", "; ".join(sentences), fix)
+    return passed("engine.args", "none that was never tried with a handoff")
 
 
 def descriptors(config: Config, limit: int) -> Finding:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from common import config as configuration
 from common.config import Config, FleetConfig, KvConfig, WorkerConfig, default_run_dir
 from common.errors import BatonError, ConfigError
@@ -24,6 +26,7 @@ EPILOG = """\
 examples:
   baton doctor                        this host, for the default fleet
   baton doctor --config fleet.toml    this host, for that fleet
+  baton doctor --model ~/models/M     can this model be served? (nothing is started)
   baton doctor --json | jq '.[] | select(.level != "pass")'
 
 Exit status: 0 when nothing failed (warnings are no failure), 1 when something did, 2 for bad flags.
@@ -38,12 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config", type=Path, metavar="FILE", help="the fleet file to check for")
+    parser.add_argument(
+        "--model", metavar="PATH_OR_ID", help="check this model instead of the fleet file's"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON list, for scripts")
 
 
 def main(arguments: argparse.Namespace) -> int:
     found: list[Finding] = []
-    for finding in examine(arguments.config):
+    for finding in examine(arguments.config, arguments.model):
         found.append(finding)
         if not arguments.json:
             print(_line(finding), flush=True)
@@ -54,15 +60,19 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if any(finding.level is Level.FAIL for finding in found) else 0
 
 
-def examine(path: Path | None) -> Iterator[Finding]:
-    """Each finding as it is made; the slow ones last."""
-    yield from software.check()
-    gpus = len(preflight.find_gpus())
-    yield from host.check(host.read(gpus))
+def examine(path: Path | None, model: str | None = None) -> Iterator[Finding]:
+    """Each finding as it is made: the model and the fleet file first, the slow ones last."""
+    gpus, config = len(preflight.find_gpus()), None
     try:
         config = _config(path)
+        if model:
+            config = replace(config, model=replace(config.model, path=model))
+        yield from fleet.about_model(config)
     except ConfigError as error:
         yield failed("config", str(path), error.message)
+    yield from software.check()
+    yield from host.check(host.read(gpus))
+    if config is None:
         return
     yield from fleet.check(config, running=_running(config), gpus=gpus)
     yield from security.check(config)

@@ -9,6 +9,7 @@ from common.config import Config, KvConfig
 from common.config.exposure import TCP, WILDCARDS, is_loopback
 from common.errors import ConfigError
 from common.net.endpoints import control_addresses
+from common.process.owned_files import open_trusted
 from common.security.api_keys import read_keys
 from common.security.files import (
     NEXT_SECRET,
@@ -123,9 +124,10 @@ def _key_file(label: str, path: Path) -> Finding:
 def _tls(config: Config) -> Finding:
     gateway = config.gateway
     if gateway.tls_key_file:
-        path = Path(gateway.tls_key_file)
-        if path.exists() and stat.S_IMODE(path.stat().st_mode) & OTHERS:
-            return warned("tls", f"{path} is open to every user of this host", f"chmod 0640 {path}")
+        try:
+            open_trusted(Path(gateway.tls_key_file), secret=True).close()
+        except OSError as error:
+            return failed("tls", f"{gateway.tls_key_file}", error.strerror or str(error))
         return passed("tls", "the gateway speaks HTTPS")
     if is_loopback(gateway.host):
         return passed("tls", "not used; the gateway answers this host only")

@@ -49,6 +49,8 @@ class Side:
     long for its first token is submitted again under the same id."""
 
     socket: Socket
+    #: The gateway has welcomed the worker.
+    welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     ids: dict[str, None] = field(default_factory=dict)
 
 
@@ -71,7 +73,8 @@ class Pump:
         while sum(len(side.ids) for side in self._sides.values()) < plan.streams:
             self._submitted.clear()
             await self._submitted.wait()
-        await asyncio.sleep(0.2)
+        for side in self._sides.values():
+            await side.welcomed.wait()
         start, sent = time.monotonic(), []
         for step in range(plan.tokens):
             await asyncio.sleep(max(0.0, start + step * plan.interval_ms / 1000 - time.monotonic()))
@@ -111,7 +114,7 @@ class Pump:
                 STREAM,
                 connect=hello.stream_endpoint,
                 identity=b"d0|1",
-                on_frames=lambda _: None,
+                on_frames=lambda _: self._sides[gateway].welcomed.set(),
                 on_connected=lambda: self._say_hello(gateway),
             )
             self._sides[gateway] = Side(socket)

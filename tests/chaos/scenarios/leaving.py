@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from common.net.admin_verbs import EVENTS_MAX
 from tests.chaos.actions import Term, inflict
 from tests.chaos.cell import Cell, Plan, cell
 from tests.chaos.report import Row
@@ -14,6 +15,8 @@ from tests.rigs.processes import BATON
 
 DRAIN_MS = 3000
 ROLES = ("prefill", "decode")
+READY_AGAIN = ("worker.ready", "worker.trusted", "worker.resumed")
+NOT_READY = ("worker.draining", "worker.drained", "worker.suspect", "worker.lost", "worker.left")
 LONG = Ask(max_tokens=600)
 
 
@@ -41,14 +44,13 @@ async def rollout(rate: float, workers: tuple[str, ...] = ()) -> list[Row]:
     """`workers`: all when empty."""
     async with cell(Plan(prefill=2, decode=2)) as fleet:
         before = {name: fleet.pid(name) for role in ROLES for name in fleet.names(role)}
-        lowest: dict[str, int] = {}
-        async with under_load(fleet, rate) as load, asyncio.TaskGroup() as group:
-            watch = group.create_task(_watch_ready(fleet, lowest))
+        begun = await _last_event(fleet)
+        async with under_load(fleet, rate) as load:
             status, said = await _rollout(fleet, *workers, "--settle-seconds", "1")
-            watch.cancel()
+        fewest = await _fewest_ready(fleet, begun)
         renewed = [name for name, pid in before.items() if fleet.pid(name) != pid]
         wanted = sorted(workers or before)
-        kept = min(lowest.values(), default=0)
+        kept = min(fewest.values())
         return [
             nothing_lost(f"rolling restart of {', '.join(wanted)}", load.answers, 20),
             Row(
@@ -91,13 +93,26 @@ async def _rollout(fleet: Cell, *arguments: str) -> tuple[int, str]:
     return process.returncode or 0, said.decode()
 
 
-async def _watch_ready(fleet: Cell, lowest: dict[str, int]) -> None:
-    while True:
-        status = await fleet.ctl("status")
-        for role in ROLES:
-            ready = status[f"{role}_ready"]
-            lowest[role] = min(ready, lowest.get(role, ready))
-        await asyncio.sleep(0.1)
+async def _last_event(fleet: Cell) -> int:
+    return int((await fleet.ctl("events", after=-1, limit=1))["last"])
+
+
+async def _fewest_ready(fleet: Cell, after: int) -> dict[str, int]:
+    """By role, since that event of the router, when all were ready. Its log misses no moment."""
+    told = await fleet.ctl("events", after=after, limit=EVENTS_MAX)
+    assert not told["missed"]
+    ready = {role: set(fleet.names(role)) for role in ROLES}
+    fewest = {role: len(names) for role, names in ready.items()}
+    for event in told["events"]:
+        if event["event"] not in READY_AGAIN + NOT_READY:
+            continue
+        role, name = event["sentence"].replace(" worker ", " ").split()[:2]
+        if event["event"] in READY_AGAIN:
+            ready[role].add(name)
+        else:
+            ready[role].discard(name)
+            fewest[role] = min(fewest[role], len(ready[role]))
+    return fewest
 
 
 def _ended(fleet: Cell, pid: int) -> bool:

@@ -22,7 +22,8 @@ async def prompt(rate: float) -> list[Row]:
             first = await send(fleet, POISON)
             deaths = len(fleet.deaths)
             again = await asyncio.gather(*[send(fleet, POISON) for _ in range(5)])
-            await asyncio.sleep(1.0)
+            looks = fleet.looks
+            await fleet.until("deaths are counted", lambda: fleet.looks > looks + 1)
             later = len(fleet.deaths) - deaths
             rows = (await fleet.ctl("quarantine"))["prompts"]
             await fleet.until("all are back", fleet.all_ready, 60)

@@ -22,6 +22,7 @@ from services.gateway.api.fields import WITHOUT_EFFECT
 from services.gateway.api.routes import Route
 from services.gateway.daemon import Gateway
 from services.gateway.full_api.fields import HONOURED, REFUSED
+from services.gateway.full_api.media import IMAGES, OTHERS
 from services.gateway.http.unserved import unserved
 from services.gateway.text.light import LightText
 from tests.e2e.api.test_fields import models
@@ -45,11 +46,21 @@ FIELDS = """
 - without effect: known, and ignored; the answer names it in `x-ignored-fields`.
 - not listed: ignored and named, or refused, by `[gateway] unknown_fields`.
 """
+PARTS = f"""
+## Parts of messages
+
+- {", ".join(f"`{kind}`" for kind in IMAGES)}: images, for a model that takes them, within
+  `[gateway.limits]`; PNG, JPEG, WebP and GIF (its first picture), in a `data:` URL or from a host
+  of `[gateway] media_domains`.
+- {", ".join(f"`{kind}`" for kind in OTHERS)}:
+  refused with 400 and their place.
+- `uuid` of a part: refused, since it would name an image to other clients.
+"""
 Routes = set[tuple[str, str]]
 
 
 def page() -> str:
-    return "\n".join([HEAD + table(route_rows()), FIELDS, *map(field_section, Route)])
+    return "\n".join([HEAD + table(route_rows()), PARTS, FIELDS, *map(field_section, Route)])
 
 
 def route_rows() -> Iterator[list[str]]:

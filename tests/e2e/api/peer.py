@@ -53,11 +53,13 @@ def peer(model: Path | None = None) -> Iterator[str]:
     arguments += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     settings |= {"VLLM_USE_AOT_COMPILE": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment = os.environ | settings
+    environment.pop("VLLM_MEDIA_CONNECTOR", None)  # set where a test made the gateway's classes
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.e2e.api.peer", *arguments],
             cwd=ROOT,
-            env=os.environ | settings,
+            env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
         )

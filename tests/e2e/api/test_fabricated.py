@@ -114,7 +114,7 @@ def built(config: Config, model: Path) -> FullApi:
     checker, writer = build_helper(config, model)
 
     async def check(asked: ApiRequest) -> CheckedBody:
-        return await checker.check(asked.route, asked.body, CONTEXT)
+        return await checker.check(asked.route, asked.body, CONTEXT, {})
 
     async def answer(asked: ApiRequest, checked: CheckedBody, deltas: Recorded) -> bytes:
         about = ApiRequest(asked.route, b"", Origin(asked.origin.request_id))
@@ -519,6 +519,16 @@ def test_what_is_wrong_is_the_clients_fault_and_asks_no_engine(
         run(body())
     assert refused.value.http.status == 400
     assert not FLEET.opened
+
+
+def test_what_the_gateway_itself_reads_of_a_body_is_bounded(api: FullApi) -> None:
+    """Beside the conversation. A field that nobody knows does not come so far."""
+    long = "x" * (600 << 10)
+    with pytest.raises(BatonError, match="fields_bytes_max"):
+        run(api.answer(api_request(user=long)))
+    about = api_request(mood=long, n=2)
+    answer = run(told(api, about, "a!", "b!", cuts=[]))
+    assert [choice["message"]["content"] for choice in answer["choices"]] == ["a", "b"]
 
 
 def test_a_batch_has_one_choice_for_each_conversation(api: FullApi) -> None:

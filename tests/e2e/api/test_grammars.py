@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import structlog
 
-from common.clock import SystemClock
 from common.config import from_mapping
 from common.errors import BatonError, Code
 from common.messages import Structured, StructureKind
@@ -84,7 +83,7 @@ async def told(grammars: Grammars, kind: StructureKind, source: str) -> str:
 async def test_what_compiles_passes_what_does_not_is_refused_and_the_endless_is_killed() -> None:
     config = from_mapping({"gateway": {"limits": {"grammar_ms_max": MS_MAX}}})
     pool = HelperPool(config, "vllm", structlog.get_logger("test"))
-    grammars = Grammars(pool, config.gateway.limits, SystemClock())
+    grammars = Grammars(pool, config.gateway.limits)
     stop = asyncio.Event()
     try:
         async with asyncio.TaskGroup() as group:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.engine.pair import Pair, make_config, open_pair
-
-Run = Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]
+from tests.e2e.engine.pair import Run, make_config, on_one_loop, open_pair
 
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_bad_to_inherit() -> None:
     """A fork may inherit UCX's lock held, now and then, and vLLM does not start where llvmlite was
     loaded; better no engine test starts than that. See common.kv.transport.ucx and
-    common.kv.checksum.codegen."""
+    common.kv.checksum.codegen. Nor does an engine start whose parent has computed in several
+    threads: a fork has the books of OpenMP's threads and not the threads."""
+    import torch
+
+    torch.set_num_threads(1)
     loaded = sorted(name for name in sys.modules if name.startswith(("ucxx", "llvmlite")))
     assert not loaded, f"{loaded[0]} was loaded before engines are forked"
 
@@ -38,15 +38,4 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     pair = open_pair(make_config(folder))
     for name in ("p0", "d0"):
         assert any((folder / f"{name}.engine").iterdir()), f"{name} has its sockets elsewhere"
-    with asyncio.Runner() as runner:
-
-        def on_pair(work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
-            async def body() -> None:
-                async with pair:
-                    await work(pair)
-
-            runner.run(body())
-
-        yield on_pair
-        runner.run(pair.decode.engine.close())
-        runner.run(pair.prefill.engine.close())
+    yield from on_one_loop(pair)

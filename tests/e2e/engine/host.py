@@ -1,8 +1,11 @@
-"""A daemon's skeleton: one engine, its outputs awaited. Prints `pids HOST CORE`, then events."""
+"""A daemon's skeleton: one engine, its outputs awaited. Prints `pids HOST CORE`, then events. It
+serves one request at the start and one for each line on standard input.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ from common.engine.open import open_engine
 from common.engine.port import EngineRequest
 from common.errors import BatonError
 from common.messages import Role
+from common.process.lifecycle import Tasks
 from tests.e2e.engine.pair import GREEDY, make_config
 
 
@@ -22,7 +26,21 @@ def main() -> None:
     say(f"pids {os.getpid()} {core.pid}")
 
     async def serve() -> None:
-        await engine.add(EngineRequest("first", 0, Role.DECODE, [5, 6, 7], GREEDY))
+        tasks, numbers = Tasks(), itertools.count()
+
+        def ask() -> None:
+            request = EngineRequest(f"r{next(numbers)}", 0, Role.DECODE, [5, 6, 7], GREEDY)
+            tasks.start("ask", engine.add(request), ends=True)
+
+        def heard() -> None:
+            if os.read(0, 1):
+                ask()
+            else:
+                loop.remove_reader(0)
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(0, heard)
+        ask()
         count = 0
         while True:
             try:
@@ -38,6 +56,7 @@ def main() -> None:
             await engine.add(EngineRequest("later", 0, Role.DECODE, [5], GREEDY))
         except BatonError as error:
             say(f"refused {error.code}")
+        await tasks.cancel_all()
         await engine.close()
         say("closed")
 

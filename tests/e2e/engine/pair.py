@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -25,13 +25,19 @@ LEASE_MS = 60_000.0
 ANSWER_MS = 30_000.0
 
 
-def make_config(run_dir: Path, engine: dict[str, Any] | None = None, **kv: object) -> Config:
+def make_config(
+    run_dir: Path,
+    engine: dict[str, Any] | None = None,
+    *,
+    model: str = "baton-tiny",
+    **kv: object,
+) -> Config:
     kv = {"load_timeout_ms": LOAD_TIMEOUT_MS, "answer_ms": ANSWER_MS, **kv}
     worker = {"engine": {**ENGINE, **(engine or {})}, "kv": kv}
     return from_mapping(
         {
             "fleet": {"run_dir": str(run_dir)},
-            "model": {"path": "baton-tiny", "dtype": "float32", "max_model_len": 4096},
+            "model": {"path": model, "dtype": "float32", "max_model_len": 4096},
             "prefill": {"p0": worker},
             "decode": {"d0": worker},
         }
@@ -113,10 +119,11 @@ class Pair:
         self._count += 1
         return f"req{self._count}"
 
-    def ticket(self, request_id: str, lease_ms: float = LEASE_MS) -> Ticket:
+    def ticket(self, request_id: str, lease_ms: float = LEASE_MS, attempt: int = 0) -> Ticket:
         info = self.prefill.engine.info
         return messages.ticket(
             request_id,
+            attempt,
             secret=secrets.token_bytes(16),
             fingerprint=info.fingerprint,
             kv_address=info.kv_address,
@@ -174,6 +181,26 @@ def open_pair(config: Config) -> Pair:
     prefill = open_engine(config, Role.PREFILL, "p0", "inc-p0")
     decode = open_engine(config, Role.DECODE, "d0", "inc-d0")
     return Pair(prefill, decode)
+
+
+Run = Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]
+"""Runs a coroutine function on a pair."""
+
+
+def on_one_loop(pair: Pair) -> Iterator[Run]:
+    """For a fixture: runs coroutine functions on the pair, and closes it at the end."""
+    with asyncio.Runner() as runner:
+
+        def on_pair(work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+            async def body() -> None:
+                async with pair:
+                    await work(pair)
+
+            runner.run(body())
+
+        yield on_pair
+        runner.run(pair.decode.engine.close())
+        runner.run(pair.prefill.engine.close())
 
 
 async def until(check: Callable[[], object], seconds: float = 10.0) -> None:

@@ -14,8 +14,7 @@ from common.errors import BatonError, Code
 from common.messages import Load, Role, Sampling
 from common.process.lifecycle import Tasks
 from common.worker.engine_watch import why_hung
-from tests.e2e.engine.conftest import Run
-from tests.e2e.engine.pair import GREEDY, LOAD_TIMEOUT_MS, Pair, until
+from tests.e2e.engine.pair import GREEDY, LOAD_TIMEOUT_MS, Pair, Run, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,8 +15,7 @@ from common.kv.checksum.kernel import sum_of
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
 from common.messages import Sampling
-from tests.e2e.engine.conftest import Run
-from tests.e2e.engine.pair import GREEDY, Pair, Result, make_config, play
+from tests.e2e.engine.pair import GREEDY, Pair, Result, Run, make_config, play
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
 
@@ -122,21 +121,22 @@ def test_sampled_text_and_stops_are_ds_own(run: Run) -> None:
 
 
 def test_without_p_the_prompt_is_computed_on_d_with_the_same_result(run: Run) -> None:
-    """P gave the ticket up: the load fails, vLLM computes the prompt, the text is the same."""
+    """D waits for P while it computes another request. P gives the ticket up: the load fails, vLLM
+    computes the prompt, the text is the same."""
 
     async def work(pair: Pair) -> None:
         draw = random.Random(13)
         prompt = [draw.randint(10, 250) for _ in range(400)]
         _, at_d = pair.requests(prompt, salt="lonely")
         result = await pair.decode.add(at_d)
-        await asyncio.sleep(0.3)
+        alone = await pair.alone(prompt)
         assert not result.tokens
         await pair.prefill.engine.abort(at_d.request_id, 0)
         end = await pair.decode.kv_end(at_d.request_id, "receive", 20)
         assert end.error == "kv_transfer_failed"
         await asyncio.wait_for(result.done.wait(), 20)
         assert result.cached == 0
-        assert result.tokens == (await pair.alone(prompt)).tokens
+        assert result.tokens == alone.tokens
         await pair.decode.empty()
 
     run(work)

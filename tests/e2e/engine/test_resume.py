@@ -18,8 +18,7 @@ import pytest
 from common.engine.port import EngineRequest
 from common.messages import Role, Sampling, Structured, StructureKind
 from services.gateway.requests.recovery import remaining_sampling
-from tests.e2e.engine.conftest import Run
-from tests.e2e.engine.pair import Pair, Result
+from tests.e2e.engine.pair import Pair, Result, Run
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
 

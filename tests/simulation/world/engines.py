@@ -9,17 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from common.blocks import blocks_for
-from common.engine.port import Batch, EngineRequest, Output
+from common.blocks import HandoverOrder, keeps_part
+from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.identity import identity_of
 from common.messages import FinishReason, KvReport, Load, Ticket
 from tests.rigs.messages import kv_done, kv_moved
+from tests.simulation.world.models import FULL, STEP, blocks_held
 from tests.simulation.world.process import Process
 
 PREFILL_SECONDS = (0.004, 0.06)
 STEP_SECONDS = (0.008, 0.03)
 LOAD_TIMEOUT = 1.0
 LEASE_SECONDS = 3.0
+KEEP_SECONDS = 2.0
 CHUNK_MAX = 4
 #: The first token of a prompt that kills whoever computes it.
 POISON = 900_001
@@ -31,7 +33,8 @@ def token(first_prompt_id: int, position: int) -> int:
 
 @dataclass(slots=True)
 class Held:
-    """One attempt in an engine. `taker`: called once when P has computed it, or will not."""
+    """One attempt in an engine. `blocks`: that it needs at most, over all groups. `taker`: called
+    once when P has computed it, or will not."""
 
     request: EngineRequest
     blocks: int
@@ -45,23 +48,20 @@ class Held:
 class ModelEngine:
     """`slow`: how many times longer everything takes just now."""
 
-    def __init__(
-        self, owner: Process, blocks: int, block_tokens: int, emit: Callable[[Batch], None]
-    ) -> None:
+    def __init__(self, owner: Process, emit: Callable[[Batch], None]) -> None:
         self.held: dict[str, Held] = {}
         self.slow = 1.0
         self._owner = owner
         self._clock = owner.clock
-        self._blocks = blocks
-        self._block_tokens = block_tokens
+        self._groups = owner.fleet.capacity.kv_groups or (FULL,)
         self._emit = emit
 
     @property
-    def tokens_held(self) -> int:
-        return sum(held.blocks for held in self.held.values()) * self._block_tokens
+    def blocks_held(self) -> int:
+        return sum(held.blocks for held in self.held.values())
 
     def load(self) -> Load:
-        used = sum(held.blocks for held in self.held.values()) / self._blocks
+        used = self.blocks_held / self._owner.fleet.capacity.kv_blocks
         return Load(running=len(self.held), kv_used=min(1.0, used))
 
     def is_killed_by(self, held: Held) -> bool:
@@ -71,8 +71,9 @@ class ModelEngine:
             self._owner.fleet.poisoned(self._owner)
         return poison
 
-    def need(self, tokens: int) -> int:
-        return blocks_for(tokens, self._block_tokens)
+    def moved(self, request: EngineRequest) -> int:
+        """The blocks of its handoff."""
+        return len(HandoverOrder(self._groups, len(request.prompt_ids)))
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         self._clock.after(seconds * self.slow, lambda: self._owner.when_awake(act))
@@ -89,22 +90,21 @@ class PrefillEngine(ModelEngine):
     """Computes prompts one after the other; keeps the KV until it was taken. An attempt's KV is
     kept once, for the ticket that it was computed for: what ended is not offered again."""
 
-    def __init__(
-        self, owner: Process, blocks: int, block_tokens: int, emit: Callable[[Batch], None]
-    ) -> None:
-        super().__init__(owner, blocks, block_tokens, emit)
+    def __init__(self, owner: Process, emit: Callable[[Batch], None]) -> None:
+        super().__init__(owner, emit)
         self._free_at = 0.0
         self._over: set[str] = set()
 
     def add(self, request: EngineRequest) -> None:
-        held = Held(request, self.need(len(request.prompt_ids)))
+        held = Held(request, blocks_held(self._groups, len(request.prompt_ids), STEP))
         self.held[request.key] = held
         now = self._clock.now
         self._free_at = max(now, self._free_at) + self.draw(PREFILL_SECONDS) * self.slow
         self._clock.at(self._free_at, lambda: self._owner.when_awake(lambda: self._computed(held)))
         self._clock.after(LEASE_SECONDS, lambda: self._expire(held))
 
-    def abort(self, key: str) -> None:
+    def abort(self, key: str, keep_tokens: int = 0) -> None:
+        assert not keep_tokens, "only streams are kept"
         held = self.held.pop(key, None)
         self._over.add(key)
         if held is not None and held.taker is not None:
@@ -124,7 +124,7 @@ class PrefillEngine(ModelEngine):
     def _hand(self, held: Held, taker: Callable[[bool], None]) -> None:
         self._leave(held)
         taker(True)
-        self._end(held.request, side="send", report=kv_moved(held.blocks))
+        self._end(held.request, side="send", report=kv_moved(self.moved(held.request)))
 
     def _computed(self, held: Held) -> None:
         if self.held.get(held.request.key) is not held or self.is_killed_by(held):
@@ -163,28 +163,70 @@ class PrefillEngine(ModelEngine):
 class DecodeEngine(ModelEngine):
     """Continuous batching in steps; everybody in the batch gets up to `CHUNK_MAX` tokens a step."""
 
-    def __init__(
-        self, owner: Process, blocks: int, block_tokens: int, emit: Callable[[Batch], None]
-    ) -> None:
-        super().__init__(owner, blocks, block_tokens, emit)
+    def __init__(self, owner: Process, emit: Callable[[Batch], None]) -> None:
+        super().__init__(owner, emit)
         self._stepping = False
+        #: Streams that were given up, by the engine's key, until their KV is taken or too old.
+        self.kept: dict[str, Held] = {}
+        #: Tickets for what is kept, by the key of the attempt that takes it.
+        self._handed: dict[str, tuple[Ticket, str]] = {}
+        self._asking: dict[str, tuple[EngineRequest, Callable[[bool], None]]] = {}
 
     def add(self, request: EngineRequest) -> None:
         total = len(request.prompt_ids) + request.sampling.max_tokens
-        held = Held(request, self.need(total))
+        held = Held(request, blocks_held(self._groups, total))
         self.held[request.key] = held
         if request.ticket is None:
             self.after(self.draw(PREFILL_SECONDS), lambda: self._run(held))
         else:
             self.after(0.002, lambda: self._fetch(held, request.ticket))
 
-    def abort(self, key: str) -> None:
-        self.held.pop(key, None)
+    def abort(self, key: str, keep_tokens: int = 0) -> None:
+        held = self.held.pop(key, None)
+        if not keep_tokens:
+            return
+        if held is None or not held.emitted or keeps_part(self._groups):
+            request_id, _, attempt = key.rpartition("#")
+            self._emit(Batch(kv_done=[kv_done(request_id, int(attempt), side="send", error="no")]))
+            return
+        if len(held.request.prompt_ids) + held.emitted < keep_tokens:
+            self._clock.violate(f"{key} keeps {keep_tokens} tokens, more than it has")
+        self.kept[key] = held
+        self._clock.after(KEEP_SECONDS, lambda: self._let_go(key, held, "kv_transfer_failed"))
+
+    def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
+        key = engine_key(ticket.request_id, ticket.attempt)
+        self._handed[key] = (ticket, engine_key(ticket.request_id, kept_attempt))
+        asking = self._asking.pop(key, None)
+        if asking is not None:
+            self.take(*asking)
+
+    def take(self, request: EngineRequest, taker: Callable[[bool], None]) -> None:
+        """As P's; the next D may ask before the router has said what for."""
+        if request.key not in self._handed:
+            self._asking[request.key] = (request, taker)
+            return
+        ticket, kept_key = self._handed.pop(request.key)
+        held = self.kept.get(kept_key)
+        if held is None or ticket != request.ticket:
+            self._clock.after(0.05, lambda: taker(False))
+            return
+        tokens = len(held.request.prompt_ids) + held.emitted
+        if len(request.prompt_ids) > tokens:
+            self._clock.violate(f"{request.key} takes KV of {tokens} tokens only")
+        taker(True)
+        self._owner.fleet.tally.taken += 1
+        self._let_go(kept_key, held, "")
+
+    def _let_go(self, key: str, held: Held, error: str) -> None:
+        if self._owner.alive and self.kept.get(key) is held:
+            del self.kept[key]
+            self._end(held.request, side="send", error=error)
 
     def _fetch(self, held: Held, ticket: Ticket | None) -> None:
         assert ticket is not None
         fleet = self._owner.fleet
-        peer = fleet.prefill_engine(identity_of(ticket.prefill, ticket.prefill_incarnation))
+        peer = fleet.kv_engine(identity_of(ticket.prefill, ticket.prefill_incarnation))
         answered: list[bool] = []
 
         def taken(good: bool) -> None:
@@ -200,7 +242,8 @@ class DecodeEngine(ModelEngine):
         self._clock.after(LOAD_TIMEOUT, lambda: taken(False))
 
     def _loaded(self, held: Held, good: bool) -> None:
-        report = kv_moved(held.blocks) if good else KvReport(blocks=held.blocks // 2, retries=3)
+        blocks = self.moved(held.request)
+        report = kv_moved(blocks) if good else KvReport(blocks=blocks // 2, retries=3)
         self._end(held.request, report=report, error="" if good else "kv_transfer_failed")
         if good:
             self._run(held)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.messages import HealthVerdict
-from services.router.fleet.prompt_quarantine import TRIALS_MAX
+from services.router.events import WorkerDrained
 from tests.simulation.world.engines import POISON
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import Client, GatewayProcess, spec
@@ -14,7 +14,7 @@ from tests.simulation.world.process import Process
 from tests.simulation.world.router import RouterProcess
 from tests.simulation.world.workers import DecodeProcess, PrefillProcess, WorkerProcess
 
-KINDS = ("kill", "blip", "hang", "slow", "cut", "deaf", "data", "usurp", "router")
+KINDS = ("kill", "blip", "hang", "slow", "cut", "deaf", "data", "usurp", "router", "drain")
 WEATHERS: dict[str, tuple[str, ...]] = {
     "calm": (),
     "crashes": ("kill", "kill", "kill", "router"),
@@ -27,11 +27,9 @@ WEATHERS: dict[str, tuple[str, ...]] = {
     "doubt": ("doubt", "doubt", "doubt", "kill", "router"),
     "poison": ("poison",),
     "storm": ("poison", "kill", "kill", "hang"),
+    "drains": ("drain", "drain", "drain", "drain", "kill", "data", "router"),
 }
-ODDS = (1, 3, 3, 2, 4, 2, 1, 1, 1, 1, 1)
-DEATHS_MAX = 2
-#: Workers that poison may kill where nothing else does.
-POISON_DEATHS_MAX = 3
+ODDS = (1, 3, 3, 2, 4, 2, 1, 1, 1, 1, 1, 2)
 
 
 class Faults:
@@ -50,8 +48,6 @@ class Faults:
         fleet.network.loss = 0.02 if self.weather == "loss" else 0.0
         fleet.judge.strict = self.weather != "loss"
         fleet.judge.faultless = self.weather == "calm"
-        alone = self.weather == "poison"
-        fleet.judge.poison_deaths_max = POISON_DEATHS_MAX if alone else DEATHS_MAX + TRIALS_MAX
         fleet.poisoned = self._poisoned
         self._poison_client: Client | None = None
 
@@ -76,6 +72,7 @@ class Faults:
             "router": self._router,
             "doubt": self._doubt,
             "poison": self._poison,
+            "drain": self._drain,
         }
         self.counts[kind] = self.counts.get(kind, 0) + 1
         inflict[kind]()
@@ -104,6 +101,7 @@ class Faults:
         if victim is None:
             return
         self._say("kill", victim)
+        self._fleet.judge.killed_by_chance.add(victim.identity)
         self._fleet.judge.killed(victim)
         victim.die()
         self._ends(self._random.uniform(0.05, 1.2), lambda: self._replace(victim))
@@ -169,6 +167,24 @@ class Faults:
 
         self._ends(self._random.uniform(0.3, 2.0), content)
 
+    def _drain(self) -> None:
+        """An operator drains a decode worker, and resumes it."""
+        victim = self._pick(DecodeProcess)
+        if victim is None:
+            return
+        self._say("drain", victim)
+        self._order_drain(victim, on=True)
+
+        def resume() -> None:
+            self._order_drain(self._fleet.newest[victim.name], on=False)
+
+        self._ends(self._random.uniform(0.5, 2.0), resume)
+
+    def _order_drain(self, victim: Process, *, on: bool) -> None:
+        for router in self._alive(RouterProcess):
+            assert isinstance(router, RouterProcess)
+            router.when_awake(lambda r=router: r.feed(WorkerDrained(victim.identity, on=on)))  # type: ignore[misc]
+
     def _slow(self) -> None:
         victim = self._pick(WorkerProcess)
         if not isinstance(victim, PrefillProcess | DecodeProcess):
@@ -220,13 +236,13 @@ class Faults:
         self._ends(self._random.uniform(0.1, 2.5), lambda: self._heal(pairs, data=False))
 
     def _data(self) -> None:
-        """Only the KV plane between a P and a D."""
-        prefill, decode = self._pick(PrefillProcess), self._pick(DecodeProcess)
-        if prefill is None or decode is None:
+        """Only the KV plane between a worker and a D."""
+        source, decode = self._pick(WorkerProcess), self._pick(DecodeProcess)
+        if source is None or decode is None or source is decode:
             return
-        self._say("data", prefill, decode)
-        pairs = [(prefill.name, decode.name)]
-        prefill.disturb()
+        self._say("data", source, decode)
+        pairs = [(source.name, decode.name)]
+        source.disturb()
         self._fleet.network.block(pairs, data=True)
         self._ends(self._random.uniform(0.3, 1.5), lambda: self._heal(pairs, data=True))
 

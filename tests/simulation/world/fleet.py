@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from tests.simulation.world.clock import Clock
-from tests.simulation.world.engines import PrefillEngine
+from tests.simulation.world.engines import DecodeEngine, PrefillEngine
 from tests.simulation.world.gateway import GatewayProcess
 from tests.simulation.world.judge import Judge
+from tests.simulation.world.models import MODELS, ODDS
 from tests.simulation.world.network import Network
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import RouterProcess
@@ -18,17 +19,20 @@ SHAPES = ((1, 1), (2, 2), (1, 3), (0, 2), (3, 1), (1, 2))
 
 
 class Tally:
-    """What was asked of decode workers: how often each (request, attempt) was dispatched."""
+    """What was asked of decode workers: how often each (request, attempt) was dispatched, how many
+    streams were to move, and how many of these were continued from their KV."""
 
     def __init__(self) -> None:
         self.dispatches: Counter[tuple[str, int]] = Counter()
+        self.moves = self.taken = 0
 
     def dispatched(self, request_id: str, attempt: int) -> None:
         self.dispatches[request_id, attempt] += 1
 
 
 class Fleet:
-    """`processes`: every one there ever was, by identity. `newest`: the one of each name."""
+    """`processes`: every one there ever was, by identity. `newest`: the one of each name. `model`:
+    what it serves."""
 
     def __init__(self, clock: Clock, network: Network) -> None:
         self.clock = clock
@@ -38,6 +42,9 @@ class Fleet:
         self.router_names = ["r0"]
         self.tally = Tally()
         self.judge = Judge(self)
+        self.model = clock.random.choices(list(MODELS), ODDS)[0]
+        #: Of each worker.
+        self.capacity = MODELS[self.model]
         #: What happens to a process that computed poison; `Faults` sets it.
         self.poisoned: Callable[[Process], None] = lambda process: None
 
@@ -62,10 +69,10 @@ class Fleet:
         process = self.newest.get(name)
         return process if isinstance(process, RouterProcess) else None
 
-    def prefill_engine(self, identity: str) -> PrefillEngine | None:
+    def kv_engine(self, identity: str) -> PrefillEngine | DecodeEngine | None:
         """None when that process is dead."""
         process = self.processes.get(identity)
-        if isinstance(process, PrefillProcess) and process.alive:
+        if isinstance(process, PrefillProcess | DecodeProcess) and process.alive:
             return process.engine
         return None
 

@@ -92,8 +92,10 @@ class Client:
 
     def fail(self, error: BatonError) -> None:
         innocent = self.spec.prompt_ids[0] != POISON
-        if error.code is Code.INTERNAL or (innocent and "quarantined" in error.message):
+        if error.code is Code.INTERNAL:
             self.gateway.clock.violate(f"{self.spec.request_id}: {error.message}")
+        if innocent and "quarantined" in error.message:
+            self.gateway.fleet.judge.quarantined(self.spec.request_id)
         self.gateway.fleet.judge.failed(self.gateway, self)
         self._over(error.code.value)
 

@@ -10,8 +10,9 @@ from services.router.placement.types import WaitFor
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
 from tests.simulation.world.clock import Clock
-from tests.simulation.world.engines import LEASE_SECONDS, POISON
+from tests.simulation.world.engines import LEASE_SECONDS, POISON, Held
 from tests.simulation.world.gateway import TOKEN_WAIT_MS, Client, GatewayProcess
+from tests.simulation.world.models import GRANT
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import (
     QUEUE_SECONDS,
@@ -20,7 +21,7 @@ from tests.simulation.world.router import (
     RETRY_SHARE,
     RouterProcess,
 )
-from tests.simulation.world.workers import WorkerProcess
+from tests.simulation.world.workers import DecodeProcess, WorkerProcess
 
 if TYPE_CHECKING:
     from tests.simulation.world.fleet import Fleet
@@ -30,6 +31,7 @@ ZOMBIE_SECONDS = 0.5
 IDLE_SECONDS = 0.5
 CALM_SECONDS = 1.5
 LATE_SECONDS = 0.45
+POISON_DEATHS_MAX = 3
 ANSWER_SECONDS = 3.0
 FAULTLESS = frozenset(
     {
@@ -49,8 +51,9 @@ class Judge:
     def __init__(self, fleet: Fleet) -> None:
         self.strict = True
         self.faultless = True
-        self.poison_deaths_max = 0
         self._poison_deaths = 0
+        #: Identities of those that no prompt killed.
+        self.killed_by_chance: set[str] = set()
         self._fleet = fleet
         self._clock: Clock = fleet.clock
         self._idle_since: dict[str, float] = {}
@@ -70,11 +73,28 @@ class Judge:
             if fenced and calm and self.strict:
                 self._clock.violate(f"{gateway.name} took tokens of fenced {speaker.identity}")
 
-    def granted(self, worker: WorkerProcess, tokens: int, limit: int) -> None:
-        """KV given to a worker is never more than may be granted of it."""
+    def granted(self, worker: WorkerProcess, held: Held) -> None:
+        """KV given to a worker is never more than may be granted of it, and what was promised to a
+        request is what its engine will need for it, to the block of each group."""
+        if not self.strict:
+            return
+        capacity = self._fleet.capacity
+        limit, blocks = int(capacity.kv_blocks * GRANT), worker.engine.blocks_held
         calm = worker.calm(CALM_SECONDS) and self._fleet.routers_calm(CALM_SECONDS)
-        if tokens > limit and calm and self.strict:
-            self._clock.violate(f"{worker.name} was given {tokens} tokens of KV, {limit} at most")
+        if blocks > limit and calm:
+            self._clock.violate(f"{worker.name} was given {blocks} blocks of KV, {limit} at most")
+        request = held.request
+        for router in self._fleet.routers():
+            row = router.core.tables.workers.get(worker.identity)
+            tokens = row.held.get((request.request_id, request.attempt)) if row else None
+            if row is None or tokens is None:
+                continue
+            promised, slack = tokens // capacity.block_tokens, len(capacity.kv_groups)
+            if not held.blocks <= promised <= held.blocks + slack:
+                self._clock.violate(
+                    f"{router.name} promised {request.key} {promised} blocks of {worker.name}, "
+                    f"which needs {held.blocks}"
+                )
 
     def failed(self, gateway: GatewayProcess, client: Client) -> None:
         """The longest wait is the last resort: once all is calm somebody answers before, unless
@@ -86,10 +106,19 @@ class Judge:
             self._clock.violate(f"{client.spec.request_id} was only ended by its longest wait")
 
     def poisoned(self) -> None:
-        """A worker computed the prompt that kills, and is about to die."""
+        """A worker computed the prompt that kills, and is about to die. Whatever else dies: three
+        at most."""
         self._poison_deaths += 1
-        if self._poison_deaths > self.poison_deaths_max:
+        if self._poison_deaths > POISON_DEATHS_MAX:
             self._clock.violate(f"poison killed {self._poison_deaths} workers")
+
+    def quarantined(self, request_id: str) -> None:
+        """A prompt that kills nobody is only refused for workers that chance killed under it."""
+        for router in self._fleet.routers():
+            for row in router.core.tables.quarantine.rows(self._clock.now):
+                if row.request_id == request_id and self.killed_by_chance.issuperset(row.workers):
+                    return
+        self._clock.violate(f"{request_id} is quarantined, and harmless")
 
     def lease_expired(self, worker: Process, key: str) -> None:
         """A lease is the last resort: somebody frees KV before."""
@@ -225,6 +254,8 @@ class Judge:
                 self._clock.violate(f"two processes are {worker.name}")
             if worker.engine.held:
                 self._clock.violate(f"{worker.name} still holds {list(worker.engine.held)}")
+            if isinstance(worker, DecodeProcess) and worker.engine.kept:
+                self._clock.violate(f"{worker.name} still keeps {list(worker.engine.kept)}")
             if worker.core.active:
                 self._clock.violate(f"the core of {worker.name} still holds {worker.core.active}")
 
@@ -248,10 +279,10 @@ class Judge:
 
     def _judge_amplification(self) -> None:
         """No attempt is given to a worker twice by one router, and further attempts keep to the
-        retry budget."""
+        retry budget, save those of streams that the router moves."""
         dispatches = self._fleet.tally.dispatches
         requests = {request_id for request_id, _ in dispatches}
-        attempts = len(dispatches) - len(requests)
+        attempts = len(dispatches) - len(requests) - self._fleet.tally.moves
         trickle = RETRY_PER_SECOND * self._clock.now
         budget = RETRY_SHARE * self._fleet.submitted() + RETRY_BURST + trickle
         if attempts > budget and not self._fleet.router_restarted():

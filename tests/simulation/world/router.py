@@ -17,8 +17,8 @@ from tests.simulation.world.watch import RouterWatch
 PULSE = 0.2
 REBUILD_SECONDS = 0.8
 QUEUE_SECONDS = 4.0
-RETRY_SHARE = 0.1
-RETRY_BURST = 8.0
+RETRY_SHARE = 0.05
+RETRY_BURST = 5.0
 RETRY_PER_SECOND = 0.2
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from common.engine.port import Batch
+from common.engine.port import Batch, engine_key
 from common.identity import identity_of, split_identity
 from common.messages import (
     Abort,
     Beat,
     Decode,
+    Drain,
     Ended,
+    HandOver,
     HealthVerdict,
     Hello,
     Holding,
     Message,
+    Move,
     Ping,
     Prefill,
     Refused,
@@ -32,29 +35,22 @@ from common.worker.actions import (
     Dispatched,
     Event,
     GatewayGone,
+    HandOverKept,
     ToGateway,
     ToRouter,
 )
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import grant_limit_of
 from services.prefill.core import PrefillCore
-from tests.rigs.messages import capacity, hello, worker_hello
+from tests.rigs.messages import hello, worker_hello
 from tests.simulation.world.engines import DecodeEngine, PrefillEngine
+from tests.simulation.world.models import GRANT
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Dialer, Process
 
-BLOCK = 4
-BLOCKS = 40
-SEQS = 5
-CONTEXT = 120
-GRANT = 0.95
 BEAT_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 HELD_FRAMES_MAX = 64
-
-CAPACITY = capacity(
-    block_tokens=BLOCK, blocks=BLOCKS, block_bytes=64, max_model_len=CONTEXT, seqs=SEQS
-)
 
 
 class WorkerProcess(Process):
@@ -67,6 +63,7 @@ class WorkerProcess(Process):
     def start(self) -> None:
         self.added = self.ended = self.depth = 0
         self.health_verdict: HealthVerdict | None = None
+        self.drained = False
         self._greeted: dict[str, bool] = {}
         self._welcomed: dict[str, bool] = {}
         self._routers = {
@@ -105,7 +102,7 @@ class WorkerProcess(Process):
     def hello(self) -> Hello:
         address = f"{self.name}:1"
         return worker_hello(
-            self.role, self.name, self.incarnation, kv_address=address, capacity=CAPACITY
+            self.role, self.name, self.incarnation, kv_address=address, capacity=self.fleet.capacity
         )
 
     def _greet(self, router: str) -> None:
@@ -116,7 +113,12 @@ class WorkerProcess(Process):
         self._greeted[router] = self._welcomed[router] = False
 
     def _beat(self) -> None:
-        self._to_routers(Beat(load=self.engine.load(), health_verdict=self.health_verdict))
+        self._to_routers(self._make_beat())
+
+    def _make_beat(self) -> Beat:
+        return Beat(
+            load=self.engine.load(), drained=self.drained, health_verdict=self.health_verdict
+        )
 
     def _to_routers(self, message: Message, *, but: str = "") -> None:
         """A router that has not welcomed this worker gets no beats yet."""
@@ -133,14 +135,16 @@ class WorkerProcess(Process):
             held = self.core.held_attempt(message.request_id, message.attempt)
             if held is not None:
                 self._to_routers(Took(held=held), but=router)
-        elif isinstance(message, Abort):
+        elif isinstance(message, Abort | Move | HandOver):
+            self.fleet.tally.moves += isinstance(message, Move)
             self.handle(message)
+        elif isinstance(message, Drain):
+            self.drained = message.on
+            self._beat()
         elif isinstance(message, Welcome):
             self._welcomed[router] = True
             self._routers[router].send(Holding(attempts=tuple(self.core.held_attempts())))
-            self._routers[router].send(
-                Beat(load=self.engine.load(), health_verdict=self.health_verdict)
-            )
+            self._routers[router].send(self._make_beat())
         elif isinstance(message, Refused):
             self.clock.note(f"{self.identity} was refused: {message.message}")
             self.die()
@@ -157,10 +161,13 @@ class WorkerProcess(Process):
             case AddToEngine():
                 self.added += 1
                 self.engine.add(action.request)
-                limit = int(BLOCKS * GRANT) * BLOCK
-                self.fleet.judge.granted(self, self.engine.tokens_held, limit)
+                self.fleet.judge.granted(self, self.engine.held[action.request.key])
             case AbortInEngine():
-                self.engine.abort(f"{action.request_id}#{action.attempt}")
+                key = engine_key(action.request_id, action.attempt)
+                self.engine.abort(key, action.keep_tokens)
+            case HandOverKept():
+                assert isinstance(self.engine, DecodeEngine)
+                self.engine.hand_over(action.ticket, action.kept_attempt)
             case ToRouter():
                 self.ended += isinstance(action.message, Ended)
                 self._to_routers(action.message)
@@ -175,8 +182,8 @@ class PrefillProcess(WorkerProcess):
     role = Role.PREFILL
 
     def start(self) -> None:
-        self.core = PrefillCore(self.name, self.incarnation, SEQS)
-        self.engine: PrefillEngine = PrefillEngine(self, BLOCKS, BLOCK, self.from_engine)
+        self.core = PrefillCore(self.name, self.incarnation, self.fleet.capacity.max_num_seqs)
+        self.engine: PrefillEngine = PrefillEngine(self, self.from_engine)
         super().start()
 
 
@@ -185,15 +192,15 @@ class DecodeProcess(WorkerProcess):
 
     def start(self) -> None:
         self.core: DecodeCore = DecodeCore(
-            self.name, self.incarnation, grant_limit_of(CAPACITY, GRANT)
+            self.name, self.incarnation, grant_limit_of(self.fleet.capacity, GRANT)
         )
-        self.engine: DecodeEngine = DecodeEngine(self, BLOCKS, BLOCK, self.from_engine)
+        self.engine: DecodeEngine = DecodeEngine(self, self.from_engine)
         self._gateways: dict[str, StreamLink] = {}
         super().start()
 
     def check(self) -> None:
         super().check()
-        if self.added - self.ended != self.core.active:
+        if self.added - self.ended != len(self.core.held_attempts()):
             self.clock.violate(f"{self.name} said {self.ended} ends of {self.added} streams")
 
     def dispatched(self, message: Prefill | Decode) -> None:

@@ -9,7 +9,9 @@ from tests.simulation.world.faults import Faults
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import GatewayProcess, spec
 from tests.simulation.world.network import Network
+from tests.simulation.world.workers import DecodeProcess
 
+LONG_PROMPT_MAX = 50
 LOAD_SECONDS = 1.5
 SETTLE_SECONDS = 14.0
 CALM_AFTER = 0.8
@@ -19,15 +21,19 @@ WIRE_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one seed came to. `ends`: how its requests ended, by how often."""
+    """What one seed came to. `model`: what its fleet served. `ends`: how its requests ended, by how
+    often."""
 
     seed: int
     hash: str
     weather: str
+    model: str
     events: int
     requests: int
     dispatches: int
     first_dispatches: int
+    moves: int
+    taken: int
     ends: dict[str, int]
     faults: dict[str, int]
     virtual_seconds: float
@@ -45,6 +51,8 @@ class World:
         self.fleet = Fleet(self.clock, self.network)
         self.faults = Faults(self.fleet)
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
+        if self.faults.weather == "drains":
+            self._pace *= 8  # where others wait, streams stay
         self.network.wire = self.clock.random.random() < WIRE_SHARE
         self._serial = 0
 
@@ -56,6 +64,8 @@ class World:
         """Raises PromiseBrokenError."""
         clock = self.clock
         self.fleet.build()
+        if self.faults.weather == "drains":
+            self._make_room()
         self.faults.start(LOAD_SECONDS)
         clock.after(0.1, self._arrival)
         clock.after(PULSE, self._pulse)
@@ -67,6 +77,12 @@ class World:
     def _over(self) -> bool:
         settled = self.clock.now > max(LOAD_SECONDS, self.faults.last_end) + CALM_AFTER
         return settled and self.fleet.at_rest()
+
+    def _make_room(self) -> None:
+        """One more decode worker, and streams that are still there when theirs is drained."""
+        self.fleet.add(DecodeProcess(self.fleet, "d9"))
+        for worker in self.fleet.workers():
+            worker.engine.slow = 5.0
 
     def _pulse(self) -> None:
         self.fleet.judge.pulse()
@@ -84,11 +100,14 @@ class World:
     def _open(self, gateway: GatewayProcess) -> None:
         draw = self.clock.random
         self._serial += 1
+        prompt, output = draw.choice([2, draw.randint(3, 50), draw.randint(20, 110)]), (1, 14)
+        if self.faults.weather == "drains" and prompt <= LONG_PROMPT_MAX:
+            output = (30, 60)
         request = spec(
             f"{gateway.identity}/{self._serial}",
             self._serial,
-            prompt=draw.choice([2, draw.randint(3, 50), draw.randint(20, 110)]),
-            output=draw.randint(1, 14),
+            prompt=prompt,
+            output=draw.randint(*output),
             deadline_ms=draw.choice([0.0, 0.0, 300.0]),
         )
         gateway.open(request, draw.uniform(0.0, 0.4) if draw.random() < 0.12 else 0.0)
@@ -104,10 +123,13 @@ class World:
             seed=self.seed,
             hash=self.clock.hash(),
             weather=self.faults.weather,
+            model=self.fleet.model,
             events=self.clock.events,
             requests=self._serial,
             dispatches=sum(dispatches.values()),
             first_dispatches=len({request_id for request_id, _ in dispatches}),
+            moves=self.fleet.tally.moves,
+            taken=self.fleet.tally.taken,
             ends=ends,
             faults=dict(self.faults.counts),
             virtual_seconds=self.clock.now,

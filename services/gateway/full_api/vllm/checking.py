@@ -8,6 +8,7 @@ any more (`prepared.py`), so that nothing there depends on the size of a body.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,14 +16,19 @@ from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from common.config import Config
+from common.engine.vllm.images import images_of
 from common.errors import BatonError, Code
+from common.messages import ImageFeatures
 from services.gateway.api.bounds import check_size
 from services.gateway.api.ignored import IgnoredFields
+from services.gateway.api.parse import refuse
 from services.gateway.api.routes import Route
-from services.gateway.full_api.fields import check_fields, session_of
+from services.gateway.full_api.fields import session_of
+from services.gateway.full_api.media import count_images
 from services.gateway.full_api.port import ApiRequest, CheckedBody, Origin, RenderedPrompt
-from services.gateway.full_api.shape import CONVERSATION, check_shape, pieces
+from services.gateway.full_api.shape import CONVERSATION, checked_fields, pieces
 from services.gateway.full_api.vllm.errors import from_response, from_validation
+from services.gateway.full_api.vllm.images import RequestImages, takes_images
 from services.gateway.full_api.vllm.prepared import without_conversation
 from services.gateway.full_api.vllm.serving import VllmApi, answer_bytes, as_bad_request
 
@@ -48,6 +54,7 @@ class BodyChecker:
         self._keeps_last = False
         self._prompts: list[RenderedPrompt] = []
         renderer = api.client.renderer
+        self._takes_images = takes_images(renderer)
         render_chat, render_completion = renderer.render_chat_async, renderer.render_cmpl_async
 
         async def chat(*args: Any, **kwargs: Any) -> Any:
@@ -63,6 +70,25 @@ class BodyChecker:
 
         renderer.render_chat_async = chat
         renderer.render_cmpl_async = completion
+        if api.harmony is not None:
+            self._take_harmony(api.harmony)
+
+    def _take_harmony(self, harmony: Any) -> None:
+        render_chat = harmony._make_request_with_harmony  # noqa: SLF001 - as in prepared.py
+        render_responses = harmony.render_responses_harmony_messages
+
+        def chat(*args: Any, **kwargs: Any) -> Any:
+            messages, prompts = render_chat(*args, **kwargs)
+            self._take(prompts, [])
+            return messages, prompts
+
+        def responses(*args: Any, **kwargs: Any) -> Any:
+            prompt = render_responses(*args, **kwargs)
+            self._take([prompt], [])
+            return prompt
+
+        harmony._make_request_with_harmony = chat  # noqa: SLF001
+        harmony.render_responses_harmony_messages = responses
 
     def set_context(self, tokens: int) -> None:
         self._api.set_context(tokens)
@@ -71,14 +97,23 @@ class BodyChecker:
     def vllm_config(self) -> Any:
         return self._api.client.vllm_config
 
-    async def check(self, route: Route, body: bytes, context: int) -> CheckedBody:
-        """Raises BatonError for what is wrong with the body."""
+    async def check(
+        self, route: Route, body: bytes, context: int, fetched: Mapping[str, bytes]
+    ) -> CheckedBody:
+        """`fetched`: images by URL. Raises BatonError for what is wrong with the body."""
         names: list[str] = []
         ignored = IgnoredFields(names.append, refuses=self._refuses_unknown)
-        given = check_fields(route, body, ignored)
-        check_shape(route, given, self._limits)
+        given = checked_fields(route, body, self._limits, ignored)
+        count_images(route, given, self._limits, takes_images=self._takes_images)
         self._api.set_context(context)
-        checked = await self._checked(route, body, given)
+        images = RequestImages(self._limits, fetched)
+        images.begin()
+        try:
+            checked = await self._checked(route, body, given)
+        except BatonError as error:
+            if images.missing and images.error is None:
+                return CheckedBody(missing_images=images.missing)
+            raise images.error or error from None
         return replace(checked, session=session_of(route, given), ignored=names)
 
     async def _checked(self, route: Route, body: bytes, given: dict[str, Any]) -> CheckedBody:
@@ -87,21 +122,23 @@ class BodyChecker:
         try:
             self._check_pieces(route, given)
             request = self._api.parse(route, body)
-            if route in GENERATING and self._api.is_harmony:
-                return CheckedBody(body=body)
+            if self._api.harmony is not None:
+                check_harmony(given)
             await self._api.resolve(request)
             self._left = _renderings(route, given)
             self._keeps_last = bool(given.get("echo"))
             answer = await self._api.handle(route, request, api_request)
         except _Rendered:
-            ids, most = sum(len(prompt.token_ids) for prompt in self._prompts), "prompt_tokens_max"
+            ids, most = sum(len(prompt.token_ids) for prompt in self._prompts), self._limits
             param = CONVERSATION.get(route, "prompt")
-            check_size(param, "prompt tokens", ids, self._limits.prompt_tokens_max, most)
+            check_size(param, "prompt tokens", ids, most.prompt_tokens_max, "prompt_tokens_max")
             left, calls = without_conversation(route, given)
+            size, what = len(left), "bytes beside its conversation"
+            check_size("body", what, size, most.fields_bytes_max, "fields_bytes_max")
             return CheckedBody(
                 body=left,
                 prompts=list(self._prompts),
-                tool_calls=calls,
+                tool_calls=0 if self._api.harmony is not None else calls,
                 is_stream=bool(given.get("stream")),
                 has_logprobs=any(given.get(name) for name in LOGPROBS),
             )
@@ -121,16 +158,25 @@ class BodyChecker:
         """Ends the request with its last prompt."""
         if not self._left:
             return
-        if any(prompt["type"] != "token" for prompt in prompts):
-            raise BatonError(Code.UNSUPPORTED_PARAMETER, "only text prompts are supported")
         last = dict(conversation[-1]) if conversation and self._keeps_last else {}
         self._prompts += [
-            RenderedPrompt(list(prompt["prompt_token_ids"]), prompt.get("prompt"), last)
+            RenderedPrompt(
+                list(prompt["prompt_token_ids"]), prompt.get("prompt"), last, self._images(prompt)
+            )
             for prompt in prompts
         ]
         self._left -= 1
         if not self._left:
             raise _Rendered
+
+    def _images(self, prompt: Any) -> list[ImageFeatures]:
+        if prompt["type"] not in ("token", "multimodal"):
+            raise BatonError(Code.UNSUPPORTED_PARAMETER, "only text and images are supported")
+        images = images_of(prompt)
+        mib = -(-sum(len(image.data) for image in images) >> 20)
+        most, key = self._limits.image_features_mib_max, "image_features_mib_max"
+        check_size("image_url", "MiB of processed images", mib, most, key)
+        return images
 
     def _check_pieces(self, route: Route, given: dict[str, Any]) -> None:
         """The conversation a few messages at a time, so that a wrong one is found with the errors
@@ -152,6 +198,13 @@ class BodyChecker:
                 self._api.parse(route, json.dumps(needed | {name: part}).encode())
             except ValidationError as error:
                 raise from_validation(error, [at for at, _ in piece]) from error
+
+
+def check_harmony(given: dict[str, Any]) -> None:
+    """Raises BatonError for what such a model's conversation would be needed for later."""
+    if given.get("enable_response_messages"):
+        name = "enable_response_messages"
+        refuse(name, f"{name!r} is not supported with this model")
 
 
 def _renderings(route: Route, given: dict[str, Any]) -> int:

@@ -28,6 +28,7 @@ from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from common.config import RequestLimits
 from common.errors import BatonError, Code
+from common.messages import ImageFeatures
 from services.gateway.api.bounds import check_choices, check_size, check_stops, check_structured
 from services.gateway.api.intake import PROMPT_TOKENS_MAX
 from services.gateway.api.kinds import Kind, RequestSpec, priority_class
@@ -35,6 +36,7 @@ from services.gateway.api.routes import Route
 from services.gateway.auth.caller import Caller
 from services.gateway.full_api.port import ApiRequest, CheckGrammar, CloseStream, OpenStream
 from services.gateway.full_api.vllm.errors import translated
+from services.gateway.full_api.vllm.prepared import images_in
 from services.gateway.full_api.vllm.recording import AllRecorded, RecordedStream, Recording
 from services.gateway.full_api.vllm.sampling import structured_of, to_sampling
 from services.gateway.full_api.vllm.stream import EngineStream
@@ -112,8 +114,7 @@ class FleetClient(EngineClient):
             request.reasoning_ended = reasoning_ended
             request.reasoning_parser_kwargs = reasoning_parser_kwargs
             request.priority = priority
-            text, _ids, _embeds = extract_prompt_components(self.model_config, prompt)
-            queue = self._start(api_request, request, text)
+            queue = self._start(api_request, request, prompt)
         except (VLLMError, BatonError, ValueError, TypeError) as error:
             api_request.fail(translated(error))
             raise
@@ -155,7 +156,7 @@ class FleetClient(EngineClient):
         return request
 
     def _start(
-        self, api_request: ApiRequest, request: EngineCoreRequest, text: str | None
+        self, api_request: ApiRequest, request: EngineCoreRequest, prompt: Any
     ) -> RequestOutputCollector:
         request.external_req_id = request.request_id
         first = api_request.next_id()
@@ -163,7 +164,7 @@ class FleetClient(EngineClient):
         params = request.sampling_params
         queue = RequestOutputCollector(params.output_kind, first)
         if params.n == 1:
-            self._start_one(api_request, request, text, None, 0, queue)
+            self._start_one(api_request, request, prompt, None, 0, queue)
             return queue
         request.request_id = f"{first}~all"
         parent = ParentRequest(request)
@@ -171,7 +172,7 @@ class FleetClient(EngineClient):
             _, child_params = parent.get_child_info(index)
             child = copy(request)
             child.request_id, child.sampling_params = api_request.next_id(), child_params
-            self._start_one(api_request, child, text, parent, index, queue)
+            self._start_one(api_request, child, prompt, parent, index, queue)
         parent.child_requests.clear()
         parent.child_requests.update(spec.request_id for spec in api_request.specs[-params.n :])
         return queue
@@ -180,12 +181,12 @@ class FleetClient(EngineClient):
         self,
         api_request: ApiRequest,
         request: EngineCoreRequest,
-        text: str | None,
+        prompt: Any,
         parent: ParentRequest | None,
         index: int,
         queue: RequestOutputCollector,
     ) -> None:
-        spec = self._spec(api_request, request)
+        spec = self._spec(api_request, request, images_in(prompt))
         api_request.specs.append(spec)
         journal = Journal(spec.prompt_ids, spec.sampling.max_tokens)
         api_request.journals.append(journal)
@@ -196,6 +197,7 @@ class FleetClient(EngineClient):
             recorded = RecordedStream(journal, detokenizer, api_request, key, recording)
             self._open(spec, recorded, recorded, api_request.origin.caller)
             return
+        text, _ids, _embeds = extract_prompt_components(self.model_config, prompt)
         self._outputs.add_request(request, text, parent, index, queue)
         stream = EngineStream(
             spec.request_id,
@@ -208,7 +210,12 @@ class FleetClient(EngineClient):
         self.generation_key = key
         self._open(spec, stream, stream, api_request.origin.caller)
 
-    def _spec(self, api_request: ApiRequest, request: EngineCoreRequest) -> RequestSpec:
+    def _spec(
+        self,
+        api_request: ApiRequest,
+        request: EngineCoreRequest,
+        images: tuple[ImageFeatures, ...],
+    ) -> RequestSpec:
         prompt_ids = request.prompt_token_ids
         if prompt_ids is None or request.mm_features:
             raise BatonError(Code.UNSUPPORTED_PARAMETER, "only text prompts are supported")
@@ -230,6 +237,7 @@ class FleetClient(EngineClient):
             deadline_ms=api_request.origin.deadline_ms,
             session=api_request.session,
             cache_salt=request.cache_salt or "",
+            images=images,
             local_reason="prompt_logprobs" if sampling.prompt_logprobs is not None else "",
             priority=priority_class(request.priority),
             timer=api_request.next_timer(),

@@ -10,14 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.inputs import tokens_input
 
+from common.messages import ImageFeatures
 from services.gateway.api.routes import Route
+from services.gateway.full_api.fields import known_fields
 from services.gateway.full_api.port import CheckedBody, RenderedPrompt
 
+if TYPE_CHECKING:
+    from services.gateway.full_api.vllm.serving import VllmApi
+
 PLACEHOLDER = "x"
+IMAGES = "baton_images"
+"""A key of a prompt, beside vLLM's own."""
 CALLS = ("function_call", "tool_use")
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 
@@ -26,14 +33,14 @@ TOOL_CHANGES = ("tool_addition", "tool_removal")
 _prompts: ContextVar[Iterator[RenderedPrompt] | None] = ContextVar("prompts", default=None)
 
 
-def begin(prompts: list[RenderedPrompt] | None) -> None:
+def begin(prompts: list[RenderedPrompt]) -> None:
     """From now on this task, and those that it starts, have these prompts."""
-    _prompts.set(None if prompts is None else iter(prompts))
+    _prompts.set(iter(prompts))
 
 
 def without_conversation(route: Route, given: dict[str, Any]) -> tuple[bytes, int]:
     """The body without its conversation, and the number of tool calls that were in it."""
-    left, calls = dict(given), 0
+    left, calls = known_fields(route, given), 0
     for name in ("documents", "previous_input_messages", "system"):
         left.pop(name, None)
     if route is Route.COMPLETION:
@@ -90,8 +97,9 @@ def restore(route: Route, request: Any, checked: CheckedBody) -> None:
         request.messages = [calls, *request.messages]
 
 
-def use_prompts(renderer: Any) -> None:
-    """From now on `renderer` gives the prompts of `begin` where it would render one."""
+def use_prompts(api: VllmApi) -> None:
+    """From now on `api` takes the prompts of `begin` where vLLM would render one."""
+    renderer, harmony = api.client.renderer, api.harmony
     render_chat, render_completion = renderer.render_chat_async, renderer.render_cmpl_async
 
     async def chat(*args: Any, **kwargs: Any) -> Any:
@@ -110,8 +118,37 @@ def use_prompts(renderer: Any) -> None:
 
     renderer.render_chat_async = chat
     renderer.render_cmpl_async = completion
+    if harmony is not None:
+        _use_harmony_prompts(harmony)
+
+
+def _use_harmony_prompts(harmony: Any) -> None:
+    """The same where prompts are made without a template."""
+    render_chat = harmony._make_request_with_harmony  # noqa: SLF001 - vLLM has no other place
+    render_responses = harmony.render_responses_harmony_messages
+
+    def chat(request: Any, *args: Any, **kwargs: Any) -> Any:
+        prompts = _prompts.get()
+        if prompts is None:
+            return render_chat(request, *args, **kwargs)
+        return [], [_input(next(prompts), prompt_extras={"cache_salt": request.cache_salt})]
+
+    def responses(messages: Any, **kwargs: Any) -> Any:
+        prompts = _prompts.get()
+        if prompts is None:
+            return render_responses(messages, **kwargs)
+        return _input(next(prompts), prompt_extras=kwargs)
+
+    harmony._make_request_with_harmony = chat  # noqa: SLF001
+    harmony.render_responses_harmony_messages = responses
 
 
 def _input(prompt: RenderedPrompt, *, prompt_extras: dict[str, Any] | None = None, **_: Any) -> Any:
     salt = (prompt_extras or {}).get("cache_salt")
-    return tokens_input(prompt.token_ids, prompt=prompt.text, cache_salt=salt)
+    made: Any = tokens_input(prompt.token_ids, prompt=prompt.text, cache_salt=salt)
+    return made | {IMAGES: prompt.images} if prompt.images else made
+
+
+def images_in(prompt: Any) -> tuple[ImageFeatures, ...]:
+    """Of a prompt that vLLM passes on as it got it."""
+    return tuple(prompt.get(IMAGES, ())) if isinstance(prompt, dict) else ()

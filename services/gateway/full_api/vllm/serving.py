@@ -41,6 +41,7 @@ from services.gateway.full_api.vllm.client import FleetClient
 from services.gateway.full_api.vllm.errors import from_response, from_validation, translated
 from services.gateway.full_api.vllm.prepared import begin, restore
 from services.gateway.full_api.vllm.recording import AllRecorded, Recording
+from services.gateway.text.template import read_template
 
 ERROR_EVENT = 'data: {"error"'
 CONTENT_FORMAT = "auto"
@@ -68,8 +69,9 @@ class VllmApi:
         reasoning = config.model.reasoning_parser
         path = BaseModelPath(name=config.model.served_name, model_path=root)
         models = OpenAIServingModels(client, [path])
+        template = read_template(config.model.chat_template)
         text: dict[str, Any] = {
-            "chat_template": None,
+            "chat_template": template,
             "chat_template_content_format": CONTENT_FORMAT,
             "enable_auto_tools": parser is not None,
             "tool_parser": parser,
@@ -94,7 +96,7 @@ class VllmApi:
             models,
             renderer,
             request_logger=None,
-            chat_template=None,
+            chat_template=template,
             chat_template_content_format=CONTENT_FORMAT,
         )
         self._handlers = {
@@ -109,10 +111,10 @@ class VllmApi:
         }
 
     @property
-    def is_harmony(self) -> bool:
-        """Whether the model's prompts are made of messages of their own kind, without a
-        template."""
-        return bool(self._renderer.use_harmony)
+    def harmony(self) -> OnlineRenderer | None:
+        """What renders the prompts of a model that has messages of its own kind and no template
+        (gpt-oss); None for all others."""
+        return self._renderer if self._renderer.use_harmony else None
 
     def parse(self, route: Route, body: bytes) -> Any:
         """vLLM's request. Raises vLLM's errors and pydantic's."""
@@ -147,7 +149,7 @@ class VllmApi:
     async def _written(self, api_request: ApiRequest, checked: CheckedBody) -> bytes:
         """The answer by a helper, from what the engines sent."""
         assert self._checks is not None
-        recording = Recording(len(checked.prompts or ()))
+        recording = Recording(len(checked.prompts))
         try:
             await self.generate(api_request, checked, recording)
         except AllRecorded:

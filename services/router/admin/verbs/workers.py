@@ -44,6 +44,7 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         block_tokens=capacity.block_tokens,
         kv_blocks=capacity.kv_blocks,
         kv_block_bytes=capacity.kv_block_bytes,
+        kv_groups=capacity.kv_groups,
         max_model_len=capacity.max_model_len,
         model=worker.model,
         fingerprint=worker.fingerprint,

@@ -33,8 +33,13 @@ def decode_scores(context: PlacementContext, views: Views) -> list[Score]:
     scores: list[Score] = []
     for view in views:
         missing = prompt - cached.get(view.identity, 0) if cached else prompt
-        received = per_token if context.local else view.kv_token_bytes / rates.kv_bytes_per_s
-        seconds = missing * received + view.queued * per_token + view.requests * slower
+        if context.local:
+            received = missing * per_token
+        elif view.kv_groups:
+            received = view.kv_bytes(prompt, prompt - missing) / rates.kv_bytes_per_s
+        else:
+            received = missing * view.kv_token_bytes / rates.kv_bytes_per_s
+        seconds = received + view.queued * per_token + view.requests * slower
         scores.append((seconds, view.kv_tokens / view.kv_tokens_max))
     return scores
 
@@ -43,7 +48,7 @@ def prefill_scores(context: PlacementContext, views: Views, decode: WorkerView) 
     """(seconds, requests). KV is handed over while it is computed, so the slower one counts."""
     rates, cached, prompt = context.rates, context.cached, context.request.prompt_tokens
     per_token = 1 / rates.prefill_tokens_per_s
-    size = (prompt - cached.get(decode.identity, 0)) * decode.kv_token_bytes
+    size = decode.kv_bytes(prompt, cached.get(decode.identity, 0))
     pair, mean, to = rates.pair_bytes_per_s, rates.kv_bytes_per_s, decode.name
     scores: list[Score] = []
     for view in views:

@@ -192,6 +192,9 @@ def _serve(
             pipe.send(staging_used(service))
         elif verb == "holds":
             pipe.send(len(service._kv_thread.send_side))  # type: ignore[union-attr]
+        elif verb == "asked":
+            tickets = service._kv_thread.send_side._tickets  # type: ignore[union-attr]
+            pipe.send(len(tickets._by_transfer) + len(tickets._early))
         elif verb == "get_status":
             pipe.send(service.status)
         elif verb == "cpu":

@@ -421,7 +421,7 @@ def test_an_abort_frees_both_sides_long_before_any_timer(
         decode.fetch(handed, 0, TARGET)
         if phase == "mid":
             wait_for(lambda: not np.array_equal(base, before))
-        time.sleep(0.05)
+        wait_for(lambda: prefill.call("asked") == 1)
         start = time.monotonic()
         if side == "d":
             decode.release(("r", 0), "client gone")
@@ -552,7 +552,7 @@ def test_a_thread_that_does_not_start_is_reported_with_its_stack(
 ) -> None:
     go_on = threading.Event()
 
-    def stuck(*_: object) -> None:
+    def stuck(*_: object, **__: object) -> None:
         go_on.wait()
 
     monkeypatch.setattr("common.kv.service.KvThread", stuck)
@@ -560,3 +560,27 @@ def test_a_thread_that_does_not_start_is_reported_with_its_stack(
     with pytest.raises(BatonError, match=r"test_service\.py:\d+ stuck"):
         make_service("d0", base)
     go_on.set()
+
+
+def test_a_stream_that_is_over_is_no_handoff_that_was_given_up(decode: KvService) -> None:
+    """Its engine offers its blocks, and its daemon has said before that nobody wants them."""
+    decode.release(("r", 1), "its client left")
+    decode.keep(("r", 1), SOURCE)
+    (end,) = drained(decode)
+    assert (end.attempt, end.side, end.error) == (1, "send", Code.CANCELLED)
+    wait_for(lambda: decode.status is not None)
+    assert decode.status is not None
+    assert decode.status.counts.aborts == 0
+
+
+def test_a_stream_goes_from_one_d_to_another(decode: KvService, base: np.ndarray) -> None:
+    with remote("p0") as left:
+        left.call("keep", ("r", 0), SOURCE)
+        moved = msgspec.structs.replace(ticket("r", left.address), attempt=1)
+        left.call("hand_over", moved, 0)
+        decode.fetch(moved, 0, TARGET)
+        (end,) = drained(decode)
+        (sent,) = left.ends()
+        assert (end.attempt, end.error, end.report.complete) == (1, "", True)
+        assert (sent.attempt, sent.error) == (0, ""), "the attempt that its engine knows"
+    assert_moved(base, SOURCE, TARGET)

@@ -40,5 +40,5 @@ def test_reading_them_imports_nothing_of_vllm() -> None:
 
 
 def test_where_vllm_is_not_installed_no_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.model.parsers.find_spec", lambda _: None)
+    monkeypatch.setattr("common.model.vllm_source.find_spec", lambda _: None)
     assert known_parsers(TOOL) == ()

@@ -1,13 +1,14 @@
 """Real ZeroMQ over ipc: delivery, disconnects found at once, and bounded queues."""
 
 import asyncio
+import random
 import stat
 from pathlib import Path
 
 import pytest
 
 from common.errors import BatonError
-from common.net.endpoints import Endpoint, Pattern
+from common.net.endpoints import CONTROL, STREAM, Endpoint, Pattern
 from common.net.sockets import Sent, Socket
 from tests.rigs.peers import WAIT_SECONDS, Peer
 
@@ -29,6 +30,20 @@ async def test_messages_arrive_both_ways_in_order(address: str) -> None:
     assert await dealer.hear() == [b"a", b"b"]
     client.close()
     server.close()
+
+
+async def test_bodies_with_images_arrive_both_ways_as_they_were(address: str) -> None:
+    router, dealer = Peer(address), Peer(address, identity="p0")
+    await dealer.up()
+    bodies = [random.Random(seed).randbytes(3 << 20) for seed in range(4)]
+    for body in bodies:
+        assert dealer.socket.send([b"submit", body])
+    assert [await router.hear() for _ in bodies] == [[b"p0", b"submit", body] for body in bodies]
+    for body in bodies:
+        assert router.socket.send([b"p0", b"prefill", body])
+    assert [await dealer.hear() for _ in bodies] == [[b"prefill", body] for body in bodies]
+    dealer.close()
+    router.close()
 
 
 async def test_sending_to_a_stranger_or_the_dead_says_gone(address: str) -> None:
@@ -86,11 +101,15 @@ async def test_an_address_that_cannot_be_bound_is_one_clear_error() -> None:
         Peer("tcp://192.0.2.1:1")
 
 
-async def test_frames_over_the_limit_do_not_reach_the_handler(address: str) -> None:
-    router, dealer = Peer(address), Peer(address, identity="p0")
+@pytest.mark.parametrize("endpoint", [STREAM, CONTROL], ids=lambda endpoint: endpoint.name)
+async def test_frames_over_the_limit_do_not_reach_the_handler(
+    address: str, endpoint: Endpoint
+) -> None:
+    router = Peer(address, endpoint=endpoint)
+    dealer = Peer(address, endpoint=endpoint, identity="p0")
     server, client = router.socket, dealer.socket
     await dealer.up()
-    client.send([bytes((1 << 20) + 1)])
+    client.send([bytes(endpoint.frame_bytes_max + 1)])
     await dealer.down()
     assert router.inbox.empty()
     client.close()

@@ -43,6 +43,13 @@ class RawClient:
         self.writer.close()
 
 
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Without a request, which a full gateway would refuse."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110 - the gateway has no event for it
+            await asyncio.sleep(0)
+
+
 async def until(rig: Rig, condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while not condition():

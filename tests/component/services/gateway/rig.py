@@ -31,6 +31,7 @@ from common.net.endpoints import STREAM, control_address
 from common.net.wire import decode_body
 from common.process.lifecycle import Tasks
 from services.gateway.daemon import Gateway
+from services.gateway.full_api.port import FullApi
 from tests.rigs.peers import WAIT_SECONDS, Peer
 
 
@@ -157,6 +158,11 @@ class Rig:
             await self.router.hello.wait()
             while (await self.http.get(f"{self.url}/health")).status != 200:
                 pass
+
+    def stand_in(self, api: FullApi) -> None:
+        """Serves it in the place of vLLM's classes, which nothing loads then."""
+        lazy = self.gateway._full_api
+        lazy._load, lazy._on_load = lambda: api, lambda: None
 
     def ask(self, path: str, **body: Any) -> BackgroundRequest:
         """The same in the background."""

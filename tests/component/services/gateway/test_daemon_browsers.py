@@ -16,6 +16,13 @@ OTHER = "https://evil.example.com"
 PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"]
 
 
+async def refusing(rig: Rig) -> Rig:
+    """Its router refuses whatever reaches it, so that a missing check is an answer and no wait."""
+    await rig.ready()
+    rig.router.answer = refuse_with("queue_full")
+    return rig
+
+
 async def nothing_was_asked(rig: Rig) -> bool:
     await rig.turn()
     return not rig.router.bodies
@@ -28,7 +35,7 @@ async def nothing_was_asked(rig: Rig) -> bool:
 async def test_a_body_that_a_page_could_send_unasked_is_refused(
     rig: Rig, path: str, kind: str
 ) -> None:
-    await rig.ready()
+    await refusing(rig)
     response = await rig.http.post(
         rig.url + path,
         data=json.dumps(BODY).encode(),
@@ -42,9 +49,8 @@ async def test_a_body_that_a_page_could_send_unasked_is_refused(
 
 
 async def test_further_types_by_configuration(make_rig: MakeRig) -> None:
-    rig = await make_rig(body_types=["application/json", "application/octet-stream"])
-    await rig.ready()
-    rig.router.answer = refuse_with("queue_full")
+    types = ["application/json", "application/octet-stream"]
+    rig = await refusing(await make_rig(body_types=types))
     for kind in ("application/octet-stream", "Application/JSON; charset=utf-8"):
         response = await rig.http.post(
             f"{rig.url}/v1/completions", data=json.dumps(BODY), headers={"Content-Type": kind}
@@ -54,8 +60,7 @@ async def test_further_types_by_configuration(make_rig: MakeRig) -> None:
 
 @pytest.mark.parametrize("origin", [OTHER, "null", "http://127.0.0.1:8000", PAGE + ".evil.com"])
 async def test_a_page_that_is_not_listed_is_refused(make_rig: MakeRig, origin: str) -> None:
-    rig = await make_rig(cors_origins=[PAGE])
-    await rig.ready()
+    rig = await refusing(await make_rig(cors_origins=[PAGE]))
     headers = {"Origin": origin}
     for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/health")):
         response = await rig.http.request(method, rig.url + path, json=BODY, headers=headers)
@@ -66,7 +71,7 @@ async def test_a_page_that_is_not_listed_is_refused(make_rig: MakeRig, origin: s
 
 
 async def test_no_page_is_listed_by_default(rig: Rig) -> None:
-    await rig.ready()
+    await refusing(rig)
     asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     assert (await rig.http.options(f"{rig.url}/v1/completions", headers=asked)).status == 403
 
@@ -135,16 +140,14 @@ async def test_ignored_fields_are_named_in_the_answer_and_counted(make_rig: Make
 
 
 async def test_unknown_fields_are_refused_where_that_is_configured(make_rig: MakeRig) -> None:
-    rig = await make_rig(unknown_fields="refuse")
-    await rig.ready()
+    rig = await refusing(await make_rig(unknown_fields="refuse"))
     response = await rig.post("/v1/completions", **BODY, mood=1)
     assert response.status == 400
     assert (await response.json())["error"]["param"] == "mood"
 
 
 async def test_the_body_may_name_the_session_and_a_salt(rig: Rig) -> None:
-    await rig.ready()
-    rig.router.answer = refuse_with("queue_full")
+    await refusing(rig)
     await rig.post("/v1/completions", **BODY, prompt_cache_key="agent-7")
     submit = await rig.router.next(Submit)
     assert submit.session == "agent-7"

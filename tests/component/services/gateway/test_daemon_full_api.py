@@ -18,7 +18,8 @@ from services.gateway.helper.pool import HelperPool
 from services.gateway.http.reply import TRACE
 from tests.component.services.gateway.rig import MakeRig, Rig, delta
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [{}]}
+HELLO = [{"role": "user", "content": "hi"}]
+CHAT = {"model": "m", "messages": HELLO, "tools": [{"type": "function"}]}
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -61,7 +62,7 @@ def speaks(api_request: ApiRequest) -> None:
 @pytest.fixture
 async def behind(make_rig: MakeRig) -> tuple[Rig, Standin]:
     rig, standin = await make_rig(text="auto"), Standin()
-    rig.gateway._full_api._load = lambda: standin
+    rig.stand_in(standin)
     await rig.ready()
     return rig, standin
 
@@ -148,6 +149,19 @@ async def test_a_failure_after_it_is_an_event_and_no_done(
     assert standin.ended == standin.requests
 
 
+@pytest.mark.parametrize("objects", [2, 200_000])
+async def test_a_bad_shape_loads_nothing(make_rig: MakeRig, objects: int) -> None:
+    """The short body is checked in the gateway, the long one by a helper without vLLM."""
+    rig = await make_rig(text="auto")
+    await rig.ready()
+    response, text = await post(rig, Route.RESPONSES.value, {"input": [{}] * objects})
+    assert response.status == 400
+    assert json.loads(text)["error"]["param"].startswith("input")
+    assert rig.gateway._full_api._loading is None
+    assert rig.gateway._helpers.pid is None
+    assert (rig.gateway._light_helpers.pid is None) == (objects == 2)
+
+
 async def test_light_names_the_setting(make_rig: MakeRig) -> None:
     rig = await make_rig(text="light")
     await rig.ready()
@@ -169,9 +183,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, standin: Standin) -> None:
 
     monkeypatch.setattr(Gateway, "_loader", lambda *_: lambda: standin)
     monkeypatch.setattr(HelperPool, "start", started)
+    monkeypatch.setattr(HelperPool, "begin", lambda _: None)
 
 
-PLAIN = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+PLAIN = {"model": "m", "messages": HELLO, "max_tokens": 3}
 
 
 @pytest.mark.parametrize("stream", [False, True])

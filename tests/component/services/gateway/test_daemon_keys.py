@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -121,7 +119,8 @@ async def test_sighup_reads_the_keys_again(locked: Rig, keys_file: Path) -> None
     assert (await locked.http.get(f"{locked.url}/v1/models", headers=headers)).status == 200
     with edited(keys_file) as records:
         records.clear()
-    os.kill(os.getpid(), signal.SIGHUP)
+    locked.tasks.watchdog_and_reload.ready("up")
+    locked.tasks.watchdog_and_reload.on_sighup()
     async with asyncio.timeout(10):
         while (await locked.http.get(f"{locked.url}/v1/models", headers=headers)).status != 401:
             pass

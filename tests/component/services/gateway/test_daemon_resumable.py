@@ -27,10 +27,12 @@ ON = {"x-resumable": "true"}
 ASK = {"model": "m", "prompt": "ab", "stream": True, "max_tokens": 20}
 
 
-async def begun(rig: Rig, worker: FakeWorker) -> tuple[Submit, aiohttp.ClientResponse]:
+async def begun(
+    rig: Rig, worker: FakeWorker, **headers: str
+) -> tuple[Submit, aiohttp.ClientResponse]:
     """A resumable stream that said `a` and then `b`."""
     posted = BackgroundRequest(
-        rig.tasks, rig.http.post(f"{rig.url}/v1/completions", json=ASK, headers=ON)
+        rig.tasks, rig.http.post(f"{rig.url}/v1/completions", json=ASK, headers=ON | headers)
     )
     submit = await rig.router.next(Submit)
     worker.send(delta(submit, 0, "a"))
@@ -96,6 +98,19 @@ async def test_a_client_that_comes_back_misses_nothing(rig: Rig) -> None:
     assert [(await read_event(whole))[1] for _ in range(5)] == ["a", "b", "c", "d", "[DONE]"]
 
 
+@pytest.mark.parametrize("named", ["chatcmpl-a", "cmpl-a", "resp_a"])
+@pytest.mark.parametrize("prefix", ["", "chatcmpl-", "cmpl-", "resp_"])
+async def test_an_id_of_the_clients_own_may_begin_like_a_response_id(
+    rig: Rig, named: str, prefix: str
+) -> None:
+    submit, response = await begun(rig, await rig.worker(), **{"x-request-id": named})
+    assert submit.request_id.startswith(named)
+    await leave(rig, response)
+    back = await again(rig, prefix + submit.request_id, "1")
+    assert await read_event(back) == (2, "b")
+    back.close()
+
+
 async def test_what_nobody_comes_back_to_is_ended_and_then_gone(make_rig: MakeRig) -> None:
     rig = await make_rig(resume_ms=300)
     worker = await rig.worker()
@@ -150,6 +165,38 @@ async def test_nobody_reads_it_and_its_buffer_is_full(make_rig: MakeRig) -> None
         assert following == number + 1, "no event is missing"
         number = following
     assert await read_event(back) == (0, "")
+
+
+async def test_a_client_that_reads_slowly_is_not_cut_while_the_buffer_has_room(
+    make_rig: MakeRig,
+) -> None:
+    """And then the stream is ended, and the client gets all that there is."""
+    rig = await make_rig(
+        max_model_len=1_000_000_000,
+        slow_client_bytes_max=1,
+        slow_client_ms_max=250,
+        resumable_bytes_max=1 << 20,
+    )
+    worker = await rig.worker()
+    awaitable = rig.http.post(
+        f"{rig.url}/v1/completions", json=ASK | {"max_tokens": 1 << 24}, headers=ON
+    )
+    posted = BackgroundRequest(rig.tasks, awaitable)
+    submit = await rig.router.next(Submit)
+    size, step = 32 << 10, 0
+    while rig.gateway.core.active:
+        worker.send(delta(submit, step * size, "a" * size))
+        await rig.turn()
+        step += 1
+    response = await posted.response()
+    assert step * size > 1 << 20
+    assert "its buffer" in (await rig.router.next(Cancel)).reason
+    last, text = 0, ""
+    while "was ended" not in text:
+        number, text = await read_event(response)
+        assert number == last + 1, "no event is missing"
+        last = number
+    assert await read_event(response) == (0, "")
 
 
 async def test_only_the_same_key_finds_it(make_rig: MakeRig, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.rigs.peers import WAIT_SECONDS
 CHAT = {
     "model": "m",
     "messages": [{"role": "user", "content": "hi"}],
-    "tools": [{}],
+    "tools": [{"type": "function"}],
     "stream": True,
 }
 ON = {"x-resumable": "true"}
@@ -54,7 +54,7 @@ class Slow:
 
 async def rig_with(make_rig: MakeRig, slow: Slow, **gateway: float) -> Rig:
     rig = await make_rig(text="auto", **gateway)
-    rig.gateway._full_api._load = lambda: slow
+    rig.stand_in(slow)
     await rig.ready()
     return rig
 

@@ -125,9 +125,9 @@ class Standin:
 
 async def answer_text(make_rig: MakeRig, route: Route, *answer: bytes) -> str:
     rig, standin = await make_rig(text="auto"), Standin(list(answer))
-    rig.gateway._full_api._load = lambda: standin
+    rig.stand_in(standin)
     await rig.ready()
-    body = {"model": "m", "tools": [{}]}
+    body = {"model": "m", "tools": [{"type": "function"}]}
     url = f"{rig.url}{route.value}"
     async with rig.http.post(url, json=body, headers={"x-timings": "1"}) as response:
         assert response.status == 200

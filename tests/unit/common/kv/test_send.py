@@ -71,9 +71,11 @@ class Peer:
         self.peer = ConnectedPeer(number, "d0", "inc-d0")
         self.closed = ""
         self.key = b""
+        self.refused: list[str] = []
 
-    def send(self, _message: msgspec.Struct) -> None:
-        """D reads it."""
+    def send(self, message: msgspec.Struct) -> None:
+        if isinstance(message, KvRefused):
+            self.refused.append(message.message)
 
     def data_key(self, transfer: int) -> bytes:
         return self.key and self.key + bytes([transfer])
@@ -85,16 +87,17 @@ class Peer:
 class Bench:
     def __init__(self, *, shared: bool) -> None:
         self.memory, self.ended = Watched(), list[tuple[KvReport, Ended]]()
+        self.now, self.over = 0.0, list[tuple[int, str]]()
         self.pool = StagingPool(2 * GEOMETRY.block_bytes, 0, shared=shared)
-        counters = HandoffCounters()
+        self.counters = HandoffCounters()
         self.side = SendSide(
-            TicketTable(shape_of(GEOMETRY), self.pool.payload_bytes, 60_000.0, counters),
+            TicketTable(shape_of(GEOMETRY), self.pool.payload_bytes, 60_000.0, self.counters),
             self.memory,
             self.pool,
-            counters=counters,
+            counters=self.counters,
             chooser=CompressionChooser("none", 1.0, 0.0),
-            on_ended=self._on_ended,
-            clock=lambda: 0.0,
+            on_ended=self.on_ended,
+            clock=lambda: self.now,
         )
         self.peer = Peer()
         self.handed = ticket(lease_ms=60_000.0)
@@ -102,12 +105,17 @@ class Bench:
     def hear(self, message: msgspec.Struct, peer: Peer | None = None) -> None:
         self.side.on_message(peer or self.peer, message)  # type: ignore[arg-type]
 
-    def ready(self, blocks: int, granted: int) -> None:
-        secret = self.handed.secret
-        self.hear(KvReady(secret, "r", 0, 7, 0, blocks, message_blocks=2, granted=granted))
+    def ready(self, blocks: int, granted: int, handed: Ticket | None = None) -> None:
+        ticket = handed or self.handed
+        attempt = ticket.attempt
+        ready = KvReady(
+            ticket.secret, "r", attempt, 7, 0, blocks, message_blocks=2, granted=granted
+        )
+        self.hear(ready)
 
-    def _on_ended(self, _ticket: Ticket, report: KvReport, ended: Ended) -> None:
+    def on_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
         self.ended.append((report, ended))
+        self.over.append((ticket.attempt, ended.error))
 
 
 @pytest.fixture

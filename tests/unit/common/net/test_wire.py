@@ -76,11 +76,14 @@ def test_unknown_fields_of_a_newer_peer_are_accepted() -> None:
 
 
 def test_frames_over_the_limit_are_refused_both_ways() -> None:
-    body = RequestBody(prompt_ids=bytes(wire.FRAME_BYTES_MAX + 4), sampling=Sampling(max_tokens=1))
     with pytest.raises(WireError, match="exceeds the frame limit"):
-        wire.encode(body)
+        wire.encode(msgspec.structs.replace(HELLO, name="x" * wire.FRAME_BYTES_MAX))
+    body = RequestBody(prompt_ids=bytes(wire.FRAME_BYTES_MAX), sampling=Sampling(max_tokens=1))
+    assert wire.decode_body(wire.encode(body)) == body
+    with pytest.raises(WireError, match="exceeds the frame limit"):
+        wire.encode(msgspec.structs.replace(body, prompt_ids=bytes(wire.BODY_BYTES_MAX)))
     with pytest.raises(WireError, match="exceeds the limit"):
-        wire.decode_body(bytes(wire.FRAME_BYTES_MAX + 1))
+        wire.decode_body(bytes(wire.BODY_BYTES_MAX + 1))
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))

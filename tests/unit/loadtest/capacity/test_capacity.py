@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from common.blocks import Kept, KvGroup
 from common.errors import ConfigError
 from common.messages import Decode, Ended, Message
 from loadtest.capacity.__main__ import main
@@ -56,6 +57,24 @@ def test_a_slow_link_is_what_kv_waits_for() -> None:
     first, second = (s.first for s in fleet.samples)
     assert first == pytest.approx(1.0 + 0.001 + 0.010, abs=0.02)
     assert second == pytest.approx(2.0 + 0.010, abs=0.02)
+
+
+def test_a_window_is_moved_and_held_once_however_long_the_prompt() -> None:
+    """Of a window of 32 tokens 3 blocks of 16 are sent, and as many are held."""
+    windowed = msgspec.structs.replace(PROFILE, kv_groups=(KvGroup(16, Kept.WINDOW, 32),))
+    assert PROFILE.transfer_seconds(8_000, 4_000) == pytest.approx(4_000 * 100_000 / 1e9)
+    assert windowed.transfer_seconds(8_000, 4_000) == pytest.approx(2 * 16 * 100_000 / 1e9)
+    slots = PROFILE.max_num_seqs
+    few = msgspec.structs.replace(PROFILE, kv_blocks=600, block_tokens=16)
+    assert few.decode_capacity(1, 8_000, 100, 1.0) < slots / (100 * few.step_seconds(slots))
+    many = msgspec.structs.replace(few, kv_groups=windowed.kv_groups)
+    batch = min(slots, 200)
+    assert many.decode_capacity(1, 8_000, 100, 1.0) == pytest.approx(
+        batch / (100 * many.step_seconds(batch))
+    )
+    fleet = Fleet(scenario([Arrival(0.0, 8_000, 20, 40)], profile=windowed))
+    report = fleet.run()
+    assert report.ended == 1
 
 
 def test_local_prefill_slows_the_streams_that_share_its_steps() -> None:

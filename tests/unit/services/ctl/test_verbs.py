@@ -76,7 +76,8 @@ HOLD = {
 }  # fmt: skip
 COUNTS = dict.fromkeys(
     ("handoffs_in", "handoffs_out", "bytes_in", "bytes_out", "early_bytes_out", "retries",
-     "refetches", "digest_mismatches", "recomputes", "leases_expired"), 0
+     "refetches", "digest_mismatches", "recomputes", "leases_expired", "store_held", "store_read",
+     "store_damaged"), 0
 ) | {"bytes_out": 4 << 20, "early_bytes_out": 3 << 20}  # fmt: skip
 LEDGER = {
     "holds": [HOLD], "holds_total": 9, "bytes_total": 1, "orphans": 1,

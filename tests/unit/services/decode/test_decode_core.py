@@ -2,6 +2,7 @@
 
 import pytest
 
+from common.blocks import Kept, KvGroup
 from common.engine.port import Batch, Output
 from common.errors import Code
 from common.kv.messages import KvDone
@@ -10,8 +11,11 @@ from common.messages import (
     DecodeStarted,
     Delta,
     Ended,
+    HandOver,
+    ImageFeatures,
     KvReport,
     Message,
+    Move,
     PairTrouble,
     Prefill,
     RequestBody,
@@ -27,14 +31,19 @@ from common.worker.actions import (
     DrainOver,
     EngineRefused,
     GatewayGone,
+    HandOverKept,
     ToGateway,
     ToRouter,
 )
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit, grant_limit_of
 from tests.rigs import messages
+from tests.rigs.messages import kv_done
 
-BODY = RequestBody(prompt_ids=pack_ids([5, 6]), sampling=Sampling(max_tokens=9, seed=3))
+IMAGE = ImageFeatures(digest="d", offset=0, length=2, data=b"pixels")
+BODY = RequestBody(
+    prompt_ids=pack_ids([5, 6]), sampling=Sampling(max_tokens=9, seed=3), images=(IMAGE,)
+)
 
 
 def ticket(incarnation: str = "i") -> Ticket:
@@ -82,6 +91,7 @@ def test_a_decode_goes_to_the_engine_with_its_sampling_and_ticket() -> None:
     assert action.request.sampling == BODY.sampling
     assert action.request.ticket == ticket()
     assert action.request.prompt_ids == [5, 6]
+    assert action.request.images == (IMAGE,)
 
 
 def test_tokens_are_indexed_and_the_end_is_told_once_to_both(bench: Bench) -> None:
@@ -178,7 +188,7 @@ def test_at_the_end_of_a_drain_its_streams_are_told_to_go_on_elsewhere(bench: Be
     bench(step(Output("r#1", [10, 11])))
     actions = bench(DrainOver("d0 is stopping"))
     assert [a for a in actions if isinstance(a, AbortInEngine)] == [
-        AbortInEngine("r", 1),
+        AbortInEngine("r", 1, keep_tokens=4),
         AbortInEngine("s", 1),
     ]
     assert [(d.request_id, d.index, d.token_ids, d.error) for d in deltas(actions)] == [
@@ -187,8 +197,30 @@ def test_at_the_end_of_a_drain_its_streams_are_told_to_go_on_elsewhere(bench: Be
     ]
     ends = [m for m in to_router(actions) if isinstance(m, Ended)]
     assert [(e.request_id, e.error) for e in ends] == [("r", Code.DRAINING), ("s", Code.DRAINING)]
-    assert bench.core.active == 0
+    assert bench.core.active == 1, "the KV of r may still be taken"
     assert bench(DrainOver("again")) == []
+    bench(Batch(kv_done=[kv_done("s", side="send"), kv_done("r", side="receive")]))
+    assert bench.core.active == 1
+    bench(Batch(kv_done=[kv_done("r", side="send")]))
+    assert bench.core.active == 0
+
+
+def test_a_stream_that_moves_ends_after_its_last_token_and_keeps_its_kv(bench: Bench) -> None:
+    bench(dispatch("r"))
+    bench(step(Output("r#1", [10, 11, 12])))
+    actions = bench(Move(request_id="r", attempt=1, reason="d0 is drained"))
+    assert actions[0] == AbortInEngine("r", 1, keep_tokens=5)
+    (delta,) = deltas(actions)
+    assert (delta.index, delta.token_ids, delta.error) == (3, [], Code.MOVED)
+    (ended,) = [m for m in to_router(actions) if isinstance(m, Ended)]
+    assert (ended.error, ended.completion_tokens) == (Code.MOVED, 3)
+    assert bench(step(Output("r#1", [13]))) == []
+    assert bench(Move(request_id="r", attempt=1, reason="again")) == []
+    to_d1 = messages.ticket("r", 2, prefill="d0", decode="d1")
+    assert bench(HandOver(ticket=to_d1, kept_attempt=1)) == [HandOverKept(to_d1, 1)]
+    assert bench.core.active == 1
+    bench(Batch(kv_done=[kv_done("r", side="send")]))
+    assert bench.core.active == 0
 
 
 def test_a_newer_attempt_replaces_the_older_and_an_older_one_is_dropped(bench: Bench) -> None:
@@ -256,6 +288,9 @@ def test_what_no_router_should_have_promised_is_declined_to_the_router(
 def test_its_room_is_what_routers_count() -> None:
     room = grant_limit_of(messages.capacity(), 0.95)
     assert room == GrantLimit(8, 95 * 16, 16)
+    assert room.kv_tokens(900) == 57 * 16
+    windowed = grant_limit_of(messages.capacity(groups=(KvGroup(16, Kept.WINDOW, 32),)), 0.95)
+    assert windowed.kv_tokens(900) == 3 * 16
 
 
 def test_it_says_what_it_holds(bench: Bench) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from common.config import GatewayConfig
 from common.errors import BatonError
-from common.messages import Delta, Placed, RequestSummary, Sampling
+from common.messages import Delta, ImageFeatures, Placed, RequestSummary, Sampling
 from common.model.byte_tokenizer import build_tokenizer
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.requests.core import Core
@@ -61,10 +61,18 @@ class Gate:
         return [action for action in actions if not isinstance(action, Report)]
 
     def open(
-        self, request_id: str = "r", *, stop: str = "", deadline_ms: float = 0
+        self,
+        request_id: str = "r",
+        *,
+        stop: str = "",
+        deadline_ms: float = 0,
+        images: tuple[ImageFeatures, ...] = (),
     ) -> list[Action]:
+        sampling = Sampling(max_tokens=50)
         spec = RequestSpec(
-            Kind.CHAT, request_id, "m", 0, [1, 2], Sampling(max_tokens=50), deadline_ms=deadline_ms
+            *(Kind.CHAT, request_id, "m", 0, [1, 2], sampling),
+            deadline_ms=deadline_ms,
+            images=images,
         )
         answer = self.answers[request_id] = Once()
         stream = TextStream(

@@ -7,6 +7,7 @@ from common.engine.port import Batch, EngineRequest, Output
 from common.messages import (
     Abort,
     Decode,
+    ImageFeatures,
     Prefill,
     PrefillEnded,
     RequestBody,
@@ -25,10 +26,12 @@ from common.worker.actions import (
 from services.prefill.core import ATTEMPTS_PER_SEQ_MAX, PrefillCore
 from tests.rigs.messages import kv_done, ticket
 
+IMAGE = ImageFeatures(digest="d", offset=0, length=2, data=b"pixels")
 BODY = RequestBody(
     prompt_ids=pack_ids([5, 6, 7]),
     sampling=Sampling(max_tokens=99, temperature=0.7),
     cache_salt="s",
+    images=(IMAGE,),
 )
 
 
@@ -75,6 +78,7 @@ def test_a_prefill_goes_to_the_engine_for_one_thrown_away_token() -> None:
     assert isinstance(action, AddToEngine)
     request: EngineRequest = action.request
     assert (request.key, request.prompt_ids, request.cache_salt) == ("r#1", [5, 6, 7], "s")
+    assert request.images == (IMAGE,)
     assert request.sampling == Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
     assert request.ticket == ticket("r", 1, prefill_incarnation="i")
 

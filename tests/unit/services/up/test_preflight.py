@@ -27,6 +27,14 @@ def test_memory_counts_engines_weights_and_kv_and_names_the_ways_out() -> None:
     preflight.check_memory(fleet("sim", 8), 2 * GIB)
 
 
+def test_memory_counts_what_stores_may_take() -> None:
+    with_store = {"kv": {"store": {"ram_mib": 1024}}}
+    config = from_mapping({"decode": {"d0": {"engine": {"kind": "vllm"}, **with_store}}})
+    preflight.check_memory(config, int(2.6 * GIB))
+    with pytest.raises(ConfigError, match=r"or \[kv\.store\] ram_mib"):
+        preflight.check_memory(config, int(2.4 * GIB))
+
+
 def test_on_gpus_only_the_hosts_part_is_counted() -> None:
     preflight.check_memory(fleet("vllm", 2), int(2.5 * GIB), on_gpus=True)
 

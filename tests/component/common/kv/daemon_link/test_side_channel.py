@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.blocks import Kept, KvGroup
 from common.errors import BatonError
 from common.kv.daemon_link.ranks import RankSideChannels
 from common.kv.daemon_link.side_channel import ThreadSideChannel
@@ -20,6 +21,9 @@ from tests.rigs.fleet import wait_until
 def done(request_id: str, payload_bytes: int) -> KvDone:
     report = KvReport(payload_bytes=payload_bytes)
     return KvDone(request_id=request_id, attempt=1, side="send", report=report)
+
+
+GROUPS = (KvGroup(16), KvGroup(16, Kept.WINDOW, 64))
 
 
 class Rank:
@@ -37,7 +41,9 @@ class Rank:
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.side = ThreadSideChannel(self._address, self.received.append)
-        self.side.start(KvListening(kv_address=f"host:{self._number}"))
+        self.side.start(
+            KvListening(kv_address=f"host:{self._number}", groups=GROUPS, block_bytes=100)
+        )
         self._stopped = asyncio.Event()
         self._ready.set()
         await self._stopped.wait()
@@ -69,7 +75,9 @@ def ranks(addresses: list[str]) -> Iterator[list[Rank]]:
 
 def test_two_ranks_are_one_worker_to_the_daemon(addresses: list[str], ranks: list[Rank]) -> None:
     sides = RankSideChannels(addresses)
-    assert sides.wait_listening(5) == "host:0,host:1"
+    listening = sides.wait_listening(5)
+    assert (listening.kv_address, listening.block_bytes) == ("host:0,host:1", 200)
+    assert listening.groups == GROUPS
 
     async def serve() -> None:
         ended: list[KvDone] = []

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 
-from common.clock import ManualClock
 from common.config import from_mapping
 from common.errors import BatonError, Code
 from common.messages import Structured, StructureKind
@@ -40,13 +39,8 @@ async def pool() -> AsyncIterator[CountedPool]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def grammars(pool: CountedPool, clock: ManualClock) -> Grammars:
-    return Grammars(pool, CONFIG.gateway.limits, clock)
+def grammars(pool: CountedPool) -> Grammars:
+    return Grammars(pool, CONFIG.gateway.limits)
 
 
 def regex(source: str) -> Structured:
@@ -63,9 +57,9 @@ async def refusal(grammars: Grammars, source: str, key_id: str = "") -> BatonErr
     ("source", "told"),
     [
         ("bad", "unbalanced ("),
-        ("endless", "300 ms (gateway.limits.grammar_ms_max)"),
+        ("endless", "300 ms of CPU time (gateway.limits.grammar_ms_max)"),
         ("huge", "64 MiB (gateway.limits.grammar_mib_max)"),
-        ("crash", "breaks the compiler"),
+        ("crash", "64 MiB (gateway.limits.grammar_mib_max)"),
     ],
 )
 async def test_what_does_not_compile_is_refused(grammars: Grammars, source: str, told: str) -> None:
@@ -76,9 +70,7 @@ async def test_what_does_not_compile_is_refused(grammars: Grammars, source: str,
     await grammars.check(regex("good"), ANONYMOUS)
 
 
-async def test_a_judgement_is_remembered_and_a_slow_one_only_for_a_while(
-    grammars: Grammars, pool: CountedPool, clock: ManualClock
-) -> None:
+async def test_a_judgement_is_remembered(grammars: Grammars, pool: CountedPool) -> None:
     await grammars.check(regex("good"), ANONYMOUS)
     for source in ("bad", "endless"):
         await refusal(grammars, source)
@@ -87,11 +79,15 @@ async def test_a_judgement_is_remembered_and_a_slow_one_only_for_a_while(
     assert "unbalanced" in (await refusal(grammars, "bad")).message
     assert "grammar_ms_max" in (await refusal(grammars, "endless")).message
     assert pool.jobs == 3
-    clock.advance(module.TOO_SLOW_SECONDS)
-    await refusal(grammars, "bad")
-    assert pool.jobs == 3
-    await refusal(grammars, "endless")
-    assert pool.jobs == 4
+
+
+async def test_what_is_not_its_fault_is_not_remembered(
+    grammars: Grammars, pool: CountedPool
+) -> None:
+    for jobs in (1, 2):
+        error = await refusal(grammars, "killed")
+        assert (error.code, error.retry_after_ms) == (Code.OVERLOADED, 1_000)
+        assert pool.jobs == jobs
 
 
 async def test_what_is_remembered_is_bounded(

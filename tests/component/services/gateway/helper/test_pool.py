@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -15,9 +17,12 @@ import structlog
 
 from common.config import Config, from_mapping
 from common.errors import BatonError, Code
+from common.process.lifecycle import Tasks
+from services.gateway.api.bounds import PARAM
 from services.gateway.api.routes import Route
+from services.gateway.full_api.port import CheckedBody
 from services.gateway.helper import pool as module
-from services.gateway.helper.jobs import SMALL_BYTES, ApiJob, ApiReport
+from services.gateway.helper.jobs import SMALL_BYTES, AnswerJob, ApiJob, ApiReport
 from services.gateway.helper.pool import HELPERS, SLOW_MAX, HelperPool
 
 COMMAND = [sys.executable, "-m", "tests.component.services.gateway.helper.played"]
@@ -71,21 +76,41 @@ async def until(true: Callable[[], object]) -> None:
     [
         ("bad", "unbalanced ("),
         ("endless", "300 ms of CPU time (gateway.limits.check_ms_max)"),
-        ("stuck", "300 ms of CPU time (gateway.limits.check_ms_max)"),
         ("huge", "200 MiB (gateway.limits.check_mib_max)"),
         ("crash", "200 MiB (gateway.limits.check_mib_max)"),
+        ("exit", "200 MiB (gateway.limits.check_mib_max)"),
+        ("killed", "try again"),
     ],
 )
 async def test_what_goes_wrong_is_told_and_harms_nothing_else(
     pool: HelperPool, what: str, told: str
 ) -> None:
+    """Only what a request did itself is its fault."""
     parent = pool.pid
     error = await refusal(pool, what)
-    assert error.code is Code.INVALID_REQUEST
+    ours = told == "try again"
+    assert error.code is (Code.OVERLOADED if ours else Code.INVALID_REQUEST)
+    assert error.retry_after_ms == (1_000 if ours else None)
     assert told in error.message
     await asyncio.gather(*(pid_of(pool) for _ in range(2 * HELPERS)))
     assert pool.pid == parent
     await until(lambda: len(psutil.Process(parent or 0).children()) == HELPERS)
+
+
+async def test_what_gets_no_cpu_is_ended_and_may_be_tried_again() -> None:
+    pool = HelperPool(config(check_ms_max=20), "light", LOG, COMMAND)
+    try:
+        error = await refusal(pool, "stuck")
+        assert (error.code, error.retry_after_ms) == (Code.OVERLOADED, 1_000)
+        await pid_of(pool)
+    finally:
+        pool.close()
+
+
+async def test_an_error_that_repeats_the_body_is_cut(pool: HelperPool) -> None:
+    error = await refusal(pool, "bad#what the client sent")
+    assert error.message.startswith(f"{PARAM}: unbalanced (what")
+    assert len(error.message) == len(error.param or "") < 500
 
 
 async def test_the_loop_goes_on_meanwhile(pool: HelperPool) -> None:
@@ -183,7 +208,7 @@ async def test_a_helper_that_keeps_memory_makes_room_for_another() -> None:
         await pool.start()
         parent = psutil.Process(pool.pid or 0)
         keeper = await pid_of(pool, "keep")
-        await until(lambda: keeper not in {child.pid for child in parent.children()})
+        await until(lambda: keeper not in {c.pid for c in parent.children(recursive=True)})
         await pid_of(pool)
     finally:
         pool.close()
@@ -195,11 +220,11 @@ async def test_a_lost_parent_fails_who_waits_and_is_started_again(
     lost = pool.pid
     waiting = asked(pool, f"wait#{tmp_path / 'never'}")
     await until(lambda: any(link.pending is not None for link in pool._links))
-    helpers = psutil.Process(lost or 0).children()
+    helpers = psutil.Process(lost or 0).children(recursive=True)
     os.kill(lost or 0, signal.SIGKILL)
     await until(lambda: psutil.Process(lost or 0).status() == psutil.STATUS_ZOMBIE)
     for helper in helpers:
-        helper.kill()
+        os.kill(helper.pid, signal.SIGKILL)
     with pytest.raises(BatonError) as raised:
         await waiting
     assert raised.value.code is Code.OVERLOADED
@@ -209,9 +234,19 @@ async def test_a_lost_parent_fails_who_waits_and_is_started_again(
 
 async def test_all_end_with_the_gateway(pool: HelperPool) -> None:
     parent = psutil.Process(pool.pid or 0)
-    helpers = parent.children()
+    helpers = parent.children(recursive=True)
     pool.close()
     await until(lambda: not any(each.is_running() for each in (parent, *helpers)))
+
+
+async def test_a_configuration_may_be_long() -> None:
+    """A socket takes 208 KiB before somebody reads."""
+    origins = [f"https://page-{n}.example.com" for n in range(20_000)]
+    made = HelperPool(from_mapping({"gateway": {"cors_origins": origins}}), "light", LOG, COMMAND)
+    try:
+        assert await pid_of(made)
+    finally:
+        made.close()
 
 
 async def test_what_cannot_work_says_why() -> None:
@@ -221,3 +256,81 @@ async def test_what_cannot_work_says_why() -> None:
     assert "no such tokenizer" in error.message
     assert "and more" not in error.message
     assert made.pid is None
+
+
+async def test_helpers_that_end_before_they_greet_are_not_started_for_ever() -> None:
+    made = HelperPool(config(name="mute"), "light", LOG, COMMAND)
+    async with asyncio.timeout(10):
+        error = await refusal(made, "good")
+    assert (error.code, error.retry_after_ms) == (Code.OVERLOADED, 1_000)
+    assert made.pid is None
+
+
+async def test_a_parent_that_cannot_be_started_is_told_each_time_and_leaves_nothing_open() -> None:
+    made = HelperPool(config(), "light", LOG, ["/nowhere/python"])
+    before = len(descriptors())
+    async with asyncio.timeout(10):
+        errors = [await refusal(made, "good") for _ in range(2)]
+    assert {error.code for error in errors} == {Code.OVERLOADED}
+    assert "No such file" in errors[0].message
+    assert errors[0].retry_after_ms
+    assert len(descriptors()) == before
+
+
+def descriptors() -> list[int]:
+    return [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(descriptors()) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+async def test_a_helper_lost_while_no_descriptor_is_left_is_not_lost_for_good(
+    pool: HelperPool,
+) -> None:
+    helper = psutil.Process(pool.pid or 0).children()[0].children()[0]
+    with no_descriptor_left():
+        os.kill(helper.pid, signal.SIGKILL)
+        await until(lambda: pool.pid is None)
+    await pid_of(pool)
+    await until(lambda: len(psutil.Process(pool.pid or 0).children()) == HELPERS)
+
+
+async def test_a_client_that_left_keeps_no_place_of_its_key(pool: HelperPool) -> None:
+    """Its key may have four jobs waiting, besides answers that engines have computed; it is not
+    refused for those of clients that are gone."""
+    tasks = Tasks()
+
+    async def ask(what: str, key_id: str = "") -> None:
+        await pool.run(job(what), key_id)
+
+    busy = [tasks.start("busy", ask("endless"), ends=True) for _ in range(HELPERS)]
+    await until(lambda: not any(link.is_idle for link in pool._links))
+    gone = [tasks.start("gone", ask("good", "key"), ends=True) for _ in range(4)]
+    await until(lambda: len(pool._waiting.get("key", ())) == 4)
+    written = AnswerJob(b"", 1, route=Route.CHAT, request_id="r", checked=CheckedBody(), deltas={})
+
+    async def write() -> None:
+        await pool.run(written, "key")
+
+    gone.append(tasks.start("answer", write(), ends=True))
+    await until(lambda: len(pool._waiting.get("key", ())) == 5)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    assert "key" not in pool._waiting
+    assert await pid_of(pool, key_id="key")
+    await asyncio.gather(*busy, return_exceptions=True)

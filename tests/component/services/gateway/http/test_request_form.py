@@ -8,7 +8,7 @@ import pytest
 
 from common.messages import Submit
 from tests.component.services.gateway.raw import RawClient
-from tests.component.services.gateway.rig import Rig
+from tests.component.services.gateway.rig import MakeRig, Rig
 
 BODY = b'{"model":"m","prompt":"p","max_tokens":1}'
 POST = b"POST /v1/completions HTTP/1.1\r\n"
@@ -112,3 +112,20 @@ async def test_the_server_does_not_say_what_it_is_made_of(rig: Rig) -> None:
     for path in ("/live", "/nothing"):
         response = await rig.http.get(rig.url + path)
         assert response.headers["Server"] == "baton"
+
+
+async def test_a_body_with_too_much_in_it_is_refused_before_it_is_whole(rig: Rig) -> None:
+    client = await RawClient.open(rig)
+    client.send(POST + HOST + b"Content-Type: application/json\r\nContent-Length: 8000000\r\n\r\n")
+    client.send(b"[" * 600_000)
+    assert await client.status() == 400
+    client.close()
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_whole(make_rig: MakeRig) -> None:
+    rig = await make_rig(body_bytes_max=10)
+    client = await RawClient.open(rig)
+    client.send(POST + HOST + b"Content-Type: application/json\r\nContent-Length: 90\r\n\r\n")
+    client.send(b" " * 11)
+    assert await client.status() == 413
+    client.close()

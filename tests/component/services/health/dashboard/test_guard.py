@@ -142,3 +142,23 @@ def test_a_health_daemon_that_others_reach_needs_keys_or_a_word() -> None:
         from_mapping({"health": {"host": "0.0.0.0"}})
     for word in ({"keys_file": "k.json"}, {"allow_anonymous": True}):
         assert isinstance(from_mapping({"health": {"host": "0.0.0.0", **word}}), Config)
+
+
+async def test_connections_are_limited_and_streams_are_not_cut(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.health.daemon.HEADER_SECONDS", 0.3)
+    daemon = await start(connections_max=2)
+    limits = daemon.connection_limits
+    watching, watcher = await asyncio.open_connection(*daemon.http_address)
+    watcher.write(b"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    async with asyncio.timeout(10):
+        assert b" 200 " in await watching.readline()
+        silent, idle = await asyncio.open_connection(*daemon.http_address)
+        over, refused = await asyncio.open_connection(*daemon.http_address)
+        assert b" 503 " in await over.readline()
+        assert await silent.read() == b"", "no head in time"
+        assert limits.timed_out == limits.refused == limits.connections == 1
+        assert not watching.at_eof()
+    for writer in (watcher, idle, refused):
+        writer.close()

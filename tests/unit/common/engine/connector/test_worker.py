@@ -7,17 +7,45 @@ from typing import cast
 
 import pytest
 
-from common.engine.connector.metadata import Fetch, Progress, StepPlan
+from common.engine.connector.metadata import Fetch, Progress, StepPlan, StoreLoad, StorePlan
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.errors import Code
 from common.identity import AttemptKey
 from common.kv.messages import KvDone
 from common.kv.service import KvService
+from common.kv.store.side import StoreResults
+from common.kv.store.table import BlockCopy, BlockName, StoreCounts
 from common.messages import KvReport, Ticket
 from tests.rigs.messages import ticket
 
 KEY = ("r", 0)
 NAMES = [f"layer{at}" for at in range(5)]
+PAGES = [{name} for name in NAMES]
+
+
+class FakeStore:
+    """Records its calls; `results` are drained once."""
+
+    def __init__(self, calls: list[tuple[object, ...]]) -> None:
+        self._calls = calls
+        self.results = StoreResults()
+        self.busy = False
+
+    def withdraw(self, ids: Sequence[int]) -> None:
+        self._calls.append(("store.withdraw", list(ids)))
+
+    def save(self, copies: Sequence[BlockCopy]) -> None:
+        self._calls.append(("store.save", list(copies)))
+
+    def load(self, request_id: str, copies: Sequence[BlockCopy]) -> None:
+        self._calls.append(("store.load", request_id, list(copies)))
+
+    def note(self, counts: StoreCounts) -> None:
+        self._calls.append(("store.note", counts))
+
+    def drain(self) -> StoreResults:
+        results, self.results = self.results, StoreResults()
+        return results
 
 
 class FakeService:
@@ -26,6 +54,8 @@ class FakeService:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.ends: list[KvDone] = []
+        self.store: FakeStore | None = None
+        self.waited = 0
 
     def offer(self, offered: Ticket, blocks: int) -> None:
         self.calls.append(("offer", offered.request_id, blocks))
@@ -40,6 +70,12 @@ class FakeService:
 
     def fetch(self, wanted: Ticket, first: int, ids: Sequence[int]) -> None:
         self.calls.append(("fetch", first, list(ids)))
+
+    def keep(self, key: AttemptKey, ids: Sequence[int]) -> None:
+        self.calls.append(("keep", key, list(ids)))
+
+    def wait_end(self, seconds: float) -> None:
+        self.waited += 1
 
     def drain(self) -> list[KvDone]:
         ends, self.ends = self.ends, []
@@ -57,12 +93,12 @@ def service() -> FakeService:
 
 
 def half(service: FakeService, group_layers: int = 0) -> WorkerHalf:
-    progress = LayerProgress(NAMES, group_layers) if group_layers else None
+    progress = LayerProgress(PAGES, group_layers) if group_layers else None
     return WorkerHalf(cast("KvService", service), lambda: None, progress)
 
 
 def chunk(computed: int, *, first: bool = False) -> StepPlan:
-    progress = Progress(KEY, [3, 4, 5], computed, ticket() if first else None, prompt_blocks=3)
+    progress = Progress(KEY, [3, 4, 5][:computed], 3, ticket() if first else None)
     return StepPlan(progress=[progress])
 
 
@@ -81,7 +117,7 @@ def test_each_group_of_layers_but_the_last_is_told_as_it_is_done(service: FakeSe
         ("offer", "r", 3),
         ("layers_computed", 2, 2),
         ("layers_computed", 2, 4),
-        ("progress", [3, 4, 5], 2, False),
+        ("progress", [3, 4], 2, False),
         ("layers_computed", 3, 2),
         ("layers_computed", 3, 4),
         ("progress", [3, 4, 5], 3, True),
@@ -99,7 +135,7 @@ def test_a_step_without_handoffs_tells_nothing(service: FakeService) -> None:
 
 
 def test_layers_count_as_they_lie_in_memory_whatever_order_they_come_in() -> None:
-    progress = LayerProgress(NAMES, 2)
+    progress = LayerProgress(PAGES, 2)
     assert [progress.on_saved(name) for name in ("layer1", "other", "layer2", "layer0")] == [
         0,
         0,
@@ -112,9 +148,15 @@ def test_layers_count_as_they_lie_in_memory_whatever_order_they_come_in() -> Non
     assert [progress.on_saved(name) for name in NAMES] == [0, 2, 0, 4, 0]
 
 
+def test_a_page_is_done_when_the_layers_of_all_groups_are() -> None:
+    progress = LayerProgress([{"a0", "b0"}, {"a1", "b1"}, {"a2"}], 1)
+    names = ("a0", "a1", "b0", "b1", "a2")
+    assert [progress.on_saved(name) for name in names] == [0, 0, 1, 2, 0]
+
+
 def test_the_last_group_is_never_reported_ahead_also_when_groups_are_even() -> None:
     """P would report that it is sent early, and the step is not over."""
-    progress = LayerProgress(NAMES[:4], 2)
+    progress = LayerProgress(PAGES[:4], 2)
     assert [progress.on_saved(name) for name in NAMES[:4]] == [0, 2, 0, 0]
 
 
@@ -145,3 +187,67 @@ def test_ends_of_requests_that_vllm_does_not_wait_for_are_none_of_its_business(
     service.end("receive")
     service.end("send")
     assert worker.results(StepPlan(), ("r#0",)) == (set(), set(), set())
+
+
+@pytest.mark.parametrize(("ids", "told"), [([4, 5], {"r#0"}), ([], set[str]())])
+def test_the_end_of_a_kept_stream_is_told_if_vllm_waits_for_its_blocks(
+    service: FakeService, ids: list[int], told: set[str]
+) -> None:
+    worker, plan = half(service), StepPlan(kept=[(KEY, ids)])
+    worker.computed(plan)
+    assert service.calls == [("keep", KEY, ids)]
+    service.ends = [KvDone(request_id="r", attempt=0, side="send", report=KvReport())]
+    assert worker.results(plan, {"r#0"})[0] == told
+
+
+def copy(slot: int, block: int) -> BlockCopy:
+    return BlockCopy(slot, block, BlockName(0, b"h"))
+
+
+def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
+    service: FakeService,
+) -> None:
+    service.store = FakeStore(service.calls)
+    worker = WorkerHalf(
+        cast("KvService", service), lambda: service.calls.append(("settled",)), None
+    )
+    loads = [StoreLoad("other", [copy(3, 9)])]
+    counts = StoreCounts(held=4)
+    store = StorePlan(withdrawn=[5], saves=[copy(1, 7)], loads=loads, counts=counts)
+    plan = StepPlan(progress=[Progress(KEY, [3], 3)], store=store)
+    worker.preempted(plan)
+    assert service.calls == [("store.withdraw", [5])]
+    worker.begin(plan)
+    worker.load(plan)
+    worker.computed(plan)
+    assert service.calls[1:] == [
+        ("store.load", "other", [copy(3, 9)]),
+        ("settled",),
+        ("store.note", counts),
+        ("store.save", [copy(1, 7)]),
+        ("progress", [3], 1, False),
+    ]
+
+
+def test_loads_from_the_store_are_reported_like_receives(service: FakeService) -> None:
+    service.store = FakeStore(service.calls)
+    worker = half(service)
+    assert not worker.store_results()
+    ended = StoreResults(written=[4], damaged=[2], loaded=["a", "b"], failed=["b"])
+    service.store.results = ended
+    assert worker.results(StepPlan(), []) == (set(), {"a", "b"}, {"b"})
+    assert worker.store_results() == ended
+    assert worker.results(StepPlan(), []) == (set(), set(), set())
+    assert not worker.store_results(), "told once"
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle", "waits"), [(True, True, 1), (False, True, 0), (True, False, 0)]
+)
+def test_a_step_that_only_polls_waits_for_the_store(
+    service: FakeService, *, busy: bool, idle: bool, waits: int
+) -> None:
+    service.store = FakeStore(service.calls)
+    service.store.busy = busy
+    half(service).results(StepPlan(idle=idle), [])
+    assert service.waited == waits

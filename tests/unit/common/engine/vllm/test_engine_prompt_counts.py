@@ -1,4 +1,5 @@
-"""What is told of a prompt is what vLLM counted of it, save what a handoff brought."""
+"""What is computed of a prompt, and what is told of it: what vLLM counted, save what a handoff
+brought."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from common.engine.vllm.engine import prompt_counts
+from common.blocks import Kept, KvGroup
+from common.engine.port import EngineRequest
+from common.engine.vllm.engine import ids_to_compute, prompt_counts
+from common.messages import Role, Sampling
 
 
 def stats(prompt: int, local: int, external: int, created: int) -> Any:
@@ -36,3 +40,20 @@ def stats(prompt: int, local: int, external: int, created: int) -> Any:
 )
 def test_the_counts_of_a_prompt(prefill: Any, block: int, expected: tuple[int, int, int]) -> None:
     assert prompt_counts(prefill, block) == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "groups", "ids", "computed"),
+    [
+        (Role.PREFILL, (KvGroup(16, Kept.WINDOW, 64),), [5, 6, 7], [5, 6]),
+        (Role.PREFILL, (KvGroup(16, Kept.WINDOW, 64),), [5], [5]),
+        (Role.DECODE, (KvGroup(16, Kept.WINDOW, 64),), [5, 6, 7], [5, 6, 7]),
+        (Role.PREFILL, (), [5, 6, 7], [5, 6, 7]),
+    ],
+)
+def test_p_leaves_the_last_token_to_d_where_a_part_is_kept(
+    role: Role, groups: tuple[KvGroup, ...], ids: list[int], computed: list[int]
+) -> None:
+    request = EngineRequest("r", 0, role, ids, Sampling(max_tokens=1))
+    assert ids_to_compute(request, groups) == computed
+    assert request.prompt_ids == ids

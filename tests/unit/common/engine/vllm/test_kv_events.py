@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from common.engine.vllm.kv_events import PrefixWatch
-from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
+from common.messages import PREFIX_DELTA_HASHES_MAX, ImageFeatures, PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes, split
 
@@ -32,8 +32,8 @@ def stored(theirs: list[Any], ids: list[int], parent: Any = None, **more: Any) -
     return fields | more
 
 
-def removed(theirs: list[Any]) -> dict[str, Any]:
-    return {"type": "BlockRemoved", "block_hashes": theirs, "medium": "GPU", "group_idx": 0}
+def removed(theirs: list[Any], group: int = 0) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": theirs, "medium": "GPU", "group_idx": group}
 
 
 CLEARED = {"type": "AllBlocksCleared"}
@@ -56,6 +56,10 @@ class Publisher:
             split(b"".join(delta.removed for delta in deltas)),
             any(delta.cleared for delta in deltas),
         )
+
+
+def image(digest: str, offset: int, length: int) -> ImageFeatures:
+    return ImageFeatures(digest=digest, offset=offset, length=length, data=b"")
 
 
 def ours(ids: list[int], salt: str | None = None) -> list[bytes]:
@@ -102,6 +106,14 @@ def test_what_came_and_went_between_two_tellings_is_not_held(vllm: Publisher) ->
     assert vllm.deltas() == (ours(IDS)[:1], [], False)
 
 
+def test_one_kv_cache_group_is_followed(vllm: Publisher) -> None:
+    """Each group stores and drops blocks of its own under the same hashes."""
+    vllm.publish(stored([11, 12], IDS[:32]), stored([12], IDS[16:32], parent=11, group_idx=1))
+    vllm.publish(removed([12], group=1))
+    assert vllm.deltas() == (ours(IDS[:32]), [], False)
+    assert vllm.watch.dropped == 0
+
+
 def test_a_reset_cache_is_told_first(vllm: Publisher) -> None:
     vllm.publish(stored([11], IDS[:16]))
     vllm.publish(CLEARED, stored([21], IDS[:16]))
@@ -135,8 +147,9 @@ def test_frames_of_another_kind_are_a_loss(frames: list[bytes], vllm: Publisher)
         stored([11], IDS[:16], parent=99),
         stored([11], IDS[:16], block_size=32),
         stored([11], IDS[:16], extra_keys=[("lora", "salt")]),
-        stored([11], IDS[:16], extra_keys=[(("image", 3),)]),
-        stored([11, 12], IDS[:32], extra_keys=[None, (("image", 3),)]),
+        stored([11], IDS[:16], extra_keys=[(("image", "3"),)]),
+        stored([11, 12], IDS[:32], extra_keys=[None, (b"prompt embeddings",)]),
+        stored([11, 12], IDS[:32], extra_keys=[None, ("salt",)]),
     ],
 )
 def test_what_cannot_be_named_is_left_out_and_counted(event: dict[str, Any]) -> None:
@@ -144,6 +157,22 @@ def test_what_cannot_be_named_is_left_out_and_counted(event: dict[str, Any]) -> 
     vllm.publish(event)
     assert vllm.deltas() == ([], [], False)
     assert vllm.watch.dropped == len(event["block_hashes"])
+
+
+def test_blocks_with_images_have_the_names_that_gateways_give_them(vllm: Publisher) -> None:
+    """Of two images, the first reaches into the second block and the second ends in the fourth."""
+    pictures = (image("aa", 4, 14), image("bb", 20, 40))
+    names = split(prefix_hashes(pack_ids(IDS[:80]), BLOCK, "salt", pictures))
+    keys = [
+        (("aa", 4), "salt"),
+        (("aa", -12), ("bb", 4)),
+        (("bb", -12),),
+        (("bb", -28),),
+        None,
+    ]
+    vllm.publish(stored([11, 12, 13, 14, 15], IDS[:80], extra_keys=keys))
+    assert vllm.deltas()[0] == names
+    assert vllm.watch.dropped == 0
 
 
 def test_whole_is_all_that_is_there(vllm: Publisher) -> None:

@@ -10,7 +10,13 @@ import pytest
 from common.config import RequestLimits
 from common.errors import BatonError, Code
 from common.messages import Structured, StructureKind
-from services.gateway.api.bounds import check_choices, check_stops, check_structured, nesting
+from services.gateway.api.bounds import (
+    MemberCount,
+    check_choices,
+    check_stops,
+    check_structured,
+    nesting,
+)
 
 LIMITS = RequestLimits(
     n_max=3,
@@ -20,6 +26,8 @@ LIMITS = RequestLimits(
     schema_depth_max=3,
     regex_chars_max=5,
     choices_max=2,
+    json_elements_max=3,
+    prompt_tokens_max=2,
 )
 
 
@@ -85,3 +93,14 @@ def test_what_fits_passes_and_one_more_is_refused_with_the_key(
 )
 def test_nesting_counts_brackets_outside_of_strings(value: object, levels: int) -> None:
     assert nesting(json.dumps(value)) == levels
+
+
+@pytest.mark.parametrize(
+    "pieces", [[b"[[,{{x}}]]"], [b"[[", b",", b'{":{"'], [b"[", b"[,[", b"x["]]
+)
+def test_members_are_counted_over_all_pieces_of_a_body(pieces: list[bytes]) -> None:
+    count = MemberCount(LIMITS)
+    for piece in pieces:
+        count.add(piece)
+    with pytest.raises(BatonError, match="json_elements_max and prompt_tokens_max"):
+        count.add(b'"an end",')

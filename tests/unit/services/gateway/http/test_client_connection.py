@@ -32,9 +32,11 @@ class Recorder(asyncio.WriteTransport):
         self.aborted = True
 
 
-def connected(batcher: WriteBatcher, **limits: int) -> tuple[ClientConnection, Recorder]:
+def connected(
+    batcher: WriteBatcher, *, patient: bool = False, **limits: int
+) -> tuple[ClientConnection, Recorder]:
     config = msgspec.convert(limits, GatewayConfig)
-    connection, transport = ClientConnection(config, batcher), Recorder()
+    connection, transport = ClientConnection(config, batcher, patient=patient), Recorder()
     connection.attach(transport, chunked=True)
     return connection, transport
 
@@ -120,3 +122,44 @@ async def test_a_client_that_is_slow_for_too_long_is_cut_and_one_that_catches_up
     now += 0.1
     assert write()
     assert "slow client" in connection.cut_reason
+
+
+async def test_a_client_that_takes_something_all_the_time_is_not_cut_and_one_that_stops_is() -> (
+    None
+):
+    connection, transport = connected(WriteBatcher(), slow_client_ms_max=1000)
+    transport.stuck = True
+    now = 50.0
+    connection._now = lambda: now
+    for _ in range(20):
+        connection.write(b"a" * 100)
+        connection.write(b"b" * 100)
+        connection.flush()
+        now += 0.9
+        assert not transport.aborted
+        if len(transport.writes) > 1:
+            transport.writes.pop(0)
+    connection.write(b"c")
+    connection.flush()
+    assert not transport.aborted
+    now += 1.1
+    connection.write(b"d")
+    connection.flush()
+    assert transport.aborted
+
+
+async def test_a_resumable_streams_client_is_not_cut_and_what_it_leaves_is_counted() -> None:
+    limits = {"slow_client_ms_max": 1000, "slow_client_bytes_max": 10}
+    connection, transport = connected(WriteBatcher(), patient=True, **limits)
+    transport.stuck = True
+    now = 50.0
+    connection._now = lambda: now
+    for _ in range(5):
+        connection.write(b"a" * 10)
+        connection.flush()
+        now += 60.0
+    connection.write(b"b" * 3)
+    assert not transport.aborted
+    assert connection.unsent == 5 * len(b"a\r\naaaaaaaaaa\r\n") + 3
+    transport.stuck = False
+    assert connection.unsent == 3

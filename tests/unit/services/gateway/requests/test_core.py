@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from common.errors import Code
-from common.messages import Abort, Cancel, Failed, Fleet, Live, Placed, Refused, Submit
+from common.messages import Abandoned, Abort, Cancel, Failed, Fleet, Live, Placed, Refused, Submit
 from common.net.wire import unpack_ids
 from common.transitions import IllegalTransitionError
 from services.gateway.requests.events import (
+    Attended,
     Closed,
     DrainExpired,
     DrainStarted,
@@ -171,6 +172,17 @@ def test_what_has_not_spoken_is_submitted_again_and_what_streams_is_not(gate: Ga
     ]
     assert [(s.request_id, s.attempt) for s in submits] == [("p", 1), ("q", 1)]
     assert gate.core.live() == Live(attempts=(("p", 1), ("q", 1), ("r", 1)), complete=True)
+
+
+def test_a_router_that_is_back_is_told_which_streams_nobody_reads(gate: Gate) -> None:
+    gate.open()
+    gate.place()
+    gate.token("a")
+    gate.do(RouterDown())
+    assert gate.do(Attended("r", attended=False)) == []
+    assert gate.do(RouterUp()) == [ToRouter(Abandoned(request_id="r", attempt=1))]
+    gate.do(Attended("r", attended=True))
+    assert gate.do(RouterUp()) == []
 
 
 def resubmitted() -> Gate:

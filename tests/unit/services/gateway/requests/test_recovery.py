@@ -13,6 +13,7 @@ from common.messages import (
     Delta,
     Failed,
     Fleet,
+    ImageFeatures,
     Placed,
     Refused,
     RequestBody,
@@ -20,6 +21,7 @@ from common.messages import (
     Submit,
 )
 from common.net.wire import unpack_ids
+from common.prefix import HASH_BYTES
 from services.gateway.requests import recovery
 from services.gateway.requests.events import (
     Action,
@@ -66,6 +68,29 @@ def place(gate: Gate, attempt: int, decode: str = "d1") -> None:
 def step(gate: Gate, attempt: int, index: int, text: str, end: str = "") -> list[Action]:
     delta = Delta("r", attempt, index, list(text.encode()), finish_reason=end)
     return gate.do(Stepped(D1, [delta]))
+
+
+def test_images_go_with_every_attempt_and_tell_prompts_apart() -> None:
+    gate = Gate(recovery=True)
+    image = ImageFeatures(digest="d", offset=0, length=1, data=b"pixels")
+    first, body = submitted(gate.open(images=(image,)))
+    assert body.images == (image,)
+    gate.place()
+    gate.token("ab")
+    failed = Failed(request_id="r", attempt=1, code="worker_lost", message="d0 was lost")
+    second, body = submitted(gate.do(FromRouter(failed)))
+    assert body.images == (image,)
+    assert first.prompt_digest == second.prompt_digest
+    other, _ = submitted(Gate().open())
+    fleet = FromRouter(msgspec.structs.replace(THERE, block_tokens=1))
+    named = []
+    for images in ((), (image,)):
+        gate = Gate()
+        gate.do(fleet)
+        named.append(submitted(gate.open(images=images))[0].prefix_hashes)
+    assert len(named[0]) == len(named[1]) == 2 * HASH_BYTES
+    assert named[0] != named[1]
+    assert other.prompt_digest != first.prompt_digest
 
 
 def test_a_stream_goes_on_after_what_was_said_with_exact_usage(gate: Gate) -> None:
@@ -265,3 +290,39 @@ def test_tokens_of_an_attempt_that_was_not_asked_for_yet_are_nobodys(gate: Gate)
     place(gate, 2)
     gate.do(Stepped(D1, [Delta("r", 2, 0, [67])]))
     assert gate.answers["r"].token_ids == [*b"abC"]
+
+
+@pytest.mark.parametrize("code", [Code.MOVED, Code.DRAINING])
+def test_a_stream_that_its_worker_gave_up_names_it_for_its_kv_until_it_is_placed(
+    gate: Gate, code: Code
+) -> None:
+    actions = gate.do(Stepped(D0, [Delta("r", 1, 2, [], error=code, message="d0 is drained")]))
+    assert sent(actions) == ["Submit"], "the worker knows, and so does the router"
+    submit, body = submitted(actions)
+    assert (submit.attempt, submit.moved_from, submit.left) == (2, D0.decode(), "")
+    assert unpack_ids(body.prompt_ids)[-2:] == [*b"ab"]
+    place(gate, 2)
+    assert submitted(gate.do(WorkerGone(D1, "x")))[0].moved_from == ""
+
+
+@pytest.mark.parametrize(("code", "ab"), [(Code.WORKER_LOST, True), (Code.MOVED, False)])
+def test_where_no_kv_can_be_no_worker_is_named(code: Code, *, ab: bool) -> None:
+    gate = Gate(recovery=True)
+    gate.open()
+    gate.place()
+    if ab:
+        gate.token("ab")
+    actions = gate.do(Stepped(D0, [Delta("r", 1, 2 * ab, [], error=code)]))
+    assert submitted(actions)[0].moved_from == ""
+
+
+def test_moves_are_no_failures_and_may_be_many(gate: Gate) -> None:
+    for attempt in range(1, recovery.ATTEMPTS_MAX + 3):
+        worker = D1 if attempt > 1 else D0
+        index = 2 if attempt == 1 else 1
+        moved = Delta("r", attempt, index, [], error=Code.MOVED.value)
+        assert submitted(gate.do(Stepped(worker, [moved])))[0].attempt == attempt + 1
+        place(gate, attempt + 1)
+        step(gate, attempt + 1, 0, "c")
+    gate.do(WorkerGone(D1, "x"))
+    assert gate.error().code is Code.STREAM_INTERRUPTED

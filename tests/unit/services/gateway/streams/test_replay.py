@@ -18,6 +18,7 @@ class RecordingClient:
         self.ended = False
         self.error: BatonError | None = None
         self.cut_reason = ""
+        self.unsent = 0
 
     def write(self, payload: bytes) -> None:
         self.text += payload
@@ -140,11 +141,72 @@ def test_without_a_client_nothing_is_dropped_that_was_not_sent(replays: ReplayTa
     replay.end_full(event("nobody read it"))
     assert replays.full() == []
     back = follow(replay, after=10)
-    numbers = [int(line[4:]) for line in back.text.splitlines() if line.startswith(b"id: ")]
+    numbers = numbers_of(back)
     assert numbers == list(range(11, 11 + len(numbers))), "no event is missing"
     assert 1_000 < len(back.text) < 1_300
     assert back.text.endswith(event("nobody read it"))
     assert back.ended
+
+
+def numbers_of(client: RecordingClient) -> list[int]:
+    return [int(line[4:]) for line in client.text.splitlines() if line.startswith(b"id: ")]
+
+
+def test_a_client_that_takes_nothing_fills_it_as_one_that_left_does(replays: ReplayTable) -> None:
+    replay = replays.open("r", "key")
+    slow = follow(replay)
+    for _ in range(100):
+        slow.unsent = len(slow.text)
+        replay.write(event("x" * 40))
+    assert replays.full() == [replay]
+    replay.end_full(event("nobody took it"))
+    assert slow.ended
+    assert not slow.cut_reason
+    assert numbers_of(slow) == list(range(1, replay._last + 1))
+    assert slow.text.endswith(event("nobody took it"))
+    assert follow(replay).text == slow.text
+
+
+def test_what_a_slow_client_has_taken_makes_room(replays: ReplayTable) -> None:
+    """It is always some 600 of 1,000 bytes behind."""
+    replay = replays.open("r", "key")
+    slow = follow(replay)
+    for _ in range(100):
+        slow.unsent = min(len(slow.text), 600)
+        replay.write(event("x" * 40))
+    assert replays.full() == []
+    replay.detach(slow, 1.0)
+    got = slow.text[:-600]
+    back = follow(replay, after=got.count(b"\n\n"))
+    assert numbers_of(back)[-1] == 100
+
+
+def test_what_a_client_did_not_take_before_it_left_is_kept(replays: ReplayTable) -> None:
+    replay = replays.open("r", "key")
+    slow = follow(replay)
+    replay.write(event("x" * 40))
+    for _ in range(9):
+        slow.unsent = len(slow.text)
+        replay.write(event("x" * 40))
+    replay.detach(slow, 1.0)
+    for _ in range(100):
+        replay.write(event("y" * 40))
+    assert replay.full
+    assert numbers_of(follow(replay))[0] == 1
+
+
+def test_what_a_client_says_it_missed_is_kept(replays: ReplayTable) -> None:
+    replay = replays.open("r", "key")
+    first = follow(replay)
+    for _ in range(10):
+        replay.write(event("x" * 40))
+    back = follow(replay, after=2)
+    assert first.cut_reason
+    back.unsent = 1_000_000
+    for _ in range(100):
+        replay.write(event("y" * 40))
+    assert replay.full
+    assert numbers_of(follow(replay, after=2))[0] == 3
 
 
 def test_a_key_has_its_share_of_streams() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, processors
 
+from common.config import from_mapping
 from common.errors import BatonError, Code, ConfigError
 from common.model.byte_tokenizer import build_tokenizer
-from services.gateway.text.light import LightText
+from services.gateway.text.light import LightText, light_text
 from services.gateway.text.port import SamplingDefaults
 
 
@@ -134,3 +135,60 @@ def test_tokens_min_is_a_lower_bound(tmp_path: Path) -> None:
     light = LightText(here)
     for text in ("", "abcdefgh" * 5, "x" * 40, "é" * 9):
         assert light.tokens_min(text) <= len(light.tokenize(text, add_special_tokens=False))
+
+
+def test_a_model_with_a_vision_tower_takes_images(tmp_path: Path) -> None:
+    model = folder(tmp_path, {})
+    assert not LightText(model).takes_images
+    (model / "config.json").write_text(json.dumps({"vision_config": {}, "vocab_size": 300}))
+    assert LightText(model).takes_images
+
+
+def asked(here: Path, **arguments: object) -> LightText:
+    """As the fleet's file says it, with engine arguments."""
+    worker = {"engine": {"args": arguments}}
+    model = {"path": str(here), "chat_template": ""}
+    return light_text(from_mapping({"model": model, "decode": {"d0": worker}}))
+
+
+def test_engine_arguments_that_concern_text_are_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = folder(tmp_path, {})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "generation_config.json").write_text('{"top_p": 0.1}')
+    (here / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    (here / "other").mkdir()
+    (here / "other" / "generation_config.json").write_text('{"top_p": 0.5}')
+    assert asked(here).defaults == SamplingDefaults(temperature=0.6, top_k=20)
+    assert asked(here, generation_config="vllm").defaults == SamplingDefaults()
+    other = str(here / "other")
+    assert asked(here, generation_config=other).defaults == SamplingDefaults(top_p=0.5)
+    over = asked(here, override_generation_config={"temperature": 0.1}).defaults
+    assert over == SamplingDefaults(temperature=0.1, top_k=20)
+    assert asked(here, hf_overrides={"max_position_embeddings": 9}).context == 9
+
+
+def test_a_tokenizer_may_lie_elsewhere(tmp_path: Path) -> None:
+    here = folder(tmp_path, {"chat_template": "elsewhere"})
+    (here / "elsewhere").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (here / name).rename(here / "elsewhere" / name)
+    text = asked(here, tokenizer=str(here / "elsewhere"))
+    assert text.tokenize("a", add_special_tokens=False) == [97]
+    assert text.render_chat(USER) == "elsewhere"
+    assert text.context == 77
+    with pytest.raises(ConfigError, match=r"engine\.args\.tokenizer: no tokenizer at 'none'"):
+        asked(here, tokenizer="none")
+
+
+def test_a_template_of_the_fleet_file_comes_first(tmp_path: Path) -> None:
+    here = folder(tmp_path, {"chat_template": "the model's"})
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ bos_token }}{{ messages[0].content }}")
+    model = {"path": str(here), "chat_template": str(template)}
+    assert light_text(from_mapping({"model": model})).render_chat(USER) == "<|bos|>hi"
+    template.unlink()
+    with pytest.raises(ConfigError, match=r"model\.chat_template: .*own\.jinja cannot be read"):
+        light_text(from_mapping({"model": model}))

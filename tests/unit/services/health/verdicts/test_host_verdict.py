@@ -44,6 +44,23 @@ def test_a_flapping_probe_does_not_flap_the_verdict() -> None:
     assert judge.verdict is HealthLevel.UP
 
 
+def test_each_change_is_counted_from_the_one_before() -> None:
+    """Rounds that have led to one verdict count for no further one."""
+    judge, stood = VerdictHysteresis(), []
+    up, degraded, down = HealthLevel
+    for value in (0.6, 0.6, 0.95, 0.95, 0.6, 0.6, 0.6, 0.1, 0.1, 0.1):
+        judge.round([probe(value)])
+        stood.append(judge.verdict)
+    assert stood == [up, *[degraded] * 2, *[down] * 3, *[degraded] * 3, up]
+
+
+def test_good_rounds_that_are_not_in_a_row_make_it_no_better() -> None:
+    judge = VerdictHysteresis()
+    values = [0.95, 0.95, *([0.1] * (BETTER_AFTER - 1) + [0.95]) * 3]
+    assert [judge.round([probe(value)]) for value in values].count(True) == 1
+    assert judge.verdict is HealthLevel.DOWN
+
+
 def test_the_worst_probe_decides() -> None:
     judge = VerdictHysteresis()
     for _ in range(WORSE_AFTER):

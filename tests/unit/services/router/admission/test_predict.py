@@ -18,11 +18,13 @@ def snapshot(**change: Any) -> LoadSnapshot:
         seconds_per_token=0.0001,
         own_seconds=0.1,
         own_kv=1100,
+        ahead_kv=0.0,
         transfer_seconds=0.02,
         decode=ROOMY,
         decode_residence_s=4.0,
     )
-    return base._replace(**change)
+    made = base._replace(**change)
+    return made._replace(ahead_kv=made.ahead.total_tokens)
 
 
 def test_an_idle_fleet_computes_and_hands_over() -> None:

@@ -15,6 +15,7 @@ from services.router.fleet.prompt_quarantine import (
     QUARANTINE_SECONDS,
     QUARANTINED_MAX,
     SUSPECTS_MAX,
+    Death,
     PromptQuarantine,
 )
 from services.router.placement.types import WaitFor
@@ -43,12 +44,15 @@ def where(rig: Rig, request_id: str = "r1", attempt: int = 1) -> str:
     return row.decode if row is not None else ""
 
 
-def kill(rig: Rig, attempts: int, request_id: str = "r1") -> None:
+def kill(rig: Rig, attempts: int, request_id: str = "r1", *, after_token: bool = False) -> None:
     """So many times, the worker under the request dies, and the request is submitted again."""
     tables = rig.core.tables
     for _ in range(attempts):
         number = tables.newest[request_id]
-        rig.gone(where(rig, request_id, number))
+        worker = where(rig, request_id, number)
+        if after_token:
+            rig.started(request_id, number, peer=worker)
+        rig.gone(worker)
         submit(rig, request_id, number + 1)
 
 
@@ -147,15 +151,89 @@ def test_a_trial_begins_as_soon_as_a_worker_has_nothing() -> None:
     assert where(rig, "r1", 3) == aside
 
 
-def test_while_others_die_too_a_suspect_has_three_trials() -> None:
+def test_while_others_die_too_a_suspect_that_made_tokens_has_three_trials() -> None:
     rig = fleet(*(f"d{n}" for n in range(9)))
     rig.gone("d8|1")
     submit(rig, "r1")
-    kill(rig, 4)
+    kill(rig, 4, after_token=True)
     assert rig.take(Refused) == []
     assert where(rig, "r1", 5)
     kill(rig, 1)
     assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+
+
+def test_a_prompt_that_never_makes_a_token_has_one_trial_whatever_else_dies() -> None:
+    rig = fleet(*(f"d{n}" for n in range(9)))
+    submit(rig, "r1")
+    for other in ("d8|1", "d7|1", "d6|1"):
+        rig.gone(other)
+        kill(rig, 1)
+    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+    assert len(rig.core.tables.quarantine.rows(rig.now)[0].workers) == 3
+
+
+@pytest.mark.parametrize("trial_makes_token", [False, True])
+def test_only_three_deaths_without_a_token_between_them_are_no_chance(
+    *, trial_makes_token: bool
+) -> None:
+    """The first worker dies in the middle of the answer, as most do that are killed by chance."""
+    rig = fleet(*(f"d{n}" for n in range(9)))
+    rig.gone("d8|1")
+    submit(rig, "r1")
+    kill(rig, 1, after_token=True)
+    kill(rig, 1)
+    kill(rig, 1, after_token=trial_makes_token)
+    assert rig.take(Refused) == []
+    kill(rig, 1)
+    assert bool(rig.take(Refused)) is not trial_makes_token
+
+
+def test_a_trial_that_gets_further_than_the_attempts_before_it_is_not_the_last() -> None:
+    """No other worker died, because the fleet has few."""
+    rig = fleet(*(f"d{n}" for n in range(9)))
+    submit(rig, "r1")
+    kill(rig, 2)
+    kill(rig, 1, after_token=True)
+    assert rig.take(Refused) == []
+    kill(rig, 2)
+    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+
+
+@pytest.mark.parametrize("had_token", [False, True])
+def test_after_a_death_without_a_token_one_worker_at_a_time_has_the_prompt(
+    *, had_token: bool
+) -> None:
+    rig = Rig(remote_prefill="always")
+    rig.gateway()
+    rig.prefill("p0")
+    rig.decode("d0")
+    rig.decode("d1")
+    submit(rig, "r1")
+    at = where(rig)
+    if had_token:
+        rig.started(peer=at)
+    rig.gone(at)
+    submit(rig, "r1", 2)
+    assert bool(rig.core.tables.attempts["r1", 2].prefill) is had_token
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_a_worker_that_was_given_up_and_reports_the_end_has_not_died_of_the_prompt(
+    role: Role,
+) -> None:
+    rig = Rig()
+    rig.gateway()
+    prefill, decode = rig.prefill("p0"), rig.decode("d0")
+    submit(rig, "r1")
+    worker = prefill if role is Role.PREFILL else decode
+    rig.gone(worker)
+    assert len(rig.core.tables.quarantine._suspicions[BAD].deaths) == 1
+    rig.worker(role, worker[:2])
+    if role is Role.PREFILL:
+        rig.prefilled()
+    else:
+        rig.receive(worker, Ended(request_id="r1", attempt=1, error="cancelled"))
+    assert not rig.core.tables.quarantine.has_suspicions
 
 
 def test_another_workers_death_long_ago_is_no_excuse() -> None:
@@ -302,11 +380,19 @@ def test_a_worker_that_leaves_after_its_drain_is_no_death() -> None:
         rig.decode(name)
     for attempt in (1, 2):
         submit(rig, "r1", attempt)
-        at = next(w.identity for w in rig.core.tables.workers.values() if w.held)
+        at = where(rig, "r1", attempt)
         rig.leave(at)
+        rig.receive(at, Ended(request_id="r1", attempt=attempt, error="draining"))
         rig.gone(at)
-    submit(rig, "r2")
-    assert rig.take(Refused) == []
+    assert not rig.core.tables.quarantine.has_suspicions
+
+
+def test_a_worker_that_dies_while_it_drains_is_a_death() -> None:
+    rig = fleet("d0", "d1")
+    submit(rig, "r1")
+    rig.leave(where(rig))
+    rig.gone(where(rig))
+    assert len(rig.core.tables.quarantine._suspicions[BAD].deaths) == 1
 
 
 def test_all_that_a_prefill_worker_had_to_compute_is_suspected() -> None:
@@ -374,6 +460,7 @@ def test_a_prefill_worker_that_is_found_dead_after_its_d_counts(*, lives: bool) 
 def test_d_does_not_compute_what_has_killed_one_worker_and_now_its_p() -> None:
     rig = fleet("d0", "d1")
     submit(rig, "r1")
+    rig.started(peer=where(rig))
     rig.gone(where(rig))
     rig.core.tables.set_policy("", "always")
     rig.prefill("p0")
@@ -394,7 +481,7 @@ def test_the_tables_are_bounded() -> None:
 
     def dies(number: int, *, trial: bool) -> None:
         digest, worker = number.to_bytes(16), f"d{number}|1"
-        quarantine.record_death(digest, "r", worker, Role.DECODE, 0.0, trial=trial)
+        quarantine.record_death(digest, "r", worker, Death(Role.DECODE, False, trial), 0.0)
         quarantine.check_invariants()
 
     for number in range(SUSPECTS_MAX + 10):

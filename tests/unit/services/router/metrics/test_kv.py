@@ -12,7 +12,9 @@ KV = KvLedger(
     bytes_total=4096,
     orphans=1,
     workers=(
-        KvWorkerRow(name="p0", role="prefill", holds=2, counts={"handoffs_out": 7}),
+        KvWorkerRow(
+            name="p0", role="prefill", holds=2, counts={"handoffs_out": 7, "store_held": 3}
+        ),
         KvWorkerRow(name="d0", role="decode", holds=0, counts={}),
     ),
 )
@@ -25,4 +27,5 @@ def test_holds_orphans_and_counts() -> None:
     assert "baton_kv_held_bytes 4096.0" in text
     assert 'baton_kv_handoffs_sent_total{worker="p0"} 7.0' in text
     assert 'baton_kv_handoffs_sent_total{worker="d0"}' not in text
-    assert text.count("# HELP") == len(COUNTS) + 3
+    assert 'baton_kv_store_blocks{worker="p0"} 3.0' in text
+    assert text.count("# HELP") == len(COUNTS) + 4

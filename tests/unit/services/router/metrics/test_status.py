@@ -16,7 +16,7 @@ from tests.unit.services.router.scraped import scraped
 def status() -> Status:
     rig = standard()
     counts = rig.core.tables.counts
-    counts.submitted, counts.placed, counts.placed_local = 9, 7, 2
+    counts.submitted, counts.placed, counts.placed_local, counts.moved = 9, 7, 2, 1
     counts.ended, counts.failed, counts.cancelled, counts.adopted = 4, 1, 2, 3
     counts.refuse(Code.QUEUE_FULL.value)
     counts.drop("before hello")
@@ -29,6 +29,7 @@ def test_what_the_router_decided() -> None:
         "baton_router_requests_submitted_total 9.0",
         "baton_router_requests_placed_total 7.0",
         "baton_router_requests_placed_local_total 2.0",
+        "baton_router_requests_moved_total 1.0",
         "baton_router_requests_adopted_total 3.0",
         "baton_router_requests_ended_total 4.0",
         "baton_router_requests_failed_total 1.0",
@@ -54,4 +55,4 @@ def test_how_full_it_is() -> None:
     ):
         assert line in lines
     helped = [line for line in lines if line.startswith("# HELP")]
-    assert len(helped) == 7 + 7 + 3
+    assert len(helped) == 8 + 7 + 3

@@ -466,6 +466,20 @@ def test_who_comes_back_when_told_finds_the_room_kept() -> None:
     assert refused(rig) is None
 
 
+def test_a_later_attempt_is_tried_again_soon_and_reserves_nothing() -> None:
+    """It uses room that is kept for others anyway, and its gateway gives it up after a while."""
+    rig = standard(max_active=1, max_queue=3)
+    for i in range(4):
+        submit(rig, f"r{i}", body=b"others")
+    rig.now += 20.0
+    submit(rig, "moved", attempt=2)
+    answer = refused(rig)
+    assert answer is not None
+    assert answer.code == "queue_full"
+    assert 1_000 <= answer.retry_after_ms <= 1_200
+    assert not len(rig.core.tables.admission.reservations)
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_worker_that_came_back_among_others_is_filled_slowly(*, restarted: bool) -> None:
     rig = standard(liveness=TRUSTING)

@@ -72,6 +72,17 @@ def test_a_stream_that_has_its_client_again_stays() -> None:
     assert preempted(rig) == []
 
 
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_repeated_submit_says_whether_somebody_reads(*, abandoned: bool) -> None:
+    """The gateway was out of reach when its client left, or came back."""
+    rig = full()
+    if not abandoned:
+        leave(rig, "r3")
+    submit(rig, "r3", abandoned=abandoned)
+    submit(rig, "x")
+    assert preempted(rig) == (["r3"] if abandoned else [])
+
+
 def test_a_stream_that_cannot_go_on_exactly_stays() -> None:
     rig = full(resumable=False)
     leave(rig, "r0", "r1")

@@ -97,12 +97,13 @@ def test_api_keys_and_tls_of_what_others_reach(tmp_path: Path) -> None:
     assert troubles(found(gateway=own))["gateway keys"][0] is Level.FAIL
 
 
-def test_a_tls_key_open_to_others_is_warned_of(tmp_path: Path) -> None:
+def test_a_tls_key_open_to_others_is_told(tmp_path: Path) -> None:
     key = tmp_path / "tls.key"
     key.write_text("x")
     key.chmod(0o644)
     files = {"tls_key_file": str(key), "tls_certificate_file": str(key)}
-    assert "chmod 0640" in troubles(found(gateway=files))["tls"][1]
+    level, fix = troubles(found(gateway=files))["tls"]
+    assert (level, "chmod 0640" in fix) == (Level.FAIL, True)
 
 
 def with_kv(folder: Path | None = None, **kv: Any) -> dict[str, Any]:

@@ -14,7 +14,16 @@ ESTIMATES = (
     "prefill_tokens_per_s", "local_prefill_tokens_per_s", "decode_step_ms", "output_tokens_p90",
     "pair_bytes_per_s", "handoff_tail_ms", "stay_ms",
 )  # fmt: skip
-TOTALS = ("submitted", "placed", "placed_local", "adopted", "ended", "failed", "cancelled")
+TOTALS = (
+    "submitted",
+    "placed",
+    "placed_local",
+    "moved",
+    "adopted",
+    "ended",
+    "failed",
+    "cancelled",
+)
 NAMES = (
     "ready", "reason", "router", "incarnation", "uptime_s", "draining", "policy", "mode",
     "remote_prefill", "model", "max_model_len", "gateways", "prefill_ready", "decode_ready",

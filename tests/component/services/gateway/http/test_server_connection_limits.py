@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from common.config import Config
 from common.messages import Submit
-from services.gateway.http import connection_limits
-from tests.component.services.gateway.raw import RawClient, until
+from common.net import connection_limits
+from tests.component.services.gateway.raw import RawClient, eventually, until
 from tests.component.services.gateway.rig import MakeRig, Rig, all_events, delta
 from tests.rigs.peers import WAIT_SECONDS
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Without a request, which a full gateway would refuse."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():  # noqa: ASYNC110 - the gateway has no event for it
-            await asyncio.sleep(0)
 
 
 async def drip(clients: list[RawClient], gap_seconds: float) -> None:
@@ -79,8 +70,8 @@ async def test_a_kept_connection_may_rest_longer_than_a_head_takes(make_rig: Mak
         client.send(LIVE)
         assert await client.status() == 200
         await client.reader.readexactly(len(b'{"status": "live"}'))
-        await asyncio.sleep(0.5)
-    assert rig.gateway.connection_limits.timed_out == 0
+        await _a_head_would_be_late(rig)
+    assert rig.gateway.connection_limits.timed_out == 2
     client.close()
 
 
@@ -105,7 +96,7 @@ async def test_a_long_answer_is_not_cut_by_the_header_clock(make_rig: MakeRig) -
     worker = await rig.worker()
     posted = rig.ask("/v1/completions", model="m", prompt="p", max_tokens=2)
     submit = await rig.router.next(Submit)
-    await asyncio.sleep(0.5)
+    await _a_head_would_be_late(rig)
     worker.send(delta(submit, 0, "ab", finish_reason="length"))
     assert (await posted.response()).status == 200
 
@@ -164,7 +155,7 @@ class PlayedTransport(asyncio.Transport):
 
 def test_each_refusal_over_the_limit_ends_another_one() -> None:
     """The end of a connection is reported later than at once."""
-    limits = connection_limits.ConnectionLimits(Config())
+    limits = connection_limits.ConnectionLimits(9, 0, 1.0, 9)
     limits._leaving_max = 2
     transports = [PlayedTransport() for _ in range(4)]
     for transport in transports:
@@ -225,3 +216,27 @@ async def _counted(rig: Rig, connections: int) -> None:
     async with asyncio.timeout(10):
         while rig.gateway.connection_limits.connections != connections:  # noqa: ASYNC110 - it calls nobody
             await asyncio.sleep(0)
+
+
+async def _a_head_would_be_late(rig: Rig) -> None:
+    """A connection that is opened now and says nothing is ended, so that a clock which had been
+    running for another one would have ended that, too."""
+    assert await (await RawClient.open(rig)).closed()
+
+
+async def test_the_unix_socket_has_the_same_limits_but_no_address(make_rig: MakeRig) -> None:
+    rig = await make_rig(connections_max=3, connections_per_ip_max=1)
+    path = f"{rig.config.fleet.run_dir}/gateway.g0.http.sock"
+
+    async def local() -> RawClient:
+        return RawClient(*await asyncio.open_unix_connection(path))
+
+    held = [await local() for _ in range(3)]
+    await _counted(rig, 3)
+    over = await local()
+    assert await over.status() == 503
+    held[0].send(LIVE)
+    assert await held[0].status() == 200
+    for client in (*held, over):
+        client.close()
+    await _counted(rig, 0)

@@ -13,18 +13,19 @@ A refused connection stays open until its client has left, for a second at most.
 while bytes of the request are on their way, the kernel would reset it, and the client would see no
 answer. When too many stay, the oldest is closed.
 
-A TLS handshake is not counted here because there is no connection yet. It may take as long as a
-head.
+A connection counts from its first moment, so TLS begins only after that: its handshake has the time
+of a head, and a refusal comes through it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+import ssl
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
-from common.config import Config
-from common.process.descriptors import kept_from_clients, soft_limit
+from common.process.descriptors import soft_limit
 
 REFUSAL = (
     b"HTTP/1.1 %b\r\nServer: baton\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
@@ -40,18 +41,17 @@ LEAVING_SECONDS = 1.0
 
 
 class ConnectionLimits:
-    """Counts all connections of one server."""
+    """Counts all connections of one server. `max_per_ip`: 0 is no limit; clients on a Unix socket
+    have no address. `kept`: the last descriptors, which no client gets."""
 
-    def __init__(self, config: Config) -> None:
-        gateway, limit = config.gateway, soft_limit()
-        kept = kept_from_clients(config, limit)
-        self._max = gateway.connections_max
-        self._max_per_ip = gateway.connections_per_ip_max
+    def __init__(self, most: int, max_per_ip: int, header_seconds: float, kept: int) -> None:
+        self._max = most
+        self._max_per_ip = max_per_ip
         #: The lowest descriptor that no client gets.
-        self._descriptor_ceiling = limit - kept
+        self._descriptor_ceiling = soft_limit() - kept
         self._leaving: dict[asyncio.Transport, None] = {}
         self._leaving_max = kept // 2
-        self.header_seconds = gateway.header_ms_max / 1000
+        self.header_seconds = header_seconds
         self._of_ip: dict[str, int] = {}
         #: Open now.
         self.connections = 0
@@ -71,7 +71,7 @@ class ConnectionLimits:
             self.refused += 1
             return b"503 Service Unavailable"
         count = self._of_ip.get(ip, 0)
-        if self._max_per_ip and count >= self._max_per_ip:
+        if self._max_per_ip and ip and count >= self._max_per_ip:
             self.refused += 1
             return b"429 Too Many Requests"
         self.connections += 1
@@ -99,15 +99,24 @@ class ConnectionLimits:
 
 
 class LimitedConnection(asyncio.Protocol):
-    """`make_inner` makes the HTTP protocol of one connection."""
+    """`make_inner` makes the HTTP protocol of one connection. `tls`: it begins with a handshake."""
 
     def __init__(
-        self, limits: ConnectionLimits, make_inner: Callable[[], asyncio.Protocol]
+        self,
+        limits: ConnectionLimits,
+        make_inner: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._limits = limits
         self._inner: asyncio.Protocol | None = make_inner()
+        self._tls = tls
         self._ip = ""
+        #: As it was accepted; None before that and after its end.
         self._transport: asyncio.Transport | None = None
+        #: The status line of a refusal; empty: there is none.
+        self._refusal = b""
+        #: The handshake is over, if there is one.
+        self._begun = False
         self._clock: asyncio.TimerHandle | None = None
         self._answering = False
 
@@ -125,49 +134,82 @@ class LimitedConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._ip = str(peer[0]) if isinstance(peer, tuple) else ""
         self._transport = transport
-        refusal = self._limits.enter(self._ip, transport.get_extra_info("socket").fileno())
-        if refusal:
-            self._inner = None
-            self._refuse(transport, REFUSAL % (refusal, len(FULL), FULL))
-            return
-        self._start_clock()
-        if self._inner is not None:
-            self._inner.connection_made(transport)
+        descriptor = transport.get_extra_info("socket").fileno()
+        self._refusal = self._limits.enter(self._ip, descriptor)
+        if self._refusal:
+            self._limits.stay(transport)
+            self._clock = asyncio.get_running_loop().call_later(LEAVING_SECONDS, transport.abort)
+        else:
+            self._start_clock()
+        if self._tls is None:
+            self._begin(transport)
+        else:
+            self._secure(transport, self._tls)
 
     def data_received(self, data: bytes) -> None:
-        if self._inner is None:
+        if self._inner is None or self._refusal:
             return
         if self._clock is None and not self._answering:
             self._start_clock()
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received() if self._inner is not None else None
+        return self._inner.eof_received() if self._inner is not None and self._begun else None
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
+        if self._inner is not None and self._begun:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
+        if self._inner is not None and self._begun:
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Idempotent: a handshake that fails may tell of it, too."""
         inner, self._inner = self._inner, None
         transport, self._transport = self._transport, None
         self._stop_clock()
-        if inner is not None:
-            self._limits.leave(self._ip)
-            inner.connection_lost(exc)
-        elif transport is not None:
+        if transport is None:
+            return
+        if self._refusal:
             self._limits.left(transport)
+            return
+        self._limits.leave(self._ip)
+        if inner is not None and self._begun:
+            inner.connection_lost(exc)
 
-    def _refuse(self, transport: asyncio.Transport, answer: bytes) -> None:
-        transport.write(answer)
-        if transport.can_write_eof():  # TLS cannot
-            transport.write_eof()
-        self._limits.stay(transport)
-        self._clock = asyncio.get_running_loop().call_later(LEAVING_SECONDS, transport.abort)
+    def _secure(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """The first step is made here and not by a task: what the loop reads next is for TLS."""
+        shaking = asyncio.get_running_loop().start_tls(transport, self, tls, server_side=True)
+        waits: asyncio.Future[None] = shaking.send(None)
+        waits.add_done_callback(lambda _: self._secured(transport, shaking))
+
+    def _secured(self, accepted: asyncio.Transport, shaking: Coroutine[Any, Any, Any]) -> None:
+        """The handshake has ended; what came with its end is given out after this. Where it failed,
+        uvloop has closed the connection. Where that was lost meanwhile, it tells of a good end."""
+        secured: asyncio.Transport | None = None
+        with suppress(OSError, asyncio.CancelledError):
+            try:
+                shaking.send(None)
+            except StopIteration as done:
+                secured = done.value
+        if secured is None or accepted.is_closing():
+            self.connection_lost(None)
+        elif self._transport is not None:
+            if not self._refusal:
+                self._stop_clock()
+                self._start_clock()
+            self._begin(secured)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        self._begun = True
+        if self._refusal:
+            transport.write(REFUSAL % (self._refusal, len(FULL), FULL))
+            if transport.can_write_eof():  # TLS cannot
+                transport.write_eof()
+            return
+        if self._inner is not None:
+            self._inner.connection_made(transport)
 
     def _start_clock(self) -> None:
         loop = asyncio.get_running_loop()
@@ -182,3 +224,18 @@ class LimitedConnection(asyncio.Protocol):
         self._limits.timed_out += 1
         if self._transport is not None:
             self._transport.abort()
+
+
+@contextmanager
+def answering(transport: asyncio.BaseTransport | None) -> Iterator[None]:
+    """Around the handler of a request: the connection waits for no head. `transport`: None when it
+    is gone already."""
+    protocol = transport.get_protocol() if transport is not None else None
+    connection = protocol if isinstance(protocol, LimitedConnection) else None
+    if connection is not None:
+        connection.handler_began()
+    try:
+        yield
+    finally:
+        if connection is not None:
+            connection.handler_ended()

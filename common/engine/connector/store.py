@@ -1,0 +1,248 @@
+"""The scheduler half's part in the store: what fills it, and which prompts it serves.
+
+Theory of operation: it follows the blocks of every request from step to step. A block is filled
+when the plan of a step has computed its last token, and the engine has its hash, which with
+asynchronous scheduling is a step later. Filled blocks wait their turn: as many are saved in a step
+as the backlog allows, after the step's forward pass. The engine may free a block meanwhile, but
+what it held stays until the block is allocated again. So every block that a step allocates is taken
+off the list, or withdrawn if its copy may not have begun.
+
+A prompt whose next blocks the engine lacks and the store has is claimed as an asynchronous load,
+its last token excepted. A load that fails is not claimed again, and the engine computes the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from common.blocks import KvGroup, keeps_part
+from common.config import StoreConfig
+from common.engine.connector.metadata import StoreLoad, StorePlan
+from common.kv.store.side import StoreResults
+from common.kv.store.table import BlockCopy, BlockName, StoreTable
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+GROUP = 0
+"""The one KV cache group."""
+
+
+def why_no_store(made: VllmConfig, groups: Sequence[KvGroup]) -> str:
+    """Why this engine cannot have a store; empty if it can."""
+    if len(groups) > 1 or keeps_part(groups):
+        return "some layers of this model keep a part of the tokens only"
+    if made.device_config.device_type != "cpu":
+        return "KV on an accelerator is not stored"
+    if made.speculative_config is not None:
+        return "with speculative decoding a filled block may change"
+    if not made.cache_config.enable_prefix_caching:
+        return "prefix caching is off"
+    return ""
+
+
+def store_slots(config: StoreConfig, block_bytes: int, ranks: int) -> int:
+    """How many blocks the arena of each rank holds. `block_bytes`: of one rank."""
+    return (config.ram_mib << 20) // (block_bytes * ranks)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request of the engine."""
+
+    request: Request
+    #: Its blocks, as far as plans tell of them.
+    block_ids: list[int] = field(default_factory=list)
+    #: Tokens whose KV exists after the steps planned so far.
+    computed: int = 0
+    #: Leading blocks that need not be stored any more; None until they are known.
+    settled: int | None = None
+    #: The slots that the store can serve it from, since it was asked last.
+    found: list[int] = field(default_factory=list)
+    #: Whether a load of it has failed.
+    failed: bool = False
+
+
+class StoreScheduler:
+    """One per engine. Request ids are vLLM's ids."""
+
+    def __init__(
+        self,
+        table: StoreTable,
+        block_tokens: int,
+        backlog_blocks: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """`backlog_blocks`: how many may be in the process of being saved."""
+        self._table = table
+        self._block_tokens = block_tokens
+        self._backlog_blocks = max(1, backlog_blocks)
+        self._clock = clock
+        self._requests: dict[str, _Request] = {}
+        #: Filled blocks that are not being saved, in the order in which they filled.
+        self._filled: dict[int, BlockName] = {}
+        #: Slots that are being written, and out of which block.
+        self._saving: dict[int, int] = {}
+        #: Slots that are read for each request.
+        self._loading: dict[str, list[int]] = {}
+        self._plan = StorePlan()
+
+    def new_request(self, request: Request) -> None:
+        self._requests[request.request_id] = _Request(request)
+
+    def matched_tokens(self, request: Request, computed: int) -> int:
+        """As `SchedulerHalf.matched_tokens`."""
+        row = self._requests.get(request.request_id)
+        if row is None or row.failed:
+            return 0
+        end = (request.num_tokens - 1) // self._block_tokens
+        names = self._names(row, computed // self._block_tokens, end)
+        row.found = self._table.find(names, self._clock())
+        return len(row.found) * self._block_tokens
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
+        """The blocks of a load are overwritten before a step tells of them. Raises RuntimeError if
+        vLLM gave blocks for it that other requests share."""
+        row = self._requests.get(request.request_id)
+        own = blocks.get_unhashed_block_ids_all_groups()[GROUP] if external_tokens else []
+        self._overwritten(own)
+        if row is None:
+            return
+        found, row.found = row.found, []
+        if request.num_computed_tokens == 0:
+            row.settled = None
+        if not own:
+            return
+        given = blocks.get_block_ids()[GROUP]
+        row.settled = len(given) - len(own)
+        if found:
+            self._load(row, found, given, own)
+
+    def step(self, output: SchedulerOutput) -> StorePlan:
+        """Returns the plan of this step and begins an empty one."""
+        for request_id in output.preempted_req_ids or ():
+            row = self._requests.get(request_id)
+            if row is not None:
+                row.block_ids, row.computed, row.settled = [], 0, None
+        for new in output.scheduled_new_reqs:
+            self._advance(
+                output, new.req_id, new.block_ids[GROUP], new.num_computed_tokens, fresh=True
+            )
+        cached = output.scheduled_cached_reqs
+        for at, request_id in enumerate(cached.req_ids):
+            new_ids = cached.new_block_ids[at]
+            self._advance(
+                output,
+                request_id,
+                new_ids[GROUP] if new_ids else [],
+                cached.num_computed_tokens[at],
+                fresh=request_id in cached.resumed_req_ids,
+            )
+        now = self._clock()
+        self._table.expire(now)
+        self._save()
+        plan, self._plan = self._plan, StorePlan()
+        plan.counts = replace(self._table.counts)
+        return plan
+
+    def finished(self, request: Request) -> None:
+        """What it filled is still saved, as long as the engine leaves it there."""
+        row = self._requests.pop(request.request_id, None)
+        if row is not None:
+            self._collect(row)
+            names = self._names(row, 0, row.computed // self._block_tokens)
+            self._table.mark_used(names, self._clock())
+
+    def ended(self, results: StoreResults) -> None:
+        """What the ranks report of their copies."""
+        for slots, whole in ((results.written, True), (results.dropped, False)):
+            for slot in slots:
+                if self._table.end_write(slot, self._clock(), whole=whole):
+                    del self._saving[slot]
+        for slot in results.damaged:
+            self._table.damaged(slot)
+
+    def received(self, request_ids: Iterable[str], failed: Iterable[str]) -> None:
+        """These loads have ended on all ranks; some of them have failed."""
+        for request_id in failed:
+            row = self._requests.get(request_id)
+            if row is not None and request_id in self._loading:
+                row.failed = True
+        for request_id in request_ids:
+            self._table.end_read(self._loading.pop(request_id, []), self._clock())
+
+    @property
+    def pending(self) -> bool:
+        """Whether steps are needed to save what has filled and to learn that it is saved."""
+        return bool(self._filled or self._saving)
+
+    def _names(self, row: _Request, first: int, end: int) -> list[BlockName]:
+        return [BlockName(GROUP, block_hash) for block_hash in row.request.block_hashes[first:end]]
+
+    def _advance(
+        self,
+        output: SchedulerOutput,
+        request_id: str,
+        block_ids: Sequence[int],
+        computed: int,
+        *,
+        fresh: bool,
+    ) -> None:
+        """As `SchedulerHalf._advance`."""
+        before = computed // self._block_tokens
+        self._overwritten(block_ids[before:] if fresh else block_ids)
+        row = self._requests.get(request_id)
+        if row is None:
+            return
+        if fresh:
+            row.block_ids = []
+        if row.settled is None:
+            row.settled = before
+        row.block_ids.extend(block_ids)
+        row.computed = computed + output.num_scheduled_tokens[request_id]
+        self._collect(row)
+
+    def _collect(self, row: _Request) -> None:
+        """Lists the blocks that have filled."""
+        settled = row.settled or 0
+        end = min(row.computed // self._block_tokens, len(row.block_ids))
+        for number, name in enumerate(self._names(row, settled, end), settled):
+            self._filled[row.block_ids[number]] = name
+            row.settled = number + 1
+
+    def _overwritten(self, block_ids: Sequence[int]) -> None:
+        """The next step writes to these blocks."""
+        saving = set(self._saving.values())
+        for block_id in block_ids:
+            self._table.counts.skipped += self._filled.pop(block_id, None) is not None
+            if block_id in saving:
+                self._plan.withdrawn.append(block_id)
+
+    def _save(self) -> None:
+        """Plans to save what has filled, as far as the backlog and the table have room."""
+        while self._filled and len(self._saving) < self._backlog_blocks:
+            block_id, name = next(iter(self._filled.items()))
+            if name not in self._table:
+                slot = self._table.begin_write(name)
+                if slot is None:
+                    return
+                self._saving[slot] = block_id
+                self._plan.saves.append(BlockCopy(slot, block_id, name))
+            del self._filled[block_id]
+
+    def _load(
+        self, row: _Request, found: list[int], given: Sequence[int], own: Sequence[int]
+    ) -> None:
+        first, request_id = len(given) - len(own), row.request.request_id
+        if len(own) != len(found) or list(own) != list(given[first:]):
+            raise RuntimeError("vLLM gave blocks for a load that other requests share")
+        names = self._names(row, first, len(given))
+        copies = [BlockCopy(*copy) for copy in zip(found, own, names, strict=True)]
+        self._table.begin_read(found)
+        self._loading[request_id] = found
+        self._plan.loads.append(StoreLoad(request_id, copies))

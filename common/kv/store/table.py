@@ -1,0 +1,241 @@
+"""Which blocks of KV a worker's store holds, and in which slots of its arenas they lie.
+
+Theory of operation: a block is named by its KV cache group and the engine's own hash, which covers
+the block's tokens, all tokens before it, adapter, images and salt. Names are compared inside one
+worker only, so model, types and layout are equal by themselves. Every rank of the worker has an
+arena with the same slots and makes the same copies, so one table serves them all: a block is found
+only when all ranks have written it. What is read is kept until all its readers have ended. What
+nobody reads is dropped when it has not been used for the time to live, or when a new block needs
+its slot, least recently used first. In one use of a prompt's blocks the first counts as the latest,
+because a block without those before it is of no use.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.transitions import checked
+
+
+class BlockName(NamedTuple):
+    """Names the KV of one block inside one worker."""
+
+    group: int
+    """Number of the KV cache group."""
+    block_hash: bytes
+    """The engine's own."""
+
+
+class BlockCopy(NamedTuple):
+    """One copy between the arena and the engine's memory."""
+
+    slot: int
+    block_id: int
+    """The engine's block."""
+    name: BlockName
+
+
+class SlotState(enum.StrEnum):
+    """What a slot holds."""
+
+    FREE = "free"
+    WRITING = "writing"
+    """Some rank has not reported its copy."""
+    READY = "ready"
+    READING = "reading"
+    """Found, and being copied to the engine for at least one request."""
+    DAMAGED = "damaged"
+    """Found damaged, and some copy from it has not ended."""
+
+
+SLOT_TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.FREE: frozenset({SlotState.WRITING}),
+    SlotState.WRITING: frozenset({SlotState.READY, SlotState.FREE}),
+    SlotState.READY: frozenset({SlotState.READING, SlotState.FREE}),
+    SlotState.READING: frozenset({SlotState.READY, SlotState.DAMAGED}),
+    SlotState.DAMAGED: frozenset({SlotState.FREE}),
+}
+
+
+@dataclass(slots=True)
+class _Slot:
+    state: SlotState = SlotState.FREE
+    name: BlockName | None = None
+    """None if it is free."""
+    awaited: int = 0
+    """Ranks that have not reported their write."""
+    whole: bool = True
+    """Whether every rank that reported has written the block."""
+    readers: int = 0
+    expires: float = 0.0
+    """An instant; counts while the slot is ready."""
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """Blocks, since the start of the worker."""
+
+    held: int = 0
+    """Now in the store."""
+    evicted: int = 0
+    """Dropped because their slot was needed."""
+    expired: int = 0
+    """Dropped because nobody used them for the time to live."""
+    skipped: int = 0
+    """Not stored, because the engine needed their memory before they were copied."""
+
+
+class StoreTable:
+    """The only owner of what a store holds. Instants are of one monotonic clock, in seconds."""
+
+    def __init__(self, slots: int, ttl_s: float, ranks: int = 1) -> None:
+        """`slots`: in the arena of each of the `ranks`."""
+        self.counts = StoreCounts()
+        self._ttl_s = ttl_s
+        self._ranks = ranks
+        self._slots = [_Slot() for _ in range(slots)]
+        self._free = list(range(slots - 1, -1, -1))
+        self._by_name: dict[BlockName, int] = {}
+        #: The ready slots, least recently used first; so they expire in this order, too.
+        self._unread: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it is held or being written."""
+        return name in self._by_name
+
+    def find(self, names: Iterable[BlockName], now: float) -> list[int]:
+        """The slots of the leading names that can be read. It has no side effects."""
+        found = []
+        for name in names:
+            at = self._by_name.get(name)
+            if at is None or not self._readable(self._slots[at], now):
+                break
+            found.append(at)
+        return found
+
+    def begin_write(self, name: BlockName) -> int | None:
+        """A slot for a block that the table does not hold, to which every rank then copies it. None
+        if every slot is being written or read."""
+        assert name not in self._by_name, "a block is written once"
+        if not self._free:
+            if not self._unread:
+                return None
+            self.counts.evicted += 1
+            self._drop(next(iter(self._unread)))
+        at = self._free.pop()
+        slot = self._slots[at]
+        self._move(at, SlotState.WRITING)
+        slot.name, slot.awaited, slot.whole = name, self._ranks, True
+        self._by_name[name] = at
+        return at
+
+    def end_write(self, at: int, now: float, *, whole: bool) -> bool:
+        """One rank has copied the block to this slot, or if not `whole` has not. Returns whether
+        this was the last rank."""
+        slot = self._slots[at]
+        slot.awaited -= 1
+        slot.whole &= whole
+        if slot.awaited > 0:
+            return False
+        if slot.whole:
+            self._become_ready(at, now)
+            self.counts.held += 1
+        else:
+            self._forget(at)
+        return True
+
+    def begin_read(self, slots: Sequence[int]) -> None:
+        """These slots, as `find` returned them, are kept until `end_read`."""
+        for at in slots:
+            slot = self._slots[at]
+            if slot.state is not SlotState.READING:
+                self._move(at, SlotState.READING)
+                del self._unread[at]
+            slot.readers += 1
+
+    def end_read(self, slots: Sequence[int], now: float) -> None:
+        """The reader's copies of these slots have ended."""
+        for at in reversed(slots):
+            slot = self._slots[at]
+            slot.readers -= 1
+            if slot.readers == 0 and slot.state is SlotState.READING:
+                self._become_ready(at, now)
+            elif slot.readers == 0:
+                self._forget(at)
+
+    def damaged(self, at: int) -> None:
+        """A reader of this slot found it damaged: nobody finds it again. To be called before that
+        reader's `end_read`."""
+        if self._slots[at].state is SlotState.READING:
+            self._move(at, SlotState.DAMAGED)
+            self.counts.held -= 1
+            name = self._slots[at].name
+            assert name is not None
+            del self._by_name[name]
+
+    def mark_used(self, names: Sequence[BlockName], now: float) -> None:
+        """A request has used these blocks, in the order of its prompt."""
+        for name in reversed(names):
+            at = self._by_name.get(name)
+            if at is not None and at in self._unread:
+                self._unread.move_to_end(at)
+                self._slots[at].expires = now + self._ttl_s
+
+    def expire(self, now: float) -> None:
+        """Drops what nobody has used for the time to live."""
+        while self._unread:
+            at = next(iter(self._unread))
+            if self._slots[at].expires > now:
+                return
+            self.counts.expired += 1
+            self._drop(at)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the table contradicts itself."""
+        by_state: dict[SlotState, set[int]] = {state: set() for state in SlotState}
+        for at, slot in enumerate(self._slots):
+            by_state[slot.state].add(at)
+            assert (slot.name is None) == (slot.state is SlotState.FREE)
+            assert (slot.readers > 0) == (slot.state in (SlotState.READING, SlotState.DAMAGED))
+            assert (slot.awaited > 0) == (slot.state is SlotState.WRITING)
+        assert sorted(self._free) == sorted(by_state[SlotState.FREE])
+        assert set(self._unread) == by_state[SlotState.READY]
+        named = {at: self._slots[at].name for at in self._by_name.values()}
+        assert {name: at for at, name in named.items()} == self._by_name
+        held = by_state[SlotState.READY] | by_state[SlotState.READING]
+        assert set(named) == held | by_state[SlotState.WRITING]
+        assert self.counts.held == len(held)
+        expiries = [self._slots[at].expires for at in self._unread]
+        assert expiries == sorted(expiries)
+
+    def _readable(self, slot: _Slot, now: float) -> bool:
+        if slot.state is SlotState.READY:
+            return slot.expires > now
+        return slot.state is SlotState.READING
+
+    def _become_ready(self, at: int, now: float) -> None:
+        self._move(at, SlotState.READY)
+        self._slots[at].expires = now + self._ttl_s
+        self._unread[at] = None
+
+    def _drop(self, at: int) -> None:
+        """What is held in a ready slot goes."""
+        del self._unread[at]
+        self.counts.held -= 1
+        self._forget(at)
+
+    def _forget(self, at: int) -> None:
+        slot = self._slots[at]
+        if slot.state is not SlotState.DAMAGED and slot.name is not None:
+            del self._by_name[slot.name]
+        self._move(at, SlotState.FREE)
+        slot.name = None
+        self._free.append(at)
+
+    def _move(self, at: int, new: SlotState) -> None:
+        slot = self._slots[at]
+        slot.state = checked(f"slot {at} of the store", SLOT_TRANSITIONS, slot.state, new)

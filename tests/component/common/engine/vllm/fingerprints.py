@@ -1,0 +1,29 @@
+"""Makes vLLM's configuration for each fleet on standard input, as a worker does, in a process that
+imports vLLM once. Reads a JSON list of fleets and prints a JSON list of fingerprint parts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from common.config import from_mapping
+from common.engine.vllm.args import make_vllm_config, prepare_process
+from common.messages import Role
+from common.model.resolve import model_folder
+
+
+def parts_of_fleet(fleet: dict[str, Any]) -> dict[str, str]:
+    """Those of its worker d0."""
+    config = from_mapping(fleet)
+    worker = config.worker(Role.DECODE, "d0")
+    prepare_process(worker.engine, 1, eager=True)
+    setup: dict[str, Any] = {"name": "d0", "incarnation": "i"}
+    make_vllm_config(config, worker, model_folder(config), setup)
+    parts: dict[str, str] = setup["fingerprint_parts"]
+    return parts
+
+
+if __name__ == "__main__":
+    made = [parts_of_fleet(fleet) for fleet in json.load(sys.stdin)]
+    sys.stdout.write(f"\n{json.dumps(made)}\n")

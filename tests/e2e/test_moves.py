@@ -1,0 +1,126 @@
+"""Streams of real vLLM leave a worker that is drained or stopped, and take their KV along."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+
+from tests.e2e.prompts import prompts
+from tests.rigs.fleet import Fleet, fleet, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+STREAMS = 6
+TOKENS = 800
+CONTEXT = 1_500
+PROMPT = max(prompts(14), key=len)
+
+
+@dataclass
+class Stream:
+    """What one client got."""
+
+    request_id: str = ""
+    tokens: list[int] = field(default_factory=list)
+    gap: float = 0.0
+    """The longest pause between two deltas, in seconds."""
+
+
+@pytest.fixture
+def running() -> Iterator[Fleet]:
+    with fleet("--prefill", "1", "--decode", "2") as there:
+        yield there.wait_ready()
+
+
+@pytest.mark.parametrize("how", ["drain", "stop"])
+def test_streams_go_on_elsewhere_from_their_kv(running: Fleet, how: str) -> None:
+    texts = [PROMPT[at : at + CONTEXT] for at in range(STREAMS)]
+    asyncio.run(play(running, texts))  # each text on one worker; the prompts stay in the caches
+    alone = asyncio.run(play(running, texts))
+    before = asyncio.run(play(running, texts, leave=(running, how)))
+    assert [stream.tokens for stream in before] == [stream.tokens for stream in alone]
+    told = [running.ctl("explain", stream.request_id) for stream in before]
+    moved = [row for row in told if len(row["attempts"]) > 1]
+    assert moved, "no stream ran on the worker that was left"
+    for row in moved:
+        last = row["attempts"][-1]
+        assert any("its KV comes from d0" in sentence for sentence in last["sentences"])
+        prompt, cached = last["prompt_tokens"], last["cached_tokens"]["decode"]
+        assert cached == prompt - 1, "more than the last token was computed again"
+    gaps = sorted(
+        (len(row["attempts"]), round(s.gap, 3)) for row, s in zip(told, before, strict=True)
+    )
+    print("attempts and longest gap of each stream:", gaps)
+
+
+async def play(
+    running: Fleet, texts: list[list[int]], leave: tuple[Fleet, str] | None = None
+) -> list[Stream]:
+    streams = [Stream() for _ in texts]
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as client:
+        reading = [
+            read(running, client, text, stream) for text, stream in zip(texts, streams, strict=True)
+        ]
+        await asyncio.gather(*reading, *([empty_midway(streams, *leave)] if leave else []))
+    return streams
+
+
+async def empty_midway(streams: list[Stream], running: Fleet, how: str) -> None:
+    """Once every stream has a part of its tokens."""
+    while min(len(stream.tokens) for stream in streams) < TOKENS // 16:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(empty, running, how)
+
+
+def empty(running: Fleet, how: str) -> None:
+    if how == "stop":
+        running.children()["d0"].send_signal(signal.SIGTERM)
+        return
+    began = time.monotonic()
+    running.ctl("drain", "d0")
+    wait_until("d0 is empty", lambda: not held(running), 10)
+    print(f"d0 was empty after {time.monotonic() - began:.2f} s")
+
+
+def held(running: Fleet) -> int:
+    (row,) = [row for row in running.ctl("workers") if row["name"] == "d0"]
+    requests: int = row["requests"]
+    return requests
+
+
+async def read(
+    running: Fleet, client: aiohttp.ClientSession, text: list[int], stream: Stream
+) -> None:
+    body = {
+        "model": "baton-tiny",
+        "prompt": text,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+    }
+    last = 0.0
+    async with client.post(f"{running.url}/v1/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        async for chunk in chunks(answer):
+            stream.request_id = chunk["id"].split("-", 1)[1]
+            assert "error" not in chunk, chunk
+            ids = chunk["choices"][0].get("token_ids") or []
+            now = time.monotonic()
+            stream.gap = max(stream.gap, now - last) if last and ids else stream.gap
+            last = now if ids else last
+            stream.tokens += ids
+
+
+async def chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[dict]:  # type: ignore[type-arg]
+    async for line in answer.content:
+        if line.startswith(b"data: {"):
+            yield json.loads(line.removeprefix(b"data: "))

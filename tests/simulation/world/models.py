@@ -1,0 +1,57 @@
+"""The models that worlds serve: what their engines keep, and how much of it a sequence has."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from common.blocks import Kept, KvGroup, blocks_for
+from common.messages import Capacity
+from tests.rigs.messages import capacity
+
+BLOCK = 4
+SEQS = 5
+CONTEXT = 120
+GRANT = 0.95
+#: Tokens that an engine computes in one step of a prompt.
+STEP = 8
+
+FULL = KvGroup(BLOCK)
+WINDOW = KvGroup(BLOCK, Kept.WINDOW, reach=10, in_flight=STEP)
+CHUNK = KvGroup(2 * BLOCK, Kept.CHUNK, reach=24, in_flight=STEP)
+STATE = KvGroup(CONTEXT, Kept.STATE)
+
+
+def _model(blocks: int, *groups: KvGroup) -> Capacity:
+    return capacity(
+        block_tokens=BLOCK,
+        blocks=blocks,
+        block_bytes=64,
+        max_model_len=CONTEXT,
+        seqs=SEQS,
+        groups=groups,
+    )
+
+
+#: Each pool holds the longest request, but not as many as there are slots.
+MODELS = {
+    "full": _model(40),
+    "full, window": _model(46, FULL, WINDOW),
+    "full, windows, state": _model(52, FULL, WINDOW, WINDOW, STATE),
+    "full, chunk": _model(44, FULL, CHUNK),
+    "windows": _model(24, WINDOW, WINDOW),
+    "states": _model(9, STATE, STATE),
+}
+ODDS = (5, 2, 2, 1, 1, 1)
+
+
+@cache
+def blocks_held(groups: tuple[KvGroup, ...], tokens: int, step: int = 1) -> int:
+    """The blocks that a sequence needs at most, in each group, while so many tokens are computed,
+    `step` at a time. It is counted step by step, and not as the router counts."""
+    return sum(
+        max(
+            blocks_for(min(before + step, tokens), group.block_tokens) - group.blocks(before).start
+            for before in range(tokens)
+        )
+        for group in groups
+    )

@@ -1,0 +1,57 @@
+"""Each engine argument that changes what KV means is a part of the fingerprint, by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.vllm.args import argument_parts, as_vllm_takes
+from common.engine.vllm.argument_table import KV_ARGUMENTS, UNTESTED, WORKS
+
+#: Written out here once more, so that none can be lost by accident.
+EXPECTED = {
+    *("hf_overrides", "hf_config_path", "config_format", "load_format", "revision"),
+    *("quantization", "quantization_config", "kv_cache_dtype", "kv_cache_dtype_skip_layers"),
+    *("model_impl", "model_class_overrides", "model_loader_extra_config", "trust_remote_code"),
+    *("attention_backend", "attention_config", "disable_sliding_window", "prefix_match_unit"),
+    *("mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode", "mamba_config"),
+    *("mamba_ssm_cache_dtype", "use_replayssm", "engram_config", "language_model_only"),
+    *("mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path", "mm_processor_kwargs"),
+    *("video_pruning_method", "video_pruning_rate"),
+}
+
+
+def fingerprint(given: dict[str, Any]) -> str:
+    return fingerprint_of(parts_of(argument_parts(given)))
+
+
+def test_the_list_is_whole() -> None:
+    assert KV_ARGUMENTS == EXPECTED
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_another_value_is_another_fingerprint(name: str) -> None:
+    one, other = fingerprint({name: "a"}), fingerprint({name: "b"})
+    assert len({one, other, fingerprint({})}) == 3
+
+
+def test_no_other_argument_changes_it() -> None:
+    others = (WORKS.keys() | UNTESTED.keys()) - EXPECTED
+    assert {name for name in others if fingerprint({name: 1}) != fingerprint({})} == set()
+
+
+def test_the_seed_counts_where_weights_are_drawn() -> None:
+    dummy = {"load_format": "dummy"}
+    assert fingerprint(dummy | {"seed": 1}) != fingerprint(dummy | {"seed": 2})
+
+
+def test_the_table_that_vllm_does_not_convert_is_made_its_struct() -> None:
+    given = {"structured_outputs_config": {"backend": "guidance"}, "seed": 1}
+    taken = as_vllm_takes(given)
+    assert taken["structured_outputs_config"].backend == "guidance"
+    assert taken["seed"] == 1
+    assert as_vllm_takes({"seed": 1}) == {"seed": 1}
+    with pytest.raises((TypeError, ValueError)):
+        as_vllm_takes({"structured_outputs_config": {"backnd": "guidance"}})

@@ -1,0 +1,222 @@
+"""What a store holds: found only when all ranks wrote it, kept while it is read, bounded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from common.kv.store.table import SLOT_TRANSITIONS, BlockName, SlotState, StoreTable
+from common.transitions import IllegalTransitionError
+
+TTL = 10.0
+
+
+def name(number: int) -> BlockName:
+    return BlockName(0, number.to_bytes(32))
+
+
+def names(*numbers: int) -> list[BlockName]:
+    return [name(number) for number in numbers]
+
+
+def fill(table: StoreTable, *numbers: int, now: float = 0.0) -> list[int]:
+    """The slots of these blocks, which all ranks have written."""
+    slots = []
+    for number in numbers:
+        slot = table.begin_write(name(number))
+        assert slot is not None
+        assert table.end_write(slot, now, whole=True)
+        slots.append(slot)
+    return slots
+
+
+def test_the_leading_run_is_found_and_nothing_behind_a_gap() -> None:
+    table = StoreTable(8, TTL)
+    slots = fill(table, 1, 2, 4)
+    assert table.find(names(1, 2, 3, 4), 0) == slots[:2]
+    assert table.find(names(3, 4), 0) == []
+    assert table.find([BlockName(1, name(1).block_hash)], 0) == [], "another group's block"
+
+
+def test_a_block_is_found_when_every_rank_has_written_it() -> None:
+    table = StoreTable(2, TTL, ranks=2)
+    slot = table.begin_write(name(1))
+    assert slot is not None
+    assert not table.end_write(slot, 0, whole=True)
+    assert table.find(names(1), 0) == []
+    assert name(1) in table, "it is not written twice at once"
+    assert table.end_write(slot, 0, whole=True)
+    assert table.find(names(1), 0) == [slot]
+
+
+@pytest.mark.parametrize("reports", [(True, False), (False, True), (False, False)])
+def test_a_block_that_one_rank_has_not_written_is_not_held(reports: tuple[bool, bool]) -> None:
+    table = StoreTable(1, TTL, ranks=2)
+    slot = table.begin_write(name(1))
+    assert slot is not None
+    for whole in reports:
+        table.end_write(slot, 0, whole=whole)
+    assert table.find(names(1), 0) == []
+    assert name(1) not in table
+    assert table.begin_write(name(1)) == slot
+    assert table.counts.held == 0
+
+
+def test_the_least_recently_used_block_makes_room() -> None:
+    table = StoreTable(3, TTL)
+    fill(table, 1, 2, 3)
+    table.mark_used(names(1), 1)
+    fill(table, 4)
+    assert [name(number) in table for number in (1, 2, 3, 4)] == [True, False, True, True]
+    assert (table.counts.evicted, table.counts.held) == (1, 3)
+
+
+def test_of_one_prompt_the_last_block_goes_first() -> None:
+    table = StoreTable(3, TTL)
+    fill(table, 1, 2, 3)
+    table.mark_used(names(1, 2, 3), 1)
+    fill(table, 4)
+    assert len(table.find(names(1, 2, 3), 1)) == 2
+    read = table.find(names(1, 2), 1)
+    table.begin_read(read)
+    table.end_read(read, 2)
+    fill(table, 5, 6)
+    assert len(table.find(names(1, 2), 2)) == 1, "the same after a read"
+
+
+def test_what_is_read_or_written_is_not_evicted() -> None:
+    table = StoreTable(2, TTL)
+    (read,) = fill(table, 1)
+    table.begin_read([read])
+    assert table.begin_write(name(2)) is not None
+    assert table.begin_write(name(3)) is None
+    table.begin_read([read])
+    table.end_read([read], 0)
+    assert table.begin_write(name(3)) is None, "one reader is left"
+    table.end_read([read], 0)
+    assert table.begin_write(name(3)) == read
+
+
+def test_what_nobody_uses_expires() -> None:
+    table = StoreTable(4, TTL)
+    fill(table, 1, now=0)
+    fill(table, 2, 3, now=4)
+    assert table.find(names(1), TTL) == [], "an expired block is not found"
+    table.mark_used(names(2), TTL)
+    table.expire(TTL + 4)
+    assert [name(number) in table for number in (1, 2, 3)] == [False, True, False]
+    assert (table.counts.expired, table.counts.held) == (2, 1)
+
+
+def test_a_read_is_a_use_and_does_not_expire_meanwhile() -> None:
+    table = StoreTable(1, TTL)
+    read = fill(table, 1)
+    table.begin_read(read)
+    table.expire(100)
+    assert table.find(names(1), 100) == read
+    table.end_read(read, 100)
+    table.expire(100 + TTL - 1)
+    assert table.find(names(1), 100 + TTL - 1) == read
+
+
+def test_a_damaged_block_is_gone_at_once_and_its_slot_when_all_readers_are() -> None:
+    table = StoreTable(1, TTL)
+    (slot,) = fill(table, 1)
+    table.begin_read([slot])
+    table.begin_read([slot])
+    table.damaged(slot)
+    table.damaged(slot)
+    assert table.find(names(1), 0) == []
+    assert table.counts.held == 0
+    table.end_read([slot], 0)
+    assert table.begin_write(name(1)) is None
+    table.end_read([slot], 0)
+    assert table.begin_write(name(1)) == slot
+
+
+def test_states_move_as_the_table_says() -> None:
+    table = StoreTable(1, TTL)
+    (slot,) = fill(table, 1)
+    assert SLOT_TRANSITIONS.keys() == set(SlotState)
+    for old, new in pairwise((SlotState.READY, SlotState.READING, SlotState.DAMAGED)):
+        assert new in SLOT_TRANSITIONS[old]
+    with pytest.raises(IllegalTransitionError, match="slot 0 of the store"):
+        table.end_write(slot, 0, whole=True)
+
+
+class Model(RuleBasedStateMachine):
+    """Any order of calls, against sets: what may be found, and what must be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = StoreTable(3, TTL, ranks=2)
+        self.now = 0.0
+        #: By slot: the block, and the ranks' reports so far.
+        self.writing: dict[int, tuple[int, list[bool]]] = {}
+        self.readers: list[list[int]] = []
+        #: Whatever all ranks wrote and was not found damaged since: by slot.
+        self.written: dict[int, int] = {}
+
+    @rule(number=st.integers(0, 5))
+    def write(self, number: int) -> None:
+        if name(number) in self.table:
+            return
+        slot = self.table.begin_write(name(number))
+        in_use = set(self.writing) | {at for slots in self.readers for at in slots}
+        assert (slot is None) == (len(in_use) == 3)
+        if slot is not None:
+            assert slot not in in_use
+            self.written.pop(slot, None)
+            self.writing[slot] = (number, [])
+
+    @rule(choice=st.integers(0, 2), whole=st.booleans())
+    def report(self, choice: int, *, whole: bool) -> None:
+        if not self.writing:
+            return
+        slot = sorted(self.writing)[choice % len(self.writing)]
+        number, reports = self.writing[slot]
+        reports.append(whole)
+        assert self.table.end_write(slot, self.now, whole=whole) == (len(reports) == 2)
+        if len(reports) == 2:
+            del self.writing[slot]
+            if all(reports):
+                self.written[slot] = number
+
+    @rule(numbers=st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True))
+    def read(self, numbers: list[int]) -> None:
+        found = self.table.find(names(*numbers), self.now)
+        assert [self.written.get(slot) for slot in found] == numbers[: len(found)]
+        if found:
+            self.table.begin_read(found)
+            self.readers.append(found)
+
+    @rule(choice=st.integers(0, 9), damaged=st.booleans())
+    def end(self, choice: int, *, damaged: bool) -> None:
+        if not self.readers:
+            return
+        slots = self.readers.pop(choice % len(self.readers))
+        if damaged:
+            self.table.damaged(slots[-1])
+            self.written.pop(slots[-1], None)
+        self.table.end_read(slots, self.now)
+
+    @rule(numbers=st.lists(st.integers(0, 5), max_size=4))
+    def touch(self, numbers: list[int]) -> None:
+        self.table.mark_used(names(*numbers), self.now)
+
+    @rule(seconds=st.sampled_from((0.0, 1.0, TTL)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.table.expire(self.now)
+
+    @invariant()
+    def consistent(self) -> None:
+        self.table.check_invariants()
+
+
+Model.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestModel = Model.TestCase

@@ -12,16 +12,26 @@ from common.config.base import Count, Port, Positive, Section
 
 
 class StoreConfig(Section, frozen=True):
-    """KV that a worker keeps in host memory below its engine, so that a prefix which the engine has
-    let go need not be computed again. It serves prompts that this worker computes: all of P's, and
-    on D those that no P computes. It needs vLLM on CPU, `prefix_caching`, no speculation, and a
-    model whose layers all keep every token; elsewhere it stays off, and the worker says why."""
+    """KV that a worker keeps in host memory, and on disk, below its engine, so that a prefix which
+    the engine has let go need not be computed again. It serves prompts that this worker computes:
+    all of P's, and on D those that no P computes. It needs vLLM on CPU, `prefix_caching`, no
+    speculation, and a model whose layers all keep every token; elsewhere it stays off, and the
+    worker says why."""
 
     ram_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of host memory for it at most, over all ranks of the worker; 0 turns it off."""
+    disk_mib: Annotated[int, Meta(ge=0)] = 0
+    """MiB of disk for it at most, over all ranks of the worker; 0 turns it off. What memory holds
+    is written there, and is found again when memory has dropped it and when the worker has
+    restarted. It needs `ram_mib` and `path`."""
+    path: str = ""
+    """Folder for it, on a local disk. Each rank of a worker makes a folder of its own in it, which
+    only the daemons' user may read; it holds KV of prompts, unencrypted."""
+    disk_write_mib_s: Positive = 256.0
+    """MiB that each rank of the worker writes to the disk in a second at most."""
     ttl_s: Positive = 300.0
-    """Seconds after its last use for which a block is kept; the least recently used goes earlier
-    when memory is short."""
+    """Seconds after its last use, or after it was written to the disk, for which a block is kept;
+    the least recently used goes earlier when room is short."""
     backlog_mib: Count = 64
     """MiB that may wait to be copied to it at once. Copies never delay a step: what the engine
     overwrites before its turn is not stored, and counted."""

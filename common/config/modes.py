@@ -3,6 +3,8 @@ that there are parsers of the names that it gives."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from common.config.sections import Config
 from common.engine.vllm.argument_table import KV_ARGUMENTS, TEXT_ARGUMENTS
 from common.errors import ConfigError
@@ -31,6 +33,19 @@ def check_engines(config: Config) -> None:
         if keys:
             sentence = f"differs from {first_path}: all workers must compute the same model"
             raise ConfigError(f"{path}.engine.{keys[0]}", sentence)
+
+
+def check_stores(config: Config) -> None:
+    """Raises ConfigError for a store on disk that has no place or nothing to be below of."""
+    workers = {f"prefill.{name}": worker.kv.store for name, worker in config.prefill.items()}
+    workers |= {f"decode.{name}": worker.kv.store for name, worker in config.decode.items()}
+    for name, store in workers.items():
+        if store.disk_mib and not Path(store.path).is_absolute():
+            sentence = f"{store.path!r} is no absolute path; name a folder on a local disk"
+            raise ConfigError(f"{name}.kv.store.path", sentence)
+        if store.disk_mib and not store.ram_mib:
+            sentence = "blocks get to the disk from memory; set ram_mib, or disk_mib = 0"
+            raise ConfigError(f"{name}.kv.store.ram_mib", sentence)
 
 
 def check_mode(config: Config) -> None:

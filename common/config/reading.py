@@ -20,7 +20,13 @@ import msgspec
 
 from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_control, check_exposure, check_kv
-from common.config.modes import check_engines, check_mode, check_names, check_parsers
+from common.config.modes import (
+    check_engines,
+    check_mode,
+    check_names,
+    check_parsers,
+    check_stores,
+)
 from common.config.sections import Config, FleetConfig, WorkerConfig
 from common.engine.vllm.argument_check import check_arguments
 from common.errors import ConfigError
@@ -93,6 +99,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_arguments(config)
     check_engines(config)
     check_kv(config)
+    check_stores(config)
     check_mode(config)
     check_parsers(config)
     return config

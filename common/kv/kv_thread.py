@@ -52,8 +52,7 @@ from common.kv.receive import ReceiveSide
 from common.kv.send import SendSide
 from common.kv.staging.pool import StagingPool
 from common.kv.staging.shared_segment import shares_memory
-from common.kv.store.arena import Arena
-from common.kv.store.side import StoreSide
+from common.kv.store.side import StoreSide, StoreSize, open_store
 from common.kv.transport import listening_socket
 from common.kv.transport.ucx import UcxLink, UcxWorker
 from common.messages import KvHold, KvReport, Ticket
@@ -169,14 +168,14 @@ class KvThread:
             self._side.start(msgspec.structs.replace(self._holds, kv_address=address))
         return address
 
-    def open_store(self, memory: KvMemory, slots: int, on_ended: Callable[[], None]) -> None:
+    def open_store(self, memory: KvMemory, size: StoreSize, on_ended: Callable[[], None]) -> None:
         """`on_ended`: as in `StoreSide`."""
 
         def ended() -> None:
             on_ended()
             self._request_status()
 
-        self.store_side = StoreSide(Arena(memory, slots), self._counters, self.loop, ended)
+        self.store_side = open_store(memory, size, self._counters, self.loop, ended)
 
     def now(self) -> float:
         return time.monotonic()
@@ -223,6 +222,8 @@ class KvThread:
 
     def close(self) -> None:
         self.receive_side.close()
+        if self.store_side is not None:
+            self.store_side.close()
         for channel in self._accepted.channels():
             channel.close("the engine closes")
         if self._check_links_timer is not None:

@@ -43,7 +43,7 @@ from common.kv.lease import Tombstones
 from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
-from common.kv.store.side import StoreSide
+from common.kv.store.side import StoreSide, StoreSize
 from common.messages import Ticket
 
 START_S = 60.0
@@ -64,12 +64,12 @@ class KvService:
         on_ended: Callable[[], None] | None = None,
         *,
         groups: tuple[KvGroup, ...] = (),
-        store_slots: int = 0,
+        store: StoreSize | None = None,
     ) -> None:
         """`side_address`: where the daemon binds the side channel; empty when the daemon is this
         very process. `on_ended` is called on the KV thread when `drain` has something new.
-        `groups`: what the daemon is told of the engine's KV cache groups. `store_slots`: how
-        many blocks the store of this rank holds; 0 makes none."""
+        `groups`: what the daemon is told of the engine's KV cache groups. `store`: what
+        the store of this rank consists of; None makes none."""
         self._identity = identity
         self._config = config
         self._memory = memory
@@ -77,7 +77,7 @@ class KvService:
         self._side_address = side_address
         self._on_ended = on_ended
         self._groups = groups
-        self._store_slots = store_slots
+        self._store = store
         self._ended: deque[KvDone] = deque()
         self._ended_event = threading.Event()
         self._generations: Tombstones[AttemptKey, int] = Tombstones(TOMBSTONES_MAX)
@@ -227,8 +227,8 @@ class KvService:
             self._on_status,
             groups=self._groups,
         )
-        if self._store_slots:
-            kv.open_store(self._memory, self._store_slots, self._ended_event.set)
+        if self._store is not None:
+            kv.open_store(self._memory, self._store, self._ended_event.set)
         address = kv.start()
         kv.loop.set_exception_handler(self._on_loop_error)
         self._kv_thread = kv

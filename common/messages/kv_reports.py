@@ -107,6 +107,21 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     store_evicted: Count = 0
     #: Blocks that the store dropped because nobody used them for the time to live.
     store_expired: Count = 0
+    #: The same of the store on disk: held now, and counts.
+    store_disk_held: Count = 0
+    store_disk_written: Count = 0
+    store_disk_read: Count = 0
+    store_disk_damaged: Count = 0
+    #: Blocks that were dropped from memory before they could be written to the disk.
+    store_disk_skipped: Count = 0
+    store_disk_evicted: Count = 0
+    store_disk_expired: Count = 0
+    #: 1 once the disk has failed: it is not used any more until the worker restarts.
+    store_disk_off: Count = 0
+    #: How many blocks the store can hold in memory and on disk, and its time to live; no counts.
+    store_slots: Count = 0
+    store_disk_slots: Count = 0
+    store_ttl_s: Count = 0
 
 
 class KvHold(msgspec.Struct, frozen=True, kw_only=True):

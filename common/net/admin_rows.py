@@ -1,5 +1,5 @@
-"""The rows of the admin verbs `workers`, `requests`, `kv` and `pairs`: the router makes them, and
-its clients decode them. An instant is told as the time since.
+"""The rows of the admin verbs `workers`, `requests`, `kv`, `store` and `pairs`: the router makes
+them, and its clients decode them. An instant is told as the time since.
 
 Fields with a default came later; an answer of an older router lacks them.
 """
@@ -143,6 +143,33 @@ class KvLedger(msgspec.Struct, frozen=True, kw_only=True):
     bytes_total: int
     orphans: int
     workers: tuple[KvWorkerRow, ...]
+
+
+class StoreRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier of a worker's store. What it counts are blocks, since the worker started."""
+
+    worker: str
+    role: str
+    #: `ram` or `disk`.
+    tier: str
+    #: `on`, or `failed`: the disk could not be used, and is not until the worker restarts.
+    state: str
+    #: Held now, and at most.
+    blocks: int
+    blocks_max: int
+    bytes: int
+    bytes_max: int
+    #: Copied to it, and got out of it for a prompt.
+    written: int
+    hits: int
+    #: Dropped for want of room, because unused, and because found damaged.
+    evicted: int
+    expired: int
+    damaged: int
+    #: Not copied to it, because they were overwritten before their turn.
+    skipped: int
+    #: How long a block is kept that nobody uses.
+    ttl_s: int
 
 
 class PairRow(msgspec.Struct, frozen=True, kw_only=True):

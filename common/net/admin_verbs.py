@@ -144,6 +144,12 @@ _ALL = (
         examples=("kv  # the oldest hold first", "kv p0"),
     ),
     AdminVerb(
+        "store",
+        "KV that workers keep for later prompts: blocks by tier, hits, evictions, damage, time",
+        (Arg("worker", "only this worker"),),
+        examples=("store  # a row for memory, and one for the disk", "store d0 --watch"),
+    ),
+    AdminVerb(
         "pairs",
         "what each pair of workers handed over: handoffs, bytes, time, retries, damage",
         (

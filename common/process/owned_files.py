@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, cast
 
 FOLDER_MODE, ABOVE_MODE = 0o750, 0o755
-FILE_MODE = 0o640
+FILE_MODE, PRIVATE_MODE = 0o640, 0o600
 ROOT_USER = 0
 OTHERS, OTHERS_WRITE, OTHERS_OR_GROUP_WRITE, TOO_WIDE = 0o007, 0o002, 0o022, 0o027
+SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Mode = Literal["ab", "a+", "rb"]
 
@@ -63,15 +64,7 @@ def open_own(path: Path, mode: Mode) -> IO[Any]:
     read is closed to them."""
 
     def opener(name: str, flags: int) -> int:
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
-        status = os.fstat(descriptor)
-        fault = _file_fault(path, status)
-        if fault:
-            os.close(descriptor)
-            raise _refusal(path, fault)
-        if status.st_mode & TOO_WIDE:
-            os.fchmod(descriptor, FILE_MODE)
-        return descriptor
+        return _own_descriptor(path, os.open(name, flags | SAFE_FLAGS, FILE_MODE), FILE_MODE)
 
     try:
         return open(path, mode, opener=opener)
@@ -79,6 +72,18 @@ def open_own(path: Path, mode: Mode) -> IO[Any]:
         if error.errno != errno.ELOOP:
             raise
         raise _refusal(path, f"{path} is a symbolic link; remove it") from error
+
+
+def open_private(path: Path) -> int:
+    """Returns the descriptor of a file of this user, to read and write at any place in it. It is
+    made first if it is missing, and nobody else may open it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFE_FLAGS, PRIVATE_MODE)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _refusal(path, f"{path} is a symbolic link; remove it") from error
+    return _own_descriptor(path, descriptor, PRIVATE_MODE)
 
 
 def replace_own(path: Path, data: bytes) -> None:
@@ -126,6 +131,19 @@ def open_trusted(path: Path, *, secret: bool = False) -> BinaryIO:
         os.close(descriptor)
         raise _refusal(path, fault)
     return cast(BinaryIO, os.fdopen(descriptor, "rb"))
+
+
+def _own_descriptor(path: Path, descriptor: int, mode: int) -> int:
+    """Judges an open file, and takes away what its mode has beyond this one."""
+    status = os.fstat(descriptor)
+    fault = _file_fault(path, status)
+    if fault:
+        os.close(descriptor)
+        raise _refusal(path, fault)
+    known = stat.S_IMODE(status.st_mode)
+    if known & ~mode:
+        os.fchmod(descriptor, known & mode)
+    return descriptor
 
 
 def _file_fault(path: Path, status: os.stat_result) -> str:

@@ -25,6 +25,7 @@ from services.ctl.verbs import (
     reload,
     requests,
     status,
+    store,
     workers,
 )
 
@@ -36,6 +37,7 @@ _RENDER = {
     "events": events.render,
     "keys": keys.render,
     "kv": kv.render,
+    "store": store.render,
     "pairs": pairs.render,
     "drain": drain.render,
     "resume": drain.render,

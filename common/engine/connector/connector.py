@@ -15,7 +15,6 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import structlog
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -27,11 +26,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
-from common.clock import SystemClock
-from common.config import KvConfig
 from common.engine.connector.grammar import replay_emitted
 from common.engine.connector.memory import (
-    block_bytes,
     kv_groups,
     kv_memory,
     layers_of_pages,
@@ -39,14 +35,13 @@ from common.engine.connector.memory import (
 )
 from common.engine.connector.metadata import StepPlan
 from common.engine.connector.scheduler import SchedulerHalf
-from common.engine.connector.store import StoreScheduler, store_slots, why_no_store
+from common.engine.connector.setup import Setup
+from common.engine.connector.store_setup import make_store, store_size
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
-from common.kv.store.side import StoreResults
-from common.kv.store.table import StoreTable
-from common.telemetry.log import Logger
+from common.kv.store.side import StoreResults, StoreSize
 
 if TYPE_CHECKING:
     import torch
@@ -58,21 +53,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 PR_SET_PDEATHSIG = 1
-
-
-class Setup(msgspec.Struct, frozen=True):
-    """What the daemon passes to its connector in `kv_connector_extra_config`."""
-
-    #: Name of the worker.
-    name: str
-    incarnation: str
-    fingerprint: str
-    #: Where the daemon binds the side channel, for each rank.
-    side_addresses: list[str]
-    daemon_pid: int
-    kv: KvConfig
-    #: As in `WorkerIdentity`.
-    kv_secrets_file: str = ""
 
 
 class StepMetadata(KVConnectorMetadata):
@@ -108,7 +88,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._service: KvService | None = None
         if role is KVConnectorRole.SCHEDULER:
             _tie_to_daemon(self._setup.daemon_pid)
-            self._scheduler = SchedulerHalf(self._groups, self._store_scheduler())
+            store = make_store(vllm_config, kv_cache_config, self._groups, self._setup)
+            self._scheduler = SchedulerHalf(self._groups, store)
 
     # ------------------------------------------------------------ worker
 
@@ -126,13 +107,14 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         groups = kv.layer_groups or DEFAULT_LAYER_GROUPS_MAX
         clock = LayerProgress(layers, -(-len(layers) // groups)) if layers and groups > 1 else None
         kv = msgspec.structs.replace(kv, port=port)
+        size = store_size(self._vllm_config, self._kv_cache_config, self._groups, setup, rank)
         self._service = KvService(
             identity,
             kv,
             memory,
             setup.side_addresses[rank],
             groups=self._groups,
-            store_slots=self._store_slots(),
+            store=size if isinstance(size, StoreSize) else None,
         )
         self._service.start()
         self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
@@ -179,13 +161,6 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         results = self._worker.store_results() if self._worker is not None else None
         return StepReport(results) if results else None
-
-    def _store_slots(self) -> int:
-        """0 without a store."""
-        if why_no_store(self._vllm_config, self._groups):
-            return 0
-        ranks = self._vllm_config.parallel_config.tensor_parallel_size
-        return store_slots(self._setup.kv.store, block_bytes(self._kv_cache_config), ranks)
 
     def _step_plan(self) -> StepPlan:
         metadata = self._get_connector_metadata()
@@ -238,26 +213,6 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             RequestStatus.FINISHED_LENGTH_CAPPED,
         )
         return self._scheduler.finished(request, block_ids, aborted=aborted), None
-
-    def _store_scheduler(self) -> StoreScheduler | None:
-        """None, with a line in the log, if the store is asked for and cannot be had."""
-        config, made, groups = self._setup.kv.store, self._vllm_config, self._groups
-        if not config.ram_mib:
-            return None
-        slots, one = self._store_slots(), block_bytes(self._kv_cache_config)
-        why = why_no_store(made, groups) or ("" if slots else "[kv.store] ram_mib holds no block")
-        log: Logger = structlog.get_logger("baton")
-        if why:
-            log.warning("store.off", sentence=f"KV of ended requests is not stored: {why}")
-            return None
-        ranks = made.parallel_config.tensor_parallel_size
-        log.info("store.on", sentence=f"the KV of {slots} blocks is stored", blocks=slots)
-        return StoreScheduler(
-            StoreTable(slots, config.ttl_s, ranks),
-            groups[0].block_tokens,
-            (config.backlog_mib << 20) // (one * ranks),
-            SystemClock().monotonic,
-        )
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.pending

@@ -16,7 +16,7 @@ import msgspec
 
 from common.engine.port import KEY_SEPARATOR, engine_key
 from common.identity import AttemptKey
-from common.kv.store.table import BlockCopy, StoreCounts
+from common.kv.store.table import BlockCopy, Spill, StoreCounts
 from common.messages import Ticket
 
 PARAMS_KEY = "baton"
@@ -106,7 +106,12 @@ class StorePlan:
     #: Blocks that hold KV after the step.
     saves: list[BlockCopy] = field(default_factory=list)
     loads: list[StoreLoad] = field(default_factory=list)
+    #: Blocks that go from memory to the disk.
+    spills: list[Spill] = field(default_factory=list)
+    #: Slots of the disk whose blocks were used.
+    used: list[int] = field(default_factory=list)
     counts: StoreCounts = field(default_factory=StoreCounts)
+    disk_counts: StoreCounts = field(default_factory=StoreCounts)
 
 
 @dataclass

@@ -8,7 +8,8 @@ what it held stays until the block is allocated again. So every block that a ste
 off the list, or withdrawn if its copy may not have begun.
 
 A prompt whose next blocks the engine lacks and the store has is claimed as an asynchronous load,
-its last token excepted. A load that fails is not claimed again, and the engine computes the prompt.
+its last token excepted. Each of its blocks comes from memory or from the disk (`disk_store.py`). A
+load that fails is not claimed again, and the engine computes the prompt.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING
 
 from common.blocks import KvGroup, keeps_part
 from common.config import StoreConfig
+from common.engine.connector.disk_store import DiskStore
 from common.engine.connector.metadata import StoreLoad, StorePlan
+from common.kv.store.record import record_bytes
 from common.kv.store.side import StoreResults
-from common.kv.store.table import BlockCopy, BlockName, StoreTable
+from common.kv.store.table import BlockCopy, BlockName, Medium, StoreTable
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -51,6 +54,15 @@ def store_slots(config: StoreConfig, block_bytes: int, ranks: int) -> int:
     return (config.ram_mib << 20) // (block_bytes * ranks)
 
 
+def disk_slots(config: StoreConfig, block_bytes: int, ranks: int) -> int:
+    """How many blocks the segment files of each rank hold. `block_bytes`: of one rank."""
+    return (config.disk_mib << 20) // (record_bytes(block_bytes) * ranks)
+
+
+Place = tuple[Medium, int]
+"""A tier, and a slot in it."""
+
+
 @dataclass(slots=True)
 class _Request:
     """A request of the engine."""
@@ -62,8 +74,8 @@ class _Request:
     computed: int = 0
     #: Leading blocks that need not be stored any more; None until they are known.
     settled: int | None = None
-    #: The slots that the store can serve it from, since it was asked last.
-    found: list[int] = field(default_factory=list)
+    #: Where the store has its next blocks, since it was asked last.
+    found: list[Place] = field(default_factory=list)
     #: Whether a load of it has failed.
     failed: bool = False
 
@@ -77,9 +89,11 @@ class StoreScheduler:
         block_tokens: int,
         backlog_blocks: int,
         clock: Callable[[], float],
+        disk: DiskStore | None = None,
     ) -> None:
         """`backlog_blocks`: how many may be in the process of being saved."""
         self._table = table
+        self._disk = disk
         self._block_tokens = block_tokens
         self._backlog_blocks = max(1, backlog_blocks)
         self._clock = clock
@@ -88,8 +102,8 @@ class StoreScheduler:
         self._filled: dict[int, BlockName] = {}
         #: Slots that are being written, and out of which block.
         self._saving: dict[int, int] = {}
-        #: Slots that are read for each request.
-        self._loading: dict[str, list[int]] = {}
+        #: What is read for each request.
+        self._loading: dict[str, list[Place]] = {}
         self._plan = StorePlan()
 
     def new_request(self, request: Request) -> None:
@@ -102,7 +116,7 @@ class StoreScheduler:
             return 0
         end = (request.num_tokens - 1) // self._block_tokens
         names = self._names(row, computed // self._block_tokens, end)
-        row.found = self._table.find(names, self._clock())
+        row.found = self._find(names)
         return len(row.found) * self._block_tokens
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
@@ -148,6 +162,8 @@ class StoreScheduler:
         self._save()
         plan, self._plan = self._plan, StorePlan()
         plan.counts = replace(self._table.counts)
+        if self._disk is not None:
+            self._disk.step(plan)
         return plan
 
     def finished(self, request: Request) -> None:
@@ -157,6 +173,8 @@ class StoreScheduler:
             self._collect(row)
             names = self._names(row, 0, row.computed // self._block_tokens)
             self._table.mark_used(names, self._clock())
+            if self._disk is not None:
+                self._disk.mark_used(names)
 
     def ended(self, results: StoreResults) -> None:
         """What the ranks report of their copies."""
@@ -166,6 +184,8 @@ class StoreScheduler:
                     del self._saving[slot]
         for slot in results.damaged:
             self._table.damaged(slot)
+        if self._disk is not None:
+            self._disk.ended(results)
 
     def received(self, request_ids: Iterable[str], failed: Iterable[str]) -> None:
         """These loads have ended on all ranks; some of them have failed."""
@@ -174,12 +194,29 @@ class StoreScheduler:
             if row is not None and request_id in self._loading:
                 row.failed = True
         for request_id in request_ids:
-            self._table.end_read(self._loading.pop(request_id, []), self._clock())
+            places = self._loading.pop(request_id, [])
+            self._table.end_read(_slots(places, Medium.RAM), self._clock())
+            if self._disk is not None:
+                self._disk.end_read(_slots(places, Medium.DISK))
 
     @property
     def pending(self) -> bool:
         """Whether steps are needed to save what has filled and to learn that it is saved."""
-        return bool(self._filled or self._saving)
+        on_disk = self._disk is not None and self._disk.pending
+        return bool(self._filled or self._saving or on_disk)
+
+    def _find(self, names: Sequence[BlockName]) -> list[Place]:
+        """Where the leading names can be read."""
+        found: list[Place] = []
+        while True:
+            before = len(found)
+            slots = self._table.find(names[len(found) :], self._clock())
+            found.extend((Medium.RAM, slot) for slot in slots)
+            if self._disk is not None and len(found) < len(names):
+                slots = self._disk.find(names[len(found) :])
+                found.extend((Medium.DISK, slot) for slot in slots)
+            if before == len(found):
+                return found
 
     def _names(self, row: _Request, first: int, end: int) -> list[BlockName]:
         return [BlockName(GROUP, block_hash) for block_hash in row.request.block_hashes[first:end]]
@@ -233,16 +270,27 @@ class StoreScheduler:
                     return
                 self._saving[slot] = block_id
                 self._plan.saves.append(BlockCopy(slot, block_id, name))
+                if self._disk is not None:
+                    self._disk.saved(slot, name)
             del self._filled[block_id]
 
     def _load(
-        self, row: _Request, found: list[int], given: Sequence[int], own: Sequence[int]
+        self, row: _Request, found: list[Place], given: Sequence[int], own: Sequence[int]
     ) -> None:
         first, request_id = len(given) - len(own), row.request.request_id
         if len(own) != len(found) or list(own) != list(given[first:]):
             raise RuntimeError("vLLM gave blocks for a load that other requests share")
         names = self._names(row, first, len(given))
-        copies = [BlockCopy(*copy) for copy in zip(found, own, names, strict=True)]
-        self._table.begin_read(found)
+        copies = [
+            BlockCopy(slot, block_id, name, medium)
+            for (medium, slot), block_id, name in zip(found, own, names, strict=True)
+        ]
+        self._table.begin_read(_slots(found, Medium.RAM))
+        if self._disk is not None:
+            self._disk.begin_read(_slots(found, Medium.DISK))
         self._loading[request_id] = found
         self._plan.loads.append(StoreLoad(request_id, copies))
+
+
+def _slots(places: Iterable[Place], medium: Medium) -> list[int]:
+    return [slot for of, slot in places if of is medium]

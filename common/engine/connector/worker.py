@@ -119,9 +119,11 @@ class WorkerHalf:
         if plan.progress:
             self._settle()
         if store is not None and plan.store is not None:
-            store.note(plan.store.counts)
+            store.note(plan.store.counts, plan.store.disk_counts)
             if plan.store.saves:
                 store.save(plan.store.saves)
+            if plan.store.spills or plan.store.used:
+                store.spill(plan.store.spills, plan.store.used)
         for progress in plan.progress:
             blocks = progress.block_ids
             ended = len(blocks) >= progress.handoff_blocks

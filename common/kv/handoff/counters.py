@@ -33,6 +33,17 @@ class HandoffCounters:
     store_skipped: int = 0
     store_evicted: int = 0
     store_expired: int = 0
+    store_disk_held: int = 0
+    store_disk_written: int = 0
+    store_disk_read: int = 0
+    store_disk_damaged: int = 0
+    store_disk_skipped: int = 0
+    store_disk_evicted: int = 0
+    store_disk_expired: int = 0
+    store_disk_off: int = 0
+    store_slots: int = 0
+    store_disk_slots: int = 0
+    store_ttl_s: int = 0
 
     def count_received(self, report: KvReport, error: str) -> None:
         """A receive ended on D."""

@@ -2,17 +2,19 @@
 
 Theory of operation: a digest is made of the sums that the copy into a slot yields, together with
 the block's name. The copy out of it yields the sums of what it read. So a damaged block, and one
-that was not written to its slot, both fail the one comparison. Digests find faults; they are no
-proof against whoever may write this process' memory.
+that was not written to its slot, both fail the one comparison. The digest goes with the block to
+the disk. Digests find faults; they are no proof against whoever may write this process' memory or
+its files.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import xxhash
 
-from common.kv.checksum.definition import Bytes, Sum
+from common.kv.checksum.definition import Bytes
+from common.kv.checksum.kernel import sum_of
 from common.kv.layout import KvMemory
+from common.kv.store.record import Record, block_digest
 from common.kv.store.table import BlockCopy, BlockName
 
 
@@ -21,25 +23,36 @@ class Arena:
 
     def __init__(self, memory: KvMemory, slots: int) -> None:
         self._memory = memory
-        self._block_bytes = memory.geometry.block_bytes
-        self.bytes: Bytes = np.empty(slots * self._block_bytes, np.uint8)
+        self.block_bytes = memory.geometry.block_bytes
+        self.bytes: Bytes = np.empty(slots * self.block_bytes, np.uint8)
         self._digests: dict[int, bytes] = {}
 
     def write(self, copy: BlockCopy) -> None:
         """Copies the engine's block to the slot."""
         total = self._memory.gather([copy.block_id], self._at(copy.slot))
-        self._digests[copy.slot] = _digest(copy.name, total)
+        self._digests[copy.slot] = block_digest(copy.name, total)
 
     def read(self, copy: BlockCopy) -> bool:
         """Copies the slot to the engine's block. False if it does not hold this block undamaged;
         the engine's block must not be used then."""
         total = self._memory.scatter([copy.block_id], self._at(copy.slot))
-        return self._digests.get(copy.slot) == _digest(copy.name, total)
+        return self._digests.get(copy.slot) == block_digest(copy.name, total)
+
+    def copy_out(self, slot: int, name: BlockName, out: Bytes) -> bytes | None:
+        """Copies the slot to `out` and returns the block's digest. None if the slot does not hold
+        this block undamaged."""
+        out[:] = self._at(slot)
+        digest = block_digest(name, sum_of(out))
+        return digest if self._digests.get(slot) == digest else None
+
+    def place(self, copy: BlockCopy, data: Bytes, record: Record | None) -> bool:
+        """Copies what was read from the disk to the engine's block. False if it is not this block
+        undamaged; the engine's block must not be used then."""
+        if record is None or record.name != copy.name:
+            return False
+        total = self._memory.scatter([copy.block_id], data)
+        return record.digest == block_digest(copy.name, total)
 
     def _at(self, slot: int) -> Bytes:
-        start = slot * self._block_bytes
-        return self.bytes[start : start + self._block_bytes]
-
-
-def _digest(name: BlockName, total: Sum) -> bytes:
-    return xxhash.xxh3_128_digest(total + name.block_hash, seed=name.group)
+        start = slot * self.block_bytes
+        return self.bytes[start : start + self.block_bytes]

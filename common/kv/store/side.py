@@ -5,6 +5,10 @@ The KV thread makes one copy in each turn of its loop, loads first, so that hand
 between. Before the engine overwrites blocks, its thread withdraws them: a save that has not begun
 is given up, and one in progress, a single block, is waited for. A load ends with its last block, or
 with the first that is damaged; the engine then computes the prompt itself.
+
+A block goes to the disk in two steps: the KV thread copies it to a buffer, after all saves, and the
+disk's thread writes that. A block of a load comes the other way round. What the KV thread has no
+buffer for waits, and handoffs go on.
 """
 
 from __future__ import annotations
@@ -15,9 +19,26 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import structlog
+
+from common.kv.checksum.definition import Bytes
 from common.kv.handoff.counters import HandoffCounters
+from common.kv.layout import KvMemory
 from common.kv.store.arena import Arena
-from common.kv.store.table import BlockCopy, StoreCounts
+from common.kv.store.disk import Disk, DiskPlace
+from common.kv.store.record import Record
+from common.kv.store.table import BlockCopy, Medium, Spill, StoreCounts
+from common.telemetry.log import Logger
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSize:
+    """What the store of one rank consists of."""
+
+    slots: int
+    """Blocks in memory."""
+    ttl_s: float
+    disk: DiskPlace | None = None
 
 
 @dataclass(slots=True)
@@ -33,6 +54,14 @@ class StoreResults:
     loaded: list[str] = field(default_factory=list)
     """Requests whose load has ended, of which `failed` are a part."""
     failed: list[str] = field(default_factory=list)
+    spilled: list[int] = field(default_factory=list)
+    """Slots of the disk that hold their block now."""
+    unspilled: list[int] = field(default_factory=list)
+    """Slots of the disk to which their block was not written."""
+    disk_damaged: list[int] = field(default_factory=list)
+    """Slots of the disk that did not hold what a load wanted of them."""
+    disk_off: bool = False
+    """Whether the disk has failed, and is not used any more."""
 
     def joined(self, other: StoreResults) -> StoreResults:
         """Those of two ranks."""
@@ -42,20 +71,27 @@ class StoreResults:
             self.damaged + other.damaged,
             self.loaded + other.loaded,
             self.failed + other.failed,
+            self.spilled + other.spilled,
+            self.unspilled + other.unspilled,
+            self.disk_damaged + other.disk_damaged,
+            self.disk_off or other.disk_off,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.written or self.dropped or self.damaged or self.loaded)
+        return self != StoreResults()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Load:
     request_id: str
+    #: Blocks that come out of the arena, and how many the disk has not answered.
     copies: deque[BlockCopy]
+    awaited: int
+    over: bool = False
 
 
 class StoreSide:
-    """The store of one rank. The engine's thread calls all methods."""
+    """The store of one rank. The engine's thread calls all methods, except where they say other."""
 
     def __init__(
         self,
@@ -63,15 +99,18 @@ class StoreSide:
         counters: HandoffCounters,
         loop: asyncio.AbstractEventLoop,
         on_ended: Callable[[], None],
+        disk: DiskPlace | None = None,
     ) -> None:
         """`on_ended` is called on the KV thread when a load has ended, and when all has."""
         self._arena = arena
         self._counters = counters
         self._loop = loop
         self._on_ended = on_ended
+        self._disk = self._open(disk) if disk is not None else None
         #: Saves that have not begun, by the engine's block.
         self._saves: dict[int, BlockCopy] = {}
         self._loads: deque[_Load] = deque()
+        self._spills: deque[Spill] = deque()
         #: The block that is being saved.
         self._saving: int | None = None
         self._results = StoreResults()
@@ -105,22 +144,47 @@ class StoreSide:
     def load(self, request_id: str, copies: Sequence[BlockCopy]) -> None:
         """Fills blocks that are this request's alone."""
         self._asked += 1
-        with self._guard:
-            self._loads.append(_Load(request_id, deque(copies)))
+        stored = deque(copy for copy in copies if copy.medium is Medium.RAM)
+        on_disk = [copy for copy in copies if copy.medium is Medium.DISK]
+        load = _Load(request_id, stored, len(on_disk))
+        if stored:
+            with self._guard:
+                self._loads.append(load)
+        self._loop.call_soon_threadsafe(self._read_disk, load, on_disk)
         self._loop.call_soon_threadsafe(self._wake)
 
-    def note(self, counts: StoreCounts) -> None:
-        """What the table counts, to be reported with what is counted here."""
+    def spill(self, spills: Sequence[Spill], used: list[int]) -> None:
+        """These blocks go to the disk; those in the slots `used` of the disk are used now."""
+        self._asked += len(spills)
+        with self._guard:
+            self._spills.extend(spills)
+        if used and self._disk is not None:
+            self._disk.mark_used(used)
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def note(self, counts: StoreCounts, disk: StoreCounts) -> None:
+        """What the tables count, to be reported with what is counted here."""
         counters = self._counters
         counters.store_held, counters.store_skipped = counts.held, counts.skipped
         counters.store_evicted, counters.store_expired = counts.evicted, counts.expired
+        counters.store_disk_held, counters.store_disk_skipped = disk.held, disk.skipped
+        counters.store_disk_evicted, counters.store_disk_expired = disk.evicted, disk.expired
 
     def drain(self) -> StoreResults:
         """What ended since the last call."""
         with self._guard:
             results, self._results = self._results, StoreResults()
         self._asked -= len(results.written) + len(results.dropped) + len(results.loaded)
+        self._asked -= len(results.spilled) + len(results.unspilled)
         return results
+
+    def close(self) -> None:
+        """The KV thread ends, and calls this."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def _open(self, place: DiskPlace) -> Disk:
+        return Disk(place, self._arena.block_bytes, self._loop, self._on_disk_failed)
 
     def _wake(self) -> None:
         if not self._working:
@@ -128,7 +192,7 @@ class StoreSide:
             self._loop.call_soon(self._work)
 
     def _work(self) -> None:
-        if self._load_block() or self._save_block():
+        if self._load_block() or self._save_block() or self._spill_block():
             self._loop.call_soon(self._work)
         else:
             self._working = False
@@ -147,14 +211,54 @@ class StoreSide:
         with self._guard:
             if not undamaged:
                 self._results.damaged.append(copy.slot)
-                self._results.failed.append(load.request_id)
-            ended = not undamaged or not load.copies
-            if ended:
-                self._results.loaded.append(load.request_id)
+            if not undamaged or not load.copies:
                 self._loads.popleft()
-        if ended:
-            self._on_ended()
+        self._copied(load, undamaged=undamaged)
         return True
+
+    def _copied(self, load: _Load, *, undamaged: bool) -> None:
+        """One block of this load has ended."""
+        if undamaged and (load.copies or load.awaited):
+            return
+        load.over = True
+        with self._guard:
+            if not undamaged:
+                self._results.failed.append(load.request_id)
+                if load in self._loads:
+                    self._loads.remove(load)
+            self._results.loaded.append(load.request_id)
+        self._on_ended()
+
+    def _read_disk(self, load: _Load, copies: Sequence[BlockCopy]) -> None:
+        disk = self._disk
+        assert disk is not None or not copies, "nothing is found on a disk that is not there"
+        for copy in copies:
+
+            def answered(
+                buffer: Bytes | None, record: Record | None, copy: BlockCopy = copy
+            ) -> None:
+                assert disk is not None
+                self._place(load, copy, buffer, record)
+                if buffer is not None:
+                    disk.give_back(buffer)
+
+            if disk is not None:
+                disk.read(copy.slot, answered)
+
+    def _place(
+        self, load: _Load, copy: BlockCopy, buffer: Bytes | None, record: Record | None
+    ) -> None:
+        """The disk has answered."""
+        load.awaited -= 1
+        if load.over:
+            return
+        undamaged = buffer is not None and self._arena.place(copy, buffer, record)
+        self._counters.store_disk_read += undamaged
+        if buffer is not None and not undamaged:
+            self._counters.store_disk_damaged += 1
+            with self._guard:
+                self._results.disk_damaged.append(copy.slot)
+        self._copied(load, undamaged=undamaged)
 
     def _save_block(self) -> bool:
         """Returns False if there is nothing to save."""
@@ -170,3 +274,50 @@ class StoreSide:
             self._guard.notify()
         self._counters.store_written += 1
         return True
+
+    def _spill_block(self) -> bool:
+        """Returns False if there is nothing to spill, or no buffer for it."""
+        if self._disk is None or not self._spills:
+            return False
+        buffer = self._disk.write_buffer()
+        if buffer is None:
+            return False
+        with self._guard:
+            spill = self._spills.popleft()
+        digest = self._arena.copy_out(spill.slot, spill.name, buffer)
+        if digest is None:
+            self._disk.keep(buffer)
+            self._spilled(spill, ok=False)
+        else:
+            self._disk.write(
+                spill.disk_slot, spill.name, digest, buffer, lambda ok: self._spilled(spill, ok=ok)
+            )
+        return True
+
+    def _spilled(self, spill: Spill, *, ok: bool) -> None:
+        with self._guard:
+            results = self._results
+            (results.spilled if ok else results.unspilled).append(spill.disk_slot)
+        self._counters.store_disk_written += ok
+        self._wake()
+
+    def _on_disk_failed(self, sentence: str) -> None:
+        log: Logger = structlog.get_logger("baton")
+        log.error("store.disk_off", sentence=sentence)
+        self._counters.store_disk_off = 1
+        with self._guard:
+            self._results.disk_off = True
+        self._on_ended()
+
+
+def open_store(
+    memory: KvMemory,
+    size: StoreSize,
+    counters: HandoffCounters,
+    loop: asyncio.AbstractEventLoop,
+    on_ended: Callable[[], None],
+) -> StoreSide:
+    """On the KV thread."""
+    counters.store_slots, counters.store_ttl_s = size.slots, round(size.ttl_s)
+    counters.store_disk_slots = size.disk.slots if size.disk is not None else 0
+    return StoreSide(Arena(memory, size.slots), counters, loop, on_ended, size.disk)

@@ -30,12 +30,29 @@ class BlockName(NamedTuple):
     """The engine's own."""
 
 
+class Medium(enum.StrEnum):
+    """What keeps the blocks of one tier of the store; each has a table and slots of its own."""
+
+    RAM = "ram"
+    DISK = "disk"
+
+
 class BlockCopy(NamedTuple):
-    """One copy between the arena and the engine's memory."""
+    """One copy between a tier and the engine's memory."""
 
     slot: int
     block_id: int
     """The engine's block."""
+    name: BlockName
+    medium: Medium = Medium.RAM
+
+
+class Spill(NamedTuple):
+    """One copy from the arena to the disk."""
+
+    slot: int
+    """In the arena."""
+    disk_slot: int
     name: BlockName
 
 
@@ -147,6 +164,23 @@ class StoreTable:
         else:
             self._forget(at)
         return True
+
+    def restore(self, blocks: Iterable[tuple[int, BlockName, float]]) -> None:
+        """An empty table takes over what lies in these slots: the slot, the block, and the instant
+        at which it expires. Of two slots with one block it takes the later one."""
+        assert len(self._free) == len(self._slots), "this table is in use"
+        latest: dict[BlockName, tuple[int, float]] = {}
+        for at, name, expires in sorted(blocks, key=lambda block: block[2]):
+            latest.pop(name, None)
+            latest[name] = (at, expires)
+        for name, (at, expires) in latest.items():
+            self._move(at, SlotState.WRITING)
+            self._move(at, SlotState.READY)
+            self._slots[at].name, self._slots[at].expires = name, expires
+            self._by_name[name] = at
+            self._unread[at] = None
+        self.counts.held = len(latest)
+        self._free = [at for at in self._free if self._slots[at].state is SlotState.FREE]
 
     def begin_read(self, slots: Sequence[int]) -> None:
         """These slots, as `find` returned them, are kept until `end_read`."""

@@ -19,6 +19,7 @@ from services.router.admin.verbs import (
     requests,
     resume,
     status,
+    store,
     workers,
 )
 
@@ -38,5 +39,6 @@ RUN: dict[str, Run] = {
     "requests": requests.run,
     "resume": resume.run,
     "status": status.run,
+    "store": store.run,
     "workers": workers.run,
 }

@@ -24,20 +24,23 @@ COUNTS = {
     "tickets_refused": ("tickets_refused", "Requests for KV that were refused"),
     "stale": ("stale_messages", "KV messages of an older transfer, dropped"),
     "links_refused": ("links_refused", "Connections of KV that were refused"),
-    "store_written": ("store_written", "KV blocks copied to the store"),
-    "store_read": ("store_read", "KV blocks that the engine got out of the store"),
-    "store_damaged": ("store_damaged", "KV blocks found damaged in the store"),
-    "store_skipped": ("store_skipped", "KV blocks overwritten before they could be stored"),
-    "store_evicted": ("store_evicted", "KV blocks dropped from the store for want of memory"),
-    "store_expired": ("store_expired", "KV blocks dropped from the store because unused"),
 }
+STORE_COUNTS = {
+    "written": "KV blocks copied to this tier of the store",
+    "read": "KV blocks that the engine got out of this tier",
+    "damaged": "KV blocks found damaged in this tier",
+    "skipped": "KV blocks overwritten before they could be copied to this tier",
+    "evicted": "KV blocks dropped from this tier for want of room",
+    "expired": "KV blocks dropped from this tier because unused",
+}
+STORE_TIERS = {"ram": "store_", "disk": "store_disk_"}
 
 
 def kv_metrics(kv: KvLedger) -> Iterator[Metric]:
     """`kv`: the answer of the verb."""
     yield from _holds(kv)
     yield from _handoffs(kv)
-    yield _stored(kv)
+    yield from _stored(kv)
 
 
 def _handoffs(kv: KvLedger) -> Iterator[Metric]:
@@ -49,12 +52,29 @@ def _handoffs(kv: KvLedger) -> Iterator[Metric]:
         yield family
 
 
-def _stored(kv: KvLedger) -> Metric:
-    held = GaugeMetricFamily("baton_kv_store_blocks", "KV blocks in the store", labels=["worker"])
+def _stored(kv: KvLedger) -> Iterator[Metric]:
+    labels = ["worker", "tier"]
+    held = GaugeMetricFamily("baton_kv_store_blocks", "KV blocks in the store", labels=labels)
+    most = GaugeMetricFamily("baton_kv_store_blocks_max", "Room in the store", labels=labels)
+    counts = {
+        field: CounterMetricFamily(f"baton_kv_store_{field}", help_, labels=labels)
+        for field, help_ in STORE_COUNTS.items()
+    }
+    failed = GaugeMetricFamily(
+        "baton_kv_store_disk_failed",
+        "Whether the disk of the store could not be used, and is not until the worker restarts",
+        labels=["worker"],
+    )
     for worker in kv.workers:
-        if "store_held" in worker.counts:
-            held.add_metric([worker.name], worker.counts["store_held"])
-    return held
+        failed.add_metric([worker.name], worker.counts.get("store_disk_off", 0))
+        for tier, prefix in STORE_TIERS.items():
+            if worker.counts.get(f"{prefix}slots"):
+                at = [worker.name, tier]
+                held.add_metric(at, worker.counts[f"{prefix}held"])
+                most.add_metric(at, worker.counts[f"{prefix}slots"])
+                for field, family in counts.items():
+                    family.add_metric(at, worker.counts[f"{prefix}{field}"])
+    yield from (held, most, failed, *counts.values())
 
 
 def _holds(kv: KvLedger) -> Iterator[Metric]:

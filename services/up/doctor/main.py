@@ -17,7 +17,7 @@ from common.errors import BatonError, ConfigError
 from common.net.admin_client import ask
 from common.net.endpoints import admin_address
 from services.up import preflight
-from services.up.doctor import fleet, host, security, software, ucx
+from services.up.doctor import fleet, host, security, software, store, ucx
 from services.up.doctor.finding import Finding, Level, failed
 
 ASK_SECONDS = 1.0
@@ -75,6 +75,7 @@ def examine(path: Path | None, model: str | None = None) -> Iterator[Finding]:
     if config is None:
         return
     yield from fleet.check(config, running=_running(config), gpus=gpus)
+    yield from store.check(config)
     yield from security.check(config)
     yield from _ucx(config)
 

@@ -86,6 +86,11 @@ LEDGER = {
         {"name": "d0", "role": "decode", "holds": 0, "counts": {}},
     ],
 }  # fmt: skip
+STORE = {
+    "worker": "d0", "role": "decode", "tier": "disk", "state": "failed", "blocks": 3,
+    "blocks_max": 8, "bytes": 3 << 20, "bytes_max": 8 << 20, "written": 9, "hits": 4, "evicted": 1,
+    "expired": 2, "damaged": 0, "skipped": 5, "ttl_s": 300,
+}  # fmt: skip
 PAIR = msgspec.to_builtins(rows.PAIR)
 REST = {
     "prefill": "p0", "decode": "d0", "state": "open", "since_s": 5.0, "retry_in_s": 9.0,
@@ -144,6 +149,8 @@ DRAIN = {"worker": "d0", "role": "decode", "state": "draining", "requests_left":
         ("kv", LEDGER, ["over ORPHAN", "1 holds are ORPHANS", "9 holds in all, 1 shown"]),
         ("kv", LEDGER, ["3.0 MiB", "75%"]),
         ("kv", LEDGER | {"holds": []}, ["no worker holds KV for another\n", "\n\nWORKER"]),
+        ("store", [STORE], ["failed", "3/8", "3.0 MiB of 8.0 MiB", "5 min"]),
+        ("store", [], ["[kv.store] ram_mib turns it on"]),
         ("pairs", [PAIR], ["p0", "ok", "7", "1.0 GiB", "1.0 MiB/s"]),
         ("pairs", [PAIR | {"unreachable_s": 3}], ["unreachable for 3.0 s"]),
         ("quarantine", {"cleared": 0, "pairs": [REST]}, ["open", "5.0 s", "9.0 s", "no answer"]),

@@ -14,7 +14,7 @@ from common.identity import AttemptKey
 from common.kv.messages import KvDone
 from common.kv.service import KvService
 from common.kv.store.side import StoreResults
-from common.kv.store.table import BlockCopy, BlockName, StoreCounts
+from common.kv.store.table import BlockCopy, BlockName, Spill, StoreCounts
 from common.messages import KvReport, Ticket
 from tests.rigs.messages import ticket
 
@@ -40,8 +40,11 @@ class FakeStore:
     def load(self, request_id: str, copies: Sequence[BlockCopy]) -> None:
         self._calls.append(("store.load", request_id, list(copies)))
 
-    def note(self, counts: StoreCounts) -> None:
-        self._calls.append(("store.note", counts))
+    def spill(self, spills: Sequence[Spill], used: list[int]) -> None:
+        self._calls.append(("store.spill", list(spills), used))
+
+    def note(self, counts: StoreCounts, disk: StoreCounts) -> None:
+        self._calls.append(("store.note", counts, disk))
 
     def drain(self) -> StoreResults:
         results, self.results = self.results, StoreResults()
@@ -212,8 +215,8 @@ def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
         cast("KvService", service), lambda: service.calls.append(("settled",)), None
     )
     loads = [StoreLoad("other", [copy(3, 9)])]
-    counts = StoreCounts(held=4)
-    store = StorePlan(withdrawn=[5], saves=[copy(1, 7)], loads=loads, counts=counts)
+    spills, counts, disk = [Spill(2, 6, BlockName(0, b"h"))], StoreCounts(4), StoreCounts(9)
+    store = StorePlan([5], [copy(1, 7)], loads, spills, [3], counts, disk)
     plan = StepPlan(progress=[Progress(KEY, [3], 3)], store=store)
     worker.preempted(plan)
     assert service.calls == [("store.withdraw", [5])]
@@ -223,8 +226,9 @@ def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
     assert service.calls[1:] == [
         ("store.load", "other", [copy(3, 9)]),
         ("settled",),
-        ("store.note", counts),
+        ("store.note", counts, disk),
         ("store.save", [copy(1, 7)]),
+        ("store.spill", spills, [3]),
         ("progress", [3], 1, False),
     ]
 

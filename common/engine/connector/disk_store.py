@@ -1,0 +1,181 @@
+"""The scheduler half's part in the disk tier of the store: what goes to the disk, and what lies
+there.
+
+Theory of operation: every block that the memory of the store has got is written to the disk in its
+turn, as many at a time as the backlog allows; one that is dropped from memory before its turn is
+skipped. The disk has a table of its own, with the same rules. A block that a prompt gets from the
+disk is saved to memory like one that was computed, and is not written again. After a restart the
+headers in the segment files tell what is there. They are read on a thread of their own, and until
+that has ended nothing is found on the disk and nothing is written. The engine's own thread does no
+I/O here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from common.clock import Clock
+from common.engine.connector.metadata import StorePlan
+from common.kv.store.record import Record
+from common.kv.store.segments import Segments
+from common.kv.store.side import StoreResults
+from common.kv.store.table import BlockName, Spill, StoreCounts, StoreTable
+
+FUTURE_S = 60.0
+"""A record that was used so much later than now is not believed."""
+USE_PARTS = 8
+"""The disk is told of a use when this part of the time to live has passed since the last one."""
+
+Scan = Callable[[], Iterable[tuple[int, Record]]]
+
+
+class DiskIndex:
+    """Reads, on a thread, what lies on the disks of all ranks."""
+
+    def __init__(self, ranks: Sequence[Segments]) -> None:
+        self._ranks = ranks
+        self._found: dict[int, Record] | None = None
+        self._thread = threading.Thread(target=self._read, name="baton-kv-index", daemon=True)
+        self._thread.start()
+
+    def __call__(self) -> dict[int, Record] | None:
+        """What is in the slots; None before it is known."""
+        return self._found
+
+    def _read(self) -> None:
+        try:
+            self._found = held_by_all([segments.scan() for segments in self._ranks])
+        except OSError:  # whoever opens the segments tells what is wrong
+            self._found = {}
+
+
+def held_by_all(ranks: Sequence[Iterable[tuple[int, Record]]]) -> dict[int, Record]:
+    """The slots in which every rank has the same block."""
+    first, *others = ranks
+    held = dict(first)
+    for rank in others:
+        other = dict(rank)
+        held = {
+            at: record
+            for at, record in held.items()
+            if at in other and other[at].name == record.name
+        }
+    return held
+
+
+class DiskStore:
+    """One per engine."""
+
+    def __init__(
+        self,
+        memory: StoreTable,
+        disk: StoreTable,
+        index: Callable[[], dict[int, Record] | None],
+        backlog_blocks: int,
+        ttl_s: float,
+        clock: Clock,
+    ) -> None:
+        """`memory`: the table of the store in memory. `disk`: an empty table. `index`: what the
+        disk held at the start, once it is known."""
+        self._memory = memory
+        self._disk = disk
+        self._index = index
+        self._backlog_blocks = max(1, backlog_blocks)
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._known = False
+        self._off = False
+        #: Slots in memory whose block has not been planned for the disk, in order.
+        self._waiting: dict[int, BlockName] = {}
+        #: Slots of the disk that are being written.
+        self._writing: set[int] = set()
+        #: When the disk was told last that a slot was used.
+        self._told: dict[int, float] = {}
+        self._used: list[int] = []
+
+    @property
+    def counts(self) -> StoreCounts:
+        return self._disk.counts if not self._off else StoreCounts()
+
+    @property
+    def pending(self) -> bool:
+        """Whether steps are needed to write what waits and to learn that it is written."""
+        return not self._off and bool(self._writing or (self._waiting and self._known))
+
+    def find(self, names: Sequence[BlockName]) -> list[int]:
+        """As `StoreTable.find`."""
+        self._learn()
+        return self._disk.find(names, self._clock.monotonic()) if not self._off else []
+
+    def begin_read(self, slots: Sequence[int]) -> None:
+        self._disk.begin_read(slots)
+
+    def end_read(self, slots: Sequence[int]) -> None:
+        self._disk.end_read(slots, self._clock.monotonic())
+
+    def saved(self, slot: int, name: BlockName) -> None:
+        """This block is being saved to this slot in memory."""
+        self._disk.counts.skipped += self._waiting.pop(slot, None) is not None
+        self._waiting[slot] = name
+
+    def mark_used(self, names: Sequence[BlockName]) -> None:
+        """A request has used these blocks, in the order of its prompt."""
+        now = self._clock.monotonic()
+        self._disk.mark_used(names, now)
+        for name in names:
+            for at in self._disk.find([name], now):
+                if now - self._told.get(at, now - self._ttl_s) >= self._ttl_s / USE_PARTS:
+                    self._told[at] = now
+                    self._used.append(at)
+
+    def step(self, plan: StorePlan) -> None:
+        """Adds what this step orders of the disk."""
+        self._learn()
+        plan.disk_counts = self.counts
+        if self._off or not self._known:
+            return
+        self._disk.expire(self._clock.monotonic())
+        plan.spills.extend(self._spills())
+        plan.used, self._used = self._used, []
+
+    def ended(self, results: StoreResults) -> None:
+        """What the ranks report of their copies."""
+        now = self._clock.monotonic()
+        for slots, whole in ((results.spilled, True), (results.unspilled, False)):
+            for at in slots:
+                if self._disk.end_write(at, now, whole=whole):
+                    self._writing.remove(at)
+                    self._told[at] = now
+                    self._disk.counts.skipped += not whole
+        for at in results.disk_damaged:
+            self._disk.damaged(at)
+        self._off = self._off or results.disk_off
+
+    def _learn(self) -> None:
+        """Takes over what the disk held at the start, once that is known."""
+        found = None if self._known else self._index()
+        if found is None:
+            return
+        self._known = True
+        now, unix = self._clock.monotonic(), self._clock.unix_ms() / 1000
+        left = {at: record.used_at + self._ttl_s - unix for at, record in found.items()}
+        live = [at for at in found if 0 < left[at] <= self._ttl_s + FUTURE_S]
+        self._disk.restore((at, found[at].name, now + left[at]) for at in live)
+        self._disk.counts.expired += len(found) - len(live)
+
+    def _spills(self) -> Iterator[Spill]:
+        now = self._clock.monotonic()
+        while self._waiting and len(self._writing) < self._backlog_blocks:
+            slot, name = next(iter(self._waiting.items()))
+            here = self._memory.find([name], now) == [slot]
+            if not here and name in self._memory:
+                return
+            if here and name not in self._disk:
+                at = self._disk.begin_write(name)
+                if at is None:
+                    return
+                self._writing.add(at)
+                yield Spill(slot, at, name)
+            self._disk.counts.skipped += not here
+            del self._waiting[slot]

@@ -1,0 +1,80 @@
+"""What an engine's store consists of, by its configuration and its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from common.blocks import KvGroup
+from common.clock import SystemClock
+from common.engine.connector.disk_store import DiskIndex, DiskStore
+from common.engine.connector.memory import block_bytes
+from common.engine.connector.setup import Setup
+from common.engine.connector.store import StoreScheduler, disk_slots, store_slots, why_no_store
+from common.kv.store.disk import DiskPlace
+from common.kv.store.record import record_key
+from common.kv.store.segments import Segments
+from common.kv.store.side import StoreSize
+from common.kv.store.table import StoreTable
+from common.telemetry.log import Logger
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def store_size(
+    made: VllmConfig,
+    cache: KVCacheConfig,
+    groups: Sequence[KvGroup],
+    setup: Setup,
+    rank: int,
+) -> StoreSize | None:
+    """The store of one rank; None without one."""
+    config = setup.kv.store
+    if not config.ram_mib or why_no_store(made, groups):
+        return None
+    ranks, one = made.parallel_config.tensor_parallel_size, block_bytes(cache)
+    slots, on_disk = store_slots(config, one, ranks), disk_slots(config, one, ranks)
+    if not slots:
+        return None
+    if not on_disk:
+        return StoreSize(slots, config.ttl_s)
+    hashes = made.cache_config.prefix_caching_hash_algo
+    tokens = [group.block_tokens for group in groups]
+    key = record_key(setup.fingerprint, one, tokens, hashes, ranks, rank)
+    folder = Path(config.path) / f"{setup.name}.{rank}"
+    place = DiskPlace(folder, key, on_disk, config.disk_write_mib_s * (1 << 20))
+    return StoreSize(slots, config.ttl_s, place)
+
+
+def make_store(
+    made: VllmConfig, cache: KVCacheConfig, groups: Sequence[KvGroup], setup: Setup
+) -> StoreScheduler | None:
+    """None, with a line in the log, if the store is asked for and cannot be had."""
+    config = setup.kv.store
+    if not config.ram_mib:
+        return None
+    ranks, one = made.parallel_config.tensor_parallel_size, block_bytes(cache)
+    sizes = [store_size(made, cache, groups, setup, rank) for rank in range(ranks)]
+    held = [size for size in sizes if size is not None]
+    log: Logger = structlog.get_logger("baton")
+    if not held:
+        why = why_no_store(made, groups) or "[kv.store] ram_mib holds no block"
+        log.warning("store.off", sentence=f"KV of ended requests is not stored: {why}")
+        return None
+    slots, places = held[0].slots, [size.disk for size in held if size.disk is not None]
+    on_disk = places[0].slots if places else 0
+    sentence = f"the KV of {slots} blocks is stored in memory, and of {on_disk} on disk"
+    log.info("store.on", sentence=sentence, blocks=slots, disk_blocks=on_disk)
+    table, backlog = StoreTable(slots, config.ttl_s, ranks), (config.backlog_mib << 20) // one
+    clock, disk = SystemClock(), None
+    if places:
+        index = DiskIndex([Segments(place.folder, place.key, one, on_disk) for place in places])
+        on_disk_table = StoreTable(on_disk, config.ttl_s, ranks)
+        disk = DiskStore(table, on_disk_table, index, backlog // ranks, config.ttl_s, clock)
+    tokens = groups[0].block_tokens
+    return StoreScheduler(table, tokens, backlog // ranks, clock.monotonic, disk)

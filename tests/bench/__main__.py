@@ -16,7 +16,7 @@ from tests.bench import (
     kv_wire,
     overload,
     planner,
-    store,
+    store_disk,
 )
 from tests.bench.gateway import serve
 from tests.bench.gateway import table as gateway
@@ -34,7 +34,7 @@ BENCHES = {
     "compression": compression.main,
     "curve": curve.main,
     "planner": planner.main,
-    "store": store.main,
+    "store": store_disk.main,
 }
 
 

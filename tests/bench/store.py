@@ -3,7 +3,7 @@ And what it costs where nothing ever comes back: the same prompts with and witho
 
 Both run on one decode worker with real vLLM that computes its prompts itself. `BATON_BENCH_MODEL`
 names a checkpoint to use in place of the embedded model, which is so small that computing with it
-costs little.
+costs little. `store_disk.py` does the same of the disk below it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from common.config import from_mapping
 from common.engine.open import open_engine
@@ -50,7 +52,7 @@ def main() -> None:
         read = counts_of(worker).store_read
         print(f"{PROMPTS} prompts of {PREFIX} tokens; {read} blocks came out of the store")
 
-    on_worker(RAM_MIB, long_prompts)
+    on_worker({"ram_mib": RAM_MIB}, long_prompts)
     computed, loaded = statistics.median(cold), statistics.median(warm)
     print(f"first token, computed {computed:.0f} ms, from the store {loaded:.0f} ms")
     print(f"ratio {loaded / computed:.3f}")
@@ -67,7 +69,8 @@ def main() -> None:
             firsts[ram_mib].append(statistics.median(singles))
             rates[ram_mib].append(await tokens_per_s(worker, draw))
 
-        on_worker(ram_mib, unique_prompts)
+        with tempfile.TemporaryDirectory() as folder:
+            on_worker(sizes_of(ram_mib, folder), unique_prompts)
     for name, values in (("tokens/s", rates), ("first token, ms", firsts)):
         without, with_store = values[0], values[RAM_MIB]
         print(f"nothing comes back: {name} without {shown(without)}, with {shown(with_store)}")
@@ -87,25 +90,36 @@ def counts_of(worker: Worker) -> KvCounts:
     return status.counts if status is not None else KvCounts()
 
 
-def on_worker(ram_mib: int, use: Use) -> None:
-    """Opens a decode worker for this use."""
+def sizes_of(ram_mib: int, folder: str) -> dict[str, Any]:
+    """With both tiers, or without a store."""
+    return {"ram_mib": ram_mib, "disk_mib": 2 * ram_mib, "path": folder}
+
+
+def on_worker(sizes: dict[str, Any], use: Use, *, kill: bool = False) -> None:
+    """Opens a decode worker for this use. `sizes`: of its store. `kill`: its engine is killed with
+    SIGKILL at the end."""
     with tempfile.TemporaryDirectory() as folder:
         engine = {**ENGINE, "kv_cache_mib": CACHE_MIB, "max_num_seqs": AT_ONCE}
         config = from_mapping(
             {
                 "fleet": {"run_dir": str(Path(folder))},
                 "model": {"path": MODEL, "dtype": "float32", "max_model_len": 4096},
-                "decode": {"d0": {"engine": engine, "kv": {"store": {"ram_mib": ram_mib}}}},
+                "decode": {"d0": {"engine": engine, "kv": {"store": sizes}}},
                 "router": {"mode": "single"},
             }
         )
+        before = set(psutil.Process().children(recursive=True))
         worker = Worker(open_engine(config, Role.DECODE, "d0", "inc-d0"))
+        opened = set(psutil.Process().children(recursive=True)) - before
 
         async def body() -> None:
             tasks = Tasks()
             tasks.start("decode", worker.listen())
             await use(worker)
             await tasks.cancel_all()
+            for process in opened if kill else ():
+                process.kill()
+            psutil.wait_procs(opened if kill else (), 10)
             await worker.engine.close()
 
         asyncio.run(body())

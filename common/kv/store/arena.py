@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.kv.checksum.definition import Bytes
-from common.kv.checksum.kernel import sum_of
-from common.kv.layout import KvMemory
+from common.kv.layout import Geometry, HostMemory, KvMemory
 from common.kv.store.record import Record, block_digest
 from common.kv.store.table import BlockCopy, BlockName
 
@@ -25,6 +24,9 @@ class Arena:
         self._memory = memory
         self.block_bytes = memory.geometry.block_bytes
         self.bytes: Bytes = np.empty(slots * self.block_bytes, np.uint8)
+        whole = Geometry(1, slots, self.block_bytes, self.bytes.nbytes, self.block_bytes)
+        #: The slots as blocks of one page.
+        self._slots = HostMemory(self.bytes, whole)
         self._digests: dict[int, bytes] = {}
 
     def write(self, copy: BlockCopy) -> None:
@@ -41,8 +43,7 @@ class Arena:
     def copy_out(self, slot: int, name: BlockName, out: Bytes) -> bytes | None:
         """Copies the slot to `out` and returns the block's digest. None if the slot does not hold
         this block undamaged."""
-        out[:] = self._at(slot)
-        digest = block_digest(name, sum_of(out))
+        digest = block_digest(name, self._slots.gather([slot], out))
         return digest if self._digests.get(slot) == digest else None
 
     def place(self, copy: BlockCopy, data: Bytes, record: Record | None) -> bool:

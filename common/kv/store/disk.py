@@ -212,8 +212,7 @@ class Disk:
     def _fail(self, error: OSError) -> None:
         if not self._failed:
             self._failed = True
-            where = f"{self._segments.folder} cannot be used: {error.strerror or error}"
-            sentence = f"KV is not stored on disk any more until this worker restarts: {where}"
+            sentence = f"{self._segments.folder} cannot be used: {error.strerror or error}"
             self._answer(lambda: self._on_failed(sentence))
 
     def _answer(self, call: Callable[[], None]) -> None:

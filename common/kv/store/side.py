@@ -30,6 +30,9 @@ from common.kv.store.record import Record
 from common.kv.store.table import BlockCopy, Medium, Spill, StoreCounts
 from common.telemetry.log import Logger
 
+DISK_ANSWER_S = 10.0
+"""A disk that answers nothing for so long while a load waits is given up."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreSize:
@@ -119,6 +122,8 @@ class StoreSide:
         self._guard = threading.Condition()
         self._working = False
         self._asked = 0
+        #: When the disk answered last, by the loop's clock.
+        self._answered = 0.0
 
     @property
     def busy(self) -> bool:
@@ -231,19 +236,33 @@ class StoreSide:
 
     def _read_disk(self, load: _Load, copies: Sequence[BlockCopy]) -> None:
         disk = self._disk
-        assert disk is not None or not copies, "nothing is found on a disk that is not there"
+        if not copies:
+            return
+        assert disk is not None, "nothing is found on a disk that is not there"
+        self._answered = max(self._answered, self._loop.time())
+        self._loop.call_later(DISK_ANSWER_S, self._check, load)
         for copy in copies:
 
             def answered(
                 buffer: Bytes | None, record: Record | None, copy: BlockCopy = copy
             ) -> None:
-                assert disk is not None
+                self._answered = self._loop.time()
                 self._place(load, copy, buffer, record)
                 if buffer is not None:
                     disk.give_back(buffer)
 
-            if disk is not None:
-                disk.read(copy.slot, answered)
+            disk.read(copy.slot, answered)
+
+    def _check(self, load: _Load) -> None:
+        """Gives up a load whose disk hangs. Its blocks are not written to any more."""
+        if load.over:
+            return
+        left = self._answered + DISK_ANSWER_S - self._loop.time()
+        if left > 0:
+            self._loop.call_later(left, self._check, load)
+            return
+        self._on_disk_failed(f"the disk of the store answers nothing for {DISK_ANSWER_S:.0f} s")
+        self._copied(load, undamaged=False)
 
     def _place(
         self, load: _Load, copy: BlockCopy, buffer: Bytes | None, record: Record | None
@@ -302,8 +321,11 @@ class StoreSide:
         self._wake()
 
     def _on_disk_failed(self, sentence: str) -> None:
+        if self._counters.store_disk_off:
+            return
         log: Logger = structlog.get_logger("baton")
-        log.error("store.disk_off", sentence=sentence)
+        full = f"{sentence}; KV is not stored on disk any more until this worker restarts"
+        log.error("store.disk_off", sentence=full)
         self._counters.store_disk_off = 1
         with self._guard:
             self._results.disk_off = True

@@ -143,7 +143,10 @@ def test_what_memory_has_dropped_comes_from_the_disk(
             assert wrong(await ask_all(worker, prompts[some]), plain[some]) == 0
             await until(partial(written, PREFIX_BLOCKS * (at + AT_ONCE)))
         assert wrong(await ask_all(worker, prompts[FAMILIES:]), plain[FAMILIES:]) == 0
-        await until(lambda: counts_of(worker).store_disk_read >= PREFIXES // 2)
+        try:
+            await until(lambda: counts_of(worker).store_disk_read >= PREFIXES // 2)
+        finally:
+            print(counts_of(worker))
         assert counts_of(worker).store_held <= ram_mib / BLOCK_MIB
 
     play(config(tmp_path, ram_mib=ram_mib), work)

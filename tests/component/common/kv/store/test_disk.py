@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.kv.checksum.definition import Bytes
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.layout import Geometry, HostMemory
 from common.kv.store import disk as module
+from common.kv.store import side
 from common.kv.store.arena import Arena
 from common.kv.store.disk import DiskPlace
+from common.kv.store.record import Record
 from common.kv.store.segments import Segments
 from common.kv.store.side import StoreResults, StoreSide
 from common.kv.store.table import BlockCopy, BlockName, Medium, Spill, StoreCounts
@@ -218,6 +221,31 @@ def test_an_error_ends_the_tier_once_and_fails_what_it_was_asked(
     (sentence,) = told
     assert "No space left on device" in sentence
     assert "d0.0" in sentence
+
+
+def test_a_disk_that_hangs_is_given_up_and_what_it_says_later_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side, "DISK_ANSWER_S", 0.3)
+    go = threading.Event()
+    read = Segments.read
+
+    def hanging(segments: Segments, slot: int, out: Bytes) -> Record | None:
+        assert go.wait(WAIT_S)
+        return read(segments, slot, out)
+
+    with running(tmp_path / "d0.0") as rig:
+        rig.put(1, 2)
+        before = rig.page(9)
+        monkeypatch.setattr(Segments, "read", hanging)
+        rig.side.load("r", [BlockCopy(1, 8, name(1)), on_disk(2, 9)])
+        results = rig.results()
+        assert (results.loaded, results.failed, results.disk_off) == (["r"], ["r"], True)
+        assert rig.counters.store_disk_off == 1
+        go.set()
+        rig.side.load("s", [on_disk(1, 10)])
+        assert rig.results().loaded == ["s"], "it is answered after the one that hung"
+        assert rig.page(9) == before
 
 
 def test_a_folder_that_another_process_keeps_is_given_up(

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from common.process.owned_files import folder_fault, open_own, open_trusted, own_folder, replace_own
+from common.process.owned_files import (
+    folder_fault,
+    open_own,
+    open_private,
+    open_trusted,
+    own_folder,
+    replace_own,
+)
 from tests.rigs.other_user import OTHER_USER, needs_root
 
 
@@ -99,6 +106,21 @@ def test_links_and_what_is_no_file_are_refused(tmp_path: Path, victim: Path, mod
         with pytest.raises(OSError, match=says):
             open_own(trap, mode)  # type: ignore[arg-type]
     assert victim.read_text() == "precious"
+
+
+def test_a_private_file_is_for_its_user_alone(tmp_path: Path, victim: Path) -> None:
+    path = tmp_path / "a"
+    for data in (b"12", b"3"):
+        file = open_private(path)
+        os.pwrite(file, data, 0)
+        os.close(file)
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o644)
+    assert path.read_bytes() == b"32"
+    link = tmp_path / "link"
+    link.symlink_to(victim)
+    with pytest.raises(PermissionError, match="symbolic link"):
+        open_private(link)
 
 
 def test_a_pipe_is_refused_and_does_not_block(tmp_path: Path) -> None:

@@ -138,6 +138,22 @@ def test_a_damaged_block_is_gone_at_once_and_its_slot_when_all_readers_are() -> 
     assert table.begin_write(name(1)) == slot
 
 
+def test_what_was_there_at_the_start_is_found_until_it_expires() -> None:
+    table = StoreTable(4, TTL)
+    table.restore([(2, name(1), 5.0), (0, name(2), 3.0), (3, name(1), 4.0)])
+    table.check_invariants()
+    assert table.counts.held == 2
+    assert table.find(names(1, 2), 0) == [2, 0]
+    assert table.find(names(2), 3) == []
+    table.expire(4)
+    assert [name(number) in table for number in (1, 2)] == [True, False]
+    assert sorted(fill(table, 3, 4, 5)) == [0, 1, 3]
+    fill(table, 6)
+    assert name(1) not in table, "it was used least recently"
+    with pytest.raises(AssertionError, match="in use"):
+        table.restore([])
+
+
 def test_states_move_as_the_table_says() -> None:
     table = StoreTable(1, TTL)
     (slot,) = fill(table, 1)

@@ -164,6 +164,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
     actions = operator.confirm_drain(worker, message)
     actions += health_verdicts.update_verdict(tables, worker, message)
     degradation_reports.record_beat(tables, worker, message, now)
+    actions += _note_store(worker, message)
     worker.update_kv_status(message, now)
     worker.update_load(message.load, now)
     worker.abandoned.clear()
@@ -177,6 +178,15 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
     if worker.role is Role.DECODE and not worker.away:
         actions += _end_unheld(tables, worker, now)
     return actions
+
+
+def _note_store(worker: Worker, message: Beat) -> list[Action]:
+    """Tells once that the disk of a worker's store has failed."""
+    after, before = message.kv_counts, worker.kv_counts
+    if after is None or not after.store_disk_off or (before is not None and before.store_disk_off):
+        return []
+    sentence = f"{worker.name} keeps no KV on disk until it restarts; its log says why"
+    return [Note("warning", "store.disk_off", sentence, {"worker": worker.name})]
 
 
 def _end_unheld(tables: Tables, worker: Worker, now: float) -> list[Action]:

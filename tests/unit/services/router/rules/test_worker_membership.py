@@ -11,12 +11,14 @@ from common.messages import (
     Decode,
     Failed,
     Fleet,
+    KvCounts,
     Load,
     Placed,
     Refused,
     Role,
     Welcome,
 )
+from services.router.events import Note
 from services.router.records.states import WorkerState
 from services.router.tables import FENCED_MAX, GONE_MAX
 from tests.rigs.messages import hello, worker_hello
@@ -279,3 +281,15 @@ def test_capacity_is_what_hello_said(rig: Rig) -> None:
     assert rig.row("d0|1").capacity == Capacity(
         block_tokens=16, kv_blocks=100, kv_block_bytes=1024, max_model_len=1000, max_num_seqs=8
     )
+
+
+def test_a_disk_of_a_store_that_failed_is_told_once(rig: Rig) -> None:
+    def told(failed: int) -> list[str]:
+        beat = Beat(load=Load(), kv_counts=KvCounts(store_disk_off=failed))
+        notes = [action for action in rig.receive("d0|1", beat) if isinstance(action, Note)]
+        return [note.sentence for note in notes if note.event == "store.disk_off"]
+
+    assert told(0) == []
+    (sentence,) = told(1)
+    assert "d0 keeps no KV on disk" in sentence
+    assert told(1) == []

@@ -168,8 +168,8 @@ class DiskStore:
         now = self._clock.monotonic()
         while self._waiting and len(self._writing) < self._backlog_blocks:
             slot, name = next(iter(self._waiting.items()))
-            here = self._memory.find([name], now) == [slot]
-            if not here and name in self._memory:
+            here = self._memory.name_in(slot) == name
+            if here and self._memory.find([name], now) != [slot]:
                 return
             if here and name not in self._disk:
                 at = self._disk.begin_write(name)

@@ -124,6 +124,10 @@ class StoreTable:
         """Whether it is held or being written."""
         return name in self._by_name
 
+    def name_in(self, at: int) -> BlockName | None:
+        """The block that this slot holds, or that is being written to it."""
+        return self._slots[at].name
+
     def find(self, names: Iterable[BlockName], now: float) -> list[int]:
         """The slots of the leading names that can be read. It has no side effects."""
         found = []

@@ -125,6 +125,23 @@ def test_what_memory_drops_before_its_turn_is_skipped() -> None:
     assert rig.disk.counts.skipped > 0
 
 
+def test_a_save_that_was_withdrawn_does_not_hold_up_what_comes_after_it() -> None:
+    """The block is saved to another slot, and the first one stays free."""
+    rig = Rig()
+    first = rig.add("a#0", 32)
+    slots = [copy.slot for copy in rig.new(first, [3, 4], 32).saves]
+    rig.half.finished(first, [], aborted=False)
+    taken = rig.add("b#0", 20, prefix="q")
+    assert rig.new(taken, [3, 4], 5).withdrawn == [3, 4]
+    rig.half.copies_ended(StoreResults(dropped=slots), (), ())
+    again = rig.add("c#0", 16)
+    plan = rig.new(again, [7], 16)
+    assert [copy.slot for copy in plan.saves] == slots[1:]
+    rig.done(plan)
+    rig.settle()
+    assert (rig.disk.counts.held, rig.disk.counts.skipped) == (1, 2)
+
+
 def test_a_prompt_is_served_from_the_disk_and_gets_to_memory_again() -> None:
     rig = Rig()
     rig.store(3)

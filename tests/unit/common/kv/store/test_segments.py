@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from common.kv.layout import Geometry, HostMemory
+from common.kv.store import record as record_format
 from common.kv.store import segments as module
 from common.kv.store.arena import Arena
 from common.kv.store.record import (
@@ -157,6 +158,13 @@ def test_a_folder_that_others_may_change_is_refused(rig: Rig) -> None:
     rig.folder.chmod(0o777)
     with pytest.raises(PermissionError, match="chmod 0750"):
         rig.open()
+
+
+def test_a_record_of_another_format_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_format, "MAGIC", b"BatonKV\x02")
+    header = encode(KEY, Record(BlockName(0, b"h" * 32), b"d" * 16, 0.0))
+    monkeypatch.undo()
+    assert decode(KEY, header) is None
 
 
 def test_a_header_is_judged_by_itself() -> None:

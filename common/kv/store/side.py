@@ -91,6 +91,8 @@ class _Load:
     copies: deque[BlockCopy]
     awaited: int
     over: bool = False
+    #: When the disk was asked, by the loop's clock.
+    asked: float = 0.0
 
 
 class StoreSide:
@@ -109,7 +111,6 @@ class StoreSide:
         self._counters = counters
         self._loop = loop
         self._on_ended = on_ended
-        self._disk = self._open(disk) if disk is not None else None
         #: Saves that have not begun, by the engine's block.
         self._saves: dict[int, BlockCopy] = {}
         self._loads: deque[_Load] = deque()
@@ -124,6 +125,7 @@ class StoreSide:
         self._asked = 0
         #: When the disk answered last, by the loop's clock.
         self._answered = 0.0
+        self._disk = self._open(disk) if disk is not None else None
 
     @property
     def busy(self) -> bool:
@@ -239,7 +241,7 @@ class StoreSide:
         if not copies:
             return
         assert disk is not None, "nothing is found on a disk that is not there"
-        self._answered = max(self._answered, self._loop.time())
+        load.asked = self._loop.time()
         self._loop.call_later(DISK_ANSWER_S, self._check, load)
         for copy in copies:
 
@@ -257,7 +259,7 @@ class StoreSide:
         """Gives up a load whose disk hangs. Its blocks are not written to any more."""
         if load.over:
             return
-        left = self._answered + DISK_ANSWER_S - self._loop.time()
+        left = max(load.asked, self._answered) + DISK_ANSWER_S - self._loop.time()
         if left > 0:
             self._loop.call_later(left, self._check, load)
             return

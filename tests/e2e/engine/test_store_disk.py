@@ -131,22 +131,19 @@ def test_prompts_are_served_from_the_disk_after_kill_9(
 def test_what_memory_has_dropped_comes_from_the_disk(
     tmp_path: Path, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
-    """Memory holds an eighth of the prefixes."""
+    """Memory holds an eighth of the prefixes, and what one prompt brings at a time."""
     ram_mib = round(PREFIXES * BLOCK_MIB / 8)
 
     async def work(worker: Worker) -> None:
         def written(blocks: int) -> bool:
             return counts_of(worker).store_disk_written >= blocks
 
-        for at in range(0, FAMILIES, AT_ONCE):
-            some = slice(at, at + AT_ONCE)
+        for at in range(FAMILIES):
+            some = slice(at, at + 1)
             assert wrong(await ask_all(worker, prompts[some]), plain[some]) == 0
-            await until(partial(written, PREFIX_BLOCKS * (at + AT_ONCE)))
+            await until(partial(written, PREFIX_BLOCKS * (at + 1)))
         assert wrong(await ask_all(worker, prompts[FAMILIES:]), plain[FAMILIES:]) == 0
-        try:
-            await until(lambda: counts_of(worker).store_disk_read >= PREFIXES // 2)
-        finally:
-            print(counts_of(worker))
+        await until(lambda: counts_of(worker).store_disk_read >= PREFIXES // 2)
         assert counts_of(worker).store_held <= ram_mib / BLOCK_MIB
 
     play(config(tmp_path, ram_mib=ram_mib), work)

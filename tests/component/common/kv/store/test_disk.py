@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import threading
 import time
@@ -156,12 +157,29 @@ def test_nothing_is_copied_for_a_load_that_has_ended(rig: Rig, tmp_path: Path) -
     assert rig.page(9) == before
 
 
+def test_a_load_that_fails_takes_nothing_more_from_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.put(1, 2)
+    before = rig.page(8)
+    monkeypatch.setattr(module.Disk, "read", lambda disk, slot, answer: answer(None, None))
+    rig.side.load("r", [BlockCopy(1, 8, name(1)), on_disk(2, 9)])
+    assert rig.results() == StoreResults(loaded=["r"], failed=["r"])
+    rig.side.load("s", [BlockCopy(1, 10, name(1))])
+    assert rig.results() == StoreResults(loaded=["s"]), "what waits after it has its turn"
+    assert rig.page(8) == before
+
+
 def test_what_memory_has_dropped_meanwhile_is_not_written(rig: Rig) -> None:
     rig.side.save([BlockCopy(4, 4, name(4))])
     rig.results()
     rig.side.spill([Spill(4, 0, name(5)), Spill(6, 1, name(6))], [])
     assert rig.results() == StoreResults(unspilled=[0, 1])
     assert rig.counters.store_disk_written == 0
+    rig.side.spill([Spill(4, slot, name(6)) for slot in range(2 * module.BUFFERS_MAX)], [])
+    rig.results()
+    rig.side.spill([Spill(4, 0, name(4))], [])
+    assert rig.results() == StoreResults(spilled=[0]), "no buffer was lost"
 
 
 def test_writes_keep_to_their_rate_and_reads_go_before_them(tmp_path: Path) -> None:
@@ -246,6 +264,36 @@ def test_a_disk_that_hangs_is_given_up_and_what_it_says_later_is_not_used(
         rig.side.load("s", [on_disk(1, 10)])
         assert rig.results().loaded == ["s"], "it is answered after the one that hung"
         assert rig.page(9) == before
+
+
+def test_a_disk_that_is_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four blocks take longer than one may."""
+    monkeypatch.setattr(side, "DISK_ANSWER_S", 2.0)
+    read = Segments.read
+
+    def slow(segments: Segments, slot: int, out: Bytes) -> Record | None:
+        time.sleep(0.7)  # a slow disk, not a wait for something
+        return read(segments, slot, out)
+
+    with running(tmp_path / "d0.0") as rig:
+        rig.put(1, 2, 3, 4)
+        monkeypatch.setattr(Segments, "read", slow)
+        rig.side.load("r", [on_disk(at, 8 + at) for at in (1, 2, 3, 4)])
+        assert rig.results() == StoreResults(loaded=["r"])
+
+
+def test_a_disk_that_hangs_is_given_up_though_it_is_asked_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side, "DISK_ANSWER_S", 0.3)
+    monkeypatch.setattr(module.Disk, "read", lambda disk, slot, answer: None)
+    with running(tmp_path / "d0.0") as rig:
+        began = time.monotonic()
+        for number in itertools.count():
+            rig.side.load(str(number), [on_disk(1, 9)])
+            if rig.ended.acquire(timeout=0.1) and rig.side.drain().disk_off:
+                break
+            assert time.monotonic() - began < WAIT_S
 
 
 def test_a_folder_that_another_process_keeps_is_given_up(

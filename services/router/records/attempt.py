@@ -45,6 +45,13 @@ class Attempt:
     moved_from: str = ""
     #: The order by which it came from there; None = there was none, or it is not known here.
     came_by: MoveOrder | None = None
+    #: When this request last moved, and when it was last parked: ended to make room for another; in
+    #: whichever attempt. None = never.
+    moved_at: float | None = None
+    parked_at: float | None = None
+    #: Whether this attempt was parked, and whether the one before it was.
+    parked: bool = False
+    follows_parked: bool = False
     #: The order to leave its decode worker; set with `Tables.order_move`. None = it may stay.
     leaves_by: MoveOrder | None = None
     #: Digest of its prompt, by which a prompt that kills workers is recognized; the request's id if

@@ -108,7 +108,12 @@ def make_room(
 
 
 def cools_down(attempt: Attempt, now: float) -> bool:
-    return bool(attempt.moved_from) and now - attempt.received < COOLDOWN_SECONDS
+    """Whether it has moved, or was parked, so lately that it is not moved to make room."""
+    return is_recent(attempt.moved_at, now) or is_recent(attempt.parked_at, now)
+
+
+def is_recent(at: float | None, now: float) -> bool:
+    return at is not None and now - at < COOLDOWN_SECONDS
 
 
 def why_it_stays(tables: Tables, attempt: Attempt) -> str:

@@ -26,7 +26,14 @@ from services.router.placement import place
 from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
-from services.router.rules import admit, attempt_lifecycle, degradation_reports, moves, submit
+from services.router.rules import (
+    admit,
+    attempt_lifecycle,
+    degradation_reports,
+    moves,
+    preempt,
+    submit,
+)
 from services.router.tables import Tables
 
 NEVER = 1 << 62
@@ -62,7 +69,9 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
         request = attempt.request
         if attempt.start_by and now >= attempt.start_by:
             return _refuse_expired(tables, attempt, now)
-        if request.total_tokens >= too_big or request.prompt_tokens >= too_long:
+        behind = attempt.follows_parked and preempt.waits_behind(attempt, tables.waiting.head())
+        too_large = request.total_tokens >= too_big or request.prompt_tokens >= too_long
+        if behind or too_large:
             passed.append(attempt)
             continue
         source = moves.source_of(tables, attempt, now)

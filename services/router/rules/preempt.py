@@ -9,7 +9,9 @@ that waits (`moves.py`). Where there is none it is parked: its worker frees what
 submits it again, and once there is room it is computed again and goes on after the tokens that its
 client already has. A request that streams is preempted only if its gateway can continue it exactly
 (`Submit.resumable`). Of the lowest class at most one is preempted at each Tick, because the KV that
-it frees shows only in the next reports, and none while another is on its way.
+it frees shows only in the next reports, and none while another is on its way. What was parked
+waits until nobody waits for whom it would be parked again (`waits_behind`), and is not parked twice
+within `moves.COOLDOWN_SECONDS`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,14 @@ def abandoned_victims(tables: Tables) -> list[Attempt]:
     return [a for a in reversed(tables.abandoned.values()) if _loses_nothing(a)]
 
 
+def waits_behind(attempt: Attempt, first: Attempt) -> bool:
+    """Whether this attempt, which was parked, would be parked again for the first in the queue."""
+    if not attempt.follows_parked or attempt is first:
+        return False
+    lower = attempt.priority is LOWEST and first.priority is not LOWEST
+    return lower or (attempt.abandoned and not first.abandoned)
+
+
 def _preempt_abandoned(tables: Tables, now: float) -> list[Action]:
     """One for each request that waits, less those that are making room already."""
     if not tables.abandoned or not len(tables.waiting):
@@ -69,7 +79,7 @@ def _preempt_lowest(tables: Tables, now: float) -> list[Action]:
         return []
     if any(_makes_room(attempt) for attempt in tables.leaving.values()):
         return []
-    victims = list(islice(_newest_first(tables), VICTIMS_MAX))
+    victims = list(islice(_newest_first(tables, now), VICTIMS_MAX))
     if not victims:
         return []
     sentence = (
@@ -84,6 +94,7 @@ def _preempt_lowest(tables: Tables, now: float) -> list[Action]:
 def _parked(tables: Tables, victim: Attempt, sentence: str, now: float) -> list[Action]:
     sentence += "; no other worker has room for this one, which goes on later and is computed again"
     tables.counts.move(MoveReason.ROOM, MoveOutcome.PARKED)
+    victim.parked, victim.parked_at = True, now
     fields: dict[str, object] = {"request_id": victim.request_id}
     return [
         *attempt_lifecycle.abort(tables, victim, sentence, now),
@@ -92,9 +103,11 @@ def _parked(tables: Tables, victim: Attempt, sentence: str, now: float) -> list[
     ]
 
 
-def _newest_first(tables: Tables) -> Iterator[Attempt]:
+def _newest_first(tables: Tables, now: float) -> Iterator[Attempt]:
     """The attempts of the lowest class that are on a worker and lose nothing, newest first."""
     for attempt in reversed(tables.attempts.values()):
+        if moves.is_recent(attempt.parked_at, now):
+            continue
         if attempt.priority is LOWEST and _loses_nothing(attempt) and not _leaves(attempt):
             yield attempt
 

@@ -87,19 +87,23 @@ def _new_attempt(
         digest=message.prompt_digest,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )
-    attempt.came_by = _order_of(tables, attempt)
+    before = (attempt.request_id, attempt.number - 1)
+    row = tables.attempts.get(before) or tables.history.find(before)
+    attempt.came_by = _order_of(tables, attempt, row)
+    attempt.moved_at = now if attempt.moved_from else (row.moved_at if row else None)
+    attempt.parked_at = row.parked_at if row else None
+    attempt.follows_parked = row is not None and row.parked
     if tables.quarantine.must_be_local(attempt.digest):
         attempt.request = attempt.request._replace(local_reason=DIED_WITH_IT)
     admit.set_cost(tables, attempt, message)
     return attempt
 
 
-def _order_of(tables: Tables, attempt: Attempt) -> MoveOrder | None:
-    """By which the attempt before this one left its worker, if it did and the order is known."""
+def _order_of(tables: Tables, attempt: Attempt, row: Attempt | None) -> MoveOrder | None:
+    """By which the attempt before this one, `row`, left its worker, if it did and the order is
+    known."""
     if not attempt.moved_from:
         return None
-    before = (attempt.request_id, attempt.number - 1)
-    row = tables.attempts.get(before) or tables.history.find(before)
     if row is not None and row.moving and row.decode == attempt.moved_from:
         return row.leaves_by
     worker = tables.workers.get(attempt.moved_from)

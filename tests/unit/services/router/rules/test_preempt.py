@@ -230,17 +230,76 @@ def test_a_stream_is_parked_where_nobody_has_room_for_it() -> None:
     assert "no other worker has room for this one, which goes on later" in failed.message
 
 
+def test_a_parked_stream_goes_on_without_a_retry_budget() -> None:
+    """It has not failed, and its client would get an error in the middle of its answer."""
+    rig = split()
+    rig.gone("d1|1")
+    pressed(rig, 0.2)
+    assert parked(rig) == ["r1"]
+    budget = rig.core.tables.admission.retry_budget
+    while budget.take(1, rig.now):
+        pass
+    submit(rig, "r1", 2, prompt_tokens=110, max_tokens=34, priority=BATCH)
+    assert rig.state("r1", 2) == "queued"
+    submit(rig, "r0", 2, prompt_tokens=110, max_tokens=34, priority=BATCH)
+    assert rig.state("r0", 2) == "refused"
+
+
 def test_a_stream_that_has_just_moved_is_not_moved_again() -> None:
     """It is parked only if there is no other."""
     rig = split(moved_from="d9|1")
     assert pressed(rig, 0.2) == []
     assert parked(rig) == ["r1"]
     rig = split(moved_from="d9|1")
-    rig.core.tables.attempts["r0", 1].moved_from = ""
+    rig.core.tables.attempts["r0", 1].moved_at = None
     assert pressed(rig, 0.6) == ["r0"]
     rig = split(moved_from="d9|1")
     rig.now += moves.COOLDOWN_SECONDS
     assert pressed(rig, 0.6) == ["r1"]
+
+
+def test_what_was_parked_waits_until_nobody_waits_for_whom_it_would_be_parked_again() -> None:
+    """It would fit beside the one that waits, and be parked for that one at the next Tick."""
+    rig = split()
+    rig.gone("d1|1")
+    pressed(rig, 0.2)
+    assert parked(rig) == ["r1"]
+    rig.receive("d0|1", Ended(request_id="r1", attempt=1, error="cancelled"))
+    assert rig.state("x") == "placed"
+    submit(rig, "y", prompt_tokens=200, max_tokens=40, priority=INTERACTIVE)
+    submit(rig, "r1", 2, prompt_tokens=8, max_tokens=8, priority=BATCH)
+    submit(rig, "z", prompt_tokens=8, max_tokens=8)
+    assert (rig.state("y"), rig.state("r1", 2), rig.state("z")) == ("queued", "queued", "placed")
+    rig.ended("z")
+    assert rig.state("r1", 2) == "queued"
+    rig.cancel("y")
+    assert rig.state("r1", 2) == "placed"
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_no_stream_is_parked_twice_in_a_short_time(*, between: bool) -> None:
+    """`between`: also if the attempt in which it went on failed for another reason."""
+    rig = split()
+    rig.gone("d1|1")
+    pressed(rig, 0.2)
+    assert parked(rig) == ["r1"]
+    rig.receive("d0|1", Ended(request_id="r1", attempt=1, error="cancelled"))
+    rig.ended("x")
+    attempt = 2
+    submit(rig, "r1", attempt, prompt_tokens=110, max_tokens=34, priority=BATCH)
+    if between:
+        rig.ended("r1", attempt, error="engine_failed")
+        attempt = 3
+        submit(rig, "r1", attempt, prompt_tokens=110, max_tokens=34, priority=BATCH)
+    assert rig.state("r1", attempt) == "placed"
+    submit(rig, "y", prompt_tokens=200, max_tokens=40, priority=INTERACTIVE)
+    assert pressed(rig, 0.2) == []
+    assert parked(rig) == ["r0"]
+    rig.ended("r0", error="cancelled")
+    rig.ended("y")
+    submit(rig, "y2", prompt_tokens=380, max_tokens=20, priority=INTERACTIVE)
+    assert pressed(rig, 0.4) == []
+    assert parked(rig) == []
 
 
 def test_nobody_of_the_same_class_makes_room() -> None:

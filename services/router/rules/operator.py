@@ -54,7 +54,8 @@ def _set_drained(worker: Worker, *, drained: bool) -> list[Action]:
     if worker.drained is drained:
         return []
     worker.set_drained(drained)
-    what = f"gets nothing new, and finishes {len(worker.held)} requests" if drained else "gets work"
+    left = len(worker.held)
+    what = f"gets nothing new, and {left} requests move or finish" if drained else "gets work"
     note = f"{worker.role} {worker.name} {what}: an operator's order"
     return [Note("info", "worker.drained" if drained else "worker.resumed", note)]
 

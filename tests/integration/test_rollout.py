@@ -79,6 +79,7 @@ async def under_load(running: Fleet) -> tuple[list[Any], int, str]:
         base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60
     )
     answers: list[Any] = []
+    ended: list[tuple[int, str]] = []
     over = asyncio.Event()
 
     async def client(number: int) -> None:
@@ -87,7 +88,7 @@ async def under_load(running: Fleet) -> tuple[list[Any], int, str]:
             turn += 1
             answers.append(await stream(api, f"client {number}, turn {turn}: " + "word " * 60))
 
-    async def rollout() -> tuple[int, str]:
+    async def rollout() -> None:
         process = await asyncio.create_subprocess_exec(
             *(*BATON, "rollout", "--run-dir", str(running.run_dir), "--settle-seconds", "1"),
             stdout=asyncio.subprocess.PIPE,
@@ -95,10 +96,11 @@ async def under_load(running: Fleet) -> tuple[list[Any], int, str]:
         )
         said, _ = await process.communicate()
         over.set()
-        return process.returncode or 0, said.decode()
+        ended.append((process.returncode or 0, said.decode()))
 
-    said, *_ = await asyncio.gather(rollout(), *(client(number) for number in range(CLIENTS)))
-    return answers, *said
+    await asyncio.gather(rollout(), *(client(number) for number in range(CLIENTS)))
+    ((status, said),) = ended
+    return answers, status, said
 
 
 async def stream(api: openai.AsyncOpenAI, prompt: str) -> Any:

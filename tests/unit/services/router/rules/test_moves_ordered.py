@@ -8,12 +8,24 @@ import pytest
 
 from common.blocks import Kept, KvGroup
 from common.errors import BatonError, Code
-from common.messages import Decode, HandOver, Introduce, KvReport, Load, Move
+from common.messages import (
+    Decode,
+    HandOver,
+    Introduce,
+    KvReport,
+    Leg,
+    Load,
+    Move,
+    RequestSummary,
+)
+from services.router.admin.verb import View
+from services.router.metrics.router import RouterMetrics
 from services.router.records.move import MoveOutcome, MoveReason
 from services.router.rules.moves import CONNECT_SECONDS, INTRODUCED_SECONDS, LOST_SECONDS
 from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import MOVED, Rig
 from tests.unit.services.router.rules.test_moves import ALL, D0, D1, fleet, give_up, submit_next
+from tests.unit.services.router.scraped import scraped
 
 D2 = "d2|1"
 LATER = CONNECT_SECONDS + 0.1
@@ -274,6 +286,45 @@ def test_each_move_is_counted_once_by_reason_and_outcome(case: str, outcome: str
         rig.ended("r0", 2, peer=D1)
     assert counted(rig) == {("operator", outcome): 1}
     assert rig.core.tables.counts.move_pauses.count == (case in ("kv", "no kv"))
+
+
+def test_the_scrape_tells_of_moves_by_reason_and_outcome() -> None:
+    rig = fleet()
+    ask(rig, "move", request="r0", to="d1")
+    rig.tick(LATER)
+    give_up(rig)
+    rig.now += 0.025
+    rig.started("r0", 2, peer=D1)
+    view = View(rig.core.tables, rig.now, {})
+    lines = scraped(RouterMetrics(lambda: view).collect()).splitlines()
+    assert 'baton_router_moves_total{outcome="moved",reason="operator"} 1.0' in lines
+    assert 'baton_router_move_pause_seconds_bucket{le="0.02"} 0.0' in lines
+    assert 'baton_router_move_pause_seconds_bucket{le="0.03"} 1.0' in lines
+
+
+def test_the_timeline_shows_the_transfer_between_both_workers() -> None:
+    rig = fleet()
+    ask(rig, "move", request="r0", to="d1")
+    rig.tick(LATER)
+    give_up(rig)
+    rig.started("r0", 2, peer=D1, kv_ms=6.0)
+    rig.ended("r0", 2, peer=D1)
+    legs = (
+        *(Leg("queue", 1, 1.0), Leg("placed", 1, 9.0), Leg("decode", 1, 50.0)),
+        *(Leg("recovery", 2, 1.0), Leg("placed", 2, 10.0), Leg("decode", 2, 40.0)),
+    )
+    summary = RequestSummary(
+        request_id="r0", attempt=2, outcome="ended", legs=legs, prompt_tokens=40
+    )
+    rig.receive("g0|1", summary)
+    rig.tick(0.2)
+    phases = ask(rig, "explain", id="r0")["timeline"]["phases"]
+    later = [(p["phase"], p["worker"], p["ms"]) for p in phases if p["attempt"] == 2]
+    assert later[2:] == [
+        ("transfer", "d0>d1", 6.0),
+        ("first_token", "d1", 4.0),
+        ("decode", "d1", 40.0),
+    ]
 
 
 def test_what_its_worker_gave_up_by_itself_is_counted_as_a_stop() -> None:

@@ -81,6 +81,8 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     gateway: str
     #: What it lacked when placement last looked at it; empty = nothing, or nobody looked.
     waits_for: str
+    #: That it is to leave its decode worker, or which one it left, and why; empty = neither.
+    move: str = ""
 
 
 class QueuedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +114,7 @@ class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
     peer: str
     request_id: str
     attempt: int
-    #: State of its request, or `over`, or `unknown`.
+    #: State of its request, or `moving` (kept for its next attempt), `over` or `unknown`.
     state: str
     #: Whether its request is over for longer than reports take.
     orphan: bool

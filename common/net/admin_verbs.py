@@ -166,8 +166,17 @@ _ALL = (
     ),
     AdminVerb("resume", "let a drained worker have work again", (_WORKER,), ("resume d0",)),
     AdminVerb(
+        "move",
+        "let a running stream go on at another decode worker, with its KV",
+        (
+            Arg("request", "a request id, as `requests` lists it", None),
+            Arg("to", "the decode worker on which it goes on; default: the best that has room"),
+        ),
+        examples=("move 3f2a9c41", "move request=3f2a9c41 to=d1"),
+    ),
+    AdminVerb(
         "evict",
-        "a worker: drain it, its requests go elsewhere; a request: end it with an error",
+        "a worker: drain it, its requests go elsewhere at once; a request: end it with an error",
         (
             Arg("worker", "a worker's name, as `workers` lists it"),
             Arg("request", "a request id, as `requests` lists it"),

@@ -55,6 +55,26 @@ class AttemptPhase(msgspec.Struct, frozen=True):
     end_ms: float | None
 
 
+class MoveRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt came from the decode worker that its stream left."""
+
+    #: As the metric names it: `drain`, `stop`, `evict`, `operator`, `room` or `unordered`.
+    reason: str
+    #: The same for an operator.
+    sentence: str
+    #: Names of both decode workers; the second is empty until it is placed.
+    source: str
+    target: str
+    #: Tokens of prompt and answer so far, and those that the second one computed again; None = it
+    #: has not reported yet.
+    tokens: int
+    recomputed_tokens: int | None = None
+    #: Bytes of KV that came.
+    bytes: int = 0
+    #: From the end at the first worker to the next token at the second; None = not known.
+    pause_ms: float | None = None
+
+
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt: where it was placed and why, and what became of it."""
 
@@ -76,6 +96,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: The placement policy that chose them; empty = it was not placed.
     policy: str = ""
     candidates: tuple[CandidateScore, ...] = ()
+    #: None = it did not come from another decode worker.
+    move: MoveRecord | None = None
     #: None = D reported no handoff.
     kv: Handoff | None = None
     workers_ms: WorkerTimes = WorkerTimes()

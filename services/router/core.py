@@ -46,6 +46,7 @@ from services.router.events import (
     PromptsCleared,
     Received,
     RequestEvicted,
+    RequestMoved,
     Send,
     Tick,
     WorkerDrained,
@@ -103,6 +104,7 @@ class Core:
             actions += place_queue.refuse_waiting(tables, now)
             actions += preempt.preempt(tables, now)
             actions += moves.move_streams(tables, now)
+            actions += operator.drop_evicted(tables, now)
         actions += startup.open_queue(tables, now)
         if tables.changes.capacity and not tables.rebuilding:
             actions += place_queue.place_waiting(tables, now)
@@ -204,6 +206,8 @@ class Core:
                 return operator.drain_worker(tables, event)
             case WorkerEvicted():
                 return operator.evict_worker(tables, event, now)
+            case RequestMoved():
+                return operator.move_request(tables, event, now)
             case RequestEvicted():
                 return operator.evict_request(tables, event, now)
             case LimitsChosen():

@@ -84,10 +84,22 @@ class WorkerDrained:
 
 @dataclass(slots=True)
 class WorkerEvicted:
-    """An operator drops all that a worker holds, at once."""
+    """An operator drops all that a worker holds: at once, save the streams that move."""
 
     #: Its identity.
     worker: str
+
+
+@dataclass(slots=True)
+class RequestMoved:
+    """An operator moves a running stream to another decode worker. The verb has checked that it can
+    leave, and that there is room for it."""
+
+    request_id: str
+    #: The number of the attempt.
+    attempt: int
+    #: Identity of the worker to which it is to go; empty = any that has room.
+    target: str = ""
 
 
 @dataclass(slots=True)
@@ -125,6 +137,7 @@ LocalEvent = (
     | LimitsChosen
     | WorkerDrained
     | WorkerEvicted
+    | RequestMoved
     | RequestEvicted
     | PairsCleared
     | PromptsCleared

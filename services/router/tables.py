@@ -24,6 +24,7 @@ from services.router.records.attempt import Attempt
 from services.router.records.counts import Counts
 from services.router.records.gateway import Gateway
 from services.router.records.history import History
+from services.router.records.move import MoveOrder
 from services.router.records.states import (
     ON_WORKER,
     TERMINAL,
@@ -74,6 +75,8 @@ class Tables:
         self.attempts: dict[AttemptKey, Attempt] = {}
         #: Those of them whose streams nobody reads.
         self.abandoned: dict[AttemptKey, Attempt] = {}
+        #: Those of them that are ordered to leave their decode worker.
+        self.leaving: dict[AttemptKey, Attempt] = {}
         #: Number of the newest live attempt of each request.
         self.newest: dict[str, int] = {}
         #: What was active when `limits` were last set; that may be more than they allow.
@@ -93,10 +96,7 @@ class Tables:
         self.admission = Admission(settings.admission, uniform)
         #: The limits in force; an operator may set them.
         self.limits = Limits(
-            max_active=settings.max_active,
-            max_queue=settings.max_queue,
-            queue_bytes_max=settings.queue_bytes_max,
-            ttft_slo_ms=settings.ttft_slo_ms,
+            settings.max_active, settings.max_queue, settings.queue_bytes_max, settings.ttft_slo_ms
         )
         self.counts = Counts()
         self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
@@ -159,6 +159,14 @@ class Tables:
         if queued:
             self.enqueue(attempt)
 
+    def order_move(self, attempt: Attempt, order: MoveOrder | None) -> None:
+        """None takes the order back."""
+        attempt.leaves_by = order
+        if order is None:
+            self.leaving.pop(attempt.key, None)
+        else:
+            self.leaving[attempt.key] = attempt
+
     def enqueue(self, attempt: Attempt) -> None:
         """A live attempt waits for a worker."""
         self.waiting.append(attempt)
@@ -205,6 +213,7 @@ class Tables:
             self.workers[attempt.decode].release(attempt.key)
         del self.attempts[attempt.key]
         self.abandoned.pop(attempt.key, None)
+        self.leaving.pop(attempt.key, None)
         if self.newest.get(attempt.request_id) == attempt.number:
             del self.newest[attempt.request_id]
         self.gateways[attempt.gateway].attempts.pop(attempt.key, None)
@@ -269,6 +278,7 @@ class Tables:
             self._check_attempt(attempt)
         assert on_worker == self.active
         assert {key for key, a in self.attempts.items() if a.abandoned} == self.abandoned.keys()
+        assert {key for key, a in self.attempts.items() if a.leaves_by} == self.leaving.keys()
         assert len(queued) == len(self.waiting)
         if self.limits.max_active:
             adopted = sum(attempt.adopted for attempt in self.attempts.values())

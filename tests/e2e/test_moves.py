@@ -1,4 +1,5 @@
-"""Streams of real vLLM leave a worker that is drained or stopped, and take their KV along."""
+"""Streams of real vLLM leave a worker that is drained, evicted or stopped, or because an operator
+moves them, and take their KV along."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 STREAMS = 6
 TOKENS = 800
 CONTEXT = 1_500
+REASON = {"drain": "drain", "stop": "stop", "move": "operator", "evict": "evict"}
 PROMPT = max(prompts(14), key=len)
 
 
@@ -39,7 +41,7 @@ def running() -> Iterator[Fleet]:
         yield there.wait_ready()
 
 
-@pytest.mark.parametrize("how", ["drain", "stop"])
+@pytest.mark.parametrize("how", ["drain", "stop", "move", "evict"])
 def test_streams_go_on_elsewhere_from_their_kv(running: Fleet, how: str) -> None:
     texts = [PROMPT[at : at + CONTEXT] for at in range(STREAMS)]
     asyncio.run(play(running, texts))  # each text on one worker; the prompts stay in the caches
@@ -54,10 +56,15 @@ def test_streams_go_on_elsewhere_from_their_kv(running: Fleet, how: str) -> None
         assert any("its KV comes from d0" in sentence for sentence in last["sentences"])
         prompt, cached = last["prompt_tokens"], last["cached_tokens"]["decode"]
         assert cached == prompt - 1, "more than the last token was computed again"
+        move = last["move"]
+        assert (move["reason"], move["source"], move["target"]) == (REASON[how], "d0", "d1")
+        assert (move["tokens"], move["recomputed_tokens"]) == (prompt, 1)
+        assert move["bytes"] > 0
     gaps = sorted(
         (len(row["attempts"]), round(s.gap, 3)) for row, s in zip(told, before, strict=True)
     )
     print("attempts and longest gap of each stream:", gaps)
+    print("pauses in ms:", [row["attempts"][-1]["move"]["pause_ms"] for row in moved])
 
 
 async def play(
@@ -80,11 +87,17 @@ async def empty_midway(streams: list[Stream], running: Fleet, how: str) -> None:
 
 
 def empty(running: Fleet, how: str) -> None:
+    if how == "move":
+        streams = [row for row in running.ctl("requests") if row["decode"] == "d0"]
+        for row in streams:
+            running.ctl("move", row["request_id"], "to=d1")
+        return
     if how == "stop":
         running.children()["d0"].send_signal(signal.SIGTERM)
         return
     began = time.monotonic()
-    running.ctl("drain", "d0")
+    told = running.ctl(how, "d0")
+    assert not told.get("requests_dropped"), told
     wait_until("d0 is empty", lambda: not held(running), 10)
     print(f"d0 was empty after {time.monotonic() - began:.2f} s")
 

@@ -110,4 +110,4 @@ def kv_moved(blocks: int) -> KvReport:
 
 def kv_hold(request_id: str = "r", **more: Any) -> KvHold:
     more = {"peer": "p0", "side": "receive", "blocks": 2, "bytes": 20, "age_ms": 1.0, **more}
-    return KvHold(request_id=request_id, attempt=1, **{"lease_left_ms": 5.0, **more})
+    return KvHold(request_id=request_id, **{"attempt": 1, "lease_left_ms": 5.0, **more})

@@ -81,7 +81,7 @@ def _report(sums: Sums, asked: int, seconds: float) -> None:
     )
     for title, counter in (
         ("ends", sums.ends), ("faults", sums.faults), ("weathers", sums.weathers),
-        ("models", sums.models),
+        ("models", sums.models), ("moved", sums.moved),
     ):  # fmt: skip
         parts = ", ".join(f"{name} {times}" for name, times in counter.most_common())
         print(f"  {title}: {parts}")

@@ -39,6 +39,7 @@ class Sums:
     faults: Counter[str] = field(default_factory=Counter)
     weathers: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
+    moved: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: Sums) -> None:
@@ -55,6 +56,7 @@ class Sums:
         self.faults.update(other.faults)
         self.weathers.update(other.weathers)
         self.models.update(other.models)
+        self.moved.update(other.moved)
         self.failures = (self.failures + other.failures)[:FAILURES_MAX]
 
     @property
@@ -95,6 +97,7 @@ def play_one(seed: int, sums: Sums) -> str:
     sums.faults.update(outcome.faults)
     sums.weathers[outcome.weather] += 1
     sums.models[outcome.model] += 1
+    sums.moved.update(outcome.moved)
     return ""
 
 

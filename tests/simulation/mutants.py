@@ -3,18 +3,22 @@ the product knows of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from common.blocks import kv_need, whole_blocks
+from common.errors import Code
 from common.identity import AttemptKey
 from common.kv.messages import KvDone
-from common.messages import Abort, Hello
+from common.messages import Abort, HandOver, Hello
 from common.worker.actions import AbortInEngine, AddToEngine, ToRouter
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit
+from services.gateway.requests import recovery
 from services.gateway.requests.core import Core as GatewayCore
 from services.gateway.requests.lifecycle import Notify, RequestLifecycle
 from services.gateway.streams.journal import DeltaOrder, Journal
@@ -28,7 +32,14 @@ from services.router.placement.types import WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.states import AttemptEvent, AttemptState
 from services.router.records.worker import Worker
-from services.router.rules import attempt_lifecycle, place_queue, submit, worker_membership
+from services.router.rules import (
+    attempt_lifecycle,
+    moves,
+    operator,
+    place_queue,
+    submit,
+    worker_membership,
+)
 from services.router.tables import Tables
 
 ABORT = attempt_lifecycle.abort
@@ -141,6 +152,63 @@ def releases_tokens(worker: Worker, key: AttemptKey) -> None:
         worker.held_tokens += held // len(worker.capacity.kv_groups)
 
 
+# ------------------------------------------------------------ moves
+
+
+def goes_anywhere(attempt: Attempt, decodes: list[WorkerView], source: Any) -> Iterator[Any]:
+    yield [view for view in decodes if view.identity != attempt.moved_from] or decodes
+
+
+def goes_back_first(attempt: Attempt, decodes: list[WorkerView], source: Any) -> Iterator[Any]:
+    yield [view for view in decodes if view.identity == attempt.moved_from]
+    yield decodes
+
+
+def leaves_for_full_workers(tables: Tables, attempt: Attempt, source: Worker) -> list[WorkerView]:
+    return [view for view in tables.snapshots.decodes() if view.identity != source.identity]
+
+
+def tells_nobody(attempt: Attempt, order: Any, now: float) -> list[Action]:
+    order.told = now
+    return []
+
+
+def hands_nothing_over(
+    tables: Tables, attempt: Attempt, choice: Any, now: float, source: Worker | None = None
+) -> list[Action]:
+    actions = DISPATCH(tables, attempt, choice, now, source)
+    orders = [a for a in actions if isinstance(a, Send) and isinstance(a.message, HandOver)]
+    return [action for action in actions if action not in orders]
+
+
+def hands_over_the_wrong_attempt(
+    tables: Tables, attempt: Attempt, choice: Any, now: float, source: Worker | None = None
+) -> list[Action]:
+    actions = DISPATCH(tables, attempt, choice, now, source)
+    for action in actions:
+        if isinstance(action, Send) and isinstance(action.message, HandOver):
+            wrong = msgspec.structs.replace(action.message, kept_attempt=attempt.number)
+            action.message = wrong
+    return actions
+
+
+def drops_all_that_is_evicted(tables: Tables, worker: Worker) -> dict[AttemptKey, str]:
+    return dict.fromkeys(worker.held, "it is evicted")
+
+
+def gives_up_with_another_error(
+    core: DecodeCore, key: str, code: str, reason: str, now: float
+) -> list[Any]:
+    return DECODE_GIVES_UP(core, key, Code.CANCELLED, reason, now)
+
+
+def keeps_nothing(core: DecodeCore, *args: Any) -> list[Any]:
+    return [
+        replace(a, keep_tokens=0) if isinstance(a, AbortInEngine) else a
+        for a in DECODE_GIVES_UP(core, *args)
+    ]
+
+
 # ------------------------------------------------------------ the gateway
 
 
@@ -207,7 +275,7 @@ def keeps_more_than_was_sent(core: DecodeCore, *args: Any) -> list[Any]:
     ]
 
 
-Mutant = tuple[object, str, Callable[..., Any]]
+Mutant = tuple[object, str, Any]
 
 MUTANTS: dict[str, Mutant] = {
     "router: credits freed at abort": (attempt_lifecycle, "abort", frees_credits_at_abort),
@@ -259,4 +327,19 @@ MUTANTS: dict[str, Mutant] = {
     "decode: kept KV forgotten": (DecodeCore, "_kv_done", forgets_that_kept_kv_was_freed),
     "decode: goes on after it gave up": (DecodeCore, "_give_up", gives_up_without_stopping),
     "decode: keeps what it has not": (DecodeCore, "_give_up", keeps_more_than_was_sent),
+    "move: the named worker is not preferred": (moves, "preferences", goes_anywhere),
+    "move: back to where it came from": (moves, "preferences", goes_back_first),
+    "move: everything may leave": (moves, "why_it_stays", lambda *_: ""),
+    "move: room is not looked at": (moves, "takers", leaves_for_full_workers),
+    "move: the worker is not told": (moves, "_tell", tells_nobody),
+    "move: the order is forgotten": (submit, "_order_of", lambda *_: None),
+    "move: parked where it could move": (moves, "make_room", nothing),
+    "move: no pause between two": (moves, "is_recent", lambda *_: False),
+    "move: KV not asked for": (moves, "source_of", lambda *_: None),
+    "move: KV not handed over": (place_queue, "_dispatch", hands_nothing_over),
+    "move: KV of another attempt": (place_queue, "_dispatch", hands_over_the_wrong_attempt),
+    "move: an eviction drops all": (operator, "why_dropped", drops_all_that_is_evicted),
+    "move: D says cancelled": (DecodeCore, "_give_up", gives_up_with_another_error),
+    "move: D keeps nothing": (DecodeCore, "_give_up", keeps_nothing),
+    "move: the gateway forgets the KV": (recovery, "KEPT", frozenset()),
 }

@@ -28,6 +28,9 @@ def test_every_promise_holds_under_every_seed() -> None:
     assert sums.seeds == SEEDS
     assert 1.0 < sums.amplification <= 1.1, "streams move, and no more than the budget allows"
     _did_real_work(dict(sums.ends), dict(sums.faults))
+    reasons = ("operator", "drain", "evict", "room")
+    assert all(sums.moved[f"{reason} moved"] for reason in reasons), sums.moved
+    assert sums.moved["room parked"]
     assert set(sums.weathers) == set(WEATHERS)
     assert set(sums.models) == set(MODELS)
 

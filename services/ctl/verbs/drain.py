@@ -11,7 +11,7 @@ def render(result: Any) -> str:
     worker = f"{result['role']} {result['worker']}"
     dropped = result.get("requests_dropped")
     if dropped is not None:
-        return f"{worker} is {result['state']}: {dropped} requests were dropped"
+        return _evicted(worker, result)
     left = result["requests_left"]
     if result["state"] == "draining":
         tokens = result["kv_tokens_left"]
@@ -19,3 +19,13 @@ def render(result: Any) -> str:
     if result["state"] == "drained":
         return f"{worker} is drained: nothing runs there, it may be stopped"
     return f"{worker} is {result['state']}, with {left} requests"
+
+
+def _evicted(worker: str, result: Any) -> str:
+    reasons = result.get("dropped_because", {})
+    why = ", ".join(f"{count}: {reason}" for reason, count in reasons.items())
+    moving = result.get("requests_moving", 0)
+    parts = [f"{result['requests_dropped']} requests were dropped" + (f" ({why})" if why else "")]
+    if moving:
+        parts.append(f"{moving} streams move with their KV; ask again to drop what does not")
+    return f"{worker} is {result['state']}: {'; '.join(parts)}"

@@ -18,6 +18,7 @@ _requests = rows(
         "DECODE": "decode",
         "GATEWAY": "gateway",
         "WAITS FOR": "waits_for",
+        "MOVE": lambda row: row.get("move", ""),
     },
     empty="no request is queued or running",
 )

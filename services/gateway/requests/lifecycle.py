@@ -99,7 +99,7 @@ class RequestLifecycle:
         return self.submission(request, now)
 
     def submission(self, request: LiveRequest, now: float) -> Action:
-        return ToRouter(*request.submission(now, self.fleet))
+        return ToRouter(*request.submission(now, self.fleet, recovers=self._recovers))
 
     def client_left_or_came(self, event: Closed | Attended, now: float) -> list[Action]:
         return self.closed(event, now) if isinstance(event, Closed) else self.attended(event)
@@ -180,8 +180,9 @@ class RequestLifecycle:
         possible and allowed, otherwise it fails. `notify`: of this attempt."""
         emitted = len(request.stream.journal.emitted)
         obstacle = recovery.resume_obstacle(request.spec.sampling, emitted, self.fleet)
-        movable = error.code in recovery.MOVABLE and not obstacle and not self.draining
         kept = error.code in recovery.KEPT
+        stops = self.draining and not kept
+        movable = error.code in recovery.MOVABLE and not obstacle and not stops
         again = kept or request.attempt < recovery.ATTEMPTS_MAX
         if not self._recovers or not movable or not again:
             error = recovery.interrupted(error, emitted, obstacle)

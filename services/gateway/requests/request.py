@@ -144,8 +144,11 @@ class LiveRequest:
             traceparent=spec.traceparent,
         )
 
-    def submission(self, now: float, fleet: Fleet | None) -> tuple[Submit, RequestBody]:
-        """The current attempt for the router: the prompt, and all tokens emitted before it."""
+    def submission(
+        self, now: float, fleet: Fleet | None, *, recovers: bool
+    ) -> tuple[Submit, RequestBody]:
+        """The current attempt for the router: the prompt, and all tokens emitted before it.
+        `recovers`: whether this gateway continues streams on other workers at all."""
         block_tokens = fleet.block_tokens if fleet is not None else 0
         journal, spec, caller = self.stream.journal, self.spec, self.caller
         salt = caller.salted(spec.cache_salt)
@@ -173,7 +176,7 @@ class LiveRequest:
             moved_from=self.moved_from,
             abandoned=self.abandoned,
             prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), salt, spec.images),
-            resumable=not resume_obstacle(spec.sampling, 1, fleet),
+            resumable=recovers and not resume_obstacle(spec.sampling, 1, fleet),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, salt, spec.images),
         )
         return submit, body

@@ -1,5 +1,8 @@
 """The ledger of KV that workers hold for other workers, with the request of each hold.
 
+What a decode worker keeps of a stream that left it is `moving`: the next one takes it, or its lease
+of `[kv] keep_ms` ends.
+
 A hold is an orphan when its request is over or unknown and its worker still reports it
 `ORPHAN_SECONDS` later; reports are up to two beats old. An orphan that stays is a leak, which the
 end of its lease repairs.
@@ -10,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from common.errors import Code
 from common.messages import KvHold
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
 from services.router.tables import Tables
 
 ORPHAN_SECONDS = 2.0
+MOVING = "moving"
 
 
 class TrackedHold(NamedTuple):
@@ -23,7 +28,7 @@ class TrackedHold(NamedTuple):
 
     worker: Worker
     hold: KvHold
-    #: State of its request, or `over`, or `unknown`.
+    #: State of its request, or `moving`, `over` or `unknown`.
     state: str
     orphan: bool
 
@@ -45,9 +50,15 @@ def orphans(tables: Tables) -> int:
 def _tracked(tables: Tables, worker: Worker, hold: KvHold) -> TrackedHold:
     live = tables.attempts.get((hold.request_id, hold.attempt))
     if live is not None:
-        return TrackedHold(worker, hold, live.state.value, orphan=False)
+        moves = live.moved_from == worker.identity and live.decode != worker.identity
+        state = MOVING if moves else live.state.value
+        return TrackedHold(worker, hold, state, orphan=False)
     past = tables.history.find((hold.request_id, hold.attempt))
     if past is None or past.finished is None:
         unknown_since = max(tables.started, worker.kv_seen - hold.age_ms / 1000)
         return TrackedHold(worker, hold, "unknown", worker.kv_seen - unknown_since > ORPHAN_SECONDS)
-    return TrackedHold(worker, hold, "over", worker.kv_seen - past.finished > ORPHAN_SECONDS)
+    since = worker.kv_seen - past.finished
+    if past.decode == worker.identity and past.outcome in (Code.MOVED, Code.DRAINING):
+        late = hold.lease_left_ms <= 0 and since > ORPHAN_SECONDS
+        return TrackedHold(worker, hold, MOVING, late)
+    return TrackedHold(worker, hold, "over", since > ORPHAN_SECONDS)

@@ -1,8 +1,9 @@
-"""Finds the worker that an operator named."""
+"""Finds the worker or the live request that an operator named."""
 
 from __future__ import annotations
 
 from common.errors import BatonError, Code
+from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
 from services.router.tables import Tables
 
@@ -27,3 +28,12 @@ def worker_named(tables: Tables, name: str) -> Worker:
     known = ", ".join(names[:NAMES_MAX]) or "none"
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
     raise BatonError(Code.NOT_FOUND, f"no worker {name[:64]!r}; there are: {known}{more}")
+
+
+def request_named(tables: Tables, request_id: str) -> Attempt:
+    """The newest attempt. Raises BatonError(NOT_FOUND)."""
+    number = tables.newest.get(request_id)
+    if number is None:
+        sentence = f"no request {request_id[:96]!r} is queued or running; `requests` lists them"
+        raise BatonError(Code.NOT_FOUND, sentence)
+    return tables.attempts[request_id, number]

@@ -33,6 +33,7 @@ class RouterMetrics(Collector):
         yield from kv_metrics(kv.run(view, {"worker": "", "limit": 0}))
         yield from _workers(view.tables)
         yield from _phases(view.tables)
+        yield from _moves(view.tables)
         yield from _pairs(view.tables.recorder.traffic)
         yield from degradation_metrics(view.tables.degradation, view.now)
 
@@ -123,6 +124,22 @@ def _phases(tables: Tables) -> Iterator[Metric]:
         "baton_router_timelines_forgotten",
         "Timelines that were never made, for too many waited",
         value=tables.recorder.forgotten,
+    )
+
+
+def _moves(tables: Tables) -> Iterator[Metric]:
+    moves = CounterMetricFamily(
+        "baton_router_moves",
+        "Running streams that left their decode worker, by why and what became of them",
+        labels=["reason", "outcome"],
+    )
+    for (reason, outcome), count in tables.counts.moves.items():
+        moves.add_metric([reason.value, outcome.value], count)
+    yield moves
+    yield histogram(
+        "baton_router_move_pause_seconds",
+        "From the end of a stream at one decode worker to its next token at another",
+        {(): tables.counts.move_pauses},
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from common.identity import AttemptKey
 from common.messages import DecodeStarted, Ended, KeyLimits, PrefillEnded, PriorityClass
 from services.router.placement.types import Placement, ResourceRequest, WaitFor
+from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import ATTEMPT_TABLE, AttemptEvent, AttemptState, next_state
 
 
@@ -42,8 +43,17 @@ class Attempt:
     #: Identity of the decode worker that gave the previous attempt up and keeps its KV; empty =
     #: none.
     moved_from: str = ""
-    #: Whether its decode worker was told to give it up, so that it goes on elsewhere.
-    moving: bool = False
+    #: The order by which it came from there; None = there was none, or it is not known here.
+    came_by: MoveOrder | None = None
+    #: When this request last moved, and when it was last parked: ended to make room for another; in
+    #: whichever attempt. None = never.
+    moved_at: float | None = None
+    parked_at: float | None = None
+    #: Whether this attempt was parked, and whether the one before it was.
+    parked: bool = False
+    follows_parked: bool = False
+    #: The order to leave its decode worker; set with `Tables.order_move`. None = it may stay.
+    leaves_by: MoveOrder | None = None
     #: Digest of its prompt, by which a prompt that kills workers is recognized; the request's id if
     #: its gateway gave none.
     digest: bytes = b""
@@ -110,6 +120,16 @@ class Attempt:
         if self.placement is None or self.placement.prefill is None:
             return ""
         return self.placement.prefill.identity
+
+    @property
+    def moving(self) -> bool:
+        """Whether its decode worker was told to give it up, so that it goes on elsewhere."""
+        return self.leaves_by is not None and self.leaves_by.told is not None
+
+    @property
+    def move_reason(self) -> MoveReason:
+        """Of an attempt that came from another decode worker."""
+        return self.came_by.reason if self.came_by is not None else MoveReason.UNORDERED
 
     def drop_prompt(self) -> None:
         """Placement and the workers' copies are the last uses of the prompt and its hashes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from common.net.admin_status import Totals
+from common.telemetry.buckets import PAUSE_SECONDS, Buckets
+from services.router.records.move import MoveOutcome, MoveReason
 
 
 class Counts(Totals, kw_only=True):
@@ -14,6 +16,15 @@ class Counts(Totals, kw_only=True):
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     #: Messages without effect, by reason.
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
+
+    #: Moves of streams, by reason and outcome.
+    moves: dict[tuple[MoveReason, MoveOutcome], int] = msgspec.field(default_factory=dict)
+
+    #: From the end of a stream at one decode worker to its next token at another.
+    move_pauses: Buckets = msgspec.field(default_factory=lambda: Buckets(PAUSE_SECONDS))
+
+    def move(self, reason: MoveReason, outcome: MoveOutcome) -> None:
+        self.moves[reason, outcome] = self.moves.get((reason, outcome), 0) + 1
 
     def refuse(self, code: str) -> None:
         self.refused[code] = self.refused.get(code, 0) + 1

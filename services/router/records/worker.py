@@ -131,6 +131,10 @@ class Worker:
     drain_ordered: bool | None = None
     #: Since when its streams are to leave it; None = they are not.
     emptying_since: float | None = None
+    #: When an operator's eviction drops what has not moved by then; None = nothing is dropped.
+    drop_at: float | None = None
+    #: Decode workers: when it was told to connect to another decode worker, by identity.
+    introduced: dict[str, float] = field(default_factory=dict)
     #: What the health daemon of its host has against it; None = nothing.
     health_verdict: HealthVerdict | None = None
     #: Whether it gets nothing new because of that verdict.

@@ -63,8 +63,9 @@ def check_and_charge(tables: Tables, attempt: Attempt, now: float) -> Refusal | 
         found = _gated(tables, attempt) or _too_slow(tables, attempt, now, reserved=reserved)
     if found is not None:
         return found
-    # A move is no failure, and an abandoned stream goes on only where nobody else waits.
-    budgeted = again and not attempt.abandoned and not attempt.moved_from
+    # A move is no failure, nor is it to make room; an abandoned stream goes on where nobody waits.
+    ordered = attempt.moved_from or attempt.follows_parked
+    budgeted = again and not attempt.abandoned and not ordered
     if budgeted and not state.retry_budget.take(state.largest_worker_slots, now):
         sentence = "too many requests are being tried again; the retry budget is used up"
         return Refusal(Code.RETRY_BUDGET, sentence)

@@ -27,6 +27,7 @@ from services.router.estimates import learning
 from services.router.events import Action, Send
 from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
+from services.router.records.move import MoveOutcome
 from services.router.records.states import TERMINAL, AttemptEvent, AttemptState
 from services.router.records.worker import Worker
 from services.router.rules import degradation_reports, pair_reports, request_records
@@ -93,6 +94,8 @@ def on_decode_started(
     worker.finish_prompt(attempt.key)
     if attempt.state is AttemptState.PLACED:
         attempt.apply(AttemptEvent.STARTED)
+    if attempt.moved_from:
+        _record_arrival(tables, attempt, message, now)
     degradation_reports.record_first_token(tables, attempt, worker, message, now)
     actions = pair_reports.record_first_token(tables, attempt, message, now)
     if message.kv is None or not message.kv.complete:
@@ -100,6 +103,16 @@ def on_decode_started(
     if attempt.prefill_report is not None:
         tables.close_prefill(attempt)
     return actions
+
+
+def _record_arrival(tables: Tables, attempt: Attempt, message: DecodeStarted, now: float) -> None:
+    """A stream goes on after it left another decode worker."""
+    whole = message.kv is not None and message.kv.complete
+    outcome = MoveOutcome.MOVED if whole else MoveOutcome.RECOMPUTED
+    tables.counts.move(attempt.move_reason, outcome)
+    before = tables.history.find((attempt.request_id, attempt.number - 1))
+    if before is not None and before.finished is not None:
+        tables.counts.move_pauses.observe(now - before.finished)
 
 
 def on_ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list[Action]:
@@ -188,6 +201,7 @@ def finish(
         pair_reports.record_end(tables, attempt, now)
     _settle_cost(tables, attempt, served=served)
     _count(tables, attempt.state)
+    _count_unfinished_moves(tables, attempt)
     refused = attempt.state is AttemptState.REFUSED
     (tables.refusals if refused else tables.history).add(attempt)
     request_records.record_end(tables, attempt, now)
@@ -222,6 +236,14 @@ def _count(tables: Tables, state: AttemptState) -> None:
         counts.failed += 1
     elif state is AttemptState.CANCELLED:
         counts.cancelled += 1
+
+
+def _count_unfinished_moves(tables: Tables, attempt: Attempt) -> None:
+    if attempt.moved_from and attempt.decode_started is None:
+        tables.counts.move(attempt.move_reason, MoveOutcome.LOST)
+    order, left = attempt.leaves_by, attempt.outcome in (Code.MOVED, Code.DRAINING)
+    if order is not None and order.told is not None and not left:
+        tables.counts.move(order.reason, MoveOutcome.ENDED)
 
 
 def placed_message(attempt: Attempt) -> Send:

@@ -1,18 +1,26 @@
-"""Streams leave a decode worker that is to be empty, because an operator drains it or it stops.
+"""Running streams leave their decode worker and go on at another, from their KV.
 
-A stream moves when another worker has room for it and the model's KV allows it; else it stays and
-ends where it is. Its worker ends it after a token and keeps its KV. The gateway submits the next
-attempt, which is placed as any other, with the KV of the first worker in place of a prefill. Where
-that KV is gone by then, the next worker is told so and computes it again.
+A stream is ordered to leave because its worker is to be empty (an operator drains or evicts it, or
+it stops), because an operator moves this stream, or because its place is needed (`preempt.py`). The
+next worker connects first. Then the first one ends the stream after a token and keeps its KV. The
+gateway submits the next attempt, which is placed as any other, with the KV of the first worker in
+place of a prefill. Where that KV is gone by then, the next worker is told so and computes it again.
+
+A worker that is to be empty keeps what cannot move, and what no other worker has room for; it ends
+there. A stream that has just moved is not moved again for the sake of room.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from common.blocks import streams_can_move
 from common.messages import Introduce, Move, Role
-from services.router.events import Action, Send
+from services.router.events import Action, Note, Send
+from services.router.placement.fingerprint_mismatch import difference
 from services.router.placement.types import WorkerView
 from services.router.records.attempt import Attempt
+from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import AttemptState, WorkerState
 from services.router.records.worker import Worker
 from services.router.tables import Tables
@@ -21,33 +29,139 @@ MOVING_MAX = 8
 """Streams of one worker that were told to leave and have not ended there."""
 CONNECT_SECONDS = 0.3
 """What a first KV connection takes; streams begin to leave after it."""
+INTRODUCED_SECONDS = 60.0
+"""For so long two workers that connected are thought to be connected."""
+INTRODUCED_MAX = 64
 KEPT_SECONDS = 1.5
 """How long an attempt that waits is placed by its KV. Workers keep it a little longer."""
+LOST_SECONDS = 2.0
+"""An order that was not followed by then was lost with a connection."""
+COOLDOWN_SECONDS = 10.0
+"""For so long a stream that has moved is not moved to make room."""
+BEING_ENDED = "it is being ended"
+WITHOUT_START = "it has no token yet"
+NO_WAY_ON = "its gateway cannot continue it elsewhere exactly"
+ADOPTED = "another router placed it, and whether it can go on elsewhere is not known here"
+ON_TRIAL = "its prompt is suspected to kill workers"
+IN_PARTS = "some layers of its model keep a part of the tokens only, and such KV is not moved"
 
 
 def move_streams(tables: Tables, now: float) -> list[Action]:
     """At each Tick."""
-    actions: list[Action] = []
+    actions = _tell_due(tables, now)
     for worker in tables.workers.values():
         if worker.role is not Role.DECODE:
             continue
-        if not (worker.drained or worker.state is WorkerState.DRAINING):
-            worker.emptying_since = None
+        if not _is_emptied(worker):
+            worker.emptying_since = worker.drop_at = None
         elif worker.emptying_since is None:
-            worker.emptying_since = now
-            actions += _introductions(tables, worker)
+            actions += start_emptying(tables, worker, now)
         elif now - worker.emptying_since >= CONNECT_SECONDS and not worker.away:
-            actions += _move_some(tables, worker)
+            actions += _move_some(tables, worker, now)
     return actions
 
 
-def order_move(attempt: Attempt, reason: str) -> list[Action]:
-    """The attempt goes on elsewhere, if it streams and its gateway can continue it."""
-    if attempt.state is not AttemptState.DECODING or not attempt.resumable or attempt.moving:
+def start_emptying(tables: Tables, worker: Worker, now: float) -> list[Action]:
+    """The workers that may take its streams connect to it."""
+    worker.emptying_since = now
+    actions: list[Action] = []
+    for view in _others(tables, worker):
+        actions += _introduce(worker, tables.workers[view.identity], now)
+    return actions
+
+
+def order_move(
+    tables: Tables,
+    attempt: Attempt,
+    reason: MoveReason,
+    sentence: str,
+    now: float,
+    target: str = "",
+) -> list[Action]:
+    """The attempt goes on elsewhere, if it can leave and some worker, or the `target`, has room."""
+    if attempt.leaves_by is not None or why_it_stays(tables, attempt):
         return []
-    attempt.moving = True
-    request_id, number = attempt.key
-    return [Send(attempt.decode, Move(request_id=request_id, attempt=number, reason=reason))]
+    source = tables.workers[attempt.decode]
+    views = [view for view in takers(tables, attempt, source) if target in ("", view.identity)]
+    if not views:
+        return []
+    next_ones = [tables.workers[view.identity] for view in views[:MOVING_MAX]]
+    actions = [action for worker in next_ones for action in _introduce(source, worker, now)]
+    since = min(worker.introduced[source.identity] for worker in next_ones)
+    due = since + CONNECT_SECONDS
+    order = MoveOrder(reason, sentence, target, due)
+    tables.order_move(attempt, order)
+    return [*actions, *(_tell(attempt, order, now) if due <= now else [])]
+
+
+def make_room(
+    tables: Tables, victims: Iterable[Attempt], first: Attempt, sentence: str, now: float
+) -> list[Action]:
+    """One of these streams moves, and leaves a place that the first in the queue fits into."""
+    for victim in victims:
+        if cools_down(victim, now) or not _would_fit(tables, victim, first):
+            continue
+        actions = order_move(tables, victim, MoveReason.ROOM, sentence, now)
+        if actions:
+            return actions
+    return []
+
+
+def cools_down(attempt: Attempt, now: float) -> bool:
+    """Whether it has moved, or was parked, so lately that it is not moved to make room."""
+    return is_recent(attempt.moved_at, now) or is_recent(attempt.parked_at, now)
+
+
+def is_recent(at: float | None, now: float) -> bool:
+    return at is not None and now - at < COOLDOWN_SECONDS
+
+
+def why_it_stays(tables: Tables, attempt: Attempt) -> str:
+    """Why this attempt cannot leave its decode worker with its KV; empty = it can."""
+    worker = tables.workers.get(attempt.decode)
+    if worker is None or attempt.state is AttemptState.PLACED:
+        return WITHOUT_START
+    if attempt.state is not AttemptState.DECODING:
+        return BEING_ENDED
+    if attempt.trial:
+        return ON_TRIAL
+    if not attempt.resumable:
+        return ADOPTED if attempt.adopted else NO_WAY_ON
+    if worker.state not in (WorkerState.READY, WorkerState.DRAINING):
+        return (
+            f"{worker.name}, where it runs, is {worker.state}: {worker.reason or 'it has to wait'}"
+        )
+    return "" if streams_can_move(worker.capacity.kv_groups) else IN_PARTS
+
+
+def why_not_taken(tables: Tables, attempt: Attempt, source: Worker, worker: Worker) -> str:
+    """Why this worker cannot take the attempt from `source` now; empty = it can."""
+    name, view, total = worker.name, worker.view(), attempt.request.total_tokens
+    if worker.role is not Role.DECODE:
+        return f"{name} is a prefill worker"
+    if worker.identity == source.identity:
+        return f"it runs on {name}"
+    if not worker.ready:
+        return f"{name} is {worker.availability} and gets nothing new"
+    if not can_take(view, source):
+        parts = difference(source.fingerprint_parts, worker.fingerprint_parts)
+        return f"{name} has another fingerprint than {source.name}" + (
+            f": {parts}" if parts else ""
+        )
+    if worker.identity in tables.quarantine.trials.rows:
+        return f"{name} is set aside for a prompt that may kill workers"
+    if view.requests >= view.requests_max:
+        return f"{name} has no free slot: it has {view.requests} requests"
+    if total > view.max_model_len:
+        return f"{name} takes {view.max_model_len} tokens at most, and this may grow to {total}"
+    free, need = view.kv_tokens_max - view.kv_tokens, view.kv_need(total)
+    return f"{name} has {free} KV tokens free, and it needs {need}" if need > free else ""
+
+
+def takers(tables: Tables, attempt: Attempt, source: Worker) -> list[WorkerView]:
+    """The decode workers that could take the attempt from `source` now."""
+    total, aside = attempt.request.total_tokens, tables.quarantine.trials.rows
+    return [v for v in _others(tables, source) if v.identity not in aside and _rooms(total, [v])]
 
 
 def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
@@ -63,28 +177,94 @@ def can_take(decode: WorkerView, source: Worker) -> bool:
     return decode.fingerprint == source.fingerprint and decode.identity != source.identity
 
 
-def _introductions(tables: Tables, worker: Worker) -> list[Action]:
-    introduction = Introduce(kv_address=worker.kv_address)
-    return [Send(view.identity, introduction) for view in _others(tables, worker)]
+def preferences(
+    attempt: Attempt, decodes: list[WorkerView], source: Worker | None
+) -> Iterator[list[WorkerView]]:
+    """For an attempt that continues another, which workers are tried first: the one that an order
+    names, those that can take its KV, then all but the one that it left. That one comes last if it
+    gave the stream up, and only where there is no other if it fell silent."""
+    left = attempt.avoid or attempt.moved_from
+    others = [view for view in decodes if view.identity != left]
+    target = attempt.came_by.target if attempt.came_by is not None else ""
+    yield [view for view in others if view.identity == target]
+    if source is not None:
+        yield [view for view in others if can_take(view, source)]
+    yield others
+    if attempt.moved_from or not others:
+        yield decodes
 
 
-def _move_some(tables: Tables, worker: Worker) -> list[Action]:
-    if not worker.decoding or len(tables.waiting):
+def _is_emptied(worker: Worker) -> bool:
+    return worker.drained or worker.state is WorkerState.DRAINING
+
+
+def _tell_due(tables: Tables, now: float) -> list[Action]:
+    actions: list[Action] = []
+    for attempt in list(tables.leaving.values()):
+        order = attempt.leaves_by
+        if order is None:
+            continue
+        if order.told is not None:
+            if now - order.told >= LOST_SECONDS:
+                tables.order_move(attempt, None)
+        elif order.due <= now:
+            actions += _tell_or_forget(tables, attempt, order, now)
+    return actions
+
+
+def _tell_or_forget(tables: Tables, attempt: Attempt, order: MoveOrder, now: float) -> list[Action]:
+    """Between order and due time all may have changed."""
+    why = why_it_stays(tables, attempt)
+    if not why and not takers(tables, attempt, tables.workers[attempt.decode]):
+        why = "no other decode worker has room for it any more"
+    if not why:
+        return _tell(attempt, order, now)
+    tables.order_move(attempt, None)
+    fields: dict[str, object] = {"request_id": attempt.request_id}
+    return [Note("info", "request.stays", f"it was to move ({order.sentence}): {why}", fields)]
+
+
+def _tell(attempt: Attempt, order: MoveOrder, now: float) -> list[Action]:
+    order.told = now
+    request_id, number = attempt.key
+    move = Move(request_id=request_id, attempt=number, reason=order.sentence)
+    return [Send(attempt.decode, move)]
+
+
+def _introduce(source: Worker, taker: Worker, now: float) -> list[Action]:
+    """`taker` connects to `source`. It is told each time, because connections get lost."""
+    since = taker.introduced.pop(source.identity, None)
+    again = since is None or now - since > INTRODUCED_SECONDS
+    taker.introduced[source.identity] = now if again or since is None else since
+    if len(taker.introduced) > INTRODUCED_MAX:
+        del taker.introduced[next(iter(taker.introduced))]
+    return [Send(taker.identity, Introduce(kv_address=source.kv_address))]
+
+
+def _move_some(tables: Tables, worker: Worker, now: float) -> list[Action]:
+    """An evicted worker's streams would be dropped, so that they go though others wait."""
+    if not worker.decoding or (len(tables.waiting) and worker.drop_at is None):
         return []
     if not streams_can_move(worker.capacity.kv_groups):
         return []
-    moving = sum(tables.attempts[key].moving for key in worker.held)
+    leaving = sum(key in tables.leaving for key in worker.held)
     others = _others(tables, worker)
-    why = "it is drained" if worker.drained else worker.reason
-    reason = f"this stream leaves {worker.name}: {why}"
+    reason, why = MoveReason.STOP, worker.reason
+    if worker.drained:
+        reason, why = MoveReason.DRAIN, "it is drained"
+    if worker.drop_at is not None:
+        reason, why = MoveReason.EVICT, "an operator evicts what it holds"
+    sentence = f"this stream leaves {worker.name}: {why}"
     actions: list[Action] = []
     for key in list(worker.decoding):
         attempt = tables.attempts[key]
-        if moving >= min(MOVING_MAX, _rooms(attempt, others)):
+        if leaving >= min(MOVING_MAX, _rooms(attempt.request.total_tokens, others)):
             break
-        orders = order_move(attempt, reason)
-        moving += len(orders)
-        actions += orders
+        if attempt.leaves_by is None and not why_it_stays(tables, attempt):
+            order = MoveOrder(reason, sentence, due=now)
+            tables.order_move(attempt, order)
+            leaving += 1
+            actions += _tell(attempt, order, now)
     return actions
 
 
@@ -92,14 +272,25 @@ def _others(tables: Tables, worker: Worker) -> list[WorkerView]:
     return [view for view in tables.snapshots.open_decodes() if can_take(view, worker)]
 
 
-def _rooms(attempt: Attempt, views: list[WorkerView]) -> int:
+def _rooms(total_tokens: int, views: list[WorkerView]) -> int:
     """How many attempts of this size these workers could take now."""
-    total = attempt.request.total_tokens
     return sum(
         min(
             view.requests_max - view.requests,
-            (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(total)),
+            (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(total_tokens)),
         )
         for view in views
-        if total <= view.max_model_len
+        if total_tokens <= view.max_model_len
     )
+
+
+def _would_fit(tables: Tables, victim: Attempt, first: Attempt) -> bool:
+    """Whether the first in the queue could have the place of the victim."""
+    worker = tables.workers.get(victim.decode)
+    if worker is None or not worker.ready:
+        return False
+    view = worker.view()
+    free = view.kv_tokens_max - view.kv_tokens + worker.held.get(victim.key, 0)
+    total = first.request.total_tokens
+    slot = view.requests <= view.requests_max
+    return slot and view.kv_need(total) <= free and total <= view.max_model_len

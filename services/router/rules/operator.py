@@ -1,4 +1,4 @@
-"""What an operator orders through the admin socket: drain, resume, evict, limits, policy.
+"""What an operator orders through the admin socket: drain, resume, evict, move, limits, policy.
 
 The admin verbs have checked the values. An order to drain is kept by the worker and comes back in
 its Beats, so that it outlives a restart of the router and every router knows it. Until a Beat
@@ -8,7 +8,8 @@ agrees, the order is sent again.
 from __future__ import annotations
 
 from common.errors import Code
-from common.messages import Beat, Drain
+from common.identity import AttemptKey, name_of
+from common.messages import Beat, Drain, Role
 from services.router.events import (
     Action,
     LimitsChosen,
@@ -16,16 +17,20 @@ from services.router.events import (
     PolicyChosen,
     PromptsCleared,
     RequestEvicted,
+    RequestMoved,
     Send,
     WorkerDrained,
     WorkerEvicted,
 )
+from services.router.records.move import MoveReason
 from services.router.records.states import AttemptState
 from services.router.records.worker import Worker
-from services.router.rules import attempt_lifecycle, submit, worker_trust
+from services.router.rules import attempt_lifecycle, moves, submit, worker_trust
 from services.router.tables import Tables
 
 BY_OPERATOR = "an operator evicted it"
+EVICT_SECONDS = 2.0
+"""For so long the streams of an evicted worker may move; then they are dropped, too."""
 
 
 def drain_worker(tables: Tables, event: WorkerDrained) -> list[Action]:
@@ -49,23 +54,76 @@ def _set_drained(worker: Worker, *, drained: bool) -> list[Action]:
     if worker.drained is drained:
         return []
     worker.set_drained(drained)
-    what = f"gets nothing new, and finishes {len(worker.held)} requests" if drained else "gets work"
+    left = len(worker.held)
+    what = f"gets nothing new, and {left} requests move or finish" if drained else "gets work"
     note = f"{worker.role} {worker.name} {what}: an operator's order"
     return [Note("info", "worker.drained" if drained else "worker.resumed", note)]
 
 
+def move_request(tables: Tables, event: RequestMoved, now: float) -> list[Action]:
+    """Nothing if it ended or was ordered to move meanwhile."""
+    attempt = tables.attempts.get((event.request_id, event.attempt))
+    if attempt is None:
+        return []
+    target = f" to {name_of(event.target)}" if event.target else ""
+    sentence = f"an operator moves this stream{target}"
+    return moves.order_move(
+        tables, attempt, MoveReason.OPERATOR, sentence, now, target=event.target
+    )
+
+
 def evict_worker(tables: Tables, event: WorkerEvicted, now: float) -> list[Action]:
-    """Drops what the worker holds. It is drained, too, or it would be given the next at once."""
+    """Drops what the worker holds. It is drained, too, or it would be given the next at once. Its
+    streams that can go on elsewhere with their KV have `EVICT_SECONDS` for that, once."""
     worker = tables.workers.get(event.worker)
     if worker is None:
         return []
-    keys = list(worker.held)
+    again = worker.drop_at is not None
     actions = drain_worker(tables, WorkerDrained(worker.identity, on=True))
+    stay = [key for key, why in why_dropped(tables, worker).items() if why or again]
+    dropped = len(stay)
+    actions += _drop(tables, worker, stay, now)
+    what = f"{dropped} requests were dropped"
+    if worker.held:
+        worker.drop_at = now + EVICT_SECONDS
+        if worker.emptying_since is None:
+            actions += moves.start_emptying(tables, worker, now)
+        what += f", {len(worker.held)} move with their KV"
+    sentence = f"{worker.role} worker {worker.name} was evicted by an operator: {what}"
+    return [*actions, Note("warning", "worker.evicted", sentence)]
+
+
+def drop_evicted(tables: Tables, now: float) -> list[Action]:
+    """At each Tick: drops what did not move in time."""
+    actions: list[Action] = []
+    for worker in tables.workers.values():
+        if worker.drop_at is not None and now >= worker.drop_at:
+            worker.drop_at = None
+            actions += _drop(tables, worker, list(worker.held), now)
+    return actions
+
+
+def why_dropped(tables: Tables, worker: Worker) -> dict[AttemptKey, str]:
+    """Of all that the worker holds, why an eviction drops it; empty = it can move."""
+    if worker.role is not Role.DECODE:
+        return dict.fromkeys(worker.held, "prefill workers have no streams to move")
+    if worker.health_verdict is not None:
+        reason = f"its KV is not trusted, because {worker.health_verdict.reason}"
+        return dict.fromkeys(worker.held, reason)
+    attempts = [tables.attempts[key] for key in worker.held]
+    return {
+        attempt.key: moves.why_it_stays(tables, attempt)
+        or ("" if moves.takers(tables, attempt, worker) else "no other decode worker has room")
+        for attempt in attempts
+    }
+
+
+def _drop(tables: Tables, worker: Worker, keys: list[AttemptKey], now: float) -> list[Action]:
+    if not keys:
+        return []
     sentence = f"{worker.role} worker {worker.name} was evicted by an operator"
-    actions += worker_trust.give_up_held(tables, worker, sentence, now)
-    actions += worker_trust.abort_messages(worker, keys, BY_OPERATOR)
-    note = Note("warning", "worker.evicted", f"{sentence}; it held {len(keys)} requests")
-    return [*actions, note]
+    actions = worker_trust.give_up(tables, worker, keys, sentence, now)
+    return actions + worker_trust.abort_messages(worker, keys, BY_OPERATOR)
 
 
 def evict_request(tables: Tables, event: RequestEvicted, now: float) -> list[Action]:

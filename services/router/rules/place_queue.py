@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from common import prefix
 from common.errors import Code
+from common.identity import name_of
 from common.messages import (
     PREFIX_DELTA_HASHES_MAX,
     Decode,
@@ -25,7 +26,14 @@ from services.router.placement import place
 from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
-from services.router.rules import admit, attempt_lifecycle, degradation_reports, moves, submit
+from services.router.rules import (
+    admit,
+    attempt_lifecycle,
+    degradation_reports,
+    moves,
+    preempt,
+    submit,
+)
 from services.router.tables import Tables
 
 NEVER = 1 << 62
@@ -61,12 +69,13 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
         request = attempt.request
         if attempt.start_by and now >= attempt.start_by:
             return _refuse_expired(tables, attempt, now)
-        if request.total_tokens >= too_big or request.prompt_tokens >= too_long:
+        behind = attempt.follows_parked and preempt.waits_behind(attempt, tables.waiting.head())
+        too_large = request.total_tokens >= too_big or request.prompt_tokens >= too_long
+        if behind or too_large:
             passed.append(attempt)
             continue
         source = moves.source_of(tables, attempt, now)
-        context = _context(tables, attempt, now, any_prefill=bool(prefills), source=source)
-        choice = _choose(tables, _preferred(attempt, decodes, source), prefills, context)
+        choice = _choose_for(tables, attempt, (decodes, prefills), source, now)
         if isinstance(choice, Placement):
             for earlier in passed:
                 earlier.passed_by += 1
@@ -85,15 +94,36 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
     return None
 
 
-def _preferred(
-    attempt: Attempt, decodes: list[WorkerView], source: Worker | None
-) -> list[WorkerView]:
-    """All but the worker that the previous attempt left, if there are others. Where its KV comes
-    from a `source`, those that can take it."""
-    left = attempt.avoid or attempt.moved_from
-    if source is not None:
-        decodes = [view for view in decodes if moves.can_take(view, source)] or decodes
-    return [view for view in decodes if view.identity != left] or decodes if left else decodes
+def _choose_for(
+    tables: Tables,
+    attempt: Attempt,
+    workers: tuple[list[WorkerView], list[WorkerView]],
+    source: Worker | None,
+    now: float,
+) -> Placement | WaitFor:
+    """`workers`: decode workers with a free slot, and prefill workers. `source`: keeps its KV."""
+    decodes, prefills = workers
+    context = _context(tables, attempt, now, any_prefill=bool(prefills), source=source)
+    if not attempt.avoid and not attempt.moved_from:
+        return _choose(tables, decodes, prefills, context)
+    choice: Placement | WaitFor = WaitFor.WORKER
+    for views in moves.preferences(attempt, decodes, source):
+        choice = _choose(tables, views, prefills, context) if views else choice
+        if isinstance(choice, Placement):
+            return _with_target_told(tables, attempt, choice)
+    return choice
+
+
+def _with_target_told(tables: Tables, attempt: Attempt, choice: Placement) -> Placement:
+    """Says why it is not where its order wants it."""
+    target = attempt.came_by.target if attempt.came_by is not None else ""
+    source, wanted = tables.workers.get(attempt.moved_from), tables.workers.get(target)
+    if not target or choice.decode.identity == target:
+        return choice
+    why = f"{name_of(target)} is gone"
+    if source is not None and wanted is not None:
+        why = moves.why_not_taken(tables, attempt, source, wanted) or why
+    return choice._replace(sentence=f"{choice.sentence}; not where it was to go: {why}")
 
 
 def _place_trials(tables: Tables, now: float) -> list[Action]:

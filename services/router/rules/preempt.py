@@ -4,24 +4,33 @@ An attempt whose stream nobody reads makes room for any request that a client wa
 lacks a slot or KV on a decode worker. Beyond that, while decode KV is short, the newest request of
 the lowest class makes room for a higher class.
 
-The gateway of a preempted request submits it again, and it goes on after the tokens that its client
-already has once there is room. A request that streams is preempted only if its gateway can continue
-it exactly (`Submit.resumable`). Of the lowest class at most one is preempted at each Tick, because
-the KV that it frees shows only in the next reports.
+A stream makes room by moving with its KV to a worker that has room for it and not for the request
+that waits (`moves.py`). Where there is none it is parked: its worker frees what it has, its gateway
+submits it again, and once there is room it is computed again and goes on after the tokens that its
+client already has. A request that streams is preempted only if its gateway can continue it exactly
+(`Submit.resumable`). Of the lowest class at most one is preempted at each Tick, because the KV that
+it frees shows only in the next reports, and none while another is on its way. What was parked
+waits until nobody waits for whom it would be parked again (`waits_behind`), and is not parked twice
+within `moves.COOLDOWN_SECONDS`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
 
 from common.errors import Code
 from common.messages import PriorityClass
 from services.router.events import Action, Note
 from services.router.placement.types import WaitFor
 from services.router.records.attempt import Attempt
+from services.router.records.move import MoveOutcome, MoveReason
 from services.router.records.states import AttemptState
-from services.router.rules import attempt_lifecycle
+from services.router.rules import attempt_lifecycle, moves
 from services.router.tables import Tables
 
 LOWEST = max(PriorityClass)
+VICTIMS_MAX = 32
 SHORT_OF = (WaitFor.KV, WaitFor.SLOT)
 
 
@@ -34,18 +43,29 @@ def abandoned_victims(tables: Tables) -> list[Attempt]:
     return [a for a in reversed(tables.abandoned.values()) if _loses_nothing(a)]
 
 
+def waits_behind(attempt: Attempt, first: Attempt) -> bool:
+    """Whether this attempt, which was parked, would be parked again for the first in the queue."""
+    if not attempt.follows_parked or attempt is first:
+        return False
+    lower = attempt.priority is LOWEST and first.priority is not LOWEST
+    return lower or (attempt.abandoned and not first.abandoned)
+
+
 def _preempt_abandoned(tables: Tables, now: float) -> list[Action]:
     """One for each request that waits, less those that are making room already."""
     if not tables.abandoned or not len(tables.waiting):
         return []
-    if tables.waiting.head().waits_for not in SHORT_OF:
+    first = tables.waiting.head()
+    if first.waits_for not in SHORT_OF:
         return []
     waiting = sum(not attempt.abandoned for attempt in tables.waiting.window())
-    leaving = sum(a.state is AttemptState.ABORTING for a in tables.abandoned.values())
+    leaving = sum(_leaves(attempt) for attempt in tables.abandoned.values())
     sentence = "nobody reads this stream now, and another request waits for its place"
+    victims = [victim for victim in abandoned_victims(tables) if not _leaves(victim)]
     actions: list[Action] = []
-    for victim in abandoned_victims(tables)[: max(0, waiting - leaving)]:
-        actions += _preempted(tables, victim, sentence, now)
+    for victim in victims[: max(0, waiting - leaving)]:
+        moved = moves.make_room(tables, [victim], first, sentence, now)
+        actions += moved or _parked(tables, victim, sentence, now)
     return actions
 
 
@@ -57,17 +77,24 @@ def _preempt_lowest(tables: Tables, now: float) -> list[Action]:
     first = tables.waiting.head()
     if first.priority is LOWEST or first.waits_for not in SHORT_OF:
         return []
-    victim = _newest(tables)
-    if victim is None:
+    if any(_makes_room(attempt) for attempt in tables.leaving.values()):
+        return []
+    victims = list(islice(_newest_first(tables, now), VICTIMS_MAX))
+    if not victims:
         return []
     sentence = (
         f"{state.kv_used:.0%} of the decode workers' KV is in use, and a request of class "
-        f"{first.priority.name.lower()} waits for it; this one goes on later"
+        f"{first.priority.name.lower()} waits for it"
     )
-    return _preempted(tables, victim, sentence, now)
+    victim = next((a for a in victims if not moves.cools_down(a, now)), victims[0])
+    moved = moves.make_room(tables, victims, first, sentence, now)
+    return moved or _parked(tables, victim, sentence, now)
 
 
-def _preempted(tables: Tables, victim: Attempt, sentence: str, now: float) -> list[Action]:
+def _parked(tables: Tables, victim: Attempt, sentence: str, now: float) -> list[Action]:
+    sentence += "; no other worker has room for this one, which goes on later and is computed again"
+    tables.counts.move(MoveReason.ROOM, MoveOutcome.PARKED)
+    victim.parked, victim.parked_at = True, now
     fields: dict[str, object] = {"request_id": victim.request_id}
     return [
         *attempt_lifecycle.abort(tables, victim, sentence, now),
@@ -76,12 +103,21 @@ def _preempted(tables: Tables, victim: Attempt, sentence: str, now: float) -> li
     ]
 
 
-def _newest(tables: Tables) -> Attempt | None:
-    """The newest attempt of the lowest class that is on a worker and loses nothing."""
+def _newest_first(tables: Tables, now: float) -> Iterator[Attempt]:
+    """The attempts of the lowest class that are on a worker and lose nothing, newest first."""
     for attempt in reversed(tables.attempts.values()):
-        if attempt.priority is LOWEST and _loses_nothing(attempt):
-            return attempt
-    return None
+        if moves.is_recent(attempt.parked_at, now):
+            continue
+        if attempt.priority is LOWEST and _loses_nothing(attempt) and not _leaves(attempt):
+            yield attempt
+
+
+def _makes_room(attempt: Attempt) -> bool:
+    return attempt.leaves_by is not None and attempt.leaves_by.reason is MoveReason.ROOM
+
+
+def _leaves(attempt: Attempt) -> bool:
+    return attempt.state is AttemptState.ABORTING or attempt.leaves_by is not None
 
 
 def _loses_nothing(attempt: Attempt) -> bool:

@@ -16,7 +16,8 @@ from services.router.fleet.prompt_quarantine import QuarantinedPrompt
 from services.router.placement.types import ResourceRequest
 from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
-from services.router.records.states import AttemptEvent, AttemptState
+from services.router.records.move import MoveOrder, MoveReason
+from services.router.records.states import AttemptEvent, AttemptState, WorkerState
 from services.router.rules import admit, attempt_lifecycle
 from services.router.rules.admit import Refusal
 from services.router.tables import Tables
@@ -86,10 +87,29 @@ def _new_attempt(
         digest=message.prompt_digest,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )
+    before = (attempt.request_id, attempt.number - 1)
+    row = tables.attempts.get(before) or tables.history.find(before)
+    attempt.came_by = _order_of(tables, attempt, row)
+    attempt.moved_at = now if attempt.moved_from else (row.moved_at if row else None)
+    attempt.parked_at = row.parked_at if row else None
+    attempt.follows_parked = row is not None and row.parked
     if tables.quarantine.must_be_local(attempt.digest):
         attempt.request = attempt.request._replace(local_reason=DIED_WITH_IT)
     admit.set_cost(tables, attempt, message)
     return attempt
+
+
+def _order_of(tables: Tables, attempt: Attempt, row: Attempt | None) -> MoveOrder | None:
+    """By which the attempt before this one, `row`, left its worker, if it did and the order is
+    known."""
+    if not attempt.moved_from:
+        return None
+    if row is not None and row.moving and row.decode == attempt.moved_from:
+        return row.leaves_by
+    worker = tables.workers.get(attempt.moved_from)
+    if worker is not None and worker.state is WorkerState.DRAINING:
+        return MoveOrder(MoveReason.STOP, f"{worker.name} stopped before the stream had ended")
+    return None
 
 
 def _may_resubmit(over: Attempt, number: int) -> bool:

@@ -109,8 +109,18 @@ def check_silence(tables: Tables, now: float) -> list[Action]:
 
 
 def give_up_held(tables: Tables, worker: Worker, sentence: str, now: float) -> list[Action]:
-    """What it holds is lost to the router. The worker is told so when it returns (`orphans`)."""
-    lost = list(worker.held)
+    """All that it holds is lost to the router. The worker is told so when it returns
+    (`orphans`)."""
+    actions = give_up(tables, worker, list(worker.held), sentence, now)
+    worker.unconfirmed = {}
+    worker.preexisting_kv_tokens = worker.preexisting_requests = 0
+    return actions
+
+
+def give_up(
+    tables: Tables, worker: Worker, lost: list[AttemptKey], sentence: str, now: float
+) -> list[Action]:
+    """These of the attempts that it holds."""
     alone = tables.settings.alone
     mine = [key for key in lost if alone and not tables.attempts[key].adopted]
     actions: list[Action] = []
@@ -123,8 +133,6 @@ def give_up_held(tables: Tables, worker: Worker, sentence: str, now: float) -> l
             if tables.quarantine.is_suspect(attempt.digest):
                 actions += _spare_decode(tables, attempt, sentence, now)
     worker.orphans = (worker.orphans + mine)[-ORPHANS_MAX:]
-    worker.unconfirmed = {}
-    worker.preexisting_kv_tokens = worker.preexisting_requests = 0
     return actions
 
 

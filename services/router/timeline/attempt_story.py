@@ -3,6 +3,8 @@ operator."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from common.identity import name_of
@@ -13,14 +15,22 @@ from common.telemetry.timeline import (
     CachedTokens,
     CandidateScore,
     Handoff,
+    MoveRecord,
     WorkerTimes,
 )
 from services.router.records.attempt import Attempt
 from services.router.records.states import TERMINAL, AttemptState
 
 
-def attempt_record(attempt: Attempt, now: float) -> AttemptRecord:
-    """The attempt as `explain` shows it at `now`, and as a timeline contains it."""
+def attempt_records(attempts: Sequence[Attempt], now: float) -> list[AttemptRecord]:
+    """Of one request, in the order of their numbers."""
+    by_number = {attempt.number: attempt for attempt in attempts}
+    return [attempt_record(attempt, now, by_number.get(attempt.number - 1)) for attempt in attempts]
+
+
+def attempt_record(attempt: Attempt, now: float, before: Attempt | None = None) -> AttemptRecord:
+    """The attempt as `explain` shows it at `now`, and as a timeline contains it. `before`: the
+    attempt before it, where it is known."""
     placement = attempt.placement
     end = now if attempt.finished is None else attempt.finished
     candidates = placement.candidates if placement else ()
@@ -37,11 +47,32 @@ def attempt_record(attempt: Attempt, now: float) -> AttemptRecord:
         decode=placement.decode.name if placement else "",
         policy=placement.policy if placement else "",
         candidates=tuple(CandidateScore(*candidate) for candidate in candidates),
+        move=move_record(attempt, before),
         kv=_handoff(attempt),
         workers_ms=_workers_ms(attempt),
         cached_tokens=_cached_tokens(attempt),
         phases=tuple(_phases(attempt)),
-        sentences=tuple(_sentences(attempt, now)),
+        sentences=tuple(_sentences(attempt, now, before)),
+    )
+
+
+def move_record(attempt: Attempt, before: Attempt | None) -> MoveRecord | None:
+    if not attempt.moved_from:
+        return None
+    report, order = attempt.decode_report, attempt.came_by
+    left, tokens = before.finished if before else None, attempt.request.prompt_tokens
+    pause = None
+    if left is not None and attempt.decode_started is not None:
+        pause = _ms(max(0.0, attempt.decode_started - left))
+    return MoveRecord(
+        reason=attempt.move_reason.value,
+        sentence=order.sentence if order is not None else "its worker gave it up",
+        source=name_of(attempt.moved_from),
+        target=attempt.placement.decode.name if attempt.placement else "",
+        tokens=tokens,
+        recomputed_tokens=tokens - report.cached_tokens if report is not None else None,
+        bytes=report.kv.payload_bytes if report is not None and report.kv is not None else 0,
+        pause_ms=pause,
     )
 
 
@@ -99,14 +130,28 @@ def _first(*instants: float | None) -> float | None:
     return next((instant for instant in instants if instant is not None), None)
 
 
-def _sentences(attempt: Attempt, now: float) -> list[str]:
-    sentences = [_queue(attempt, now)]
+def _sentences(attempt: Attempt, now: float, before: Attempt | None) -> list[str]:
+    sentences = [_move(attempt, before), _queue(attempt, now)]
     if attempt.placement is not None:
         sentences.append(f"placed by {attempt.placement.policy}: {attempt.placement.sentence}")
     sentences += _prefill(attempt)
     sentences += _first_token(attempt)
     sentences.append(_end(attempt))
     return [sentence for sentence in sentences if sentence]
+
+
+def _move(attempt: Attempt, before: Attempt | None) -> str:
+    move = move_record(attempt, before)
+    if move is None:
+        return ""
+    sentence = f"it left {move.source} after {move.tokens} tokens: {move.sentence} ({move.reason})"
+    if move.recomputed_tokens is None:
+        return sentence
+    pause = "" if move.pause_ms is None else f" after a pause of {move.pause_ms} ms"
+    return (
+        f"{sentence}; it went on at {move.target}{pause}, with {move.bytes} bytes of KV, and "
+        f"{move.recomputed_tokens} tokens computed again"
+    )
 
 
 def _queue(attempt: Attempt, now: float) -> str:
@@ -173,6 +218,9 @@ def _end(attempt: Attempt) -> str:
             pace = f", {itl:.2f} ms each after the first"
         return f"ended ({attempt.outcome}) with {report.completion_tokens} tokens{pace}"
     made = f" after {report.completion_tokens} tokens" if report else ""
+    order = attempt.leaves_by
+    if order is not None and attempt.moving:
+        made += f", when it was told to move ({order.reason.value})"
     return (
         f"{attempt.state.value} ({attempt.outcome}){made}: {attempt.sentence or 'no reason given'}"
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from common.identity import name_of
 from common.messages import Leg
 from common.telemetry.timeline import Phase
 from services.router.records.attempt import Attempt
@@ -59,11 +60,17 @@ def _until_token(
     if not made_token:
         yield ("first_token" if last else "retry"), number, decode, rest
         return
+    started = attempt.decode_report
+    if attempt.moved_from and started is not None and started.kv is not None:
+        came, rest = _take(rest, started.kv_ms)
+        yield "transfer", number, f"{name_of(attempt.moved_from)}>{decode}", came
+        yield "first_token", number, decode, rest
+        return
     if attempt.placement.prefill is None:
         yield "prefill", number, decode, rest
         return
     prefill = attempt.placement.prefill.name
-    report, started = attempt.prefill_report, attempt.decode_report
+    report = attempt.prefill_report
     computed, rest = _take(rest, report.elapsed_ms if report is not None else 0.0)
     yield "prefill", number, prefill, computed
     moved, rest = _take(rest, started.kv_ms - computed if started is not None else 0.0)

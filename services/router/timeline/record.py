@@ -13,7 +13,7 @@ from common.messages import RequestSummary
 from common.telemetry.timeline import Phase, TimelineRecord
 from services.router.records.attempt import Attempt
 from services.router.records.states import AttemptState
-from services.router.timeline.attempt_story import attempt_record
+from services.router.timeline.attempt_story import attempt_records
 from services.router.timeline.phases import legs_of, phases_of
 
 LOST = "lost"
@@ -48,8 +48,8 @@ def make_record(
         traceparent=summary.traceparent if summary is not None else "",
         phases=tuple(phases),
         attempts=tuple(
-            msgspec.structs.replace(attempt_record(attempt, now), received_ms_ago=UNSET)
-            for attempt in attempts
+            msgspec.structs.replace(record, received_ms_ago=UNSET)
+            for record in attempt_records(attempts, now)
         ),
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.messages import HealthVerdict
-from services.router.events import WorkerDrained
+from services.router.events import RequestMoved, WorkerDrained, WorkerEvicted
 from tests.simulation.world.engines import POISON
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import Client, GatewayProcess, spec
@@ -28,8 +28,14 @@ WEATHERS: dict[str, tuple[str, ...]] = {
     "poison": ("poison",),
     "storm": ("poison", "kill", "kill", "hang"),
     "drains": ("drain", "drain", "drain", "drain", "kill", "data", "router"),
+    "moves": ("move", "move", "move", "move", "move", "evict", "evict", "drain", "kill", "data"),
+    "orders": ("move", "move", "move", "drain"),
 }
-ODDS = (1, 3, 3, 2, 4, 2, 1, 1, 1, 1, 1, 2)
+ODDS = (1, 3, 3, 2, 4, 2, 1, 1, 1, 1, 1, 2, 3, 2)
+#: In these operators move streams.
+ORDERED = frozenset({"moves", "orders"})
+#: In these there is room for streams to move.
+MOVING = ORDERED | {"drains"}
 
 
 class Faults:
@@ -47,7 +53,7 @@ class Faults:
         fleet.network.twice = 0.05 if self.weather == "twice" else 0.0
         fleet.network.loss = 0.02 if self.weather == "loss" else 0.0
         fleet.judge.strict = self.weather != "loss"
-        fleet.judge.faultless = self.weather == "calm"
+        fleet.judge.faultless = self.weather in ("calm", "orders")
         fleet.poisoned = self._poisoned
         self._poison_client: Client | None = None
 
@@ -73,10 +79,13 @@ class Faults:
             "doubt": self._doubt,
             "poison": self._poison,
             "drain": self._drain,
+            "move": self._move,
+            "evict": self._evict,
         }
         self.counts[kind] = self.counts.get(kind, 0) + 1
         inflict[kind]()
-        self._clock.after(self._random.uniform(0.1, 0.5), self._next)
+        pause = self._random.uniform(0.1, 0.5)
+        self._clock.after(pause / 2 if self.weather in ORDERED else pause, self._next)
 
     def _ends(self, seconds: float, act: Callable[[], None]) -> None:
         self.last_end = max(self.last_end, self._clock.now + seconds)
@@ -179,6 +188,37 @@ class Faults:
             self._order_drain(self._fleet.newest[victim.name], on=False)
 
         self._ends(self._random.uniform(0.5, 2.0), resume)
+
+    def _move(self) -> None:
+        """An operator moves a request, in whatever phase it is, perhaps to a worker of his choice,
+        which may be unfit. The verb would refuse what the core only ignores."""
+        routers = [r for r in self._alive(RouterProcess) if isinstance(r, RouterProcess)]
+        attempts = [key for r in routers for key in r.core.tables.attempts]
+        if not attempts:
+            return
+        key = self._random.choice(attempts)
+        names = ["", "", *(p.identity for p in self._alive(DecodeProcess))]
+        event = RequestMoved(*key, target=self._random.choice(names))
+        self._clock.note(f"fault: move {event}")
+        for router in routers:
+            router.when_awake(lambda r=router: r.feed(event))  # type: ignore[misc]
+
+    def _evict(self) -> None:
+        """An operator evicts a decode worker, perhaps twice, and resumes it."""
+        victim = self._pick(DecodeProcess)
+        if victim is None:
+            return
+        self._say("evict", victim)
+        victim.disturb()
+        for router in self._alive(RouterProcess):
+            assert isinstance(router, RouterProcess)
+            for _ in range(self._random.choice([1, 1, 2])):
+                router.when_awake(lambda r=router: r.feed(WorkerEvicted(victim.identity)))  # type: ignore[misc]
+
+        def resume() -> None:
+            self._order_drain(self._fleet.newest[victim.name], on=False)
+
+        self._ends(self._random.uniform(0.5, 3.0), resume)
 
     def _order_drain(self, victim: Process, *, on: bool) -> None:
         for router in self._alive(RouterProcess):

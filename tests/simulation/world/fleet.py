@@ -42,11 +42,13 @@ class Fleet:
         self.router_names = ["r0"]
         self.tally = Tally()
         self.judge = Judge(self)
-        self.model = clock.random.choices(list(MODELS), ODDS)[0]
-        #: Of each worker.
-        self.capacity = MODELS[self.model]
+        self.serve(clock.random.choices(list(MODELS), ODDS)[0])
         #: What happens to a process that computed poison; `Faults` sets it.
         self.poisoned: Callable[[Process], None] = lambda process: None
+
+    def serve(self, model: str) -> None:
+        """Before `build`. `capacity` is that of each worker."""
+        self.model, self.capacity = model, MODELS[model]
 
     def build(self) -> None:
         prefills, decodes = self.clock.random.choice(SHAPES)
@@ -110,6 +112,14 @@ class Fleet:
         """A new router does not know what the old one gave to whom."""
         routers = [self.router(name) for name in self.router_names]
         return any(router is not None and router.number > 1 for router in routers)
+
+    def moved(self) -> dict[str, int]:
+        """How often streams moved, by reason and outcome, as the routers that live counted."""
+        found: Counter[str] = Counter()
+        for router in self.routers():
+            for (reason, outcome), times in router.core.tables.counts.moves.items():
+                found[f"{reason.value} {outcome.value}"] += times
+        return dict(found)
 
     def submitted(self) -> int:
         """Requests that clients asked for."""

@@ -279,10 +279,11 @@ class Judge:
 
     def _judge_amplification(self) -> None:
         """No attempt is given to a worker twice by one router, and further attempts keep to the
-        retry budget, save those of streams that the router moves."""
+        retry budget, save those of streams that the router moves or parks."""
         dispatches = self._fleet.tally.dispatches
         requests = {request_id for request_id, _ in dispatches}
-        attempts = len(dispatches) - len(requests) - self._fleet.tally.moves
+        parked = self._fleet.moved().get("room parked", 0)
+        attempts = len(dispatches) - len(requests) - self._fleet.tally.moves - parked
         trickle = RETRY_PER_SECOND * self._clock.now
         budget = RETRY_SHARE * self._fleet.submitted() + RETRY_BURST + trickle
         if attempts > budget and not self._fleet.router_restarted():

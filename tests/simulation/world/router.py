@@ -10,6 +10,7 @@ from common.messages import Message, Role
 from services.router.core import Core
 from services.router.events import Event, Note, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
+from tests.simulation.world.move_watch import MoveWatch
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Process
 from tests.simulation.world.watch import RouterWatch
@@ -20,6 +21,7 @@ QUEUE_SECONDS = 4.0
 RETRY_SHARE = 0.05
 RETRY_BURST = 5.0
 RETRY_PER_SECOND = 0.2
+KV_YIELD = 0.2
 
 
 def settings(name: str, incarnation: str) -> Settings:
@@ -39,6 +41,7 @@ def settings(name: str, incarnation: str) -> Settings:
             retry_share=RETRY_SHARE,
             retry_burst=RETRY_BURST,
             retry_per_min=RETRY_PER_SECOND * 60,
+            kv_yield=KV_YIELD,
         ),
     )
 
@@ -55,6 +58,7 @@ class RouterProcess(Process):
             self.clock.now,
         )
         self._watch = RouterWatch(self)
+        self._moves = MoveWatch(self)
         self._events: deque[Event] = deque()
         self.every(PULSE, self._pulse)
         self.every(PULSE, self._second_look)
@@ -70,6 +74,7 @@ class RouterProcess(Process):
             self._watch.before(self._events[0])
             actions = self.core.handle(self._events[0], self.clock.now)
             self._watch.after(self._events[0], actions)
+            self._moves.after(self._events[0], actions)
             for action in actions:
                 if isinstance(action, Send):
                     if not self.answer("control", action.peer, action.message, action.body):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from common.messages import PriorityClass
 from tests.simulation.world.clock import Clock
-from tests.simulation.world.faults import Faults
+from tests.simulation.world.faults import MOVING, ORDERED, Faults
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import GatewayProcess, spec
 from tests.simulation.world.network import Network
@@ -17,6 +18,9 @@ SETTLE_SECONDS = 14.0
 CALM_AFTER = 0.8
 PULSE = 0.2
 WIRE_SHARE = 0.05
+#: Of the worlds in which operators move streams, those of a model whose KV moves.
+FULL_SHARE = 0.8
+BATCH_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Outcome:
     first_dispatches: int
     moves: int
     taken: int
+    moved: dict[str, int]
     ends: dict[str, int]
     faults: dict[str, int]
     virtual_seconds: float
@@ -53,6 +58,8 @@ class World:
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
         if self.faults.weather == "drains":
             self._pace *= 8  # where others wait, streams stay
+        if self.faults.weather in ORDERED:
+            self._pace *= self.clock.random.choice([1, 2, 6])
         self.network.wire = self.clock.random.random() < WIRE_SHARE
         self._serial = 0
 
@@ -63,8 +70,10 @@ class World:
     def run(self) -> Outcome:
         """Raises PromiseBrokenError."""
         clock = self.clock
+        if self.faults.weather in ORDERED and clock.random.random() < FULL_SHARE:
+            self.fleet.serve("full")
         self.fleet.build()
-        if self.faults.weather == "drains":
+        if self.faults.weather in MOVING:
             self._make_room()
         self.faults.start(LOAD_SECONDS)
         clock.after(0.1, self._arrival)
@@ -79,8 +88,10 @@ class World:
         return settled and self.fleet.at_rest()
 
     def _make_room(self) -> None:
-        """One more decode worker, and streams that are still there when theirs is drained."""
+        """More decode workers, and streams that are still there when theirs is drained."""
         self.fleet.add(DecodeProcess(self.fleet, "d9"))
+        if self.faults.weather != "drains":
+            self.fleet.add(DecodeProcess(self.fleet, "d8"))
         for worker in self.fleet.workers():
             worker.engine.slow = 5.0
 
@@ -101,7 +112,9 @@ class World:
         draw = self.clock.random
         self._serial += 1
         prompt, output = draw.choice([2, draw.randint(3, 50), draw.randint(20, 110)]), (1, 14)
-        if self.faults.weather == "drains" and prompt <= LONG_PROMPT_MAX:
+        if self.faults.weather == "moves":
+            prompt = draw.choice([draw.randint(3, 20), 60, 100])
+        if self.faults.weather in MOVING and prompt <= LONG_PROMPT_MAX:
             output = (30, 60)
         request = spec(
             f"{gateway.identity}/{self._serial}",
@@ -110,6 +123,8 @@ class World:
             output=draw.randint(*output),
             deadline_ms=draw.choice([0.0, 0.0, 300.0]),
         )
+        if self.faults.weather == "moves" and draw.random() < BATCH_SHARE:
+            request = replace(request, priority=PriorityClass.BATCH)
         gateway.open(request, draw.uniform(0.0, 0.4) if draw.random() < 0.12 else 0.0)
 
     def _outcome(self) -> Outcome:
@@ -130,6 +145,7 @@ class World:
             first_dispatches=len({request_id for request_id, _ in dispatches}),
             moves=self.fleet.tally.moves,
             taken=self.fleet.tally.taken,
+            moved=self.fleet.moved(),
             ends=ends,
             faults=dict(self.faults.counts),
             virtual_seconds=self.clock.now,

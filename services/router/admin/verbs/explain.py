@@ -18,7 +18,7 @@ from common.net.admin_verbs import Value
 from common.telemetry.timeline import TimelineRecord
 from services.router.admin.verb import View
 from services.router.records.attempt import Attempt
-from services.router.timeline.attempt_story import attempt_record
+from services.router.timeline.attempt_story import attempt_records
 from services.router.timeline.record import make_record
 from services.router.timeline.recorder import KeptRecord, measures
 
@@ -39,7 +39,7 @@ def run(view: View, args: dict[str, Value]) -> Any:
     known.sort(key=lambda attempt: attempt.number)
     kept = view.tables.recorder.find(request_id)
     record = kept.record if kept is not None else _record_now(view, request_id)
-    attempts = [attempt_record(attempt, view.now) for attempt in known]
+    attempts = attempt_records(known, view.now)
     return {
         "request_id": request_id,
         "timeline": record or {},

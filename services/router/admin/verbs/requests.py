@@ -43,7 +43,16 @@ def _row(view: View, attempt: Attempt) -> RequestRow:
         decode=placement.decode.name if placement else "",
         gateway=name_of(attempt.gateway),
         waits_for=attempt.waits_for.value if queued and attempt.waits_for else "",
+        move=_move(attempt),
     )
+
+
+def _move(attempt: Attempt) -> str:
+    order = attempt.leaves_by
+    if order is not None:
+        return f"leaves for {name_of(order.target) or 'another'} ({order.reason.value})"
+    source = name_of(attempt.moved_from)
+    return f"from {source} ({attempt.move_reason.value})" if source else ""
 
 
 def _queued(view: View, attempt: Attempt) -> QueuedRow:

@@ -100,6 +100,11 @@ PROMPT = {
     "digest": "6262", "request_id": "r1", "workers": ["d0", "d1"], "left_s": 42.0, "refused": 3,
 }  # fmt: skip
 EVENT = {"unix_ms": 1_700_000_000_000, "level": "info", "request_id": "", "sentence": "number 4"}
+MOVE = {"request_id": "abc", "attempt": 1, "from": "d0", "to": "", "could_go_to": ["d1", "d2"]}
+EVICTED = (
+    "decode d0 is draining: 2 requests were dropped (2: a); 3 streams move with their KV; "
+    "ask again to drop what does not"
+)
 DRAIN = {"worker": "d0", "role": "decode", "state": "draining", "requests_left": 3}
 
 
@@ -117,6 +122,7 @@ DRAIN = {"worker": "d0", "role": "decode", "state": "draining", "requests_left":
             STATUS | {"ready": True, "drained_per_s": 4.5},
             ["yes", "4.5 requests/s", "12 told when to come back, 25% of them expected"],
         ),
+        ("requests", [REQUEST | {"move": "leaves for d1 (room)"}], ["leaves for d1 (room)"]),
         ("status", STATUS | {"flapping": {"d2": "died 9 times"}}, ["FLAPPING d2", "died 9 times"]),
         ("workers", [WORKER], ["d0", "2/8", "50%", "25%", "90.0 s"]),
         ("workers", [WORKER | {"kv_tokens_max": 0}], ["d0"]),
@@ -186,6 +192,21 @@ def test_people_are_shown(verb: str, result: Any, shows: list[str]) -> None:
             "decode d0 is drained: nothing runs there, it may be stopped",
         ),
         ("resume", DRAIN | {"state": "ready"}, "decode d0 is ready, with 3 requests"),
+        (
+            "move",
+            MOVE | {"to": "d1"},
+            "request abc leaves d0 for d1; `explain abc` says what became of it",
+        ),
+        (
+            "move",
+            MOVE,
+            "request abc leaves d0 for d1 or d2; `explain abc` says what became of it",
+        ),
+        (
+            "evict",
+            DRAIN | {"requests_dropped": 2, "requests_moving": 3, "dropped_because": {"a": 2}},
+            EVICTED,
+        ),
         (
             "evict",
             {"request_id": "r", "was": "queued", "requests_dropped": 1},

@@ -25,6 +25,7 @@ from common.prefix import HASH_BYTES
 from services.gateway.requests import recovery
 from services.gateway.requests.events import (
     Action,
+    DrainStarted,
     FromRouter,
     RouterDown,
     RouterUp,
@@ -269,6 +270,20 @@ def test_a_stopping_gateway_begins_nothing_anew(gate: Gate) -> None:
     gate.core.lifecycle.draining = True
     gate.do(WorkerGone(D0, "x"))
     assert gate.error().code is Code.STREAM_INTERRUPTED
+
+
+def test_a_stopping_gateway_lets_streams_move_that_it_waits_for(gate: Gate) -> None:
+    """Nothing is begun anew: the stream goes on from its KV."""
+    gate.do(DrainStarted())
+    moved = Delta("r", 1, 2, [], error=Code.MOVED.value)
+    submit, _ = submitted(gate.do(Stepped(D0, [moved])))
+    assert (submit.attempt, submit.moved_from) == (2, D0.decode())
+
+
+@pytest.mark.parametrize("recovery", [True, False])
+def test_only_where_streams_go_on_elsewhere_may_they_be_moved(*, recovery: bool) -> None:
+    submit, _ = submitted(Gate(recovery=recovery).open())
+    assert submit.resumable is recovery
 
 
 def test_what_the_router_preempts_goes_on_and_is_no_death(gate: Gate) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.errors import Code
 from common.messages import Beat, KvCounts, Load
 from services.router.admin import kv_ledger
+from services.router.rules.moves import CONNECT_SECONDS
 from tests.rigs.messages import kv_hold
 from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import Rig
+from tests.unit.services.router.rules.test_moves import fleet, give_up
 
 
 def report(rig: Rig, *, request_id: str = "r1", age_ms: float = 10.0, peer: str = "p0|1") -> None:
@@ -81,3 +84,36 @@ def test_one_worker_and_fewer_rows(rig: Rig) -> None:
     assert kv(rig, worker="d0")["holds"] == []
     assert kv(rig, limit=0)["holds"] == []
     assert kv(rig, limit=0)["holds_total"] == 1
+
+
+def test_what_a_stream_left_behind_is_moving_until_its_lease_has_ended() -> None:
+    rig = fleet()
+    ask(rig, "move", request="r0", to="d1")
+    rig.tick(CONNECT_SECONDS + 0.1)
+    rig.ended("r0", error=Code.MOVED)
+    rig.now += 3.0
+    kept(rig, 1, lease_left_ms=500.0)
+    (hold,) = kv(rig)["holds"]
+    assert (hold["owner"], hold["state"], hold["orphan"]) == ("d0", "moving", False)
+    kept(rig, 1, lease_left_ms=0.0)
+    assert kv(rig)["orphans"] == 1, "its lease is over, and it is still there"
+
+
+def test_what_is_handed_over_is_moving_until_the_stream_is_over() -> None:
+    rig = fleet()
+    ask(rig, "move", request="r0", to="d1")
+    rig.tick(CONNECT_SECONDS + 0.1)
+    give_up(rig)
+    kept(rig, 2, lease_left_ms=30_000.0)
+    assert kv(rig)["holds"][0]["state"] == "moving"
+    rig.started("r0", 2, peer="d1|1")
+    rig.ended("r0", 2, peer="d1|1")
+    rig.now += kv_ledger.ORPHAN_SECONDS + 0.1
+    kept(rig, 2, lease_left_ms=30_000.0)
+    assert kv(rig)["orphans"] == 1
+
+
+def kept(rig: Rig, attempt: int, *, lease_left_ms: float) -> None:
+    """d0 says what it holds of this attempt."""
+    hold = kv_hold("r0", attempt=attempt, lease_left_ms=lease_left_ms, side="send")
+    rig.receive("d0|1", Beat(load=Load(), kv_holds=(hold,), kv_holds_total=1))

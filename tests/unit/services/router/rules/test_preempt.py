@@ -6,9 +6,21 @@ from typing import Any
 
 import pytest
 
-from common.messages import Abandoned, Abort, Ended, Failed, Load, PriorityClass, Submit
+from common.messages import (
+    Abandoned,
+    Abort,
+    Ended,
+    Failed,
+    HandOver,
+    Load,
+    Move,
+    PriorityClass,
+    Submit,
+)
+from services.router.events import Send
+from services.router.records.move import MoveOutcome, MoveReason
 from services.router.records.states import AttemptState
-from services.router.rules import admit, preempt
+from services.router.rules import admit, moves, preempt
 from tests.unit.services.router.rig import Rig
 
 
@@ -143,3 +155,161 @@ def test_while_kv_is_short_the_newest_of_the_lowest_class_makes_room(*, short: b
     state = rig.core.tables.attempts["r3", 1].state
     assert state is (AttemptState.ABORTING if short else AttemptState.DECODING)
     assert rig.core.tables.attempts["r0", 1].state is AttemptState.DECODING
+
+
+BATCH, INTERACTIVE = PriorityClass.BATCH, PriorityClass.INTERACTIVE
+
+
+def split(victim: PriorityClass = BATCH, **fields: Any) -> Rig:
+    """`r0`, then `r1`, stream on d0, which has room for 400 tokens. d1 has room for 200. `x` waits,
+    and needs 300."""
+    rig = Rig(remote_prefill="never")
+    rig.gateway()
+    rig.beat(rig.decode("d0", blocks=27), Load())
+    for name in ("r0", "r1"):
+        submit(rig, name, prompt_tokens=100, max_tokens=44, priority=victim, **fields)
+        rig.started(name, kv=None)
+    rig.beat(rig.decode("d1", blocks=14), Load())
+    rig.core.tables.admission.kv_used = 0.9
+    submit(rig, "x", prompt_tokens=200, max_tokens=40, priority=INTERACTIVE)
+    assert rig.state("x") == "queued"
+    rig.sent.clear()
+    return rig
+
+
+def pressed(rig: Rig, seconds: float = 0.2) -> list[str]:
+    """What is told to move after so long, while KV stays short."""
+    for _ in range(round(seconds / 0.2)):
+        rig.core.tables.admission.kv_used = 0.9
+        rig.now += 0.2
+        for peer in ("g0|1", "d0|1", "d1|1"):
+            rig.beat(peer, Load(running=1, kv_used=0.9))
+        rig.core.tables.admission.kv_used = 0.9
+        rig.sent += [a for a in preempt.preempt(rig.core.tables, rig.now) if isinstance(a, Send)]
+        rig.sent += [a for a in moves.move_streams(rig.core.tables, rig.now) if isinstance(a, Send)]
+        rig.core.check_invariants()
+    return [move.request_id for move in rig.take(Move)]
+
+
+def parked(rig: Rig) -> list[str]:
+    return [failed.request_id for failed in rig.take(Failed) if failed.code == "preempted"]
+
+
+def test_a_stream_moves_with_its_kv_where_that_makes_room() -> None:
+    rig = split()
+    assert pressed(rig, 0.6) == ["r1"]
+    assert parked(rig) == []
+    rig.ended("r1", error="moved")
+    assert rig.known("x").decode == "d0|1"
+    rig.submit("r1", 2, prompt=110, out=34, moved_from="d0|1", resumable=True, priority=BATCH)
+    assert rig.known("r1", 2).decode == "d1|1"
+    assert len(rig.take(HandOver, "d0|1")) == 1
+    assert pressed(rig) == [], "nobody waits any more"
+
+
+def test_one_stream_at_a_time_is_on_its_way() -> None:
+    rig = split()
+    assert pressed(rig, 1.0) == ["r1"]
+
+
+def test_a_stream_that_would_make_no_room_by_moving_is_parked() -> None:
+    """What waits needs more than one of them leaves."""
+    rig = split()
+    rig.cancel("x")
+    submit(rig, "y", prompt_tokens=380, max_tokens=20, priority=INTERACTIVE)
+    assert pressed(rig, 0.2) == []
+    assert parked(rig) == ["r1"]
+    assert rig.core.tables.counts.moves == {(MoveReason.ROOM, MoveOutcome.PARKED): 1}
+
+
+def test_a_stream_is_parked_where_nobody_has_room_for_it() -> None:
+    rig = split()
+    rig.gone("d1|1")
+    assert pressed(rig, 0.2) == []
+    (failed,) = [f for f in rig.take(Failed) if f.code == "preempted"]
+    assert "no other worker has room for this one, which goes on later" in failed.message
+
+
+def test_a_parked_stream_goes_on_without_a_retry_budget() -> None:
+    """It has not failed, and its client would get an error in the middle of its answer."""
+    rig = split()
+    rig.gone("d1|1")
+    pressed(rig, 0.2)
+    assert parked(rig) == ["r1"]
+    budget = rig.core.tables.admission.retry_budget
+    while budget.take(1, rig.now):
+        pass
+    submit(rig, "r1", 2, prompt_tokens=110, max_tokens=34, priority=BATCH)
+    assert rig.state("r1", 2) == "queued"
+    submit(rig, "r0", 2, prompt_tokens=110, max_tokens=34, priority=BATCH)
+    assert rig.state("r0", 2) == "refused"
+
+
+def test_a_stream_that_has_just_moved_is_not_moved_again() -> None:
+    """It is parked only if there is no other."""
+    rig = split(moved_from="d9|1")
+    assert pressed(rig, 0.2) == []
+    assert parked(rig) == ["r1"]
+    rig = split(moved_from="d9|1")
+    rig.core.tables.attempts["r0", 1].moved_at = None
+    assert pressed(rig, 0.6) == ["r0"]
+    rig = split(moved_from="d9|1")
+    rig.now += moves.COOLDOWN_SECONDS
+    assert pressed(rig, 0.6) == ["r1"]
+
+
+def test_what_was_parked_waits_until_nobody_waits_for_whom_it_would_be_parked_again() -> None:
+    """It would fit beside the one that waits, and be parked for that one at the next Tick."""
+    rig = split()
+    rig.gone("d1|1")
+    pressed(rig, 0.2)
+    assert parked(rig) == ["r1"]
+    rig.receive("d0|1", Ended(request_id="r1", attempt=1, error="cancelled"))
+    assert rig.state("x") == "placed"
+    submit(rig, "y", prompt_tokens=200, max_tokens=40, priority=INTERACTIVE)
+    submit(rig, "r1", 2, prompt_tokens=8, max_tokens=8, priority=BATCH)
+    submit(rig, "z", prompt_tokens=8, max_tokens=8)
+    assert (rig.state("y"), rig.state("r1", 2), rig.state("z")) == ("queued", "queued", "placed")
+    rig.ended("z")
+    assert rig.state("r1", 2) == "queued"
+    rig.cancel("y")
+    assert rig.state("r1", 2) == "placed"
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_no_stream_is_parked_twice_in_a_short_time(*, between: bool) -> None:
+    """`between`: also if the attempt in which it went on failed for another reason."""
+    rig = split()
+    rig.gone("d1|1")
+    pressed(rig, 0.2)
+    assert parked(rig) == ["r1"]
+    rig.receive("d0|1", Ended(request_id="r1", attempt=1, error="cancelled"))
+    rig.ended("x")
+    attempt = 2
+    submit(rig, "r1", attempt, prompt_tokens=110, max_tokens=34, priority=BATCH)
+    if between:
+        rig.ended("r1", attempt, error="engine_failed")
+        attempt = 3
+        submit(rig, "r1", attempt, prompt_tokens=110, max_tokens=34, priority=BATCH)
+    assert rig.state("r1", attempt) == "placed"
+    submit(rig, "y", prompt_tokens=200, max_tokens=40, priority=INTERACTIVE)
+    assert pressed(rig, 0.2) == []
+    assert parked(rig) == ["r0"]
+    rig.ended("r0", error="cancelled")
+    rig.ended("y")
+    submit(rig, "y2", prompt_tokens=380, max_tokens=20, priority=INTERACTIVE)
+    assert pressed(rig, 0.4) == []
+    assert parked(rig) == []
+
+
+def test_nobody_of_the_same_class_makes_room() -> None:
+    rig = split(INTERACTIVE)
+    assert pressed(rig, 0.6) == []
+    assert parked(rig) == []
+
+
+def test_a_stream_that_nobody_reads_moves_too() -> None:
+    rig = split(PriorityClass.STANDARD)
+    leave(rig, "r0")
+    assert pressed(rig, 0.6) == ["r0"]
+    assert parked(rig) == []

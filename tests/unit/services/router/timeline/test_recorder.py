@@ -175,7 +175,7 @@ def test_the_names_of_a_timeline_line_are_stable(rig: Rig) -> None:
     (attempt,) = line["attempts"]
     assert " ".join(attempt) == (
         "attempt state outcome total_ms gateway prompt_tokens max_tokens prefill decode policy "
-        "candidates kv workers_ms cached_tokens phases sentences"
+        "candidates move kv workers_ms cached_tokens phases sentences"
     )
     assert " ".join(attempt["phases"][0]) == "phase start_ms end_ms"
     assert " ".join(attempt["candidates"][0]) == "role name score"

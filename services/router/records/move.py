@@ -1,0 +1,49 @@
+"""The order that a running stream leaves its decode worker and goes on at another."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class MoveReason(enum.StrEnum):
+    #: An operator drains its worker.
+    DRAIN = "drain"
+    #: Its worker stops.
+    STOP = "stop"
+    #: An operator evicts all that its worker holds.
+    EVICT = "evict"
+    #: An operator moves this stream.
+    OPERATOR = "operator"
+    #: A request of a higher class, or one that a client waits for, needs its place.
+    ROOM = "room"
+    #: Its worker gave it up at the end of a drain, or another router ordered it.
+    UNORDERED = "unordered"
+
+
+class MoveOutcome(enum.StrEnum):
+    #: It goes on from its KV.
+    MOVED = "moved"
+    #: It goes on, and its KV was computed again: it did not come.
+    RECOMPUTED = "recomputed"
+    #: It was over before it left.
+    ENDED = "ended"
+    #: It left, and was over before it had a token elsewhere.
+    LOST = "lost"
+    #: No other worker had room: it was ended, and is computed again once there is room.
+    PARKED = "parked"
+
+
+@dataclass(slots=True)
+class MoveOrder:
+    """Of one attempt. The next attempt of the request is placed by it."""
+
+    reason: MoveReason
+    #: The reason for an operator.
+    sentence: str
+    #: Identity of the decode worker on which it is to go on; empty = any that has room.
+    target: str = ""
+    #: When its worker is told. The workers that may take it connect before.
+    due: float = 0.0
+    #: When its worker was told; None = not yet.
+    told: float | None = None

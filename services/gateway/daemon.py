@@ -293,7 +293,7 @@ class Gateway:
             self._on_fleet()
 
     def _on_fleet(self) -> None:
-        fleet = self._core.fleet
+        fleet = self._core.fleet_of(self._config.model.served_name)
         if fleet is not None and fleet.max_model_len:
             self._app.on_context()
             self._full_api.set_context(fleet.max_model_len)

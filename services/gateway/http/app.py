@@ -48,6 +48,7 @@ class App:
         handle: Callable[[Event], None],
     ) -> None:
         self._config = config
+        self._served_name = config.model.served_name
         self._core = core
         self._text = text
         self._model_root = model_root
@@ -134,20 +135,19 @@ class App:
             return Health(ready=False, reason="this gateway is stopping")
         if not core.router_up:
             return Health(ready=False, reason="no router answers")
-        if core.fleet is None:
+        fleet = core.fleet_of(self._served_name)
+        if fleet is None:
             return Health(ready=False, reason="the router has not reported the fleet yet")
-        if not core.fleet.ready:
-            return Health(ready=False, reason=core.fleet.reason or "no decode worker is ready")
+        if not fleet.ready:
+            return Health(ready=False, reason=fleet.reason or "no decode worker is ready")
         return Health(ready=True)
 
     def model(self, name: str | None = None) -> dict[str, Any]:
         """Raises BatonError(MODEL_NOT_FOUND)."""
         self._intake.check_model(name)
-        fleet = self._core.fleet
+        fleet = self._core.fleet_of(self._served_name)
         known = fleet.max_model_len if fleet is not None else 0
-        return models_body(
-            self._config.model.served_name, self._model_root, self._created, known or None
-        )
+        return models_body(self._served_name, self._model_root, self._created, known or None)
 
     async def context(self) -> int:
         """The longest sequence that the fleet takes, in tokens. Waits up to `router_wait_ms` until
@@ -164,5 +164,5 @@ class App:
                     f"the fleet cannot serve yet: {self.health().reason}",
                     retry_after_ms=RETRY_SOON_MS,
                 ) from None
-        fleet = self._core.fleet
+        fleet = self._core.fleet_of(self._served_name)
         return fleet.max_model_len if fleet is not None else 0

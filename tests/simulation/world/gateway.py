@@ -258,7 +258,7 @@ def spec(request_id: str, serial: int, prompt: int, output: int, deadline_ms: fl
     return RequestSpec(
         kind=Kind.COMPLETION,
         request_id=request_id,
-        model="m",
+        model="model",
         created=0,
         prompt_ids=[serial] + [7] * (prompt - 1),
         sampling=Sampling(max_tokens=output),

@@ -68,7 +68,7 @@ class Judge:
         if newest is speaker or not isinstance(newest, WorkerProcess):
             return
         for router in self._fleet.routers():
-            fenced = speaker.identity in router.core.tables.fenced
+            fenced = speaker.identity in router.core.shared.fenced
             calm = all(p.calm(CALM_SECONDS) for p in (router, gateway, speaker, newest))
             if fenced and calm and self.strict:
                 self._clock.violate(f"{gateway.name} took tokens of fenced {speaker.identity}")

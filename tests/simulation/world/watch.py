@@ -48,7 +48,9 @@ class RouterWatch:
             key = (event.message.request_id, event.message.attempt)
             attempt = tables.attempts.get(key)
             gateway = tables.gateways.get(event.peer)
-            known = gateway is not None and not gateway.gone and event.peer not in tables.fenced
+            known = (
+                gateway is not None and not gateway.gone and event.peer not in tables.shared.fenced
+            )
             mine = attempt is not None and attempt.gateway == event.peer
             if attempt is not None and attempt.state in ON_D and mine and known:
                 self._cancelled = (key, attempt.decode)

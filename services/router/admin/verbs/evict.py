@@ -19,17 +19,18 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
         raise BatonError(Code.INVALID_REQUEST, "evict needs a worker or request=ID, one of the two")
     if request:
         return _request(view, request)
-    row = worker_named(view.tables, worker)
+    row = worker_named(view.shared, worker)
     held = len(row.held)
     view.act(WorkerEvicted(row.identity))
     return {**progress(row), "requests_dropped": held}
 
 
 def _request(view: View, request_id: str) -> dict[str, Any]:
-    attempt = view.tables.newest.get(request_id)
-    if attempt is None:
+    tables = view.shared.holder_of_request(request_id)
+    if tables is None:
         sentence = f"no request {request_id[:96]!r} is queued or running; `requests` lists them"
         raise BatonError(Code.NOT_FOUND, sentence)
-    state = view.tables.attempts[request_id, attempt].state.value
+    attempt = tables.newest[request_id]
+    state = tables.attempts[request_id, attempt].state.value
     view.act(RequestEvicted(request_id, attempt))
     return {"request_id": request_id, "attempt": attempt, "was": state, "requests_dropped": 1}

@@ -329,8 +329,9 @@ def test_a_restarted_router_does_not_make_the_length_unknown(gate: Gate) -> None
     gate.do(FromRouter(known))
     unknown = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=0)
     gate.do(FromRouter(unknown))
-    assert gate.core.fleet is not None
-    assert (gate.core.fleet.ready, gate.core.fleet.max_model_len) == (False, 99)
+    fleet = gate.core.fleet_of("m")
+    assert fleet is not None
+    assert (fleet.ready, fleet.max_model_len) == (False, 99)
 
 
 def test_no_state_is_left_from_a_terminal_one(gate: Gate) -> None:

@@ -80,11 +80,12 @@ def check_mode(config: Config) -> None:
             "router.remote_prefill",
             f'"always" needs prefill workers, and mode {router.mode} has none; use "auto"',
         )
-    several = len(config.decode) > len(config.served)
-    if router.mode == "single" and several:
+    models = [config.model_of(worker).served_name for worker in config.decode.values()]
+    most = max(map(models.count, models), default=0)
+    if router.mode == "single" and most > 1:
         raise ConfigError(
             "router.mode",
-            f"single is exactly one decode worker, but the file has {len(config.decode)}; "
+            f"single is exactly one decode worker, but the file has {most}; "
             'remove some, or set mode = "replicated"',
         )
 

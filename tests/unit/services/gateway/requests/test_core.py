@@ -353,3 +353,23 @@ def test_the_messages_that_leave_carry_the_attempt(gate: Gate) -> None:
     assert abort.message == Abort(request_id="r", attempt=1, reason="gone")
     assert isinstance(cancel, ToRouter)
     assert cancel.message == Cancel(request_id="r", attempt=1, reason="gone")
+
+
+def test_each_model_of_the_fleet_is_told_apart(gate: Gate) -> None:
+    """The gate's requests ask for `m`."""
+    mine = Fleet(ready=True, prefill_ready=1, decode_ready=2, max_model_len=99, model="m")
+    other = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=7, model="n")
+    gate.do(FromRouter(mine))
+    assert sent(gate.do(FromRouter(other))) == []
+    assert (gate.core.fleet_of("m"), gate.core.fleet_of("n")) == (mine, other)
+    assert gate.core.fleet_of("o") is None
+    unnamed = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=5)
+    gate.do(FromRouter(unnamed))
+    assert gate.core.fleet_of("m") == gate.core.fleet_of("n") == unnamed
+
+
+def test_a_submit_names_the_model(gate: Gate) -> None:
+    (action,) = gate.open("s")
+    assert isinstance(action, ToRouter)
+    assert isinstance(action.message, Submit)
+    assert action.message.model == "m"

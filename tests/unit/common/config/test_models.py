@@ -109,6 +109,6 @@ def test_a_worker_cannot_name_a_model_where_the_file_has_one() -> None:
 
 def test_single_is_one_decode_worker_of_each_model() -> None:
     changed(prefill={}, router={"mode": "single"})
+    more = {"d0": {"model": "chat"}, "d1": {"model": "chat"}}
     with pytest.raises(ConfigError, match="single is exactly one decode worker"):
-        more = {"d0": {"model": "chat"}, "d1": {"model": "chat"}}
         changed(prefill={}, router={"mode": "single"}, decode=more)

@@ -28,8 +28,12 @@ def check_models(config: Config) -> None:
         if not 0 < len(name) <= MODEL_CHARS_MAX or not name.isprintable():
             sentence = f"a model's name is 1 to {MODEL_CHARS_MAX} printable characters"
             raise ConfigError(f"models.{name[:MODEL_CHARS_MAX]!r}", sentence)
-    if len(config.served) < len(config.models):
-        raise ConfigError("models", "two models have one name; give each a `name` of its own")
+    models = config.models.values() or (config.model,)
+    names = [name for model in models for name in (model.served_name, *model.aliases)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        sentence = f"two models, or a model and an alias, have the name {twice!r}"
+        raise ConfigError("models" if config.models else "model.aliases", sentence)
     known = ", ".join(config.models) or "none; leave the key out"
     for path, worker in _workers(config):
         if worker.model and worker.model not in config.models:

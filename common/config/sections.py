@@ -44,6 +44,8 @@ class ModelConfig(Section, frozen=True):
     name: str = ""
     """Name by which clients ask for the model; empty is the last part of `path`, or the NAME of
     `[models.NAME]`."""
+    aliases: tuple[str, ...] = ()
+    """Further names by which clients may ask for it. Its answers have its `name`."""
     max_model_len: Annotated[int, Meta(ge=0)] = 0
     """Tokens of a prompt and its output together; 0 is the model's own limit."""
     tool_parser: str = ""

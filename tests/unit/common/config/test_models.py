@@ -89,7 +89,7 @@ def test_workers_of_two_models_may_differ_where_those_of_one_may_not() -> None:
         ({"model": {"path": "x"}}, "model", "the file has [models.NAME], too"),
         ({"decode": {"d0": {"model": "nope"}}}, "decode.d0.model", "(there: chat, code)"),
         ({"decode": {"d0": {}}}, "decode.d0.model", "says no model, and the file has several"),
-        ({"models": {"a": {"name": "x"}, "b": {"name": "x"}}}, "models", "two models have one"),
+        ({"models": {"a": {"name": "x"}, "b": {"name": "x"}}}, "models", "have the name 'x'"),
         ({"models": {"a": {"pth": "x"}}}, "models.a", "unknown key 'pth'"),
         ({"models": {"a\n": {}}}, "models.'a\\n'", "1 to 64 printable characters"),
         ({"models": {"n" * 65: {}}}, f"models.'{'n' * 64}'", "1 to 64 printable characters"),

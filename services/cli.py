@@ -35,10 +35,10 @@ SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
 ROUTERS = ("router.control", "router.standby")
 #: The keys that each daemon reads. A reload that changes only other keys is not reported by it.
 SECTIONS = {
-    Role.GATEWAY: ("fleet", "model", "gateway", *ROUTERS),
-    Role.ROUTER: ("fleet", "router", "kv"),
-    Role.PREFILL: ("fleet", "model", "prefill.{name}", *ROUTERS),
-    Role.DECODE: ("fleet", "model", "decode.{name}", *ROUTERS),
+    Role.GATEWAY: ("fleet", "model", "models", "gateway", *ROUTERS),
+    Role.ROUTER: ("fleet", "models", "router", "kv"),
+    Role.PREFILL: ("fleet", "model", "models", "prefill.{name}", *ROUTERS),
+    Role.DECODE: ("fleet", "model", "models", "decode.{name}", *ROUTERS),
     Role.HEALTH: ("fleet", "health"),
 }
 HOST_TOOLS = {

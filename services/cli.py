@@ -35,10 +35,10 @@ SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
 ROUTERS = ("router.control", "router.standby")
 #: The keys that each daemon reads. A reload that changes only other keys is not reported by it.
 SECTIONS = {
-    Role.GATEWAY: ("fleet", "model", "gateway", *ROUTERS),
-    Role.ROUTER: ("fleet", "router", "kv"),
-    Role.PREFILL: ("fleet", "model", "prefill.{name}", *ROUTERS),
-    Role.DECODE: ("fleet", "model", "decode.{name}", *ROUTERS),
+    Role.GATEWAY: ("fleet", "model", "models", "gateway", *ROUTERS),
+    Role.ROUTER: ("fleet", "models", "router", "kv"),
+    Role.PREFILL: ("fleet", "model", "models", "prefill.{name}", *ROUTERS),
+    Role.DECODE: ("fleet", "model", "models", "decode.{name}", *ROUTERS),
     Role.HEALTH: ("fleet", "health"),
 }
 HOST_TOOLS = {
@@ -189,11 +189,12 @@ def _check(path: Path) -> int:
 
     config = configuration.load(path)
     check_socket_paths(config)
-    check_model(config)
+    for model in config.served:
+        check_model(config.of_model(model))
     for sentence in untested(config):
         print(f"baton: warning: {sentence}", file=sys.stderr)
     print(
-        f"{path}: good. {config.model.served_name} on {len(config.prefill)} prefill and "
+        f"{path}: good. {', '.join(config.served)} on {len(config.prefill)} prefill and "
         f"{len(config.decode)} decode workers."
     )
     return 0
@@ -249,11 +250,11 @@ def _serve_worker(role: Role, source: Source, name: str, logger: Logger) -> int:
     from common.engine.open import open_engine
     from common.engine.vllm.argument_check import untested
 
-    config = source.running
-    for sentence in untested(config):
+    for sentence in untested(source.running):
         logger.warning("engine.argument_untested", sentence=sentence)
     incarnation = secrets.token_hex(8)
     try:
+        config = source.running.of_worker(role, name)
         engine = open_engine(config, role, name, incarnation, progress=Notifier().status)
     except BatonError as error:
         logger.error("daemon.failed", code=error.code, sentence=error.message)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.config.sections import Config
+from common.config.engine import EngineConfig
+from common.config.sections import Config, ModelConfig, WorkerConfig
 from common.engine.vllm.argument_table import KV_ARGUMENTS, TEXT_ARGUMENTS
 from common.errors import ConfigError
 from common.model.parsers import REASONING, TOOL, known_parsers
 
+MODEL_CHARS_MAX = 64
 #: Engine arguments that change what a model computes, or what its text is.
 MODEL_ARGS = sorted(KV_ARGUMENTS | TEXT_ARGUMENTS)
 
@@ -21,11 +23,43 @@ def check_names(config: Config) -> None:
         raise ConfigError(f"decode.{name}", sentence)
 
 
+def check_models(config: Config) -> None:
+    """Raises ConfigError for two models of one name, and for a worker that says no model of the
+    file."""
+    for name in config.models:
+        if not 0 < len(name) <= MODEL_CHARS_MAX or not name.isprintable():
+            sentence = f"a model's name is 1 to {MODEL_CHARS_MAX} printable characters"
+            raise ConfigError(f"models.{name[:MODEL_CHARS_MAX]!r}", sentence)
+    models = config.models.values() or (config.model,)
+    names = [name for model in models for name in (model.served_name, *model.aliases)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        sentence = f"two models, or a model and an alias, have the name {twice!r}"
+        raise ConfigError("models" if config.models else "model.aliases", sentence)
+    known = ", ".join(config.models) or "none; leave the key out"
+    for path, worker in _workers(config):
+        if worker.model and worker.model not in config.models:
+            raise ConfigError(f"{path}.model", f"no such model in the file (there: {known})")
+        if len(config.models) > 1 and not worker.model:
+            raise ConfigError(f"{path}.model", f"says no model, and the file has several: {known}")
+
+
+def _workers(config: Config) -> list[tuple[str, WorkerConfig]]:
+    workers = [(f"prefill.{name}", worker) for name, worker in config.prefill.items()]
+    return workers + [(f"decode.{name}", worker) for name, worker in config.decode.items()]
+
+
 def check_engines(config: Config) -> None:
-    """Raises ConfigError for workers that would compute different tokens: a stream may move from
-    any decode worker to any other, and go on with KV of any prefill worker."""
-    workers = [(f"prefill.{name}", worker.engine) for name, worker in config.prefill.items()]
-    workers += [(f"decode.{name}", worker.engine) for name, worker in config.decode.items()]
+    """Raises ConfigError for workers of one model that would compute different tokens: a stream may
+    move from any decode worker to any other, and go on with KV of any prefill worker."""
+    by_model: dict[str, list[tuple[str, EngineConfig]]] = {}
+    for path, worker in _workers(config):
+        by_model.setdefault(config.model_of(worker).served_name, []).append((path, worker.engine))
+    for workers in by_model.values():
+        _check_alike(workers)
+
+
+def _check_alike(workers: list[tuple[str, EngineConfig]]) -> None:
     for path, engine in workers[1:]:
         first_path, first = workers[0]
         keys = ["kind"] * (engine.kind != first.kind)
@@ -65,10 +99,12 @@ def check_mode(config: Config) -> None:
             "router.remote_prefill",
             f'"always" needs prefill workers, and mode {router.mode} has none; use "auto"',
         )
-    if router.mode == "single" and len(config.decode) > 1:
+    models = [config.model_of(worker).served_name for worker in config.decode.values()]
+    most = max(map(models.count, models), default=0)
+    if router.mode == "single" and most > 1:
         raise ConfigError(
             "router.mode",
-            f"single is exactly one decode worker, but the file has {len(config.decode)}; "
+            f"single is exactly one decode worker, but the file has {most}; "
             'remove some, or set mode = "replicated"',
         )
 
@@ -76,12 +112,17 @@ def check_mode(config: Config) -> None:
 def check_parsers(config: Config) -> None:
     """Raises ConfigError for a parser that the installed vLLM does not have, or that nobody would
     use. Without vLLM the names are not checked; nothing is parsed there."""
-    model = config.model
-    _check_parser("model.tool_parser", model.tool_parser, TOOL)
-    _check_parser("model.reasoning_parser", model.reasoning_parser, REASONING)
-    if model.reasoning_parser and config.gateway.text == "light":
+    models = {f"models.{name}": model for name, model in config.models.items()}
+    for path, model in (models or {"model": config.model}).items():
+        _check_parsers(path, model, config.gateway.text)
+
+
+def _check_parsers(path: str, model: ModelConfig, text: str) -> None:
+    _check_parser(f"{path}.tool_parser", model.tool_parser, TOOL)
+    _check_parser(f"{path}.reasoning_parser", model.reasoning_parser, REASONING)
+    if model.reasoning_parser and text == "light":
         sentence = 'gateway.text = "light" cannot parse reasoning; use "auto" or "vllm"'
-        raise ConfigError("model.reasoning_parser", sentence)
+        raise ConfigError(f"{path}.reasoning_parser", sentence)
 
 
 def _check_parser(key: str, name: str, where: tuple[str, str]) -> None:

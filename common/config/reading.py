@@ -3,8 +3,9 @@
 Theory of operation: the file overrides defaults, and the environment overrides the file
 (`BATON_SECTION__KEY=value`, where the value is parsed as TOML, or else taken as a string). A worker
 is a table `[prefill.NAME]` or `[decode.NAME]`; its sub-tables `engine` and `kv` override the
-fleet-wide `[engine]` and `[kv]` key by key. An unknown key or a bad value is fatal, and the error
-names the key's path and what is allowed.
+fleet-wide `[engine]` and `[kv]` key by key. A fleet has one model, `[model]`, or a table
+`[models.NAME]` for each, and then a worker says which it serves. An unknown key or a bad value is
+fatal, and the error names the key's path and what is allowed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from common.config.exposure import check_control, check_exposure, check_kv
 from common.config.modes import (
     check_engines,
     check_mode,
+    check_models,
     check_names,
     check_parsers,
     check_stores,
 )
-from common.config.sections import Config, FleetConfig, WorkerConfig
+from common.config.sections import Config, FleetConfig, ModelConfig, WorkerConfig
 from common.engine.vllm.argument_check import check_arguments
 from common.errors import ConfigError
 from common.messages import Role
@@ -92,10 +94,19 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     for role in (Role.PREFILL, Role.DECODE):
         for name, table in raw.get(role.value, {}).items():
             _convert(table, WorkerConfig, f"{role}.{name}")
+    models = raw.get("models", {})
+    if models and "model" in raw:
+        raise ConfigError("model", "the file has [models.NAME], too; make it one of them")
+    for name, table in models.items() if isinstance(models, dict) else ():
+        _convert(table, ModelConfig, f"models.{name}")
+        table.setdefault("name", name)
     config = _convert(raw, Config, "")
+    if config.models:
+        config = msgspec.structs.replace(config, model=next(iter(config.models.values())))
     check_exposure(config)
     check_control(config)
     check_names(config)
+    check_models(config)
     check_arguments(config)
     check_engines(config)
     check_kv(config)
@@ -108,6 +119,8 @@ def from_mapping(raw: dict[str, Any]) -> Config:
 def flatten(config: Config) -> list[tuple[str, object]]:
     """Every key with its dotted path and effective value, in the order of the file."""
     builtin = msgspec.to_builtins(config)
+    if config.models:
+        del builtin["model"]
     return [(path, _at(builtin, path)) for path in _leaves(builtin)]
 
 
@@ -128,8 +141,22 @@ def _merge_workers(raw: dict[str, Any], role: Role) -> None:
             raise ConfigError(f"{role}.{name}", "must be a table")
         for part in ("engine", "kv"):
             base, own = raw.get(part, {}), table.get(part, {})
+            args = _model_args(raw, table)
+            if part == "engine" and args and isinstance(base, dict):
+                base = _merged(base, {"args": args})
             if isinstance(base, dict) and isinstance(own, dict):
                 table[part] = _merged(base, own)
+
+
+def _model_args(raw: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
+    """`args` of the model that this worker serves. What is malformed is refused later."""
+    models = raw.get("models") or {"": raw.get("model", {})}
+    name = worker.get("model", "")
+    if not isinstance(models, dict) or not isinstance(name, str):
+        return {}
+    model = models.get(name) if name else next(iter(models.values()))
+    args = model.get("args", {}) if isinstance(model, dict) else {}
+    return args if isinstance(args, dict) else {}
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,11 @@ prints each effective value with where it came from.
 A worker is a table `[prefill.NAME]` or `[decode.NAME]`. Its sub-tables `engine` and `kv`, such as
 `[decode.d0.kv]`, override single keys of `[engine]` and `[kv]` for this worker.
 
+A fleet that serves one model has it in `[model]`. One that serves several has a table
+`[models.NAME]` for each, with the keys of `[model]`, and each worker says which it serves:
+`[decode.d0]` with `model = "NAME"`. Nothing that the router measures of one model counts for
+another, and the limits of `[router]` are for each model.
+
 Units stand in the names: `_ms` milliseconds, `_s` seconds, `_bytes` bytes, `_mib` MiB. Lengths of
 a prompt or of KV are in tokens. A name that ends in `_max` is a limit.
 """

@@ -22,14 +22,14 @@ class RouterConfig(Section, frozen=True):
     """ZeroMQ endpoint that gateways and workers connect to; empty is an ipc socket in `run_dir`. A
     fleet over several hosts names `tcp://ADDRESS:PORT`."""
     max_active: Annotated[int, Meta(ge=0)] = 0
-    """Requests placed at once; 0 is the sum of the decode workers' `max_num_seqs`."""
+    """Requests of a model placed at once; 0 is the sum of its decode workers' `max_num_seqs`."""
     max_queue: Annotated[int, Meta(ge=0)] = 1024
-    """Requests that wait to be placed."""
+    """Requests of a model that wait to be placed."""
     ttft_slo_ms: Milliseconds = 0.0
     """Time in which the first token of interactive and standard requests should come; requests for
     which it cannot are refused at once. 0 sets no SLO, and only a request's own deadline counts."""
     queue_bytes_max: Count = 256 << 20
-    """Bytes of the requests that wait."""
+    """Bytes of the requests of a model that wait."""
     kv_grant_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
     """Share of a decode worker's KV tokens that may be promised to requests; the rest is a
     reserve."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
+from msgspec.structs import replace
 
 from common.config.base import Milliseconds, Port, Section
 from common.config.engine import EngineConfig
@@ -35,12 +36,16 @@ class FleetConfig(Section, frozen=True):
 
 
 class ModelConfig(Section, frozen=True):
-    """The one model of the fleet."""
+    """A model. A fleet with one has it in `[model]`; a fleet with several has `[models.NAME]` for
+    each, with the same keys."""
 
     path: str = "baton-tiny"
     """Hugging Face folder or id; `baton-tiny` is the embedded model. Nothing is downloaded."""
     name: str = ""
-    """Name by which clients ask for the model; empty is the last part of `path`."""
+    """Name by which clients ask for the model; empty is the last part of `path`, or the NAME of
+    `[models.NAME]`."""
+    aliases: tuple[str, ...] = ()
+    """Further names by which clients may ask for it. Its answers have its `name`."""
     max_model_len: Annotated[int, Meta(ge=0)] = 0
     """Tokens of a prompt and its output together; 0 is the model's own limit."""
     tool_parser: str = ""
@@ -53,6 +58,8 @@ class ModelConfig(Section, frozen=True):
     """File of the chat template that the gateway uses; empty is the model's own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Element type of weights and KV; `auto` is the one of the weights."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Engine arguments of this model's workers, over those of `[engine.args]`."""
 
     @property
     def served_name(self) -> str:
@@ -101,6 +108,9 @@ class UpConfig(Section, frozen=True):
 class WorkerConfig(Section, frozen=True):
     """One prefill or decode worker. Its keys override those of `[engine]` and `[kv]` one by one."""
 
+    model: str = ""
+    """NAME of the model that it serves, where the file has `[models.NAME]`; empty is the only
+    one."""
     engine: EngineConfig = EngineConfig()
     kv: KvConfig = KvConfig()
 
@@ -110,6 +120,8 @@ class Config(Section, frozen=True):
 
     fleet: FleetConfig = FleetConfig()
     model: ModelConfig = ModelConfig()
+    models: dict[str, ModelConfig] = field(default_factory=dict)
+    """The models of a fleet that serves several, in place of `[model]`: `[models.chat]`."""
     engine: EngineConfig = EngineConfig()
     kv: KvConfig = KvConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -125,12 +137,36 @@ class Config(Section, frozen=True):
     """Decode workers of the fleet, one table for each name: `[decode.d0]`."""
 
     @property
+    def served(self) -> dict[str, ModelConfig]:
+        """All models, by the name that clients ask for."""
+        models = self.models.values() or (self.model,)
+        return {model.served_name: model for model in models}
+
+    @property
     def model_args(self) -> dict[str, Any]:
-        """`[engine.args]` of a worker with a real engine, of which what concerns the model is alike
-        on all workers."""
+        """`[engine.args]` of a worker of `model` with a real engine, of which what concerns the
+        model is alike on all its workers."""
         workers = (*self.prefill.values(), *self.decode.values())
-        real = [worker.engine.args for worker in workers if worker.engine.kind == "vllm"]
-        return real[0] if real else self.engine.args
+        real = [
+            worker.engine.args
+            for worker in workers
+            if worker.engine.kind == "vllm" and self.model_of(worker) == self.model
+        ]
+        return real[0] if real else {**self.engine.args, **self.model.args}
+
+    def model_of(self, worker: WorkerConfig) -> ModelConfig:
+        """The first model is that of a worker that names none."""
+        return self.models[worker.model or next(iter(self.models))] if self.models else self.model
+
+    def of_model(self, served_name: str) -> Config:
+        """The same file, with `model` set to this one of its models. Code that is about one model
+        is given such a configuration, and reads `model` alone."""
+        return replace(self, model=self.served[served_name])
+
+    def of_worker(self, role: Role, name: str) -> Config:
+        """The same, for the model of this worker. Raises ConfigError when the file has no such
+        worker."""
+        return replace(self, model=self.model_of(self.worker(role, name)))
 
     def worker(self, role: Role, name: str) -> WorkerConfig:
         """Raises ConfigError when the file has no such worker."""

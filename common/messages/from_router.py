@@ -34,7 +34,8 @@ class Ping(Message, frozen=True):
 
 
 class Fleet(Message, frozen=True):
-    """Router to gateways, after Welcome and on each change: what can be served now."""
+    """Router to gateways, for each model after Welcome and on each change: what can be served of
+    the model now."""
 
     #: Whether requests can be placed.
     ready: bool
@@ -44,6 +45,7 @@ class Fleet(Message, frozen=True):
     decode_ready: int
     #: Tokens of a prompt and its output together.
     max_model_len: int
+    #: Name of the model.
     model: str = ""
     #: Why the fleet is not ready, else empty.
     reason: str = ""

@@ -41,7 +41,7 @@ class Hello(Message, frozen=True):
     fingerprint: str = ""
     #: Workers: what the fingerprint is made of, for people who compare two.
     fingerprint_parts: dict[str, str] = msgspec.field(default_factory=dict)
-    #: Workers: name of the model.
+    #: Workers: name of the model that the engine serves.
     model: str = ""
     #: Workers: `host:port` of the UCX listener.
     kv_address: str = ""
@@ -118,6 +118,8 @@ class Submit(Message, frozen=True):
     attempt: Count
     prompt_tokens: Count
     max_tokens: Count
+    #: Name of the model that is asked for; empty is the only one of the fleet.
+    model: str = ""
     #: Milliseconds that remain in which the first token is still wanted; 0 sets no deadline.
     deadline_ms: Number = 0.0
     #: Public id of the API key; empty for an anonymous client.

@@ -21,15 +21,15 @@ from common.model.byte_tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, writ
 from common.model.weights import Recipe, build_weights
 
 EMBEDDED_MODEL_NAME: Final = "baton-tiny"
+RECIPE: Final = Recipe()
 
 
-def ensure_embedded_model(cache_dir: Path | None = None) -> Path:
+def ensure_embedded_model(cache_dir: Path | None = None, recipe: Recipe = RECIPE) -> Path:
     """Returns the model's folder, which is made first if this cache has none.
 
     `cache_dir` defaults to `${XDG_CACHE_HOME:-~/.cache}/baton`. Raises OSError when it cannot be
     written.
     """
-    recipe = Recipe()
     models = (cache_dir or _default_cache()) / "models"
     target = models / f"{EMBEDDED_MODEL_NAME}-{_recipe_hash(recipe)}"
     if target.is_dir():

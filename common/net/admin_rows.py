@@ -16,7 +16,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     role: str
-    #: Its state, as `docs/states.md` names them; also `drained` and `down`.
+    #: Its state, as `docs/states.md` names them; also `drained` and `down`, and `refused` of one
+    #: whose model has no place here, which has no load.
     state: str
     #: Why it is in its state; empty = it needs no reason.
     reason: str
@@ -35,6 +36,9 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hashes: int = 0
     #: Workers of the other role with which it exchanges no KV now.
     not_paired_with: tuple[str, ...] = ()
+    #: Why it has the fingerprint of no worker of the other role; empty = one has it, or there is
+    #: none.
+    unlike: str = ""
     #: KV tokens promised to requests, held from before this router's time, and at most promised.
     kv_tokens_promised: int
     kv_tokens_foreign: int
@@ -66,6 +70,8 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     attempt: int
+    #: Name of the model that it asks for.
+    model: str = ""
     state: str
     tenant: str
     key_id: str
@@ -90,6 +96,8 @@ class QueuedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     attempt: int
+    #: Name of the model that it asks for; the requests of one model follow each other.
+    model: str = ""
     priority: str = msgspec.field(name="class")
     tenant: str
     key_id: str

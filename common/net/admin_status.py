@@ -57,9 +57,36 @@ class LearnedEstimates(msgspec.Struct, frozen=True, kw_only=True):
     decode_residence_ms: float = msgspec.field(default=0.0, name="stay_ms")
 
 
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How one model is served."""
+
+    model: str
+    ready: bool
+    #: Why it is not ready; empty when it is.
+    reason: str
+    max_model_len: int
+    #: Ready workers of each role.
+    prefill_ready: int
+    decode_ready: int
+    #: Requests on workers, and how many there may be.
+    active: int
+    active_max: int
+    #: Requests in the queue, and their bytes.
+    queued: int
+    queued_bytes: int
+    #: Requests that end per second; None = not measured yet.
+    drained_per_s: float | None
+    #: Share of the decode workers' KV that is in use.
+    kv_used: float
+    #: Why nothing new is admitted; empty = it is.
+    closed: str
+    estimates: LearnedEstimates = LearnedEstimates()
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the fleet can serve, how full it is, and what went wrong."""
 
+    #: Whether any model is.
     ready: bool
     #: Why it is not ready; empty when it is.
     reason: str
@@ -73,7 +100,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     mode: str
     remote_prefill: str
-    #: The model that the ready decode workers serve.
+    #: The models that are served, with commas.
     model: str
     max_model_len: int
     #: Connected gateways.
@@ -86,7 +113,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     #: Requests on workers, and how many there may be.
     active: int
     active_max: int
-    #: Requests in the queue, their bytes, and the limits of both.
+    #: Requests in the queue, their bytes, and the limits of both for each model.
     queued: int
     queued_max: int
     queued_bytes: int
@@ -98,6 +125,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     #: Refused requests that were told when to come back, and the share of them that is expected.
     retry_reservations: int = 0
     retry_redeemed_share: float = 0.0
+    #: Of the first model; `models` has those of each.
     estimates: LearnedEstimates = LearnedEstimates()
     #: Entries of the prefix index, summed over workers.
     prefix_hashes: int = 0
@@ -112,3 +140,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int]
     #: Messages and frames that were dropped, by reason.
     dropped: dict[str, int]
+    #: Each model, in the order of the fleet file.
+    models: tuple[ModelStatus, ...] = ()

@@ -28,6 +28,7 @@ from common.process.owned_files import open_own, open_trusted, replace_own
 OTHERS = 0o007
 FILE_BYTES_MAX = 8 << 20
 KEYS_MAX = 10_000
+KEY_MODELS_MAX = 64
 ID_PATTERN = r"^[0-9a-f]{12}$"
 LABEL_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 
@@ -37,6 +38,7 @@ PRIORITIES: dict[Priority, PriorityClass] = {
     "standard": PriorityClass.STANDARD,
     "batch": PriorityClass.BATCH,
 }
+ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
 Amount = Annotated[float, Meta(ge=0)]
 
 
@@ -58,6 +60,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     concurrency: Annotated[int, Meta(ge=0)] = 0
     #: Share of the tenant in a contended fleet, relative to other tenants.
     weight: Annotated[float, Meta(gt=0)] = 1.0
+    #: Names of the models that it may ask for; empty = all.
+    models: Annotated[tuple[ModelName, ...], Meta(max_length=KEY_MODELS_MAX)] = ()
     #: Date, for people.
     created: str = ""
 

@@ -123,6 +123,8 @@ class TimelineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request that is over: fields to search by, its phases, its attempts."""
 
     request_id: str
+    #: Name of the model that it asked for.
+    model: str = ""
     #: `ended`, `closed` (by the client), `failed`, `refused`, or `lost` (its gateway never told).
     outcome: str
     #: The error code; empty = none.

@@ -53,6 +53,7 @@ class Scenario:
     """A fleet and its load."""
 
     profile: Profile
+    #: Workers of each model.
     prefills: int
     decodes: int
     arrivals: Iterable[Arrival]
@@ -71,6 +72,8 @@ class Scenario:
     #: Interval of worker reports. It is longer than in production so that thousands of workers stay
     #: cheap.
     beat_seconds: float = 0.5
+    #: Names of the models, of one profile; the settings have the same.
+    models: tuple[str, ...] = ("model",)
 
 
 def run(scenario: Scenario) -> Report:
@@ -109,8 +112,13 @@ class Fleet:
         port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
         parts = (scenario.profile, self._time, port)
         grant = scenario.settings.kv_grant_max
-        prefills = [PrefillModel(f"p{i}", *parts) for i in range(scenario.prefills)]
-        decodes = [DecodeModel(f"d{i}", *parts, grant) for i in range(scenario.decodes)]
+        prefills: list[PrefillModel] = []
+        decodes: list[DecodeModel] = []
+        for model in scenario.models:
+            for _ in range(scenario.prefills):
+                prefills.append(PrefillModel(f"p{len(prefills)}", *parts, model=model))
+            for _ in range(scenario.decodes):
+                decodes.append(DecodeModel(f"d{len(decodes)}", *parts, grant, model=model))
         self._prefills = {worker.identity: worker for worker in prefills}
         self._decodes = {worker.identity: worker for worker in decodes}
         #: All workers, by identity.
@@ -218,6 +226,7 @@ class Fleet:
         submit = Submit(
             request_id=request_id,
             attempt=1,
+            model=arrival.model,
             prompt_tokens=arrival.prompt,
             max_tokens=arrival.max_tokens,
             deadline_ms=arrival.deadline_ms,

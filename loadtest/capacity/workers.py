@@ -84,8 +84,17 @@ class ModelWorker:
     role: Role
     core: PrefillCore | DecodeCore
 
-    def __init__(self, name: str, profile: Profile, time: VirtualTime, fleet: FleetPort) -> None:
+    def __init__(
+        self,
+        name: str,
+        profile: Profile,
+        time: VirtualTime,
+        fleet: FleetPort,
+        *,
+        model: str = "model",
+    ) -> None:
         self.name = name
+        self.model = model
         self.identity = identity_of(name, INCARNATION)
         self.jobs: dict[AttemptKey, Job] = {}
         self.engine = Engine(profile, time, self._computed, self._reached)
@@ -107,8 +116,8 @@ class ModelWorker:
             role=self.role,
             name=self.name,
             incarnation=INCARNATION,
-            fingerprint="model",
-            model="model",
+            fingerprint=self.model,
+            model=self.model,
             kv_address=f"{self.name}:1",
             capacity=self.capacity,
         )
@@ -191,8 +200,16 @@ class ModelWorker:
 class PrefillModel(ModelWorker):
     role = Role.PREFILL
 
-    def __init__(self, name: str, profile: Profile, time: VirtualTime, fleet: FleetPort) -> None:
-        super().__init__(name, profile, time, fleet)
+    def __init__(
+        self,
+        name: str,
+        profile: Profile,
+        time: VirtualTime,
+        fleet: FleetPort,
+        *,
+        model: str = "model",
+    ) -> None:
+        super().__init__(name, profile, time, fleet, model=model)
         self.core = PrefillCore(name, INCARNATION, profile.max_num_seqs)
         self._link_free = 0.0
 
@@ -235,8 +252,10 @@ class DecodeModel(ModelWorker):
         time: VirtualTime,
         fleet: FleetPort,
         kv_grant_max: float,
+        *,
+        model: str = "model",
     ) -> None:
-        super().__init__(name, profile, time, fleet)
+        super().__init__(name, profile, time, fleet, model=model)
         self.core = DecodeCore(name, INCARNATION, grant_limit_of(self.capacity, kv_grant_max))
 
     def deliver_kv(self, key: AttemptKey) -> None:

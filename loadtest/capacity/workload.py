@@ -27,6 +27,8 @@ class Arrival(NamedTuple):
     deadline_ms: float = 0.0
     #: The whole prompt by parts; empty if unknown, then no other prompt shares a prefix with it.
     parts: tuple[Part, ...] = ()
+    #: Name of the model that it asks for; empty = the only one.
+    model: str = ""
 
 
 class RequestShape(NamedTuple):

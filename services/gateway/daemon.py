@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,17 +31,11 @@ from common.security.open import open_curve
 from common.telemetry.exposition import Exposition, exposed
 from common.telemetry.log import Logger
 from services.gateway.auth.authenticator import Authenticator
-from services.gateway.full_api.lazy import LazyApi
-from services.gateway.full_api.port import Checks, FullApi
-from services.gateway.full_api.vllm.build import build
-from services.gateway.helper.bodies import BodyChecks
-from services.gateway.helper.grammars import Grammars
-from services.gateway.helper.image_fetcher import ImageFetcher
-from services.gateway.helper.pool import HelperPool
 from services.gateway.http.about_routes import AboutRoutes
 from services.gateway.http.app import App
 from services.gateway.http.full_api_routes import FullApiRoutes
 from services.gateway.http.guard import Guard
+from services.gateway.http.model_parts import ModelParts
 from services.gateway.http.server import HttpServer
 from services.gateway.http.stream_owners import StreamOwners
 from services.gateway.http.tls import open_certificate
@@ -75,63 +69,47 @@ CLOSE_SECONDS = 6.0
 
 def make(config: Config, name: str, log: Logger) -> Service:
     """Must run inside the loop. Raises ConfigError when the model's tokenizer cannot be used."""
-    folder = model_folder(config)
-    root = str(folder) if config.model.path == EMBEDDED_MODEL_NAME else config.model.path
-    return Gateway(config, name, light_text(config), root, SystemClock(), log)
+    models = [config.of_model(served) for served in config.served]
+    texts = {model.model.served_name: light_text(model) for model in models}
+    roots = {model.model.served_name: _root(model) for model in models}
+    return Gateway(config, name, texts, roots, SystemClock(), log)
+
+
+def _root(config: Config) -> str:
+    """What /v1/models gives as the place of the model's files."""
+    embedded = config.model.path == EMBEDDED_MODEL_NAME
+    return str(model_folder(config)) if embedded else config.model.path
 
 
 class Gateway:
-    """A `common.process.lifecycle.Service`."""
+    """A `common.process.lifecycle.Service`. `texts` and `roots`: of each model, by its name."""
 
     def __init__(
         self,
         config: Config,
         name: str,
-        text: TextPort,
-        model_root: str,
+        texts: Mapping[str, TextPort],
+        roots: Mapping[str, str],
         clock: Clock,
         log: Logger,
     ) -> None:
         self._config = config
-        self._takes_images = text.takes_images
         self._clock = clock
         self._log = log
         self._name = name
         self._incarnation = secrets.token_hex(8)
         self._core = Core(config.gateway, config.prices.keys_max)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._helpers = HelperPool(config, "vllm", log)
-        #: Where plain text alone has been asked for, helpers need not import vLLM.
-        self._light_helpers = (
-            self._helpers if config.gateway.text == "vllm" else HelperPool(config, "light", log)
-        )
-        self._app = App(
-            config,
-            self._core,
-            text,
-            model_root=model_root,
-            clock=clock,
-            helpers=self._light_helpers,
-            handle=self._handle,
-        )
+        self._models = {
+            served: ModelParts(config.of_model(served), text, roots[served], self._core, clock, log)
+            for served, text in texts.items()
+        }
+        models = [parts.model for parts in self._models.values()]
+        self._app = App(config, self._core, models, self._handle)
         self._certificate = open_certificate(config.gateway, log)
         self._authenticator = Authenticator(config.gateway.keys_file, log)
-        self._bodies = BodyChecks(
-            self._helpers,
-            self._light_helpers,
-            config.gateway.limits,
-            self._app.context,
-            ImageFetcher(config.gateway).fetch,
-        )
-        self._full_api = LazyApi(
-            self._loader(model_root),
-            self._executor,
-            clock,
-            log,
-            check_shape=self._bodies.check_shape,
-            on_load=self._helpers.begin,
-            wait_seconds=config.gateway.token_wait_ms_max / 1000,
-        )
+        for parts in self._models.values():
+            parts.add_full_api(self._app, self._executor)
         operator_keys = config.gateway.operator_keys_file
         self._operators = Authenticator(operator_keys, log) if operator_keys else None
         metrics = GatewayMetrics(self._core, config.prices)
@@ -147,7 +125,7 @@ class Gateway:
 
     def _server(self, config: GatewayConfig, owners: StreamOwners) -> HttpServer:
         app, clock, log = self._app, self._clock, self._log
-        vllm_names = VllmNames(self._core, self._config.model.served_name)
+        vllm_names = VllmNames(self._core, ", ".join(self._models))
         guard = Guard(
             config,
             self._authenticator,
@@ -162,12 +140,11 @@ class Gateway:
             app,
             config,
             lambda: self._exposition.text() + exposed(vllm_names),
-            full_api=self._full_api.is_served,
+            full_api=any(parts.full_api.is_served for parts in self._models.values()),
         )
-        parses_chats = bool(self._config.model.reasoning_parser) or (
-            self._takes_images and self._full_api.is_served
-        )
-        full_api = FullApiRoutes(self._full_api, app, config, clock, parses_chats=parses_chats)
+        apis = {served: parts.full_api for served, parts in self._models.items()}
+        parsed = frozenset(n for n, parts in self._models.items() if parts.parses_chats)
+        full_api = FullApiRoutes(apis, app, config, clock, parses_chats=parsed)
         return HttpServer(
             app, full_api, self._config, owners, guard=guard, about=about, clock=clock, log=log
         )
@@ -218,8 +195,8 @@ class Gateway:
         self._router.start()
         tasks.start("tick", self._tick(self._workers, self._router))
         tasks.start("router-refusal", self._exit_if_refused())
-        if self._config.gateway.text == "vllm" or self._config.model.reasoning_parser:
-            await asyncio.gather(self._full_api.ready(), self._helpers.start())
+        for parts in self._models.values():
+            await parts.start()
         self.http_address = await self._http.start(
             self._certificate.context if self._certificate is not None else None
         )
@@ -239,15 +216,6 @@ class Gateway:
             stream_endpoint=stream_endpoint,
         )
 
-    def _loader(self, root: str) -> Callable[[], FullApi] | None:
-        """What loads the full API; None where only plain text is served."""
-        if self._config.gateway.text == "light":
-            return None
-        app, config = self._app, self._config
-        grammars = Grammars(self._helpers, config.gateway.limits)
-        checks = Checks(grammars.check, self._bodies.check, self._bodies.answer)
-        return lambda: build(config, model_folder(config), root, checks, app.open_with, app.close)
-
     async def stop(self) -> None:
         self._handle(DrainStarted())
         if self._config.gateway.processes > 1:
@@ -257,8 +225,8 @@ class Gateway:
         await self._drain()
         await self._http.close()
         await self._exposition.close()
-        self._helpers.close()
-        self._light_helpers.close()
+        for parts in self._models.values():
+            parts.close()
         if self._router is not None:
             self._router.close()
         if self._workers is not None:
@@ -293,10 +261,11 @@ class Gateway:
             self._on_fleet()
 
     def _on_fleet(self) -> None:
-        fleet = self._core.fleet
-        if fleet is not None and fleet.max_model_len:
-            self._app.on_context()
-            self._full_api.set_context(fleet.max_model_len)
+        for served, parts in self._models.items():
+            fleet = self._core.fleet_of(served)
+            if fleet is not None and fleet.max_model_len:
+                parts.model.on_context()
+                parts.full_api.set_context(fleet.max_model_len)
 
     def _carry_out(self, action: Action) -> None:
         match action:

@@ -98,8 +98,8 @@ def install(arguments: argparse.Namespace, baton: Path) -> list[str]:
 
 def _check_access(config: Config, host: HostPaths) -> None:
     needed = [host.baton, Path(sys.executable).resolve(), host.config]
-    if config.model.path != MODEL_EMBEDDED and Path(config.model.path).is_dir():
-        needed.append(Path(config.model.path))
+    models = [model.path for model in config.served.values() if model.path != MODEL_EMBEDDED]
+    needed += [Path(path) for path in models if Path(path).is_dir()]
     hidden = [] if host.home else in_home(needed)
     if hidden:
         raise ConfigError(

@@ -63,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add.add_argument(flag, type=kind, default=0, metavar="N", help=f"{what}; 0 = no limit")
     add.add_argument("--weight", type=float, default=1.0, help="share of a busy fleet (1)")
+    add.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model that it may ask for, and no other; may be given several times (all)",
+    )
     listed = "ids and limits; no secret is ever shown"
     commands.add_parser("list", parents=[where], help=listed).set_defaults(run=_list)
     revoke = commands.add_parser("revoke", parents=[where], help="refuse a key from now on")
@@ -91,7 +98,14 @@ def _add(path: Path, arguments: argparse.Namespace) -> None:
     created = datetime.now(UTC).strftime("%Y-%m-%d")
     try:
         record = msgspec.convert(
-            {"id": key_id, "sha256": sha256, "created": created, **fields}, KeyRecord
+            {
+                "id": key_id,
+                "sha256": sha256,
+                "created": created,
+                "models": arguments.model,
+                **fields,
+            },
+            KeyRecord,
         )
     except msgspec.ValidationError as error:
         raise ConfigError("key", str(error)) from error
@@ -102,9 +116,10 @@ def _add(path: Path, arguments: argparse.Namespace) -> None:
 
 
 def _list(path: Path, _arguments: argparse.Namespace) -> None:
-    row = "{:<12}  {:<16}  {:<11}  {:>9}  {:>11}  {:>8}  {:>6}  {}"
+    row = "{:<12}  {:<16}  {:<11}  {:>9}  {:>11}  {:>8}  {:>6}  {:<10}  {}"
     print(row.format(
-        "ID", "TENANT", "PRIORITY", "REQ/MIN", "TOKENS/MIN", "AT ONCE", "WEIGHT", "CREATED"
+        "ID", "TENANT", "PRIORITY", "REQ/MIN", "TOKENS/MIN", "AT ONCE", "WEIGHT", "CREATED",
+        "MODELS",
     ))  # fmt: skip
     for key in read_keys(path).keys:
         amounts = [
@@ -112,7 +127,8 @@ def _list(path: Path, _arguments: argparse.Namespace) -> None:
             for amount in (key.requests_per_min, key.tokens_per_min, key.concurrency)
         ]
         print(row.format(
-            key.id, key.tenant, key.priority, *amounts, f"{key.weight:g}", key.created
+            key.id, key.tenant, key.priority, *amounts, f"{key.weight:g}", key.created,
+            ", ".join(key.models) or "all",
         ))  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """The router's decisions: which request runs where, and what each peer is sent.
 
 Sans-IO: `handle(event, now) -> list[Action]` is the only way in and the sole mutator; the same
-events give the same actions. All state is in `tables.py`, the state machines are in
-`records/states.py`, and each event and message has one rule in `rules/`.
+events give the same actions. All state is in `tables`, the state machines are in
+`records/states.py`, and each event and message has one rule in `rules/`. Each model has tables of
+its own; the core gives a rule those of the model that a message is about.
 
 A rule changes the tables and returns actions. What follows from the change of a table, whichever
 rule made it, is done here after the rule: gateways are sent a summary of the fleet when the state
@@ -32,6 +33,7 @@ from common.messages import (
     Role,
     Submit,
     Took,
+    ToRouter,
 )
 from services.router.events import (
     Action,
@@ -53,6 +55,8 @@ from services.router.events import (
     WorkerEvicted,
 )
 from services.router.fleet.summary import summarize
+from services.router.records.gateway import Gateway
+from services.router.records.worker import Worker
 from services.router.rules import (
     attempt_lifecycle,
     degradation_reports,
@@ -71,7 +75,7 @@ from services.router.rules import (
 )
 from services.router.rules.measure import measure, ramp
 from services.router.settings import Settings
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 
 STOPPING = "the router is stopping"
 
@@ -87,19 +91,37 @@ class Core:
         now: float,
     ) -> None:
         #: Others may read them.
-        self.tables = Tables(settings, secrets, uniform, now)
+        self.shared = SharedTables(settings, secrets, uniform, now)
+        for model in settings.models:
+            self.shared.models[model] = Tables(self.shared, model)
+
+    @property
+    def tables(self) -> Tables:
+        """Those of the first model, which is the only one of most fleets."""
+        return next(iter(self.shared.models.values()))
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a worker."""
+        return sum(len(tables.waiting) for tables in self.shared.models.values())
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """`now`: seconds, monotonic. Raises IllegalTransitionError on a bug of ours, never because
         of a peer's message."""
-        tables = self.tables
         if isinstance(event, Received):
             actions = self._on_message(event, now)
         else:
             actions = self._on_event(event, now)
+        for tables in self.shared.models.values():
+            actions += self._follow_up(tables, event, now)
+        return actions
+
+    def _follow_up(self, tables: Tables, event: Event, now: float) -> list[Action]:
+        """What follows from the changes of one model's tables."""
+        actions: list[Action] = []
         if tables.changes.availability:
             ramp(tables, now)
-            actions += self._update_fleet(now)
+            actions += self._update_fleet(tables, now)
         if isinstance(event, Tick):
             actions += place_queue.refuse_waiting(tables, now)
             actions += preempt.preempt(tables, now)
@@ -116,117 +138,167 @@ class Core:
 
     def role_of(self, peer: str) -> Role | None:
         """None for a peer that has not said Hello, or was fenced."""
-        worker = self.tables.workers.get(peer)
+        worker = self.shared.worker(peer)
         if worker is not None:
             return worker.role
-        if peer in self.tables.gateways and peer not in self.tables.fenced:
+        if peer in self.shared.gateways and peer not in self.shared.fenced:
             return Role.GATEWAY
         return None
 
     def peers(self) -> list[str]:
         """Identities of the peers that are thought to be connected."""
-        workers = [w.identity for w in self.tables.workers.values() if w.connected]
-        return workers + [gateway.identity for gateway in self.tables.live_gateways()]
+        workers = [worker.identity for worker in self.shared.workers() if worker.connected]
+        return workers + [gateway.identity for gateway in self.shared.live_gateways()]
 
     def check_invariants(self) -> None:
         """Raises AssertionError."""
-        self.tables.check_invariants()
+        self.shared.check_invariants()
 
-    def _on_message(  # noqa: C901, PLR0912 - one line for each message
-        self, event: Received, now: float
-    ) -> list[Action]:
-        """One rule for each message. A message that its sender may not send is dropped and counted,
-        as is every message of a worker that is out of reach, except those that bring it back."""
-        tables, message = self.tables, event.message
+    def _on_message(self, event: Received, now: float) -> list[Action]:
+        """A message that its sender may not send is dropped and counted, as is every message of a
+        worker that is out of reach, except those that bring it back."""
+        shared, message, peer = self.shared, event.message, event.peer
         if isinstance(message, Hello):
-            return worker_membership.on_hello(tables, event, message, now)
-        worker = tables.workers.get(event.peer)
-        gateway = None if event.peer in tables.fenced else tables.gateways.get(event.peer)
-        peer = worker or gateway
-        if peer is None:
-            return worker_membership.reject_fenced(tables, event.peer, message)
-        actions = worker_trust.record_traffic(tables, peer, now)
+            return worker_membership.on_hello(shared, event, message, now)
+        tables = shared.owners.get(peer)
+        if tables is not None:
+            return self._of_worker(tables, tables.workers[peer], message, now)
+        gateway = None if peer in shared.fenced else shared.gateways.get(peer)
         if gateway is not None:
-            actions += gateway_membership.return_gone(gateway, now)
+            return self._of_gateway(gateway, event, now)
+        return worker_membership.reject_fenced(shared, peer, message)
+
+    def _of_worker(  # noqa: C901 - one line for each message
+        self, tables: Tables, worker: Worker, message: ToRouter, now: float
+    ) -> list[Action]:
+        """One rule for each message of a worker of this model."""
+        is_decode = worker.role is Role.DECODE
+        actions = worker_trust.record_traffic(tables, worker, now)
         match message:
-            case Beat() if worker:
+            case Beat():
                 actions += worker_membership.on_beat(tables, worker, message, now)
-            case Beat() if gateway:
-                pass
-            case Leaving() if worker:
+            case Leaving():
                 actions += worker_membership.on_leaving(worker, message, now)
-            case Leaving() if gateway:
-                actions += gateway_membership.on_leaving(gateway, message)
-            case _ if worker and worker.away:
+            case _ if worker.away:
                 tables.counts.drop("gone peer")
-            case Submit() if gateway:
-                actions += worker_trust.suspect_left_worker(tables, gateway, message.left, now)
-                actions += submit.on_submit(tables, gateway, message, event.body, now)
-                tables.changes.capacity |= len(tables.waiting) <= tables.waiting.look_past
-            case PrefillEnded() if worker and worker.role is Role.PREFILL:
+            case PrefillEnded() if not is_decode:
                 actions += attempt_lifecycle.on_prefill_ended(tables, worker, message, now)
-            case DecodeStarted() if worker and worker.role is Role.DECODE:
+            case DecodeStarted() if is_decode:
                 actions += attempt_lifecycle.on_decode_started(tables, worker, message, now)
-            case Ended() if worker and worker.role is Role.DECODE:
+            case Ended() if is_decode:
                 actions += attempt_lifecycle.on_ended(tables, worker, message, now)
-            case RequestSummary() if gateway:
-                actions += request_records.on_request_summary(tables, gateway, message, now)
-            case Abandoned() if gateway:
-                actions += attempt_lifecycle.on_abandoned(tables, gateway, message)
-            case Cancel() if gateway:
-                actions += attempt_lifecycle.on_cancel(tables, gateway, message, now)
-            case Live() if gateway:
-                actions += reconcile.reconcile_gateway(tables, gateway, message, now)
-            case PrefixDelta() if worker:
+            case PrefixDelta():
                 actions += place_queue.on_prefix_delta(tables, worker, message)
-            case PairTrouble() if worker and worker.role is Role.DECODE:
+            case PairTrouble() if is_decode:
                 actions += pair_reports.on_pair_trouble(tables, worker, message, now)
-            case Holding() if worker:
+            case Holding():
                 actions += reconcile.reconcile_worker(tables, worker, message, now)
-            case Took() if worker:
+            case Took():
                 actions += reconcile.adopt(tables, worker, message, now)
             case _:
                 tables.counts.drop("wrong role")
         return actions
 
-    def _on_event(  # noqa: C901, PLR0911 - one line for each event
+    def _of_gateway(self, gateway: Gateway, event: Received, now: float) -> list[Action]:
+        """One rule for each message of a gateway, with the tables of the model that it is about."""
+        shared, message = self.shared, event.message
+        actions = gateway_membership.record_traffic(gateway, now)
+        match message:
+            case Beat():
+                pass
+            case Leaving():
+                actions += gateway_membership.on_leaving(gateway, message)
+            case Submit():
+                actions += self._submitted(gateway, message, event.body, now)
+            case RequestSummary():
+                actions += request_records.on_request_summary(shared, gateway, message, now)
+            case Abandoned():
+                actions += attempt_lifecycle.on_abandoned(self._about(message), gateway, message)
+            case Cancel():
+                actions += attempt_lifecycle.on_cancel(self._about(message), gateway, message, now)
+            case Live():
+                actions += reconcile.reconcile_gateway(shared, gateway, message, now)
+            case _:
+                shared.counts.drop("wrong role")
+        return actions
+
+    def _submitted(
+        self, gateway: Gateway, message: Submit, body: bytes | None, now: float
+    ) -> list[Action]:
+        left, actions = self.shared.owners.get(message.left), []
+        if left is not None:
+            actions = worker_trust.suspect_left_worker(left, gateway, message.left, now)
+        tables, refused = submit.choose_model(self.shared, gateway, message)
+        if tables is None:
+            return actions + refused
+        actions += submit.on_submit(tables, gateway, message, body, now)
+        tables.changes.capacity |= len(tables.waiting) <= tables.waiting.look_past
+        return actions
+
+    def _about(self, message: Abandoned | Cancel) -> Tables:
+        """The tables that have this attempt, or any if none has it."""
+        attempt = self.shared.attempt((message.request_id, message.attempt))
+        return self.tables if attempt is None else self.shared.models[attempt.model]
+
+    def _on_event(  # noqa: C901, PLR0911, PLR0912 - one line for each event
         self, event: LocalEvent, now: float
     ) -> list[Action]:
         """One rule for each event that is no message."""
-        tables = self.tables
+        shared = self.shared
         match event:
             case PeerGone():
-                return worker_membership.on_peer_gone(tables, event.peer, event.reason, now)
+                return worker_membership.on_peer_gone(shared, event.peer, event.reason, now)
             case Tick():
-                measure(tables, now)
-                actions = worker_trust.check_silence(tables, now)
-                actions += degradation_reports.judge(tables, now)
-                return actions + request_records.make_due_records(tables, now)
+                return self._ticked(now)
             case WorkerDrained():
-                return operator.drain_worker(tables, event)
+                tables = shared.owners.get(event.worker)
+                return [] if tables is None else operator.drain_worker(tables, event)
             case WorkerEvicted():
-                return operator.evict_worker(tables, event, now)
+                tables = shared.owners.get(event.worker)
+                return [] if tables is None else operator.evict_worker(tables, event, now)
             case RequestMoved():
-                return operator.move_request(tables, event, now)
+                attempt = shared.attempt((event.request_id, event.attempt))
+                if attempt is None:
+                    return []
+                return operator.move_request(shared.models[attempt.model], event, now)
             case RequestEvicted():
-                return operator.evict_request(tables, event, now)
+                attempt = shared.attempt((event.request_id, event.attempt))
+                if attempt is None:
+                    return []
+                return operator.evict_request(shared.models[attempt.model], event, now)
             case LimitsChosen():
-                return operator.choose_limits(tables, event, now)
+                return operator.choose_limits(shared, event, now)
             case PolicyChosen():
-                return operator.choose_policy(tables, event)
+                return operator.choose_policy(shared, event)
             case PromptsCleared():
-                return operator.clear_prompts(tables, event)
+                return operator.clear_prompts(shared, event)
             case PairsCleared():
-                return pair_reports.clear_pairs(tables, event)
+                return pair_reports.clear_pairs(shared, event)
             case DrainStarted():
-                tables.draining = tables.changes.availability = True
+                for tables in shared.models.values():
+                    tables.draining = tables.changes.availability = True
                 return []
             case DrainExpired():
-                return place_queue.refuse_all(tables, Code.DRAINING, STOPPING, now)
+                return [
+                    action
+                    for tables in shared.models.values()
+                    for action in place_queue.refuse_all(tables, Code.DRAINING, STOPPING, now)
+                ]
 
-    def _update_fleet(self, now: float) -> list[Action]:
-        """Computes the summary of the fleet and sends it to gateways if it differs."""
-        tables = self.tables
+    def _ticked(self, now: float) -> list[Action]:
+        models = self.shared.models.values()
+        for tables in models:
+            measure(tables, now)
+        worker_trust.forgive_silence(self.shared, now)
+        actions = gateway_membership.give_up_absent(self.shared, now)
+        for tables in models:
+            actions += worker_trust.check_silence(tables, now)
+            actions += degradation_reports.judge(tables, now)
+        self.shared.forget_gone()
+        return actions + request_records.make_due_records(self.shared, now)
+
+    def _update_fleet(self, tables: Tables, now: float) -> list[Action]:
+        """Computes the summary of the model's workers and sends it to gateways if it differs."""
         tables.changes.availability, tables.changes.capacity = False, True
         summary = summarize(tables.workers.values())
         tables.decode_limits = summary.decode_limits
@@ -239,7 +311,7 @@ class Core:
             prefill_ready=summary.prefill_ready,
             decode_ready=summary.decode_ready,
             max_model_len=max((limits.max_model_len for limits in tables.decode_limits), default=0),
-            model=summary.model,
+            model=tables.model,
             reason=STOPPING if tables.draining else summary.reason,
             block_tokens=summary.block_tokens if tables.settings.prefixes else 0,
             restores=summary.restores,
@@ -247,4 +319,4 @@ class Core:
         if fleet == tables.fleet:
             return []
         tables.fleet = fleet
-        return [Send(gateway.identity, fleet) for gateway in tables.live_gateways()]
+        return [Send(gateway.identity, fleet) for gateway in self.shared.live_gateways()]

@@ -126,12 +126,12 @@ class Router:
         """
         self._handle(DrainStarted())
         self._emptied.clear()
-        if len(self._core.tables.waiting):
+        if self._core.queued:
             try:
                 async with asyncio.timeout(self._config.fleet.drain_ms / 1000):
                     await self._emptied.wait()
             except TimeoutError:
-                left = len(self._core.tables.waiting)
+                left = self._core.queued
                 sentence = f"{left} requests were still queued when the drain time ended"
                 self._log.warning("router.drain_timeout", queued=left, sentence=sentence)
         self._handle(DrainExpired())
@@ -159,7 +159,7 @@ class Router:
             self._events.clear()
             if not self._broken.done():
                 self._broken.set_result(error)
-        if not len(self._core.tables.waiting):
+        if not self._core.queued:
             self._emptied.set()
 
     def _carry_out(self, action: Action) -> None:
@@ -242,7 +242,7 @@ class Router:
             refused = self._curve.gate.refusals.counts
             dropped |= {f"peer refused: {reason}": count for reason, count in refused.items()}
         return View(
-            self._core.tables,
+            self._core.shared,
             self._clock.monotonic(),
             dropped,
             self._handle,
@@ -268,10 +268,10 @@ class Router:
                 self._send(peer, ping)
             self._timeline_sink.flush()
             pulses += 1
-            if pulses % CHECK_EVERY_PULSES == 0 and not self._core.tables.attempts:
+            if pulses % CHECK_EVERY_PULSES == 0 and not any(self._core.shared.attempts()):
                 self._core.check_invariants()
             await asyncio.sleep(PULSE_SECONDS / 2)
-            if len(self._core.tables.waiting):
+            if self._core.queued:
                 self._handle(Tick())
             await asyncio.sleep(PULSE_SECONDS / 2)
 

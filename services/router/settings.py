@@ -3,6 +3,8 @@ do not change while it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from common.config import Config, RemotePrefill, RouterConfig
@@ -25,8 +27,10 @@ class Settings(RouterConfig, frozen=True):
     #: Seconds that the router waits after its start for the first reports of the `expected`
     #: workers before it places anything.
     rebuild_seconds: float = 0.0
-    #: Roles and names of the workers in the fleet file.
-    expected: frozenset[tuple[Role, str]] = frozenset()
+    #: Names of the models that are served.
+    models: tuple[str, ...] = ("model",)
+    #: The model of each worker in the fleet file, by role and name.
+    expected: Mapping[tuple[Role, str], str] = {}
     #: Whether engines keep prefixes, so that placement can use them.
     prefixes: bool = True
     #: As in the section, with another default: one rule for prompts of all sizes.
@@ -47,10 +51,12 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         lease_ms=config.kv.lease_ms,
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         rebuild_seconds=router.liveness.rebuild_ms / 1000,
-        expected=frozenset(
-            [(Role.PREFILL, name) for name in config.prefill]
-            + [(Role.DECODE, name) for name in config.decode]
-        ),
+        models=tuple(config.served),
+        expected={
+            (role, name): config.model_of(worker).served_name
+            for role, workers in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))
+            for name, worker in workers.items()
+        },
         prefixes=_keeps_prefixes(config),
     )
 

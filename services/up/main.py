@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import tomllib
+from itertools import zip_longest
 from pathlib import Path
 from typing import get_args
 
@@ -19,13 +20,14 @@ from common.process import lifecycle
 from common.process.owned_files import replace_own
 from common.telemetry import log
 from services.up import preflight
-from services.up.plan import GATEWAYS_MAX, WORKERS_MAX, Flags, children, fleet_toml
+from services.up.plan import GATEWAYS_MAX, WORKERS_MAX, Flags, children, fleet_toml, served_name
 from services.up.supervisor import Supervisor
 
 EXAMPLES = """\
 examples:
   baton up                                    the embedded model, 1 prefill + 1 decode worker
   baton up --model ~/models/Llama-3.2-1B      your model, from a Hugging Face folder or cached id
+  baton up --model ~/models/A --model ~/models/B   two models, each on 1 + 1 workers
   baton up --prefill 2 --decode 4 --port 9000 a larger fleet on this machine
   baton up --mode replicated --decode 2       two workers that both prefill and decode
   baton up --engine sim --decode 8            simulated engines: control plane only, no inference
@@ -47,12 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--model",
-        default="baton-tiny",
+        action="append",
         metavar="PATH_OR_ID",
-        help="model folder, cached Hugging Face id, or baton-tiny, the embedded one (default)",
+        help="model folder, cached Hugging Face id, or baton-tiny, the embedded one (default); "
+        "given several times, each model has as many workers as --prefill and --decode say",
     )
     parser.add_argument(
-        "--name", default="", help="what clients call the model (default: its path's last part)"
+        "--name",
+        action="append",
+        default=[],
+        help="what clients call the model (default: its path's last part); one for each --model",
     )
     parser.add_argument(
         "--mode",
@@ -102,6 +108,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         if arguments.prefill is None:
             arguments.prefill = 1 if arguments.mode == "disaggregated" else 0
+        arguments.model = arguments.model or ["baton-tiny"]
         _check_flags(arguments)
         gpus = preflight.find_gpus() if arguments.engine == "vllm" else ()
         config, path, lock = _prepare(arguments, gpus)
@@ -139,8 +146,12 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError("--decode", "at least one decode worker is needed; it makes the tokens")
     if arguments.prefill < 0:
         raise ConfigError("--prefill", "cannot be negative; 0 means decode workers prefill too")
-    if arguments.prefill + arguments.decode > WORKERS_MAX:
+    models = len(arguments.model)
+    if (arguments.prefill + arguments.decode) * models > WORKERS_MAX:
         raise ConfigError("--prefill/--decode", f"more than {WORKERS_MAX} workers on one machine")
+    if arguments.name and len(arguments.name) != models:
+        sentence = f"is given {len(arguments.name)} times for {models} models; name each"
+        raise ConfigError("--name", sentence)
     if not 1 <= arguments.gateways <= GATEWAYS_MAX:
         raise ConfigError("--gateways", f"must be between 1 and {GATEWAYS_MAX}")
     if arguments.mode != "disaggregated" and arguments.prefill:
@@ -165,7 +176,12 @@ def _prepare(
         lock = preflight.lock_run_dir(Path(config.fleet.run_dir))
     else:
         run_dir = arguments.run_dir.absolute()
-        text = fleet_toml(_flags(arguments, run_dir, gpus))
+        flags = _flags(arguments, run_dir, gpus)
+        names = [served_name(*model) for model in flags.models]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError("--model", f"two models are named {twice}; give each a --name")
+        text = fleet_toml(flags)
         check_socket_paths(configuration.from_mapping(tomllib.loads(text)))
         lock = preflight.lock_run_dir(run_dir)
         path = run_dir / "fleet.toml"
@@ -173,15 +189,15 @@ def _prepare(
         config = configuration.load(path)
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     preflight.check_port(config.health.host, config.health.port, "--health-port")
-    check_model(config)
+    for model in config.served:
+        check_model(config.of_model(model))
     preflight.check_memory(config, on_gpus=bool(gpus))
     return config, path, lock
 
 
 def _flags(arguments: argparse.Namespace, run_dir: Path, gpus: tuple[int, ...]) -> Flags:
     return Flags(
-        model=arguments.model,
-        model_name=arguments.name,
+        models=tuple(zip_longest(arguments.model, arguments.name, fillvalue="")),
         prefill=arguments.prefill,
         decode=arguments.decode,
         engine=arguments.engine,
@@ -207,7 +223,7 @@ def _opening(config: Config) -> str:
     workers = f"{len(config.prefill)} prefill + {count} decode workers"
     if mode != "disaggregated":
         workers = f"{count} {mode} worker{'s' if count > 1 else ''}"
-    return f"baton up: {config.model.served_name} on {workers} ({what}){note}"
+    return f"baton up: {', '.join(config.served)} on {workers} ({what}){note}"
 
 
 def _print(line: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from common.config import ModelConfig
 from common.errors import ConfigError
 from common.messages import Role
 
@@ -21,8 +22,9 @@ STOP_ORDER = (Role.GATEWAY, Role.DECODE, Role.PREFILL, Role.HEALTH, Role.ROUTER)
 class Flags:
     """The command line of `baton up`."""
 
-    model: str
-    model_name: str
+    #: The place of each model, and what clients call it; empty = the last part of its path.
+    models: tuple[tuple[str, str], ...]
+    #: Workers of each model.
     prefill: int
     decode: int
     engine: str
@@ -57,15 +59,13 @@ class Child:
 
 def fleet_toml(flags: Flags) -> str:
     """The fleet file of these flags, as text a person can keep and edit."""
-    workers = flags.prefill + flags.decode
+    workers = (flags.prefill + flags.decode) * len(flags.models)
     threads = max(1, flags.cores // max(1, workers))
     lines = [
         "# Written by `baton up`. Copy it, edit it, and start it with `baton up --config FILE`.",
         "[fleet]",
         f"run_dir = {_quoted(flags.run_dir)}",
-        "[model]",
-        f"path = {_quoted(flags.model)}",
-        f"name = {_quoted(flags.model_name)}",
+        *_models(flags),
         "[engine]",
         f"kind = {_quoted(flags.engine)}",
         f"threads = {threads}",
@@ -82,9 +82,34 @@ def fleet_toml(flags: Flags) -> str:
     ]
     if flags.routers > 1:
         lines += ["[router.standby]", *[f'r{i} = ""' for i in range(1, flags.routers)]]
-    lines += [f"[prefill.p{i}]" for i in range(flags.prefill)]
-    lines += [f"[decode.d{i}]" for i in range(flags.decode)]
+    lines += _workers(flags, Role.PREFILL, flags.prefill)
+    lines += _workers(flags, Role.DECODE, flags.decode)
     return "\n".join(lines) + "\n"
+
+
+def _models(flags: Flags) -> list[str]:
+    lines: list[str] = []
+    for path, name in flags.models:
+        several = f"[models.{_quoted(served_name(path, name))}]"
+        lines.append(several if len(flags.models) > 1 else "[model]")
+        lines += [f"path = {_quoted(path)}", f"name = {_quoted(name)}"]
+    return lines
+
+
+def _workers(flags: Flags, role: Role, count: int) -> list[str]:
+    """So many of each model, one model after the other."""
+    lines: list[str] = []
+    for number, (path, name) in enumerate(flags.models):
+        for index in range(number * count, (number + 1) * count):
+            lines.append(f"[{role}.{role[0]}{index}]")
+            if len(flags.models) > 1:
+                lines.append(f"model = {_quoted(served_name(path, name))}")
+    return lines
+
+
+def served_name(path: str, name: str) -> str:
+    """What clients call the model."""
+    return ModelConfig(path=path, name=name).served_name
 
 
 def children(

@@ -72,13 +72,14 @@ def check_memory(
     weights and the KV cache are not there; vLLM checks the GPU's own memory."""
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
     workers = [*config.prefill.values(), *config.decode.values()]
-    weights = weights_bytes(model_folder(config))
+    weights = {name: weights_bytes(model_folder(config.of_model(name))) for name in config.served}
     needed = 0
     for worker in workers:
         kv = worker.engine.kv_cache_mib << 20 or KV_BYTES_DEFAULT
         kv += worker.kv.store.ram_mib << 20
+        own = weights[config.model_of(worker).served_name]
         elsewhere = on_gpus or worker.engine.kind == "sim"
-        needed += ENGINE_BYTES[worker.engine.kind] + (0 if elsewhere else weights + kv)
+        needed += ENGINE_BYTES[worker.engine.kind] + (0 if elsewhere else own + kv)
     if needed > available:
         raise ConfigError(
             "memory",

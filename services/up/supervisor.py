@@ -250,7 +250,7 @@ class Supervisor:
         return f"{scheme}://{host}:{gateway.port}"
 
     def _ready_text(self) -> str:
-        model = self._config.model.served_name
+        model, served = self._config.model.served_name, ", ".join(self._config.served)
         seconds = self._clock.monotonic() - self._started
         body = (
             f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], '
@@ -258,7 +258,7 @@ class Supervisor:
         )
         key = '-H "authorization: Bearer $BATON_KEY" ' if self._config.gateway.keys_file else ""
         return (
-            f"\nReady in {seconds:.1f} s: {self._url()}/v1 serves {model}. Try:\n\n"
+            f"\nReady in {seconds:.1f} s: {self._url()}/v1 serves {served}. Try:\n\n"
             f"  curl {self._url()}/v1/chat/completions -H 'content-type: application/json' \\\n"
             f"    {key}-d '{body}'\n\n"
             f"Look inside: baton ctl status --run-dir {self._config.fleet.run_dir}\n"

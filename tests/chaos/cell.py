@@ -154,8 +154,7 @@ class Cell:
     async def open(self) -> None:
         """Returns when the gateway can serve and every worker is ready."""
         flags = Flags(
-            model="baton-tiny",
-            model_name="",
+            models=(("baton-tiny", ""),),
             prefill=self.plan.prefill,
             decode=self.plan.decode,
             engine=self.plan.engine,

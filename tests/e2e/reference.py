@@ -22,11 +22,15 @@ MARGIN = 1e-5
 
 
 def plain_answers(
-    prompts: list[list[int]], max_tokens: int, asked: list[Any] | None = None
+    prompts: list[list[int]],
+    max_tokens: int,
+    asked: list[Any] | None = None,
+    model: Path | None = None,
 ) -> list[list[int]]:
-    """What that engine makes of the embedded model; it has ended when this returns. Greedy answers
-    must be clear of the `MARGIN`."""
-    question = {"model": str(ensure_embedded_model()), "prompts": prompts, "asked": asked}
+    """What that engine makes of the embedded model, or of the one in this folder; it has ended when
+    this returns. Greedy answers must be clear of the `MARGIN`."""
+    folder = model or ensure_embedded_model()
+    question = {"model": str(folder), "prompts": prompts, "asked": asked}
     done = subprocess.run(
         [sys.executable, "-m", "tests.e2e.reference"],
         input=json.dumps(question | {"max_tokens": max_tokens}),

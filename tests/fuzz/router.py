@@ -127,7 +127,7 @@ def attack_admin_of_a_router(frames: int, seed: int) -> Tally:
     def act(event: Event) -> None:
         core.handle(event, now)
 
-    tally = attack_admin(frames, seed, lambda: View(core.tables, now, {}, act))
+    tally = attack_admin(frames, seed, lambda: View(core.shared, now, {}, act))
     core.check_invariants()
     return tally
 

@@ -65,7 +65,12 @@ def worker_hello(
         block_tokens=block_tokens,
         groups=groups,
     )
-    about = {"fingerprint": "f", "model": "m", "kv_address": f"127.0.0.1:{name}", "capacity": room}
+    about = {
+        "fingerprint": "f",
+        "model": "model",
+        "kv_address": f"127.0.0.1:{name}",
+        "capacity": room,
+    }
     return hello(role, name, incarnation, **{**about, **more})
 
 

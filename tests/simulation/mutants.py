@@ -23,7 +23,6 @@ from services.gateway.requests.core import Core as GatewayCore
 from services.gateway.requests.lifecycle import Notify, RequestLifecycle
 from services.gateway.streams.journal import DeltaOrder, Journal
 from services.prefill.core import PrefillCore
-from services.router import tables as router_tables
 from services.router.admission.retry_budget import RetryBudget
 from services.router.core import Core
 from services.router.events import Action, Note, Send
@@ -41,6 +40,7 @@ from services.router.rules import (
     worker_membership,
 )
 from services.router.tables import Tables
+from services.router.tables import tables as router_tables
 
 ABORT = attempt_lifecycle.abort
 ABORT_PREFILL = attempt_lifecycle.abort_prefill

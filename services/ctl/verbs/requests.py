@@ -6,10 +6,17 @@ from typing import Any
 
 from services.ctl.table import rows
 
+
+def _model(row: dict[str, Any]) -> str:
+    """A router of an earlier version does not tell."""
+    return str(row.get("model", ""))
+
+
 _requests = rows(
     {
         "REQUEST": "request_id",
         "ATTEMPT": "attempt",
+        "MODEL": _model,
         "STATE": "state",
         "AGE": "age_ms",
         "PROMPT": "prompt_tokens",
@@ -26,6 +33,7 @@ _queue = rows(
     {
         "": "place",
         "REQUEST": "request_id",
+        "MODEL": _model,
         "CLASS": "class",
         "TENANT": "tenant",
         "WAITED": "waited_ms",

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from common.net.admin_status import Alarm, Status
+from common.net.admin_status import Alarm, LearnedEstimates, ModelStatus, Status
 from services.ctl.table import Cell, duration, fields, size
 
 
@@ -34,13 +34,33 @@ def render(result: Any) -> str:
         ("pair breakers open", status.open_pairs),
         ("retry reservations", f"{status.retry_reservations} told when to come back, {share}"),
     ]
-    for name, estimate in msgspec.to_builtins(status.estimates).items():
-        curve = isinstance(estimate, dict)
-        rows.append((f"learned {name}", _curve(estimate) if curve else estimate))
+    if len(status.models) > 1:
+        rows += [(f"model {model.model}", _model(model)) for model in status.models]
+        for model in status.models:
+            rows += _learned(f"learned {model.model} ", model.estimates)
+    else:
+        rows += _learned("learned ", status.estimates)
     rows += [(f"total {name}", value) for name, value in msgspec.to_builtins(status.totals).items()]
     for kind, counts in (("refused", status.refused), ("dropped", status.dropped)):
         rows += [(f"{kind} {name}", value) for name, value in sorted(counts.items())]
     return fields(rows)
+
+
+def _model(model: ModelStatus) -> str:
+    state = f"NO: {model.reason}" if not model.ready else model.closed or "ready"
+    rate = "" if model.drained_per_s is None else f", {model.drained_per_s} requests/s"
+    return (
+        f"{state}; {model.prefill_ready} prefill, {model.decode_ready} decode; "
+        f"{model.active} of {model.active_max} running, {model.queued} queued{rate}; "
+        f"{model.kv_used:.0%} of KV used"
+    )
+
+
+def _learned(title: str, estimates: LearnedEstimates) -> list[tuple[str, Cell]]:
+    return [
+        (f"{title}{name}", _curve(estimate) if isinstance(estimate, dict) else estimate)
+        for name, estimate in msgspec.to_builtins(estimates).items()
+    ]
 
 
 def _curve(estimates: dict[str, float]) -> str:

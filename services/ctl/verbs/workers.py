@@ -17,6 +17,7 @@ def _why(worker: WorkerRow) -> str:
         worker.reason,
         f"its host says {worker.verdict}: {worker.verdict_reason}" if worker.verdict else "",
         f"not paired with {', '.join(worker.not_paired_with)}" if worker.not_paired_with else "",
+        f"paired with nobody: {worker.unlike}" if worker.unlike else "",
     )
     return "; ".join(reason for reason in reasons if reason)
 
@@ -25,6 +26,7 @@ render = rows(
     {
         "NAME": "name",
         "ROLE": "role",
+        "MODEL": "model",
         "STATE": "state",
         "FOR": "since_s",
         "REQUESTS": lambda worker: f"{worker.requests}/{worker.requests_max}",

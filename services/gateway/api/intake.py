@@ -154,7 +154,7 @@ class Intake:
 
     def check_model(self, model: str | None) -> None:
         served = self._config.model.served_name
-        if model is not None and model != served:
+        if model is not None and model not in (served, *self._config.model.aliases):
             raise BatonError(
                 Code.MODEL_NOT_FOUND,
                 f"the model {model[:96]!r} does not exist; this server serves {served!r}",

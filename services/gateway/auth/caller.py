@@ -19,6 +19,8 @@ class Caller:
     priority: PriorityClass = PriorityClass.STANDARD
     #: Keeps its cached prompts apart from other tenants'; None: shared by anonymous callers.
     cache_salt: str | None = None
+    #: Names of the models that it may ask for; None: all.
+    models: frozenset[str] | None = None
 
     def bounded(self, wanted: PriorityClass | None) -> PriorityClass:
         """The class that a request gets; the one with the lower number is served first."""

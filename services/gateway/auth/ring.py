@@ -22,6 +22,7 @@ class KeyRing:
                 limits=record.limits,
                 priority=PRIORITIES[record.priority],
                 cache_salt=f"tenant:{record.tenant}",
+                models=frozenset(record.models) or None,
             )
             for record in keys.keys
         }

@@ -13,7 +13,7 @@ from common.errors import BatonError, Code
 from common.telemetry.exposition import TEXT
 from services.gateway.http.app import App
 from services.gateway.http.docs_page import POLICY, docs_page
-from services.gateway.http.guard import JSON_TYPE
+from services.gateway.http.guard import CALLER, JSON_TYPE
 from services.gateway.http.openapi import document
 from services.gateway.http.unserved import unserved
 
@@ -45,11 +45,12 @@ class AboutRoutes:
         for method, path, reason in unserved():
             yield method, path, _refusing(method, path, reason)
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._app.model()]})
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": self._app.cards(request[CALLER])})
 
     async def _model(self, request: web.Request) -> web.Response:
-        return web.json_response(self._app.model(request.match_info["model"]))
+        name = request.match_info["model"]
+        return web.json_response(self._app.card(name, request[CALLER]))
 
     async def _openapi(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type=JSON_TYPE)

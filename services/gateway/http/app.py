@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.clock import Clock
 from common.config import Config
 from common.errors import BatonError, Code
 from services.gateway.api.ignored import IgnoredFields
-from services.gateway.api.intake import Intake
 from services.gateway.api.kinds import Kind, RequestSpec
-from services.gateway.api.response_bodies import models_body
 from services.gateway.auth.caller import Caller
 from services.gateway.helper.jobs import INLINE_BYTES_MAX, PlainJob, PlainReport
-from services.gateway.helper.pool import HelperPool
+from services.gateway.http.served_model import ServedModel, asked_model
 from services.gateway.requests.core import Core
 from services.gateway.requests.events import Attended, Closed, Event, Opened
-from services.gateway.requests.refusals import RETRY_SOON_MS, draining, unreachable
+from services.gateway.requests.refusals import draining
 from services.gateway.streams.answer import Answer, FailureListener, TokenStream
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import TextStream
-from services.gateway.text.port import TextPort
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +28,49 @@ class Health:
 
 
 class App:
-    """Turns requests into events for the core. `model_root`: what /v1/models gives as the place of
-    the model's files. `handle` takes an event into the core and carries out its actions."""
+    """Turns requests into events for the core. `models`: those that are served, the first of which
+    is meant where a request names none and there is no other. `handle` takes an event into the core
+    and carries out its actions."""
 
     def __init__(
         self,
         config: Config,
         core: Core,
-        text: TextPort,
-        *,
-        model_root: str,
-        clock: Clock,
-        helpers: HelperPool,
+        models: Sequence[ServedModel],
         handle: Callable[[Event], None],
     ) -> None:
         self._config = config
         self._core = core
-        self._text = text
-        self._model_root = model_root
-        self._created = clock.unix_ms() // 1000
         self._handle = handle
-        self._context_known = asyncio.Event()
-        self._intake = Intake(config, text, clock, self.context)
-        self._helpers = helpers
+        self.models = {model.name: model for model in models}
+        self._by_name = {name: model for model in models for name in model.names}
 
-    def on_context(self) -> None:
-        """The core knows the longest sequence that the fleet takes."""
-        self._context_known.set()
+    def chosen(self, body: bytes, caller: Caller) -> ServedModel:
+        """The model that this body asks for. Raises BatonError(MODEL_NOT_FOUND)."""
+        only = len(self._by_name) == 1 and caller.models is None
+        return next(iter(self.models.values())) if only else self._named(asked_model(body), caller)
+
+    def _named(self, name: str | None, caller: Caller) -> ServedModel:
+        """`name`: None where a request names none."""
+        known = self._names(caller)
+        if name is None and len(self.models) == 1:
+            name = next(iter(self.models))
+        if name in known:
+            return self._by_name[name]
+        names = ", ".join(map(repr, known)) or "none for this key"
+        what = "name a model" if name is None else f"the model {name[:96]!r} does not exist"
+        sentence = f"{what}; this server serves {names}"
+        raise BatonError(Code.MODEL_NOT_FOUND, sentence, param="model")
+
+    def _names(self, caller: Caller) -> list[str]:
+        """Of the models that this caller may ask for. A key that is limited to a model may use all
+        of its names."""
+        allowed = caller.models
+        return [
+            name
+            for name, model in self._by_name.items()
+            if allowed is None or not allowed.isdisjoint(model.names)
+        ]
 
     async def prepare(
         self,
@@ -68,18 +79,19 @@ class App:
         request_id: str,
         deadline_ms: float,
         ignored: IgnoredFields,
-        key_id: str,
+        caller: Caller,
     ) -> RequestSpec:
         """Raises BatonError. A helper process prepares a body of more than
         `INLINE_BYTES_MAX`."""
         if self._core.draining:
             raise draining()
+        model = self.chosen(body, caller)
         if len(body) <= INLINE_BYTES_MAX:
-            return await self._intake.prepare(kind, body, request_id, deadline_ms, ignored)
+            return await model.intake.prepare(kind, body, request_id, deadline_ms, ignored)
         job = PlainJob(
-            body, await self.context(), kind=kind, request_id=request_id, deadline_ms=deadline_ms
+            body, await model.context(), kind=kind, request_id=request_id, deadline_ms=deadline_ms
         )
-        report = await self._helpers.run(job, key_id)
+        report = await model.helpers.run(job, caller.key_id)
         assert isinstance(report, PlainReport)
         for name in report.ignored:
             ignored.add(name)
@@ -91,7 +103,7 @@ class App:
         stream = TextStream(
             journal,
             spec.sampling,
-            self._text.detokenizer(spec.prompt_ids),
+            self.models[spec.model].text.detokenizer(spec.prompt_ids),
             answer,
             stops=spec.stops,
             include_stop=spec.include_stop,
@@ -134,35 +146,16 @@ class App:
             return Health(ready=False, reason="this gateway is stopping")
         if not core.router_up:
             return Health(ready=False, reason="no router answers")
-        if core.fleet is None:
-            return Health(ready=False, reason="the router has not reported the fleet yet")
-        if not core.fleet.ready:
-            return Health(ready=False, reason=core.fleet.reason or "no decode worker is ready")
-        return Health(ready=True)
+        reasons = [model.reason for model in self.models.values()]
+        return Health(ready=False, reason=reasons[0]) if all(reasons) else Health(ready=True)
 
-    def model(self, name: str | None = None) -> dict[str, Any]:
+    def cards(self, caller: Caller) -> list[dict[str, Any]]:
+        """The entries of /v1/models that this caller may see."""
+        names = self._names(caller)
+        cards = [card for model in self.models.values() for card in model.cards()]
+        return [card for card in cards if card["id"] in names]
+
+    def card(self, name: str, caller: Caller) -> dict[str, Any]:
         """Raises BatonError(MODEL_NOT_FOUND)."""
-        self._intake.check_model(name)
-        fleet = self._core.fleet
-        known = fleet.max_model_len if fleet is not None else 0
-        return models_body(
-            self._config.model.served_name, self._model_root, self._created, known or None
-        )
-
-    async def context(self) -> int:
-        """The longest sequence that the fleet takes, in tokens. Waits up to `router_wait_ms` until
-        it is known. Raises BatonError(ROUTER_UNREACHABLE | NO_CAPACITY)."""
-        if not self._context_known.is_set():
-            try:
-                async with asyncio.timeout(self._config.gateway.router_wait_ms / 1000):
-                    await self._context_known.wait()
-            except TimeoutError:
-                if not self._core.router_up:
-                    raise unreachable() from None
-                raise BatonError(
-                    Code.NO_CAPACITY,
-                    f"the fleet cannot serve yet: {self.health().reason}",
-                    retry_after_ms=RETRY_SOON_MS,
-                ) from None
-        fleet = self._core.fleet
-        return fleet.max_model_len if fleet is not None else 0
+        cards = self._named(name, caller).cards()
+        return next(card for card in cards if card["id"] == name)

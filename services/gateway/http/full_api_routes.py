@@ -7,7 +7,7 @@ event in the route's own shape, and the stream ends without [DONE].
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 from aiohttp import web
@@ -17,6 +17,7 @@ from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from services.gateway.api.response_bodies import error_object
 from services.gateway.api.routes import Route
+from services.gateway.auth.caller import Caller
 from services.gateway.full_api.lazy import LazyApi
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply, Origin
 from services.gateway.full_api.timings import events_with_timings, with_timings
@@ -33,14 +34,20 @@ SSE_HEADERS = {
 
 
 class FullApiRoutes:
-    """`parses_chats`: every chat is rendered or parsed by classes of vLLM's, so that no chat is
-    served without it."""
+    """`apis`: that of each model, by its name. `parses_chats`: names of the models of which every
+    chat is rendered or parsed by classes of vLLM's, so that no chat is served without it."""
 
     def __init__(
-        self, api: LazyApi, app: App, config: GatewayConfig, clock: Clock, *, parses_chats: bool
+        self,
+        apis: Mapping[str, LazyApi],
+        app: App,
+        config: GatewayConfig,
+        clock: Clock,
+        *,
+        parses_chats: frozenset[str],
     ) -> None:
-        self.parses_chats = parses_chats
-        self._api = api
+        self._parses_chats = parses_chats
+        self._apis = apis
         self._app = app
         self._config = config
         self._clock = clock
@@ -48,16 +55,22 @@ class FullApiRoutes:
     @property
     def is_served(self) -> bool:
         """False where only plain text is served."""
-        return self._api.is_served
+        return any(api.is_served for api in self._apis.values())
+
+    def parses_chat(self, body: bytes, caller: Caller) -> bool:
+        """Raises BatonError(MODEL_NOT_FOUND)."""
+        return (
+            bool(self._parses_chats) and self._app.chosen(body, caller).name in self._parses_chats
+        )
 
     async def answer(
         self, request: web.Request, route: Route, body: bytes, origin: Origin
     ) -> web.StreamResponse:
         """Raises BatonError before anything is written."""
-        await self._app.context()
+        api = await self._api(body, origin)
         api_request = ApiRequest(route, body, origin)
         try:
-            reply = await self._api.answer(api_request)
+            reply = await api.answer(api_request)
             if isinstance(reply, EventReply):
                 return await self._stream(request, api_request, self._chunks(api_request, reply))
             body = reply.body
@@ -65,17 +78,23 @@ class FullApiRoutes:
                 body = with_timings(body, api_request, self._clock.monotonic())
             return web.Response(body=body, content_type=JSON_TYPE)
         finally:
-            self._api.end(api_request, "client gone")
+            api.end(api_request, "client gone")
+
+    async def _api(self, body: bytes, origin: Origin) -> LazyApi:
+        """That of the model that is asked for, once the fleet's longest sequence is known."""
+        model = self._app.chosen(body, origin.caller)
+        await model.context()
+        return self._apis[model.name]
 
     async def write_to_sink(
         self, route: Route, body: bytes, origin: Origin, sink: Connection
     ) -> None:
         """Writes the events of a resumable stream to `sink`. Raises BatonError before the first."""
-        await self._app.context()
+        api = await self._api(body, origin)
         api_request = ApiRequest(route, body, origin)
         began = False
         try:
-            reply = await self._api.answer(api_request)
+            reply = await api.answer(api_request)
             if isinstance(reply, JsonReply):
                 raise BatonError(Code.INVALID_REQUEST, "this request is not for a stream")
             chunks = self._chunks(api_request, reply)
@@ -91,7 +110,7 @@ class FullApiRoutes:
             sink.write(_failed(route, error))
             sink.end()
         finally:
-            self._api.end(api_request, "client gone")
+            api.end(api_request, "client gone")
 
     def _chunks(self, api_request: ApiRequest, reply: EventReply) -> AsyncIterator[bytes]:
         if not api_request.origin.timings:

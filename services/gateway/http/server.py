@@ -206,7 +206,7 @@ class HttpServer:
 
     async def _generate(self, request: web.Request, kind: Kind, body: bytes) -> web.StreamResponse:
         origin, route = _origin(request), ROUTE_OF[kind]
-        if kind is Kind.CHAT and self._full_api.parses_chats:
+        if kind is Kind.CHAT and self._full_api.parses_chat(body, origin.caller):
             return await self._beyond_plain(request, route, body, origin)
         try:
             spec = await self._app.prepare(
@@ -215,7 +215,7 @@ class HttpServer:
                 origin.request_id,
                 origin.deadline_ms,
                 origin.ignored,
-                origin.caller.key_id,
+                origin.caller,
             )
         except BatonError as error:
             if error.code is not Code.UNSUPPORTED_PARAMETER or not self._full_api.is_served:

@@ -62,6 +62,8 @@ from services.gateway.requests.stalls import StallDetector
 from services.gateway.streams.answer import ACCEPTED, PushOutcome
 from services.gateway.streams.journal import DeltaOrder
 
+FLEETS_MAX = 256
+
 
 class Core:
     """At most `max_streams` requests live at once."""
@@ -76,10 +78,9 @@ class Core:
     def counters(self) -> Counters:
         return self.lifecycle.counters
 
-    @property
-    def fleet(self) -> Fleet | None:
-        """None before a router reported it."""
-        return self.lifecycle.fleet
+    def fleet_of(self, model: str) -> Fleet | None:
+        """What the fleet can serve of this model; None before a router reported it."""
+        return self.lifecycle.fleet_of(model)
 
     @property
     def router_up(self) -> bool:
@@ -267,12 +268,18 @@ class Core:
         return self.lifecycle.interrupt(request, error, Notify.WORKER, now)
 
     def _fleet_changed(self, fleet: Fleet) -> list[Action]:
-        before, self.lifecycle.fleet = self.fleet, fleet
+        fleets = self.lifecycle.fleets
+        before = self.fleet_of(fleet.model)
         if before is not None and not fleet.max_model_len:
-            self.lifecycle.fleet = with_last_known(fleet, before)
+            fleet = with_last_known(fleet, before)
+        if not fleet.model:
+            fleets.clear()
+        if fleet.model in fleets or len(fleets) < FLEETS_MAX:
+            fleets[fleet.model] = fleet
         if before is not None and before.ready == fleet.ready:
             return []
-        state = "can serve" if fleet.ready else f"cannot serve: {fleet.reason or 'not ready'}"
+        what = f"serve {fleet.model}".rstrip()
+        state = f"can {what}" if fleet.ready else f"cannot {what}: {fleet.reason or 'not ready'}"
         return [Note("fleet.changed", f"the fleet {state}")]
 
     def _router_up(self, now: float) -> list[Action]:
@@ -357,13 +364,13 @@ class Core:
     def _leave_stalled_workers(self, now: float) -> list[Action]:
         """Streams that another worker can continue leave a worker that sends nothing. The others
         wait for it."""
-        ready = self.fleet.decode_ready if self.fleet is not None else 0
+        ready = sum(fleet.decode_ready for fleet in self.lifecycle.fleets.values())
         actions: list[Action] = []
         for worker, seconds in self._stalls.stalled(self._table.streaming_workers(), ready, now):
             self._stalls.forget(worker)
             sentence = f"decode worker {_worker_name(worker)} sent nothing for {seconds:.1f} s"
             for request in self._table.of_worker(worker):
-                if self.lifecycle.can_move(request):
+                if self.lifecycle.can_leave(request):
                     request.left_worker = worker.decode(errors="replace")
                     error = BatonError(Code.STREAM_INTERRUPTED, sentence)
                     actions += self.lifecycle.interrupt(request, error, Notify.BOTH, now)

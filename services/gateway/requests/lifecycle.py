@@ -55,8 +55,9 @@ class RequestLifecycle:
         self.router_up = False
         #: Whether new requests are refused because the process stops.
         self.draining = False
-        #: What the fleet can serve, as a router reported it last.
-        self.fleet: Fleet | None = None
+        #: What the fleet can serve of each model, as a router reported it last, by the model's
+        #: name; a router that does not name models has one under the empty name.
+        self.fleets: dict[str, Fleet] = {}
         self._router_wait = limits.router_wait_ms / 1000
         self._token_wait = limits.token_wait_ms_max / 1000
         self._recovers = limits.recovery
@@ -99,7 +100,12 @@ class RequestLifecycle:
         return self.submission(request, now)
 
     def submission(self, request: LiveRequest, now: float) -> Action:
-        return ToRouter(*request.submission(now, self.fleet, recovers=self._recovers))
+        fleet = self.fleet_of(request.spec.model)
+        return ToRouter(*request.submission(now, fleet, recovers=self._recovers))
+
+    def fleet_of(self, model: str) -> Fleet | None:
+        """None before a router reported it."""
+        return self.fleets.get(model) or self.fleets.get("")
 
     def client_left_or_came(self, event: Closed | Attended, now: float) -> list[Action]:
         return self.closed(event, now) if isinstance(event, Closed) else self.attended(event)
@@ -167,11 +173,12 @@ class RequestLifecycle:
             actions.append(Report(summary))
         return actions
 
-    def can_move(self, request: LiveRequest) -> bool:
-        """Whether another worker could continue it exactly."""
+    def can_leave(self, request: LiveRequest) -> bool:
+        """Whether another worker of its model is there and could continue it exactly."""
         emitted = len(request.stream.journal.emitted)
-        sampling = request.spec.sampling
-        return self._recovers and not recovery.resume_obstacle(sampling, emitted, self.fleet)
+        fleet, sampling = self.fleet_of(request.spec.model), request.spec.sampling
+        others = fleet is not None and fleet.decode_ready > 1
+        return self._recovers and others and not recovery.resume_obstacle(sampling, emitted, fleet)
 
     def interrupt(
         self, request: LiveRequest, error: BatonError, notify: Notify, now: float
@@ -179,7 +186,8 @@ class RequestLifecycle:
         """The attempt is over before its end. The request goes on as a new attempt where that is
         possible and allowed, otherwise it fails. `notify`: of this attempt."""
         emitted = len(request.stream.journal.emitted)
-        obstacle = recovery.resume_obstacle(request.spec.sampling, emitted, self.fleet)
+        fleet = self.fleet_of(request.spec.model)
+        obstacle = recovery.resume_obstacle(request.spec.sampling, emitted, fleet)
         kept = error.code in recovery.KEPT
         stops = self.draining and not kept
         movable = error.code in recovery.MOVABLE and not obstacle and not stops

@@ -163,6 +163,7 @@ class LiveRequest:
         submit = Submit(
             request_id=spec.request_id,
             attempt=journal.attempt,
+            model=spec.model,
             prompt_tokens=len(ids),
             max_tokens=body.sampling.max_tokens,
             deadline_ms=max(1.0, (self.deadline - now) * 1000) if self.deadline else 0.0,

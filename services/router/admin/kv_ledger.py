@@ -17,7 +17,7 @@ from common.errors import Code
 from common.messages import KvHold
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
-from services.router.tables import Tables
+from services.router.tables import SharedTables
 
 ORPHAN_SECONDS = 2.0
 MOVING = "moving"
@@ -33,29 +33,29 @@ class TrackedHold(NamedTuple):
     orphan: bool
 
 
-def holds(tables: Tables) -> Iterator[TrackedHold]:
+def holds(shared: SharedTables) -> Iterator[TrackedHold]:
     """All holds, worker by worker, the oldest of each first. A worker reports at most
     `KV_HOLDS_MAX`."""
-    for worker in tables.workers.values():
+    for worker in shared.workers():
         if worker.state is not WorkerState.GONE:
             for hold in worker.kv_holds:
-                yield _tracked(tables, worker, hold)
+                yield _tracked(shared, worker, hold)
 
 
-def orphans(tables: Tables) -> int:
+def orphans(shared: SharedTables) -> int:
     """The number of orphans: 0 unless KV leaks, or a request has just ended."""
-    return sum(tracked.orphan for tracked in holds(tables))
+    return sum(tracked.orphan for tracked in holds(shared))
 
 
-def _tracked(tables: Tables, worker: Worker, hold: KvHold) -> TrackedHold:
-    live = tables.attempts.get((hold.request_id, hold.attempt))
+def _tracked(shared: SharedTables, worker: Worker, hold: KvHold) -> TrackedHold:
+    live = shared.attempt((hold.request_id, hold.attempt))
     if live is not None:
         moves = live.moved_from == worker.identity and live.decode != worker.identity
         state = MOVING if moves else live.state.value
         return TrackedHold(worker, hold, state, orphan=False)
-    past = tables.history.find((hold.request_id, hold.attempt))
+    past = shared.history.find((hold.request_id, hold.attempt))
     if past is None or past.finished is None:
-        unknown_since = max(tables.started, worker.kv_seen - hold.age_ms / 1000)
+        unknown_since = max(shared.started, worker.kv_seen - hold.age_ms / 1000)
         return TrackedHold(worker, hold, "unknown", worker.kv_seen - unknown_since > ORPHAN_SECONDS)
     since = worker.kv_seen - past.finished
     if past.decode == worker.identity and past.outcome in (Code.MOVED, Code.DRAINING):

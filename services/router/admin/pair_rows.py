@@ -6,12 +6,13 @@ from typing import Any
 
 from common.identity import name_of
 from services.router.placement.pair_breaker import PairBreaker, PairState
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 
 
-def rows(tables: Tables, now: float) -> list[dict[str, Any]]:
-    """All pairs that have a breaker, the longest in its state first."""
-    return [_row(pair, now) for pair in tables.placement_memory.pairs.rows()]
+def rows(shared: SharedTables, now: float) -> list[dict[str, Any]]:
+    """All pairs that have a breaker, by model, the longest in its state first."""
+    models = shared.models.values()
+    return [_row(pair, now) for tables in models for pair in tables.placement_memory.pairs.rows()]
 
 
 def not_paired_with(tables: Tables, identity: str) -> list[str]:

@@ -13,7 +13,7 @@ from common.errors import BatonError, Code
 from common.net.admin_verbs import AdminVerb, Arg, Value
 from services.router.admin.event_log import EventLog
 from services.router.events import Event
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 
 
 def _no_core(event: Event) -> None:
@@ -29,7 +29,7 @@ class View:
     """What verbs may use."""
 
     #: For reading only.
-    tables: Tables
+    shared: SharedTables
     #: On the core's clock.
     now: float
     #: Frames that never reached the core, by reason.
@@ -39,6 +39,11 @@ class View:
     #: Reads the fleet file again. Raises ConfigError.
     reload: Callable[[], Reading] = _no_file
     event_log: EventLog = field(default_factory=EventLog)
+
+    @property
+    def tables(self) -> Tables:
+        """Those of the first model, which is the only one of most fleets."""
+        return next(iter(self.shared.models.values()))
 
 
 #: Returns what msgspec can encode. Raises BatonError.

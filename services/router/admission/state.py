@@ -1,4 +1,4 @@
-"""All state of admission except the queue, and the figures that its rules read."""
+"""All state of the admission to one model except the queue, and the figures that its rules read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from services.router.admission.retry_reservations import RetryReservations
 class Admission:
     """Only the rules change it. The figures in its last part are those of the last Tick."""
 
-    def __init__(self, config: AdmissionConfig, uniform: Callable[[], float]) -> None:
+    def __init__(
+        self, config: AdmissionConfig, keys: KeyAccounts, uniform: Callable[[], float]
+    ) -> None:
         self.config = config
-        self.keys = KeyAccounts(config.keys_max, config.key_burst_ms)
+        #: Of all models.
+        self.keys = keys
         self.retry_budget = RetryBudget(
             config.retry_share, config.retry_burst, config.retry_per_min
         )

@@ -43,8 +43,6 @@ class FleetSummary(NamedTuple):
     reason: str
     #: The different limits of the decode workers, ready or not.
     decode_limits: tuple[DecodeLimits, ...]
-    #: The model of the first ready decode worker; empty = none is ready.
-    model: str
     #: The block size of the first ready decode worker; 0 = none is ready, or it keeps no prefixes.
     block_tokens: int
     #: Whether all decode workers, ready or not, can continue a stream exactly.
@@ -77,7 +75,6 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
         decode_ready=decode_ready,
         reason="" if ready else _none_ready(states),
         decode_limits=tuple(dict.fromkeys(limits)),
-        model=ready.model if ready else "",
         block_tokens=_block_of_prefixes(ready.capacity) if ready else 0,
         restores=bool(first) and all(capacity.restores for capacity in first),
     )

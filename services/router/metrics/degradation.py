@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -19,14 +19,18 @@ FAILED = {
 }
 
 
-def degradation_metrics(detector: DegradationDetector, now: float) -> Iterator[Metric]:
-    for table, counts in ((OBSERVED, detector.observed), (FAILED, detector.failed)):
-        for name, (cause, help_) in table.items():
-            yield CounterMetricFamily(f"baton_router_{name}", help_, value=counts[cause])
+def degradation_metrics(detectors: Sequence[DegradationDetector], now: float) -> Iterator[Metric]:
+    """Of all models together."""
+    for name, (cause, help_) in OBSERVED.items():
+        observed = sum(detector.observed[cause] for detector in detectors)
+        yield CounterMetricFamily(f"baton_router_{name}", help_, value=observed)
+    for name, (cause, help_) in FAILED.items():
+        failed = sum(detector.failed[cause] for detector in detectors)
+        yield CounterMetricFamily(f"baton_router_{name}", help_, value=failed)
     yield GaugeMetricFamily(
         "baton_router_prefill_unreached_seconds",
         "Since when prompts come and reach no prefill worker; 0 while they do",
-        value=detector.unreached_seconds(now),
+        value=max(detector.unreached_seconds(now) for detector in detectors),
     )
     stands = GaugeMetricFamily(
         "baton_router_degraded",
@@ -37,7 +41,8 @@ def degradation_metrics(detector: DegradationDetector, now: float) -> Iterator[M
         "baton_router_degradations", "Times that this cause was raised", labels=["cause"]
     )
     for cause in Cause:
-        stands.add_metric([cause.value], float(cause in detector.alarms))
-        raised.add_metric([cause.value], detector.raised[cause])
+        standing = any(cause in detector.alarms for detector in detectors)
+        stands.add_metric([cause.value], float(standing))
+        raised.add_metric([cause.value], sum(detector.raised[cause] for detector in detectors))
     yield stands
     yield raised

@@ -19,7 +19,7 @@ from services.router.metrics.degradation import degradation_metrics
 from services.router.metrics.kv import kv_metrics
 from services.router.metrics.status import router_metrics
 from services.router.records.worker import Worker
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 from services.router.timeline.traffic import Traffic
 
 
@@ -29,17 +29,19 @@ class RouterMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         view = self._view()
+        shared = view.shared
         yield from router_metrics(status.run(view, {}))
         yield from kv_metrics(kv.run(view, {"worker": "", "limit": 0}))
-        yield from _workers(view.tables)
-        yield from _phases(view.tables)
-        yield from _moves(view.tables)
-        yield from _pairs(view.tables.recorder.traffic)
-        yield from degradation_metrics(view.tables.degradation, view.now)
+        yield from _workers(shared)
+        yield from _phases(shared)
+        yield from _moves(shared)
+        yield from _pairs(shared.recorder.traffic)
+        detectors = [tables.degradation for tables in shared.models.values()]
+        yield from degradation_metrics(detectors, view.now)
 
 
-def _workers(tables: Tables) -> Iterator[Metric]:
-    there = [worker for worker in tables.workers.values() if worker.connected]
+def _workers(shared: SharedTables) -> Iterator[Metric]:
+    there = [worker for worker in shared.workers() if worker.connected]
     used = GaugeMetricFamily(
         "baton_router_worker_kv_used_ratio",
         "Share of a worker's KV blocks in use, as it said last",
@@ -85,7 +87,7 @@ def _share(workers: list[Worker], *, computing: bool) -> float:
 def imbalance(tables: Tables) -> float | None:
     """Requests per second that the prefill workers could compute, divided by those that the decode
     workers could finish, at the mean sizes so far; None before the first request."""
-    traffic, estimates = tables.recorder.traffic, tables.estimates
+    traffic, estimates = tables.recorder.traffic_of(tables.model), tables.estimates
     if not traffic.requests or not traffic.made or not traffic.computed:
         return None
     prompt = traffic.computed / traffic.requests
@@ -99,8 +101,8 @@ def imbalance(tables: Tables) -> float | None:
     return prefill / decode if decode else None
 
 
-def _phases(tables: Tables) -> Iterator[Metric]:
-    traffic = tables.recorder.traffic
+def _phases(shared: SharedTables) -> Iterator[Metric]:
+    traffic = shared.recorder.traffic
     yield histogram(
         "baton_router_phase_seconds",
         "Time of requests in each phase of their timeline",
@@ -113,34 +115,44 @@ def _phases(tables: Tables) -> Iterator[Metric]:
     tokens.add_metric(["prefill"], traffic.computed)
     tokens.add_metric(["decode"], traffic.made)
     yield tokens
-    ratio = imbalance(tables)
-    if ratio is not None:
-        yield GaugeMetricFamily(
-            "baton_router_phase_imbalance_ratio",
-            "Prefill capacity divided by decode capacity, in requests as they were so far",
-            value=ratio,
-        )
+    yield from _imbalances(shared)
     yield CounterMetricFamily(
         "baton_router_timelines_forgotten",
         "Timelines that were never made, for too many waited",
-        value=tables.recorder.forgotten,
+        value=shared.recorder.forgotten,
     )
 
 
-def _moves(tables: Tables) -> Iterator[Metric]:
+def _moves(shared: SharedTables) -> Iterator[Metric]:
     moves = CounterMetricFamily(
         "baton_router_moves",
         "Running streams that left their decode worker, by why and what became of them",
         labels=["reason", "outcome"],
     )
-    for (reason, outcome), count in tables.counts.moves.items():
+    for (reason, outcome), count in shared.counts.moves.items():
         moves.add_metric([reason.value, outcome.value], count)
     yield moves
     yield histogram(
         "baton_router_move_pause_seconds",
         "From the end of a stream at one decode worker to its next token at another",
-        {(): tables.counts.move_pauses},
+        {(): shared.counts.move_pauses},
     )
+
+
+def _imbalances(shared: SharedTables) -> Iterator[Metric]:
+    """Of a fleet with several models, only by model."""
+    help_ = "Prefill capacity divided by decode capacity, in requests as they were so far"
+    by_model = GaugeMetricFamily(
+        "baton_router_model_phase_imbalance_ratio", f"{help_}, by model", labels=["model"]
+    )
+    for tables in shared.models.values():
+        ratio = imbalance(tables)
+        if ratio is None:
+            continue
+        by_model.add_metric([tables.model], ratio)
+        if len(shared.models) == 1:
+            yield GaugeMetricFamily("baton_router_phase_imbalance_ratio", help_, value=ratio)
+    yield by_model
 
 
 def _pairs(traffic: Traffic) -> Iterator[Metric]:

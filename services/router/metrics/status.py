@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from common.net.admin_status import Status
+from common.net.admin_status import ModelStatus, Status
 
 TOTALS = {
     "submitted": "Attempts that gateways submitted",
@@ -38,6 +38,7 @@ def router_metrics(status: Status) -> Iterator[Metric]:
     ready.add_metric(["prefill"], status.prefill_ready)
     ready.add_metric(["decode"], status.decode_ready)
     yield ready
+    yield from _by_model(status.models)
 
 
 def _gauges(status: Status) -> Iterator[Metric]:
@@ -55,6 +56,29 @@ def _gauges(status: Status) -> Iterator[Metric]:
         ("ready", "1 while the fleet can serve", status.ready),
     ):
         yield GaugeMetricFamily(f"baton_router_{name}", help_, value=float(value))
+
+
+def _by_model(models: Sequence[ModelStatus]) -> Iterator[Metric]:
+    for name, help_, values in (
+        ("queue_requests", "Requests that wait for a worker", [m.queued for m in models]),
+        ("active_requests", "Requests that run on workers", [m.active for m in models]),
+        ("active_requests_max", "Requests that may run there", [m.active_max for m in models]),
+        ("kv_used_ratio", "Share of decode workers' KV in use", [m.kv_used for m in models]),
+        ("ready", "1 while the model can be served", [m.ready for m in models]),
+    ):
+        family = GaugeMetricFamily(f"baton_router_model_{name}", help_, labels=["model"])
+        for model, value in zip(models, values, strict=True):
+            family.add_metric([model.model], float(value))
+        yield family
+    workers = GaugeMetricFamily(
+        "baton_router_model_workers_ready",
+        "Workers that may be given requests, by model",
+        labels=["model", "role"],
+    )
+    for model in models:
+        workers.add_metric([model.model, "prefill"], model.prefill_ready)
+        workers.add_metric([model.model, "decode"], model.decode_ready)
+    yield workers
 
 
 def _by(name: str, help_: str, label: str, counts: dict[str, int]) -> Metric:

@@ -27,6 +27,8 @@ class Attempt:
     body: bytes
     #: When its Submit arrived.
     received: float
+    #: Name of the model that it asks for.
+    model: str = ""
     #: When its client stops waiting; 0 = never.
     deadline: float = 0.0
     #: The API key that pays for it.

@@ -103,6 +103,7 @@ def _remote_prefill_wanted(tables: Tables) -> bool:
     """Whether the operator wants it and there are, or should be, prefill workers."""
     if tables.placement_memory.all_local:
         return False
-    if any(role is Role.PREFILL for role, _ in tables.settings.expected):
+    expected = tables.settings.expected.items()
+    if any(role is Role.PREFILL and model == tables.model for (role, _), model in expected):
         return True
     return any(worker.role is Role.PREFILL for worker in tables.workers.values())

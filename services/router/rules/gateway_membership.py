@@ -14,12 +14,12 @@ from services.router.events import Action, Note, Send
 from services.router.records.gateway import Gateway
 from services.router.records.states import AttemptState
 from services.router.rules import attempt_lifecycle
-from services.router.tables import Tables
+from services.router.tables import SharedTables
 
 
-def on_hello(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
+def on_hello(shared: SharedTables, peer: str, message: Hello, now: float) -> list[Action]:
     """The Hello was checked before."""
-    gateway = tables.gateways.get(peer)
+    gateway = shared.gateways.get(peer)
     if gateway is None:
         gateway = Gateway(
             identity=peer,
@@ -30,18 +30,20 @@ def on_hello(tables: Tables, peer: str, message: Hello, now: float) -> list[Acti
             last_seen=now,
             since=now,
         )
-        tables.gateways[peer] = gateway
+        shared.gateways[peer] = gateway
     gateway.stream_endpoint, gateway.pid = message.stream_endpoint, message.pid
     gateway.unconfirmed = dict(gateway.attempts)
     gateway.unqueued.clear()
     actions = _take_back(gateway, now)
     note = Note("info", "gateway.joined", f"gateway {gateway.name} is here")
-    return [*actions, Send(peer, tables.fleet), note]
+    fleets = [Send(peer, tables.fleet) for tables in shared.models.values()]
+    return [*actions, *fleets, note]
 
 
-def return_gone(gateway: Gateway, now: float) -> list[Action]:
+def record_traffic(gateway: Gateway, now: float) -> list[Action]:
     """Any message shows that the gateway is here. One without a Hello before it: the gateway did
     not notice that it was out of reach, and what it sends counts."""
+    gateway.last_seen = now
     return _take_back(gateway, now) if gateway.gone else []
 
 
@@ -61,12 +63,12 @@ def _take_back(gateway: Gateway, now: float) -> list[Action]:
     return [attempt_lifecycle.failed_message(gateway.identity, key, sentence) for key in keys]
 
 
-def lose(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Action]:
+def lose(shared: SharedTables, gateway: Gateway, reason: str, now: float) -> list[Action]:
     """It is out of reach, perhaps for a moment only. Idempotent."""
     if gateway.gone:
         return []
     gateway.gone, gateway.since, gateway.reason = True, now, reason
-    grace = tables.settings.liveness.gateway_grace_ms / 1000
+    grace = shared.settings.liveness.gateway_grace_ms / 1000
     sentence = (
         f"gateway {gateway.name} is out of reach: {reason}; "
         f"its {len(gateway.attempts)} requests are kept for {grace:g} s"
@@ -74,14 +76,15 @@ def lose(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Acti
     return [Note("warning", "gateway.lost", sentence)]
 
 
-def give_up(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[Action]:
+def give_up(shared: SharedTables, gateway: Gateway, reason: str, now: float) -> list[Action]:
     """Aborts what the gateway submitted here. Adopted attempts have another owner, or D drops them
     itself. Beside another router the gateway may merely be out of our reach, so that only what is
     queued here is dropped. Idempotent."""
-    alone = tables.settings.alone
+    alone = shared.settings.alone
     mine = []
     for key in gateway.attempts:
-        attempt = tables.attempts[key]
+        attempt = shared.attempt(key)
+        assert attempt is not None
         if (alone and not attempt.adopted) or attempt.state is AttemptState.QUEUED:
             mine.append(attempt)
     if not mine:
@@ -94,19 +97,19 @@ def give_up(tables: Tables, gateway: Gateway, reason: str, now: float) -> list[A
             gateway.lost.append(attempt.key)
         elif attempt.state is AttemptState.QUEUED:
             gateway.unqueued.append(attempt.key)
-        actions += attempt_lifecycle.abort(tables, attempt, sentence, now)
+        actions += attempt_lifecycle.abort(shared.models[attempt.model], attempt, sentence, now)
     return actions
 
 
-def give_up_absent(tables: Tables, now: float) -> list[Action]:
+def give_up_absent(shared: SharedTables, now: float) -> list[Action]:
     """Gives up the gateways that are silent, or out of reach, for too long."""
-    grace = tables.settings.liveness.gateway_grace_ms / 1000
+    grace = shared.settings.liveness.gateway_grace_ms / 1000
     actions: list[Action] = []
-    for gateway in tables.gateways.values():
+    for gateway in shared.gateways.values():
         silent = now - gateway.last_seen
-        if not gateway.gone and silent > tables.settings.worker_timeout_ms / 1000:
+        if not gateway.gone and silent > shared.settings.worker_timeout_ms / 1000:
             reason = f"silent for {silent:.1f} s"
-            actions += lose(tables, gateway, reason, now) + give_up(tables, gateway, reason, now)
+            actions += lose(shared, gateway, reason, now) + give_up(shared, gateway, reason, now)
         elif gateway.gone and gateway.attempts and now - gateway.since >= grace:
-            actions += give_up(tables, gateway, gateway.reason, now)
+            actions += give_up(shared, gateway, gateway.reason, now)
     return actions

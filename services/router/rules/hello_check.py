@@ -4,8 +4,9 @@ With keys, the allow-list says for whom a host may speak (`common/security/peers
 a name is the host's that used it first: while its daemon is here, no other host may say Hello under
 the name, and afterwards only a host whose entry lists it.
 
-All decode workers must compute the same tokens, because a stream may move from any of them to any
-other. The first one decides the model; another follows when all of them have left.
+A worker must serve a model that the fleet file names. All decode workers of one model must compute
+the same tokens, because a stream may move from any of them to any other. The first one decides the
+weights; others follow when all of them have left.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from common.identity import identity_of
 from common.messages import WIRE_VERSION, Capacity, Hello, Role
 from common.security.speaker import Speaker
 from services.router.placement.fingerprint_mismatch import difference
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 
 PEERS_MAX = 4_096
+NAME_CHARS_MAX = 64
 MODEL_PARTS = ("model", "config", "weights")
 
 
-def identity_refusal(tables: Tables, hello: Hello, speaker: Speaker | None) -> str:
+def identity_refusal(shared: SharedTables, hello: Hello, speaker: Speaker | None) -> str:
     """Why this host may not say this Hello; empty = it may. `speaker`: None without keys."""
     if speaker is None:
         return ""
     who, host = f"{hello.role} {hello.name}", speaker.host
     if speaker.denied:
         return f"host {host} may not speak for {who}: {speaker.denied}"
-    older = tables.names.get((hello.role, hello.name), "")
-    worker, gateway = tables.workers.get(older), tables.gateways.get(older)
+    older = shared.names.get((hello.role, hello.name), "")
+    worker, gateway = shared.worker(older), shared.gateways.get(older)
     known = worker or gateway
     if known is None or known.host == host:
         return ""
@@ -45,7 +47,7 @@ def identity_refusal(tables: Tables, hello: Hello, speaker: Speaker | None) -> s
     )
 
 
-def refusal(tables: Tables, peer: str, hello: Hello) -> tuple[Code, str] | None:
+def refusal(shared: SharedTables, peer: str, hello: Hello) -> tuple[Code, str] | None:
     """Why the peer with this ZeroMQ identity is not accepted; None when it is."""
     who = f"{hello.role} {hello.name}"
     if hello.wire_version != WIRE_VERSION:
@@ -56,18 +58,32 @@ def refusal(tables: Tables, peer: str, hello: Hello) -> tuple[Code, str] | None:
     identity = identity_of(hello.name, hello.incarnation)
     if peer != identity or not hello.name or not hello.incarnation:
         return Code.INVALID_REQUEST, f"{who} says Hello on a connection that has another identity"
-    if peer in tables.fenced:
+    if peer in shared.fenced:
         return Code.WORKER_LOST, (
-            f"{who} was replaced by {tables.fenced[peer]}; two processes use one name"
+            f"{who} was replaced by {shared.fenced[peer]}; two processes use one name"
         )
-    worker = tables.workers.get(peer)
-    known = worker is not None or peer in tables.gateways
+    worker = shared.worker(peer)
+    known = worker is not None or peer in shared.gateways
     if known and hello.role is not (worker.role if worker else Role.GATEWAY):
         return Code.INVALID_REQUEST, f"{who} was here before in another role"
-    if not known and len(tables.workers) + len(tables.gateways) >= PEERS_MAX:
+    if not known and len(shared.owners) + len(shared.gateways) >= PEERS_MAX:
         return Code.NO_CAPACITY, f"{PEERS_MAX} peers are already known"
-    sentence = _missing(hello) or _against_mode(tables, hello) or _of_another_model(tables, hello)
+    sentence = _missing(hello) or model_refusal(shared, hello)
     return (Code.INVALID_REQUEST, f"{who} {sentence}") if sentence else None
+
+
+def model_refusal(shared: SharedTables, hello: Hello) -> str:
+    """Why what the worker serves has no place here, as the rest of a sentence; empty = it has."""
+    if hello.role is Role.GATEWAY:
+        return ""
+    tables = shared.models.get(hello.model)
+    if tables is None:
+        served = ", ".join(shared.models)
+        return f"serves the model {hello.model[:NAME_CHARS_MAX]!r}; this fleet's file has {served}"
+    before = shared.worker(identity_of(hello.name, hello.incarnation))
+    if before is not None and before.model != hello.model:
+        return f"served {before.model} before, and now {hello.model}"
+    return _against_mode(tables, hello) or _of_other_weights(tables, hello)
 
 
 def _missing(hello: Hello) -> str:
@@ -94,7 +110,7 @@ def _positive(capacity: Capacity) -> bool:
 def _against_mode(tables: Tables, hello: Hello) -> str:
     """Why this mode has no place for the peer, as the rest of a sentence; empty = it has."""
     mode = tables.settings.mode
-    if mode == "disaggregated" or hello.role is Role.GATEWAY:
+    if mode == "disaggregated":
         return ""
     if hello.role is Role.PREFILL:
         return f"has no place in mode {mode}: start it as a decode worker"
@@ -108,9 +124,9 @@ def _against_mode(tables: Tables, hello: Hello) -> str:
     return ""
 
 
-def _of_another_model(tables: Tables, hello: Hello) -> str:
-    """How the model of a decode worker differs from that of the others, as the rest of a sentence;
-    empty = it does not."""
+def _of_other_weights(tables: Tables, hello: Hello) -> str:
+    """How the model of a decode worker differs from that of the others of this name, as the rest of
+    a sentence; empty = it does not."""
     if hello.role is not Role.DECODE:
         return ""
     theirs = _model_parts(hello.model, hello.fingerprint_parts)

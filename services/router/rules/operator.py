@@ -26,7 +26,7 @@ from services.router.records.move import MoveReason
 from services.router.records.states import AttemptState
 from services.router.records.worker import Worker
 from services.router.rules import attempt_lifecycle, moves, submit, worker_trust
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 
 BY_OPERATOR = "an operator evicted it"
 EVICT_SECONDS = 2.0
@@ -143,36 +143,39 @@ def evict_request(tables: Tables, event: RequestEvicted, now: float) -> list[Act
     return actions
 
 
-def choose_limits(tables: Tables, event: LimitsChosen, now: float) -> list[Action]:
-    """Sets limits at once. What a smaller queue has no room for is refused, the newest first."""
-    tables.set_limits(event.limits)
-    keys = tables.admission.keys
+def choose_limits(shared: SharedTables, event: LimitsChosen, now: float) -> list[Action]:
+    """Sets limits of all models at once. What a smaller queue has no room for is refused, the
+    newest first."""
+    keys = shared.keys
     if event.key_id and event.key_limits is None:
         keys.overrides.pop(event.key_id, None)
     elif event.key_id and event.key_limits is not None:
         keys.overrides[event.key_id] = event.key_limits
     actions: list[Action] = []
-    for attempt in reversed(list(tables.waiting)):
-        if tables.waiting.within_bounds():
-            break
-        sentence = "an operator made the queue smaller"
-        actions += submit.refuse(tables, attempt, Code.QUEUE_FULL, sentence, now)
+    for tables in shared.models.values():
+        tables.set_limits(event.limits)
+        for attempt in reversed(list(tables.waiting)):
+            if tables.waiting.within_bounds():
+                break
+            sentence = "an operator made the queue smaller"
+            actions += submit.refuse(tables, attempt, Code.QUEUE_FULL, sentence, now)
     what = f" and of key {event.key_id}" if event.key_id else ""
     sentence = f"an operator chose: limits {event.limits}{what}"
     return [*actions, Note("info", "limits.chosen", sentence)]
 
 
-def choose_policy(tables: Tables, event: PolicyChosen) -> list[Action]:
+def choose_policy(shared: SharedTables, event: PolicyChosen) -> list[Action]:
     """Sets the policy, or the rule for remote prefill, for what is placed from now on."""
-    memory = tables.placement_memory
-    tables.set_policy(event.policy, event.remote_prefill)
+    for tables in shared.models.values():
+        tables.set_policy(event.policy, event.remote_prefill)
+    memories = [tables.placement_memory for tables in shared.models.values()]
     sentence = (
-        f"an operator chose: policy {memory.policy.NAME}, "
-        f"remote prefill {memory.options.remote_prefill}"
+        f"an operator chose: policy {memories[0].policy.NAME}, "
+        f"remote prefill {memories[0].options.remote_prefill}"
     )
     return [Note("info", "policy.chosen", sentence)]
 
 
-def clear_prompts(tables: Tables, event: PromptsCleared) -> list[Action]:
-    lifted = tables.quarantine.lift(event.digest)
+def clear_prompts(shared: SharedTables, event: PromptsCleared) -> list[Action]:
+    lifted = sum(tables.quarantine.lift(event.digest) for tables in shared.models.values())
     return [Note("info", "prompt.cleared", f"an operator lifted {lifted} prompts")]

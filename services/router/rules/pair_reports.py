@@ -9,7 +9,7 @@ from services.router.placement.pair_breaker import PairBreaker
 from services.router.records.attempt import Attempt
 from services.router.records.states import AttemptState
 from services.router.records.worker import Worker
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 
 MESSAGE_CHARS_MAX = 256
 
@@ -50,11 +50,11 @@ def record_end(tables: Tables, attempt: Attempt, now: float) -> None:
         tables.placement_memory.pairs.end_trial(name, attempt.key, now)
 
 
-def clear_pairs(tables: Tables, event: PairsCleared) -> list[Action]:
-    cleared = tables.placement_memory.pairs.clear(event.prefill, event.decode)
+def clear_pairs(shared: SharedTables, event: PairsCleared) -> list[Action]:
     return [
         Note("info", "pair.cleared", f"an operator lets {_names(pair)} hand KV over again")
-        for pair in cleared
+        for tables in shared.models.values()
+        for pair in tables.placement_memory.pairs.clear(event.prefill, event.decode)
     ]
 
 

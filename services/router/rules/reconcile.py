@@ -24,7 +24,7 @@ from services.router.records.states import AttemptEvent, AttemptState
 from services.router.records.worker import Worker
 from services.router.rules import attempt_lifecycle
 from services.router.rules.attempt_lifecycle import abort_message
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 
 POLICY = "adopted"
 GATEWAYS_MAX = 4_096
@@ -53,15 +53,18 @@ def adopt(tables: Tables, worker: Worker, message: Took, now: float) -> list[Act
     return _adopt(tables, worker, message.held, now)
 
 
-def reconcile_gateway(tables: Tables, gateway: Gateway, message: Live, now: float) -> list[Action]:
+def reconcile_gateway(
+    shared: SharedTables, gateway: Gateway, message: Live, now: float
+) -> list[Action]:
     """What the gateway no longer wants is aborted; its Cancel was lost with a connection."""
     wanted = set(message.attempts)
     unconfirmed, gateway.unconfirmed = gateway.unconfirmed, {}
     actions: list[Action] = []
     for key in unconfirmed:
-        attempt = tables.attempts.get(key)
+        attempt = shared.attempt(key)
         if message.complete and attempt is not None and key not in wanted:
             reason = "its gateway no longer wants it"
+            tables = shared.models[attempt.model]
             actions += attempt_lifecycle.abort(tables, attempt, reason, now)
     return actions
 
@@ -97,11 +100,14 @@ def _adopt(tables: Tables, worker: Worker, held: HeldAttempt, now: float) -> lis
     if gateway is None:
         tables.counts.drop("held for an unknown gateway")
         return []
+    if attempt is None and tables.shared.holder_of_request(held.request_id) not in (None, tables):
+        tables.counts.drop("held with two models")
+        return []
     if attempt is not None:
         tables.waiting.remove(attempt)
         _place(tables, attempt, worker, held, now)
         return [attempt_lifecycle.placed_message(attempt)]
-    attempt = _new_attempt(gateway, held, now)
+    attempt = _new_attempt(tables, gateway, held, now)
     tables.add(attempt)
     _place(tables, attempt, worker, held, now)
     return []
@@ -135,7 +141,7 @@ def _find_or_add_gateway(tables: Tables, identity: str, now: float) -> Gateway |
     """A gateway that has yet to say Hello to this router gets a row. None: its identity is no good,
     or there are too many."""
     known = tables.gateways.get(identity)
-    if known is not None or identity in tables.fenced:
+    if known is not None or identity in tables.shared.fenced:
         return known
     name, incarnation = split_identity(identity)
     if not name or not incarnation or len(tables.gateways) >= GATEWAYS_MAX:
@@ -155,7 +161,7 @@ def _find_or_add_gateway(tables: Tables, identity: str, now: float) -> Gateway |
     return gateway
 
 
-def _new_attempt(gateway: Gateway, held: HeldAttempt, now: float) -> Attempt:
+def _new_attempt(tables: Tables, gateway: Gateway, held: HeldAttempt, now: float) -> Attempt:
     return Attempt(
         request_id=held.request_id,
         number=held.attempt,
@@ -163,6 +169,7 @@ def _new_attempt(gateway: Gateway, held: HeldAttempt, now: float) -> Attempt:
         request=ResourceRequest(max(1, held.prompt_tokens), max(1, held.max_tokens)),
         body=b"",
         received=now,
+        model=tables.model,
     )
 
 

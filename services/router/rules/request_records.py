@@ -13,25 +13,26 @@ from services.router.events import Action, Recorded
 from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
 from services.router.records.states import AttemptState
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 from services.router.timeline.record import make_record
 
 SUMMARY_WAIT_SECONDS = 5.0
 
 
 def on_request_summary(
-    tables: Tables, gateway: Gateway, summary: RequestSummary, now: float
+    shared: SharedTables, gateway: Gateway, summary: RequestSummary, now: float
 ) -> list[Action]:
     """Only the summary of a gateway's own request counts."""
-    live = tables.newest.get(summary.request_id)
-    known = tables.attempts_over(summary.request_id, summary.attempt)
-    if live is not None:
-        known.append(tables.attempts[summary.request_id, live])
+    request_id = summary.request_id
+    known = shared.attempts_over(request_id, summary.attempt)
+    holder = shared.holder_of_request(request_id)
+    if holder is not None:
+        known.append(holder.attempts[request_id, holder.newest[request_id]])
     if not any(attempt.gateway == gateway.identity for attempt in known):
-        tables.counts.drop("summary of an unknown request")
+        shared.counts.drop("summary of an unknown request")
         return []
-    tables.recorder.add_summary(summary)
-    tables.recorder.schedule(summary.request_id, now)
+    shared.recorder.add_summary(summary)
+    shared.recorder.schedule(request_id, now)
     return []
 
 
@@ -41,22 +42,22 @@ def record_end(tables: Tables, attempt: Attempt, now: float) -> None:
     tables.recorder.schedule(attempt.request_id, now if final else now + SUMMARY_WAIT_SECONDS)
 
 
-def make_due_records(tables: Tables, now: float) -> list[Action]:
+def make_due_records(shared: SharedTables, now: float) -> list[Action]:
     """The records of the requests of which nothing more will be reported."""
-    pending, summaries = tables.recorder.pending, tables.recorder.summaries
+    pending, summaries = shared.recorder.pending, shared.recorder.summaries
     due = [
         request_id
         for request_id, at in pending.items()
-        if request_id not in tables.newest and (request_id in summaries or now >= at)
+        if shared.holder_of_request(request_id) is None and (request_id in summaries or now >= at)
     ]
-    return [action for request_id in due for action in _record(tables, request_id, now)]
+    return [action for request_id in due for action in _record(shared, request_id, now)]
 
 
-def _record(tables: Tables, request_id: str, now: float) -> list[Action]:
-    del tables.recorder.pending[request_id]
-    attempts = tables.attempts_over(request_id)
+def _record(shared: SharedTables, request_id: str, now: float) -> list[Action]:
+    del shared.recorder.pending[request_id]
+    attempts = shared.attempts_over(request_id)
     if not attempts:
         return []
-    record = make_record(tables.recorder.summaries.get(request_id), attempts, now)
-    tables.recorder.keep(record, now)
+    record = make_record(shared.recorder.summaries.get(request_id), attempts, now)
+    shared.recorder.keep(record, now)
     return [Recorded(record)]

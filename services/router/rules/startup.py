@@ -22,19 +22,20 @@ def open_queue(tables: Tables, now: float) -> list[Action]:
         return []
     tables.end_rebuild()
     sentence = (
-        f"placing begins {waited:.1f} s after the start: {len(tables.workers)} workers reported, "
-        f"{missing} did not; {tables.counts.adopted} requests were already running"
+        f"placing begins {waited:.1f} s after the start: {len(tables.workers)} workers of "
+        f"{tables.model} reported, {missing} did not; "
+        f"{tables.counts.adopted} requests were already running"
     )
     return [Note("info", "router.rebuilt", sentence)]
 
 
 def _missing(tables: Tables) -> int:
     """Workers of the fleet file that have not reported yet; 1 when the file names none."""
-    expected = tables.settings.expected
+    expected = [who for who, model in tables.settings.expected.items() if model == tables.model]
     if not expected:
         return 1
     found = 0
     for name in expected:
-        worker = tables.workers.get(tables.names.get(name, ""))
+        worker = tables.workers.get(tables.shared.names.get(name, ""))
         found += worker is not None and worker.state is not WorkerState.JOINING
     return len(expected) - found

@@ -15,16 +15,39 @@ from services.router.events import Action, Note, Send
 from services.router.fleet.prompt_quarantine import QuarantinedPrompt
 from services.router.placement.types import ResourceRequest
 from services.router.records.attempt import Attempt
+from services.router.records.counts import Counts
 from services.router.records.gateway import Gateway
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import AttemptEvent, AttemptState, WorkerState
 from services.router.rules import admit, attempt_lifecycle
 from services.router.rules.admit import Refusal
-from services.router.tables import Tables
+from services.router.tables import SharedTables, Tables
 
 REQUEST_ID_CHARS_MAX = 256
+MODEL_CHARS_MAX = 64
 DIED_WITH_IT = "a worker died with the prompt before its first token"
 BY_DRAIN_RATE = frozenset({Code.QUEUE_FULL, Code.OVERLOADED})
+
+
+def choose_model(
+    shared: SharedTables, gateway: Gateway, message: Submit
+) -> tuple[Tables | None, list[Action]]:
+    """The tables of the model that is asked for. None: it is refused."""
+    holder = shared.holder_of_request(message.request_id)
+    only = len(shared.models) == 1 and not message.model
+    tables = next(iter(shared.models.values())) if only else shared.models.get(message.model)
+    refusal = None
+    if tables is None:
+        known = ", ".join(shared.models)
+        asked = f"no model {message.model[:MODEL_CHARS_MAX]!r}" if message.model else "name a model"
+        refusal = Refusal(Code.MODEL_NOT_FOUND, f"{asked}; there are: {known}")
+    elif holder is not None and holder is not tables:
+        sentence = f"a request with this id is running with the model {holder.model}"
+        refusal = Refusal(Code.DUPLICATE_REQUEST, sentence)
+    if refusal is None:
+        return tables, []
+    key = (message.request_id, message.attempt)
+    return None, [_refused_message(shared.counts, gateway.identity, key, refusal)]
 
 
 def on_submit(
@@ -41,7 +64,7 @@ def on_submit(
             refusal = Refusal(
                 Code.DUPLICATE_REQUEST, "another gateway's request with this id is running"
             )
-            return [_refused_message(tables, gateway.identity, key, refusal)]
+            return [_refused_message(tables.counts, gateway.identity, key, refusal)]
         if message.attempt == newest:
             return _answer_repeated(tables, live, message)
         if message.attempt < newest:
@@ -77,6 +100,7 @@ def _new_attempt(
         ),
         body=body or b"",
         received=now,
+        model=tables.model,
         key_id=message.key_id,
         tenant=message.tenant,
         priority=message.priority,
@@ -198,7 +222,7 @@ def refuse(tables: Tables, attempt: Attempt, code: Code, sentence: str, now: flo
 def _refuse(tables: Tables, attempt: Attempt, refusal: Refusal, now: float) -> list[Action]:
     code, sentence = refusal.code, refusal.sentence
     retry = _retry_after_ms(tables, attempt, refusal, now)
-    message = _refused_message(tables, attempt.gateway, attempt.key, refusal, retry)
+    message = _refused_message(tables.counts, attempt.gateway, attempt.key, refusal, retry)
     attempt_lifecycle.finish(tables, attempt, AttemptEvent.REFUSED, code, sentence, now)
     fields: dict[str, object] = {"request_id": attempt.request_id, "code": code.value}
     return [message, Note("debug", "request.refused", sentence, fields)]
@@ -217,9 +241,9 @@ def _retry_after_ms(tables: Tables, attempt: Attempt, refusal: Refusal, now: flo
 
 
 def _refused_message(
-    tables: Tables, gateway: str, key: AttemptKey, refusal: Refusal, retry_after_ms: int = 0
+    counts: Counts, gateway: str, key: AttemptKey, refusal: Refusal, retry_after_ms: int = 0
 ) -> Send:
-    tables.counts.refuse(refusal.code.value)
+    counts.refuse(refusal.code.value)
     refused = Refused(
         code=refusal.code,
         message=refusal.sentence,

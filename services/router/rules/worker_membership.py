@@ -34,77 +34,99 @@ from services.router.rules import (
     operator,
     worker_trust,
 )
-from services.router.tables import Tables
+from services.router.rules.hello_check import NAME_CHARS_MAX
+from services.router.settings import Settings
+from services.router.tables import RefusedWorker, SharedTables, Tables
 
 IDENTITY_LOG_SECONDS = 10.0
+SENTENCE_CHARS_MAX = 512
 
 
-def on_hello(tables: Tables, event: Received, message: Hello, now: float) -> list[Action]:
+def on_hello(shared: SharedTables, event: Received, message: Hello, now: float) -> list[Action]:
     peer, host = event.peer, event.speaker.host if event.speaker is not None else ""
-    impersonation = hello_check.identity_refusal(tables, message, event.speaker)
+    impersonation = hello_check.identity_refusal(shared, message, event.speaker)
     if impersonation:
-        return _refuse_identity(tables, peer, host, impersonation, now)
-    refusal = hello_check.refusal(tables, peer, message)
+        return _refuse_identity(shared, peer, host, impersonation, now)
+    refusal = hello_check.refusal(shared, peer, message)
     if refusal is not None:
-        code, sentence = refusal
-        tables.counts.drop("refused hello")
-        return [
-            Send(peer, Refused(code=code, message=sentence)),
-            Note("warning", "peer.refused", sentence, {"peer": peer}),
-        ]
-    actions = _fence_older(tables, peer, message, now)
-    tables.names[message.role, message.name] = peer
-    actions.append(_welcome(tables, peer))
+        return _refuse(shared, peer, message, *refusal, now)
+    actions = _fence_older(shared, peer, message, now)
+    shared.names[message.role, message.name] = peer
+    shared.refused.pop((message.role, message.name[:NAME_CHARS_MAX]), None)
+    actions.append(_welcome(shared.settings, peer))
     if message.role is Role.GATEWAY:
-        actions += gateway_membership.on_hello(tables, peer, message, now)
-        tables.gateways[peer].host = host
+        actions += gateway_membership.on_hello(shared, peer, message, now)
+        shared.gateways[peer].host = host
         return actions
+    tables = shared.models[message.model]
     actions += _welcome_worker(tables, peer, message, now)
     tables.workers[peer].host = host
     return actions
 
 
+def _refuse(
+    shared: SharedTables, peer: str, message: Hello, code: Code, sentence: str, now: float
+) -> list[Action]:
+    """A worker that is refused for what it serves is remembered, so that an operator sees it."""
+    shared.counts.drop("refused hello")
+    if message.role in (Role.PREFILL, Role.DECODE) and hello_check.model_refusal(shared, message):
+        refused = RefusedWorker(
+            message.role,
+            message.name[:NAME_CHARS_MAX],
+            message.incarnation[:NAME_CHARS_MAX],
+            message.model[:NAME_CHARS_MAX],
+            message.fingerprint[:NAME_CHARS_MAX],
+            sentence[:SENTENCE_CHARS_MAX],
+            now,
+        )
+        shared.refuse_worker(refused)
+    return [
+        Send(peer, Refused(code=code, message=sentence)),
+        Note("warning", "peer.refused", sentence, {"peer": peer}),
+    ]
+
+
 def _refuse_identity(
-    tables: Tables, peer: str, host: str, sentence: str, now: float
+    shared: SharedTables, peer: str, host: str, sentence: str, now: float
 ) -> list[Action]:
     """Every attempt is counted, and one of each host is logged in `IDENTITY_LOG_SECONDS`."""
-    tables.counts.drop("identity refused")
+    shared.counts.drop("identity refused")
     actions: list[Action] = [Send(peer, Refused(code=Code.INVALID_REQUEST, message=sentence))]
-    if now - tables.identity_logged.get(host, -IDENTITY_LOG_SECONDS) >= IDENTITY_LOG_SECONDS:
-        tables.identity_logged[host] = now
+    if now - shared.identity_logged.get(host, -IDENTITY_LOG_SECONDS) >= IDENTITY_LOG_SECONDS:
+        shared.identity_logged[host] = now
         fields: dict[str, object] = {"peer": peer, "host": host}
         actions.append(Note("warning", "identity.refused", sentence, fields))
     return actions
 
 
-def _welcome(tables: Tables, peer: str) -> Action:
+def _welcome(settings: Settings, peer: str) -> Action:
     """The peer answers with what it holds."""
-    settings = tables.settings
     welcome = Welcome(
         wire_version=WIRE_VERSION, name=settings.name, incarnation=settings.incarnation
     )
     return Send(peer, welcome)
 
 
-def _fence_older(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
-    older = tables.names.get((message.role, message.name))
+def _fence_older(shared: SharedTables, peer: str, message: Hello, now: float) -> list[Action]:
+    older = shared.names.get((message.role, message.name))
     if older is None or older == peer:
         return []
     reason = "a new incarnation took its place"
-    actions = on_peer_gone(tables, older, reason, now)
-    if older in tables.gateways:
-        actions += gateway_membership.give_up(tables, tables.gateways[older], reason, now)
-    tables.workers.pop(older, None)
-    tables.fence(older, peer)
+    actions = on_peer_gone(shared, older, reason, now)
+    if older in shared.gateways:
+        actions += gateway_membership.give_up(shared, shared.gateways[older], reason, now)
+    if older in shared.owners:
+        shared.owners[older].drop_worker(older)
+    shared.fence(older, peer)
     return actions
 
 
-def reject_fenced(tables: Tables, peer: str, message: ToRouter) -> list[Action]:
+def reject_fenced(shared: SharedTables, peer: str, message: ToRouter) -> list[Action]:
     """A fenced worker is still running. The router refuses its next Beat so that it exits, and
     ignores everything else from a peer without a row."""
-    tables.counts.drop("before hello")
-    by = tables.fenced.get(peer)
-    if by is None or peer in tables.gateways or not isinstance(message, Beat):
+    shared.counts.drop("before hello")
+    by = shared.fenced.get(peer)
+    if by is None or peer in shared.gateways or not isinstance(message, Beat):
         return []
     sentence = f"{peer} was replaced by {by}; two processes use one name"
     return [Send(peer, Refused(code=Code.WORKER_LOST, message=sentence))]
@@ -120,8 +142,8 @@ def _welcome_worker(tables: Tables, peer: str, message: Hello, now: float) -> li
     assert message.capacity is not None
     grant = tables.settings.kv_grant_max
     worker = Worker.from_hello(peer, message, message.capacity, grant, tables.changes, now)
-    worker.returned = peer in tables.fenced.values()
-    tables.workers[peer] = worker
+    worker.returned = peer in tables.shared.fenced.values()
+    tables.add_worker(worker)
     sentence = f"{message.role} {message.name} joined; it gets work after its first beat"
     return [Note("info", "worker.joining", sentence, {"fingerprint": message.fingerprint})]
 
@@ -158,7 +180,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
     if worker.away:
         if message.load is not None and stalled(tables.settings.liveness, message.load):
             return []
-        return [_welcome(tables, worker.identity), *_return_worker(worker, now)]
+        return [_welcome(tables.settings, worker.identity), *_return_worker(worker, now)]
     if message.load is None:
         return []
     actions = operator.confirm_drain(worker, message)
@@ -213,13 +235,13 @@ def on_leaving(worker: Worker, message: Leaving, now: float) -> list[Action]:
     return [Note("info", "worker.draining", sentence)]
 
 
-def on_peer_gone(tables: Tables, peer: str, reason: str, now: float) -> list[Action]:
+def on_peer_gone(shared: SharedTables, peer: str, reason: str, now: float) -> list[Action]:
     """The connection to a peer is closed. Idempotent."""
-    worker = tables.workers.get(peer)
-    if worker is not None:
-        return _lose_worker(tables, worker, reason, now)
-    gateway = tables.gateways.get(peer)
-    return [] if gateway is None else gateway_membership.lose(tables, gateway, reason, now)
+    tables = shared.owners.get(peer)
+    if tables is not None:
+        return _lose_worker(tables, tables.workers[peer], reason, now)
+    gateway = shared.gateways.get(peer)
+    return [] if gateway is None else gateway_membership.lose(shared, gateway, reason, now)
 
 
 def _lose_worker(tables: Tables, worker: Worker, reason: str, now: float) -> list[Action]:

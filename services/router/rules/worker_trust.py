@@ -25,24 +25,24 @@ from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
 from services.router.records.states import AttemptState, WorkerEvent, WorkerState
 from services.router.records.worker import Worker
-from services.router.rules import attempt_lifecycle, gateway_membership, submit
-from services.router.tables import Tables
+from services.router.rules import attempt_lifecycle, submit
+from services.router.tables import SharedTables, Tables
 
 ORPHANS_MAX = 4_096
 
 
-def record_traffic(tables: Tables, peer: Worker | Gateway, now: float) -> list[Action]:
+def record_traffic(tables: Tables, worker: Worker, now: float) -> list[Action]:
     """Any message is a sign of life; after enough of them a suspect is trusted again."""
-    silent, peer.last_seen = now - peer.last_seen, now
-    if not isinstance(peer, Worker) or peer.state is not WorkerState.SUSPECT:
+    silent, worker.last_seen = now - worker.last_seen, now
+    if worker.state is not WorkerState.SUSPECT:
         return []
-    if peer.faultless_since is None or silent > _suspect_after(tables):
-        peer.faultless_since = now
-    if stalled(tables.settings.liveness, peer.load) or not check_probation(tables, peer, now):
+    if worker.faultless_since is None or silent > _suspect_after(tables):
+        worker.faultless_since = now
+    if stalled(tables.settings.liveness, worker.load) or not check_probation(tables, worker, now):
         return []
-    was_ready = peer.before_suspect is WorkerState.READY
-    peer.apply(WorkerEvent.CLEARED if was_ready else WorkerEvent.REJOINED, "", now)
-    return [Note("info", "worker.trusted", f"{peer.role} {peer.name} is trusted again")]
+    was_ready = worker.before_suspect is WorkerState.READY
+    worker.apply(WorkerEvent.CLEARED if was_ready else WorkerEvent.REJOINED, "", now)
+    return [Note("info", "worker.trusted", f"{worker.role} {worker.name} is trusted again")]
 
 
 def check_probation(tables: Tables, worker: Worker, now: float) -> bool:
@@ -82,20 +82,17 @@ def suspect_left_worker(
 ) -> list[Action]:
     """A gateway left a D because no tokens came from it. That alone may be the gateway's fault.
     With a Beat missing here, too, D is suspected sooner than by silence alone."""
-    worker = tables.workers.get(identity)
-    if worker is None or now - worker.last_seen <= _suspect_after(tables) / 2:
+    worker = tables.workers[identity]
+    if now - worker.last_seen <= _suspect_after(tables) / 2:
         return []
     reason = f"silent for {now - worker.last_seen:.1f} s, and {gateway.name} gets no tokens from it"
     return _suspect(tables, worker, reason, now)
 
 
 def check_silence(tables: Tables, now: float) -> list[Action]:
-    """At each Tick: suspects, ejects and gives up peers that are silent for too long."""
-    gap, tables.last_tick = now - tables.last_tick, now
-    if gap > tables.settings.liveness.late_tick_ms / 1000:
-        _forgive_silence(tables, gap, now)
-    actions = gateway_membership.give_up_absent(tables, now)
+    """At each Tick: suspects, ejects and gives up workers that are silent for too long."""
     end_trials(tables, now)
+    actions: list[Action] = []
     for worker in tables.workers.values():
         silent = now - worker.last_seen
         if silent <= _suspect_after(tables):
@@ -104,7 +101,6 @@ def check_silence(tables: Tables, now: float) -> list[Action]:
         actions += _suspect(tables, worker, reason, now)
         if silent > tables.settings.worker_timeout_ms / 1000:
             actions += _eject(tables, worker, reason, now)
-    tables.forget_gone()
     return actions
 
 
@@ -209,9 +205,13 @@ def _suspect_after(tables: Tables) -> float:
     return settings.worker_timeout_ms / 1000 * settings.liveness.suspect_share
 
 
-def _forgive_silence(tables: Tables, gap: float, now: float) -> None:
-    """The router itself stood still for `gap` seconds."""
-    peers: list[Worker | Gateway] = [*tables.workers.values(), *tables.gateways.values()]
+def forgive_silence(shared: SharedTables, now: float) -> None:
+    """At each Tick, before silence is checked. If the router itself stood still, nobody was
+    silent."""
+    gap, shared.last_tick = now - shared.last_tick, now
+    if gap <= shared.settings.liveness.late_tick_ms / 1000:
+        return
+    peers: list[Worker | Gateway] = [*shared.workers(), *shared.gateways.values()]
     for peer in peers:
         peer.last_seen = min(now, peer.last_seen + gap)
 

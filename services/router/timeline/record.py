@@ -30,6 +30,7 @@ def make_record(
     tokens, ttft = _answer(summary, last, phases)
     return TimelineRecord(
         request_id=last.request_id,
+        model=last.model,
         outcome=_outcome(summary, last),
         code=summary.code if summary is not None else last.outcome,
         sentence=last.sentence,

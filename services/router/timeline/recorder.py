@@ -65,6 +65,8 @@ class Recorder:
         self.kept: dict[str, deque[KeptRecord]] = {kind: deque(maxlen=KEPT_MAX) for kind in KINDS}
         self.recent: deque[KeptRecord] = deque(maxlen=KEPT_MAX)
         self.traffic = Traffic()
+        #: The same by model; as many as the fleet file has.
+        self._by_model: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._history = history
         self._slowest: defaultdict[str, Slowest] = defaultdict(Slowest)
 
@@ -83,6 +85,7 @@ class Recorder:
 
     def keep(self, record: TimelineRecord, now: float) -> None:
         self.traffic.add(record)
+        self._by_model[record.model].add(record)
         slow_by: tuple[str, ...] = ()
         if record.outcome == "ended":
             values = measures(record).items()
@@ -95,6 +98,9 @@ class Recorder:
             self.kept["refused"].append(kept)
         elif record.outcome not in ("ended", "closed"):
             self.kept["failed"].append(kept)
+
+    def traffic_of(self, model: str) -> Traffic:
+        return self._by_model[model]
 
     def find(self, request_id: str) -> KeptRecord | None:
         """The latest record of this request that is still kept."""

@@ -62,11 +62,16 @@ def _run_dir(run_dir: Path, config: Config) -> Finding:
 
 
 def _model(config: Config) -> Finding:
-    try:
-        check_model(config)
-        return passed("model", str(model_folder(config)))
-    except BatonError as error:
-        return failed("model", config.model.path, error.message)
+    """Of all its models."""
+    folders: list[str] = []
+    for name in config.served:
+        model = config.of_model(name)
+        try:
+            check_model(model)
+            folders.append(str(model_folder(model)))
+        except BatonError as error:
+            return failed("model", model.model.path, error.message)
+    return passed("model", ", ".join(folders))
 
 
 def _arguments(config: Config) -> Finding:

@@ -66,7 +66,7 @@ def examine(path: Path | None, model: str | None = None) -> Iterator[Finding]:
     try:
         config = _config(path)
         if model:
-            config = replace(config, model=replace(config.model, path=model))
+            config = replace(config, model=replace(config.model, path=model), models={})
         yield from fleet.about_model(config)
     except ConfigError as error:
         yield failed("config", str(path), error.message)

@@ -84,7 +84,9 @@ def our_routes() -> Routes:
         config = from_mapping({"gateway": {"text": "vllm"}, "fleet": {"run_dir": run_dir}})
         text = LightText(ensure_embedded_model())
         log = structlog.get_logger("page")
-        return Gateway(config, "g0", text, "/model", SystemClock(), log).http_routes
+        name = config.model.served_name
+        gateway = Gateway(config, "g0", {name: text}, {name: "/model"}, SystemClock(), log)
+        return gateway.http_routes
 
     with TemporaryDirectory() as run_dir:
         served = {

@@ -32,9 +32,10 @@ class Tally:
 
 class Fleet:
     """`processes`: every one there ever was, by identity. `newest`: the one of each name. `model`:
-    what it serves."""
+    what its engines keep. `names`: of the models that it serves."""
 
-    def __init__(self, clock: Clock, network: Network) -> None:
+    def __init__(self, clock: Clock, network: Network, names: tuple[str, ...]) -> None:
+        self.names = names
         self.clock = clock
         self.network = network
         self.processes: dict[str, Process] = {}
@@ -56,10 +57,16 @@ class Fleet:
             self.add(RouterProcess(self, name))
         for i in range(2):
             self.add(GatewayProcess(self, f"g{i}"))
-        for i in range(prefills):
-            self.add(PrefillProcess(self, f"p{i}"))
-        for i in range(decodes):
-            self.add(DecodeProcess(self, f"d{i}"))
+        for number in range(len(self.names)):
+            suffix = chr(ord("a") + number) if number else ""
+            for i in range(prefills):
+                self.add(PrefillProcess(self, f"p{i}{suffix}"))
+            for i in range(decodes):
+                self.add(DecodeProcess(self, f"d{i}{suffix}"))
+
+    def model_of(self, worker: str) -> str:
+        """The name of the model that a worker of this name serves: its letter says which."""
+        return self.names[ord(worker[-1]) - ord("a") if worker[-1].isalpha() else 0]
 
     def add(self, process: Process) -> None:
         self.processes[process.identity] = process
@@ -128,8 +135,7 @@ class Fleet:
     def at_rest(self) -> bool:
         """Nobody holds anything any more."""
         for router in self.routers():
-            tables = router.core.tables
-            if tables.attempts or len(tables.waiting):
+            if any(router.core.shared.attempts()):
                 return False
         if any(gateway.core.active for gateway in self.gateways() if gateway.alive):
             return False

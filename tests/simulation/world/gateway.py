@@ -254,11 +254,13 @@ class GatewayProcess(Process):
                 self._greet()
 
 
-def spec(request_id: str, serial: int, prompt: int, output: int, deadline_ms: float) -> RequestSpec:
+def spec(
+    request_id: str, serial: int, prompt: int, output: int, deadline_ms: float, model: str = "model"
+) -> RequestSpec:
     return RequestSpec(
         kind=Kind.COMPLETION,
         request_id=request_id,
-        model="m",
+        model=model,
         created=0,
         prompt_ids=[serial] + [7] * (prompt - 1),
         sampling=Sampling(max_tokens=output),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from common.messages import Role
 from services.router.placement.types import WaitFor
-from services.router.records.states import WorkerState
+from services.router.records.states import AttemptState, WorkerState
 from services.router.records.worker import Worker
+from services.router.tables import Tables
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import LEASE_SECONDS, POISON, Held
 from tests.simulation.world.gateway import TOKEN_WAIT_MS, Client, GatewayProcess
@@ -56,7 +57,7 @@ class Judge:
         self.killed_by_chance: set[str] = set()
         self._fleet = fleet
         self._clock: Clock = fleet.clock
-        self._idle_since: dict[str, float] = {}
+        self._idle_since: dict[tuple[str, str], float] = {}
         self._zombies: dict[tuple[str, str], float] = {}
 
     # ------------------------------------------------------------ after single events
@@ -68,7 +69,7 @@ class Judge:
         if newest is speaker or not isinstance(newest, WorkerProcess):
             return
         for router in self._fleet.routers():
-            fenced = speaker.identity in router.core.tables.fenced
+            fenced = speaker.identity in router.core.shared.fenced
             calm = all(p.calm(CALM_SECONDS) for p in (router, gateway, speaker, newest))
             if fenced and calm and self.strict:
                 self._clock.violate(f"{gateway.name} took tokens of fenced {speaker.identity}")
@@ -85,7 +86,7 @@ class Judge:
             self._clock.violate(f"{worker.name} was given {blocks} blocks of KV, {limit} at most")
         request = held.request
         for router in self._fleet.routers():
-            row = router.core.tables.workers.get(worker.identity)
+            row = router.core.shared.worker(worker.identity)
             tokens = row.held.get((request.request_id, request.attempt)) if row else None
             if row is None or tokens is None:
                 continue
@@ -95,6 +96,12 @@ class Judge:
                     f"{router.name} promised {request.key} {promised} blocks of {worker.name}, "
                     f"which needs {held.blocks}"
                 )
+
+    def given(self, worker: WorkerProcess, request_id: str) -> None:
+        """A worker was given a request: one that asks for the model that it serves."""
+        client = self._client(request_id)
+        if client is not None and client.spec.model != worker.model:
+            self._clock.violate(f"{worker.name} of {worker.model} was given {request_id}")
 
     def failed(self, gateway: GatewayProcess, client: Client) -> None:
         """The longest wait is the last resort: once all is calm somebody answers before, unless
@@ -115,9 +122,11 @@ class Judge:
     def quarantined(self, request_id: str) -> None:
         """A prompt that kills nobody is only refused for workers that chance killed under it."""
         for router in self._fleet.routers():
-            for row in router.core.tables.quarantine.rows(self._clock.now):
-                if row.request_id == request_id and self.killed_by_chance.issuperset(row.workers):
-                    return
+            for tables in router.core.shared.models.values():
+                for row in tables.quarantine.rows(self._clock.now):
+                    chance = self.killed_by_chance.issuperset(row.workers)
+                    if row.request_id == request_id and chance:
+                        return
         self._clock.violate(f"{request_id} is quarantined, and harmless")
 
     def lease_expired(self, worker: Process, key: str) -> None:
@@ -131,14 +140,14 @@ class Judge:
         if not isinstance(victim, WorkerProcess) or not self.strict:
             return
         for router in self._fleet.routers():
-            worker = router.core.tables.workers.get(victim.identity)
+            worker = router.core.shared.worker(victim.identity)
             if worker is not None and worker.state is not WorkerState.GONE:
                 self._clock.after(FOUND_SECONDS, lambda r=router: self._found(r, victim))  # type: ignore[misc]
         for gateway in self._fleet.gateways():
             self._clock.after(FOUND_SECONDS, lambda g=gateway: self._dropped(g, victim))  # type: ignore[misc]
 
     def _found(self, router: RouterProcess, victim: Process) -> None:
-        worker = router.core.tables.workers.get(victim.identity)
+        worker = router.core.shared.worker(victim.identity)
         if worker is None or not router.calm(FOUND_SECONDS):
             return
         if worker.state is not WorkerState.GONE:
@@ -159,7 +168,8 @@ class Judge:
         if not self.strict:
             return
         for router in self._fleet.routers():
-            self._judge_idle(router)
+            for tables in router.core.shared.models.values():
+                self._judge_idle(router, tables)
         self._judge_zombies()
 
     def _judge_waits(self) -> None:
@@ -172,26 +182,25 @@ class Judge:
                     self._clock.violate(f"{client.spec.request_id} waits without an answer")
         for router in self._fleet.routers():
             limit = now - QUEUE_SECONDS - LATE_SECONDS
-            for attempt in router.core.tables.waiting if self._awake(router) else ():
-                if attempt.received < limit:
+            for attempt in router.core.shared.attempts() if self._awake(router) else ():
+                if attempt.state is AttemptState.QUEUED and attempt.received < limit:
                     self._clock.violate(f"{attempt.key} waits in the queue of {router.name}")
 
     @staticmethod
     def _awake(process: Process) -> bool:
         return process.calm(LATE_SECONDS)
 
-    def _judge_idle(self, router: RouterProcess) -> None:
-        """Nobody waits while a decode worker, and a prefill worker if there are any, does nothing
-        at all."""
-        since = self._idle_since
-        if not self._waits_in_vain(router):
-            since.pop(router.identity, None)
-        elif self._clock.now - since.setdefault(router.identity, self._clock.now) > IDLE_SECONDS:
-            key = router.core.tables.waiting.head().key
+    def _judge_idle(self, router: RouterProcess, tables: Tables) -> None:
+        """Nobody waits while a decode worker of its model, and a prefill worker if there are any,
+        does nothing at all."""
+        since, who = self._idle_since, (router.identity, tables.model)
+        if not self._waits_in_vain(router, tables):
+            since.pop(who, None)
+        elif self._clock.now - since.setdefault(who, self._clock.now) > IDLE_SECONDS:
+            key = tables.waiting.head().key
             self._clock.violate(f"{key} waits at {router.name} while workers do nothing")
 
-    def _waits_in_vain(self, router: RouterProcess) -> bool:
-        tables = router.core.tables
+    def _waits_in_vain(self, router: RouterProcess, tables: Tables) -> bool:
         if not len(tables.waiting) or not router.calm(CALM_SECONDS):
             return False
         if tables.waiting.head().waits_for is WaitFor.TRIAL and tables.quarantine.trials.rows:
@@ -269,11 +278,11 @@ class Judge:
             self._clock.violate(f"the core of {gateway.name} still holds {gateway.core.active}")
 
     def _judge_router(self, router: RouterProcess) -> None:
-        tables = router.core.tables
-        left = [(key, attempt.state.value) for key, attempt in tables.attempts.items()]
-        if left or len(tables.waiting) or tables.active:
+        shared = router.core.shared
+        left = [(attempt.key, attempt.state.value) for attempt in shared.attempts()]
+        if left or router.core.queued:
             self._clock.violate(f"{router.name} still has {left}")
-        for worker in tables.workers.values():
+        for worker in shared.workers():
             if worker.held_tokens or worker.queued_tokens:
                 self._clock.violate(f"{worker.name} still holds credits at {router.name}")
 
@@ -284,8 +293,8 @@ class Judge:
         requests = {request_id for request_id, _ in dispatches}
         parked = self._fleet.moved().get("room parked", 0)
         attempts = len(dispatches) - len(requests) - self._fleet.tally.moves - parked
-        trickle = RETRY_PER_SECOND * self._clock.now
-        budget = RETRY_SHARE * self._fleet.submitted() + RETRY_BURST + trickle
+        each_model = RETRY_BURST + RETRY_PER_SECOND * self._clock.now
+        budget = RETRY_SHARE * self._fleet.submitted() + each_model * len(self._fleet.names)
         if attempts > budget and not self._fleet.router_restarted():
             self._clock.violate(f"{attempts} further attempts of {len(requests)} requests")
         if self._fleet.routers_undisturbed() and not self._fleet.network.twice:

@@ -24,11 +24,12 @@ RETRY_PER_SECOND = 0.2
 KV_YIELD = 0.2
 
 
-def settings(name: str, incarnation: str) -> Settings:
+def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
     """Production's, with times cut so that a scenario fits into seconds, and small limits."""
     return Settings(
         name=name,
         incarnation=incarnation,
+        models=models,
         max_queue=12,
         queue_bytes_max=3_500,
         worker_timeout_ms=1_600.0,
@@ -52,7 +53,7 @@ class RouterProcess(Process):
     def start(self) -> None:
         draw = self.clock.random
         self.core = Core(
-            settings(self.name, self.incarnation),
+            settings(self.name, self.incarnation, self.fleet.names),
             lambda: draw.randbytes(16),
             random.Random(self.incarnation).random,
             self.clock.now,
@@ -97,5 +98,5 @@ class RouterProcess(Process):
                 self.feed(PeerGone(peer, "its connection closed"))
 
     def _second_look(self) -> None:
-        if len(self.core.tables.waiting):
+        if self.core.queued:
             self.feed(Tick())

@@ -9,7 +9,7 @@ from common.identity import AttemptKey
 from common.messages import Abort, Beat, Cancel, Decode, Ended, Hello, Prefill, Role
 from services.router.events import Action, Event, Received, Send
 from services.router.records.states import AttemptState, WorkerState
-from services.router.tables import Tables
+from services.router.tables import SharedTables
 
 if TYPE_CHECKING:
     from tests.simulation.world.router import RouterProcess
@@ -31,24 +31,28 @@ class RouterWatch:
         self._may_lose = False
 
     @property
-    def _tables(self) -> Tables:
-        return self._router.core.tables
+    def _shared(self) -> SharedTables:
+        return self._router.core.shared
 
     def before(self, event: Event) -> None:
-        tables = self._tables
+        shared = self._shared
         self._may_lose = not isinstance(event, Received) or isinstance(event.message, Hello | Beat)
         if self._may_lose:
             self._held = {
-                name: [key for key in worker.held if not tables.attempts[key].adopted]
-                for name, worker in tables.workers.items()
+                worker.identity: [
+                    key
+                    for key in worker.held
+                    if not shared.models[worker.model].attempts[key].adopted
+                ]
+                for worker in shared.workers()
             }
-            self._gone = {n for n, w in tables.workers.items() if w.state is WorkerState.GONE}
+            self._gone = {w.identity for w in shared.workers() if w.state is WorkerState.GONE}
         self._cancelled = None
         if isinstance(event, Received) and isinstance(event.message, Cancel):
             key = (event.message.request_id, event.message.attempt)
-            attempt = tables.attempts.get(key)
-            gateway = tables.gateways.get(event.peer)
-            known = gateway is not None and not gateway.gone and event.peer not in tables.fenced
+            attempt = shared.attempt(key)
+            gateway = shared.gateways.get(event.peer)
+            known = gateway is not None and not gateway.gone and event.peer not in shared.fenced
             mine = attempt is not None and attempt.gateway == event.peer
             if attempt is not None and attempt.state in ON_D and mine and known:
                 self._cancelled = (key, attempt.decode)
@@ -69,26 +73,26 @@ class RouterWatch:
                 self._after_work(send)
 
     def _after_message(self, event: Received, aborted: set[tuple[str, AttemptKey]]) -> None:
-        tables, message = self._tables, event.message
-        if isinstance(message, Hello) and event.peer in tables.workers:
+        shared, message = self._shared, event.message
+        if isinstance(message, Hello) and event.peer in shared.owners:
             self._greeted[message.role, message.name] = event.peer
         if isinstance(message, Ended):
-            worker = tables.workers.get(event.peer)
+            worker = shared.worker(event.peer)
             if worker is not None and (message.request_id, message.attempt) in worker.held:
                 self._violate(f"holds credits of {message.request_id}, which {event.peer} ended")
         if self._cancelled is not None:
             key, decode = self._cancelled
             if (decode, key) not in aborted:
                 self._violate(f"did not tell {decode} that {key} is cancelled")
-            if key not in tables.workers[decode].held:
+            worker = shared.worker(decode)
+            if worker is None or key not in worker.held:
                 self._violate(f"freed the credits of {key} before {decode} did")
 
     def _after_losses(self, aborted: set[tuple[str, AttemptKey]]) -> None:
         """A worker that comes back is told of all that was given up of it meanwhile, save what
         another router had placed."""
-        tables = self._tables
-        for identity, worker in tables.workers.items():
-            gone = worker.state is WorkerState.GONE
+        for worker in self._shared.workers():
+            identity, gone = worker.identity, worker.state is WorkerState.GONE
             if gone and identity not in self._gone:
                 self._given_up[identity] = self._held.get(identity, [])
             elif not gone and identity in self._gone:
@@ -97,7 +101,7 @@ class RouterWatch:
                         self._violate(f"took {identity} back and did not abort {key}")
 
     def _after_work(self, send: Send) -> None:
-        worker = self._tables.workers.get(send.peer)
+        worker = self._shared.worker(send.peer)
         newest = self._greeted.get((worker.role, worker.name)) if worker is not None else None
         if newest != send.peer:
             self._violate(f"gave work to {send.peer}, replaced by {newest}")

@@ -99,10 +99,20 @@ class WorkerProcess(Process):
     def heard(self, connection: Connection, message: Message, body: bytes | None) -> None:
         raise AssertionError("nobody dials a worker")
 
+    @property
+    def model(self) -> str:
+        """The name of the model that it serves."""
+        return self.fleet.model_of(self.name)
+
     def hello(self) -> Hello:
         address = f"{self.name}:1"
         return worker_hello(
-            self.role, self.name, self.incarnation, kv_address=address, capacity=self.fleet.capacity
+            self.role,
+            self.name,
+            self.incarnation,
+            kv_address=address,
+            capacity=self.fleet.capacity,
+            model=self.model,
         )
 
     def _greet(self, router: str) -> None:
@@ -131,6 +141,7 @@ class WorkerProcess(Process):
         if isinstance(message, Prefill | Decode):
             assert body is not None
             self.dispatched(message)
+            self.fleet.judge.given(self, message.request_id)
             self.handle(Dispatched(message, decode_body(body)))
             held = self.core.held_attempt(message.request_id, message.attempt)
             if held is not None:

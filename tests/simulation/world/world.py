@@ -45,15 +45,18 @@ class Outcome:
 
 
 class World:
-    """`lines`: the event log, when `trace` was asked for."""
+    """`lines`: the event log, when `trace` was asked for. `models`: names of those that its fleet
+    serves; each has as many workers, and requests ask for them in turn."""
 
-    def __init__(self, seed: int, *, trace: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, trace: bool = False, models: tuple[str, ...] = ("model",)
+    ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
         if trace:
             self.clock.lines = []
         self.network = Network(self.clock, delay=0.001, loss=0.0, twice=0.0)
-        self.fleet = Fleet(self.clock, self.network)
+        self.fleet = Fleet(self.clock, self.network, models)
         self.faults = Faults(self.fleet)
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
         if self.faults.weather == "drains":
@@ -122,6 +125,7 @@ class World:
             prompt=prompt,
             output=draw.randint(*output),
             deadline_ms=draw.choice([0.0, 0.0, 300.0]),
+            model=self.fleet.names[self._serial % len(self.fleet.names)],
         )
         if self.faults.weather == "moves" and draw.random() < BATCH_SHARE:
             request = replace(request, priority=PriorityClass.BATCH)

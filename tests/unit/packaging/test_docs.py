@@ -63,7 +63,7 @@ def test_the_example_of_an_admin_verb_runs_as_it_stands() -> None:
     rig = standard(max_active=8)
     for request_id in ("placed", "waits", "waits too"):
         rig.submit(request_id, prompt=900, out=90)
-    rows = names["run"](View(rig.core.tables, rig.now, {}), checked(waits, {"limit": 5}))
+    rows = names["run"](View(rig.core.shared, rig.now, {}), checked(waits, {"limit": 5}))
     assert rows == [{"requests": 1, "reason": "free KV blocks on a decode worker"}]
     assert verb_of(waits).render(rows).startswith("REQUESTS  REASON\n       1  free KV")
 

@@ -67,8 +67,9 @@ class VllmApi:
         self._checks = checks
         parser = config.model.tool_parser or _default_parser(config)
         reasoning = config.model.reasoning_parser
-        path = BaseModelPath(name=config.model.served_name, model_path=root)
-        models = OpenAIServingModels(client, [path])
+        names = (config.model.served_name, *config.model.aliases)
+        paths = [BaseModelPath(name=name, model_path=root) for name in names]
+        models = OpenAIServingModels(client, paths)
         template = read_template(config.model.chat_template)
         text: dict[str, Any] = {
             "chat_template": template,

@@ -16,7 +16,7 @@ from services.router.records.worker import Worker
 
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
-    worker = worker_named(view.tables, str(args["worker"]))
+    worker = worker_named(view.shared, str(args["worker"]))
     if not worker.drained:
         view.act(WorkerDrained(worker.identity, on=True))
     return progress(worker)

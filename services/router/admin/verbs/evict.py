@@ -23,8 +23,9 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
         raise BatonError(Code.INVALID_REQUEST, "evict needs a worker or request=ID, one of the two")
     if request:
         return _request(view, request)
-    row = worker_named(view.tables, worker)
-    why = {key: why or "it had not moved" for key, why in why_dropped(view.tables, row).items()}
+    row = worker_named(view.shared, worker)
+    reasons = why_dropped(view.shared.owners[row.identity], row)
+    why = {key: why or "it had not moved" for key, why in reasons.items()}
     view.act(WorkerEvicted(row.identity))
     dropped = {key: reason for key, reason in why.items() if key not in row.held}
     return {
@@ -36,7 +37,7 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
 
 
 def _request(view: View, request_id: str) -> dict[str, Any]:
-    attempt = request_named(view.tables, request_id)
+    attempt = request_named(view.shared, request_id)
     state = attempt.state.value
     view.act(RequestEvicted(*attempt.key))
     return {

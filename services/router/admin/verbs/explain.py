@@ -37,7 +37,7 @@ def run(view: View, args: dict[str, Value]) -> Any:
     request_id = _resolve(view, str(args["id"]))
     known = [attempt for attempt in _known(view) if attempt.request_id == request_id]
     known.sort(key=lambda attempt: attempt.number)
-    kept = view.tables.recorder.find(request_id)
+    kept = view.shared.recorder.find(request_id)
     record = kept.record if kept is not None else _record_now(view, request_id)
     attempts = attempt_records(known, view.now)
     return {
@@ -49,15 +49,15 @@ def run(view: View, args: dict[str, Value]) -> Any:
 
 def _record_now(view: View, request_id: str) -> TimelineRecord | None:
     """The record of a request that is over but not recorded yet; None while it is live."""
-    tables = view.tables
-    attempts = tables.attempts_over(request_id)
-    if request_id in tables.newest or not attempts:
+    shared = view.shared
+    attempts = shared.attempts_over(request_id)
+    if shared.holder_of_request(request_id) is not None or not attempts:
         return None
-    return make_record(tables.recorder.summaries.get(request_id), attempts, view.now)
+    return make_record(shared.recorder.summaries.get(request_id), attempts, view.now)
 
 
 def _listed(view: View, which: str, by: str, limit: int) -> list[dict[str, Any]]:
-    recorder, measure = view.tables.recorder, BY[by]
+    recorder, measure = view.shared.recorder, BY[by]
     found = list(recorder.recent if which == "recent" else recorder.kept[which])
     if which == "slow":
         found = sorted(
@@ -84,7 +84,7 @@ def _row(kept: KeptRecord, now: float) -> dict[str, Any]:
 
 
 def _known(view: View) -> Iterator[Attempt]:
-    return chain(view.tables.attempts.values(), view.tables.history, view.tables.refusals)
+    return chain(view.shared.attempts(), view.shared.history, view.shared.refusals)
 
 
 def _resolve(view: View, asked: str) -> str:
@@ -92,7 +92,7 @@ def _resolve(view: View, asked: str) -> str:
     without."""
     for prefix in RESPONSE_PREFIXES:
         asked = asked.removeprefix(prefix)
-    every = {attempt.request_id for attempt in _known(view)} | view.tables.recorder.ids()
+    every = {attempt.request_id for attempt in _known(view)} | view.shared.recorder.ids()
     ids = sorted(known for known in every if known.startswith(asked))
     if asked in ids:
         return asked
@@ -100,7 +100,7 @@ def _resolve(view: View, asked: str) -> str:
         sentence = "explain needs 'id', or list=slow, list=failed, list=refused or list=recent"
         raise BatonError(Code.INVALID_REQUEST, sentence)
     if not ids:
-        kept = view.tables.settings.history
+        kept = view.shared.settings.history
         sentence = f"no request starts with {asked[:96]!r}; the last {kept} that ended are kept"
         raise BatonError(Code.NOT_FOUND, sentence)
     if len(ids) > 1:

@@ -15,12 +15,11 @@ def run(view: View, args: dict[str, Value]) -> list[dict[str, Any]]:
     """Keys with live requests and recently used keys with limits, the busiest first."""
     limit = args["limit"]
     assert isinstance(limit, int)
-    tables = view.tables
-    keys = tables.admission.keys
+    keys = view.shared.keys
     queued: Counter[str] = Counter()
     running: Counter[str] = Counter()
     tenants: dict[str, str] = {}
-    for attempt in tables.attempts.values():
+    for attempt in view.shared.attempts():
         (queued if attempt.state is AttemptState.QUEUED else running)[attempt.key_id] += 1
         tenants[attempt.key_id] = attempt.tenant
     left = {str(row["key_id"]): row for row in keys.rows(KEYS_MAX)}

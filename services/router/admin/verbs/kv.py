@@ -16,8 +16,8 @@ from services.router.records.worker import Worker
 def run(view: View, args: dict[str, Value]) -> KvLedger:
     name, limit = args["worker"], args["limit"]
     assert isinstance(limit, int)
-    workers = [w for w in view.tables.workers.values() if w.state is not WorkerState.GONE]
-    tracked = list(kv_ledger.holds(view.tables))
+    workers = [w for w in view.shared.workers() if w.state is not WorkerState.GONE]
+    tracked = list(kv_ledger.holds(view.shared))
     chosen = [row for row in tracked if not name or row.worker.name == name]
     chosen.sort(key=lambda row: -row.hold.age_ms)
     return KvLedger(

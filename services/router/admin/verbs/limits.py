@@ -37,7 +37,7 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
 
 
 def _of_key(view: View, key_id: str, changes: dict[str, int]) -> KeyLimits:
-    overrides = view.tables.admission.keys.overrides
+    overrides = view.shared.keys.overrides
     if key_id not in overrides and len(overrides) >= OVERRIDES_MAX:
         raise BatonError(
             Code.INVALID_REQUEST, f"{OVERRIDES_MAX} keys have limits set here; reset one first"
@@ -48,7 +48,7 @@ def _of_key(view: View, key_id: str, changes: dict[str, int]) -> KeyLimits:
 
 def _shown(view: View, key_id: str) -> dict[str, Any]:
     tables = view.tables
-    keys = tables.admission.keys
+    keys = view.shared.keys
     overrides = {
         name: msgspec.structs.asdict(limits)
         for name, limits in keys.overrides.items()

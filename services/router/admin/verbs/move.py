@@ -17,21 +17,23 @@ from services.router.events import RequestMoved
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
 from services.router.rules import moves
+from services.router.tables import Tables
 
 NAMED_MAX = 3
 
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
-    tables, to = view.tables, str(args["to"])
-    attempt = request_named(tables, str(args["request"]))
-    target = worker_named(tables, to) if to else None
+    shared, to = view.shared, str(args["to"])
+    attempt = request_named(shared, str(args["request"]))
+    target = worker_named(shared, to) if to else None
+    tables = shared.models[attempt.model]
     if attempt.leaves_by is not None:
         raise _cannot(attempt, f"it is on its way already: {attempt.leaves_by.sentence}")
     why = moves.why_it_stays(tables, attempt)
     if why:
         raise _cannot(attempt, why)
     source = tables.workers[attempt.decode]
-    why = _why_not_taken(view, attempt, source, target)
+    why = _why_not_taken(tables, attempt, source, target)
     if why:
         raise _cannot(attempt, why)
     view.act(RequestMoved(*attempt.key, target.identity if target is not None else ""))
@@ -45,8 +47,7 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
     }
 
 
-def _why_not_taken(view: View, attempt: Attempt, source: Worker, target: Worker | None) -> str:
-    tables = view.tables
+def _why_not_taken(tables: Tables, attempt: Attempt, source: Worker, target: Worker | None) -> str:
     if target is not None:
         return moves.why_not_taken(tables, attempt, source, target)
     if moves.takers(tables, attempt, source):

@@ -15,7 +15,7 @@ from services.router.events import PairsCleared, PromptsCleared
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
     prefill, decode = str(args["prefill"]), str(args["decode"])
-    chosen = [row for row in pair_rows.rows(view.tables, view.now) if _fits(row, prefill, decode)]
+    chosen = [row for row in pair_rows.rows(view.shared, view.now) if _fits(row, prefill, decode)]
     for role, name in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
         if name and not chosen:
             _check_known(view, role, name)
@@ -27,7 +27,7 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
         if not prefill and not decode:
             for row in prompts:
                 view.act(PromptsCleared(bytes.fromhex(row["digest"])))
-        pairs = pair_rows.rows(view.tables, view.now)
+        pairs = pair_rows.rows(view.shared, view.now)
         return {"cleared": 0 if prompt else len(chosen), "pairs": pairs, "prompts": _prompts(view)}
     return {"cleared": 0, "pairs": chosen, "prompts": prompts}
 
@@ -41,7 +41,8 @@ def _prompts(view: View) -> list[dict[str, Any]]:
             "left_s": round(row.until - view.now, 1),
             "refused": row.refused,
         }
-        for row in view.tables.quarantine.rows(view.now)
+        for tables in view.shared.models.values()
+        for row in tables.quarantine.rows(view.now)
     ]
 
 
@@ -51,7 +52,7 @@ def _fits(row: dict[str, Any], prefill: str, decode: str) -> bool:
 
 def _check_known(view: View, role: Role, name: str) -> None:
     """Raises BatonError(NOT_FOUND)."""
-    names = sorted({w.name for w in view.tables.workers.values() if w.role is role})
+    names = sorted({w.name for w in view.shared.workers() if w.role is role})
     if name not in names:
         known = ", ".join(names) or "none"
         raise BatonError(Code.NOT_FOUND, f"no {role} worker {name[:64]!r}; there are: {known}")

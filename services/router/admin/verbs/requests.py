@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 
 from common.identity import name_of
 from common.net.admin_rows import QueuedRow, RequestRow
@@ -16,9 +16,11 @@ def run(view: View, args: dict[str, Value]) -> list[QueuedRow] | list[RequestRow
     state, limit = args["state"], args["limit"]
     assert isinstance(limit, int)
     if args["queue"]:
-        return [_queued(view, attempt) for attempt in islice(view.tables.waiting.in_order(), limit)]
+        models = view.shared.models.values()
+        queued = chain.from_iterable(tables.waiting.in_order() for tables in models)
+        return [_queued(view, attempt) for attempt in islice(queued, limit)]
     rows: list[RequestRow] = []
-    for attempt in view.tables.attempts.values():
+    for attempt in view.shared.attempts():
         if len(rows) == limit:
             break
         if not state or attempt.state.value == state:
@@ -32,6 +34,7 @@ def _row(view: View, attempt: Attempt) -> RequestRow:
     return RequestRow(
         request_id=attempt.request_id,
         attempt=attempt.number,
+        model=attempt.model,
         state=attempt.state.value,
         tenant=attempt.tenant,
         key_id=attempt.key_id,
@@ -60,6 +63,7 @@ def _queued(view: View, attempt: Attempt) -> QueuedRow:
     return QueuedRow(
         request_id=attempt.request_id,
         attempt=attempt.number,
+        model=attempt.model,
         priority=attempt.priority.name.lower(),
         tenant=attempt.tenant,
         key_id=attempt.key_id,

@@ -12,6 +12,6 @@ from services.router.events import WorkerDrained
 
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
-    worker = worker_named(view.tables, str(args["worker"]))
+    worker = worker_named(view.shared, str(args["worker"]))
     view.act(WorkerDrained(worker.identity, on=False))
     return progress(worker)

@@ -12,7 +12,7 @@ from services.router.records.worker import Worker
 
 
 def run(view: View, args: dict[str, Value]) -> list[StoreRow]:
-    workers = [w for w in view.tables.workers.values() if w.state is not WorkerState.GONE]
+    workers = [w for w in view.shared.workers() if w.state is not WorkerState.GONE]
     chosen = [w for w in workers if args["worker"] in ("", w.name)]
     return [row for worker in sorted(chosen, key=lambda w: w.name) for row in _rows(worker)]
 

@@ -7,15 +7,18 @@ from common.net.admin_rows import WorkerRow
 from common.net.admin_verbs import Value
 from services.router.admin.pair_rows import not_paired_with
 from services.router.admin.verb import View
+from services.router.placement.fingerprint_mismatch import difference
 from services.router.records.worker import Worker
-from services.router.tables import Tables
+from services.router.tables import RefusedWorker, Tables
 
 
 def run(view: View, args: dict[str, Value]) -> list[WorkerRow]:
     role = args["role"]
-    workers = [w for w in view.tables.workers.values() if not role or w.role.value == role]
+    workers = [w for w in view.shared.workers() if not role or w.role.value == role]
     workers.sort(key=lambda w: (w.role is not Role.PREFILL, w.name))
-    return [_row(view.tables, worker, view.now) for worker in workers]
+    refused = [w for w in view.shared.refused.values() if not role or w.role.value == role]
+    rows = [_row(view.shared.models[worker.model], worker, view.now) for worker in workers]
+    return rows + [_refused_row(worker, view.now) for worker in refused]
 
 
 def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
@@ -34,6 +37,7 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         queued_tokens=worker.queued_tokens,
         prefix_hashes=tables.placement_memory.prefixes.held(worker.identity),
         not_paired_with=tuple(not_paired_with(tables, worker.identity)),
+        unlike=_unlike(tables, worker),
         kv_tokens_promised=worker.held_tokens,
         kv_tokens_foreign=worker.preexisting_kv_tokens,
         kv_tokens_max=worker.kv_tokens_max,
@@ -52,6 +56,48 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         kv_address=worker.kv_address,
         incarnation=worker.incarnation,
         pid=worker.pid,
+    )
+
+
+def _unlike(tables: Tables, worker: Worker) -> str:
+    """How its fingerprint differs from that of a worker with which it would be paired."""
+    others = [w for w in tables.workers.values() if w.role is not worker.role and w.connected]
+    if not worker.connected or not others:
+        return ""
+    if any(other.fingerprint == worker.fingerprint for other in others):
+        return ""
+    other = others[0]
+    differs = difference(worker.fingerprint_parts, other.fingerprint_parts)
+    return f"unlike {other.name}, {differs or 'its fingerprint differs'}"
+
+
+def _refused_row(worker: RefusedWorker, now: float) -> WorkerRow:
+    return WorkerRow(
+        name=worker.name,
+        role=worker.role.value,
+        state="refused",
+        reason=worker.sentence,
+        since_s=round(now - worker.at, 1),
+        seen_ms=round((now - worker.at) * 1000),
+        requests=0,
+        requests_max=0,
+        queued_tokens=0,
+        kv_tokens_promised=0,
+        kv_tokens_foreign=0,
+        kv_tokens_max=0,
+        kv_used=0.0,
+        running=0,
+        waiting=0,
+        step_age_ms=0.0,
+        block_tokens=0,
+        kv_blocks=0,
+        kv_block_bytes=0,
+        max_model_len=0,
+        model=worker.model,
+        fingerprint=worker.fingerprint,
+        kv_address="",
+        incarnation=worker.incarnation,
+        pid=0,
     )
 
 

@@ -38,19 +38,23 @@ async def make_rig(tmp_path: Path, light: LightText) -> AsyncIterator[MakeRig]:
         max_model_len: int = 4096,
         drain_ms: float = 0.0,
         reasoning_parser: str = "",
+        models: dict[str, Any] | None = None,
         **gateway: Any,
     ) -> Rig:
+        """`models`: as in the fleet file, in place of the one."""
+        one = {"model": {"name": "m", "reasoning_parser": reasoning_parser}}
         config = from_mapping(
             {
                 "fleet": {"run_dir": str(tmp_path), "drain_ms": drain_ms},
-                "model": {"name": "m", "reasoning_parser": reasoning_parser},
                 "gateway": {"port": 0, "text": "light", **gateway},
+                **(one if models is None else {"models": models}),
             }
         )
+        texts, roots = dict.fromkeys(config.served, light), dict.fromkeys(config.served, "/model")
         router = FakeRouter(config, max_model_len)
         tasks = Tasks()
         log = structlog.get_logger("test")
-        daemon = Gateway(config, "g0", light, "/model", SystemClock(), log)
+        daemon = Gateway(config, "g0", texts, roots, SystemClock(), log)
         await daemon.start(tasks)
         host, port = daemon.http_address
         rig = Rig(config, daemon, tasks, aiohttp.ClientSession(), f"http://{host}:{port}", router)

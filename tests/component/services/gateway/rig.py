@@ -161,7 +161,7 @@ class Rig:
 
     def stand_in(self, api: FullApi) -> None:
         """Serves it in the place of vLLM's classes, which nothing loads then."""
-        lazy = self.gateway._full_api
+        lazy = self.gateway._models[self.config.model.served_name].full_api
         lazy._load, lazy._on_load = lambda: api, lambda: None
 
     def ask(self, path: str, **body: Any) -> BackgroundRequest:

@@ -12,9 +12,9 @@ import pytest
 from common.errors import BatonError, Code
 from common.messages import Submit
 from services.gateway.api.routes import Route
-from services.gateway.daemon import Gateway
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
 from services.gateway.helper.pool import HelperPool
+from services.gateway.http.model_parts import ModelParts
 from services.gateway.http.reply import TRACE
 from tests.component.services.gateway.rig import MakeRig, Rig, delta
 
@@ -157,9 +157,10 @@ async def test_a_bad_shape_loads_nothing(make_rig: MakeRig, objects: int) -> Non
     response, text = await post(rig, Route.RESPONSES.value, {"input": [{}] * objects})
     assert response.status == 400
     assert json.loads(text)["error"]["param"].startswith("input")
-    assert rig.gateway._full_api._loading is None
-    assert rig.gateway._helpers.pid is None
-    assert (rig.gateway._light_helpers.pid is None) == (objects == 2)
+    parts = rig.gateway._models["m"]
+    assert parts.full_api._loading is None
+    assert parts._helpers.pid is None
+    assert (parts._light_helpers.pid is None) == (objects == 2)
 
 
 async def test_light_names_the_setting(make_rig: MakeRig) -> None:
@@ -181,7 +182,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, standin: Standin) -> None:
 
     async def started(_: HelperPool) -> None: ...
 
-    monkeypatch.setattr(Gateway, "_loader", lambda *_: lambda: standin)
+    monkeypatch.setattr(ModelParts, "_loader", lambda *_: lambda: standin)
     monkeypatch.setattr(HelperPool, "start", started)
     monkeypatch.setattr(HelperPool, "begin", lambda _: None)
 

@@ -31,7 +31,8 @@ async def rig(make_rig: MakeRig) -> Rig:
 @asynccontextmanager
 async def another(rig: Rig, light: LightText) -> AsyncIterator[str]:
     """The URL of a second gateway on the host. The router answers it alone from then on."""
-    daemon = Gateway(rig.config, "g1", light, "/model", SystemClock(), structlog.get_logger("g1"))
+    texts, log = {"m": light}, structlog.get_logger("g1")
+    daemon = Gateway(rig.config, "g1", texts, {"m": "/model"}, SystemClock(), log)
     tasks = Tasks()
     await daemon.start(tasks)
     host, port = daemon.http_address

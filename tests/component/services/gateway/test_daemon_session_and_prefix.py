@@ -20,7 +20,9 @@ async def heard(rig: Rig, block_tokens: int) -> None:
     """The gateway knows the fleet's block size."""
     rig.router.send(msgspec.structs.replace(rig.router.fleet, block_tokens=block_tokens))
     async with asyncio.timeout(WAIT_SECONDS):
-        while (fleet := rig.gateway.core.fleet) is None or fleet.block_tokens != block_tokens:
+        while (
+            fleet := rig.gateway.core.fleet_of("m")
+        ) is None or fleet.block_tokens != block_tokens:
             await rig.turn()
 
 

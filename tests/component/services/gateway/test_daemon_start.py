@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.messages import Beat
-from services.gateway.daemon import Gateway
+from services.gateway.http.model_parts import ModelParts
 from tests.component.services.gateway.rig import FakeRouter, MakeRig
 from tests.rigs.peers import WAIT_SECONDS
 
@@ -29,6 +29,6 @@ async def test_it_beats_while_it_loads(make_rig: MakeRig, monkeypatch: pytest.Mo
         return None
 
     monkeypatch.setattr(FakeRouter, "on_frames", on_frames)
-    monkeypatch.setattr(Gateway, "_loader", lambda *_: load)
+    monkeypatch.setattr(ModelParts, "_loader", lambda *_: load)
     rig = await make_rig(text="vllm")
     assert rig.gateway.http_address[1], "it is ready after that"

@@ -12,17 +12,17 @@ from tests.unit.services.router.rig import standard
 
 WORKER = (
     "name role state reason verdict verdict_reason since_s seen_ms requests requests_max "
-    "queued_tokens prefix_hashes not_paired_with kv_tokens_promised kv_tokens_foreign "
+    "queued_tokens prefix_hashes not_paired_with unlike kv_tokens_promised kv_tokens_foreign "
     "kv_tokens_max kv_used running waiting step_age_ms block_tokens kv_blocks kv_block_bytes "
     "kv_groups max_model_len model fingerprint fingerprint_parts kv_address incarnation pid"
 )
 REQUEST = (
-    "request_id attempt state tenant key_id priority age_ms prompt_tokens max_tokens prefill "
-    "decode gateway waits_for"
+    "request_id attempt model state tenant key_id priority age_ms prompt_tokens max_tokens prefill "
+    "decode gateway waits_for move"
 )
 QUEUED = (
-    "request_id attempt class tenant key_id waited_ms start_within_ms prompt_tokens output_tokens "
-    "cost passed_by waits_for"
+    "request_id attempt model class tenant key_id waited_ms start_within_ms prompt_tokens "
+    "output_tokens cost passed_by waits_for"
 )
 HOLD = "owner side peer request_id attempt state orphan blocks bytes lease_left_ms age_ms"
 PAIR = (

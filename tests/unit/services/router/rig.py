@@ -158,19 +158,19 @@ class Rig:
 
     def known(self, request_id: str = "r1", attempt: int = 1) -> Attempt:
         """The attempt, live or over."""
-        tables = self.core.tables
-        live = tables.attempts.get((request_id, attempt))
-        over = [t for t in (*tables.history, *tables.refusals) if t.key == (request_id, attempt)]
+        shared = self.core.shared
+        live = shared.attempt((request_id, attempt))
+        over = [t for t in (*shared.history, *shared.refusals) if t.key == (request_id, attempt)]
         return live or over[-1]
 
     def state(self, request_id: str = "r1", attempt: int = 1) -> str:
         return self.known(request_id, attempt).state.value
 
     def row(self, peer: str) -> Worker:
-        return self.core.tables.workers[peer]
+        return self.core.shared.owners[peer].workers[peer]
 
     def nothing_held(self) -> bool:
-        workers = self.core.tables.workers.values()
+        workers = self.core.shared.workers()
         return not any(w.held_tokens or w.queued_tokens or w.held for w in workers)
 
 

@@ -24,4 +24,8 @@ def test_the_section_and_what_the_core_needs_besides() -> None:
     assert (settings.max_queue, settings.remote_prefill) == (7, "auto")
     assert (settings.liveness.deaths_max, settings.rebuild_seconds) == (4, 1.5)
     assert (settings.lease_ms, settings.idle_seconds) == (9_000.0, 6.0)
-    assert settings.expected == {(Role.PREFILL, "p0"), (Role.DECODE, "d0")}
+    assert settings.models == ("baton-tiny",)
+    assert settings.expected == {
+        (Role.PREFILL, "p0"): "baton-tiny",
+        (Role.DECODE, "d0"): "baton-tiny",
+    }

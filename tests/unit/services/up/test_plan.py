@@ -14,8 +14,7 @@ from common.messages import Role
 from services.up.plan import STOP_ORDER, Flags, children, fleet_toml
 
 FLAGS = Flags(
-    model="baton-tiny",
-    model_name="",
+    models=(("baton-tiny", ""),),
     prefill=2,
     decode=3,
     engine="sim",
@@ -40,7 +39,7 @@ def test_the_written_fleet_file_loads_and_says_what_was_asked(tmp_path: Path) ->
 
 @given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=40))
 def test_any_model_path_survives_the_file(path: str) -> None:
-    raw = tomllib.loads(fleet_toml(dataclasses.replace(FLAGS, model=path)))
+    raw = tomllib.loads(fleet_toml(dataclasses.replace(FLAGS, models=((path, ""),))))
     assert raw["model"]["path"] == path
 
 
@@ -94,3 +93,17 @@ def test_a_mode_is_written_and_its_workers_with_it(tmp_path: Path) -> None:
     path.write_text(fleet_toml(dataclasses.replace(FLAGS, mode="replicated", prefill=0)))
     config = configuration.load(path, {})
     assert (config.router.mode, len(config.prefill), len(config.decode)) == ("replicated", 0, 3)
+
+
+def test_several_models_have_as_many_workers_each(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    flags = dataclasses.replace(FLAGS, models=(("a/chat", ""), ("b/x", "code")), prefill=1)
+    path.write_text(fleet_toml(flags))
+    config = configuration.load(path, {})
+    assert {name: model.path for name, model in config.served.items()} == {
+        "chat": "a/chat",
+        "code": "b/x",
+    }
+    assert [worker.model for worker in config.prefill.values()] == ["chat", "code"]
+    assert [worker.model for worker in config.decode.values()] == ["chat"] * 3 + ["code"] * 3
+    assert list(config.decode) == ["d0", "d1", "d2", "d3", "d4", "d5"]

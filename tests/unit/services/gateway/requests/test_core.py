@@ -329,8 +329,9 @@ def test_a_restarted_router_does_not_make_the_length_unknown(gate: Gate) -> None
     gate.do(FromRouter(known))
     unknown = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=0)
     gate.do(FromRouter(unknown))
-    assert gate.core.fleet is not None
-    assert (gate.core.fleet.ready, gate.core.fleet.max_model_len) == (False, 99)
+    fleet = gate.core.fleet_of("m")
+    assert fleet is not None
+    assert (fleet.ready, fleet.max_model_len) == (False, 99)
 
 
 def test_no_state_is_left_from_a_terminal_one(gate: Gate) -> None:
@@ -352,3 +353,23 @@ def test_the_messages_that_leave_carry_the_attempt(gate: Gate) -> None:
     assert abort.message == Abort(request_id="r", attempt=1, reason="gone")
     assert isinstance(cancel, ToRouter)
     assert cancel.message == Cancel(request_id="r", attempt=1, reason="gone")
+
+
+def test_each_model_of_the_fleet_is_told_apart(gate: Gate) -> None:
+    """The gate's requests ask for `m`."""
+    mine = Fleet(ready=True, prefill_ready=1, decode_ready=2, max_model_len=99, model="m")
+    other = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=7, model="n")
+    gate.do(FromRouter(mine))
+    assert sent(gate.do(FromRouter(other))) == []
+    assert (gate.core.fleet_of("m"), gate.core.fleet_of("n")) == (mine, other)
+    assert gate.core.fleet_of("o") is None
+    unnamed = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=5)
+    gate.do(FromRouter(unnamed))
+    assert gate.core.fleet_of("m") == gate.core.fleet_of("n") == unnamed
+
+
+def test_a_submit_names_the_model(gate: Gate) -> None:
+    (action,) = gate.open("s")
+    assert isinstance(action, ToRouter)
+    assert isinstance(action.message, Submit)
+    assert action.message.model == "m"

@@ -164,8 +164,9 @@ def test_a_fleet_that_restores_is_believed_while_no_decode_worker_is_known(gate:
     """The only one has just died."""
     gate.do(FromRouter(RESTORES))
     gate.do(FromRouter(Fleet(ready=False, prefill_ready=1, decode_ready=0, max_model_len=0)))
-    assert gate.core.fleet is not None
-    assert gate.core.fleet.restores
+    fleet = gate.core.fleet_of("m")
+    assert fleet is not None
+    assert fleet.restores
 
 
 def test_the_rest_of_what_was_asked() -> None:

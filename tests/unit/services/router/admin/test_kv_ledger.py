@@ -59,7 +59,7 @@ def test_a_hold_reported_long_after_its_request_ended_is_an_orphan(rig: Rig) -> 
     assert (kv(rig)["orphans"], kv(rig)["holds"][0]["state"]) == (0, "over")
     rig.now += 0.2
     report(rig, age_ms=5_200.0)
-    assert kv(rig)["orphans"] == kv_ledger.orphans(rig.core.tables) == 1
+    assert kv(rig)["orphans"] == kv_ledger.orphans(rig.core.shared) == 1
 
 
 def test_a_hold_of_a_request_nobody_knows_becomes_an_orphan(rig: Rig) -> None:

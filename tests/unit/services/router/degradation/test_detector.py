@@ -287,12 +287,12 @@ def test_status_and_metrics_name_the_cause_and_the_fix(rig: Rig) -> None:
     for n in range(20):
         serve(rig, n, MISSED)
     rig.tick()
-    told = run(View(rig.core.tables, rig.now, {}), {})
+    told = run(View(rig.core.shared, rig.now, {}), {})
     (alarm,) = told.alarms
     assert alarm.cause == "recomputed"
     assert "20 of the last 20 handoffs were recomputed" in render(told)
     assert "ALARM recomputed" in render(told)
-    lines = scraped(degradation_metrics(rig.core.tables.degradation, rig.now)).splitlines()
+    lines = scraped(degradation_metrics([rig.core.tables.degradation], rig.now)).splitlines()
     for line in (
         'baton_router_degraded{cause="recomputed"} 1.0',
         'baton_router_degraded{cause="unreached"} 0.0',

@@ -126,7 +126,7 @@ def test_status_shows_what_was_learned(rig: Rig) -> None:
     rig.submit(prompt=400)
     rig.now += 0.1
     rig.prefilled()
-    view = View(rig.core.tables, rig.now, {})
+    view = View(rig.core.shared, rig.now, {})
     shown = status.run(view, {}).estimates
     assert set(shown.prefill_tokens_per_s) == {"256"}
     assert shown.decode_step_ms == {}

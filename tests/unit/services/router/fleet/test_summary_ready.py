@@ -43,7 +43,7 @@ def two(**settings: Any) -> Rig:
 def told(rig: Rig) -> Fleet:
     """What the gateway was sent last; `status` says the same."""
     fleet = rig.take(Fleet, "g0|1")[-1]
-    shown = status.run(View(rig.core.tables, rig.now, {}), {})
+    shown = status.run(View(rig.core.shared, rig.now, {}), {})
     assert (shown.ready, shown.reason) == (fleet.ready, fleet.reason)
     assert (shown.decode_ready, shown.prefill_ready) == (fleet.decode_ready, fleet.prefill_ready)
     return fleet

@@ -20,7 +20,7 @@ def status() -> Status:
     counts.ended, counts.failed, counts.cancelled, counts.adopted = 4, 1, 2, 3
     counts.refuse(Code.QUEUE_FULL.value)
     counts.drop("before hello")
-    return run(View(rig.core.tables, rig.now, {"bad frame": 5}), {})
+    return run(View(rig.core.shared, rig.now, {"bad frame": 5}), {})
 
 
 def test_what_the_router_decided() -> None:
@@ -55,4 +55,4 @@ def test_how_full_it_is() -> None:
     ):
         assert line in lines
     helped = [line for line in lines if line.startswith("# HELP")]
-    assert len(helped) == 8 + 7 + 3
+    assert len(helped) == 8 + 7 + 3 + 6

@@ -153,7 +153,7 @@ def test_a_pair_in_trouble_is_left_alone_and_tried_again(rig: Rig) -> None:
     for n in range(4):
         assert went(rig, f"s{n}") == "p1|1"
         finish(rig, f"s{n}", "p1|1")
-    row = pair_rows.rows(rig.core.tables, rig.now)[0]
+    row = pair_rows.rows(rig.core.shared, rig.now)[0]
     assert (row["prefill"], row["decode"], row["state"]) == ("p0", "d0", "open")
     assert pair_rows.not_paired_with(rig.core.tables, "d0|1") == ["p0"]
     rig.now += BACKOFF_SECONDS
@@ -175,7 +175,7 @@ def test_a_trial_that_brought_a_part_only_opens_again(rig: Rig) -> None:
     assert went(rig, "trial") == "p0|1"
     finish(rig, "trial", "p0|1", PART)
     assert pair_rows.not_paired_with(rig.core.tables, "d0|1") == ["p0"]
-    assert pair_rows.rows(rig.core.tables, rig.now)[0]["state"] == "open"
+    assert pair_rows.rows(rig.core.shared, rig.now)[0]["state"] == "open"
 
 
 def test_all_pairs_in_trouble_means_local(rig: Rig) -> None:

@@ -406,14 +406,14 @@ def booked() -> Rig:
 
 def test_status_says_how_many_were_told_to_come_back_and_what_share_does() -> None:
     rig = booked()
-    shown = status.run(View(rig.core.tables, rig.now, {}), {})
+    shown = status.run(View(rig.core.shared, rig.now, {}), {})
     assert shown.retry_reservations == len(rig.core.tables.admission.reservations) > 0
     submit(rig, "comes-as-told", prompt_tokens=400, body=b"told0")
-    after = status.run(View(rig.core.tables, rig.now, {}), {})
+    after = status.run(View(rig.core.shared, rig.now, {}), {})
     assert after.retry_reservations == shown.retry_reservations - 1
     rig.now += 5.0
     submit(rig, "newcomer", prompt_tokens=400)
-    over = status.run(View(rig.core.tables, rig.now, {}), {})
+    over = status.run(View(rig.core.shared, rig.now, {}), {})
     assert over.retry_redeemed_share < shown.retry_redeemed_share, "one of twenty came"
 
 

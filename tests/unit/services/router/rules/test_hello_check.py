@@ -46,7 +46,7 @@ def test_a_live_worker_is_replaced_by_its_own_host_only() -> None:
     assert "d0|2" not in rig.core.tables.workers
     assert claims(rig) == 1
     assert says(rig, newer, A)
-    assert rig.core.tables.fenced == {"d0|1": "d0|2"}
+    assert rig.core.shared.fenced == {"d0|1": "d0|2"}
 
 
 def test_a_name_that_is_gone_goes_to_another_host_only_if_the_list_says_so() -> None:

@@ -295,7 +295,7 @@ def test_the_scrape_tells_of_moves_by_reason_and_outcome() -> None:
     give_up(rig)
     rig.now += 0.025
     rig.started("r0", 2, peer=D1)
-    view = View(rig.core.tables, rig.now, {})
+    view = View(rig.core.shared, rig.now, {})
     lines = scraped(RouterMetrics(lambda: view).collect()).splitlines()
     assert 'baton_router_moves_total{outcome="moved",reason="operator"} 1.0' in lines
     assert 'baton_router_move_pause_seconds_bucket{le="0.02"} 0.0' in lines

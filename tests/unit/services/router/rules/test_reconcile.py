@@ -24,7 +24,7 @@ from tests.unit.services.router.rig import MOVED, Rig, standard
 
 REBUILD: dict[str, Any] = {
     "rebuild_seconds": 2.0,
-    "expected": frozenset({(Role.PREFILL, "p0"), (Role.DECODE, "d0")}),
+    "expected": {(Role.PREFILL, "p0"): "model", (Role.DECODE, "d0"): "model"},
 }
 
 

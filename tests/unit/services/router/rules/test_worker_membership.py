@@ -20,7 +20,7 @@ from common.messages import (
 )
 from services.router.events import Note
 from services.router.records.states import WorkerState
-from services.router.tables import FENCED_MAX, GONE_MAX
+from services.router.tables.shared import FENCED_MAX, GONE_MAX
 from tests.rigs.messages import hello, worker_hello
 from tests.unit.services.router.rig import Rig, standard
 
@@ -41,7 +41,7 @@ def test_hello_is_welcomed_and_a_worker_is_ready_after_its_first_beat() -> None:
     rig.beat("d0|1")
     fleet = rig.take(Fleet)[-1]
     assert (fleet.ready, fleet.decode_ready, fleet.max_model_len) == (True, 1, 1000)
-    assert fleet.model == "m"
+    assert fleet.model == "model"
     assert len(rig.take(Decode)) == 1
 
 
@@ -261,10 +261,10 @@ def test_what_is_remembered_of_the_lost_is_bounded(rig: Rig) -> None:
         rig.gone(rig.decode(f"y{i}"))
         rig.gone(rig.gateway(f"z{i}"))
     rig.tick()
-    assert len(rig.core.tables.fenced) == FENCED_MAX
+    assert len(rig.core.shared.fenced) == FENCED_MAX
     assert len(rig.core.tables.workers) <= GONE_MAX + 4
     assert len(rig.core.tables.gateways) <= GONE_MAX + 2
-    assert len(rig.core.tables.names) <= 2 * GONE_MAX + 6
+    assert len(rig.core.shared.names) <= 2 * GONE_MAX + 6
 
 
 def test_a_worker_of_one_tiny_block_is_never_asked_for_more() -> None:

@@ -116,11 +116,11 @@ def test_a_gateway_that_comes_back_hears_what_it_lost_and_resubmits_what_waited(
 def test_the_first_submit_of_a_gateway_that_was_silent_for_too_long_is_placed() -> None:
     rig = standard()
     rig.tick(8.0, alive=("p0|1", "d0|1"))
-    assert not rig.core.tables.live_gateways()
+    assert not rig.core.shared.live_gateways()
     rig.submit("r1")
     assert rig.state("r1") == "placed"
     assert [p.request_id for p in rig.take(Placed, "g0|1")] == ["r1"]
-    assert rig.core.tables.live_gateways()
+    assert rig.core.shared.live_gateways()
     assert not drops(rig)
 
 
@@ -130,7 +130,7 @@ def test_a_cancel_brings_a_silent_gateway_back_too() -> None:
     rig.gone("g0|1")
     rig.cancel("r1")
     assert rig.state("r1") == "aborting"
-    assert rig.core.tables.live_gateways()
+    assert rig.core.shared.live_gateways()
 
 
 def test_a_gateway_that_is_back_in_a_moment_has_lost_nothing() -> None:

@@ -167,7 +167,7 @@ def test_the_names_of_a_timeline_line_are_stable(rig: Rig) -> None:
     (made,) = records(rig)
     line = msgspec.json.decode(msgspec.json.encode(made))
     assert " ".join(line) == (
-        "request_id outcome code sentence total_ms ttft_ms tpot_ms itl_ms_max prompt_tokens "
+        "request_id model outcome code sentence total_ms ttft_ms tpot_ms itl_ms_max prompt_tokens "
         "completion_tokens cached_tokens tenant key_id priority gateway moves traceparent phases "
         "attempts"
     )

@@ -59,7 +59,7 @@ def test_a_handoff_that_never_came_is_a_failure(rig: Rig) -> None:
 def test_the_scrape_has_phases_tokens_pairs_and_the_balance(rig: Rig) -> None:
     assert imbalance(rig.core.tables) is None
     served(rig, KvReport(blocks=3, complete=True, messages=2, payload_bytes=3072, transfer_ms=4.0))
-    page = scraped(RouterMetrics(lambda: View(rig.core.tables, rig.now, {})).collect())
+    page = scraped(RouterMetrics(lambda: View(rig.core.shared, rig.now, {})).collect())
     for line in (
         'baton_router_phase_seconds_count{phase="decode"} 1.0',
         'baton_router_tokens_total{phase="prefill"} 40.0',

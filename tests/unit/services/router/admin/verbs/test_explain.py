@@ -14,7 +14,7 @@ from tests.unit.services.router.rig import Rig, standard
 
 def ask(rig: Rig, name: str, **args: Any) -> Any:
     """The result as a client of the admin socket decodes it."""
-    view = View(rig.core.tables, rig.now, {"bad frame": 2}, rig.handle)
+    view = View(rig.core.shared, rig.now, {"bad frame": 2}, rig.handle)
     return msgspec.json.decode(msgspec.json.encode(run(view, name, args)))
 
 

@@ -31,7 +31,7 @@ NAMES = (
     "queued_bytes_max", "ttft_slo_ms", "drained_per_s", "retry_reservations",
     "retry_redeemed_share",
     "estimates", "prefix_hashes", "pairs_resting", "alarms", "flapping", "totals", "refused",
-    "dropped",
+    "dropped", "models",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_the_names_of_the_answer_are_stable(rig: Rig) -> None:
     tables = rig.core.tables
     tables.degradation.count(Cause.DIGEST, rig.now, of=9, bad=9, culprit="d0")
     rig.tick()
-    frame = answer(b'{"verb": "status"}', lambda: View(tables, rig.now, {"bad frame": 2}))
+    frame = answer(b'{"verb": "status"}', lambda: View(rig.core.shared, rig.now, {"bad frame": 2}))
     result = json.loads(frame)["result"]
     assert tuple(result) == NAMES == Status.__struct_encode_fields__
     assert tuple(result["estimates"]) == ESTIMATES

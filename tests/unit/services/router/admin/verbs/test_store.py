@@ -26,19 +26,19 @@ def test_each_tier_has_a_row_in_blocks_and_bytes(rig: Rig) -> None:
     (p0,) = [worker for worker in tables.workers.values() if worker.name == "p0"]
     p0.kv_counts = COUNTS
     block = p0.capacity.kv_block_bytes
-    ram, disk = store.run(View(tables, rig.now, {}), {"worker": ""})
+    ram, disk = store.run(View(rig.core.shared, rig.now, {}), {"worker": ""})
     assert (ram.worker, ram.role, ram.tier, ram.state) == ("p0", "prefill", "ram", "on")
     assert (ram.blocks, ram.blocks_max, ram.bytes, ram.bytes_max) == (3, 8, 3 * block, 8 * block)
     assert (ram.written, ram.hits, ram.evicted, ram.ttl_s) == (7, 2, 4, 300)
     assert (disk.tier, disk.state, disk.blocks, disk.blocks_max) == ("disk", "on", 5, 9)
     assert (disk.hits, disk.damaged, disk.bytes) == (6, 1, 5 * block)
-    assert store.run(View(tables, rig.now, {}), {"worker": "d0"}) == []
+    assert store.run(View(rig.core.shared, rig.now, {}), {"worker": "d0"}) == []
 
 
 def test_a_failed_disk_is_told(rig: Rig) -> None:
     tables = rig.core.tables
     for worker in tables.workers.values():
         worker.kv_counts = KvCounts(store_disk_slots=9, store_disk_off=1)
-    rows = store.run(View(tables, rig.now, {}), {"worker": ""})
+    rows = store.run(View(rig.core.shared, rig.now, {}), {"worker": ""})
     assert {row.state for row in rows} == {"failed"}
     assert [row.worker for row in rows] == sorted(row.worker for row in rows)

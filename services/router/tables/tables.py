@@ -1,9 +1,7 @@
-"""All state of the router core, and what must always hold of it. Only the rules change it."""
+"""All state of the router core that is of one model, and what must always hold of it. Only the
+rules change it."""
 
 from __future__ import annotations
-
-from collections import OrderedDict
-from collections.abc import Callable
 
 from common.blocks import kv_need
 from common.identity import AttemptKey
@@ -21,24 +19,15 @@ from services.router.placement.policies.registry import POLICIES
 from services.router.placement.types import Placement, PlacementOptions, ResourceRequest
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.records.attempt import Attempt
-from services.router.records.counts import Counts
-from services.router.records.gateway import Gateway
-from services.router.records.history import History
 from services.router.records.move import MoveOrder
 from services.router.records.states import (
     ON_WORKER,
     TERMINAL,
     AttemptEvent,
     AttemptState,
-    WorkerState,
 )
 from services.router.records.worker import Changes, Worker
-from services.router.settings import Settings
-from services.router.timeline.recorder import Recorder
-
-FENCED_MAX = 256
-GONE_MAX = 64
-ATTEMPTS_LISTED_MAX = 64
+from services.router.tables.shared import SharedTables
 
 
 class Tables:
@@ -46,31 +35,27 @@ class Tables:
     gateway, in the queue or on its workers. `add`, `place`, `open_prefill`, `close_prefill` and
     `remove` are the only ones that change these, so that they always agree."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        secrets: Callable[[], bytes],
-        uniform: Callable[[], float],
-        now: float,
-    ) -> None:
+    def __init__(self, shared: SharedTables, model: str) -> None:
+        settings = shared.settings
+        self.shared = shared
+        #: Name of the model.
+        self.model = model
         self.settings = settings
         #: Makes the 16 random bytes of a ticket.
-        self.secrets = secrets
-        #: When this router started, and when it last handled a Tick.
-        self.started = self.last_tick = now
+        self.secrets = shared.secrets
+        #: When this router started.
+        self.started = shared.started
+        #: Of all models: gateways by identity, the counts, and the attempts that are over.
+        self.gateways = shared.gateways
+        self.counts = shared.counts
+        self.history, self.refusals = shared.history, shared.refusals
+        self.recorder = shared.recorder
         #: What changed since the core last acted on changes.
         self.changes = Changes()
         self.snapshots = WorkerSnapshots(self.changes)
-        #: Workers and gateways by identity, those that are out of reach included.
+        #: Workers by identity, those that are out of reach included. `add_worker` and `drop_worker`
+        #: change it.
         self.workers: dict[str, Worker] = {}
-        self.gateways: dict[str, Gateway] = {}
-        #: The newest incarnation of each name: its identity, by role and name.
-        self.names: dict[tuple[Role, str], str] = {}
-        #: Replaced incarnations, to which the router no longer listens: the identity of the
-        #: replacement, by identity.
-        self.fenced: OrderedDict[str, str] = OrderedDict()
-        #: When a host of the allow-list last tried to speak for another's daemon and was logged.
-        self.identity_logged: dict[str, float] = {}
         #: Attempts that are not over.
         self.attempts: dict[AttemptKey, Attempt] = {}
         #: Those of them whose streams nobody reads.
@@ -84,21 +69,16 @@ class Tables:
         self.waiting = WaitingQueue(
             settings.max_queue, settings.queue_bytes_max, settings.admission
         )
-        #: Attempts that are over; those that were refused are kept apart.
-        self.history = History(settings.history)
-        self.refusals = History(settings.history)
-        self.recorder = Recorder(settings.history)
         self.drain_rate = DrainRate()
         self.estimates = Estimates(settings.admission)
         self.placement_memory = PlacementMemory(
             POLICIES[settings.policy], PlacementOptions(settings.mode, settings.remote_prefill)
         )
-        self.admission = Admission(settings.admission, uniform)
-        #: The limits in force; an operator may set them.
+        self.admission = Admission(settings.admission, shared.keys, shared.uniform)
+        #: The limits in force; an operator may set them, for all models alike.
         self.limits = Limits(
             settings.max_active, settings.max_queue, settings.queue_bytes_max, settings.ttft_slo_ms
         )
-        self.counts = Counts()
         self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
         self.degradation = DegradationDetector(settings.degradation)
         #: Whether the router stops: it admits nothing new.
@@ -110,33 +90,31 @@ class Tables:
         #: Identities of the workers that their hosts' health daemons have something against.
         self.unhealthy: frozenset[str] = frozenset()
         #: Since when no decode worker has been ready; None = one is ready.
-        self.without_decode_since: float | None = now
+        self.without_decode_since: float | None = shared.started
         #: The different limits of the decode workers that are here, ready or not.
         self.decode_limits: tuple[DecodeLimits, ...] = ()
         #: The summary that gateways were last sent.
-        self.fleet = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=0)
+        self.fleet = Fleet(
+            ready=False, prefill_ready=0, decode_ready=0, max_model_len=0, model=model
+        )
 
     @property
     def active(self) -> int:
         """Attempts that are on workers."""
         return len(self.attempts) - len(self.waiting)
 
-    def live_gateways(self) -> list[Gateway]:
-        return [gateway for gateway in self.gateways.values() if not gateway.gone]
-
     def can_ever_hold(self, request: ResourceRequest) -> bool:
         """Whether an idle decode worker could hold it; True, too, while none is known."""
         return not self.decode_limits or any(limits.fit(request) for limits in self.decode_limits)
 
-    def attempts_over(self, request_id: str, last: int = 0) -> list[Attempt]:
-        """The attempts of a request that are over and still known, oldest first. `last`: the
-        highest number there may be, where the caller knows it."""
-        latest = self.history.latest(request_id)
-        highest = max(last, latest.number if latest is not None else 1)
-        numbers = range(1, min(highest, ATTEMPTS_LISTED_MAX) + 1)
-        keys = [(request_id, number) for number in numbers]
-        found = [self.history.find(key) or self.refusals.find(key) for key in keys]
-        return [attempt for attempt in found if attempt is not None]
+    def add_worker(self, worker: Worker) -> None:
+        self.workers[worker.identity] = worker
+        self.shared.owners[worker.identity] = self
+
+    def drop_worker(self, identity: str) -> None:
+        """Forgets the row of a worker that is gone."""
+        del self.workers[identity]
+        del self.shared.owners[identity]
 
     def add(self, attempt: Attempt) -> None:
         """A new attempt is live. The caller then queues, places or ends it."""
@@ -235,41 +213,17 @@ class Tables:
         """From now on the queue is placed."""
         self.rebuilding, self.changes.capacity = False, True
 
-    def fence(self, identity: str, by: str) -> None:
-        """This incarnation was replaced; the router never listens to it again."""
-        self.fenced[identity] = by
-        if len(self.fenced) > FENCED_MAX:
-            self.fenced.popitem(last=False)
-
-    def forget_gone(self) -> None:
-        """Keeps the tables bounded: only the latest of the lost workers and gateways stay."""
-        lost = [w for w in self.workers.values() if w.state is WorkerState.GONE]
-        for worker in lost[: max(0, len(lost) - GONE_MAX)]:
-            del self.workers[worker.identity]
-            self._forget_name(worker.role, worker.name, worker.identity)
-        away = [g for g in self.gateways.values() if g.gone and not g.attempts]
-        for gateway in away[: max(0, len(away) - GONE_MAX)]:
-            del self.gateways[gateway.identity]
-            self._forget_name(Role.GATEWAY, gateway.name, gateway.identity)
-
-    def _forget_name(self, role: Role, name: str, identity: str) -> None:
-        if self.names.get((role, name)) == identity:
-            del self.names[role, name]
-
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         self.waiting.check_invariants()
         self.placement_memory.check_invariants()
         self.quarantine.check_invariants()
         self.degradation.check_invariants()
-        self.history.check_invariants()
-        self.refusals.check_invariants()
-        self.recorder.check_invariants()
-        assert len(self.fenced) <= FENCED_MAX
         queued = {attempt.key for attempt in self.waiting}
         on_worker = 0
         for key, attempt in self.attempts.items():
             assert key == attempt.key
+            assert attempt.model == self.model
             assert attempt.state not in TERMINAL, f"{key} is over and still in the table"
             assert (attempt.state is AttemptState.QUEUED) == (key in queued), f"{key} and the queue"
             assert attempt.number <= self.newest.get(attempt.request_id, attempt.number)
@@ -292,7 +246,6 @@ class Tables:
     def _check_admission(self) -> None:
         state = self.admission
         assert state.charged <= self.attempts.keys()
-        state.keys.check_invariants(len(state.charged))
         state.reservations.check_invariants()
         assert sum(state.live) == len(self.attempts)
         assert state.awaiting_first_token.keys() <= self.attempts.keys()

@@ -179,6 +179,7 @@ def test_an_order_for_what_ended_meanwhile_is_forgotten() -> None:
         ("aborting", "it is being ended"),
         ("not resumable", "its gateway cannot continue it elsewhere exactly"),
         ("groups", "some layers of its model keep a part of the tokens only"),
+        ("trial", "its prompt is suspected to kill workers"),
         ("suspect", "d0, where it runs, is suspect: silent for"),
         ("alone", "no other decode worker can take it: d0 is the only decode worker"),
     ],
@@ -191,6 +192,8 @@ def test_what_cannot_move_says_why(case: str, says: str) -> None:
         rig.submit("r0", resumable=True)
     if case == "aborting":
         rig.cancel("r0")
+    if case == "trial":
+        rig.known("r0").trial = True
     if case == "suspect":
         rig.tick(2.0, alive=("g0|1", D1))
     if case == "alone":

@@ -302,6 +302,39 @@ def test_no_stream_is_parked_twice_in_a_short_time(*, between: bool) -> None:
     assert parked(rig) == []
 
 
+def test_of_two_the_one_that_has_not_just_moved_is_parked() -> None:
+    rig = split(moved_from="d9|1")
+    rig.core.tables.attempts["r0", 1].moved_at = None
+    rig.gone("d1|1")
+    pressed(rig, 0.2)
+    assert parked(rig) == ["r0"]
+
+
+def test_a_stream_that_moved_is_not_moved_again_in_a_later_attempt_either() -> None:
+    rig = split()
+    assert pressed(rig, 0.6) == ["r1"]
+    rig.ended("r1", error="moved")
+    rig.submit("r1", 2, prompt=110, out=34, moved_from="d0|1", resumable=True, priority=BATCH)
+    rig.ended("r1", 2, peer="d1|1", error="engine_failed")
+    rig.submit("r1", 3, prompt=110, out=34, resumable=True, priority=BATCH)
+    assert moves.cools_down(rig.known("r1", 3), rig.now)
+    assert not moves.cools_down(rig.known("r1", 3), rig.now + moves.COOLDOWN_SECONDS)
+
+
+def test_a_parked_stream_that_nobody_reads_waits_behind_all_that_are_read() -> None:
+    rig = split(PriorityClass.STANDARD)
+    rig.gone("d1|1")
+    leave(rig, "r1")
+    pressed(rig, 0.2)
+    assert parked(rig) == ["r1"]
+    rig.ended("r1", error="cancelled")
+    submit(rig, "y", prompt_tokens=200, max_tokens=40)
+    submit(rig, "r1", 2, prompt_tokens=8, max_tokens=8, abandoned=True)
+    assert (rig.state("y"), rig.state("r1", 2)) == ("queued", "queued")
+    rig.cancel("y")
+    assert rig.state("r1", 2) == "placed"
+
+
 def test_nobody_of_the_same_class_makes_room() -> None:
     rig = split(INTERACTIVE)
     assert pressed(rig, 0.6) == []

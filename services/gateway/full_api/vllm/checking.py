@@ -132,6 +132,8 @@ class BodyChecker:
             ids, most = sum(len(prompt.token_ids) for prompt in self._prompts), self._limits
             param = CONVERSATION.get(route, "prompt")
             check_size(param, "prompt tokens", ids, most.prompt_tokens_max, "prompt_tokens_max")
+            answers = len(self._prompts) * (getattr(request, "n", None) or 1)
+            check_size("n", "answers", answers, most.generations_max, "generations_max")
             left, calls = without_conversation(route, given)
             size, what = len(left), "bytes beside its conversation"
             check_size("body", what, size, most.fields_bytes_max, "fields_bytes_max")

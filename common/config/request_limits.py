@@ -23,6 +23,8 @@ class RequestLimits(Section, frozen=True):
     """Tools that a request may name."""
     prompts_max: Count = 256
     """Prompts of one completion request."""
+    generations_max: Count = 512
+    """Answers that one request may ask for: its prompts, or conversations of a batch, times `n`."""
     prompt_tokens_max: Count = 524_288
     """Token ids of all prompts of a request together."""
     json_elements_max: Count = 65_536

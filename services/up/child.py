@@ -87,9 +87,8 @@ class ChildProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise BatonError(
-                Code.INTERNAL, f"cannot start {self.child.name}: {error.strerror}"
-            ) from error
+            sentence = f"cannot start {self.child.name}: {error.filename}: {error.strerror}"
+            raise BatonError(Code.INTERNAL, sentence) from error
 
     async def wait(self) -> int:
         """The exit status; negative for a signal, as in subprocess."""

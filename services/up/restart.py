@@ -3,9 +3,10 @@
 Theory of operation: a child that dies is started again after a pause, which doubles with each death
 in a row. One that has been ready for `STEADY_SECONDS` begins anew. The others go on meanwhile, for
 a fleet serves with what it has. The run is given up for two reasons. All children of a role died
-without ever having been ready: the same start would fail again. Or a role without which nothing can
-be served has had no ready child for `give_up_seconds`. A child that only takes long to become ready
-is waited for, because the second reason is looked at when a child has died.
+without ever having been ready: the same start would fail again. That counts only while the fleet
+cannot serve without them, or does not yet. Or a role without which nothing can be served has had no
+ready child for `give_up_seconds`. A child that only takes long to become ready is waited for,
+because the second reason is looked at when a child has died.
 
 Pure: instants are arguments (seconds, monotonic).
 """
@@ -69,7 +70,8 @@ class Restarts:
         """Why the run ends, now that this child is dead; empty if it goes on."""
         role = self._lives[name].role
         peers = [life for life in self._lives.values() if life.role is role]
-        if all(peer.deaths and not peer.was_ready for peer in peers):
+        serves = role not in NECESSARY and all(map(self._serves, NECESSARY))
+        if not serves and all(peer.deaths and not peer.was_ready for peer in peers):
             return (
                 "it never was ready, and would fail again"
                 if len(peers) == 1

@@ -21,6 +21,7 @@ HELLO = '"messages":[{"role":"user","content":"x"}]'
 #: The smallest good body of each route. What turns out to be valid ends soon.
 BASE: dict[str, str] = {
     "/v1/chat/completions": f'"max_tokens":4,{HELLO}',
+    "/v1/chat/completions/batch": '"max_tokens":4,"messages":[[{"role":"user","content":"x"}]]',
     "/v1/completions": '"prompt":"x","max_tokens":4',
     "/v1/responses": '"input":"x","max_output_tokens":4',
     "/v1/messages": f'"model":"baton-tiny","max_tokens":4,{HELLO}',
@@ -96,6 +97,23 @@ def _one(path: str, field: str, value: str, size: int, *more: str) -> HostileBod
 
 
 RESPONSES, CHAT, COMPLETION = "/v1/responses", "/v1/chat/completions", "/v1/completions"
+BATCH = f"{CHAT}/batch"
+REQUIRED = '"tool_choice":"required"'
+PROPERTIES = ",".join(f'"a{n}":{{"type":"string"}}' for n in range(20))
+FUNCTION = f'"name":"f","parameters":{{"type":"object","properties":{{{PROPERTIES}}}}}'
+SERVER = '{"type":"mcp","server_label":"a","server_url":"http://127.0.0.1:1/"}'
+
+
+def _many(path: str, field: str, element: str, count: int, *more: str) -> HostileBody:
+    """So many of an element that is good."""
+    make = array(element)
+    return HostileBody(
+        f"{path} {field}={count} good {','.join(more)}",
+        path,
+        lambda: body(path, field, make(count * (len(element) + 1)), *more),
+    )
+
+
 #: What once stopped a gateway.
 KNOWN: list[HostileBody] = [
     *(_one(RESPONSES, "input", "objects", size) for size in (2 * KIB, 8 * KIB, SIZES[-1])),
@@ -108,11 +126,13 @@ KNOWN: list[HostileBody] = [
     _one(COMPLETION, "prompt", "mixed", SIZES[-1]),
     _one(COMPLETION, "prompt", "arrays", 3 * MIB),
     _one(COMPLETION, "prompt", "text", SIZES[-1], '"truncate_prompt_tokens":5'),
-    HostileBody(
-        "200,000 messages",
-        CHAT,
-        lambda: body(CHAT, "messages", array('{"role":"user","content":"x"}')(200_000 * 30)),
-    ),
+    _many(CHAT, "messages", '{"role":"user","content":"x"}', 200_000),
+    _many(BATCH, "messages", '[{"role":"user","content":"x"}]', 256),
+    _many(COMPLETION, "prompt", '"x"', 256),
+    _many(COMPLETION, "prompt", '"x"', 256, '"n":128'),
+    _many(CHAT, "tools", f'{{"type":"function","function":{{{FUNCTION}}}}}', 200, REQUIRED),
+    _many(CHAT, "tools", f'{{"type":"function","function":{{{FUNCTION}}}}}', 500, REQUIRED),
+    _many(RESPONSES, "tools", SERVER, 400),
 ]
 
 
@@ -120,7 +140,7 @@ def by_field() -> Iterator[HostileBody]:
     """Values and sizes take turns, so that each field meets several of both."""
     paths = json.loads(document("test", full_api=True))["paths"]
     values, sizes = cycle(VALUES), cycle(SIZES)
-    for path in BASE:
+    for path in [path for path, about in paths.items() if "requestBody" in about.get("post", {})]:
         content = paths[path]["post"]["requestBody"]["content"]["application/json"]
         for field in content["schema"]["properties"]:
             for _ in range(4):

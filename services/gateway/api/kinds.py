@@ -67,6 +67,8 @@ class RequestSpec:
     timings: bool = False
     #: The client's, checked; empty: none was given.
     traceparent: str = ""
+    #: A client reads its answer when it is opened.
+    attended: bool = True
 
     @property
     def response_id(self) -> str:

@@ -8,6 +8,7 @@ import.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -64,6 +65,10 @@ class ApiRequest:
     is_stream: bool = False
     #: What the body says of its session; the header of the request comes first.
     hinted_session: str = ""
+    #: Whether a client reads the answer now; that of a resumable stream may have left.
+    is_attended: Callable[[], bool] = lambda: True
+    #: Held while one of its generations is opened, and until the loop has come round.
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def usage(self) -> Usage:

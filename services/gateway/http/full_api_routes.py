@@ -24,7 +24,7 @@ from services.gateway.full_api.timings import events_with_timings, with_timings
 from services.gateway.http.app import App
 from services.gateway.http.client_connection import taken_in_time
 from services.gateway.http.guard import JSON_TYPE, reply_headers
-from services.gateway.streams.connection import Connection
+from services.gateway.streams.replay import StreamReplay
 
 SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -87,11 +87,11 @@ class FullApiRoutes:
         return self._apis[model.name]
 
     async def write_to_sink(
-        self, route: Route, body: bytes, origin: Origin, sink: Connection
+        self, route: Route, body: bytes, origin: Origin, sink: StreamReplay
     ) -> None:
         """Writes the events of a resumable stream to `sink`. Raises BatonError before the first."""
         api = await self._api(body, origin)
-        api_request = ApiRequest(route, body, origin)
+        api_request = ApiRequest(route, body, origin, is_attended=lambda: sink.has_client)
         began = False
         try:
             reply = await api.answer(api_request)

@@ -30,7 +30,7 @@ from services.gateway.http.app import App
 from services.gateway.http.client_connection import ClientConnection, WriteBatcher, reset
 from services.gateway.http.guard import CALLER, JSON_TYPE, RESUMABLE
 from services.gateway.http.stream_owners import StreamOwners
-from services.gateway.streams.connection import END, Connection
+from services.gateway.streams.connection import END
 from services.gateway.streams.replay import ReplayTable, StreamReplay
 
 RESUME_PATH = "/v1/streams/{id}"
@@ -44,7 +44,7 @@ Begin = Callable[
     [web.Request, ClientConnection | None, Mapping[str, str]], Awaitable[web.StreamResponse]
 ]
 #: Writes a stream's events.
-Produce = Callable[[Connection], Coroutine[Any, Any, None]]
+Produce = Callable[[StreamReplay], Coroutine[Any, Any, None]]
 
 
 def asks_to_resume(request: web.Request, *, stream: bool) -> bool:

@@ -82,6 +82,7 @@ class RequestLifecycle:
             hold_until=now + self._router_wait,
             deadline=now + spec.deadline_ms / 1000 if spec.deadline_ms else 0.0,
             timer=spec.timer or PhaseTimer(now),
+            abandoned=not spec.attended,
         )
         self.table.add(request)
         if self.router_up:

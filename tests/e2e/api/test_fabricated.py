@@ -336,6 +336,72 @@ def test_a_stop_string_ends_the_call_and_tells_the_worker(api: FullApi) -> None:
     assert len(choice["logprobs"]["content"]) == 5
 
 
+@pytest.mark.parametrize("attended", [True, False])
+def test_each_generation_says_whether_a_client_reads_it(api: FullApi, attended: bool) -> None:
+    async def body() -> list[bool]:
+        about = api_request(n=2)
+        about.is_attended = lambda: attended
+        FLEET.begin()
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            task = group.create_task(api.answer(about))
+            await opened(2)
+            said = [spec.attended for spec, _, _ in FLEET.opened]
+            for at in range(2):
+                await say(at, "x", [])
+            await task
+        return said
+
+    assert run(body()) == [attended] * 2
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "answers"),
+    [
+        (Route.COMPLETION, {"prompt": ["x"] * 256, "n": 3}, 768),
+        (Route.COMPLETION, {"prompt": ["x"] * 256, "n": "3"}, 768),
+        (Route.COMPLETION, {"prompt": [[65]] * 5, "n": 128}, 640),
+    ],
+)
+def test_one_request_opens_no_more_generations_than_the_limit(
+    api: FullApi, route: Route, fields: dict[str, Any], answers: int
+) -> None:
+    FLEET.begin()
+    with pytest.raises(BatonError) as refused:
+        run(api.answer(api_request(route, **fields)))
+    assert refused.value.code is Code.INVALID_REQUEST
+    key = "gateway.limits.generations_max"
+    assert refused.value.message == f"n: {answers} answers, at most 512 ({key})"
+    assert FLEET.opened == []
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        (Route.BATCH, {"messages": [HELLO] * 48}),
+        (Route.COMPLETION, {"prompt": ["x"] * 48}),
+    ],
+)
+def test_the_loop_comes_round_between_the_generations_of_a_request(
+    api: FullApi, route: Route, fields: dict[str, Any]
+) -> None:
+    """Else a stream beside it would stand still until all are opened."""
+
+    async def body() -> int:
+        FLEET.begin()
+        most = seen = 0
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            task = group.create_task(api.answer(api_request(route, **fields)))
+            while len(FLEET.opened) < 48:
+                await asyncio.sleep(0)
+                most, seen = max(most, len(FLEET.opened) - seen), len(FLEET.opened)
+            for at in range(48):
+                await say(at, "x", [])
+            await task
+        return most
+
+    assert run(body()) <= 2
+
+
 FOUR = ["abcd", "efgh", "ijkl", "mnop"]
 NEW = re.compile(r'"(id|created|created_at|completed_at)": ?("[^"]*"|[0-9.]+)')
 """Of each answer."""

@@ -117,11 +117,12 @@ class BodyChecker:
         return replace(checked, session=session_of(route, given), ignored=names)
 
     async def _checked(self, route: Route, body: bytes, given: dict[str, Any]) -> CheckedBody:
-        api_request = ApiRequest(route, body, Origin("check"))
+        api_request, choices = ApiRequest(route, body, Origin("check")), 1
         self._prompts.clear()
         try:
             self._check_pieces(route, given)
             request = self._api.parse(route, body)
+            choices = getattr(request, "n", None) or 1
             if self._api.harmony is not None:
                 check_harmony(given)
             await self._api.resolve(request)
@@ -132,6 +133,8 @@ class BodyChecker:
             ids, most = sum(len(prompt.token_ids) for prompt in self._prompts), self._limits
             param = CONVERSATION.get(route, "prompt")
             check_size(param, "prompt tokens", ids, most.prompt_tokens_max, "prompt_tokens_max")
+            answers = len(self._prompts) * choices
+            check_size("n", "answers", answers, most.generations_max, "generations_max")
             left, calls = without_conversation(route, given)
             size, what = len(left), "bytes beside its conversation"
             check_size("body", what, size, most.fields_bytes_max, "fields_bytes_max")

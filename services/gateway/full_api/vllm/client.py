@@ -10,6 +10,7 @@ belongs, because vLLM passes nothing of ours through.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from copy import copy
@@ -110,11 +111,13 @@ class FleetClient(EngineClient):
         api_request = self._api_request.get()
         try:
             await self._check(sampling_params, api_request.origin.caller)
-            request = self._processed(request_id, prompt, sampling_params)
-            request.reasoning_ended = reasoning_ended
-            request.reasoning_parser_kwargs = reasoning_parser_kwargs
-            request.priority = priority
-            queue = self._start(api_request, request, prompt)
+            async with api_request.opening:
+                request = self._processed(request_id, prompt, sampling_params)
+                request.reasoning_ended = reasoning_ended
+                request.reasoning_parser_kwargs = reasoning_parser_kwargs
+                request.priority = priority
+                queue = self._start(api_request, request, prompt)
+                await asyncio.sleep(0)
         except (VLLMError, BatonError, ValueError, TypeError) as error:
             api_request.fail(translated(error))
             raise
@@ -242,6 +245,7 @@ class FleetClient(EngineClient):
             priority=priority_class(request.priority),
             timer=api_request.next_timer(),
             traceparent=api_request.origin.traceparent,
+            attended=api_request.is_attended(),
         )
 
     # ------------------------------------------------------------ the rest of an EngineClient

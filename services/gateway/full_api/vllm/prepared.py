@@ -7,6 +7,7 @@ many calls of tools it had, and blocks that change the tools.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -106,6 +107,7 @@ def use_prompts(api: VllmApi) -> None:
         prompts = _prompts.get()
         if prompts is None:
             return await render_chat(*args, **kwargs)
+        await asyncio.sleep(0)  # the loop carries streams between the conversations of a batch
         prompt = next(prompts)
         last = [prompt.last_message] if prompt.last_message else []
         return [last], [_input(prompt, **kwargs)]

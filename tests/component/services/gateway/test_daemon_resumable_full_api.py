@@ -31,8 +31,10 @@ class Slow:
         self.rest: list[bytes | Exception] = [*EVENTS[1:]]
         self.ended = asyncio.Event()
         self.refusal: BatonError | None = None
+        self.asked: list[ApiRequest] = []
 
     async def answer(self, api_request: ApiRequest) -> JsonReply | EventReply:
+        self.asked.append(api_request)
         if self.refusal is not None:
             raise self.refusal
         return EventReply(self._events(api_request))
@@ -84,6 +86,23 @@ async def test_it_goes_on_without_its_client(make_rig: MakeRig) -> None:
         await slow.ended.wait()
     back = await again(rig, response.headers["x-stream-id"], 1)
     assert await back.content.read() == b"id: 2\ndata: b\n\nid: 3\ndata: c\n\n"
+
+
+async def test_a_client_that_leaves_before_its_generation_begins_is_known_to_be_gone(
+    make_rig: MakeRig,
+) -> None:
+    """Otherwise the router would take the stream for one that somebody reads."""
+    slow = Slow()
+    rig = await rig_with(make_rig, slow)
+    response = await begun(rig)
+    assert slow.asked[0].is_attended()
+    response.close()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while slow.asked[0].is_attended():
+            await rig.turn()
+    back = await again(rig, response.headers["x-stream-id"], 1)
+    assert slow.asked[0].is_attended()
+    back.close()
 
 
 async def test_what_nobody_comes_back_to_is_ended(make_rig: MakeRig) -> None:

@@ -62,6 +62,12 @@ def test_anything_else_is_refused_and_counted(gate: Gate, asked: list[bytes]) ->
     assert gate.refusals.counts == {"unknown_key": 1}
 
 
+def test_a_key_that_is_no_longer_in_the_list_speaks_for_no_host(gate: Gate) -> None:
+    assert gate.host_of(KEY) == "a"
+    assert gate.host_of(new_key_pair()[0]) is None
+    assert gate.refusals.counts == {"revoked_key": 1}
+
+
 def test_a_flood_is_counted_whole_and_said_seldom() -> None:
     said: list[str] = []
 

@@ -13,6 +13,7 @@ from common.kv.messages import KvStatus
 from common.messages import (
     HOLDING_MAX,
     Beat,
+    Drain,
     HeldAttempt,
     Hello,
     Holding,
@@ -22,10 +23,13 @@ from common.messages import (
     Message,
     PrefixDelta,
     Role,
+    Took,
     Welcome,
 )
+from common.net.wire import encode
 from common.worker.daemon import Worker
 from tests.rigs.engines import PlayedEngine
+from tests.rigs.messages import decode
 
 WELCOME = Welcome(wire_version=1, name="r0", incarnation="1")
 
@@ -44,6 +48,9 @@ class Core:
 
     def held_attempts(self) -> list[HeldAttempt]:
         return list(self.held)
+
+    def held_attempt(self, request_id: str, _attempt: int) -> HeldAttempt | None:
+        return next((held for held in self.held if held.request_id == request_id), None)
 
     def hold(self, count: int) -> None:
         self.held = [HeldAttempt(f"r{number}", 1, 3, 8, "d0|i") for number in range(count)]
@@ -97,6 +104,16 @@ async def test_a_worker_that_stops_says_so_to_a_router_that_it_meets_then(worker
     assert worker._hello() == [hello, Leaving(reason="stopping")]
 
 
+async def test_a_worker_that_stops_says_so_to_a_router_that_welcomes_it_again(
+    worker: Worker,
+) -> None:
+    """A router to which it was out of reach would otherwise take its next beat for readiness."""
+    assert Leaving(reason="stopping") not in welcomed(worker)
+    await worker.stop()
+    kinds = [type(message) for message in welcomed(worker)]
+    assert kinds == [Holding, Beat, Leaving]
+
+
 @pytest.mark.parametrize(
     ("held", "said", "complete"),
     [
@@ -125,6 +142,33 @@ async def test_a_beat_has_the_load_and_the_counts_of_the_kv_plane(worker: Worker
     assert beat.load is not None
     assert beat.kv_counts is not None
     assert (beat.load.running, beat.kv_counts.stale, beat.drained) == (1, 3, False)
+
+
+async def test_a_beat_says_that_an_operator_drains_it_for_as_long_as_he_does(
+    worker: Worker,
+) -> None:
+    link: Any = Link()
+    for drains in (True, False):
+        worker._on_control(link, [encode(Drain(on=drains))])
+        assert worker._make_beat().drained is drains
+
+
+async def test_an_attempt_is_announced_to_every_router_but_the_one_that_gave_it(
+    worker: Worker, core: Core
+) -> None:
+    said: list[tuple[Message, object]] = []
+
+    class Links:
+        def broadcast(self, message: Message, *, except_for: object = None) -> None:
+            said.append((message, except_for))
+
+    worker._routers = Links()  # type: ignore[assignment]
+    link: Any = Link()
+    worker._announce_attempt(link, decode("r0"))
+    assert said == [], "it was refused"
+    core.hold(1)
+    worker._announce_attempt(link, decode("r0"))
+    assert said == [(Took(held=core.held[0]), link)]
 
 
 async def test_the_whole_prefix_cache_is_told_to_every_router_when_one_welcomes(

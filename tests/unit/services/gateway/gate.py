@@ -67,12 +67,14 @@ class Gate:
         stop: str = "",
         deadline_ms: float = 0,
         images: tuple[ImageFeatures, ...] = (),
+        attended: bool = True,
     ) -> list[Action]:
         sampling = Sampling(max_tokens=50)
         spec = RequestSpec(
             *(Kind.CHAT, request_id, "m", 0, [1, 2], sampling),
             deadline_ms=deadline_ms,
             images=images,
+            attended=attended,
         )
         answer = self.answers[request_id] = Once()
         stream = TextStream(

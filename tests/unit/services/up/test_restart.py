@@ -88,6 +88,20 @@ def test_a_role_that_never_was_ready_is_not_waited_for() -> None:
     assert "would fail again" in restarts.give_up("p0", 2.0)
 
 
+@pytest.mark.parametrize("name", ["p0", "h0"])
+def test_a_fleet_that_serves_goes_on_without_a_role_that_cannot_start(name: str) -> None:
+    restarts = Restarts(FLEET, GIVE_UP_SECONDS, 0.0)
+    for necessary in ("r0", "g0"):
+        restarts.ready(necessary, 1.0)
+    restarts.died(name, "exited with status 1", 2.0)
+    assert "would fail again" in restarts.give_up(name, 2.0), "nothing is served yet"
+    restarts.ready("d1", 3.0)
+    for death in range(100):
+        restarts.died(name, "exited with status 1", 4.0 + death)
+        assert not restarts.give_up(name, 4.0 + death)
+    assert list(restarts.flapping(200.0)) == [name]
+
+
 def test_a_role_with_one_that_was_ready_is_waited_for() -> None:
     restarts = Restarts(FLEET, GIVE_UP_SECONDS, 0.0)
     restarts.ready("d0", 1.0)

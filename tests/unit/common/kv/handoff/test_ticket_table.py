@@ -10,6 +10,7 @@ from common.kv.handoff.protocol import (
     Ended,
     ForSender,
     FromPeer,
+    HandOver,
     LayersComputed,
     Offer,
     PeerLost,
@@ -253,6 +254,24 @@ def test_losing_d_for_good_frees_before_the_lease_would_have() -> None:
     table.handle(FromPeer(D0, ready()), 0.0)
     table.handle(PeerLost(D0.id), 1.0)
     assert ends(table.handle(Tick(), 1.0 + GRACE_S)) == [Code.KV_TRANSFER_FAILED]
+
+
+def test_a_d_that_is_lost_before_the_ticket_comes_is_not_served(table: TicketTable) -> None:
+    table.handle(FromPeer(D0, ready(granted=3)), 0.0)
+    table.handle(FromPeer(ConnectedPeer(2, "d1", "inc-d1"), ready(8, request_id="other")), 0.0)
+    table.handle(PeerLost(D0.id), 0.1)
+    assert len(table) == 1, "the other one waits on"
+    table.handle(Offer(ticket(), 10), 0.2)
+    assert stages(table.handle(computed(10), 0.3)) == []
+
+
+def test_what_is_handed_over_under_a_new_ticket_has_that_lease_alone(table: TicketTable) -> None:
+    table.handle(Offer(ticket(decode=""), 10), 0.0)
+    table.handle(HandOver(KEY, ticket("next")), 0.5)
+    assert [(key, lease.owner) for key, lease in table.holds()] == [(("next", 0), "d0")]
+    assert table.has_ended(KEY)
+    table.check_invariants()
+    assert table.handle(HandOver(KEY, ticket("again")), 0.6) == [], "it is not there twice"
 
 
 def test_losing_one_d_leaves_the_leases_of_others_alone(table: TicketTable) -> None:

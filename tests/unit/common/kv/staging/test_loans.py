@@ -105,6 +105,8 @@ def test_a_loan_is_ended_once_and_only_by_the_peer_that_has_it() -> None:
     loans.end_read(1, 71, (offsets[0], offsets[1], offsets[3], 12_345))
     loans.end_read(1, 71, (offsets[1],))
     assert (pool.used, len(loans)) == (3, 3)
+    loans.end_read(1, 70, (offsets[0],))
+    assert (pool.used, len(loans)) == (3, 3), "another peer names the same transfer"
 
 
 def test_loans_end_with_their_transfer() -> None:

@@ -185,6 +185,23 @@ def test_a_router_that_is_back_is_told_which_streams_nobody_reads(gate: Gate) ->
     assert gate.do(RouterUp()) == []
 
 
+@pytest.mark.parametrize("attended", [True, False])
+def test_a_stream_whose_client_has_left_is_submitted_as_one_that_nobody_reads(
+    gate: Gate, attended: bool
+) -> None:
+    (submit,) = gate.open(attended=attended)
+    assert isinstance(submit, ToRouter)
+    assert isinstance(submit.message, Submit)
+    assert submit.message.abandoned is not attended
+    gate.place()
+    gate.do(RouterDown())
+    gate.do(Attended("r", attended=True))
+    (again,) = gate.do(RouterUp())
+    assert isinstance(again, ToRouter)
+    assert isinstance(again.message, Submit)
+    assert not again.message.abandoned, "its client came back"
+
+
 def resubmitted() -> Gate:
     """`r` was placed on D0, and submitted again to a new router."""
     gate = Gate()

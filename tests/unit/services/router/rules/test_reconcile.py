@@ -242,6 +242,31 @@ def test_what_a_gateway_no_longer_wants_is_aborted() -> None:
     ]
 
 
+def test_nothing_is_aborted_because_a_gateway_has_more_than_one_report_holds() -> None:
+    rig = standard(max_active=1)
+    rig.submit("r1")
+    rig.submit("r2")
+    rig.gateway()
+    rig.receive("g0|1", Live(attempts=(("r2", 1),), complete=False))
+    assert [rig.state(f"r{i}") for i in (1, 2)] == ["placed", "queued"]
+
+
+def test_what_was_placed_after_the_hello_is_not_judged_by_a_later_report(rig: Rig) -> None:
+    rig.submit("r1")
+    rig.receive("d0|1", worker_hello(Role.DECODE, "d0"))
+    reports(rig, "d0|1", held("r1"))
+    reports(rig, "d0|1")
+    assert rig.state("r1") == "placed", "its next report may have crossed the Decode"
+
+
+def test_a_worker_is_told_to_end_what_a_newer_attempt_replaced(rig: Rig) -> None:
+    rig.submit("r1", attempt=2)
+    rig.sent.clear()
+    rig.receive("d0|1", Took(held=held("r1")))
+    aborts = rig.take(Abort, "d0|1")
+    assert [(abort.request_id, abort.attempt) for abort in aborts] == [("r1", 1)]
+
+
 # ---------------------------------------------------------------- two routers
 
 

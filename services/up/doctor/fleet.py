@@ -18,6 +18,7 @@ from common.process.owned_files import folder_fault
 from services.up import preflight
 from services.up.doctor.finding import Finding, failed, passed, warned
 
+MODEL = "model"
 FIX_RUN_DIR = "choose another with [fleet] run_dir or --run-dir, or be the daemons' user"
 
 
@@ -64,9 +65,9 @@ def _run_dir(run_dir: Path, config: Config) -> Finding:
 def _model(config: Config) -> Finding:
     try:
         check_model(config)
-        return passed("model", str(model_folder(config)))
+        return passed(MODEL, str(model_folder(config)))
     except BatonError as error:
-        return failed("model", config.model.path, error.message)
+        return failed(MODEL, config.model.path, error.message)
 
 
 def _arguments(config: Config) -> Finding:

@@ -126,6 +126,35 @@ def group_of_prefixes(groups: Sequence[KvGroup]) -> int:
     return next((at for at, group in enumerate(groups) if group.kept is Kept.ALL), 0)
 
 
+def other_groups(groups: Sequence[KvGroup]) -> list[tuple[int, KvGroup]]:
+    """Those that must have a prefix too, each with its place. A group with blocks of another size
+    has other hashes, of which nothing is known."""
+    followed = group_of_prefixes(groups)
+    return [
+        (at, group)
+        for at, group in enumerate(groups)
+        if at != followed and group.block_tokens == groups[followed].block_tokens
+    ]
+
+
+def usable_blocks(blocks: int, others: Sequence[tuple[KvGroup, Sequence[bool]]]) -> int:
+    """The longest prefix, of at most so many blocks, after which the next token finds what it needs
+    in these groups too. `others`: for each its rule, and which of the blocks it has."""
+    rows = [(group, _in_a_row(has)) for group, has in others]
+    for end in range(blocks, 0, -1):
+        if all(len(group.blocks(end * group.block_tokens)) <= row[end] for group, row in rows):
+            return end
+    return 0
+
+
+def _in_a_row(has: Sequence[bool]) -> list[int]:
+    """For each number of blocks, how many of the last ones are there without a gap."""
+    row = [0]
+    for one in has:
+        row.append(row[-1] + 1 if one else 0)
+    return row
+
+
 class HandoverOrder:
     """The blocks that hold a prompt's KV, over all groups, in the order in which a prefill computes
     them. P and D count the blocks of a handoff in this order, so that both name a block by one

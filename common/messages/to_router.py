@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from common.blocks import KV_GROUPS_MAX
 from common.messages.kv_reports import KvCounts, KvHold, KvReport
 from common.messages.parts import (
     Capacity,
@@ -225,15 +229,18 @@ class DecodeStarted(Message, frozen=True):
 
 
 class PrefixDelta(Message, frozen=True):
-    """Worker: what its engine's prefix cache gained and lost since the last one, as hashes of
-    `common.prefix`. No answer; what is lost with a connection is sent again after `Welcome`."""
+    """Worker: what a KV cache group of its engine's prefix cache gained and lost since the last
+    one, as hashes of `common.prefix`. No answer; what is lost with a connection is sent again after
+    `Welcome`."""
 
     #: Hashes of blocks that were stored.
     stored: bytes = b""
     #: Hashes of blocks that were removed.
     removed: bytes = b""
-    #: Whether all earlier hashes of this worker are to be forgotten first.
+    #: Whether all earlier hashes of this worker, of any group, are to be forgotten first.
     cleared: bool = False
+    #: The group, by its place in `Capacity.kv_groups`.
+    group: Annotated[int, Meta(ge=0, lt=KV_GROUPS_MAX)] = 0
 
 
 class PairTrouble(Message, frozen=True):

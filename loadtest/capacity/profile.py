@@ -152,10 +152,13 @@ def load(path: Path) -> Profile:
 
 
 def text(profile: Profile) -> str:
-    """As `load` reads it; TOML takes JSON's values."""
+    """As `load` reads it; TOML takes JSON's values, and a list of tables at its end."""
     values = msgspec.structs.asdict(profile)
-    about = values.pop("about")
+    about, groups = values.pop("about"), values.pop("kv_groups")
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    for group in groups:
+        table = msgspec.structs.asdict(group)
+        lines += ["", "[[kv_groups]]", *[f"{key} = {json.dumps(table[key])}" for key in table]]
     lines += ["", "[about]", *[f"{key} = {json.dumps(value)}" for key, value in about.items()]]
     return "\n".join(lines) + "\n"
 

@@ -9,12 +9,19 @@ from dataclasses import replace
 import pytest
 
 from tests.zoo.__main__ import SAMPLED, STRIDE, chosen, on_two_ranks
-from tests.zoo.checkpoints import ROOT
+from tests.zoo.checkpoints import ROOT, make_checkpoints
 from tests.zoo.families import FAMILIES
 from tests.zoo.page import PAGE, name_of, page, row, rows_of, works
 from tests.zoo.trial import Group, Outcome, bytes_on_wire
 
 SECONDS = 500
+pytestmark = pytest.mark.timeout(SECONDS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def checkpoints_of_the_rows_made_here() -> None:
+    """A row names the architecture that a checkpoint's configuration does; a sample may lack it."""
+    make_checkpoints(list(FAMILIES[:2]))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from common.blocks import KvGroup, group_of_prefixes
+from common.blocks import KvGroup
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
 from common.engine.probe import Probe
 from common.engine.vllm.args import engine_failed
@@ -68,8 +68,7 @@ class VllmEngine:
         self._events_address = events_address
         self._events: Socket | None = None
         capacity = info.capacity
-        followed = group_of_prefixes(capacity.kv_groups)
-        self._prefixes = PrefixWatch(capacity.block_tokens, capacity.kv_blocks, followed)
+        self._prefixes = PrefixWatch(capacity.block_tokens, capacity.kv_blocks, capacity.kv_groups)
         stores = processor.vllm_config.cache_config.enable_prefix_caching
         #: Tokens of a block of the prefix cache; 0: the engine keeps none.
         self._stored_block = info.capacity.block_tokens if stores else 0

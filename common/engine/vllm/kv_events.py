@@ -4,21 +4,24 @@ Theory of operation: EngineCore publishes which full blocks entered and left its
 vLLM's own hashes, one message for each step; the daemon subscribes. A stored block comes with its
 tokens and its parent's hash, so our hash is chained to that of the parent. A block whose chain is
 broken (an unknown parent, keys that Baton does not use, another block size) has no prefix hash and
-is left out. Of several KV cache groups one is followed, which keeps all tokens if any does: what
-the others still keep of a prefix is not known here. If messages were lost, which their numbers
-show, everything is forgotten and the router is told to forget it too, so that it never believes
-what is wrong. Blocks that were stored and removed between two deltas are not reported at all.
+is left out. Of several KV cache groups one is followed, which keeps all tokens if any does: it
+names the blocks. The others store and drop blocks of their own under the same hashes of vLLM, and
+of each is told which of the named blocks it has; a window has the last ones of a prompt at best. If
+messages were lost, which their numbers show, everything is forgotten and the router is told to
+forget it too, so that it never believes what is wrong. Blocks that were stored and removed between
+two deltas are not reported at all.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
+from common.blocks import KvGroup, group_of_prefixes, other_groups
 from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import chain, image_key, root
@@ -73,18 +76,39 @@ class BlockKeys(NamedTuple):
     images: bytes = b""
 
 
-class PrefixWatch:
-    """What the prefix cache holds, at most `blocks_max` blocks. Sans-IO: `on_frames` takes the
-    frames of one message, and `deltas` gives the messages to the router."""
+class Changes:
+    """What a group gained and lost since it was told, by our hashes."""
 
-    def __init__(self, block_tokens: int, blocks_max: int, group: int = 0) -> None:
-        """`group`: the KV cache group whose blocks are followed."""
+    def __init__(self) -> None:
+        self.stored: dict[bytes, None] = {}
+        self.removed: dict[bytes, None] = {}
+
+    def gain(self, ours: bytes) -> None:
+        self.removed.pop(ours, None)
+        self.stored[ours] = None
+
+    def lose(self, ours: bytes) -> None:
+        self.stored.pop(ours, None)
+        self.removed[ours] = None
+
+    def clear(self) -> None:
+        self.stored.clear()
+        self.removed.clear()
+
+
+class PrefixWatch:
+    """What the prefix cache holds, at most `blocks_max` blocks of a group. Sans-IO: `on_frames`
+    takes the frames of one message, and `deltas` gives the messages to the router."""
+
+    def __init__(self, block_tokens: int, blocks_max: int, groups: Sequence[KvGroup] = ()) -> None:
+        """`groups`: the engine's KV cache groups; none for one that keeps all tokens."""
         self._block_tokens = block_tokens
         self._blocks_max = blocks_max
-        self._group = group
+        self._group = group_of_prefixes(groups)
         self._ours: OrderedDict[Hash, bytes] = OrderedDict()
-        self._stored: dict[bytes, None] = {}
-        self._removed: dict[bytes, None] = {}
+        #: For each other group the blocks that it has, named or not.
+        self._others = {at: OrderedDict[Hash, None]() for at, _ in other_groups(groups)}
+        self._changes = {at: Changes() for at in (self._group, *self._others)}
         self._cleared = False
         self._next: int | None = None
         #: Blocks that have no prefix hash.
@@ -104,29 +128,39 @@ class PrefixWatch:
             match event:
                 case AllBlocksCleared():
                     self._clear()
+                case _ if event.group_idx in self._others:
+                    self._change_other(event.group_idx, event)
                 case _ if event.group_idx not in (None, self._group):
                     pass
                 case BlockStored():
                     self._store(event)
                 case BlockRemoved():
-                    self._remove(event)
+                    for theirs in event.block_hashes:
+                        self._forget(theirs)
 
     def deltas(self, *, whole: bool = False) -> Iterator[PrefixDelta]:
         """What changed since the last call, in bounded messages; with `whole` all that is there,
         for a router that knows nothing."""
         if whole:
-            self._cleared = True
-            self._removed.clear()
-            self._stored = dict.fromkeys(self._ours.values())
+            self._tell_all()
         if self._cleared:
             yield PrefixDelta(cleared=True)
-        for some in _pieces(self._removed):
-            yield PrefixDelta(removed=some)
-        for some in _pieces(self._stored):
-            yield PrefixDelta(stored=some)
+        for group, changes in self._changes.items():
+            for some in _pieces(changes.removed):
+                yield PrefixDelta(removed=some, group=group)
+            for some in _pieces(changes.stored):
+                yield PrefixDelta(stored=some, group=group)
+            changes.clear()
         self._cleared = False
-        self._removed.clear()
-        self._stored.clear()
+
+    def _tell_all(self) -> None:
+        self._cleared = True
+        for group, changes in self._changes.items():
+            changes.clear()
+            held = self._others.get(group, self._ours)
+            for theirs, ours in self._ours.items():
+                if theirs in held:
+                    changes.gain(ours)
 
     def _store(self, event: BlockStored) -> None:
         keys = [_keys_of(extra) for extra in event.extra_keys or []]
@@ -139,8 +173,8 @@ class PrefixWatch:
         for theirs, ours in zip(event.block_hashes, names, strict=False):
             self._ours[theirs] = ours
             self._ours.move_to_end(theirs)
-            self._removed.pop(ours, None)
-            self._stored[ours] = None
+            for changes in self._of_groups(theirs):
+                changes.gain(ours)
             if len(self._ours) > self._blocks_max:
                 self._forget(next(iter(self._ours)))
 
@@ -155,21 +189,44 @@ class PrefixWatch:
             return None
         return root(first.salts[0] if first.salts else None)
 
-    def _remove(self, event: BlockRemoved) -> None:
-        for theirs in event.block_hashes:
-            self._forget(theirs)
-
     def _forget(self, theirs: Hash) -> None:
         ours = self._ours.pop(theirs, None)
         if ours is None:
             return
-        self._stored.pop(ours, None)
-        self._removed[ours] = None
+        for changes in self._of_groups(theirs):
+            changes.lose(ours)
+
+    def _of_groups(self, theirs: Hash) -> Iterator[Changes]:
+        """Of the group that names this block, and of each other that has it."""
+        yield self._changes[self._group]
+        for group, held in self._others.items():
+            if theirs in held:
+                yield self._changes[group]
+
+    def _change_other(self, group: int, event: BlockStored | BlockRemoved) -> None:
+        held, changes = self._others[group], self._changes[group]
+        for theirs in event.block_hashes:
+            if isinstance(event, BlockStored):
+                held[theirs] = None
+                held.move_to_end(theirs)
+                if theirs in self._ours:
+                    changes.gain(self._ours[theirs])
+                if len(held) > self._blocks_max:
+                    self._drop_other(group, next(iter(held)))
+            elif theirs in held:
+                self._drop_other(group, theirs)
+
+    def _drop_other(self, group: int, theirs: Hash) -> None:
+        del self._others[group][theirs]
+        if theirs in self._ours:
+            self._changes[group].lose(self._ours[theirs])
 
     def _clear(self) -> None:
         self._ours.clear()
-        self._stored.clear()
-        self._removed.clear()
+        for held in self._others.values():
+            held.clear()
+        for changes in self._changes.values():
+            changes.clear()
         self._cleared = True
 
 

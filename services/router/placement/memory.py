@@ -21,7 +21,9 @@ class PlacementMemory:
         #: An operator may replace both while the router runs.
         self.policy = policy
         self.options = options
+        #: Of the KV cache group of each worker that tells best (`common.blocks.group_of_prefixes`).
         self.prefixes = PrefixIndex()
+        self._prefixes_of_others: dict[int, PrefixIndex] = {}
         self.pairs = PairBreakers()
         #: Number of the last placement.
         self.serial = 0
@@ -40,6 +42,15 @@ class PlacementMemory:
         if remote_prefill:
             self.options = msgspec.convert((self.options.mode, remote_prefill), PlacementOptions)
             self._was_remote = [None] * SIZES
+
+    def prefixes_of(self, group: int) -> PrefixIndex:
+        """Those of another KV cache group of workers that have several, by its place."""
+        return self._prefixes_of_others.setdefault(group, PrefixIndex())
+
+    def forget_prefixes(self, identity: str) -> None:
+        """The worker lost its whole cache, or is gone. Idempotent."""
+        for index in (self.prefixes, *self._prefixes_of_others.values()):
+            index.clear(identity)
 
     def next_serial(self) -> int:
         self.serial += 1

@@ -3,9 +3,11 @@
 Theory of operation: each known hash (`common.prefix`) has a bit mask of the workers that hold it,
 one bit for each worker. One walk along a prompt's hashes, ANDing masks, then tells how much of the
 prompt each worker has, whatever the number of workers. A worker drops out at the first block that
-it lacks; that is exact, because an engine can use no block behind a gap. The hashes of one worker
-are bounded by its KV blocks, those of all workers by `HASHES_MAX`; the oldest are forgotten first.
-The index helps to choose and promises nothing: a worker may have evicted what it is listed with.
+it lacks; that is exact, because an engine can use no block behind a gap. Where an engine has
+several KV cache groups, each but one has an index of its own (`PlacementMemory.prefixes_of`), and
+`common.blocks.usable_blocks` says how much of a prefix is of use. The hashes of one worker are
+bounded by its KV blocks, those of all workers by `HASHES_MAX`; the oldest are forgotten first. The
+index helps to choose and promises nothing: a worker may have evicted what it is listed with.
 
 Two sources feed the index. A placement enters its prompt for both its workers at once, so that a
 burst of one prefix stays together. A worker that reports its engine's KV events (`PrefixDelta`)
@@ -37,6 +39,11 @@ class PrefixIndex:
     def held(self, identity: str) -> int:
         """Hashes that this worker holds."""
         return len(self._held.get(identity, ()))
+
+    def has(self, identity: str, hashes: Iterable[bytes]) -> list[bool]:
+        """For each of these hashes whether this worker holds it."""
+        held = self._held.get(identity, OrderedDict())
+        return [digest in held for digest in hashes]
 
     def add(self, identity: str, hashes: Sequence[bytes], limit: int) -> None:
         """The worker holds these hashes, in a prompt's order; its KV cache holds `limit` blocks.

@@ -7,9 +7,10 @@ about the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from common import prefix
+from common.blocks import group_of_prefixes, other_groups, usable_blocks
 from common.errors import Code
 from common.identity import name_of
 from common.messages import (
@@ -23,6 +24,7 @@ from common.messages import (
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.placement import place
+from services.router.placement.memory import PlacementMemory
 from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
@@ -210,10 +212,9 @@ def _context(
     memory, request, workers = tables.placement_memory, attempt.request, tables.workers
     if source is not None:
         request = request._replace(local_reason=f"its KV comes from {source.name}, where it ran")
-    blocks = memory.prefixes.match(request.prefix) if request.prefix else {}
     return PlacementContext(
         request=request,
-        cached={name: n * workers[name].capacity.block_tokens for name, n in blocks.items()},
+        cached=_known_prefixes(memory, workers, request.prefix),
         options=memory.options,
         local=not any_prefill or memory.all_local or bool(request.local_reason),
         rates=rates(tables.estimates, attempt),
@@ -341,23 +342,52 @@ def _ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: Worke
     )
 
 
+def _known_prefixes(
+    memory: PlacementMemory, workers: Mapping[str, Worker], hashes: Sequence[bytes]
+) -> dict[str, int]:
+    """Tokens of the prompt with these hashes that each worker can use; those with none are absent.
+    Each KV cache group must have what the token after them needs: a window has the last blocks of
+    an earlier prompt, which are of no use to one that leaves it in the middle."""
+    found = {}
+    for name, blocks in memory.prefixes.match(hashes).items():
+        capacity = workers[name].capacity
+        others = [
+            (group, memory.prefixes_of(at).has(name, hashes[:blocks]))
+            for at, group in other_groups(capacity.kv_groups)
+        ]
+        usable = usable_blocks(blocks, others) if others else blocks
+        if usable:
+            found[name] = usable * capacity.block_tokens
+    return found
+
+
 def _remember_prefix(tables: Tables, attempt: Attempt, placement: Placement) -> None:
     """Both workers will hold the prompt's KV; the next prompt with the same prefix is placed by
-    that."""
-    hashes = attempt.request.prefix
+    that. A decode worker that gets it from another gets what the prompt's last token needs."""
+    memory, request = tables.placement_memory, attempt.request
     for view in (placement.decode, placement.prefill):
-        if view is not None and hashes:
-            blocks_max = tables.workers[view.identity].capacity.kv_blocks
-            tables.placement_memory.prefixes.add(view.identity, hashes, blocks_max)
+        if view is None or not request.prefix:
+            continue
+        capacity = tables.workers[view.identity].capacity
+        memory.prefixes.add(view.identity, request.prefix, capacity.kv_blocks)
+        gets = placement.prefill is not None and view is placement.decode
+        for at, group in other_groups(capacity.kv_groups):
+            first = group.blocks(request.prompt_tokens - 1).start if gets else 0
+            memory.prefixes_of(at).add(view.identity, request.prefix[first:], capacity.kv_blocks)
 
 
 def on_prefix_delta(tables: Tables, worker: Worker, message: PrefixDelta) -> list[Action]:
     """A worker reports what its engine's prefix cache gained and lost."""
-    prefixes, blocks_max = tables.placement_memory.prefixes, worker.capacity.kv_blocks
+    memory, identity, capacity = tables.placement_memory, worker.identity, worker.capacity
     if message.cleared:
-        prefixes.clear(worker.identity)
-    prefixes.remove(worker.identity, prefix.split(message.removed)[:PREFIX_DELTA_HASHES_MAX])
+        memory.forget_prefixes(identity)
+    index = memory.prefixes
+    if message.group != group_of_prefixes(capacity.kv_groups):
+        if message.group >= len(capacity.kv_groups):
+            return []
+        index = memory.prefixes_of(message.group)
+    index.remove(identity, prefix.split(message.removed)[:PREFIX_DELTA_HASHES_MAX])
     stored = prefix.split(message.stored)[:PREFIX_DELTA_HASHES_MAX]
     if stored:
-        prefixes.add(worker.identity, stored, blocks_max)
+        index.add(identity, stored, capacity.kv_blocks)
     return []

@@ -259,6 +259,6 @@ def _lose_worker(tables: Tables, worker: Worker, reason: str, now: float) -> lis
     if held or worker.state is not WorkerState.DRAINING:
         actions += worker_trust.record_crash_suspects(tables, worker, now)
     actions += worker_trust.give_up_held(tables, worker, sentence, now)
-    tables.placement_memory.prefixes.clear(worker.identity)
+    tables.placement_memory.forget_prefixes(worker.identity)
     worker.apply(WorkerEvent.LOST, reason, now)
     return actions

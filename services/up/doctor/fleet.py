@@ -18,6 +18,7 @@ from common.process.owned_files import folder_fault
 from services.up import preflight
 from services.up.doctor.finding import Finding, failed, passed, warned
 
+MODEL = "model"
 FIX_RUN_DIR = "choose another with [fleet] run_dir or --run-dir, or be the daemons' user"
 
 
@@ -70,8 +71,8 @@ def _model(config: Config) -> Finding:
             check_model(model)
             folders.append(str(model_folder(model)))
         except BatonError as error:
-            return failed("model", model.model.path, error.message)
-    return passed("model", ", ".join(folders))
+            return failed(MODEL, model.model.path, error.message)
+    return passed(MODEL, ", ".join(folders))
 
 
 def _arguments(config: Config) -> Finding:

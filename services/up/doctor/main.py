@@ -19,6 +19,7 @@ from common.net.endpoints import admin_address
 from services.up import preflight
 from services.up.doctor import fleet, host, security, software, store, ucx
 from services.up.doctor.finding import Finding, Level, failed
+from services.up.doctor.fleet import MODEL
 
 ASK_SECONDS = 1.0
 MARKS = {Level.PASS: "pass", Level.WARN: "WARN", Level.FAIL: "FAIL"}
@@ -29,7 +30,8 @@ examples:
   baton doctor --model ~/models/M     can this model be served? (nothing is started)
   baton doctor --json | jq '.[] | select(.level != "pass")'
 
-Exit status: 0 when nothing failed (warnings are no failure), 1 when something did, 2 for bad flags.
+Exit status: 0 when nothing failed (warnings are no failure), 1 when something did, 2 for bad flags
+and, with one line that says why, for a model of --model that cannot be served.
 """
 
 
@@ -49,14 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     found: list[Finding] = []
+    refused = ""
     for finding in examine(arguments.config, arguments.model):
         found.append(finding)
+        if arguments.model and finding.name == MODEL and finding.level is Level.FAIL:
+            refused = finding.fix
+            break
         if not arguments.json:
             print(_line(finding), flush=True)
     if arguments.json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
-    else:
+    elif not refused:
         print(_summary(found))
+    if refused:
+        print(f"baton: {refused}", file=sys.stderr)
+        return 2
     return 1 if any(finding.level is Level.FAIL for finding in found) else 0
 
 

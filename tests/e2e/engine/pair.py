@@ -30,6 +30,7 @@ def make_config(
     engine: dict[str, Any] | None = None,
     *,
     model: str = "baton-tiny",
+    max_model_len: int = 4096,
     **kv: object,
 ) -> Config:
     kv = {"load_timeout_ms": LOAD_TIMEOUT_MS, "answer_ms": ANSWER_MS, **kv}
@@ -37,7 +38,7 @@ def make_config(
     return from_mapping(
         {
             "fleet": {"run_dir": str(run_dir)},
-            "model": {"path": model, "dtype": "float32", "max_model_len": 4096},
+            "model": {"path": model, "dtype": "float32", "max_model_len": max_model_len},
             "prefill": {"p0": worker},
             "decode": {"d0": worker},
         }

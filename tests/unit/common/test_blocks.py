@@ -14,6 +14,8 @@ from common.blocks import (
     group_of_prefixes,
     keeps_part,
     kv_need,
+    other_groups,
+    usable_blocks,
     whole_blocks,
 )
 
@@ -110,6 +112,21 @@ def test_what_lacks_after_a_prefix_is_an_end_of_the_order() -> None:
             assert order.places[first:] == lacking
 
 
+@pytest.mark.parametrize("reach", [1, 64, 128, 129, 512, 1024, 4096])
+@pytest.mark.parametrize("block_tokens", [16, 128])
+def test_a_window_of_a_long_prompt_moves_its_own_blocks_and_one_more(
+    reach: int, block_tokens: int
+) -> None:
+    groups = [KvGroup(block_tokens), KvGroup(block_tokens, Kept.WINDOW, reach)]
+    for prompt_tokens in range(8_000, 8_000 + block_tokens):
+        places = HandoverOrder(groups, prompt_tokens - 1).places
+        moved = [number for group, number in places if group == 1]
+        whole = blocks_for(prompt_tokens - 1, block_tokens)
+        assert len(moved) <= blocks_for(reach, block_tokens) + 1
+        assert moved == list(range(whole - len(moved), whole))
+        assert len(places) - len(moved) == whole
+
+
 def test_only_groups_that_let_tokens_go_keep_a_part() -> None:
     assert not keeps_part([FULL, KvGroup(32)])
     assert keeps_part([FULL, WINDOW])
@@ -119,6 +136,38 @@ def test_prefixes_are_followed_where_all_tokens_are_kept() -> None:
     assert group_of_prefixes([WINDOW, STATE, FULL, KvGroup(32)]) == 2
     assert group_of_prefixes([WINDOW, STATE]) == 0
     assert group_of_prefixes([]) == 0
+
+
+def test_other_groups_are_those_whose_blocks_have_the_same_names() -> None:
+    groups = [WINDOW, FULL, STATE, KvGroup(16), KvGroup(32)]
+    assert other_groups(groups) == [(0, WINDOW), (3, groups[3])]
+    assert other_groups([FULL]) == other_groups([]) == []
+
+
+@pytest.mark.parametrize(
+    ("group", "has", "usable"),
+    [
+        (WINDOW, [1, 1, 1, 1], 4),
+        (WINDOW, [0, 0, 1, 1], 4),
+        (WINDOW, [0, 0, 0, 1], 0),
+        (WINDOW, [1, 0, 0, 1], 1),
+        (WINDOW, [1, 1, 0, 1], 2),
+        (WINDOW, [0, 1, 1, 0], 3),
+        (CHUNK, [0, 0, 0, 0], 4),
+        (CHUNK, [0, 0, 1], 3),
+        (CHUNK, [1, 0, 0], 2),
+        (FULL, [1, 1, 0, 1], 2),
+        (KvGroup(16, Kept.WINDOW, 1), [0, 0], 2),
+    ],
+)
+def test_a_prefix_is_of_use_where_each_group_has_what_comes_next(
+    group: KvGroup, has: list[int], usable: int
+) -> None:
+    held = [bool(one) for one in has]
+    assert usable_blocks(len(has), [(group, held)]) == usable
+    everything = (FULL, [True] * len(has))
+    assert usable_blocks(len(has), [everything, (group, held)]) == usable
+    assert usable_blocks(len(has), [everything]) == len(has)
 
 
 def test_what_a_sequence_occupies_counts_blocks_of_all_groups_alike() -> None:

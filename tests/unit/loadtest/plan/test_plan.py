@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from common.blocks import Kept, KvGroup
 from common.errors import ConfigError
 from loadtest.capacity.profile import Profile, between, load, text
 from loadtest.capacity.report import ClientSample, Slo, quantiles
@@ -49,6 +50,9 @@ DECODE_ROW = replace(
 )
 
 
+WINDOWED = (KvGroup(16), KvGroup(16, Kept.WINDOW, 128, in_flight=2_048))
+
+
 def steady(rate: float, prompt: int, output: int, count: int = 60) -> TargetLoad:
     arrivals = [Arrival(i / rate, prompt, output, output) for i in range(count)]
     return TargetLoad(arrivals, Slo(ttft_ms=400.0, tpot_ms=18.0))
@@ -65,7 +69,8 @@ def test_a_curve_is_straight_between_its_points_and_goes_on_after_them() -> None
 
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
-    profile = msgspec.structs.replace(PROFILE, about={"machine": 'a "quoted" one'})
+    about = {"machine": 'a "quoted" one'}
+    profile = msgspec.structs.replace(PROFILE, about=about, kv_groups=WINDOWED)
     path.write_text(text(profile))
     assert load(path) == profile
     path.write_text("decode_curve = [[4, 1.0], [2, 3.0]]")
@@ -90,6 +95,21 @@ def test_probes_become_a_profile() -> None:
     assert made.about["bandwidth"] == "seen; handoffs showed 2 GB/s or more"
     assert made.measured
     assert not made.prefix_cache
+
+
+def test_a_plan_counts_what_the_kv_cache_groups_keep() -> None:
+    """Long requests of a window fit many at a time into a KV cache that holds few whole ones."""
+    row = replace(DECODE_ROW, kv_groups=WINDOWED)
+    probes, steps = [TimedProbe(100, 20.0, 24.0, 34.0, 40.9)], [Step(1, 10.0), Step(4, 16.0)]
+    made = profile_of(probes, steps, row, bandwidth_of(0, [2e9]), {}, prefix_cache=False)
+    assert made.kv_groups == WINDOWED
+    few = msgspec.structs.replace(PROFILE, kv_blocks=700)
+    window = msgspec.structs.replace(few, kv_groups=WINDOWED[1:])
+    both = msgspec.structs.replace(few, kv_groups=WINDOWED)
+    needs = [demand(profile, steady(5, 2_000, 100)) for profile in (few, window, both)]
+    whole, least, most = (need.decode for need in needs)
+    assert least < whole < most
+    assert len({need.prefill for need in needs}) == 1
 
 
 def test_the_way_has_a_spread_by_streams() -> None:

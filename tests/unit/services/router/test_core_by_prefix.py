@@ -2,6 +2,7 @@
 
 import pytest
 
+from common.blocks import Kept, KvGroup
 from common.config import reading
 from common.messages import Decode, Fleet, Prefill, PrefixDelta
 from common.net.wire import pack_ids
@@ -148,3 +149,61 @@ def test_a_worker_is_never_believed_to_hold_more_than_its_kv_cache() -> None:
     rig.decode("d0", blocks=20)
     rig.receive("d0|1", PrefixDelta(stored=bytes(range(256)) * 2))
     assert rig.core.tables.placement_memory.prefixes.held("d0|1") == 20
+
+
+WINDOWS = (KvGroup(BLOCK), KvGroup(BLOCK, Kept.WINDOW, 20))
+
+
+def mixed(decodes: int = 1) -> Rig:
+    rig = Rig(policy="cost")
+    rig.gateway()
+    rig.beat(rig.prefill("p0", groups=WINDOWS))
+    for i in range(decodes):
+        rig.beat(rig.decode(f"d{i}", groups=WINDOWS))
+    return rig
+
+
+def cached(rig: Rig, name: str) -> dict[str, int]:
+    """Tokens of the prompt that its workers are thought to have."""
+    placement = rig.known(name).placement
+    assert placement is not None
+    parts = [part.split() for part in placement.sentence.split("; ")]
+    found = {words[0]: words[words.index("cached,") - 2] for words in parts if "cached," in words}
+    return {worker: int(tokens) for worker, tokens in found.items()}
+
+
+def test_d_can_use_what_it_was_handed_from_its_end_on_alone() -> None:
+    """Of a windowed group D gets the last blocks: a prompt that leaves the first in the middle
+    finds none of use, and one that goes on after its end finds all. P computed all of them."""
+    rig = mixed()
+    finish(rig, "first", submit(rig, "first", IDS))
+    finish(rig, "inside", submit(rig, "inside", [*IDS[:96], *range(900, 960)]))
+    assert cached(rig, "inside") == {"p0": 96}
+    submit(rig, "after", [*IDS, *range(800, 840)])
+    assert cached(rig, "after") == {"p0": 160, "d0": 160}
+
+
+def test_reports_of_a_group_correct_what_is_known_of_it() -> None:
+    rig = mixed()
+    finish(rig, "first", submit(rig, "first", IDS))
+    hashes = prefix_hashes(pack_ids(IDS), BLOCK, None)
+    for worker in ("p0|1", "d0|1"):
+        rig.receive(worker, PrefixDelta(removed=hashes[-8:], group=1))
+    finish(rig, "after", submit(rig, "after", [*IDS, *range(800, 840)]))
+    assert cached(rig, "after") == {"p0": 144}
+    rig.receive("d0|1", PrefixDelta(stored=hashes, group=1))
+    submit(rig, "again", [*IDS, *range(700, 740)])
+    assert cached(rig, "again")["d0"] == 160
+
+
+def test_a_group_that_the_worker_does_not_have_is_ignored() -> None:
+    rig = mixed()
+    hashes = prefix_hashes(pack_ids(IDS), BLOCK, None)
+    rig.receive("d0|1", PrefixDelta(stored=hashes, group=7))
+    memory = rig.core.tables.placement_memory
+    assert memory.prefixes_of(7).held("d0|1") == 0
+    rig.receive("d0|1", PrefixDelta(stored=hashes, group=1))
+    assert memory.prefixes_of(1).held("d0|1") == 10
+    assert memory.prefixes.held("d0|1") == 0
+    rig.gone("d0|1")
+    assert memory.prefixes_of(1).held("d0|1") == 0

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from common.blocks import Kept, KvGroup
 from common.engine.vllm.kv_events import PrefixWatch
 from common.messages import PREFIX_DELTA_HASHES_MAX, ImageFeatures, PrefixDelta
 from common.net.wire import pack_ids
@@ -40,8 +41,8 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 class Publisher:
-    def __init__(self, blocks_max: int = 100) -> None:
-        self.watch = PrefixWatch(BLOCK, blocks_max)
+    def __init__(self, blocks_max: int = 100, groups: tuple[KvGroup, ...] = ()) -> None:
+        self.watch = PrefixWatch(BLOCK, blocks_max, groups)
         self.numbers = count(7)
 
     def publish(self, *events: dict[str, Any]) -> None:
@@ -49,13 +50,22 @@ class Publisher:
         self.watch.on_frames([b"", next(self.numbers).to_bytes(8, "big"), batch])
 
     def deltas(self, *, whole: bool = False) -> tuple[list[bytes], list[bytes], bool]:
-        """(stored, removed, cleared)."""
+        """(stored, removed, cleared), of one group."""
+        return told(list(self.watch.deltas(whole=whole)))
+
+    def by_group(self, *, whole: bool = False) -> dict[int, tuple[list[bytes], list[bytes]]]:
+        """(stored, removed) for each group of which something is told."""
         deltas = list(self.watch.deltas(whole=whole))
-        return (
-            split(b"".join(delta.stored for delta in deltas)),
-            split(b"".join(delta.removed for delta in deltas)),
-            any(delta.cleared for delta in deltas),
-        )
+        groups = {delta.group for delta in deltas if not delta.cleared}
+        return {at: told([d for d in deltas if d.group == at])[:2] for at in sorted(groups)}
+
+
+def told(deltas: list[PrefixDelta]) -> tuple[list[bytes], list[bytes], bool]:
+    return (
+        split(b"".join(delta.stored for delta in deltas)),
+        split(b"".join(delta.removed for delta in deltas)),
+        any(delta.cleared for delta in deltas),
+    )
 
 
 def image(digest: str, offset: int, length: int) -> ImageFeatures:
@@ -106,12 +116,60 @@ def test_what_came_and_went_between_two_tellings_is_not_held(vllm: Publisher) ->
     assert vllm.deltas() == (ours(IDS)[:1], [], False)
 
 
-def test_one_kv_cache_group_is_followed(vllm: Publisher) -> None:
+WINDOW = KvGroup(BLOCK, Kept.WINDOW, 20)
+MIXED = (WINDOW, KvGroup(BLOCK), KvGroup(4 * BLOCK, Kept.WINDOW, 20))
+"""The second one names the blocks. The third has blocks of another size."""
+
+
+def test_a_group_that_is_not_told_of_changes_nothing(vllm: Publisher) -> None:
     """Each group stores and drops blocks of its own under the same hashes."""
     vllm.publish(stored([11, 12], IDS[:32]), stored([12], IDS[16:32], parent=11, group_idx=1))
     vllm.publish(removed([12], group=1))
     assert vllm.deltas() == (ours(IDS[:32]), [], False)
     assert vllm.watch.dropped == 0
+
+
+def test_each_group_is_told_by_the_names_of_the_first_that_keeps_all() -> None:
+    """A window has the end of a prompt, whose parent it never had; its events may come first."""
+    vllm, names = Publisher(groups=MIXED), ours(IDS[:48])
+    vllm.publish(
+        stored([13], IDS[32:48], parent=12, group_idx=0),
+        stored([11, 12, 13], IDS[:48], group_idx=1),
+        stored([99], IDS[:64], group_idx=2, block_size=64),
+    )
+    assert vllm.by_group() == {0: (names[2:], []), 1: (names, [])}
+    assert vllm.by_group() == {}
+    vllm.publish(stored([12], IDS[16:32], parent=11, group_idx=0), removed([13, 77], group=0))
+    assert vllm.by_group() == {0: (names[1:2], names[2:])}
+    assert vllm.by_group(whole=True) == {0: (names[1:2], []), 1: (names, [])}
+    assert vllm.watch.dropped == 0
+
+
+def test_a_block_without_a_name_is_in_no_group() -> None:
+    """It comes back with its name, if the other group has it still."""
+    vllm, names = Publisher(groups=MIXED), ours(IDS[:32])
+    vllm.publish(stored([11, 12], IDS[:32], group_idx=1), stored([11, 12], IDS[:32], group_idx=0))
+    vllm.by_group()
+    vllm.publish(removed([11, 12], group=1), removed([12], group=0))
+    assert vllm.by_group() == {0: ([], names), 1: ([], names)}
+    vllm.publish(stored([11, 12], IDS[:32], group_idx=1))
+    assert vllm.by_group() == {0: (names[:1], []), 1: (names, [])}
+
+
+def test_a_loss_forgets_the_blocks_of_all_groups() -> None:
+    vllm = Publisher(groups=MIXED)
+    vllm.publish(stored([11], IDS[:16], group_idx=1), stored([11], IDS[:16], group_idx=0))
+    vllm.publish(CLEARED)
+    assert vllm.by_group(whole=True) == {}
+    vllm.publish(stored([11], IDS[:16], group_idx=1))
+    assert vllm.by_group() == {1: (ours(IDS[:16]), [])}
+
+
+def test_blocks_of_another_group_are_bounded_too() -> None:
+    vllm, names = Publisher(blocks_max=2, groups=MIXED), ours(IDS[:48])
+    vllm.publish(stored([11, 12], IDS[:32], group_idx=1))
+    vllm.publish(stored([11, 12, 13], IDS[:48], group_idx=0))
+    assert vllm.by_group()[0] == (names[1:2], names[:1])
 
 
 def test_a_reset_cache_is_told_first(vllm: Publisher) -> None:

@@ -205,6 +205,10 @@ class PrefillEnded(Message, frozen=True):
     #: A `Code`; empty if the prompt is computed.
     error: str = ""
     message: str = ""
+    #: What P got out of another worker's store; None if it got nothing from there.
+    pull: KvReport | None = None
+    #: Why a pull failed, so that P computed the tokens.
+    pull_failed: str = ""
 
 
 class DecodeStarted(Message, frozen=True):
@@ -223,8 +227,9 @@ class DecodeStarted(Message, frozen=True):
 
 
 class PrefixDelta(Message, frozen=True):
-    """Worker: what its engine's prefix cache gained and lost since the last one, as hashes of
-    `common.prefix`. No answer; what is lost with a connection is sent again after `Welcome`."""
+    """Worker: what its engine's prefix cache or its store gained and lost since the last one, as
+    hashes of `common.prefix`. No answer; what is lost with a connection is sent again after
+    `Welcome`."""
 
     #: Hashes of blocks that were stored.
     stored: bytes = b""
@@ -232,15 +237,17 @@ class PrefixDelta(Message, frozen=True):
     removed: bytes = b""
     #: Whether all earlier hashes of this worker are to be forgotten first.
     cleared: bool = False
+    #: Where the blocks are: `engine`, or `store`, out of which other workers may pull them.
+    medium: str = "engine"
 
 
 class PairTrouble(Message, frozen=True):
-    """D: taking KV from this prefill worker failed for good, or its digests mismatched. The router
-    does not pair the two for a while. No answer."""
+    """A worker: taking KV from this other one failed for good, or its digests mismatched. The
+    router does not pair the two for a while. No answer."""
 
     request_id: str
     attempt: Count
-    #: Name of the prefill worker.
+    #: Name of the prefill worker, or of the worker out of whose store it was pulled.
     prefill: str
     prefill_incarnation: str
     #: `digest` or `transfer`.

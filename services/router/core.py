@@ -177,7 +177,7 @@ class Core:
                 actions += reconcile.reconcile_gateway(tables, gateway, message, now)
             case PrefixDelta() if worker:
                 actions += place_queue.on_prefix_delta(tables, worker, message)
-            case PairTrouble() if worker and worker.role is Role.DECODE:
+            case PairTrouble() if worker:
                 actions += pair_reports.on_pair_trouble(tables, worker, message, now)
             case Holding() if worker:
                 actions += reconcile.reconcile_worker(tables, worker, message, now)

@@ -12,10 +12,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -51,6 +54,7 @@ from common.telemetry.log import Logger
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -252,12 +256,23 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             return None
         ranks = made.parallel_config.tensor_parallel_size
         log.info("store.on", sentence=f"the KV of {slots} blocks is stored", blocks=slots)
+        table = StoreTable(slots, config.ttl_s, ranks, threading.RLock())
+        pulls = config.pull and _share(table)
         return StoreScheduler(
-            StoreTable(slots, config.ttl_s, ranks),
+            table,
             groups[0].block_tokens,
             (config.backlog_mib << 20) // (one * ranks),
             SystemClock().monotonic,
+            self._setup.fingerprint if pulls else "",
         )
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return self._scheduler.store_events() if self._scheduler is not None else ()
+
+    def share_store(self, table: StoreTable) -> None:
+        """Other workers may pull what this table holds. Of the worker instance."""
+        if self._service is not None:
+            self._service.share_store(table)
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.pending
@@ -265,6 +280,16 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._service is not None:
             self._service.stop()
+
+
+def _share(table: StoreTable) -> bool:
+    """Gives the table to the KV thread. False if that is in another process, with tensor
+    parallelism."""
+    worker = get_kv_transfer_group() if has_kv_transfer_group() else None
+    if not isinstance(worker, BatonConnector):
+        return False
+    worker.share_store(table)
+    return True
 
 
 def _tie_to_daemon(daemon_pid: int) -> None:

@@ -69,7 +69,9 @@ class VllmEngine:
         self._events: Socket | None = None
         capacity = info.capacity
         followed = group_of_prefixes(capacity.kv_groups)
-        self._prefixes = PrefixWatch(capacity.block_tokens, capacity.kv_blocks, followed)
+        self._prefixes = PrefixWatch(
+            capacity.block_tokens, capacity.kv_blocks, followed, stored_max=capacity.pull_blocks
+        )
         stores = processor.vllm_config.cache_config.enable_prefix_caching
         #: Tokens of a block of the prefix cache; 0: the engine keeps none.
         self._stored_block = info.capacity.block_tokens if stores else 0

@@ -12,7 +12,8 @@ import numpy as np
 import xxhash
 
 from common.kv.checksum.definition import Bytes, Sum
-from common.kv.layout import KvMemory
+from common.kv.checksum.kernel import sum_of
+from common.kv.layout import Geometry, HostMemory, KvMemory
 from common.kv.store.table import BlockCopy, BlockName
 
 
@@ -35,6 +36,16 @@ class Arena:
         the engine's block must not be used then."""
         total = self._memory.scatter([copy.block_id], self._at(copy.slot))
         return self._digests.get(copy.slot) == _digest(copy.name, total)
+
+    def holds(self, slot: int, name: BlockName) -> bool:
+        """Whether the slot holds this block undamaged."""
+        return self._digests.get(slot) == _digest(name, sum_of(self._at(slot)))
+
+    def as_memory(self) -> HostMemory:
+        """The slots as the blocks of a memory, for engine memory of one region."""
+        engine, one = self._memory.geometry, self._block_bytes
+        slots, page = self.bytes.nbytes // one, engine.page_bytes
+        return HostMemory(self.bytes, Geometry(engine.layers, slots, page, page, one))
 
     def _at(self, slot: int) -> Bytes:
         start = slot * self._block_bytes

@@ -33,6 +33,8 @@ class StoreResults:
     loaded: list[str] = field(default_factory=list)
     """Requests whose load has ended, of which `failed` are a part."""
     failed: list[str] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+    """For pulls that failed, how many of their leading blocks the source had."""
 
     def joined(self, other: StoreResults) -> StoreResults:
         """Those of two ranks."""
@@ -42,10 +44,11 @@ class StoreResults:
             self.damaged + other.damaged,
             self.loaded + other.loaded,
             self.failed + other.failed,
+            self.held | other.held,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.written or self.dropped or self.damaged or self.loaded)
+        return bool(self.written or self.dropped or self.damaged or self.loaded or self.held)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from common.identity import attempt_of_pull
 from common.messages import KvHold
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
@@ -43,10 +44,11 @@ def orphans(tables: Tables) -> int:
 
 
 def _tracked(tables: Tables, worker: Worker, hold: KvHold) -> TrackedHold:
-    live = tables.attempts.get((hold.request_id, hold.attempt))
+    key = attempt_of_pull((hold.request_id, hold.attempt))
+    live = tables.attempts.get(key)
     if live is not None:
         return TrackedHold(worker, hold, live.state.value, orphan=False)
-    past = tables.history.find((hold.request_id, hold.attempt))
+    past = tables.history.find(key)
     if past is None or past.finished is None:
         unknown_since = max(tables.started, worker.kv_seen - hold.age_ms / 1000)
         return TrackedHold(worker, hold, "unknown", worker.kv_seen - unknown_since > ORPHAN_SECONDS)

@@ -29,6 +29,9 @@ COUNTS = {
     "store_damaged": ("store_damaged", "KV blocks found damaged in the store"),
     "store_skipped": ("store_skipped", "KV blocks overwritten before they could be stored"),
     "store_evicted": ("store_evicted", "KV blocks dropped from the store for want of memory"),
+    "store_pulled": ("store_pulled", "KV blocks that came out of other workers' stores"),
+    "store_served": ("store_served", "KV blocks that other workers got out of the store"),
+    "pulls_failed": ("store_pulls_failed", "Pulls that failed, so that the prompt was computed"),
     "store_expired": ("store_expired", "KV blocks dropped from the store because unused"),
 }
 

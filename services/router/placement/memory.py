@@ -21,7 +21,10 @@ class PlacementMemory:
         #: An operator may replace both while the router runs.
         self.policy = policy
         self.options = options
+        #: What engines have.
         self.prefixes = PrefixIndex()
+        #: What stores have, out of which other workers may pull.
+        self.stored = PrefixIndex()
         self.pairs = PairBreakers()
         #: Number of the last placement.
         self.serial = 0
@@ -65,6 +68,7 @@ class PlacementMemory:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         self.prefixes.check_invariants()
+        self.stored.check_invariants()
         self.pairs.check_invariants()
 
 

@@ -7,7 +7,9 @@ about the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from common import prefix
 from common.errors import Code
@@ -15,17 +17,32 @@ from common.messages import (
     PREFIX_DELTA_HASHES_MAX,
     Decode,
     HandOver,
+    KvSource,
     Prefill,
     PrefixDelta,
+    Role,
     Ticket,
 )
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.placement import place
-from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
+from services.router.placement.types import (
+    Placement,
+    PlacementContext,
+    StoredPrefix,
+    WaitFor,
+    WorkerView,
+)
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
-from services.router.rules import admit, attempt_lifecycle, degradation_reports, moves, submit
+from services.router.rules import (
+    admit,
+    attempt_lifecycle,
+    degradation_reports,
+    moves,
+    pair_reports,
+    submit,
+)
 from services.router.tables import Tables
 
 NEVER = 1 << 62
@@ -181,9 +198,16 @@ def _context(
     if source is not None:
         request = request._replace(local_reason=f"its KV comes from {source.name}, where it ran")
     blocks = memory.prefixes.match(request.prefix) if request.prefix else {}
+    cached = {name: n * workers[name].capacity.block_tokens for name, n in blocks.items()}
+    stored = _stored(tables, request.prefix) if len(memory.stored) and request.prefix else ()
+    for prefix_of in stored:
+        if workers[prefix_of.identity].role is Role.PREFILL:
+            before = cached.get(prefix_of.identity, 0)
+            cached[prefix_of.identity] = max(before, prefix_of.tokens)
     return PlacementContext(
         request=request,
-        cached={name: n * workers[name].capacity.block_tokens for name, n in blocks.items()},
+        cached=cached,
+        stored=stored,
         options=memory.options,
         local=not any_prefill or memory.all_local or bool(request.local_reason),
         rates=rates(tables.estimates, attempt),
@@ -191,6 +215,20 @@ def _context(
         was_remote=memory.was_remote(request),
         probe=memory.probe_due(request),
     )
+
+
+def _stored(tables: Tables, hashes: Sequence[bytes]) -> tuple[StoredPrefix, ...]:
+    """The stores that have the beginning of this prompt. A prefill worker's own store counts as its
+    cache; a decode worker's does not, because its handoff goes first."""
+    found = []
+    for identity, blocks in tables.placement_memory.stored.match(hashes).items():
+        worker = tables.workers[identity]
+        if not worker.away:
+            tokens = blocks * worker.capacity.block_tokens
+            name, incarnation, fingerprint = worker.name, worker.incarnation, worker.fingerprint
+            address = worker.kv_address
+            found.append(StoredPrefix(name, identity, incarnation, fingerprint, address, tokens))
+    return tuple(found)
 
 
 def refuse_waiting(tables: Tables, now: float) -> list[Action]:
@@ -262,8 +300,8 @@ def _dispatch(
         tables.counts.moved += 1
         tables.workers[decode.identity].start_prompt(attempt.key, 1)
         ticket = _ticket(tables, attempt, decode, source.view())
-        order = HandOver(ticket=ticket, kept_attempt=attempt.number - 1)
-        actions.append(Send(source.identity, order))
+        hand_over = HandOver(ticket=ticket, kept_attempt=attempt.number - 1)
+        actions.append(Send(source.identity, hand_over))
     elif prefill is None:
         tables.counts.placed_local += 1
         worker = tables.workers[decode.identity]
@@ -275,13 +313,35 @@ def _dispatch(
         tables.open_prefill(attempt, worker)
         ticket = _ticket(tables, attempt, decode, prefill)
         prefill_order = Prefill(
-            request_id=attempt.request_id, attempt=attempt.number, ticket=ticket
+            request_id=attempt.request_id,
+            attempt=attempt.number,
+            ticket=ticket,
+            source=_source(placement),
         )
         actions.append(Send(prefill.identity, prefill_order, body))
-    actions.append(Send(decode.identity, _decode_message(tables, attempt, ticket), body))
+    if (pair := pair_reports.pulling(attempt)) is not None:
+        memory.pairs.start_trial(pair, attempt.key, now)
+    order = _decode_message(tables, attempt, ticket)
+    if ticket is None:
+        order = msgspec.structs.replace(order, source=_source(placement))
+    actions.append(Send(decode.identity, order, body))
     fields: dict[str, object] = {"request_id": attempt.request_id, "attempt": attempt.number}
     actions.append(Note("debug", "request.placed", placement.sentence, fields))
     return actions
+
+
+def _source(placement: Placement) -> KvSource | None:
+    pull = placement.pull
+    if pull is None:
+        return None
+    stored = pull.stored
+    return KvSource(
+        name=stored.name,
+        incarnation=stored.incarnation,
+        fingerprint=stored.fingerprint,
+        kv_address=stored.kv_address,
+        tokens=stored.tokens,
+    )
 
 
 def _decode_message(tables: Tables, attempt: Attempt, ticket: Ticket | None) -> Decode:
@@ -322,8 +382,11 @@ def _remember_prefix(tables: Tables, attempt: Attempt, placement: Placement) -> 
 
 
 def on_prefix_delta(tables: Tables, worker: Worker, message: PrefixDelta) -> list[Action]:
-    """A worker reports what its engine's prefix cache gained and lost."""
-    prefixes, blocks_max = tables.placement_memory.prefixes, worker.capacity.kv_blocks
+    """A worker reports what its engine's prefix cache or its store gained and lost."""
+    memory = tables.placement_memory
+    prefixes, blocks_max = memory.prefixes, worker.capacity.kv_blocks
+    if message.medium == "store":
+        prefixes, blocks_max = memory.stored, worker.capacity.pull_blocks
     if message.cleared:
         prefixes.clear(worker.identity)
     prefixes.remove(worker.identity, prefix.split(message.removed)[:PREFIX_DELTA_HASHES_MAX])

@@ -178,7 +178,8 @@ class KvThread:
 
         arena, config = Arena(memory, slots), self._config
         self.store_side = StoreSide(arena, self._counters, self.loop, ended)
-        if config.store.pull and isinstance(memory, HostMemory):
+        exact = not self._receive_shape.fp8_page_bytes
+        if config.store.pull and exact and isinstance(memory, HostMemory):
             self.pulls = StorePulls(
                 self._identity, arena, self.send_side, config, self._counters, self.now
             )

@@ -257,7 +257,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         ranks = made.parallel_config.tensor_parallel_size
         log.info("store.on", sentence=f"the KV of {slots} blocks is stored", blocks=slots)
         table = StoreTable(slots, config.ttl_s, ranks, threading.RLock())
-        pulls = config.pull and _share(table)
+        names_alike = made.cache_config.prefix_caching_hash_algo.startswith("sha256")
+        pulls = config.pull and names_alike and _share(table)
         return StoreScheduler(
             table,
             groups[0].block_tokens,

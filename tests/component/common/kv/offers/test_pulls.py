@@ -289,9 +289,10 @@ def test_a_worker_without_a_store_for_others_refuses_at_once(puller: KvService) 
         end = pull(puller, source_of(bare), hashes())
         assert "no store for others" in end.message
         assert time.monotonic() - began < 2.0
-    off = with_store(CONFIG, pull=False)
-    with holding(puller, config=off) as holder:
-        puller.pull(("s", 1), source_of(holder), b"".join(hashes()), TARGET)
-        (end,) = drained(puller, LONG_S)
-        assert "no store for others" in end.message
-        assert holder.call("stored_readers") == 0
+    off, lossy = with_store(CONFIG, pull=False), msgspec.structs.replace(STORING, compression="fp8")
+    for at, config in enumerate((off, lossy)):
+        with holding(puller, config=config) as holder:
+            puller.pull((f"s{at}", 1), source_of(holder), b"".join(hashes()), TARGET)
+            (end,) = drained(puller, LONG_S)
+            assert "no store for others" in end.message
+            assert holder.call("stored_readers") == 0

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from common.config import KvConfig, StoreConfig
+from common.kv.checksum.header import HEADER_BYTES
 from common.kv.handoff.protocol import Ended
 from common.kv.messages import (
     PULL_BLOCKS_MAX,
@@ -160,6 +161,8 @@ def test_a_damaged_block_is_not_sent_and_not_found_again() -> None:
     holder.ask(hashes(1, 2, 3))
     holder.take(3)
     assert holder.counters.store_damaged == 1
+    damaged, sound = (message.nbytes for message, _ in holder.peer.link.sent)
+    assert (damaged, sound) == (HEADER_BYTES, HEADER_BYTES + 256)
     assert len(holder.table.find([BlockName(0, hashes(at)) for at in (1, 2, 3)], 0.0)) == 1
     holder.side.release(("r", 1), "given up")
     assert holder.readers == 0

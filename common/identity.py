@@ -9,6 +9,7 @@ starts again is another peer.
 from __future__ import annotations
 
 SEPARATOR = "|"
+PULL = "#pull"
 
 AttemptKey = tuple[str, int]
 """A request's id and the number of the attempt, from 1; the same in every process."""
@@ -28,3 +29,17 @@ def split_identity(identity: str) -> tuple[str, str]:
     """Name and incarnation; the name is empty where there is no separator."""
     name, _, incarnation = identity.rpartition(SEPARATOR)
     return name, incarnation
+
+
+def pull_key(key: AttemptKey) -> AttemptKey:
+    """What the KV plane calls the pull of an attempt, beside the attempt's handoff."""
+    return key[0] + PULL, key[1]
+
+
+def attempt_of_pull(key: AttemptKey) -> AttemptKey:
+    """The attempt of a pull, or of a handoff."""
+    return key[0].removesuffix(PULL), key[1]
+
+
+def is_pull(request_id: str) -> bool:
+    return request_id.endswith(PULL)

@@ -35,6 +35,14 @@ class StoreConfig(Section, frozen=True):
     backlog_mib: Count = 64
     """MiB that may wait to be copied to it at once. Copies never delay a step: what the engine
     overwrites before its turn is not stored, and counted."""
+    pull: bool = True
+    """Whether this worker gets blocks out of the stores of others of its fingerprint where the
+    router says that it pays, and gives them out of its own. Off where there is no store, with
+    tensor parallelism, with `compression`, because what is stored may be lossy then, and where the
+    engine's KV events are off."""
+    pull_ms: Annotated[float, Meta(ge=50)] = 5_000.0
+    """Milliseconds that getting the blocks of one prompt from another worker may take; the worker
+    computes them then."""
 
 
 class KvConfig(Section, frozen=True):

@@ -24,6 +24,7 @@ from common.kv.messages import KvDone, KvStatus
 from common.messages import (
     Capacity,
     ImageFeatures,
+    KvSource,
     Load,
     PrefixDelta,
     Role,
@@ -56,6 +57,8 @@ class EngineRequest:
     cache_salt: str | None = None
     #: How many of the last prompt tokens are output of earlier attempts.
     emitted: int = 0
+    #: A worker whose store has the beginning of the prompt; None: the router named none.
+    source: KvSource | None = None
     #: Images of the prompt, by their offsets.
     images: tuple[ImageFeatures, ...] = ()
 

@@ -13,7 +13,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -23,16 +22,14 @@ from common.blocks import KvGroup
 from common.clock import SystemClock
 from common.config import KvConfig
 from common.config.exposure import WILDCARDS
-from common.identity import AttemptKey
-from common.kv.compression.fp8 import Fp8Codec, measure_rate
-from common.kv.compression.policy import CompressionChooser, Mode
+from common.identity import AttemptKey, is_pull, pull_key
+from common.kv.compression.policy import Mode
 from common.kv.daemon_link.side_channel import ThreadSideChannel
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
 from common.kv.handoff.receiver import FetchSpec
 from common.kv.handoff.ticket_table import TicketTable
-from common.kv.kept_streams import KeptStreams
-from common.kv.layout import Geometry, KvMemory
+from common.kv.layout import HostMemory, KvMemory
 from common.kv.messages import (
     DaemonToKv,
     KvConnect,
@@ -40,24 +37,28 @@ from common.kv.messages import (
     KvHandOver,
     KvKeep,
     KvListening,
+    KvPull,
     KvRelease,
     KvStatus,
 )
+from common.kv.offers.kept_streams import KeptStreams
+from common.kv.offers.pulls import StorePulls, own_ticket, pull_spec, refuse_pull
+from common.kv.packing import measured_chooser
 from common.kv.peers.accepted import AcceptedLinks, LinkLimits, ListenerView
 from common.kv.peers.channel import Channel, ChannelEvents, HandoffMessage, WorkerIdentity
 from common.kv.peers.connections import ConnectionListener, Connections
 from common.kv.peers.keepalive import Keepalive
+from common.kv.peers.secrets_file import watched_secrets
 from common.kv.plan import default_layer_groups, shape_of, transfer_chunking, wire_message_bytes
 from common.kv.receive import ReceiveSide
 from common.kv.send import SendSide
 from common.kv.staging.pool import StagingPool
 from common.kv.staging.shared_segment import shares_memory
+from common.kv.store.arena import Arena
 from common.kv.store.side import StoreSide, StoreSize, open_store
 from common.kv.transport import listening_socket
 from common.kv.transport.ucx import UcxLink, UcxWorker
-from common.messages import KvHold, KvReport, Ticket
-from common.process.watched_file import WatchedFile
-from common.security.files import read_kv_secrets
+from common.messages import KvReport, KvSource, Ticket
 from common.security.refusals import Refusals
 from common.telemetry.log import Logger
 
@@ -93,7 +94,7 @@ class KvThread:
         self._counters = HandoffCounters()
         self._log: Logger = structlog.get_logger("baton")
         self._refusals = Refusals(self._log, SystemClock())
-        self._secrets = _watched_secrets(identity.secrets_file, self._log)
+        self._secrets = watched_secrets(identity.secrets_file, self._log)
         self._status_due = 0.0
         self._status_pending = True
         geometry = memory.geometry
@@ -103,7 +104,7 @@ class KvThread:
         shape = shape_of(geometry)
         mode: Mode = "none" if config.exact else config.compression
         self._receive_shape = shape.uncompressed() if mode == "none" else shape
-        self._chooser = _chooser(mode, geometry)
+        self._chooser = measured_chooser(mode, geometry)
         self.ucx = UcxWorker(
             config.transports,
             self._on_accept,
@@ -134,12 +135,10 @@ class KvThread:
         )
         self.receive_side.on_lost = self._request_status
         self.store_side: StoreSide | None = None
-        self._next_peer = 1
-        self._ticking = False
+        self.pulls: StorePulls | None = None
+        self._next_peer, self._ticking = 1, False
         self._check_links_timer: asyncio.TimerHandle | None = None
-        self._side = (
-            ThreadSideChannel(side_address, self._on_daemon_message) if side_address else None
-        )
+        self._side = ThreadSideChannel(side_address, self._on_message) if side_address else None
 
     def _make_kept_streams(self) -> KeptStreams:
         return KeptStreams(
@@ -175,7 +174,20 @@ class KvThread:
             on_ended()
             self._request_status()
 
-        self.store_side = open_store(memory, size, self._counters, self.loop, ended)
+        arena, config = Arena(memory, size.slots), self._config
+        self.store_side = open_store(arena, size, self._counters, self.loop, ended)
+        exact = not self._receive_shape.fp8_page_bytes
+        if config.store.pull and exact and isinstance(memory, HostMemory):
+            self.pulls = StorePulls(
+                self._identity, arena, self.send_side, config, self._counters, self.now
+            )
+            self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
+
+    def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
+        """Fetches the blocks of these hashes out of the source's store to these blocks. It ends
+        once, as the receive of `pull_key(key)`."""
+        spec = pull_spec(self._config, self._receive_shape, hashes, len(block_ids), self.now())
+        self.receive_side.fetch(own_ticket(self._identity, key, source), spec, block_ids)
 
     def now(self) -> float:
         return time.monotonic()
@@ -203,22 +215,21 @@ class KvThread:
     def release(self, key: AttemptKey, reason: str) -> None:
         """Ends what either side holds for this attempt. Idempotent."""
         self.receive_side.cancel(key, reason)
+        self.receive_side.cancel(pull_key(key), reason)
         self.send_side.release(key, reason)
         self._schedule_tick()
 
-    def _on_daemon_message(self, message: DaemonToKv) -> None:
+    def _on_message(self, message: DaemonToKv) -> None:
         match message:
             case KvConnect():
                 self.receive_side.connect(message.kv_address)
-                self._schedule_tick()
             case KvKeep():
                 self.kept_streams.expect((message.request_id, message.attempt))
-                self._schedule_tick()
             case KvHandOver(ticket=ticket):
                 self.kept_streams.hand_over((ticket.request_id, message.kept_attempt), ticket)
-                self._schedule_tick()
             case KvRelease():
                 self.release((message.request_id, message.attempt), message.reason)
+        self._schedule_tick()
 
     def close(self) -> None:
         self.receive_side.close()
@@ -302,20 +313,29 @@ class KvThread:
         self._check_links_timer = self.loop.call_later(CHECK_LINKS_S, self._check_links)
 
     def _on_message(self, channel: Channel, message: HandoffMessage) -> None:
-        self.send_side.on_message(channel, message)
+        if not isinstance(message, KvPull):
+            self.send_side.on_message(channel, message)
+        elif self.pulls is None:
+            refuse_pull(self.send_side, channel, message, "it has no store for others")
+        else:
+            self.pulls.on_pull(channel, message)
         self._request_status()
 
     def _on_channel_closed(self, channel: Channel, why: str, refused: bool) -> None:  # noqa: ARG002
         self._accepted.forget(channel)
+        if self.pulls is not None:
+            self.pulls.on_channel_closed(channel)
         self.send_side.on_channel_closed(channel)
 
     def _on_send_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
+        if self.pulls is not None and self.pulls.on_send_ended(ticket, taken=not ended.error):
+            return
         if ticket.decode:
             self._counters.count_sent(report, ended.error)
         self._report_end("send", ticket, report, ended)
 
     def _on_receive_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
-        self._counters.count_received(report, ended.error)
+        self._counters.count_received(report, ended.error, pull=is_pull(ticket.request_id))
         self._report_end("receive", ticket, report, ended)
 
     def _report_end(
@@ -330,6 +350,7 @@ class KvThread:
             error=ended.error,
             message=ended.message,
             trouble=ended.trouble,
+            held=ended.held,
             peer=ticket.decode if sends else ticket.prefill,
             peer_incarnation=ticket.decode_incarnation if sends else ticket.prefill_incarnation,
             choice=self._chooser.pop_new_reason(ticket.decode) if sends else "",
@@ -364,7 +385,7 @@ class KvThread:
 
     def _publish_status(self, now: float) -> None:
         holds = [*self.send_side.holds(now), *self.receive_side.holds(now)]
-        holds.sort(key=_oldest_first)
+        holds.sort(key=lambda hold: -hold.age_ms)
         status = KvStatus(
             counts=self._counters.snapshot(),
             holds=tuple(holds[:KV_HOLDS_MAX]),
@@ -375,23 +396,3 @@ class KvThread:
         self._on_status(status)
         if self._side is not None:
             self._side.send_status(status)
-
-
-def _chooser(mode: Mode, geometry: Geometry) -> CompressionChooser:
-    page_format, codec = geometry.page_format, 0.0
-    if mode == "auto" and page_format is not None and page_format.fp8_page_bytes:
-        codec = measure_rate(Fp8Codec(page_format), page_format, time.perf_counter)
-    return CompressionChooser(mode, geometry.fp8_page_bytes / geometry.page_bytes, codec)
-
-
-def _watched_secrets(path: str, log: Logger) -> WatchedFile[tuple[bytes, ...]] | None:
-    """None if workers do not authenticate each other. Raises ConfigError."""
-    return WatchedFile(Path(path), _read_secrets, "kv_secrets", log) if path else None
-
-
-def _read_secrets(path: Path) -> tuple[bytes, ...]:
-    return tuple(bytes.fromhex(secret) for secret in read_kv_secrets(path).secrets)
-
-
-def _oldest_first(hold: KvHold) -> float:
-    return -hold.age_ms

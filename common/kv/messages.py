@@ -11,6 +11,12 @@ import msgspec
 from common.blocks import KvGroup
 from common.messages import KvCounts, KvHold, KvReport, Message, Ticket
 
+PULL_HASH_BYTES = 32
+PULL_HASHES_MAX = 48
+"""Hashes in one `KvPull`, which must fit into a control frame."""
+PULL_BLOCKS_MAX = 8_192
+"""Blocks of one pull."""
+
 # ---------------------------------------------------------------- P and D over UCX (common/kv)
 
 
@@ -63,6 +69,22 @@ class KvReady(Message, frozen=True):
     header names its encoding."""
 
 
+class KvPull(Message, frozen=True):
+    """Any worker to one with a store, right before `KvReady`, in place of a ticket: the transfer is
+    of these blocks of the prompt. The hashes come in pieces, in order. With the last the holder
+    looks them up; if it lacks some, it answers `KvRefused`."""
+
+    secret: bytes
+    """Random bytes for this pull alone, which stand for a ticket's."""
+    request_id: str
+    attempt: int
+    transfer: int
+    total: int
+    """Blocks over all pieces."""
+    hashes: bytes
+    """The engine's own hashes of the next blocks, `PULL_HASH_BYTES` each."""
+
+
 class KvCredit(Message, frozen=True):
     """D to P: more slots of a transfer have a receive posted, or loaned messages have been read."""
 
@@ -98,6 +120,8 @@ class KvRefused(Message, frozen=True):
     transfer: int
     code: str
     message: str
+    held: int = 0
+    """How many leading blocks of a pull the store has, where it lacks others."""
 
 
 class KvPing(Message, frozen=True):
@@ -155,6 +179,8 @@ class KvListening(Message, frozen=True):
     """The engine's KV cache groups."""
     block_bytes: int = 0
     """One block of this rank, all layers of a group."""
+    pull_blocks: int = 0
+    """How many blocks its store holds that others may pull."""
 
 
 class KvDone(Message, frozen=True):
@@ -172,6 +198,8 @@ class KvDone(Message, frozen=True):
     peer: str = ""
     """The name of the worker on the other side."""
     peer_incarnation: str = ""
+    held: int = 0
+    """As in `KvRefused`."""
     choice: str = ""
     """On P: why it compressed or not, when the choice differs from that of the handoff before to
     the same D."""
@@ -191,7 +219,16 @@ class KvStatus(Message, frozen=True):
 
 
 KvPeerMessage = (
-    KvHello | KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused | KvPing | KvPong
+    KvHello
+    | KvPull
+    | KvReady
+    | KvCredit
+    | KvMapped
+    | KvReleased
+    | KvAbort
+    | KvRefused
+    | KvPing
+    | KvPong
 )
 DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver
 KvToDaemon = KvListening | KvDone | KvStatus

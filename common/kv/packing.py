@@ -6,6 +6,7 @@ A compressed message passes through a scratch buffer, allocated when the first o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +14,9 @@ import numpy as np
 from common.kv.checksum.definition import Sum
 from common.kv.checksum.header import Encoding, ExpectedMessage
 from common.kv.checksum.kernel import sum_of
-from common.kv.compression.fp8 import Bytes, Fp8Codec
-from common.kv.layout import KvMemory
+from common.kv.compression.fp8 import Bytes, Fp8Codec, measure_rate
+from common.kv.compression.policy import CompressionChooser, Mode
+from common.kv.layout import Geometry, KvMemory
 
 
 class Packing:
@@ -57,3 +59,11 @@ class Packing:
         if self._scratch is None:
             self._scratch = np.empty(self._payload_bytes, np.uint8)
         return self._scratch[: message.blocks * message.layers * self._page_bytes]
+
+
+def measured_chooser(mode: Mode, geometry: Geometry) -> CompressionChooser:
+    """The policy of compression for KV of this geometry, with this host's measure of the codec."""
+    page_format, codec = geometry.page_format, 0.0
+    if mode == "auto" and page_format is not None and page_format.fp8_page_bytes:
+        codec = measure_rate(Fp8Codec(page_format), page_format, time.perf_counter)
+    return CompressionChooser(mode, geometry.fp8_page_bytes / geometry.page_bytes, codec)

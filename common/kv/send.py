@@ -68,6 +68,15 @@ from common.messages import KvHold, KvReport, Ticket
 OnEnded = Callable[[Ticket, KvReport, Ended], None]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """Where the blocks of a prompt lie that are not the engine's."""
+
+    packing: Packing
+    judge: Callable[[range], bool]
+    """Whether these blocks of the prompt, which have been copied, were what they should be."""
+
+
 @dataclass(slots=True)
 class _OfferedPrompt:
     """What P holds for one ticket."""
@@ -89,6 +98,8 @@ class _OfferedPrompt:
     raw_bytes: int = 0
     """As `payload_bytes`, before compression."""
     compression: str = ""
+    stored: StoredBlocks | None = None
+    """None for the engine's blocks."""
 
 
 class SendSide:
@@ -123,9 +134,10 @@ class SendSide:
         #: How often the blocks of an attempt were withdrawn.
         self._generations: Tombstones[AttemptKey, int] = Tombstones(TOMBSTONES_MAX)
 
-    def offer(self, ticket: Ticket, blocks: int) -> None:
+    def offer(self, ticket: Ticket, blocks: int, stored: StoredBlocks | None = None) -> None:
+        """The prompt's KV is or will be in the engine, or is `stored`."""
         key = (ticket.request_id, ticket.attempt)
-        self._prompts.setdefault(key, _OfferedPrompt(ticket))
+        self._prompts.setdefault(key, _OfferedPrompt(ticket, stored=stored))
         self._handle(Offer(ticket, blocks))
 
     def offers(self, key: AttemptKey) -> bool:
@@ -314,7 +326,7 @@ class SendSide:
     def _fill(
         self, buffer: Buffer, prompt: _OfferedPrompt, expected: ExpectedMessage, data_key: bytes
     ) -> bool:
-        """Writes the message into the buffer. Returns False if the blocks are gone."""
+        """Writes the message into the buffer. Returns False if the blocks are gone or damaged."""
         message = buffer[: expected.message_bytes]
         payload = message[HEADER_BYTES:]
         invalidate_header(message)
@@ -322,8 +334,12 @@ class SendSide:
             blocks = prompt.blocks[expected.first_block : expected.end_block]
             if len(blocks) != expected.blocks:
                 return False
-            gathered = self._packing.gather(blocks, payload, expected)
-        total = self._packing.encode(payload, expected, gathered)
+            stored = prompt.stored
+            packing = self._packing if stored is None else stored.packing
+            gathered = packing.gather(blocks, payload, expected)
+        if stored is not None and not stored.judge(range(expected.first_block, expected.end_block)):
+            return False
+        total = packing.encode(payload, expected, gathered)
         early_bytes = NOT_YET if prompt.early_bytes is None else prompt.early_bytes
         write_header(message, expected, total, early_bytes, key=data_key)
         return True

@@ -44,7 +44,8 @@ from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
 from common.kv.store.side import StoreSide, StoreSize
-from common.messages import Ticket
+from common.kv.store.table import StoreTable
+from common.messages import KvSource, Ticket
 
 START_S = 60.0
 STOP_S = 3.0
@@ -158,6 +159,25 @@ class KvService:
         ends once, as `receive`, within the load timeout."""
         ids = list(block_ids)
         self._call(lambda kv: kv.fetch(ticket, first_block, ids))
+
+    def pull(
+        self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: Sequence[int]
+    ) -> None:
+        """Fetch the blocks of these hashes out of the source's store to these blocks. It ends once,
+        as a receive of `pull_key(key)`. Raises ValueError if the source has another fingerprint."""
+        if source.fingerprint != self._identity.fingerprint:
+            raise ValueError(f"{source.name} has another fingerprint")
+        ids = list(block_ids)
+        self._call(lambda kv: kv.pull(key, source, hashes, ids))
+
+    def share_store(self, table: StoreTable) -> None:
+        """Other workers may pull what this table of the engine's process holds."""
+
+        def share(kv: KvThread) -> None:
+            if kv.pulls is not None:
+                kv.pulls.table = table
+
+        self._call(share)
 
     def connect(self, kv_address: str) -> None:
         """D: connect to this P before a handoff needs it; a first one costs UCX 0.1-0.3 s."""

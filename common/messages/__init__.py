@@ -38,7 +38,7 @@ from common.messages.from_router import (
     RouterToWorker,
     Welcome,
 )
-from common.messages.kv_reports import KvCounts, KvHold, KvReport, Ticket
+from common.messages.kv_reports import KvCounts, KvHold, KvReport, KvSource, Ticket
 from common.messages.on_host import CanaryAnswer, CanaryOutcome, HealthVerdictUpdate
 from common.messages.parts import (
     Capacity,

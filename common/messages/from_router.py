@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.messages.kv_reports import Ticket
+from common.messages.kv_reports import KvSource, Ticket
 from common.messages.parts import Message
 
 
@@ -109,6 +109,8 @@ class Prefill(Message, frozen=True):
     request_id: str
     attempt: int
     ticket: Ticket
+    #: Out of whose store P may get the beginning of the prompt.
+    source: KvSource | None = None
 
 
 class Decode(Message, frozen=True):
@@ -124,6 +126,8 @@ class Decode(Message, frozen=True):
     stream_endpoint: str
     #: By which the KV is taken; None if D computes the prompt itself.
     ticket: Ticket | None = None
+    #: As in `Prefill`, where D computes the prompt.
+    source: KvSource | None = None
 
 
 class Move(Message, frozen=True):

@@ -32,6 +32,18 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: float
 
 
+class KvSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker whose store has the beginning of a prompt, as far as the router knows."""
+
+    name: str
+    incarnation: str
+    fingerprint: str
+    #: As in `Ticket`.
+    kv_address: str
+    #: How many leading tokens of the prompt it has.
+    tokens: Count
+
+
 class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one handoff moved, measured on D."""
 
@@ -122,6 +134,12 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     store_slots: Count = 0
     store_disk_slots: Count = 0
     store_ttl_s: Count = 0
+    #: Blocks that the engine got out of other workers' stores.
+    store_pulled: Count = 0
+    #: Blocks that other workers got out of the store.
+    store_served: Count = 0
+    #: Pulls from other workers' stores that failed, so that the engine computed the blocks.
+    pulls_failed: Count = 0
 
 
 class KvHold(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,6 +64,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_groups: Annotated[tuple[KvGroup, ...], Meta(max_length=KV_GROUPS_MAX)] = ()
     #: Whether the engine keeps the KV of earlier prompts.
     keeps_prefixes: bool = True
+    #: Blocks that the store holds which other workers may pull from it; 0: none. With any, it may
+    #: pull from others, too.
+    pull_blocks: Count = 0
     #: Tokens of a prompt and its output together.
     max_model_len: Count
     #: Sequences in one batch.

@@ -211,6 +211,10 @@ class PrefillEnded(Message, frozen=True):
     #: A `Code`; empty if the prompt is computed.
     error: str = ""
     message: str = ""
+    #: What P got out of another worker's store; None if it got nothing from there.
+    pull: KvReport | None = None
+    #: Why a pull failed, so that P computed the tokens.
+    pull_failed: str = ""
 
 
 class DecodeStarted(Message, frozen=True):
@@ -229,27 +233,30 @@ class DecodeStarted(Message, frozen=True):
 
 
 class PrefixDelta(Message, frozen=True):
-    """Worker: what a KV cache group of its engine's prefix cache gained and lost since the last
-    one, as hashes of `common.prefix`. No answer; what is lost with a connection is sent again after
-    `Welcome`."""
+    """Worker: what its store, or a KV cache group of its engine's prefix cache, gained and lost
+    since the last one, as hashes of `common.prefix`. No answer; what is lost with a connection is
+    sent again after `Welcome`."""
 
     #: Hashes of blocks that were stored.
     stored: bytes = b""
     #: Hashes of blocks that were removed.
     removed: bytes = b""
-    #: Whether all earlier hashes of this worker, of any group, are to be forgotten first.
+    #: Whether all earlier hashes of this worker in this medium, of any group, are to be forgotten
+    #: first.
     cleared: bool = False
     #: The group, by its place in `Capacity.kv_groups`.
     group: Annotated[int, Meta(ge=0, lt=KV_GROUPS_MAX)] = 0
+    #: Where the blocks are: `engine`, or `store`, out of which other workers may pull them.
+    medium: str = "engine"
 
 
 class PairTrouble(Message, frozen=True):
-    """D: taking KV from this prefill worker failed for good, or its digests mismatched. The router
-    does not pair the two for a while. No answer."""
+    """A worker: taking KV from this other one failed for good, or its digests mismatched. The
+    router does not pair the two for a while. No answer."""
 
     request_id: str
     attempt: Count
-    #: Name of the prefill worker.
+    #: Name of the prefill worker, or of the worker out of whose store it was pulled.
     prefill: str
     prefill_incarnation: str
     #: `digest` or `transfer`.

@@ -17,7 +17,7 @@ import msgspec
 
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
-from common.identity import identity_of
+from common.identity import attempt_of_pull, identity_of
 from common.kv.messages import KvDone
 from common.messages import (
     Abort,
@@ -187,6 +187,7 @@ class DecodeCore:
             prompt_ids=prompt_ids,
             sampling=event.body.sampling,
             ticket=ticket,
+            source=message.source,
             cache_salt=event.body.cache_salt,
             emitted=event.body.emitted,
             images=event.body.images,
@@ -365,7 +366,7 @@ class DecodeCore:
 
 def _trouble(done: KvDone) -> PairTrouble:
     return PairTrouble(
-        request_id=done.request_id,
+        request_id=attempt_of_pull((done.request_id, done.attempt))[0],
         attempt=done.attempt,
         prefill=done.peer,
         prefill_incarnation=done.peer_incarnation,

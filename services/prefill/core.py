@@ -14,9 +14,17 @@ import msgspec
 
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
-from common.identity import identity_of
+from common.identity import attempt_of_pull, identity_of
 from common.kv.messages import KvDone
-from common.messages import Abort, HeldAttempt, Prefill, PrefillEnded, Role, Sampling
+from common.messages import (
+    Abort,
+    HeldAttempt,
+    PairTrouble,
+    Prefill,
+    PrefillEnded,
+    Role,
+    Sampling,
+)
 from common.net.wire import unpack_ids
 from common.worker.actions import (
     AbortInEngine,
@@ -51,6 +59,8 @@ class Attempt:
     computed: bool = False
     #: Whether the handoff ended, successfully or not.
     handoff_ended: bool = False
+    #: How the last pull out of another worker's store ended; None if there was none.
+    pull: KvDone | None = None
 
 
 class PrefillCore:
@@ -90,9 +100,10 @@ class PrefillCore:
             case Abort():
                 return self._aborted(event)
             case Batch():
-                for done in event.kv_done:
-                    self._on_kv_done(done)
-                return [action for output in event.outputs for action in self._output(output, now)]
+                actions = [action for done in event.kv_done for action in self._on_kv_done(done)]
+                for output in event.outputs:
+                    actions += self._output(output, now)
+                return actions
             case EngineRefused():
                 key = engine_key(event.request_id, event.attempt)
                 return self._ended(key, now, error=event.code, message=event.message)
@@ -138,6 +149,7 @@ class PrefillCore:
             prompt_ids=prompt_ids,
             sampling=PREFILL_SAMPLING,
             ticket=ticket,
+            source=message.source,
             cache_salt=event.body.cache_salt,
             images=event.body.images,
         )
@@ -169,17 +181,24 @@ class PrefillCore:
             cached_tokens=cached_tokens,
             error=error,
             message=message,
+            pull=attempt.pull.report if attempt.pull and not attempt.pull.error else None,
+            pull_failed=attempt.pull.message if attempt.pull and attempt.pull.error else "",
         )
         return [ToRouter(ended)]
 
-    def _on_kv_done(self, done: KvDone) -> None:
-        key = engine_key(done.request_id, done.attempt)
+    def _on_kv_done(self, done: KvDone) -> list[Action]:
+        request_id, number = attempt_of_pull((done.request_id, done.attempt))
+        key = engine_key(request_id, number)
         attempt = self._attempts.get(key)
-        if attempt is None or done.side != "send":
-            return
+        if attempt is None:
+            return []
+        if done.side == "receive":
+            attempt.pull = done
+            return [ToRouter(_trouble(done, request_id))] if done.trouble else []
         attempt.handoff_ended = True
         if attempt.computed:
             del self._attempts[key]
+        return []
 
     @staticmethod
     def _answer(message: Prefill, code: Code, sentence: str) -> PrefillEnded:
@@ -190,3 +209,15 @@ class PrefillCore:
             error=code,
             message=sentence,
         )
+
+
+def _trouble(done: KvDone, request_id: str) -> PairTrouble:
+    """A pull from this peer failed, however often it was asked."""
+    return PairTrouble(
+        request_id=request_id,
+        attempt=done.attempt,
+        prefill=done.peer,
+        prefill_incarnation=done.peer_incarnation,
+        kind=done.trouble,
+        message=done.message,
+    )

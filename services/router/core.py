@@ -189,7 +189,7 @@ class Core:
                 actions += attempt_lifecycle.on_ended(tables, worker, message, now)
             case PrefixDelta():
                 actions += place_queue.on_prefix_delta(tables, worker, message)
-            case PairTrouble() if is_decode:
+            case PairTrouble():
                 actions += pair_reports.on_pair_trouble(tables, worker, message, now)
             case Holding():
                 actions += reconcile.reconcile_worker(tables, worker, message, now)

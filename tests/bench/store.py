@@ -1,7 +1,8 @@
-"""What the store gives: the first token of a long prompt out of host memory, against computing it.
-And what it costs where nothing ever comes back: the same prompts with and without it, in turns.
+"""What the store gives: the first token of a long prompt out of host memory, and out of another
+worker's, against computing it. And what it costs where nothing ever comes back: the same prompts
+with and without it, in turns.
 
-Both run on one decode worker with real vLLM that computes its prompts itself. `BATON_BENCH_MODEL`
+They run on decode workers with real vLLM that compute their prompts themselves. `BATON_BENCH_MODEL`
 names a checkpoint to use in place of the embedded model, which is so small that computing with it
 costs little. `store_disk.py` does the same of the disk below it.
 """
@@ -23,9 +24,9 @@ import psutil
 from common.config import from_mapping
 from common.engine.open import open_engine
 from common.engine.port import EngineRequest
-from common.messages import KvCounts, Role, Sampling
+from common.messages import KvCounts, KvSource, Role, Sampling
 from common.process.lifecycle import Tasks
-from tests.e2e.engine.pair import ENGINE, Worker
+from tests.e2e.engine.pair import ENGINE, Worker, until
 
 MODEL = os.environ.get("BATON_BENCH_MODEL", "baton-tiny")
 CACHE_MIB = int(os.environ.get("BATON_BENCH_CACHE_MIB", "24"))
@@ -35,7 +36,7 @@ PREFIX, TAIL, PROMPTS = 4000, 50, 8
 OTHER, OUTPUTS, REQUESTS, AT_ONCE = 500, 64, 96, 8
 SINGLES = 40
 
-Use = Callable[[Worker], Coroutine[Any, Any, None]]
+Use = Callable[..., Coroutine[Any, Any, None]]
 
 
 def main() -> None:
@@ -57,6 +58,10 @@ def main() -> None:
     print(f"first token, computed {computed:.0f} ms, from the store {loaded:.0f} ms")
     print(f"ratio {loaded / computed:.3f}")
 
+    pulled_ms = pulled()
+    print(f"first token, pulled from another worker's store {pulled_ms:.0f} ms")
+    print(f"ratio {pulled_ms / computed:.3f}")
+
     rates: dict[int, list[float]] = {0: [], RAM_MIB: []}
     firsts: dict[int, list[float]] = {0: [], RAM_MIB: []}
 
@@ -77,6 +82,35 @@ def main() -> None:
         print(f"ratio {statistics.mean(with_store) / statistics.mean(without):.3f}")
 
 
+def pulled() -> float:
+    """Milliseconds to the first token of prompts whose prefix another worker has stored."""
+    times: list[float] = []
+
+    async def long_prompts(worker: Worker, other: Worker) -> None:
+        draw = random.Random(3)
+        info = other.engine.info
+        source = KvSource(
+            name="d1",
+            incarnation="inc-d1",
+            fingerprint=info.fingerprint,
+            kv_address=info.kv_address,
+            tokens=PREFIX,
+        )
+        worker.engine.connect_kv(info.kv_address)
+        await first_token_ms(worker, text(draw, PREFIX))
+        for _ in range(PROMPTS):
+            prefix = text(draw, PREFIX)
+            held = counts_of(other).store_written
+            await first_token_ms(other, prefix + text(draw, TAIL))
+            blocks = PREFIX // info.capacity.block_tokens
+            await until(lambda: counts_of(other).store_written >= held + blocks)  # noqa: B023
+            times.append(await first_token_ms(worker, prefix + text(draw, TAIL), source))
+        await until(lambda: counts_of(worker).store_pulled >= PROMPTS * blocks)
+
+    on_worker({"ram_mib": RAM_MIB}, long_prompts, "d0", "d1")
+    return statistics.median(times)
+
+
 def text(draw: random.Random, tokens: int) -> list[int]:
     return [draw.randint(10, 250) for _ in range(tokens)]
 
@@ -95,47 +129,55 @@ def sizes_of(ram_mib: int, folder: str) -> dict[str, Any]:
     return {"ram_mib": ram_mib, "disk_mib": 2 * ram_mib, "path": folder}
 
 
-def on_worker(sizes: dict[str, Any], use: Use, *, kill: bool = False) -> None:
-    """Opens a decode worker for this use. `sizes`: of its store. `kill`: its engine is killed with
-    SIGKILL at the end."""
+def on_worker(sizes: dict[str, Any], use: Use, *names: str, kill: bool = False) -> None:
+    """Opens decode workers of these names, or one, for this use. `sizes`: of their stores. `kill`:
+    their engines are killed with SIGKILL at the end."""
+    names = names or ("d0",)
     with tempfile.TemporaryDirectory() as folder:
         engine = {**ENGINE, "kv_cache_mib": CACHE_MIB, "max_num_seqs": AT_ONCE}
         config = from_mapping(
             {
                 "fleet": {"run_dir": str(Path(folder))},
                 "model": {"path": MODEL, "dtype": "float32", "max_model_len": 4096},
-                "decode": {"d0": {"engine": engine, "kv": {"store": sizes}}},
+                "decode": {name: {"engine": engine, "kv": {"store": sizes}} for name in names},
                 "router": {"mode": "single"},
             }
         )
         before = set(psutil.Process().children(recursive=True))
-        worker = Worker(open_engine(config, Role.DECODE, "d0", "inc-d0"))
+        workers = [Worker(open_engine(config, Role.DECODE, name, f"inc-{name}")) for name in names]
         opened = set(psutil.Process().children(recursive=True)) - before
 
         async def body() -> None:
             tasks = Tasks()
-            tasks.start("decode", worker.listen())
-            await use(worker)
+            for name, worker in zip(names, workers, strict=True):
+                tasks.start(name, worker.listen())
+            await use(*workers)
             await tasks.cancel_all()
             for process in opened if kill else ():
                 process.kill()
             psutil.wait_procs(opened if kill else (), 10)
-            await worker.engine.close()
+            for worker in workers:
+                await worker.engine.close()
 
         asyncio.run(body())
 
 
-async def ask(worker: Worker, prompt: list[int], outputs: int) -> None:
+async def ask(
+    worker: Worker, prompt: list[int], outputs: int, source: KvSource | None = None
+) -> None:
     sampling = Sampling(max_tokens=outputs, temperature=0.0, ignore_eos=True)
     name = f"r{time.monotonic_ns()}"
-    result = await worker.add(EngineRequest(name, 0, Role.DECODE, prompt, sampling, None, None))
+    request = EngineRequest(name, 0, Role.DECODE, prompt, sampling, source=source)
+    result = await worker.add(request)
     await result.done.wait()
     assert not result.error, result.error
 
 
-async def first_token_ms(worker: Worker, prompt: list[int]) -> float:
+async def first_token_ms(
+    worker: Worker, prompt: list[int], source: KvSource | None = None
+) -> float:
     began = time.monotonic()
-    await ask(worker, prompt, 1)
+    await ask(worker, prompt, 1, source)
     return (time.monotonic() - began) * 1000
 
 

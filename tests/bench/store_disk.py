@@ -20,6 +20,7 @@ import numpy as np
 
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.layout import Geometry, HostMemory
+from common.kv.store.arena import Arena
 from common.kv.store.disk import DiskPlace
 from common.kv.store.side import StoreSide, StoreSize, open_store
 from common.kv.store.table import BlockCopy, BlockName, Medium, Spill
@@ -107,7 +108,7 @@ class Blocks:
         self._ended = threading.Semaphore(0)
         place = DiskPlace(folder, b"k" * 16, BLOCKS, FAST_MIB_S * (1 << 20))
         self._side: StoreSide = open_store(
-            HostMemory(base, geometry),
+            Arena(HostMemory(base, geometry), BLOCKS),
             StoreSize(BLOCKS, 300.0, place),
             HandoffCounters(),
             self._loop,

@@ -35,6 +35,7 @@ def capacity(
     block_tokens: int = BLOCK,
     block_bytes: int = 1024,
     groups: tuple[KvGroup, ...] = (),
+    pull_blocks: int = 0,
 ) -> Capacity:
     return Capacity(
         block_tokens=block_tokens,
@@ -43,6 +44,7 @@ def capacity(
         max_model_len=max_model_len,
         max_num_seqs=seqs,
         kv_groups=groups,
+        pull_blocks=pull_blocks,
     )
 
 
@@ -56,6 +58,7 @@ def worker_hello(
     max_model_len: int = 1000,
     block_tokens: int = BLOCK,
     groups: tuple[KvGroup, ...] = (),
+    pull_blocks: int = 0,
     **more: Any,
 ) -> Hello:
     room = capacity(
@@ -64,6 +67,7 @@ def worker_hello(
         max_model_len=max_model_len,
         block_tokens=block_tokens,
         groups=groups,
+        pull_blocks=pull_blocks,
     )
     about = {
         "fingerprint": "f",

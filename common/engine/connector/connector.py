@@ -12,9 +12,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -42,10 +44,12 @@ from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
 from common.kv.store.side import StoreResults, StoreSize
+from common.kv.store.table import StoreTable
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -88,7 +92,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._service: KvService | None = None
         if role is KVConnectorRole.SCHEDULER:
             _tie_to_daemon(self._setup.daemon_pid)
-            store = make_store(vllm_config, kv_cache_config, self._groups, self._setup)
+            store = make_store(vllm_config, kv_cache_config, self._groups, self._setup, _share)
             self._scheduler = SchedulerHalf(self._groups, store)
 
     # ------------------------------------------------------------ worker
@@ -214,12 +218,30 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         )
         return self._scheduler.finished(request, block_ids, aborted=aborted), None
 
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return self._scheduler.store_events() if self._scheduler is not None else ()
+
+    def share_store(self, table: StoreTable) -> None:
+        """Other workers may pull what this table holds. Of the worker instance."""
+        if self._service is not None:
+            self._service.share_store(table)
+
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.pending
 
     def shutdown(self) -> None:
         if self._service is not None:
             self._service.stop()
+
+
+def _share(table: StoreTable) -> bool:
+    """Gives the table to the KV thread. False if that is in another process, with tensor
+    parallelism."""
+    worker = get_kv_transfer_group() if has_kv_transfer_group() else None
+    if not isinstance(worker, BatonConnector):
+        return False
+    worker.share_store(table)
+    return True
 
 
 def _tie_to_daemon(daemon_pid: int) -> None:

@@ -2,8 +2,9 @@
 
 A request has `kv_transfer_params = {"baton": {"side": "send"|"receive", "ticket": hex, "tokens":
 int}}`, with the ticket as MessagePack in hex, because vLLM sends these parameters through several
-encoders. vLLM passes a metadata object from the scheduler half to the worker half once per step, in
-process or by its own serializer; the object holds plain values only.
+encoders. `baton_source` beside it names another worker's store, in the same form. vLLM passes a
+metadata object from the scheduler half to the worker half once per step, in process or by its own
+serializer; the object holds plain values only.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import msgspec
 from common.engine.port import KEY_SEPARATOR, engine_key
 from common.identity import AttemptKey
 from common.kv.store.table import BlockCopy, Spill, StoreCounts
-from common.messages import Ticket
+from common.messages import KvSource, Ticket
 
 PARAMS_KEY = "baton"
+SOURCE_KEY = "baton_source"
 Side = Literal["send", "receive"]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Ticket)
+_source_decoder = msgspec.msgpack.Decoder(KvSource)
 
 
 class KvTask(msgspec.Struct, frozen=True):
@@ -51,6 +54,17 @@ def from_params(params: Mapping[str, Any] | None) -> KvTask | None:
     if own is None:
         return None
     return KvTask(own["side"], _decoder.decode(bytes.fromhex(own["ticket"])), own["tokens"])
+
+
+def source_params(source: KvSource) -> dict[str, Any]:
+    """What `kv_transfer_params` have for a source."""
+    return {SOURCE_KEY: _encoder.encode(source).hex()}
+
+
+def source_of(params: Mapping[str, Any] | None) -> KvSource | None:
+    """None if the router named none. Raises msgspec.DecodeError or ValueError."""
+    packed = (params or {}).get(SOURCE_KEY)
+    return _source_decoder.decode(bytes.fromhex(packed)) if packed else None
 
 
 def request_key(key: AttemptKey) -> str:
@@ -97,6 +111,19 @@ class StoreLoad:
     copies: list[BlockCopy]
 
 
+@dataclass(frozen=True)
+class StorePull:
+    """Blocks of a prompt that come out of another worker's store."""
+
+    #: vLLM's id of the request.
+    request_id: str
+    source: KvSource
+    #: The engine's own, joined.
+    hashes: bytes
+    #: Where the blocks go.
+    block_ids: list[int]
+
+
 @dataclass
 class StorePlan:
     """What the store does in one step, on every rank alike."""
@@ -112,6 +139,7 @@ class StorePlan:
     used: list[int] = field(default_factory=list)
     counts: StoreCounts = field(default_factory=StoreCounts)
     disk_counts: StoreCounts = field(default_factory=StoreCounts)
+    pulls: list[StorePull] = field(default_factory=list)
 
 
 @dataclass

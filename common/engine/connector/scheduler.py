@@ -27,8 +27,10 @@ from common.engine.connector.metadata import (
     attempt_key,
     from_params,
 )
+from common.engine.connector.store_events import store_events
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
@@ -145,6 +147,9 @@ class SchedulerHalf:
         `block_ids`: its blocks for each group."""
         if self._store is not None:
             self._store.finished(request)
+            if self._store.pulls(request):
+                key = attempt_key(request.request_id)
+                self._plan.releases.append((key, "aborted in the engine"))
         receiving = self._receiving.pop(request.request_id, None)
         sending = self._sending.pop(request.request_id, None)
         if sending is None:
@@ -183,6 +188,10 @@ class SchedulerHalf:
         if self._store is not None:
             self._store.ended(results)
             self._store.received(received, failed)
+
+    def store_events(self) -> Iterable[KVCacheEvent]:
+        """What the store came to hold, or let go, since the last call."""
+        return store_events(self._store.changes()) if self._store is not None else ()
 
     @property
     def pending(self) -> bool:

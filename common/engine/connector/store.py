@@ -9,7 +9,10 @@ off the list, or withdrawn if its copy may not have begun.
 
 A prompt whose next blocks the engine lacks and the store has is claimed as an asynchronous load,
 its last token excepted. Each of its blocks comes from memory or from the disk (`disk_store.py`). A
-load that fails is not claimed again, and the engine computes the prompt.
+load that fails is not claimed again, and the engine computes the prompt. Where the router named a
+source that has more of the prompt than the own store, its blocks are pulled instead, by the hashes
+that this engine computed. A pull that fails is not claimed again either, except once for as many
+blocks as the source said that it has.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from common.blocks import KvGroup, keeps_part
 from common.config import StoreConfig
 from common.engine.connector.disk_store import DiskStore
-from common.engine.connector.metadata import StoreLoad, StorePlan
+from common.engine.connector.metadata import StoreLoad, StorePlan, StorePull, source_of
+from common.kv.messages import PULL_BLOCKS_MAX
 from common.kv.store.record import record_bytes
 from common.kv.store.side import StoreResults
 from common.kv.store.table import BlockCopy, BlockName, Medium, StoreTable
+from common.messages import KvSource
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -78,6 +85,12 @@ class _Request:
     found: list[Place] = field(default_factory=list)
     #: Whether a load of it has failed.
     failed: bool = False
+    #: The worker whose store has its beginning, until a pull from it has failed.
+    source: KvSource | None = None
+    #: How many blocks would be pulled, since it was asked last.
+    wanted: int = 0
+    #: Whether the source had fewer blocks than were wanted, and is asked for those.
+    shortened: bool = False
 
 
 class StoreScheduler:
@@ -90,13 +103,17 @@ class StoreScheduler:
         backlog_blocks: int,
         clock: Callable[[], float],
         disk: DiskStore | None = None,
+        *,
+        fingerprint: str = "",
     ) -> None:
-        """`backlog_blocks`: how many may be in the process of being saved."""
+        """`backlog_blocks`: how many may be in the process of being saved. `fingerprint`: of the
+        sources that may be pulled from; empty: of none."""
         self._table = table
         self._disk = disk
         self._block_tokens = block_tokens
         self._backlog_blocks = max(1, backlog_blocks)
         self._clock = clock
+        self._fingerprint = fingerprint
         self._requests: dict[str, _Request] = {}
         #: Filled blocks that are not being saved, in the order in which they filled.
         self._filled: dict[int, BlockName] = {}
@@ -104,20 +121,33 @@ class StoreScheduler:
         self._saving: dict[int, int] = {}
         #: What is read for each request.
         self._loading: dict[str, list[Place]] = {}
+        #: The number of the first block that is pulled for each request.
+        self._pulling: dict[str, int] = {}
+        #: For pulls that have just failed, how many of their blocks the source has.
+        self._held: dict[str, int] = {}
         self._plan = StorePlan()
 
     def new_request(self, request: Request) -> None:
-        self._requests[request.request_id] = _Request(request)
+        row = self._requests[request.request_id] = _Request(request)
+        source = source_of(request.kv_transfer_params)
+        if source is not None and self._fingerprint == source.fingerprint:
+            row.source = source
 
     def matched_tokens(self, request: Request, computed: int) -> int:
         """As `SchedulerHalf.matched_tokens`."""
         row = self._requests.get(request.request_id)
-        if row is None or row.failed:
+        if row is None:
             return 0
-        end = (request.num_tokens - 1) // self._block_tokens
-        names = self._names(row, computed // self._block_tokens, end)
-        row.found = self._find(names)
-        return len(row.found) * self._block_tokens
+        first, end = computed // self._block_tokens, (request.num_tokens - 1) // self._block_tokens
+        names = self._names(row, first, end)
+        row.found = [] if row.failed else self._find(names)
+        row.wanted = 0
+        if row.source is not None:
+            row.wanted = min(row.source.tokens // self._block_tokens - first, len(names))
+            row.wanted = min(row.wanted, PULL_BLOCKS_MAX)
+        if row.wanted <= len(row.found):
+            row.wanted = 0
+        return max(row.wanted, len(row.found)) * self._block_tokens
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
         """The blocks of a load are overwritten before a step tells of them. Raises RuntimeError if
@@ -128,13 +158,16 @@ class StoreScheduler:
         if row is None:
             return
         found, row.found = row.found, []
+        wanted, row.wanted = row.wanted, 0
         if request.num_computed_tokens == 0:
             row.settled = None
         if not own:
             return
         given = blocks.get_block_ids()[GROUP]
         row.settled = len(given) - len(own)
-        if found:
+        if wanted:
+            self._pull(row, wanted, given, own)
+        elif found:
             self._load(row, found, given, own)
 
     def step(self, output: SchedulerOutput) -> StorePlan:
@@ -166,6 +199,10 @@ class StoreScheduler:
             self._disk.step(plan)
         return plan
 
+    def pulls(self, request: Request) -> bool:
+        """Whether blocks are being pulled for it."""
+        return request.request_id in self._pulling
+
     def finished(self, request: Request) -> None:
         """What it filled is still saved, as long as the engine leaves it there."""
         row = self._requests.pop(request.request_id, None)
@@ -186,6 +223,7 @@ class StoreScheduler:
             self._table.damaged(slot)
         if self._disk is not None:
             self._disk.ended(results)
+        self._held.update(results.held)
 
     def received(self, request_ids: Iterable[str], failed: Iterable[str]) -> None:
         """These loads have ended on all ranks; some of them have failed."""
@@ -193,11 +231,21 @@ class StoreScheduler:
             row = self._requests.get(request_id)
             if row is not None and request_id in self._loading:
                 row.failed = True
+            elif row is not None and request_id in self._pulling:
+                held = self._held.get(request_id, 0)
+                row.source = self._still_has(row, self._pulling[request_id], held)
         for request_id in request_ids:
             places = self._loading.pop(request_id, [])
             self._table.end_read(_slots(places, Medium.RAM), self._clock())
             if self._disk is not None:
                 self._disk.end_read(_slots(places, Medium.DISK))
+            self._pulling.pop(request_id, None)
+            self._held.pop(request_id, None)
+
+    def changes(self) -> dict[BlockName, bool]:
+        """As `StoreTable.changes`; nothing where nobody may pull."""
+        changed = self._table.changes()
+        return changed if self._fingerprint else {}
 
     @property
     def pending(self) -> bool:
@@ -277,19 +325,44 @@ class StoreScheduler:
     def _load(
         self, row: _Request, found: list[Place], given: Sequence[int], own: Sequence[int]
     ) -> None:
-        first, request_id = len(given) - len(own), row.request.request_id
-        if len(own) != len(found) or list(own) != list(given[first:]):
-            raise RuntimeError("vLLM gave blocks for a load that other requests share")
+        first, request_id = self._first_own(len(found), given, own), row.request.request_id
         names = self._names(row, first, len(given))
         copies = [
             BlockCopy(slot, block_id, name, medium)
             for (medium, slot), block_id, name in zip(found, own, names, strict=True)
         ]
-        self._table.begin_read(_slots(found, Medium.RAM))
+        kept = self._table.begin_read(_slots(found, Medium.RAM))
+        on_disk = _slots(found, Medium.DISK)
         if self._disk is not None:
-            self._disk.begin_read(_slots(found, Medium.DISK))
-        self._loading[request_id] = found
+            self._disk.begin_read(on_disk)
+        self._loading[request_id] = [
+            *((Medium.RAM, slot) for slot in kept),
+            *((Medium.DISK, slot) for slot in on_disk),
+        ]
         self._plan.loads.append(StoreLoad(request_id, copies))
+
+    def _pull(self, row: _Request, wanted: int, given: Sequence[int], own: Sequence[int]) -> None:
+        first, request_id = self._first_own(wanted, given, own), row.request.request_id
+        assert row.source is not None
+        hashes = b"".join(row.request.block_hashes[first : len(given)])
+        self._pulling[request_id] = first
+        self._plan.pulls.append(StorePull(request_id, row.source, hashes, list(own)))
+
+    def _first_own(self, count: int, given: Sequence[int], own: Sequence[int]) -> int:
+        """The number of the first block of a load of so many. Raises RuntimeError if vLLM gave
+        others for it."""
+        first = len(given) - len(own)
+        if len(own) != count or list(own) != list(given[first:]):
+            raise RuntimeError("vLLM gave blocks for a load that other requests share")
+        return first
+
+    def _still_has(self, row: _Request, first: int, held: int) -> KvSource | None:
+        """The source after a pull from block `first` on has failed because it has only `held`
+        blocks from there. None if it is not to be asked again."""
+        if row.source is None or row.shortened or not held:
+            return None
+        row.shortened = True
+        return msgspec.structs.replace(row.source, tokens=(first + held) * self._block_tokens)
 
 
 def _slots(places: Iterable[Place], medium: Medium) -> list[int]:

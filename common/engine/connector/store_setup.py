@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,14 @@ def store_size(
 
 
 def make_store(
-    made: VllmConfig, cache: KVCacheConfig, groups: Sequence[KvGroup], setup: Setup
+    made: VllmConfig,
+    cache: KVCacheConfig,
+    groups: Sequence[KvGroup],
+    setup: Setup,
+    share: Callable[[StoreTable], bool],
 ) -> StoreScheduler | None:
-    """None, with a line in the log, if the store is asked for and cannot be had."""
+    """None, with a line in the log, if the store is asked for and cannot be had. `share` gives the
+    table to the KV thread, out of which other workers may pull; False if that cannot be."""
     config = setup.kv.store
     if not config.ram_mib:
         return None
@@ -70,11 +76,20 @@ def make_store(
     on_disk = places[0].slots if places else 0
     sentence = f"the KV of {slots} blocks is stored in memory, and of {on_disk} on disk"
     log.info("store.on", sentence=sentence, blocks=slots, disk_blocks=on_disk)
-    table, backlog = StoreTable(slots, config.ttl_s, ranks), (config.backlog_mib << 20) // one
+    table = StoreTable(slots, config.ttl_s, ranks, threading.RLock())
+    backlog = (config.backlog_mib << 20) // one
     clock, disk = SystemClock(), None
     if places:
         index = DiskIndex([Segments(place.folder, place.key, one, on_disk) for place in places])
         on_disk_table = StoreTable(on_disk, config.ttl_s, ranks)
         disk = DiskStore(table, on_disk_table, index, backlog // ranks, config.ttl_s, clock)
-    tokens = groups[0].block_tokens
-    return StoreScheduler(table, tokens, backlog // ranks, clock.monotonic, disk)
+    names_alike = made.cache_config.prefix_caching_hash_algo.startswith("sha256")
+    pulls = config.pull and names_alike and share(table)
+    return StoreScheduler(
+        table,
+        groups[0].block_tokens,
+        backlog // ranks,
+        clock.monotonic,
+        disk,
+        fingerprint=setup.fingerprint if pulls else "",
+    )

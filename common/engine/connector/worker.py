@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from common.engine.connector.metadata import StepPlan, request_key
+from common.engine.connector.metadata import StepPlan, attempt_key, request_key
+from common.identity import pull_key
 from common.kv.service import KvService
 from common.kv.store.side import StoreResults
 
@@ -68,6 +69,8 @@ class WorkerHalf:
         self._sent: set[str] = set()
         self._finished: set[str] = set()
         self._fetching: set[str] = set()
+        #: By what the KV thread calls them, vLLM's ids of the requests that pull.
+        self._pulling: dict[str, str] = {}
         self._store_results = StoreResults()
 
     def preempted(self, plan: StepPlan) -> None:
@@ -107,6 +110,10 @@ class WorkerHalf:
         if store is not None and plan.store is not None:
             for load in plan.store.loads:
                 store.load(load.request_id, load.copies)
+            for pull in plan.store.pulls:
+                key = attempt_key(pull.request_id)
+                self._pulling[request_key(pull_key(key))] = pull.request_id
+                self._service.pull(key, pull.source, pull.hashes, pull.block_ids)
         for fetch in plan.fetches:
             key = (fetch.ticket.request_id, fetch.ticket.attempt)
             if fetch.block_ids:
@@ -146,7 +153,7 @@ class WorkerHalf:
         thread is dead, because the engine must not continue without it."""
         store = self._service.store
         stores = store is not None and store.busy
-        if plan.idle and (self._offered or self._fetching or stores):
+        if plan.idle and (self._offered or self._fetching or self._pulling or stores):
             self._service.wait_end(IDLE_WAIT_S)
         self._finished |= self._offered.intersection(finished)
         self._store_results = store.drain() if store is not None else StoreResults()
@@ -161,6 +168,12 @@ class WorkerHalf:
                 received.add(request_id)
                 if end.error:
                     failed.add(request_id)
+            elif end.side == "receive" and request_id in self._pulling:
+                pulled = self._pulling.pop(request_id)
+                received.add(pulled)
+                if end.error:
+                    failed.add(pulled)
+                    self._store_results.held[pulled] = end.held
         sent = self._sent & self._finished
         self._sent -= sent
         self._finished -= sent

@@ -68,7 +68,12 @@ class VllmEngine:
         self._events_address = events_address
         self._events: Socket | None = None
         capacity = info.capacity
-        self._prefixes = PrefixWatch(capacity.block_tokens, capacity.kv_blocks, capacity.kv_groups)
+        self._prefixes = PrefixWatch(
+            capacity.block_tokens,
+            capacity.kv_blocks,
+            capacity.kv_groups,
+            stored_max=capacity.pull_blocks,
+        )
         stores = processor.vllm_config.cache_config.enable_prefix_caching
         #: Tokens of a block of the prefix cache; 0: the engine keeps none.
         self._stored_block = info.capacity.block_tokens if stores else 0

@@ -8,7 +8,8 @@ is left out. Of several KV cache groups one is followed, which keeps all tokens 
 names the blocks. The others store and drop blocks of their own under the same hashes of vLLM, and
 of each is told which of the named blocks it has; a window has the last ones of a prompt at best. If
 messages were lost, which their numbers show, everything is forgotten and the router is told to
-forget it too, so that it never believes what is wrong. Blocks that were stored and removed between
+forget it too, so that it never believes what is wrong. What the worker's store holds comes in
+events of its own medium, as the engine's hashes alone. Blocks that were stored and removed between
 two deltas are not reported at all.
 """
 
@@ -27,6 +28,8 @@ from common.net.wire import pack_ids
 from common.prefix import chain, image_key, root
 
 Hash = bytes | int
+STORE = "store"
+"""As in `PrefixDelta.medium`."""
 
 
 class BlockStored(msgspec.Struct, tag=True):
@@ -77,7 +80,7 @@ class BlockKeys(NamedTuple):
 
 
 class Changes:
-    """What a group gained and lost since it was told, by our hashes."""
+    """What a group, or the store, gained and lost since it was told, by our hashes."""
 
     def __init__(self) -> None:
         self.stored: dict[bytes, None] = {}
@@ -96,12 +99,79 @@ class Changes:
         self.removed.clear()
 
 
-class PrefixWatch:
-    """What the prefix cache holds, at most `blocks_max` blocks of a group. Sans-IO: `on_frames`
-    takes the frames of one message, and `deltas` gives the messages to the router."""
+class StoredNames:
+    """What the worker's store holds, at most `blocks_max` blocks, by vLLM's hashes."""
 
-    def __init__(self, block_tokens: int, blocks_max: int, groups: Sequence[KvGroup] = ()) -> None:
-        """`groups`: the engine's KV cache groups; none for one that keeps all tokens."""
+    def __init__(self, blocks_max: int, let_go_max: int) -> None:
+        self.blocks_max = blocks_max
+        self._let_go_max = let_go_max
+        self._ours: OrderedDict[Hash, bytes] = OrderedDict()
+        #: What the engine let go last, because the store may tell later that it has it.
+        self._let_go: OrderedDict[Hash, bytes] = OrderedDict()
+        self._changes = Changes()
+        self._cleared = False
+
+    def let_go(self, theirs: Hash, ours: bytes) -> None:
+        """The engine does not hold this block any more."""
+        if self.blocks_max:
+            self._let_go[theirs] = ours
+            if len(self._let_go) > self._let_go_max:
+                self._let_go.popitem(last=False)
+
+    def add(self, theirs: Hash, ours: bytes | None) -> bool:
+        """`ours`: the name that the engine told, if it holds the block. Returns whether the block
+        has a name."""
+        name = ours or self._let_go.get(theirs)
+        if name is None:
+            return False
+        self._ours[theirs] = name
+        self._ours.move_to_end(theirs)
+        self._changes.gain(name)
+        if len(self._ours) > self.blocks_max:
+            self.remove(next(iter(self._ours)))
+        return True
+
+    def remove(self, theirs: Hash) -> None:
+        ours = self._ours.pop(theirs, None)
+        if ours is not None:
+            self._changes.lose(ours)
+
+    def clear(self) -> None:
+        self._ours.clear()
+        self._changes.clear()
+        self._cleared = True
+
+    def deltas(self, *, whole: bool) -> Iterator[PrefixDelta]:
+        """As `PrefixWatch.deltas`."""
+        if not self.blocks_max:
+            return
+        if whole:
+            self._changes.clear()
+            self._changes.stored.update(dict.fromkeys(self._ours.values()))
+        if whole or self._cleared:
+            yield PrefixDelta(cleared=True, medium=STORE)
+        for some in _pieces(self._changes.removed):
+            yield PrefixDelta(removed=some, medium=STORE)
+        for some in _pieces(self._changes.stored):
+            yield PrefixDelta(stored=some, medium=STORE)
+        self._changes.clear()
+        self._cleared = False
+
+
+class PrefixWatch:
+    """What the prefix cache holds, at most `blocks_max` blocks of a group, and the store. Sans-IO:
+    `on_frames` takes the frames of one message, and `deltas` gives the messages to the router."""
+
+    def __init__(
+        self,
+        block_tokens: int,
+        blocks_max: int,
+        groups: Sequence[KvGroup] = (),
+        *,
+        stored_max: int = 0,
+    ) -> None:
+        """`groups`: the engine's KV cache groups; none for one that keeps all tokens. `stored_max`:
+        blocks of the store."""
         self._block_tokens = block_tokens
         self._blocks_max = blocks_max
         self._group = group_of_prefixes(groups)
@@ -109,6 +179,7 @@ class PrefixWatch:
         #: For each other group the blocks that it has, named or not.
         self._others = {at: OrderedDict[Hash, None]() for at, _ in other_groups(groups)}
         self._changes = {at: Changes() for at in (self._group, *self._others)}
+        self._in_store = StoredNames(stored_max, blocks_max)
         self._cleared = False
         self._next: int | None = None
         #: Blocks that have no prefix hash.
@@ -123,20 +194,10 @@ class PrefixWatch:
             batch = None
         if batch is None or self._next not in (None, number):
             self._clear()
+            self._in_store.clear()
         self._next = number + 1 if number >= 0 else None
         for event in batch.events if batch is not None else ():
-            match event:
-                case AllBlocksCleared():
-                    self._clear()
-                case _ if event.group_idx in self._others:
-                    self._change_other(event.group_idx, event)
-                case _ if event.group_idx not in (None, self._group):
-                    pass
-                case BlockStored():
-                    self._store(event)
-                case BlockRemoved():
-                    for theirs in event.block_hashes:
-                        self._forget(theirs)
+            self._on_event(event)
 
     def deltas(self, *, whole: bool = False) -> Iterator[PrefixDelta]:
         """What changed since the last call, in bounded messages; with `whole` all that is there,
@@ -152,6 +213,31 @@ class PrefixWatch:
                 yield PrefixDelta(stored=some, group=group)
             changes.clear()
         self._cleared = False
+        yield from self._in_store.deltas(whole=whole)
+
+    def _on_event(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
+        match event:
+            case AllBlocksCleared():
+                self._clear()
+            case BlockStored(medium="STORE") | BlockRemoved(medium="STORE"):
+                self._on_in_store(event)
+            case _ if event.group_idx in self._others:
+                self._change_other(event.group_idx, event)
+            case _ if event.group_idx not in (None, self._group):
+                pass
+            case BlockStored():
+                self._store(event)
+            case BlockRemoved():
+                for theirs in event.block_hashes:
+                    self._forget(theirs)
+
+    def _on_in_store(self, event: BlockStored | BlockRemoved) -> None:
+        """The store tells hashes only; their names are those that the engine told before."""
+        for theirs in event.block_hashes:
+            if isinstance(event, BlockRemoved):
+                self._in_store.remove(theirs)
+            else:
+                self.dropped += not self._in_store.add(theirs, self._ours.get(theirs))
 
     def _tell_all(self) -> None:
         self._cleared = True
@@ -193,6 +279,7 @@ class PrefixWatch:
         ours = self._ours.pop(theirs, None)
         if ours is None:
             return
+        self._in_store.let_go(theirs, ours)
         for changes in self._of_groups(theirs):
             changes.lose(ours)
 

@@ -99,6 +99,7 @@ def open_vllm(
         keeps_prefixes=bool(cache.enable_prefix_caching),
         max_model_len=made.model_config.max_model_len,
         max_num_seqs=worker.engine.max_num_seqs,
+        pull_blocks=listening.pull_blocks if events else 0,
         restores=restores(made),
     )
     info = EngineInfo(

@@ -105,6 +105,7 @@ class RankSideChannels:
             kv_address=SEPARATOR.join(rank.kv_address for rank in ranks),
             groups=ranks[0].groups,
             block_bytes=sum(rank.block_bytes for rank in ranks),
+            pull_blocks=ranks[0].pull_blocks if len(ranks) == 1 else 0,
         )
 
     def start(self, on_done: Callable[[KvDone], None]) -> None:

@@ -44,14 +44,20 @@ class HandoffCounters:
     store_slots: int = 0
     store_disk_slots: int = 0
     store_ttl_s: int = 0
+    store_pulled: int = 0
+    store_served: int = 0
+    pulls_failed: int = 0
 
-    def count_received(self, report: KvReport, error: str) -> None:
-        """A receive ended on D."""
+    def count_received(self, report: KvReport, error: str, *, pull: bool = False) -> None:
+        """A receive ended, of a handoff or of a `pull` from a store."""
         self.bytes_in += report.payload_bytes
         self.retries += report.retries - report.refetches
         self.refetches += report.refetches
         self.digest_mismatches += report.digest_mismatches
-        if not error:
+        if pull:
+            self.store_pulled += 0 if error else report.blocks
+            self.pulls_failed += bool(error) and error != Code.CANCELLED
+        elif not error:
             self.handoffs_in += 1
         elif error == Code.CANCELLED:
             self.aborts += 1

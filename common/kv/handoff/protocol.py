@@ -21,7 +21,15 @@ from dataclasses import dataclass
 
 from common.identity import AttemptKey
 from common.kv.checksum.header import Arrival
-from common.kv.messages import ConnectedPeer, KvAbort, KvCredit, KvReady, KvRefused, KvReleased
+from common.kv.messages import (
+    ConnectedPeer,
+    KvAbort,
+    KvCredit,
+    KvPull,
+    KvReady,
+    KvRefused,
+    KvReleased,
+)
 from common.kv.plan import TransferPlan
 from common.messages import Ticket
 
@@ -247,7 +255,7 @@ class SendControl:
     """Send a control message to this peer, if its connection still stands."""
 
     peer: int
-    message: KvReady | KvCredit | KvReleased | KvAbort | KvRefused
+    message: KvPull | KvReady | KvCredit | KvReleased | KvAbort | KvRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +312,8 @@ class Ended:
     trouble: str = ""
     """`digest` or `transfer` when D found that nothing sound comes from this P, however often it
     asks; else empty."""
+    held: int = 0
+    """As in `KvRefused`."""
 
 
 Action = SendControl | Stage | SendData | SendVoid | Connect | Post | Ended

@@ -31,7 +31,16 @@ from common.kv.handoff.protocol import (
     Start,
     Tick,
 )
-from common.kv.messages import KvAbort, KvCredit, KvReady, KvRefused, KvReleased
+from common.kv.messages import (
+    PULL_HASH_BYTES,
+    PULL_HASHES_MAX,
+    KvAbort,
+    KvCredit,
+    KvPull,
+    KvReady,
+    KvRefused,
+    KvReleased,
+)
 from common.kv.plan import FP8, Chunking, KvShape, TransferChunking, TransferPlan
 from common.messages import KvReport, Ticket
 from common.transitions import checked
@@ -57,6 +66,9 @@ class FetchSpec:
     retries: int
     """Retries that lost connections may cost."""
     layer_groups: int = 1
+    hashes: bytes = b""
+    """For a pull, the engine's hashes of blocks [0, first_block + blocks), `PULL_HASH_BYTES` each;
+    empty for a handoff."""
 
 
 class Receiver:
@@ -155,7 +167,8 @@ class Receiver:
             case Arrived(transfer, arrival) if transfer == self.transfer:
                 return self._arrived(arrival, now)
             case KvRefused() if event.transfer == self.transfer:
-                return self._fail(f"{self.ticket.prefill} refused the KV: {event.message}")
+                sentence = f"{self.ticket.prefill} refused the KV: {event.message}"
+                return self._fail(sentence, held=event.held)
             case PeerLost(peer) if peer == self._peer and self._plan is not None:
                 return self._back_off(f"connection to {self.ticket.prefill} lost", now)
             case Cancel(reason):
@@ -221,7 +234,25 @@ class Receiver:
         self._announced = (peer, plan.transfer)
         if self._asked_at is None:
             self._asked_at = now
-        return [SendControl(peer, self._ready(plan, upto, now))]
+        return [*self._pull(peer, plan), SendControl(peer, self._ready(plan, upto, now))]
+
+    def _pull(self, peer: int, plan: TransferPlan) -> list[Action]:
+        """What stands for the ticket of a pull."""
+        hashes, step = self.spec.hashes, PULL_HASHES_MAX * PULL_HASH_BYTES
+        return [
+            SendControl(
+                peer,
+                KvPull(
+                    secret=self.ticket.secret,
+                    request_id=self.ticket.request_id,
+                    attempt=self.ticket.attempt,
+                    transfer=plan.transfer,
+                    total=len(hashes) // PULL_HASH_BYTES,
+                    hashes=hashes[at : at + step],
+                ),
+            )
+            for at in range(0, len(hashes), step)
+        ]
 
     def _ready(self, plan: TransferPlan, granted: int, now: float) -> KvReady:
         return KvReady(
@@ -302,15 +333,15 @@ class Receiver:
         self._become(ReceiveState.BACKOFF)
         return []
 
-    def _fail(self, message: str, trouble: str = "") -> list[Action]:
-        return self._end(ReceiveState.FAILED, Code.KV_TRANSFER_FAILED, message, trouble)
+    def _fail(self, message: str, trouble: str = "", held: int = 0) -> list[Action]:
+        return self._end(ReceiveState.FAILED, Code.KV_TRANSFER_FAILED, message, trouble, held)
 
     def _end(
-        self, state: ReceiveState, error: str, message: str, trouble: str = ""
+        self, state: ReceiveState, error: str, message: str, trouble: str = "", held: int = 0
     ) -> list[Action]:
         announced, self._announced, self._plan = self._announced, None, None
         self._become(state)
-        ended = Ended(error, message, trouble)
+        ended = Ended(error, message, trouble, held)
         if announced is None or state is ReceiveState.DONE:
             return [ended]
         peer, transfer = announced

@@ -31,6 +31,7 @@ from common.kv.messages import (
     KvPeerMessage,
     KvPing,
     KvPong,
+    KvPull,
     KvReady,
     KvRefused,
     KvReleased,
@@ -61,7 +62,7 @@ NOT_AUTHENTIC = "not_authentic"
 ALTERED = "a control message was not what the peer sent"
 NOT_PROVED = "it does not prove that it knows the fleet's secret"
 
-HandoffMessage = KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused
+HandoffMessage = KvPull | KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused
 """What the rest of the KV layer sees; a channel keeps hellos and pings to itself."""
 ControlFrame = NDArray[np.uint8]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.kv.checksum.definition import Bytes
+from common.kv.checksum.kernel import sum_of
 from common.kv.layout import Geometry, HostMemory, KvMemory
 from common.kv.store.record import Record, block_digest
 from common.kv.store.table import BlockCopy, BlockName
@@ -53,6 +54,16 @@ class Arena:
             return False
         total = self._memory.scatter([copy.block_id], data)
         return record.digest == block_digest(copy.name, total)
+
+    def holds(self, slot: int, name: BlockName) -> bool:
+        """Whether the slot holds this block undamaged."""
+        return self._digests.get(slot) == block_digest(name, sum_of(self._at(slot)))
+
+    def as_memory(self) -> HostMemory:
+        """The slots as the blocks of a memory, for engine memory of one region."""
+        engine, one = self._memory.geometry, self.block_bytes
+        slots, page = self.bytes.nbytes // one, engine.page_bytes
+        return HostMemory(self.bytes, Geometry(engine.layers, slots, page, page, one))
 
     def _at(self, slot: int) -> Bytes:
         start = slot * self.block_bytes

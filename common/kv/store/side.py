@@ -23,7 +23,6 @@ import structlog
 
 from common.kv.checksum.definition import Bytes
 from common.kv.handoff.counters import HandoffCounters
-from common.kv.layout import KvMemory
 from common.kv.store.arena import Arena
 from common.kv.store.disk import Disk, DiskPlace
 from common.kv.store.record import Record
@@ -65,6 +64,8 @@ class StoreResults:
     """Slots of the disk that did not hold what a load wanted of them."""
     disk_off: bool = False
     """Whether the disk has failed, and is not used any more."""
+    held: dict[str, int] = field(default_factory=dict)
+    """For pulls that failed, how many of their leading blocks the source had."""
 
     def joined(self, other: StoreResults) -> StoreResults:
         """Those of two ranks."""
@@ -78,6 +79,7 @@ class StoreResults:
             self.unspilled + other.unspilled,
             self.disk_damaged + other.disk_damaged,
             self.disk_off or other.disk_off,
+            self.held | other.held,
         )
 
     def __bool__(self) -> bool:
@@ -335,7 +337,7 @@ class StoreSide:
 
 
 def open_store(
-    memory: KvMemory,
+    arena: Arena,
     size: StoreSize,
     counters: HandoffCounters,
     loop: asyncio.AbstractEventLoop,
@@ -344,4 +346,4 @@ def open_store(
     """On the KV thread."""
     counters.store_slots, counters.store_ttl_s = size.slots, round(size.ttl_s)
     counters.store_disk_slots = size.disk.slots if size.disk is not None else 0
-    return StoreSide(Arena(memory, size.slots), counters, loop, on_ended, size.disk)
+    return StoreSide(arena, counters, loop, on_ended, size.disk)

@@ -1,28 +1,37 @@
 """Which blocks of KV a worker's store holds, and in which slots of its arenas they lie.
 
 Theory of operation: a block is named by its KV cache group and the engine's own hash, which covers
-the block's tokens, all tokens before it, adapter, images and salt. Names are compared inside one
-worker only, so model, types and layout are equal by themselves. Every rank of the worker has an
-arena with the same slots and makes the same copies, so one table serves them all: a block is found
-only when all ranks have written it. What is read is kept until all its readers have ended. What
-nobody reads is dropped when it has not been used for the time to live, or when a new block needs
-its slot, least recently used first. In one use of a prompt's blocks the first counts as the latest,
-because a block without those before it is of no use.
+the block's tokens, all tokens before it, adapter, images and salt. Names are compared between
+workers of one fingerprint only, so model, types and layout are equal. Every rank of the worker has
+an arena with the same slots and makes the same copies, so one table serves them all: a block is
+found only when all ranks have written it. What is read is kept until all its readers have ended.
+What nobody reads is dropped when it has not been used for the time to live, or when a new block
+needs its slot, least recently used first. In one use of a prompt's blocks the first counts as the
+latest, because a block without those before it is of no use.
+
+The engine's thread decides what is written and what goes. The KV thread takes blocks for other
+workers (`pulls.py`) while the engine may make no step. So every method holds the table's lock, for
+as long as a look-up takes, and what `find` has found may be gone when it is read.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from common.transitions import checked
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 
 class BlockName(NamedTuple):
-    """Names the KV of one block inside one worker."""
+    """Names the KV of one block among workers of one fingerprint."""
 
     group: int
     """Number of the KV cache group."""
@@ -78,6 +87,9 @@ SLOT_TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
 }
 
 
+READABLE = frozenset({SlotState.READY, SlotState.READING})
+
+
 @dataclass(slots=True)
 class _Slot:
     state: SlotState = SlotState.FREE
@@ -106,12 +118,35 @@ class StoreCounts:
     """Not stored, because the engine needed their memory before they were copied."""
 
 
+def _guarded(
+    method: Callable[Concatenate[StoreTable, Arguments], Result],
+) -> Callable[Concatenate[StoreTable, Arguments], Result]:
+    """The method, under the table's lock."""
+
+    @wraps(method)
+    def guarded(table: StoreTable, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with table.guard:
+            return method(table, *args, **kwargs)
+
+    return guarded
+
+
 class StoreTable:
     """The only owner of what a store holds. Instants are of one monotonic clock, in seconds."""
 
-    def __init__(self, slots: int, ttl_s: float, ranks: int = 1) -> None:
-        """`slots`: in the arena of each of the `ranks`."""
+    def __init__(
+        self,
+        slots: int,
+        ttl_s: float,
+        ranks: int = 1,
+        guard: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """`slots`: in the arena of each of the `ranks`. `guard`: a lock that its holder may take
+        again; None where one thread uses the table."""
         self.counts = StoreCounts()
+        self.guard = nullcontext() if guard is None else guard
+        #: What came to be held since `changes`, and what is not held any more (False).
+        self._changed: dict[BlockName, bool] = {}
         self._ttl_s = ttl_s
         self._ranks = ranks
         self._slots = [_Slot() for _ in range(slots)]
@@ -120,6 +155,7 @@ class StoreTable:
         #: The ready slots, least recently used first; so they expire in this order, too.
         self._unread: OrderedDict[int, None] = OrderedDict()
 
+    @_guarded
     def __contains__(self, name: object) -> bool:
         """Whether it is held or being written."""
         return name in self._by_name
@@ -128,6 +164,7 @@ class StoreTable:
         """The block that this slot holds, or that is being written to it."""
         return self._slots[at].name
 
+    @_guarded
     def find(self, names: Iterable[BlockName], now: float) -> list[int]:
         """The slots of the leading names that can be read. It has no side effects."""
         found = []
@@ -138,6 +175,12 @@ class StoreTable:
             found.append(at)
         return found
 
+    @_guarded
+    def take(self, names: Iterable[BlockName], now: float) -> list[int]:
+        """As `find`, and keeps what it returns as `begin_read` does."""
+        return self.begin_read(self.find(names, now))
+
+    @_guarded
     def begin_write(self, name: BlockName) -> int | None:
         """A slot for a block that the table does not hold, to which every rank then copies it. None
         if every slot is being written or read."""
@@ -154,6 +197,7 @@ class StoreTable:
         self._by_name[name] = at
         return at
 
+    @_guarded
     def end_write(self, at: int, now: float, *, whole: bool) -> bool:
         """One rank has copied the block to this slot, or if not `whole` has not. Returns whether
         this was the last rank."""
@@ -165,10 +209,12 @@ class StoreTable:
         if slot.whole:
             self._become_ready(at, now)
             self.counts.held += 1
+            self._note(at, held=True)
         else:
             self._forget(at)
         return True
 
+    @_guarded
     def restore(self, blocks: Iterable[tuple[int, BlockName, float]]) -> None:
         """An empty table takes over what lies in these slots: the slot, the block, and the instant
         at which it expires. Of two slots with one block it takes the later one."""
@@ -186,15 +232,20 @@ class StoreTable:
         self.counts.held = len(latest)
         self._free = [at for at in self._free if self._slots[at].state is SlotState.FREE]
 
-    def begin_read(self, slots: Sequence[int]) -> None:
-        """These slots, as `find` returned them, are kept until `end_read`."""
-        for at in slots:
+    @_guarded
+    def begin_read(self, slots: Sequence[int]) -> list[int]:
+        """Keeps these slots, as `find` returned them, until `end_read`. Returns those that are
+        kept: one that was found damaged since then is not."""
+        kept = [at for at in slots if self._slots[at].state in READABLE]
+        for at in kept:
             slot = self._slots[at]
             if slot.state is not SlotState.READING:
                 self._move(at, SlotState.READING)
                 del self._unread[at]
             slot.readers += 1
+        return kept
 
+    @_guarded
     def end_read(self, slots: Sequence[int], now: float) -> None:
         """The reader's copies of these slots have ended."""
         for at in reversed(slots):
@@ -205,6 +256,7 @@ class StoreTable:
             elif slot.readers == 0:
                 self._forget(at)
 
+    @_guarded
     def damaged(self, at: int) -> None:
         """A reader of this slot found it damaged: nobody finds it again. To be called before that
         reader's `end_read`."""
@@ -214,7 +266,9 @@ class StoreTable:
             name = self._slots[at].name
             assert name is not None
             del self._by_name[name]
+            self._changed[name] = False
 
+    @_guarded
     def mark_used(self, names: Sequence[BlockName], now: float) -> None:
         """A request has used these blocks, in the order of its prompt."""
         for name in reversed(names):
@@ -223,6 +277,7 @@ class StoreTable:
                 self._unread.move_to_end(at)
                 self._slots[at].expires = now + self._ttl_s
 
+    @_guarded
     def expire(self, now: float) -> None:
         """Drops what nobody has used for the time to live."""
         while self._unread:
@@ -232,6 +287,7 @@ class StoreTable:
             self.counts.expired += 1
             self._drop(at)
 
+    @_guarded
     def check_invariants(self) -> None:
         """Raises AssertionError if the table contradicts itself."""
         by_state: dict[SlotState, set[int]] = {state: set() for state in SlotState}
@@ -250,6 +306,13 @@ class StoreTable:
         expiries = [self._slots[at].expires for at in self._unread]
         assert expiries == sorted(expiries)
 
+    @_guarded
+    def changes(self) -> dict[BlockName, bool]:
+        """By name, whether it is held now, of all for which that may have changed since the last
+        call."""
+        changed, self._changed = self._changed, {}
+        return changed
+
     def _readable(self, slot: _Slot, now: float) -> bool:
         if slot.state is SlotState.READY:
             return slot.expires > now
@@ -264,7 +327,13 @@ class StoreTable:
         """What is held in a ready slot goes."""
         del self._unread[at]
         self.counts.held -= 1
+        self._note(at, held=False)
         self._forget(at)
+
+    def _note(self, at: int, *, held: bool) -> None:
+        name = self._slots[at].name
+        assert name is not None
+        self._changed[name] = held
 
     def _forget(self, at: int) -> None:
         slot = self._slots[at]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from common.errors import Code
+from common.identity import attempt_of_pull
 from common.messages import KvHold
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
@@ -48,12 +49,13 @@ def orphans(shared: SharedTables) -> int:
 
 
 def _tracked(shared: SharedTables, worker: Worker, hold: KvHold) -> TrackedHold:
-    live = shared.attempt((hold.request_id, hold.attempt))
+    key = attempt_of_pull((hold.request_id, hold.attempt))
+    live = shared.attempt(key)
     if live is not None:
         moves = live.moved_from == worker.identity and live.decode != worker.identity
         state = MOVING if moves else live.state.value
         return TrackedHold(worker, hold, state, orphan=False)
-    past = shared.history.find((hold.request_id, hold.attempt))
+    past = shared.history.find(key)
     if past is None or past.finished is None:
         unknown_since = max(shared.started, worker.kv_seen - hold.age_ms / 1000)
         return TrackedHold(worker, hold, "unknown", worker.kv_seen - unknown_since > ORPHAN_SECONDS)

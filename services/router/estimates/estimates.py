@@ -14,6 +14,7 @@ from services.router.estimates.prefill_rate import PrefillRate
 from services.router.estimates.ratio import Ratio
 
 PAIRS_SHOWN = 16
+PRIOR_PULL_S = 0.01
 
 
 class Estimates:
@@ -34,6 +35,8 @@ class Estimates:
         self._step = BySize(memory, config.prior_decode_step_ms / 1000)
         #: Seconds from P's end to D's first token, without the transfer that was still under way.
         self._handoff_latency = Ratio(memory)
+        #: Seconds until the first data of a pull comes.
+        self._pull_latency = Ratio(memory)
         #: Seconds that a request stays on D.
         self._decode_residence = Ratio(memory)
 
@@ -47,6 +50,11 @@ class Estimates:
 
     def record_transfer(self, prefill: str, decode: str, report: KvReport) -> None:
         self.bandwidth.record_transfer(prefill, decode, report)
+
+    def record_pull(self, source: str, worker: str, report: KvReport) -> None:
+        """A worker got blocks out of the source's store."""
+        self.bandwidth.record_transfer(source, worker, report)
+        self._pull_latency.add(report.wait_ms / 1000, 1)
 
     def record_handoff(self, seconds: float, exposed_transfer_s: float) -> None:
         """`seconds` passed from P's end to D's first token. `exposed_transfer_s` of them are what
@@ -96,6 +104,10 @@ class Estimates:
         """Seconds from P's end to D's first token, beside any exposed transfer. One decode step
         until it was measured."""
         return self._handoff_latency.value(0.0) or self.step_seconds(1)
+
+    def pull_latency_s(self) -> float:
+        """Seconds that a pull takes beside the transfer."""
+        return self._pull_latency.value(PRIOR_PULL_S)
 
     def decode_residence_s(self, default: float) -> float:
         """Mean seconds that a request stays on D."""

@@ -13,7 +13,13 @@ def learn_prefill(estimates: Estimates, worker: Worker, attempt: Attempt, now: f
     if report is None or report.error:
         return
     tokens = attempt.request.prompt_tokens - report.cached_tokens
-    estimates.prefill.ended(worker.name, tokens, report.elapsed_ms / 1000, now)
+    pull, elapsed_ms = report.pull, report.elapsed_ms
+    if pull is not None:
+        elapsed_ms = max(0.0, elapsed_ms - pull.wait_ms - pull.transfer_ms)
+        choice = attempt.placement.pull if attempt.placement is not None else None
+        if choice is not None:
+            estimates.record_pull(choice.stored.name, worker.name, pull)
+    estimates.prefill.ended(worker.name, tokens, elapsed_ms / 1000, now)
 
 
 def learn_first_token(estimates: Estimates, worker: Worker, attempt: Attempt, now: float) -> None:

@@ -25,6 +25,7 @@ def rates(estimates: Estimates, attempt: Attempt) -> Rates:
         handoff_s=estimates.handoff_latency_s(),
         step_s=step,
         step_s_per_seq=max(0.0, slower),
+        pull_s=estimates.pull_latency_s(),
         out_tokens=attempt.output_tokens,
         measured=samples >= SAMPLES_MIN,
     )

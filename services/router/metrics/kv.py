@@ -24,6 +24,9 @@ COUNTS = {
     "tickets_refused": ("tickets_refused", "Requests for KV that were refused"),
     "stale": ("stale_messages", "KV messages of an older transfer, dropped"),
     "links_refused": ("links_refused", "Connections of KV that were refused"),
+    "store_pulled": ("store_pulled", "KV blocks that came out of other workers' stores"),
+    "store_served": ("store_served", "KV blocks that other workers got out of the store"),
+    "pulls_failed": ("store_pulls_failed", "Pulls that failed, so that the prompt was computed"),
 }
 STORE_COUNTS = {
     "written": "KV blocks copied to this tier of the store",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from common.blocks import group_of_prefixes
+from common.messages import PREFIX_DELTA_HASHES_MAX, Capacity, PrefixDelta
+from common.prefix import split
 from services.router.placement.pair_breaker import PairBreakers
 from services.router.placement.policies.registry import POLICIES
 from services.router.placement.prefix_index import PrefixIndex
@@ -11,6 +14,8 @@ from services.router.placement.types import PlacementOptions, Policy, ResourceRe
 
 SIZES = 32
 PROBE_EVERY = 64
+IN_STORE = "store"
+"""As in `PrefixDelta.medium`."""
 
 
 class PlacementMemory:
@@ -21,9 +26,12 @@ class PlacementMemory:
         #: An operator may replace both while the router runs.
         self.policy = policy
         self.options = options
-        #: Of the KV cache group of each worker that tells best (`common.blocks.group_of_prefixes`).
+        #: What engines have, of the KV cache group of each worker that tells best
+        #: (`common.blocks.group_of_prefixes`).
         self.prefixes = PrefixIndex()
         self._prefixes_of_others: dict[int, PrefixIndex] = {}
+        #: What stores have, out of which other workers may pull.
+        self.stored = PrefixIndex()
         self.pairs = PairBreakers()
         #: Number of the last placement.
         self.serial = 0
@@ -52,6 +60,25 @@ class PlacementMemory:
         for index in (self.prefixes, *self._prefixes_of_others.values()):
             index.clear(identity)
 
+    def learn_prefixes(self, identity: str, capacity: Capacity, message: PrefixDelta) -> None:
+        """This worker reports what it gained and lost."""
+        index, blocks_max = self.prefixes, capacity.kv_blocks
+        if message.medium == IN_STORE:
+            index, blocks_max = self.stored, capacity.pull_blocks
+            if message.cleared:
+                index.clear(identity)
+        else:
+            if message.cleared:
+                self.forget_prefixes(identity)
+            if message.group != group_of_prefixes(capacity.kv_groups):
+                if message.group >= len(capacity.kv_groups):
+                    return
+                index = self.prefixes_of(message.group)
+        index.remove(identity, split(message.removed)[:PREFIX_DELTA_HASHES_MAX])
+        stored = split(message.stored)[:PREFIX_DELTA_HASHES_MAX]
+        if stored:
+            index.add(identity, stored, blocks_max)
+
     def next_serial(self) -> int:
         self.serial += 1
         return self.serial
@@ -76,6 +103,7 @@ class PlacementMemory:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         self.prefixes.check_invariants()
+        self.stored.check_invariants()
         self.pairs.check_invariants()
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from services.router.placement import governor
+from services.router.placement.pull import best_pull, pull_sentence
 from services.router.placement.types import (
     CANDIDATES_MAX,
     Candidate,
@@ -112,8 +113,18 @@ def _placement(
     if prefill is not None:
         parts.append(policy.prefill_sentence(context, prefill, count_p))
     parts.append(policy.decode_sentence(context, decode, count_d))
+    computes, local = (decode, True) if prefill is None else (prefill, False)
+    pull = None if context.request.local_reason else best_pull(context, computes, local=local)
+    if pull is not None:
+        parts.append(pull_sentence(computes, pull))
     candidates = [Candidate("prefill", name, score) for score, _, name, _ in best_p]
     candidates += [Candidate("decode", name, score) for score, _, name, _ in best_d]
     return Placement(
-        decode, prefill, policy.NAME, "; ".join(parts), tuple(candidates), decision.compared
+        decode,
+        prefill,
+        policy.NAME,
+        "; ".join(parts),
+        tuple(candidates),
+        decision.compared,
+        pull,
     )

@@ -70,6 +70,8 @@ class WorkerView(NamedTuple):
     fingerprint_parts: Mapping[str, str] = {}
     #: The engine's KV cache groups; empty = one that keeps all tokens.
     kv_groups: tuple[KvGroup, ...] = ()
+    #: Blocks of its store that others may pull; 0 = it neither gives nor gets any.
+    pull_blocks: int = 0
 
     def kv_need(self, tokens: int, *, computes: bool = False) -> int:
         """KV tokens, in whole blocks, that a sequence of so many tokens occupies. `computes`: its
@@ -113,8 +115,37 @@ class Rates(NamedTuple):
     step_s_per_seq: float = 0.0005
     #: Predicted tokens of the answer; 0 = not known, `max_tokens` is assumed.
     out_tokens: float = 0.0
+    #: Seconds that a pull takes beside the transfer.
+    pull_s: float = 0.01
     #: Whether enough prefills and handoffs were measured to compare local with remote prefill.
     measured: bool = False
+
+
+class StoredPrefix(NamedTuple):
+    """A worker whose store has the beginning of a prompt."""
+
+    name: str
+    identity: str
+    incarnation: str
+    fingerprint: str
+    kv_address: str
+    #: How many leading tokens it has.
+    tokens: int
+
+
+class PullChoice(NamedTuple):
+    """A store out of which a worker gets the beginning of a prompt."""
+
+    stored: StoredPrefix
+    #: Tokens that the worker need not compute then.
+    tokens: int
+    #: Predicted seconds for these tokens.
+    pull_s: float
+    compute_s: float
+
+    @property
+    def gain_s(self) -> float:
+        return self.compute_s - self.pull_s
 
 
 class PlacementOptions(NamedTuple):
@@ -130,6 +161,8 @@ class PlacementContext(NamedTuple):
     request: ResourceRequest
     #: By worker identity, leading prompt tokens whose KV the worker has; absent = none.
     cached: Mapping[str, int] = {}
+    #: The stores that have its beginning.
+    stored: tuple[StoredPrefix, ...] = ()
     rates: Rates = Rates()
     options: PlacementOptions = PlacementOptions()
     #: Pairs (identity of P, identity of D) that must not hand KV over now.
@@ -200,3 +233,5 @@ class Placement(NamedTuple):
     candidates: tuple[Candidate, ...]
     #: Whether the governor compared local with remote prefill; False: only one was possible.
     compared: bool = False
+    #: Out of which store the worker that computes the prompt gets its beginning; None: out of none.
+    pull: PullChoice | None = None

@@ -318,6 +318,7 @@ class Worker:
             self.kv_token_bytes,
             self.fingerprint_parts,
             self.capacity.kv_groups,
+            self.capacity.pull_blocks,
         )
 
     def _note_availability(self) -> None:

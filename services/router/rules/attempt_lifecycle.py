@@ -64,6 +64,7 @@ def on_prefill_ended(
     if message.error:
         attempt.prefill_problem = f"{worker.name} failed: {message.message or message.error}"
     learning.learn_prefill(tables.estimates, worker, attempt, now)
+    pair_reports.record_pull(tables, attempt, message, now)
     tables.finish_prompt(attempt, worker)
     if message.error or attempt.decode_report is not None:
         tables.close_prefill(attempt)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.identity import identity_of, name_of
-from common.messages import DecodeStarted, PairTrouble
+from common.messages import DecodeStarted, PairTrouble, PrefillEnded
 from services.router.events import Action, Note, PairsCleared
 from services.router.placement.pair_breaker import PairBreaker
 from services.router.records.attempt import Attempt
@@ -13,17 +13,32 @@ from services.router.tables import SharedTables, Tables
 
 MESSAGE_CHARS_MAX = 256
 
+PairName = tuple[str, str]
+"""Identities of the worker that gives KV and of the one that takes it."""
+
 
 def on_pair_trouble(
-    tables: Tables, decode: Worker, message: PairTrouble, now: float
+    tables: Tables, worker: Worker, message: PairTrouble, now: float
 ) -> list[Action]:
-    """D could not take the KV of its prefill worker."""
+    """D could not take the KV of its prefill worker, or a worker what it pulled."""
     attempt = tables.attempts.get((message.request_id, message.attempt))
-    prefill = identity_of(message.prefill, message.prefill_incarnation)
-    if attempt is None or attempt.decode != decode.identity or attempt.prefill != prefill:
+    name = (identity_of(message.prefill, message.prefill_incarnation), worker.identity)
+    if attempt is None or name not in (_handing_over(attempt), pulling(attempt)):
         tables.counts.drop("stale pair trouble")
         return []
-    return _record_failure(tables, attempt, message.kind, message.message[:MESSAGE_CHARS_MAX], now)
+    why = message.message[:MESSAGE_CHARS_MAX]
+    return _record_failure(tables, attempt, name, message.kind, why, now)
+
+
+def _handing_over(attempt: Attempt) -> PairName:
+    return attempt.prefill, attempt.decode
+
+
+def pulling(attempt: Attempt) -> PairName | None:
+    """The worker whose store the beginning of the prompt was to come out of, and the one that
+    computes it."""
+    pull = attempt.placement.pull if attempt.placement is not None else None
+    return (pull.stored.identity, attempt.prefill or attempt.decode) if pull is not None else None
 
 
 def record_first_token(
@@ -40,14 +55,22 @@ def record_first_token(
         sentence = f"{_names(pair)} hand KV over again: a trial came through"
         return [Note("info", "pair.closed", sentence)]
     if message.kv.retries:
-        return _record_failure(tables, attempt, "transfer", "no KV came after retries", now)
+        name, why = _handing_over(attempt), "no KV came after retries"
+        return _record_failure(tables, attempt, name, "transfer", why, now)
     return []
 
 
 def record_end(tables: Tables, attempt: Attempt, now: float) -> None:
-    if attempt.prefill:
-        name = (attempt.prefill, attempt.decode)
-        tables.placement_memory.pairs.end_trial(name, attempt.key, now)
+    for name in (_handing_over(attempt), pulling(attempt)):
+        if name is not None and name[0]:
+            tables.placement_memory.pairs.end_trial(name, attempt.key, now)
+
+
+def record_pull(tables: Tables, attempt: Attempt, message: PrefillEnded, now: float) -> None:
+    """P has computed the prompt, perhaps with blocks out of a store."""
+    name = pulling(attempt)
+    if name is not None and message.pull is not None:
+        tables.placement_memory.pairs.record_success(name, now)
 
 
 def clear_pairs(shared: SharedTables, event: PairsCleared) -> list[Action]:
@@ -59,16 +82,16 @@ def clear_pairs(shared: SharedTables, event: PairsCleared) -> list[Action]:
 
 
 def _record_failure(
-    tables: Tables, attempt: Attempt, kind: str, message: str, now: float
+    tables: Tables, attempt: Attempt, name: PairName, kind: str, message: str, now: float
 ) -> list[Action]:
-    """A failure does not count where it has another known cause: the prefill worker is gone or
-    failed, or the request was given up."""
-    prefill = tables.workers.get(attempt.prefill)
-    if prefill is None or not prefill.connected or attempt.prefill_problem:
+    """A failure does not count where it has another known cause: the worker that gives the KV is
+    gone or failed, or the request was given up."""
+    giver = tables.workers.get(name[0])
+    failed = name == _handing_over(attempt) and attempt.prefill_problem
+    if giver is None or not giver.connected or failed:
         return []
     if attempt.state is AttemptState.ABORTING:
         return []
-    name = (attempt.prefill, attempt.decode)
     pair = tables.placement_memory.pairs.record_failure(name, attempt.key, kind, message, now)
     if pair is None:
         return []

@@ -7,24 +7,26 @@ about the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-from common import prefix
-from common.blocks import group_of_prefixes, other_groups, usable_blocks
+import msgspec
+
+from common.blocks import other_groups
 from common.errors import Code
 from common.identity import name_of
 from common.messages import (
-    PREFIX_DELTA_HASHES_MAX,
     Decode,
     HandOver,
+    KvSource,
     Prefill,
     PrefixDelta,
+    Role,
     Ticket,
 )
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
+from services.router.fleet.prefixes import known_prefixes, stored_prefixes
 from services.router.placement import place
-from services.router.placement.memory import PlacementMemory
 from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
@@ -33,6 +35,7 @@ from services.router.rules import (
     attempt_lifecycle,
     degradation_reports,
     moves,
+    pair_reports,
     preempt,
     submit,
 )
@@ -212,9 +215,20 @@ def _context(
     memory, request, workers = tables.placement_memory, attempt.request, tables.workers
     if source is not None:
         request = request._replace(local_reason=f"its KV comes from {source.name}, where it ran")
+    cached = known_prefixes(memory, workers, request.prefix)
+    stored = (
+        stored_prefixes(memory, workers, request.prefix)
+        if len(memory.stored) and request.prefix
+        else ()
+    )
+    for prefix_of in stored:
+        if workers[prefix_of.identity].role is Role.PREFILL:
+            before = cached.get(prefix_of.identity, 0)
+            cached[prefix_of.identity] = max(before, prefix_of.tokens)
     return PlacementContext(
         request=request,
-        cached=_known_prefixes(memory, workers, request.prefix),
+        cached=cached,
+        stored=stored,
         options=memory.options,
         local=not any_prefill or memory.all_local or bool(request.local_reason),
         rates=rates(tables.estimates, attempt),
@@ -293,8 +307,8 @@ def _dispatch(
         tables.counts.moved += 1
         tables.workers[decode.identity].start_prompt(attempt.key, 1)
         ticket = _ticket(tables, attempt, decode, source.view())
-        order = HandOver(ticket=ticket, kept_attempt=attempt.number - 1)
-        actions.append(Send(source.identity, order))
+        hand_over = HandOver(ticket=ticket, kept_attempt=attempt.number - 1)
+        actions.append(Send(source.identity, hand_over))
     elif prefill is None:
         tables.counts.placed_local += 1
         worker = tables.workers[decode.identity]
@@ -306,13 +320,35 @@ def _dispatch(
         tables.open_prefill(attempt, worker)
         ticket = _ticket(tables, attempt, decode, prefill)
         prefill_order = Prefill(
-            request_id=attempt.request_id, attempt=attempt.number, ticket=ticket
+            request_id=attempt.request_id,
+            attempt=attempt.number,
+            ticket=ticket,
+            source=_source(placement),
         )
         actions.append(Send(prefill.identity, prefill_order, body))
-    actions.append(Send(decode.identity, _decode_message(tables, attempt, ticket), body))
+    if (pair := pair_reports.pulling(attempt)) is not None:
+        memory.pairs.start_trial(pair, attempt.key, now)
+    order = _decode_message(tables, attempt, ticket)
+    if ticket is None:
+        order = msgspec.structs.replace(order, source=_source(placement))
+    actions.append(Send(decode.identity, order, body))
     fields: dict[str, object] = {"request_id": attempt.request_id, "attempt": attempt.number}
     actions.append(Note("debug", "request.placed", placement.sentence, fields))
     return actions
+
+
+def _source(placement: Placement) -> KvSource | None:
+    pull = placement.pull
+    if pull is None:
+        return None
+    stored = pull.stored
+    return KvSource(
+        name=stored.name,
+        incarnation=stored.incarnation,
+        fingerprint=stored.fingerprint,
+        kv_address=stored.kv_address,
+        tokens=stored.tokens,
+    )
 
 
 def _decode_message(tables: Tables, attempt: Attempt, ticket: Ticket | None) -> Decode:
@@ -342,25 +378,6 @@ def _ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: Worke
     )
 
 
-def _known_prefixes(
-    memory: PlacementMemory, workers: Mapping[str, Worker], hashes: Sequence[bytes]
-) -> dict[str, int]:
-    """Tokens of the prompt with these hashes that each worker can use; those with none are absent.
-    Each KV cache group must have what the token after them needs: a window has the last blocks of
-    an earlier prompt, which are of no use to one that leaves it in the middle."""
-    found = {}
-    for name, blocks in memory.prefixes.match(hashes).items():
-        capacity = workers[name].capacity
-        others = [
-            (group, memory.prefixes_of(at).has(name, hashes[:blocks]))
-            for at, group in other_groups(capacity.kv_groups)
-        ]
-        usable = usable_blocks(blocks, others) if others else blocks
-        if usable:
-            found[name] = usable * capacity.block_tokens
-    return found
-
-
 def _remember_prefix(tables: Tables, attempt: Attempt, placement: Placement) -> None:
     """Both workers will hold the prompt's KV; the next prompt with the same prefix is placed by
     that. A decode worker that gets it from another gets what the prompt's last token needs."""
@@ -377,17 +394,6 @@ def _remember_prefix(tables: Tables, attempt: Attempt, placement: Placement) -> 
 
 
 def on_prefix_delta(tables: Tables, worker: Worker, message: PrefixDelta) -> list[Action]:
-    """A worker reports what its engine's prefix cache gained and lost."""
-    memory, identity, capacity = tables.placement_memory, worker.identity, worker.capacity
-    if message.cleared:
-        memory.forget_prefixes(identity)
-    index = memory.prefixes
-    if message.group != group_of_prefixes(capacity.kv_groups):
-        if message.group >= len(capacity.kv_groups):
-            return []
-        index = memory.prefixes_of(message.group)
-    index.remove(identity, prefix.split(message.removed)[:PREFIX_DELTA_HASHES_MAX])
-    stored = prefix.split(message.stored)[:PREFIX_DELTA_HASHES_MAX]
-    if stored:
-        index.add(identity, stored, capacity.kv_blocks)
+    """A worker reports what its engine's prefix cache or its store gained and lost."""
+    tables.placement_memory.learn_prefixes(worker.identity, worker.capacity, message)
     return []

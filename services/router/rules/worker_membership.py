@@ -9,6 +9,8 @@ gets work only after a Beat has shown its load. Suspicion and trust are in `work
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from common.errors import Code
 from common.messages import (
     WIRE_VERSION,
@@ -169,7 +171,17 @@ def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
     if newcomer.role is Role.DECODE:
         return [Send(newcomer.identity, _introduction(prefill)) for prefill in others]
     introduction = _introduction(newcomer)
-    return [Send(decode.identity, introduction) for decode in others]
+    actions: list[Action] = [Send(decode.identity, introduction) for decode in others]
+    return [*actions, *_introduce_stores(tables, newcomer)]
+
+
+def _introduce_stores(tables: Tables, newcomer: Worker) -> Iterator[Action]:
+    """Prefill workers that may pull from each other's stores."""
+    for other in tables.workers.values() if newcomer.capacity.pull_blocks else ():
+        alike = other.role is newcomer.role and other.fingerprint == newcomer.fingerprint
+        if other is not newcomer and alike and other.ready and other.capacity.pull_blocks:
+            yield Send(other.identity, Introduce(kv_address=newcomer.kv_address))
+            yield Send(newcomer.identity, Introduce(kv_address=other.kv_address))
 
 
 def _introduction(prefill: Worker) -> Introduce:
@@ -260,5 +272,6 @@ def _lose_worker(tables: Tables, worker: Worker, reason: str, now: float) -> lis
         actions += worker_trust.record_crash_suspects(tables, worker, now)
     actions += worker_trust.give_up_held(tables, worker, sentence, now)
     tables.placement_memory.forget_prefixes(worker.identity)
+    tables.placement_memory.stored.clear(worker.identity)
     worker.apply(WorkerEvent.LOST, reason, now)
     return actions

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from common.identity import name_of
-from common.messages import KvReport
+from common.messages import KvReport, PrefillEnded
 from common.telemetry.timeline import (
     AttemptPhase,
     AttemptRecord,
@@ -18,6 +18,7 @@ from common.telemetry.timeline import (
     MoveRecord,
     WorkerTimes,
 )
+from services.router.placement.types import Placement
 from services.router.records.attempt import Attempt
 from services.router.records.states import TERMINAL, AttemptState
 
@@ -173,6 +174,22 @@ def _prefill(attempt: Attempt) -> list[str]:
     sentence = (
         f"{placement.prefill.name} computed the prompt in {report.elapsed_ms:.1f} ms "
         f"({report.cached_tokens} of {attempt.request.prompt_tokens} tokens were cached)"
+    )
+    return [sentence, *_pull(placement, report)]
+
+
+def _pull(placement: Placement, report: PrefillEnded) -> list[str]:
+    choice, pull = placement.pull, report.pull
+    if choice is None or placement.prefill is None:
+        return []
+    names = f"{placement.prefill.name} pulled", f"out of the store of {choice.stored.name}"
+    if report.pull_failed:
+        return [f"{names[0]} nothing {names[1]} and computed it: {report.pull_failed}"]
+    if pull is None:
+        return []
+    sentence = (
+        f"{names[0]} {pull.blocks} KV blocks, {pull.payload_bytes} bytes, {names[1]}: "
+        f"{pull.wait_ms:.1f} ms until data came, {pull.transfer_ms:.1f} ms of data"
     )
     return [sentence]
 

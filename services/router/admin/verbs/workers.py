@@ -36,6 +36,7 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         requests_max=capacity.max_num_seqs,
         queued_tokens=worker.queued_tokens,
         prefix_hashes=tables.placement_memory.prefixes.held(worker.identity),
+        stored_hashes=tables.placement_memory.stored.held(worker.identity),
         not_paired_with=tuple(not_paired_with(tables, worker.identity)),
         unlike=_unlike(tables, worker),
         kv_tokens_promised=worker.held_tokens,

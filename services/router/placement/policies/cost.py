@@ -3,15 +3,16 @@
 See docs/architecture.md, "Admission, placement, backpressure".
 
 The cost of a P is the time to compute the prompts ahead of this one, plus the time to compute the
-part of this prompt that P has not cached, or to hand its KV over if that takes longer. The cost of
-a D is the time to receive the KV that it has not cached, to compute the prompts that it computes
-itself before this one, and the time by which its other requests slow this answer down. The formula
-contains the load bound: a worker that has the prefix and a queue loses to an idle worker as soon as
-waiting costs more than computing.
+part of this prompt that P has not cached, or to pull what another worker's store has of it, or to
+hand its KV over if that takes longer. The cost of a D is the time to receive the KV that it has not
+cached, to compute the prompts that it computes itself before this one, and the time by which its
+other requests slow this answer down. The formula contains the load bound: a worker that has the
+prefix and a queue loses to an idle worker as soon as waiting costs more than computing.
 """
 
 from __future__ import annotations
 
+from services.router.placement.pull import best_pull
 from services.router.placement.types import (
     PlacementContext,
     Rates,
@@ -55,6 +56,9 @@ def prefill_scores(context: PlacementContext, views: Views, decode: WorkerView) 
         uncached = prompt - cached.get(view.identity, 0) if cached else prompt
         transfer = size / (pair(view.name, to) if pair is not None else mean)
         compute = uncached * per_token
+        pull = best_pull(context, view) if context.stored else None
+        if pull is not None:
+            compute -= pull.gain_s
         scores.append((view.queued * per_token + max(compute, transfer), view.requests))
     return scores
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -27,9 +27,11 @@ from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
 from common.kv.staging.shared_segment import SharedSegment
+from common.kv.store.side import StoreSize
 from common.kv.transport import ucx
 from common.messages import Ticket
 from tests.component.common.kv.no_executable_memory import forbid_executable_memory
+from tests.component.common.kv.stored import STORE_SLOTS, Stored
 from tests.faults.loaned import LoanedMessages
 from tests.rigs import messages
 
@@ -59,7 +61,8 @@ def make_service(
     secrets_file: str = "",
 ) -> tuple[KvService, str]:
     identity = WorkerIdentity(name, f"inc-{name}", fingerprint, secrets_file=secrets_file)
-    service = KvService(identity, config, HostMemory(base, GEOMETRY))
+    size = StoreSize(STORE_SLOTS, config.store.ttl_s) if config.store.ram_mib else None
+    service = KvService(identity, config, HostMemory(base, GEOMETRY), store=size)
     return service, service.start()
 
 
@@ -99,6 +102,14 @@ def staging_used(service: KvService) -> int:
     kv_thread = service._kv_thread
     assert kv_thread is not None
     return kv_thread.receive_side._pool.used + kv_thread.send_side._pool.used
+
+
+def linked(service: KvService, address: str) -> bool:
+    """Whether there is a connection to this address; else another is begun."""
+    service.connect(address)
+    kv_thread = service._kv_thread
+    assert kv_thread is not None
+    return address in kv_thread.receive_side.connections.open_addresses()
 
 
 class Remote:
@@ -178,31 +189,42 @@ def _serve(
     _install(fault)
     base = filled(seed)
     service, address = make_service(name, base, config, fingerprint)
+    stored = Stored(service) if config.store.ram_mib else None
     pipe.send(address)
     while True:
         verb, args = pipe.recv()
         if verb == "exit":
             service.stop()
             return
-        if verb == "portable":
-            pipe.send(kernel() is PORTABLE)
-        elif verb == "memory":
-            pipe.send(base)
-        elif verb == "staging":
-            pipe.send(staging_used(service))
-        elif verb == "holds":
-            pipe.send(len(service._kv_thread.send_side))  # type: ignore[union-attr]
-        elif verb == "asked":
+        if verb.startswith("stored_"):
+            pipe.send(getattr(stored, verb.removeprefix("stored_"))(*args))
+        elif verb == "linked":
+            pipe.send(linked(service, args[0]))
+        else:
+            pipe.send(_answer(service, base, verb, args))
+
+
+def _answer(service: KvService, base: np.ndarray, verb: str, args: Any) -> object:
+    match verb:
+        case "portable":
+            return kernel() is PORTABLE
+        case "memory":
+            return base
+        case "staging":
+            return staging_used(service)
+        case "holds":
+            return len(service._kv_thread.send_side)  # type: ignore[union-attr]
+        case "asked":
             tickets = service._kv_thread.send_side._tickets  # type: ignore[union-attr]
-            pipe.send(len(tickets._by_transfer) + len(tickets._early))
-        elif verb == "get_status":
-            pipe.send(service.status)
-        elif verb == "cpu":
+            return len(tickets._by_transfer) + len(tickets._early)
+        case "get_status":
+            return service.status
+        case "cpu":
             start = time.process_time()
             time.sleep(args[0])
-            pipe.send((time.process_time() - start) / args[0])
-        else:
-            pipe.send(getattr(service, verb)(*args))
+            return (time.process_time() - start) / args[0]
+        case _:
+            return getattr(service, verb)(*args)
 
 
 def _install(fault: str) -> None:

@@ -4,10 +4,13 @@ import msgspec
 import pytest
 
 from common.engine.port import Batch, EngineRequest, Output
+from common.identity import pull_key
 from common.messages import (
     Abort,
     Decode,
     ImageFeatures,
+    KvSource,
+    PairTrouble,
     Prefill,
     PrefillEnded,
     RequestBody,
@@ -162,3 +165,47 @@ def test_what_is_not_its_business_is_dropped(bench: Bench) -> None:
     bench(computed())
     bench(Batch(kv_done=[receive]))
     assert bench.core.active == 1
+
+
+SOURCE = KvSource(name="p1", incarnation="j", fingerprint="f", kv_address="h:1", tokens=2)
+
+
+def pulled(error: str = "", trouble: str = "") -> Batch:
+    done = kv_done(*pull_key(("r", 1)), side="receive", error=error)
+    more = {"message": "why" if error else "", "trouble": trouble}
+    return Batch(kv_done=[msgspec.structs.replace(done, peer="p1", peer_incarnation="j", **more)])
+
+
+def test_the_engine_is_told_of_the_source(bench: Bench) -> None:
+    order = dispatch()
+    order = Dispatched(msgspec.structs.replace(order.message, source=SOURCE), BODY)
+    (action,) = bench(order)
+    assert isinstance(action, AddToEngine)
+    assert action.request.source == SOURCE
+
+
+def test_what_was_pulled_is_in_the_report_and_no_end_of_the_handoff(bench: Bench) -> None:
+    bench(dispatch())
+    assert bench(pulled()) == []
+    ended = sole(bench(computed()))
+    assert ended.pull is not None
+    assert ended.pull_failed == ""
+    assert bench.core.active == 1
+    bench(handed())
+    assert bench.core.active == 0
+
+
+def test_a_pull_that_failed_is_told_and_its_pair_blamed(bench: Bench) -> None:
+    bench(dispatch())
+    (action,) = bench(pulled("kv_transfer_failed", "digest"))
+    assert isinstance(action, ToRouter)
+    assert action.message == PairTrouble(
+        request_id="r",
+        attempt=1,
+        prefill="p1",
+        prefill_incarnation="j",
+        kind="digest",
+        message="why",
+    )
+    ended = sole(bench(computed()))
+    assert (ended.pull, ended.pull_failed) == (None, "why")

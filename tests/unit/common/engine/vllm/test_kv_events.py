@@ -41,8 +41,10 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 class Publisher:
-    def __init__(self, blocks_max: int = 100, groups: tuple[KvGroup, ...] = ()) -> None:
-        self.watch = PrefixWatch(BLOCK, blocks_max, groups)
+    def __init__(
+        self, blocks_max: int = 100, groups: tuple[KvGroup, ...] = (), stored_max: int = 0
+    ) -> None:
+        self.watch = PrefixWatch(BLOCK, blocks_max, groups, stored_max=stored_max)
         self.numbers = count(7)
 
     def publish(self, *events: dict[str, Any]) -> None:
@@ -250,3 +252,43 @@ def test_bounds() -> None:
     vllm.publish(stored(list(range(1, n + 1)), [7] * (BLOCK * n), extra_keys=None))
     deltas = list(vllm.watch.deltas())
     assert [len(delta.stored) // 8 for delta in deltas] == [PREFIX_DELTA_HASHES_MAX] * 2 + [1]
+
+
+def in_store(kind: str, theirs: list[Any]) -> dict[str, Any]:
+    """As the connector tells it."""
+    more: dict[str, Any] = {"parent_block_hash": None, "token_ids": [], "block_size": 0}
+    held = more if kind == "BlockStored" else {}
+    return {"type": kind, "block_hashes": theirs, "medium": "STORE", **held}
+
+
+def of_store(vllm: Publisher, *, whole: bool = False) -> list[PrefixDelta]:
+    return [delta for delta in vllm.watch.deltas(whole=whole) if delta.medium == "store"]
+
+
+def test_the_store_s_blocks_have_the_names_of_the_engine_s_also_when_it_let_them_go() -> None:
+    vllm = Publisher(stored_max=8)
+    vllm.publish(stored([11, 12], IDS[:32]))
+    vllm.publish(removed([12]), in_store("BlockStored", [11, 12, 99]))
+    assert of_store(vllm) == [PrefixDelta(stored=b"".join(ours(IDS[:32])), medium="store")]
+    vllm.publish(removed([11]), CLEARED)
+    assert of_store(vllm) == [], "what the engine drops the store still has"
+    vllm.publish(in_store("BlockRemoved", [11]))
+    assert of_store(vllm) == [PrefixDelta(removed=ours(IDS)[0], medium="store")]
+    whole = of_store(vllm, whole=True)
+    assert [delta.cleared for delta in whole] == [True, False]
+    assert split(whole[1].stored) == ours(IDS[:32])[1:]
+
+
+def test_the_store_s_blocks_are_bounded_and_forgotten_after_a_loss() -> None:
+    vllm = Publisher(stored_max=1)
+    vllm.publish(stored([11, 12], IDS[:32]), in_store("BlockStored", [11, 12]))
+    told = of_store(vllm)
+    assert [split(delta.stored) for delta in told if delta.stored] == [ours(IDS)[1:2]]
+    next(vllm.numbers)
+    vllm.publish()
+    assert of_store(vllm) == [PrefixDelta(cleared=True, medium="store")]
+
+
+def test_a_worker_without_a_store_tells_nothing_of_one(vllm: Publisher) -> None:
+    vllm.publish(stored([11], IDS[:16]), in_store("BlockStored", [11]))
+    assert of_store(vllm, whole=True) == []

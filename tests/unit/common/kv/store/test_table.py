@@ -164,6 +164,65 @@ def test_states_move_as_the_table_says() -> None:
         table.end_write(slot, 0, whole=True)
 
 
+def test_what_is_taken_is_kept_and_what_is_gone_is_not() -> None:
+    table = StoreTable(4, TTL)
+    slots = fill(table, 1, 2)
+    assert table.take(names(1, 2, 3), 0) == slots
+    table.expire(2 * TTL)
+    assert table.find(names(1, 2), 2 * TTL) == slots
+    table.damaged(slots[1])
+    table.end_read(slots, 0)
+    table.check_invariants()
+    assert table.begin_read(slots) == slots[:1], "found before it was damaged"
+    table.end_read(slots[:1], 0)
+    table.check_invariants()
+
+
+def test_changes_are_told_once_each_as_they_are_now() -> None:
+    table = StoreTable(2, TTL)
+    slots = fill(table, 1, 2)
+    assert table.changes() == {name(1): True, name(2): True}
+    assert table.changes() == {}
+    fill(table, 3)
+    assert table.changes() == {name(1): False, name(3): True}
+    assert table.take(names(2), 0) == slots[1:]
+    table.damaged(slots[1])
+    assert table.changes() == {name(2): False}
+    table.end_read(slots[1:], 0)
+    table.expire(2 * TTL)
+    assert table.changes() == {name(3): False}
+
+
+def test_every_method_holds_the_guard() -> None:
+    class Guard:
+        held = 0
+
+        def __enter__(self) -> None:
+            self.held += 1
+
+        def __exit__(self, *_: object) -> None:
+            """Let go."""
+
+    guard = Guard()
+    table = StoreTable(2, TTL, guard=guard)
+    (slot,) = fill(table, 1)
+    calls = (
+        lambda: table.find(names(1), 0),
+        lambda: table.take(names(1), 0),
+        lambda: table.end_read([slot], 0),
+        lambda: table.begin_read([slot]),
+        lambda: table.damaged(slot),
+        lambda: table.mark_used(names(1), 0),
+        lambda: table.expire(0),
+        table.changes,
+        lambda: name(1) in table,
+    )
+    for call in calls:
+        before = guard.held
+        call()
+        assert guard.held > before
+
+
 class Model(RuleBasedStateMachine):
     """Any order of calls, against sets: what may be found, and what must be."""
 

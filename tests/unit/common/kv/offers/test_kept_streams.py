@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from common.errors import Code
-from common.kv.kept_streams import KeptStreams
 from common.kv.messages import KvReleased
+from common.kv.offers.kept_streams import KeptStreams
 from common.kv.peers.channel import WorkerIdentity
 from tests.rigs.messages import ticket
 from tests.unit.common.kv.test_send import KEY, Bench

@@ -1,0 +1,5 @@
+"""What a worker gives beside the prompts that it computes for others: the KV of streams that it
+gave up (`kept_streams.py`), and the blocks of its store (`pulls.py`).
+
+The service's thread drives both on top of `send.py`.
+"""

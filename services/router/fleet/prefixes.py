@@ -1,0 +1,45 @@
+"""What the workers of a model have of a prompt, in their engines' caches and in their stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from common.blocks import other_groups, usable_blocks
+from services.router.placement.memory import PlacementMemory
+from services.router.placement.types import StoredPrefix
+from services.router.records.worker import Worker
+
+
+def known_prefixes(
+    memory: PlacementMemory, workers: Mapping[str, Worker], hashes: Sequence[bytes]
+) -> dict[str, int]:
+    """Tokens of the prompt with these hashes that each worker can use; those with none are absent.
+    Each KV cache group must have what the token after them needs: a window has the last blocks of
+    an earlier prompt, which are of no use to one that leaves it in the middle."""
+    found = {}
+    for name, blocks in memory.prefixes.match(hashes).items():
+        capacity = workers[name].capacity
+        others = [
+            (group, memory.prefixes_of(at).has(name, hashes[:blocks]))
+            for at, group in other_groups(capacity.kv_groups)
+        ]
+        usable = usable_blocks(blocks, others) if others else blocks
+        if usable:
+            found[name] = usable * capacity.block_tokens
+    return found
+
+
+def stored_prefixes(
+    memory: PlacementMemory, workers: Mapping[str, Worker], hashes: Sequence[bytes]
+) -> tuple[StoredPrefix, ...]:
+    """The stores that have the beginning of this prompt. A prefill worker's own store counts as its
+    cache; a decode worker's does not, because its handoff goes first."""
+    found = []
+    for identity, blocks in memory.stored.match(hashes).items():
+        worker = workers[identity]
+        if not worker.away:
+            tokens = blocks * worker.capacity.block_tokens
+            name, incarnation, fingerprint = worker.name, worker.incarnation, worker.fingerprint
+            address = worker.kv_address
+            found.append(StoredPrefix(name, identity, incarnation, fingerprint, address, tokens))
+    return tuple(found)

@@ -72,7 +72,8 @@ class RequestLimits(Section, frozen=True):
     stop_string_chars_max: Count = 1024
     """Characters of one stop string."""
     schema_bytes_max: Annotated[int, Meta(ge=1, le=512 << 10)] = 128 << 10
-    """Bytes of a structure, as JSON or text. A frame on the wire holds twice the upper limit."""
+    """Bytes of a structure, as JSON or text, and of tools of which one must be used. A frame on the
+    wire holds twice the upper limit."""
     schema_depth_max: Count = 80
     """Nested objects and arrays of a structure. vLLM takes 64 levels, and 80 in a structural
     tag."""

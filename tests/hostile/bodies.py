@@ -127,11 +127,14 @@ KNOWN: list[HostileBody] = [
     _one(COMPLETION, "prompt", "arrays", 3 * MIB),
     _one(COMPLETION, "prompt", "text", SIZES[-1], '"truncate_prompt_tokens":5'),
     _many(CHAT, "messages", '{"role":"user","content":"x"}', 200_000),
+    _many(COMPLETION, "prompt", '"x"', 256, '"n":128'),
+    _many(CHAT, "tools", f'{{"type":"function","function":{{{FUNCTION}}}}}', 500, REQUIRED),
+]
+#: Good ones that ask for about as much as they may.
+DEMANDING: list[HostileBody] = [
     _many(BATCH, "messages", '[{"role":"user","content":"x"}]', 256),
     _many(COMPLETION, "prompt", '"x"', 256),
-    _many(COMPLETION, "prompt", '"x"', 256, '"n":128'),
     _many(CHAT, "tools", f'{{"type":"function","function":{{{FUNCTION}}}}}', 200, REQUIRED),
-    _many(CHAT, "tools", f'{{"type":"function","function":{{{FUNCTION}}}}}', 500, REQUIRED),
     _many(RESPONSES, "tools", SERVER, 400),
 ]
 
@@ -153,4 +156,5 @@ def by_field() -> Iterator[HostileBody]:
 
 def whole() -> Iterator[HostileBody]:
     yield from KNOWN
+    yield from DEMANDING
     yield from by_field()

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import msgspec
+
 from common.config import RequestLimits
 from common.errors import BatonError, Code
 from services.gateway.api.bounds import check_size
@@ -62,6 +64,15 @@ def check_shape(route: Route, given: dict[str, Any], limits: RequestLimits) -> N
         for at, tool in enumerate(_array("tools", tools)):
             _object(f"tools[{at}]", tool)
         check_size("tools", "tools", len(tools), limits.tools_max, "tools_max")
+        if _must_call(given.get("tool_choice")):
+            size, what = len(msgspec.json.encode(tools)), "bytes in tools of which one must be used"
+            check_size("tools", what, size, limits.schema_bytes_max, "schema_bytes_max")
+
+
+def _must_call(choice: Any) -> bool:
+    """Whether the answer has to match the tools, so that a structure is made of them."""
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    return kind not in (None, "auto", "none")
 
 
 def pieces(messages: list[Any]) -> Iterator[list[tuple[int, Any]]]:

@@ -108,6 +108,34 @@ def test_what_is_over_a_bound_is_refused_with_its_key(
 
 
 @pytest.mark.parametrize(
+    ("choice", "refused"),
+    [
+        (None, False),
+        ("auto", False),
+        ("none", False),
+        ({"type": "auto"}, False),
+        ("required", True),
+        ({"type": "any"}, True),
+        ({"type": "function", "function": {"name": "f"}}, True),
+        ([], True),
+    ],
+)
+def test_tools_of_which_one_must_be_used_are_bounded_as_a_structure(
+    choice: Any, refused: bool
+) -> None:
+    """Before the structure is made of them, which takes long."""
+    tools = [{"type": "function", "description": "x" * (128 << 10)}]
+    given = {"messages": [HELLO], "tools": tools, "tool_choice": choice}
+    if not refused:
+        check(Route.CHAT, **given)
+        return
+    error = refusal(Route.CHAT, **given)
+    assert error.param == "tools"
+    assert "gateway.limits.schema_bytes_max" in error.message
+    check(Route.CHAT, **given | {"tools": [{"type": "function", "description": "x" * 1_000}]})
+
+
+@pytest.mark.parametrize(
     "prompt", [[[], 1], [1, "a"], [{}], [None], [1.5], [True], [[1], [True]], [[]], {"a": 1}, 7]
 )
 def test_prompts_are_all_of_one_kind(prompt: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from common.blocks import Kept, KvGroup
 from common.errors import Code
-from common.messages import Decode, Fleet, KvReport, Refused, Role
+from common.messages import Decode, Fleet, KvReport, Prefill, Refused, Role
 from services.router.degradation.detector import Cause
 from services.router.placement.policies import cost
 from services.router.placement.types import PlacementContext, Rates, ResourceRequest
@@ -42,6 +42,21 @@ def test_a_window_is_promised_once_however_long_the_request() -> None:
     assert len(rig.take(Decode)) == 2
     assert rig.row("d0|1").held_tokens == 2 * 3 * 16
     assert rig.row("p0|1").held_tokens == 2 * 7 * 16, "P computes in steps of 64 tokens"
+
+
+def test_p_needs_room_for_the_steps_in_which_it_computes() -> None:
+    """7 of its 11 blocks are promised; the second prompt would end in 3, and needs 7 on the way."""
+    rig = Rig()
+    rig.gateway()
+    for worker in (
+        rig.prefill(groups=(WINDOW,), blocks=12),
+        rig.decode(groups=(WINDOW,), blocks=200),
+    ):
+        rig.beat(worker)
+    rig.submit("r0", **LONG)
+    assert len(rig.take(Prefill)) == 1
+    rig.submit("r1", **LONG)
+    assert rig.take(Prefill) == []
 
 
 def test_every_group_takes_its_share_of_the_blocks() -> None:

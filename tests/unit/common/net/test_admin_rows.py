@@ -18,7 +18,7 @@ WORKER = (
 )
 REQUEST = (
     "request_id attempt state tenant key_id priority age_ms prompt_tokens max_tokens prefill "
-    "decode gateway waits_for"
+    "decode gateway waits_for move"
 )
 QUEUED = (
     "request_id attempt class tenant key_id waited_ms start_within_ms prompt_tokens output_tokens "

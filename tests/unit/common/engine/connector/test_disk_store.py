@@ -179,6 +179,20 @@ def test_memory_goes_first_and_the_disk_fills_gaps() -> None:
     assert on_disk(rig, wanted, rig.step(made.output())) == [("ram", b"p0"), ("disk", b"p1")]
 
 
+def test_a_gap_in_memory_is_filled_from_the_disk_up_to_what_memory_has_again() -> None:
+    rig = Rig()
+    rig.store(3)
+    rig.settle()
+    rig.disk_table.begin_read(rig.disk_table.find([name("p2")], 0))
+    rig.disk_table.damaged(*rig.disk_table.find([name("p2")], 0))
+    rig.table._drop(*rig.table.find([name("p1")], 0))
+    wanted = rig.add("w#0", 60)
+    assert rig.half.matched_tokens(wanted, 0) == 48
+    rig.half.allocated(wanted, made.blocks([7, 8, 9]), 48)
+    plan = rig.step(made.output())
+    assert [medium for medium, _ in on_disk(rig, wanted, plan)] == ["ram", "disk", "ram"]
+
+
 def test_what_is_read_from_the_disk_is_not_overwritten_there() -> None:
     rig = Rig(on_disk=2)
     rig.store(2)

@@ -140,7 +140,7 @@ def test_a_damaged_block_is_gone_at_once_and_its_slot_when_all_readers_are() -> 
 
 def test_what_was_there_at_the_start_is_found_until_it_expires() -> None:
     table = StoreTable(4, TTL)
-    table.restore([(2, name(1), 5.0), (0, name(2), 3.0), (3, name(1), 4.0)])
+    table.restore([(2, name(1), 5.0), (0, name(2), 3.0), (3, name(1), 2.0)])
     table.check_invariants()
     assert table.counts.held == 2
     assert table.find(names(1, 2), 0) == [2, 0]

@@ -184,8 +184,7 @@ class KvThread:
             self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
 
     def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
-        """Fetches the blocks of these hashes out of the source's store to these blocks. It ends
-        once, as the receive of `pull_key(key)`."""
+        """Fetches blocks out of the source's store. It ends once, as that of `pull_key(key)`."""
         spec = pull_spec(self._config, self._receive_shape, hashes, len(block_ids), self.now())
         self.receive_side.fetch(own_ticket(self._identity, key, source), spec, block_ids)
 

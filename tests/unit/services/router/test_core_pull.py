@@ -17,7 +17,7 @@ IDS = list(range(320))
 HASHES = prefix_hashes(pack_ids(IDS), BLOCK, None)
 P0, P1, D0 = "p0|1", "p1|1", "d0|1"
 PULLED = KvReport(
-    blocks=10, complete=True, messages=2, payload_bytes=10_240, wait_ms=3.0, transfer_ms=2.0
+    blocks=10, complete=True, messages=2, payload_bytes=10_240, wait_ms=0.5, transfer_ms=2.0
 )
 
 
@@ -60,9 +60,9 @@ def test_what_came_is_told_and_learned() -> None:
     submit(rig)
     rig.prefilled(peer=P1, cached_tokens=160, pull=PULLED)
     told = " ".join(attempt_record(rig.known(), rig.now).sentences)
-    assert "p1 pulled 10 KV blocks, 10240 bytes, out of the store of p0: 3.0 ms" in told
+    assert "p1 pulled 10 KV blocks, 10240 bytes, out of the store of p0: 0.5 ms" in told
     estimates = rig.core.tables.estimates
-    assert estimates.pull_latency_s() == pytest.approx(0.003)
+    assert estimates.pull_latency_s() == pytest.approx(0.0005)
     assert estimates.bandwidth.bytes_per_s("p0", "p1") == pytest.approx(5120 / 0.002)
 
 
@@ -84,10 +84,30 @@ def test_a_store_that_lost_the_blocks_or_its_worker_is_no_source() -> None:
         rig = fleet()
         if report is None:
             rig.gone(P0)
+            assert len(rig.core.tables.placement_memory.stored) == 0
         else:
             rig.receive(P0, report)
         rig.core.tables.placement_memory.check_invariants()
         assert submit(rig).source is None
+
+
+def test_a_worker_that_is_given_up_is_no_source() -> None:
+    rig = fleet()
+    for _ in range(8):
+        rig.tick(1.0, alive=(P1, D0, "g0|1"))
+    assert rig.row(P0).away
+    assert len(rig.core.tables.placement_memory.stored) == 10
+    assert submit(rig).source is None
+
+
+def test_the_time_of_a_pull_is_not_that_of_computing() -> None:
+    rates = []
+    for pull in (None, PULLED):
+        rig = fleet()
+        submit(rig)
+        rig.prefilled(peer=P1, cached_tokens=160, pull=pull)
+        rates.append(rig.core.tables.estimates.prefill.tokens_per_s(160))
+    assert rates[1] > rates[0]
 
 
 def test_the_engine_s_cache_is_no_store() -> None:
@@ -170,6 +190,9 @@ def test_a_decode_worker_that_computes_the_prompt_itself_pulls_too() -> None:
     (order,) = rig.take(Decode)
     assert order.source is not None
     assert order.source.name == "d1"
-    rig.submit("r2", prompt=len(IDS), prefix_hashes=HASHES, local_reason="it wants prompt_logprobs")
-    (order,) = rig.take(Decode)
+    rig.ended()
+    rig.receive(D0, PrefixDelta(cleared=True))
+    reason = "it wants prompt_logprobs"
+    rig.submit("r2", prompt=len(IDS), prefix_hashes=HASHES, local_reason=reason)
+    (order,) = rig.take(Decode, D0)
     assert order.source is None

@@ -45,7 +45,10 @@ HEARD: dict[Role, Any] = {
     Role.PREFILL: WorkerToRouter,
     Role.DECODE: WorkerToRouter,
 }
+MODELS = ("chat", "code")
+"""All workers have one fingerprint: only the model keeps those of two apart."""
 WORDS: dict[str, Sequence[Any]] = {
+    "model": (*MODELS, "", "nope"),
     "request_id": IDS,
     "attempt": (1, 2, 3),
     "tries": ([], [["r0", 1]], [["r1", 1], ["r2", 2]]),
@@ -58,6 +61,7 @@ WORDS: dict[str, Sequence[Any]] = {
 HELLO_WORDS: dict[str, Sequence[Any]] = {
     "wire_version": (WIRE_VERSION,),
     "fingerprint": ("f",),
+    "model": MODELS,
     "kv_address": ("10.0.0.1:5",),
     "stream_endpoint": ("ipc:///x",),
     "block_tokens": (16,),
@@ -73,7 +77,7 @@ def attack_router(steps: int, seed: int) -> Core:
     FrameFaultError. Returns the core as it ended."""
     rng = random.Random(f"router {seed}")
     now = 100.0
-    core = Core(Settings(), lambda: rng.randbytes(16), rng.random, now)
+    core = Core(Settings(models=MODELS), lambda: rng.randbytes(16), rng.random, now)
     wild = {role: _messages(rng, union) for role, union in HEARD.items()}
     for step in range(steps):
         now += rng.choice((0.0, 0.001, 0.05, 0.2))
@@ -99,15 +103,16 @@ def attack_router(steps: int, seed: int) -> Core:
 
 def _good(rng: random.Random, core: Core, step: int) -> Event:
     """A new request, a beat, or how an attempt that runs goes on."""
-    running = [
-        attempt for attempt in core.tables.attempts.values() if attempt.placement is not None
-    ]
+    running = [attempt for attempt in core.shared.attempts() if attempt.placement is not None]
     luck = rng.random()
     if luck < 0.4:
         worker = rng.choice(("p0|1", "p1|1", "d0|1", "d1|1", "d0|2"))
         return Received(worker, Beat(load=Load()), None)
     if luck < 0.6 or not running:
-        submit = Submit(request_id=f"s{step}", attempt=1, prompt_tokens=40, max_tokens=8)
+        model = rng.choice(MODELS)
+        submit = Submit(
+            request_id=f"s{step}", attempt=1, model=model, prompt_tokens=40, max_tokens=8
+        )
         return Received(rng.choice(("g0|1", "g1|1")), submit, b"body")
     attempt = rng.choice(running)
     assert attempt.placement is not None

@@ -18,7 +18,7 @@ def run(view: View, args: dict[str, Value]) -> list[WorkerRow]:
     workers.sort(key=lambda w: (w.role is not Role.PREFILL, w.name))
     refused = [w for w in view.shared.refused.values() if not role or w.role.value == role]
     rows = [_row(view.shared.models[worker.model], worker, view.now) for worker in workers]
-    return rows + [_refused_row(worker, view.now) for worker in refused]
+    return [_refused_row(worker, view.now) for worker in refused] + rows
 
 
 def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:

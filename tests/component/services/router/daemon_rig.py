@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from common.config import Config, FleetConfig, LivenessConfig, RouterConfig
+from common.config import Config, FleetConfig, LivenessConfig, ModelConfig, RouterConfig
 from common.messages import RouterToGateway, RouterToWorker
 from common.net.endpoints import admin_address, control_address
 from common.process.lifecycle import Tasks
@@ -40,7 +40,8 @@ async def running(
 ) -> AsyncIterator[Running]:
     fleet = FleetConfig(run_dir=str(run_dir), drain_ms=500.0)
     router.setdefault("liveness", LivenessConfig(rebuild_ms=0.0))
-    config = Config(fleet=fleet, router=RouterConfig(**router))
+    model = ModelConfig(name="model")
+    config = Config(fleet=fleet, model=model, router=RouterConfig(**router))
     tasks = Tasks(watchdog_and_reload)
     daemon = make(config, "r0", structlog.get_logger("test"))
     await daemon.start(tasks)

@@ -13,7 +13,14 @@ import msgspec
 import structlog
 import zmq
 
-from common.config import Config, FleetConfig, LivenessConfig, RouterConfig, SecurityConfig
+from common.config import (
+    Config,
+    FleetConfig,
+    LivenessConfig,
+    ModelConfig,
+    RouterConfig,
+    SecurityConfig,
+)
 from common.messages import Beat, Leaving, Load, Refused, Role
 from common.net.admin_client import ask
 from common.net.endpoints import admin_address
@@ -31,6 +38,7 @@ SECONDS = 20.0
 def config_of(run_dir: Path, keys: Path) -> Config:
     return Config(
         fleet=FleetConfig(run_dir=str(run_dir), drain_ms=100.0),
+        model=ModelConfig(name="model"),
         router=RouterConfig(
             control=f"tcp://127.0.0.1:{free_port()}",
             worker_timeout_ms=500.0,

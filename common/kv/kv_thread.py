@@ -138,7 +138,7 @@ class KvThread:
         self.pulls: StorePulls | None = None
         self._next_peer, self._ticking = 1, False
         self._check_links_timer: asyncio.TimerHandle | None = None
-        self._side = ThreadSideChannel(side_address, self._on_message) if side_address else None
+        self._side = ThreadSideChannel(side_address, self._from_daemon) if side_address else None
 
     def _make_kept_streams(self) -> KeptStreams:
         return KeptStreams(
@@ -218,7 +218,7 @@ class KvThread:
         self.send_side.release(key, reason)
         self._schedule_tick()
 
-    def _on_message(self, message: DaemonToKv) -> None:
+    def _from_daemon(self, message: DaemonToKv) -> None:
         match message:
             case KvConnect():
                 self.receive_side.connect(message.kv_address)

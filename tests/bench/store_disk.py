@@ -83,7 +83,7 @@ def first_tokens(folder: Path) -> None:
 
 def all_written(worker: Worker) -> bool:
     counts = store.counts_of(worker)
-    return counts.store_disk_written > 0 and counts.store_disk_held == counts.store_held
+    return 0 < counts.store_written == counts.store_disk_written
 
 
 def drop_from_page_cache(folder: Path) -> None:

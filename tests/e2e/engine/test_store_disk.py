@@ -104,7 +104,7 @@ def counts_of(worker: Worker) -> KvCounts:
 async def fill(worker: Worker, prompts: list[list[int]], plain: list[list[int]]) -> None:
     """The first prompt of each family, until their prefixes are on the disk."""
     assert wrong(await ask_all(worker, prompts[:FAMILIES]), plain[:FAMILIES]) == 0
-    await until(lambda: counts_of(worker).store_disk_held >= PREFIXES)
+    await until(lambda: counts_of(worker).store_disk_written >= PREFIXES)
 
 
 def test_prompts_are_served_from_the_disk_after_kill_9(

@@ -19,6 +19,8 @@ from common.engine.open import open_engine
 from common.engine.port import EngineRequest
 from common.identity import pull_key
 from common.kv.messages import KvDone
+from common.kv.store.arena import Arena
+from common.kv.store.table import BlockName
 from common.messages import KvCounts, KvSource, Role, Sampling
 from common.process.lifecycle import Tasks
 from tests.e2e.engine.pair import ANSWER_MS, ENGINE, GREEDY, LOAD_TIMEOUT_MS, Result, Worker, until
@@ -180,5 +182,59 @@ def test_what_p0_computed_is_pulled_by_p1_and_by_d1_and_is_the_same(
         onward = fleet.source("p1", PREFIX_BLOCKS)
         await until(lambda: fleet.counts("p1").store_held >= PREFIXES * PREFIX_BLOCKS, 60.0)
         assert (await fleet.by_d(prompts[1][3], onward)).tokens == plain[1][3]
+
+    play(tmp_path, work)
+
+
+def test_hints_that_are_wrong_cost_a_look_up_and_no_token(
+    tmp_path: Path, prompts: list[list[list[int]]], plain: list[list[list[int]]]
+) -> None:
+    async def work(fleet: Fleet) -> None:
+        assert (await fleet.by_p("p0", prompts[0][0])).tokens == plain[0][0]
+        await stored(fleet, PREFIX_BLOCKS)
+        too_long = fleet.source("p0", PREFIX_BLOCKS + 9)
+        assert (await fleet.by_p("p1", prompts[0][1], too_long)).tokens == plain[0][1]
+        asked, got = fleet.pulled("p1")[-1], fleet.counts
+        assert (asked.error, asked.report.blocks) == ("", PREFIX_BLOCKS), "the leading run came"
+        await until(lambda: got("p1").pulls_failed == 1, 30.0)
+        wrong = (
+            fleet.source("p0", PREFIX_BLOCKS),
+            fleet.source("p0", PREFIX_BLOCKS, incarnation="inc-older"),
+            fleet.source("p0", PREFIX_BLOCKS, kv_address="127.0.0.1:9"),
+            fleet.source("p0", PREFIX_BLOCKS, fingerprint="another"),
+        )
+        for at, source in enumerate(wrong):
+            result = await fleet.by_p("p1", prompts[1 + at % 3][at], source)
+            assert result.tokens == plain[1 + at % 3][at]
+        assert all(end.error for end in fleet.pulled("p1")[1:])
+
+    play(tmp_path, work)
+
+
+def test_kv_that_is_pulled_is_what_the_tokens_are_made_of(
+    tmp_path: Path,
+    prompts: list[list[list[int]]],
+    plain: list[list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The control: damage that nobody judges changes the text."""
+
+    def believing(self: Arena, slot: int, name: BlockName) -> bool:
+        return True
+
+    original = Arena.write
+
+    def damaging(self: Arena, copy: object) -> None:
+        original(self, copy)  # type: ignore[arg-type]
+        self.bytes.view(np.float32)[:] += 0.5
+
+    monkeypatch.setattr(Arena, "holds", believing)
+    monkeypatch.setattr(Arena, "write", damaging)
+
+    async def work(fleet: Fleet) -> None:
+        assert (await fleet.by_p("p0", prompts[0][0])).tokens == plain[0][0]
+        await stored(fleet, PREFIX_BLOCKS)
+        source = fleet.source("p0", PREFIX_BLOCKS)
+        assert (await fleet.by_p("p1", prompts[0][1], source)).tokens != plain[0][1]
 
     play(tmp_path, work)

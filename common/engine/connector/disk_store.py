@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from common.clock import Clock
 from common.engine.connector.metadata import StorePlan
@@ -132,12 +133,11 @@ class DiskStore:
     def step(self, plan: StorePlan) -> None:
         """Adds what this step orders of the disk."""
         self._learn()
-        plan.disk_counts = self.counts
-        if self._off or not self._known:
-            return
-        self._disk.expire(self._clock.monotonic())
-        plan.spills.extend(self._spills())
-        plan.used, self._used = self._used, []
+        if not self._off and self._known:
+            self._disk.expire(self._clock.monotonic())
+            plan.spills.extend(self._spills())
+            plan.used, self._used = self._used, []
+        plan.disk_counts = replace(self.counts)
 
     def ended(self, results: StoreResults) -> None:
         """What the ranks report of their copies."""

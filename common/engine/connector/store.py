@@ -30,7 +30,7 @@ from common.engine.connector.metadata import StoreLoad, StorePlan, StorePull, so
 from common.kv.messages import PULL_BLOCKS_MAX
 from common.kv.store.record import record_bytes
 from common.kv.store.side import StoreResults
-from common.kv.store.table import BlockCopy, BlockName, Medium, StoreTable
+from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts, StoreTable
 from common.messages import KvSource
 
 if TYPE_CHECKING:
@@ -126,6 +126,8 @@ class StoreScheduler:
         #: For pulls that have just failed, how many of their blocks the source has.
         self._held: dict[str, int] = {}
         self._plan = StorePlan()
+        #: The counts of both tiers in the last plan.
+        self._reported = StoreCounts(), StoreCounts()
 
     def new_request(self, request: Request) -> None:
         row = self._requests[request.request_id] = _Request(request)
@@ -197,6 +199,7 @@ class StoreScheduler:
         plan.counts = replace(self._table.counts)
         if self._disk is not None:
             self._disk.step(plan)
+        self._reported = plan.counts, plan.disk_counts
         return plan
 
     def pulls(self, request: Request) -> bool:
@@ -249,9 +252,12 @@ class StoreScheduler:
 
     @property
     def pending(self) -> bool:
-        """Whether steps are needed to save what has filled and to learn that it is saved."""
+        """Whether steps are needed to save what has filled, to learn that it is saved, and to
+        report the counts of that."""
         on_disk = self._disk is not None and self._disk.pending
-        return bool(self._filled or self._saving or on_disk)
+        disk_counts = self._disk.counts if self._disk is not None else StoreCounts()
+        unreported = self._reported != (self._table.counts, disk_counts)
+        return bool(self._filled or self._saving or on_disk or unreported)
 
     def _find(self, names: Sequence[BlockName]) -> list[Place]:
         """Where the leading names can be read."""

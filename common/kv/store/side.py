@@ -108,7 +108,8 @@ class StoreSide:
         on_ended: Callable[[], None],
         disk: DiskPlace | None = None,
     ) -> None:
-        """`on_ended` is called on the KV thread when a load has ended, and when all has."""
+        """`on_ended` is called on the KV thread when a load has ended, when all has, and when the
+        counts have changed."""
         self._arena = arena
         self._counters = counters
         self._loop = loop
@@ -127,6 +128,8 @@ class StoreSide:
         self._asked = 0
         #: When the disk answered last, by the loop's clock.
         self._answered = 0.0
+        #: What the tables counted last.
+        self._noted = StoreCounts(), StoreCounts()
         self._disk = self._open(disk) if disk is not None else None
 
     @property
@@ -173,11 +176,14 @@ class StoreSide:
 
     def note(self, counts: StoreCounts, disk: StoreCounts) -> None:
         """What the tables count, to be reported with what is counted here."""
-        counters = self._counters
+        if (counts, disk) == self._noted:
+            return
+        self._noted, counters = (counts, disk), self._counters
         counters.store_held, counters.store_skipped = counts.held, counts.skipped
         counters.store_evicted, counters.store_expired = counts.evicted, counts.expired
         counters.store_disk_held, counters.store_disk_skipped = disk.held, disk.skipped
         counters.store_disk_evicted, counters.store_disk_expired = disk.evicted, disk.expired
+        self._loop.call_soon_threadsafe(self._on_ended)
 
     def drain(self) -> StoreResults:
         """What ended since the last call."""

@@ -101,6 +101,8 @@ def test_a_block_is_saved_once_however_many_requests_fill_it() -> None:
     plan = rig.new(first, [3], 16)
     assert saved(rig.new(second, [4], 16)) == []
     rig.done(plan)
+    assert rig.half.pending, "nobody knows yet that it is held"
+    assert rig.step(made.output()).counts.held == 1
     assert not rig.half.pending
 
 
@@ -118,6 +120,7 @@ def test_the_backlog_is_bounded_and_the_rest_has_its_turn() -> None:
     rig.half.copies_ended(StoreResults(written=[c.slot for c in first.saves[1:]]), (), ())
     rig.done(second)
     rig.done(rig.step(made.output()))
+    assert rig.step(made.output()).counts.held == 6
     assert not rig.half.pending
 
 

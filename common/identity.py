@@ -9,7 +9,7 @@ starts again is another peer.
 from __future__ import annotations
 
 SEPARATOR = "|"
-PULL = "#pull"
+PULL, PULL_AGAIN = "#pull", "#pull2"
 
 AttemptKey = tuple[str, int]
 """A request's id and the number of the attempt, from 1; the same in every process."""
@@ -31,15 +31,16 @@ def split_identity(identity: str) -> tuple[str, str]:
     return name, incarnation
 
 
-def pull_key(key: AttemptKey) -> AttemptKey:
-    """What the KV plane calls the pull of an attempt, beside the attempt's handoff."""
-    return key[0] + PULL, key[1]
+def pull_key(key: AttemptKey, *, again: bool = False) -> AttemptKey:
+    """What the KV plane calls the pull of an attempt, beside the attempt's handoff. `again`: the
+    second one, because a key that was refused is not asked for again."""
+    return key[0] + (PULL_AGAIN if again else PULL), key[1]
 
 
 def attempt_of_pull(key: AttemptKey) -> AttemptKey:
     """The attempt of a pull, or of a handoff."""
-    return key[0].removesuffix(PULL), key[1]
+    return key[0].removesuffix(PULL).removesuffix(PULL_AGAIN), key[1]
 
 
 def is_pull(request_id: str) -> bool:
-    return request_id.endswith(PULL)
+    return request_id.endswith((PULL, PULL_AGAIN))

@@ -184,7 +184,7 @@ class KvThread:
             self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
 
     def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
-        """Fetches blocks out of the source's store. It ends once, as that of `pull_key(key)`."""
+        """Fetches blocks out of the source's store. It ends once, as that of `key`."""
         spec = pull_spec(self._config, self._receive_shape, hashes, len(block_ids), self.now())
         self.receive_side.fetch(own_ticket(self._identity, key, source), spec, block_ids)
 
@@ -214,7 +214,8 @@ class KvThread:
     def release(self, key: AttemptKey, reason: str) -> None:
         """Ends what either side holds for this attempt. Idempotent."""
         self.receive_side.cancel(key, reason)
-        self.receive_side.cancel(pull_key(key), reason)
+        for again in (False, True):
+            self.receive_side.cancel(pull_key(key, again=again), reason)
         self.send_side.release(key, reason)
         self._schedule_tick()
 

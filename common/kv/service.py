@@ -34,7 +34,7 @@ from pathlib import Path
 from common.blocks import KvGroup
 from common.config import KvConfig
 from common.errors import BatonError, Code
-from common.identity import AttemptKey
+from common.identity import AttemptKey, pull_key
 from common.kv.checksum.kernel import kernel
 from common.kv.handoff.ticket_table import TOMBSTONES_MAX
 from common.kv.kv_thread import KvThread
@@ -161,14 +161,21 @@ class KvService:
         self._call(lambda kv: kv.fetch(ticket, first_block, ids))
 
     def pull(
-        self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: Sequence[int]
+        self,
+        key: AttemptKey,
+        source: KvSource,
+        hashes: bytes,
+        block_ids: Sequence[int],
+        *,
+        again: bool = False,
     ) -> None:
         """Fetch the blocks of these hashes out of the source's store to these blocks. It ends once,
-        as a receive of `pull_key(key)`. Raises ValueError if the source has another fingerprint."""
+        as a receive of `pull_key(key, again=again)`. Raises ValueError if the source has another
+        fingerprint."""
         if source.fingerprint != self._identity.fingerprint:
             raise ValueError(f"{source.name} has another fingerprint")
         ids = list(block_ids)
-        self._call(lambda kv: kv.pull(key, source, hashes, ids))
+        self._call(lambda kv: kv.pull(pull_key(key, again=again), source, hashes, ids))
 
     def share_store(self, table: StoreTable) -> None:
         """Other workers may pull what this table of the engine's process holds."""

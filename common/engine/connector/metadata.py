@@ -122,6 +122,8 @@ class StorePull:
     hashes: bytes
     #: Where the blocks go.
     block_ids: list[int]
+    #: Whether it is the second one of the request, for what the source said that it has.
+    again: bool = False
 
 
 @dataclass

@@ -352,7 +352,7 @@ class StoreScheduler:
         assert row.source is not None
         hashes = b"".join(row.request.block_hashes[first : len(given)])
         self._pulling[request_id] = first
-        self._plan.pulls.append(StorePull(request_id, row.source, hashes, list(own)))
+        self._plan.pulls.append(StorePull(request_id, row.source, hashes, list(own), row.shortened))
 
     def _first_own(self, count: int, given: Sequence[int], own: Sequence[int]) -> int:
         """The number of the first block of a load of so many. Raises RuntimeError if vLLM gave

@@ -112,8 +112,8 @@ class WorkerHalf:
                 store.load(load.request_id, load.copies)
             for pull in plan.store.pulls:
                 key = attempt_key(pull.request_id)
-                self._pulling[request_key(pull_key(key))] = pull.request_id
-                self._service.pull(key, pull.source, pull.hashes, pull.block_ids)
+                self._pulling[request_key(pull_key(key, again=pull.again))] = pull.request_id
+                self._service.pull(key, pull.source, pull.hashes, pull.block_ids, again=pull.again)
         for fetch in plan.fetches:
             key = (fetch.ticket.request_id, fetch.ticket.attempt)
             if fetch.block_ids:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from common.config import KvConfig
 from common.errors import Code
-from common.identity import AttemptKey, pull_key
+from common.identity import AttemptKey
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.receiver import FetchSpec
 from common.kv.messages import PULL_BLOCKS_MAX, PULL_HASH_BYTES, KvPull, KvRefused
@@ -178,11 +178,11 @@ def refuse_pull(
 
 
 def own_ticket(identity: WorkerIdentity, key: AttemptKey, source: KvSource) -> Ticket:
-    """What this worker pulls from this source by for this attempt. Raises ValueError if the source
-    is not of its fingerprint."""
+    """What this worker pulls from this source by. `key`: as of `pull_key`. Raises ValueError if the
+    source is not of its fingerprint."""
     if source.fingerprint != identity.fingerprint:
         raise ValueError(f"{source.name} has another fingerprint")
-    request_id, attempt = pull_key(key)
+    request_id, attempt = key
     return Ticket(
         secret=os.urandom(SECRET_BYTES),
         request_id=request_id,

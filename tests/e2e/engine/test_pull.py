@@ -17,7 +17,7 @@ import pytest
 from common.config import from_mapping
 from common.engine.open import open_engine
 from common.engine.port import EngineRequest
-from common.identity import pull_key
+from common.identity import is_pull
 from common.kv.messages import KvDone
 from common.kv.store.arena import Arena
 from common.kv.store.table import BlockName
@@ -125,9 +125,8 @@ class Fleet:
 
     def pulled(self, name: str) -> list[KvDone]:
         """How the pulls of this worker ended."""
-        marked = pull_key(("", 0))[0]
         ends = self.workers[name].kv.items()
-        return [end for (request_id, _, _), end in ends if request_id.endswith(marked)]
+        return [end for (request_id, _, _), end in ends if is_pull(request_id)]
 
     def counts(self, name: str) -> KvCounts:
         status = self.workers[name].engine.kv_status()

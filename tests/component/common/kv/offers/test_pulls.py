@@ -16,7 +16,7 @@ import pytest
 
 from common.config import KvConfig, StoreConfig
 from common.errors import Code
-from common.identity import pull_key
+from common.identity import attempt_of_pull, pull_key
 from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
 from common.kv.service import KvService
@@ -165,6 +165,12 @@ def test_a_hint_that_is_wrong_or_stale_costs_a_look_up(
     end = pull(puller, source_of(holder), [*hashes(4), unknown, *hashes(6)[5:]])
     assert (end.error, end.held, end.trouble) == (Code.KV_TRANSFER_FAILED, 4, "")
     assert not base.any()
+    assert_clean(puller, holder)
+    puller.pull(KEY, source_of(holder), b"".join(hashes(4)), TARGET[:4], again=True)
+    (end,) = drained(puller, LONG_S)
+    assert (end.error, end.report.blocks) == ("", 4), "what it said that it has"
+    assert attempt_of_pull((end.request_id, end.attempt)) == KEY
+    assert_pulled(base, 4)
     assert_clean(puller, holder)
     holder.call("stored_expire")
     puller.pull(("s", 1), source_of(holder), b"".join(hashes(4)), TARGET[:4])

@@ -125,10 +125,11 @@ def test_what_the_source_still_has_is_claimed_once() -> None:
     rig = PullRig()
     request = rig.ask(100)
     rig.half.matched_tokens(request, BLOCK)
-    rig.pull(request, [9, 2, 3, 4], 3 * BLOCK, shared=1)
+    assert not rig.pull(request, [9, 2, 3, 4], 3 * BLOCK, shared=1).again
     rig.end(failed=[A], held=2)
     assert rig.half.matched_tokens(request, BLOCK) == 2 * BLOCK
-    assert rig.pull(request, [9, 2, 3], 2 * BLOCK, shared=1).hashes == b"p1p2"
+    second = rig.pull(request, [9, 2, 3], 2 * BLOCK, shared=1)
+    assert (second.hashes, second.again) == (b"p1p2", True), "under another key"
     rig.end(failed=[A], held=1)
     assert rig.half.matched_tokens(request, BLOCK) == 0
 
@@ -163,8 +164,8 @@ class FakeService:
         self.ended: list[KvDone] = []
         self.waited = 0
 
-    def pull(self, *args: object) -> None:
-        self.pulled.append(args)
+    def pull(self, *args: object, again: bool) -> None:
+        self.pulled.append((*args, again))
 
     def drain(self) -> list[KvDone]:
         ended, self.ended = self.ended, []
@@ -185,8 +186,8 @@ class FakeStore:
         return StoreResults()
 
 
-def done(error: str = "", held: int = 0) -> KvDone:
-    name, attempt = pull_key(("a", 0))
+def done(error: str = "", held: int = 0, *, again: bool = False) -> KvDone:
+    name, attempt = pull_key(("a", 0), again=again)
     return KvDone(
         request_id=name, attempt=attempt, side="receive", report=KvReport(), error=error, held=held
     )
@@ -199,7 +200,7 @@ def test_the_end_of_a_pull_is_that_of_a_load_of_its_request(error: str, held: in
     worker = WorkerHalf(service, lambda: None, None)  # type: ignore[arg-type]
     plan = StepPlan(store=StorePlan(pulls=[StorePull(A, SOURCE, b"p0", [4])]))
     worker.load(plan)
-    assert service.pulled == [(("a", 0), SOURCE, b"p0", [4])]
+    assert service.pulled == [(("a", 0), SOURCE, b"p0", [4], False)]
     assert worker.results(StepPlan(idle=True), []) == (set(), set(), set())
     assert service.waited == 1, "a step that only polls waits a little"
     service.ended = [done(error, held)]
@@ -207,4 +208,9 @@ def test_the_end_of_a_pull_is_that_of_a_load_of_its_request(error: str, held: in
     assert worker.store_results().held == ({A: held} if error else {})
     service.ended = [done()]
     assert worker.results(StepPlan(), []) == (set(), set(), set()), "told once"
+    worker.load(StepPlan(store=StorePlan(pulls=[StorePull(A, SOURCE, b"p0", [4], again=True)])))
+    service.ended = [done()]
+    assert worker.results(StepPlan(), []) == (set(), set(), set()), "that of the first is over"
+    service.ended = [done(again=True)]
+    assert worker.results(StepPlan(), []) == (set(), {A}, set())
     assert request_key(("a", 0)) == A

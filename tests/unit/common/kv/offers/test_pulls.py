@@ -223,10 +223,10 @@ def test_a_control_frame_holds_a_piece() -> None:
 def test_the_own_ticket_and_plan_of_a_pull() -> None:
     source = KvSource(name="p1", incarnation="j", fingerprint="f", kv_address="h:1", tokens=9)
     identity = WorkerIdentity("p0", "inc-p0", "f")
-    one, other = (own_ticket(identity, ("r", 1), source) for _ in range(2))
+    one, other = (own_ticket(identity, ("r#pull", 1), source) for _ in range(2))
     assert one.secret != other.secret
     assert (one.prefill, one.decode, one.kv_address) == ("p1", "p0", "h:1")
-    assert one.request_id != "r", "a handoff of this attempt may go on beside it"
+    assert (one.request_id, one.attempt) == ("r#pull", 1)
     with pytest.raises(ValueError, match="another fingerprint"):
         own_ticket(WorkerIdentity("p0", "inc-p0", "g"), ("r", 1), source)
     spec = pull_spec(CONFIG, KvShape(2, 1024, fp8_page_bytes=99), hashes(1, 2), 2, 5.0)

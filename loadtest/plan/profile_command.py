@@ -63,7 +63,8 @@ async def _measure(chosen: argparse.Namespace) -> Profile:
         chosen.url, router_of(chosen.run_dir), served.model, secrets.token_hex(4), chosen.api_key
     )
     workers = msgspec.convert(await prober.query("workers"), list[WorkerRow])
-    decodes = [row for row in workers if row.role == "decode"]
+    decodes = [row for row in workers if row.role == "decode" and row.state != "refused"]
+    decodes = [row for row in decodes if row.model == served.model] or decodes
     if not decodes:
         raise ProbeError("the fleet has no decode worker")
     decode = decodes[0]

@@ -18,7 +18,10 @@ pytestmark = pytest.mark.timeout(600)
 SEEDS = {"eighteen": 18, "forty": 40}
 PROMPTS = [[(7 * i + n) % 240 + 1 for i in range(200 + 90 * n)] for n in range(3)]
 MAX_TOKENS = 12
-SMALL_KV = {"BATON_ENGINE__KV_CACHE_MIB": "256"}
+SETTINGS = {"BATON_ENGINE__KV_CACHE_MIB": "256"} | {
+    f"BATON_MODELS__{name.upper()}__DTYPE": "float32" for name in SEEDS
+}
+"""vLLM takes a model in float32 as bfloat16 unless told; the plain engine computes in float32."""
 
 
 def answer(running: Fleet, model: str, prompt: list[int]) -> list[int]:
@@ -40,7 +43,7 @@ def test_tokens_of_two_models_are_those_of_plain_engines(tmp_path: Path) -> None
     assert expected["eighteen"] != expected["forty"]
     flags = [f for name, path in folders.items() for f in ("--model", str(path), "--name", name)]
     asked = [(name, prompt) for prompt in PROMPTS for name in SEEDS]
-    with fleet(*flags, env=SMALL_KV) as running:
+    with fleet(*flags, env=SETTINGS) as running:
         running.wait_ready()
         with ThreadPoolExecutor(len(asked)) as clients:
             got = list(clients.map(lambda ask: answer(running, *ask), asked))

@@ -23,8 +23,11 @@ LATE_SECONDS = 0.5
 
 
 class MoveWatch:
-    def __init__(self, router: RouterProcess) -> None:
+    """One for each model."""
+
+    def __init__(self, router: RouterProcess, tables: Tables) -> None:
         self._router = router
+        self._tables = tables
         #: When each request was last told to move.
         self._told: dict[str, float] = {}
         #: When each request was last parked.
@@ -35,21 +38,19 @@ class MoveWatch:
         self._dropping: set[str] = set()
 
     @property
-    def _tables(self) -> Tables:
-        return self._router.core.tables
-
-    @property
     def _now(self) -> float:
         return self._router.clock.now
 
     def after(self, event: Event, actions: list[Action]) -> None:
         sends = [action for action in actions if isinstance(action, Send)]
+        workers = self._tables.workers
         for send in sends:
-            self._sent(send, sends)
+            if send.peer in workers or send.peer in self._tables.gateways:
+                self._sent(send, sends)
         for key, attempt in self._tables.leaving.items():
             if attempt.moving and key not in self._orders:
                 self._violate(f"did not send the order that {key} moves")
-        if isinstance(event, WorkerEvicted):
+        if isinstance(event, WorkerEvicted) and event.worker in workers:
             if event.worker not in self._dropping:
                 self._evicted(event.worker, sends)
             self._dropping.add(event.worker)

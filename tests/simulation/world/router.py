@@ -59,7 +59,7 @@ class RouterProcess(Process):
             self.clock.now,
         )
         self._watch = RouterWatch(self)
-        self._moves = MoveWatch(self)
+        self._moves = [MoveWatch(self, tables) for tables in self.core.shared.models.values()]
         self._events: deque[Event] = deque()
         self.every(PULSE, self._pulse)
         self.every(PULSE, self._second_look)
@@ -75,7 +75,8 @@ class RouterProcess(Process):
             self._watch.before(self._events[0])
             actions = self.core.handle(self._events[0], self.clock.now)
             self._watch.after(self._events[0], actions)
-            self._moves.after(self._events[0], actions)
+            for watch in self._moves:
+                watch.after(self._events[0], actions)
             for action in actions:
                 if isinstance(action, Send):
                     if not self.answer("control", action.peer, action.message, action.body):

@@ -111,11 +111,13 @@ class MoveWatch:
                 self._violate(f"drops {key}, which could have moved")
 
     def _takers(self, attempt: Attempt) -> list[str]:
-        """Counted here, and not as the router counts."""
+        """Counted here, and not as the router counts. A worker that is set aside for a suspected
+        prompt takes nothing else."""
         total, found = attempt.request.total_tokens, []
+        aside = {attempt.decode, *self._tables.quarantine.trials.rows}
         for view in self._tables.snapshots.decodes():
             free = view.kv_tokens_max - view.kv_tokens
-            if view.identity != attempt.decode and view.requests < view.requests_max:
+            if view.identity not in aside and view.requests < view.requests_max:
                 found += [view.identity] if view.kv_need(total) <= free else []
         return found
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 _TEXT_ONLY = "the fleet serves models that generate text"
 _STORED = "answers are not stored"
 _HALVES = "rendering and generating are not served apart; /tokenize renders a prompt"
-_ADAPTERS = "the fleet serves one model without adapters"
+_ADAPTERS = "the fleet serves models without adapters"
 _ENGINE = "it concerns a single engine; `baton ctl` has what an operator needs"
 _WEIGHTS = "weights change with a rolling restart (`baton rollout`)"
 _DOCUMENT = "/docs and /openapi.json describe the API"

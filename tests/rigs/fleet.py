@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
@@ -160,6 +160,6 @@ def fleet(
             running.process.kill()
             running.process.wait()
             for daemon in daemons:
-                if daemon.is_running():
+                with suppress(psutil.NoSuchProcess):  # they die with their supervisor, too
                     daemon.kill()
         shutil.rmtree(run_dir, ignore_errors=True)

@@ -117,6 +117,8 @@ def _placement(
     pull = None if context.request.local_reason else best_pull(context, computes, local=local)
     if pull is not None:
         parts.append(pull_sentence(computes, pull))
+        if pull.gain_s <= 0:
+            pull = None
     candidates = [Candidate("prefill", name, score) for score, _, name, _ in best_p]
     candidates += [Candidate("decode", name, score) for score, _, name, _ in best_d]
     return Placement(

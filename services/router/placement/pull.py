@@ -24,8 +24,9 @@ class _Terms(NamedTuple):
 def best_pull(
     context: PlacementContext, view: WorkerView, *, local: bool = False
 ) -> PullChoice | None:
-    """None if no store has more of the prompt than the worker, or computing it is sooner. `local`:
-    the worker is a decode worker that computes the prompt itself."""
+    """The store with the greatest gain; None if no store has more of the prompt than the worker.
+    A gain below zero means that computing is sooner. `local`: the worker is a decode worker that
+    computes the prompt itself."""
     if not context.stored or not view.pull_blocks:
         return None
     best: PullChoice | None = None
@@ -34,13 +35,18 @@ def best_pull(
         if stored.identity == view.identity or stored.fingerprint != view.fingerprint or not paired:
             continue
         terms = _terms(context, view, stored.name, stored.tokens, local=local)
-        gain = terms.compute_s - terms.pull_s
-        if gain > 0 and (best is None or gain > best.gain_s):
-            best = PullChoice(stored, terms.tokens, terms.pull_s, terms.compute_s)
+        choice = PullChoice(stored, terms.tokens, terms.pull_s, terms.compute_s)
+        if choice.tokens and (best is None or choice.gain_s > best.gain_s):
+            best = choice
     return best
 
 
 def pull_sentence(view: WorkerView, choice: PullChoice) -> str:
+    if choice.gain_s <= 0:
+        return (
+            f"{view.name} computes {choice.tokens} tokens that the store of {choice.stored.name} "
+            f"has: {choice.compute_s * 1000:.1f} ms, pulling them {choice.pull_s * 1000:.1f} ms"
+        )
     return (
         f"{view.name} pulls {choice.tokens} tokens out of the store of {choice.stored.name}: "
         f"{choice.pull_s * 1000:.1f} ms, computing them {choice.compute_s * 1000:.1f} ms"

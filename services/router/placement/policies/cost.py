@@ -58,7 +58,7 @@ def prefill_scores(context: PlacementContext, views: Views, decode: WorkerView) 
         compute = uncached * per_token
         pull = best_pull(context, view) if context.stored else None
         if pull is not None:
-            compute -= pull.gain_s
+            compute -= max(0.0, pull.gain_s)
         scores.append((view.queued * per_token + max(compute, transfer), view.requests))
     return scores
 

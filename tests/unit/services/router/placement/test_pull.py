@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from services.router.placement.place import place
 from services.router.placement.policies import cost
 from services.router.placement.pull import best_pull, pull_sentence
 from services.router.placement.types import (
+    Placement,
     PlacementContext,
     Rates,
     ResourceRequest,
@@ -53,7 +55,13 @@ def test_the_sooner_of_the_two_is_taken(
     pull_s: float, kv_bytes_per_s: float, *, pulled: bool
 ) -> None:
     rates = RATES._replace(pull_s=pull_s, kv_bytes_per_s=kv_bytes_per_s)
-    assert (best_pull(context(stored("p0", 160), rates=rates), puller()) is not None) is pulled
+    about = context(stored("p0", 160), rates=rates)
+    placement = place(about, [view("d0")], [puller()], cost)
+    assert isinstance(placement, Placement)
+    assert (placement.pull is not None) is pulled
+    pulls = "p1 pulls 160 tokens out of the store of p0: "
+    computes = "p1 computes 160 tokens that the store of p0 has: 160.0 ms, pulling them "
+    assert (pulls in placement.sentence, computes in placement.sentence) == (pulled, not pulled)
 
 
 def test_the_measured_rate_of_the_two_workers_counts() -> None:
@@ -102,3 +110,5 @@ def test_the_cost_of_a_worker_that_may_pull_is_less() -> None:
     assert idle == pytest.approx(0.32 - (0.16 - 0.036))
     (_, _), (alone, _) = cost.prefill_scores(about._replace(stored=()), views, decode)
     assert alone == pytest.approx(0.32)
+    slow = about._replace(rates=RATES._replace(pull_s=9.0))
+    assert cost.prefill_scores(slow, views, decode)[1][0] == pytest.approx(0.32)

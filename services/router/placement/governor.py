@@ -44,7 +44,8 @@ def decide(context: PlacementContext, decode: WorkerView, prefills: Views) -> Pr
         for view in prefills
         if view.fingerprint == fingerprint
         and prompt < view.max_model_len
-        and view.kv_need(prompt, computes=True) <= view.kv_tokens_max
+        and (view.kv_need(prompt, computes=True) if view.kv_groups else prompt)
+        <= view.kv_tokens_max
     ]
     if not able:
         return PrefillDecision((), f"local prefill: {_none_able(context, decode, prefills)}")

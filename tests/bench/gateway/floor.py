@@ -12,12 +12,15 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from common.messages import (
+    WIRE_VERSION,
     DecodeToGateway,
+    Hello,
     RequestBody,
     Role,
     Sampling,
     Submit,
     Tokens,
+    Welcome,
 )
 from common.net.endpoints import CONTROL, STREAM
 from common.net.sockets import Socket
@@ -69,6 +72,9 @@ class Floor:
 
     def _on_tokens(self, frames: list[bytes]) -> None:
         message = self._decoder.decode(frames[1])
+        if isinstance(message, Hello):
+            welcome = Welcome(wire_version=WIRE_VERSION, name="floor", incarnation="1")
+            self._stream.send([frames[0], encode(welcome)])
         if not isinstance(message, Tokens):
             return
         for delta in message.deltas:

@@ -20,14 +20,33 @@ TESTS = Path(__file__).parent
 # that fork something else do it in a process of their own (`tests.component.common.engine.apart`).
 FORKING = TESTS / "e2e" / "engine"
 KINDS = frozenset({"unit", "component", "simulation", "integration", "faults", "e2e", "chaos"})
+# Two processes run all tests (`make test`). What starts vLLM stays in one of them, one engine or
+# fleet after another, since two at a time would only wait for each other; so do the daemons of the
+# integration tests, whose fleet is one for all. Any other file goes to whoever is free.
+ONE_AFTER_ANOTHER = {
+    "e2e": "vllm",
+    "zoo": "vllm",
+    "hostile": "vllm",
+    "integration": "daemons",
+    "chaos": "daemons",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: FORKING not in item.path.parents)
+    items.sort(key=_place)
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:
             item.add_marker(kind)
+        item.add_marker(pytest.mark.xdist_group(ONE_AFTER_ANOTHER.get(kind, str(item.path))))
+
+
+def _place(item: pytest.Item) -> int:
+    """The longest first, so that no process is left with it at the end."""
+    if FORKING in item.path.parents:
+        return 0
+    group = ONE_AFTER_ANOTHER.get(item.path.relative_to(TESTS).parts[0])
+    return {"vllm": 1, "daemons": 2}.get(group or "", 3)
 
 
 def _refuse_bad_forks() -> None:

@@ -67,7 +67,7 @@ def routes(rig: Rig) -> list[tuple[str, str]]:
     return sorted(route for route in found if route[1] not in ("/health", "/live", "/ping"))
 
 
-@pytest.mark.parametrize("headers", BAD_KEYS)
+@pytest.mark.parametrize("headers", BAD_KEYS, ids=range(len(BAD_KEYS)))
 async def test_no_route_answers_a_wrong_key_however_it_is_asked(locked: Rig, headers: str) -> None:
     for method, path in routes(locked):
         for host, form in TRICKS:

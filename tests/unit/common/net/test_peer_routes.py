@@ -17,7 +17,7 @@ def test_a_routing_id_cannot_be_guessed_and_hides_from_the_daemon() -> None:
     assert routes.host_of(b"d0|1") == "a"
 
 
-@pytest.mark.parametrize("foreign", [b"d0|1", with_secret(b"d0|1")])
+@pytest.mark.parametrize("foreign", [b"d0|1", with_secret(b"d0|1")], ids=["bare", "secret"])
 def test_another_host_neither_speaks_nor_hears_under_the_identity(foreign: bytes) -> None:
     routes, own = PeerRoutes(), with_secret(b"d0|1")
     routes.accept(own, "a")

@@ -85,7 +85,7 @@ async def ask(
     return int(text.split(" ", 2)[1]), text
 
 
-@pytest.mark.parametrize("headers", BAD_KEYS)
+@pytest.mark.parametrize("headers", BAD_KEYS, ids=range(len(BAD_KEYS)))
 async def test_no_route_answers_a_wrong_key_however_it_is_asked(
     start: Start, keys_file: Path, headers: str
 ) -> None:
@@ -102,7 +102,9 @@ async def test_no_route_answers_a_wrong_key_however_it_is_asked(
 
 
 @pytest.mark.parametrize(
-    "headers", [f"Authorization: Bearer {KEY}\n", f"x-api-key: {KEY}\n", basic(KEY)]
+    "headers",
+    [f"Authorization: Bearer {KEY}\n", f"x-api-key: {KEY}\n", basic(KEY)],
+    ids=["bearer", "x-api-key", "basic"],
 )
 async def test_a_good_key_reads_metrics(start: Start, keys_file: Path, headers: str) -> None:
     daemon = await start(keys_file=str(keys_file))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # No test is about time: a busy machine makes any example slow.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,7 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:
             item.add_marker(kind)
-        item.add_marker(pytest.mark.xdist_group(ONE_AFTER_ANOTHER.get(kind, str(item.path))))
 
 
 def _place(item: pytest.Item) -> int:
@@ -47,6 +48,17 @@ def _place(item: pytest.Item) -> int:
         return 0
     group = ONE_AFTER_ANOTHER.get(item.path.relative_to(TESTS).parts[0])
     return {"vllm": 1, "daemons": 2}.get(group or "", 3)
+
+
+class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        """What stays together: a group, or a file."""
+        file = nodeid.split("::", maxsplit=1)[0]
+        return ONE_AFTER_ANOTHER.get(Path(file).parts[1], file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return _Scheduler(config, log)
 
 
 def _refuse_bad_forks() -> None:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from common.blocks import HandoverOrder, Kept, KvGroup, blocks_for
-from tests.e2e.engine.pair import Pair, Run, make_config, on_one_loop, open_pair
+from common.net.wire import pack_ids
+from common.prefix import prefix_hashes, split
+from tests.e2e.engine.pair import Pair, Run, Worker, make_config, on_one_loop, open_pair, until
 from tests.zoo.checkpoints import checkpoint, make_checkpoints
 from tests.zoo.families import BLOCK, FAMILIES, WINDOW
 
@@ -64,6 +66,31 @@ def test_a_prefix_that_d_has_in_one_group_alone_is_moved_whole(run: Run) -> None
         order = HandoverOrder(groups, len(after) - 1)
         cached = len(shared)
         assert moved[2] == sum(end > cached for end in order.ends) < len(order)
+
+    run(work)
+
+
+def told(worker: Worker, names: list[bytes]) -> dict[int, list[int]]:
+    """For each KV cache group the numbers of the blocks, by their `names`, that it has."""
+    found: dict[int, list[int]] = {}
+    for delta in worker.engine.prefix_cache_delta(whole=True):
+        known = set(names).intersection(split(delta.stored))
+        found.setdefault(delta.group, []).extend(map(names.index, known))
+    return {group: sorted(numbers) for group, numbers in found.items() if numbers}
+
+
+def test_the_router_is_told_of_each_group_what_it_has(run: Run) -> None:
+    """P has computed all of a prompt; to D came the end of the windows."""
+    prompt = text(5 * BLOCK + 7, 5)
+    names = split(prefix_hashes(pack_ids(prompt), BLOCK, "told"))
+    every = list(range(5))
+
+    async def work(pair: Pair) -> None:
+        groups = groups_of(pair)
+        full = next(at for at, group in enumerate(groups) if group.kept is Kept.ALL)
+        await pair.hand_over(prompt, salt="told")
+        await until(lambda: told(pair.decode, names) == {full: every, 1 - full: [4]})
+        await until(lambda: told(pair.prefill, names) == {full: every, 1 - full: every})
 
     run(work)
 

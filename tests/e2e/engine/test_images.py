@@ -32,7 +32,7 @@ from tests.e2e.engine.pair import (
     open_pair,
 )
 from tests.e2e.engine.rendered import rendered
-from tests.rigs.images import image_part, picture, text_part, user
+from tests.rigs.images import chats, image_part, picture, text_part, user
 from tests.zoo.vision import vision_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -43,6 +43,7 @@ CHATS = [
     user(image_part(picture(2, 200, 200)), image_part(picture(3, 30, 100)), text_part(TEXT)),
     user(text_part(TEXT), image_part(picture(4, 220, 180)), text_part("and then?")),
 ]
+FIFTY = 50
 #: Smaller than any of these prompts, and than the second image is away from its end.
 CHUNK = 160
 
@@ -55,6 +56,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prompts(model: Path) -> list[RenderedPrompt]:
     return rendered(model, CHATS)
+
+
+@pytest.fixture(scope="module")
+def fifty(model: Path) -> list[RenderedPrompt]:
+    return rendered(model, chats(FIFTY))
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +149,30 @@ def test_images_are_encoded_once_by_p_and_never_by_d(
         await pair.decode.empty()
 
     run(work)
+
+
+def test_no_image_of_fifty_chats_is_encoded_twice(run: Run, fifty: list[RenderedPrompt]) -> None:
+    """What D lacks it would have to look at: its pixels are gone."""
+    seen, calls = set[str](), list[int]()
+
+    async def forget(pair: Pair) -> None:
+        await encoded(pair.prefill), await encoded(pair.decode)
+
+    run(forget)
+    for prompt in fifty:
+
+        async def hand_over(pair: Pair, prompt: RenderedPrompt = prompt) -> None:
+            at_p, at_d = both(pair, prompt, salt=pair.request_id())
+            blind = replace(at_d, images=tuple(map(without_pixels, at_d.images)))
+            await handed_over(pair, at_p, blind)
+            assert await encoded(pair.decode) == 0
+            calls.append(await encoded(pair.prefill))
+
+        run(hand_over)
+        fresh = {image.digest for image in prompt.images} - seen
+        assert bool(fresh) <= calls[-1] <= len(fresh), "each once, those of one step together"
+        seen |= fresh
+    assert 0 < sum(calls) <= len(seen) < sum(len(prompt.images) for prompt in fifty)
 
 
 def test_prompts_that_differ_by_their_image_alone_share_no_more_than_the_text_before_it(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,14 +14,13 @@ import pytest
 
 from tests.e2e.api.peer import peer
 from tests.rigs.fleet import Fleet, fleet, wait_until
-from tests.rigs.images import data_url, image_part, picture, text_part, user
+from tests.rigs.images import chats, data_url, image_part, picture, text_part, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COUNT = 50
 CONCURRENCY = 6
 ANSWER = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
-KINDS = ("PNG", "JPEG", "WEBP", "GIF")
 ENV = {
     "BATON_MODEL__DTYPE": "float32",
     "BATON_MODEL__NAME": "baton-tiny",
@@ -57,27 +55,12 @@ def both(vision: Path) -> Iterator[Both]:
         yield Both(running.wait_ready(), ours, theirs)
 
 
-def chats() -> list[list[Json]]:
-    """One to three pictures of many sizes, with text before, between and behind, so that they
-    begin and end anywhere in a block of 32. Every fifth repeats a picture of the one before."""
-    draw, made = random.Random(7), list[list[Json]]()
-    for seed in range(COUNT):
-        parts: list[Json] = []
-        for nth in range(draw.randint(1, 3)):
-            kind = draw.choice(KINDS)
-            drawn = seed - 1 if seed % 5 == 0 else seed
-            content = picture(100 * drawn + nth, draw.randint(20, 260), draw.randint(20, 260), kind)
-            parts += [text_part("look: " * draw.randint(0, 12) + "x"), image_part(content)]
-        made.append(user(*parts, text_part("y" * draw.randint(1, 90))))
-    return made
-
-
 def test_fifty_chats_with_pictures_equal_vllms_own_server(both: Both) -> None:
     def told(chat: list[Json]) -> tuple[Json, Json]:
         body = ANSWER | {"model": "baton-tiny", "messages": chat, "return_token_ids": True}
         return both.ask("/v1/chat/completions", body)
 
-    asked = chats()
+    asked = chats(COUNT)
     with ThreadPoolExecutor(CONCURRENCY) as threads:
         answers = list(threads.map(told, asked))
     texts = set()

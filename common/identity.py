@@ -10,6 +10,7 @@ from __future__ import annotations
 
 SEPARATOR = "|"
 PULL, PULL_AGAIN = "#pull", "#pull2"
+COPY = "#copy"
 
 AttemptKey = tuple[str, int]
 """A request's id and the number of the attempt, from 1; the same in every process."""
@@ -40,6 +41,17 @@ def pull_key(key: AttemptKey, *, again: bool = False) -> AttemptKey:
 def attempt_of_pull(key: AttemptKey) -> AttemptKey:
     """The attempt of a pull, or of a handoff."""
     return key[0].removesuffix(PULL).removesuffix(PULL_AGAIN), key[1]
+
+
+def copy_key(identity: str, number: int) -> AttemptKey:
+    """What the KV plane calls the pull of blocks that were offered, which belong to no attempt.
+    `identity`: of the worker that pulls. `number`: of its pulls of this kind."""
+    return identity + COPY, number
+
+
+def is_copy(request_id: str) -> bool:
+    """Whether it is that of a `copy_key`."""
+    return request_id.endswith(COPY)
 
 
 def is_pull(request_id: str) -> bool:

@@ -45,6 +45,18 @@ class StoreConfig(Section, frozen=True):
     computes them then."""
 
 
+class CheckpointConfig(Section, frozen=True):
+    """Copies of the blocks of running streams in the store of one other worker, so that a stream
+    whose decode worker dies goes on from them instead of being computed again. It needs
+    `[kv.store]` with `pull` on at least two decode workers of one fingerprint; a stream for which
+    there is no other holder has no copies. They stay as long as anything in that store."""
+
+    policy: Literal["none", "sessions", "all"] = "none"
+    """Of which streams there are copies: of `none`; of `sessions`, those whose request names its
+    session (`x-session-id`); or of `all`. Streams that could not go on exactly elsewhere have none.
+    Only `[kv.checkpoint]` of the fleet counts, not that of a single worker."""
+
+
 class KvConfig(Section, frozen=True):
     """The data plane of one worker. `baton doctor` tells what UCX makes of `transports`,
     `interfaces` and `rails`."""
@@ -105,6 +117,7 @@ class KvConfig(Section, frozen=True):
     pairs with the same workers."""
 
     store: StoreConfig = StoreConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     def by_block(self) -> KvConfig:
         """The same for an engine that reports whole blocks only."""

@@ -24,6 +24,7 @@ from common.kv.messages import KvDone, KvStatus
 from common.messages import (
     Capacity,
     ImageFeatures,
+    KvHolder,
     KvSource,
     Load,
     PrefixDelta,
@@ -59,6 +60,8 @@ class EngineRequest:
     emitted: int = 0
     #: A worker whose store has the beginning of the prompt; None: the router named none.
     source: KvSource | None = None
+    #: A worker whose store gets copies of its blocks as they fill; None: none does.
+    holder: KvHolder | None = None
     #: Images of the prompt, by their offsets.
     images: tuple[ImageFeatures, ...] = ()
 

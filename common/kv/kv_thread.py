@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Literal
 
 import msgspec
@@ -33,18 +32,21 @@ from common.kv.layout import HostMemory, KvMemory
 from common.kv.messages import (
     DaemonToKv,
     KvConnect,
+    KvCopied,
     KvDone,
     KvHandOver,
     KvKeep,
     KvListening,
+    KvOffer,
     KvPull,
     KvRelease,
     KvStatus,
 )
 from common.kv.offers.kept_streams import KeptStreams
-from common.kv.offers.pulls import StorePulls, own_ticket, pull_spec, refuse_pull
+from common.kv.offers.pulls import own_ticket, pull_spec
+from common.kv.offers.sharing import StoreSharing, refuse
 from common.kv.packing import measured_chooser
-from common.kv.peers.accepted import AcceptedLinks, LinkLimits, ListenerView
+from common.kv.peers.accepted import accepted_links
 from common.kv.peers.channel import Channel, ChannelEvents, HandoffMessage, WorkerIdentity
 from common.kv.peers.connections import ConnectionListener, Connections
 from common.kv.peers.keepalive import Keepalive
@@ -95,8 +97,7 @@ class KvThread:
         self._log: Logger = structlog.get_logger("baton")
         self._refusals = Refusals(self._log, SystemClock())
         self._secrets = watched_secrets(identity.secrets_file, self._log)
-        self._status_due = 0.0
-        self._status_pending = True
+        self._status_due, self._status_pending = 0.0, True
         geometry = memory.geometry
         self._holds = KvListening(groups=groups, block_bytes=geometry.block_bytes)
         payload = max(config.message_bytes, geometry.block_bytes)
@@ -135,7 +136,7 @@ class KvThread:
         )
         self.receive_side.on_lost = self._request_status
         self.store_side: StoreSide | None = None
-        self.pulls: StorePulls | None = None
+        self.sharing: StoreSharing | None = None
         self._next_peer, self._ticking = 1, False
         self._check_links_timer: asyncio.TimerHandle | None = None
         self._side = ThreadSideChannel(side_address, self._from_daemon) if side_address else None
@@ -157,9 +158,11 @@ class KvThread:
         if not listening_socket.restrict(port, host) and host not in WILDCARDS:
             sentence = f"KV at port {port} answers on every interface, not only at {host}"
             self._log.warning("kv.unrestricted", sentence=sentence)
-        self._accepted = self._accepted_links(port)
+        self._accepted = accepted_links(self._config, port, self._make_channel, self._on_refused)
         self._check_links()
         address = f"{self._config.host}:{port}"
+        if self.sharing is not None:
+            self.sharing.offers.kv_address = address
         if self._segment is not None:
             with contextlib.suppress(OSError):
                 self._segment.open()
@@ -178,8 +181,10 @@ class KvThread:
         self.store_side = open_store(arena, size, self._counters, self.loop, ended)
         exact = not self._receive_shape.fp8_page_bytes
         if config.store.pull and exact and isinstance(memory, HostMemory):
-            self.pulls = StorePulls(
-                self._identity, arena, self.send_side, config, self._counters, self.now
+            sides = self.send_side, self.receive_side
+            made = config, self._counters, self.now
+            self.sharing = StoreSharing(
+                self._identity, arena, sides, *made, on_copied=self._tell_copied
             )
             self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
 
@@ -260,21 +265,6 @@ class KvThread:
             on_refused=self._on_refused,
         )
 
-    def _accepted_links(self, port: int) -> AcceptedLinks:
-        config = self._config
-        limits = LinkLimits(
-            hello_s=config.hello_ms / 1000,
-            links_max=config.links_max,
-            links_per_address_max=config.links_per_address_max,
-            descriptors_reserved=config.descriptors_reserved,
-        )
-        view = ListenerView(
-            connected=partial(listening_socket.connected, port),
-            shut_down=partial(listening_socket.shut_down, port),
-            free_descriptors=listening_socket.free_descriptors,
-        )
-        return AcceptedLinks(limits, view, self._make_channel, self._on_refused)
-
     def _on_accept(self, link: UcxLink) -> None:
         self._accepted.accept(link, self.now())
 
@@ -313,30 +303,33 @@ class KvThread:
         self._check_links_timer = self.loop.call_later(CHECK_LINKS_S, self._check_links)
 
     def _on_message(self, channel: Channel, message: HandoffMessage) -> None:
-        if not isinstance(message, KvPull):
+        if not isinstance(message, KvPull | KvOffer):
             self.send_side.on_message(channel, message)
-        elif self.pulls is None:
-            refuse_pull(self.send_side, channel, message, "it has no store for others")
+        elif self.sharing is not None:
+            self.sharing.on_message(channel, message)
         else:
-            self.pulls.on_pull(channel, message)
+            refuse(self.send_side, channel, message)
         self._request_status()
 
     def _on_channel_closed(self, channel: Channel, why: str, refused: bool) -> None:  # noqa: ARG002
         self._accepted.forget(channel)
-        if self.pulls is not None:
-            self.pulls.on_channel_closed(channel)
+        if self.sharing is not None:
+            self.sharing.on_channel_closed(channel)
         self.send_side.on_channel_closed(channel)
 
     def _on_send_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
-        if self.pulls is not None and self.pulls.on_send_ended(ticket, taken=not ended.error):
+        if self.sharing is not None and self.sharing.on_send_ended(ticket, ended):
             return
         if ticket.decode:
             self._counters.count_sent(report, ended.error)
         self._report_end("send", ticket, report, ended)
 
     def _on_receive_ended(self, ticket: Ticket, report: KvReport, ended: Ended) -> None:
-        self._counters.count_received(report, ended.error, pull=is_pull(ticket.request_id))
-        self._report_end("receive", ticket, report, ended)
+        copied = self.sharing is not None and self.sharing.on_receive_ended(ticket, report, ended)
+        if not copied:
+            self._counters.count_received(report, ended.error, pull=is_pull(ticket.request_id))
+        if not copied or ended.trouble:
+            self._report_end("receive", ticket, report, ended)
 
     def _report_end(
         self, side: Literal["send", "receive"], ticket: Ticket, report: KvReport, ended: Ended
@@ -360,6 +353,10 @@ class KvThread:
             self._side.send(done)
         self._schedule_tick()
 
+    def _tell_copied(self, copied: KvCopied) -> None:
+        if self._side is not None:
+            self._side.send(copied)
+
     def _request_status(self) -> None:
         """Sends a status also when nothing is held: a refusal changes counts only."""
         self._status_pending = True
@@ -367,6 +364,7 @@ class KvThread:
 
     def _schedule_tick(self) -> None:
         held = len(self.send_side) + len(self.kept_streams) + len(self.receive_side)
+        held += len(self.sharing) if self.sharing is not None else 0
         self._status_pending = self._status_pending or held > 0
         if not self._ticking and self._status_pending:
             self._ticking = True
@@ -378,6 +376,8 @@ class KvThread:
         self.send_side.tick()
         self.kept_streams.tick()
         self.receive_side.tick()
+        if self.sharing is not None:
+            self.sharing.tick()
         if now >= self._status_due:
             self._status_due, self._status_pending = now + STATUS_S, False
             self._publish_status(now)
@@ -392,6 +392,7 @@ class KvThread:
             holds_total=len(holds),
             lanes=self.receive_side.connections.lanes(),
             linked=self.receive_side.connections.open_addresses(),
+            checkpoints=self.sharing.checkpoints() if self.sharing is not None else (),
         )
         self._on_status(status)
         if self._side is not None:

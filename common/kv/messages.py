@@ -9,13 +9,17 @@ from typing import Literal
 import msgspec
 
 from common.blocks import KvGroup
-from common.messages import KvCounts, KvHold, KvReport, Message, Ticket
+from common.messages import KvCheckpoint, KvCounts, KvHold, KvReport, Message, Ticket
 
 PULL_HASH_BYTES = 32
 PULL_HASHES_MAX = 48
 """Hashes in one `KvPull`, which must fit into a control frame."""
 PULL_BLOCKS_MAX = 8_192
 """Blocks of one pull."""
+OFFER_BLOCKS_MAX = 32
+"""Blocks of one `KvOffer`, which must fit into a control frame."""
+NAME_BYTES = 8
+"""Of a name in `KvOffer.names`; as `common.prefix.HASH_BYTES`."""
 
 # ---------------------------------------------------------------- P and D over UCX (common/kv)
 
@@ -124,6 +128,29 @@ class KvRefused(Message, frozen=True):
     """How many leading blocks of a pull the store has, where it lacks others."""
 
 
+class KvOffer(Message, frozen=True):
+    """A worker with a store to another holder of its fingerprint: it has these blocks; have them,
+    too. The holder pulls those that it lacks and has room for, and answers once with `KvTaken`."""
+
+    offer: int
+    """A number that the sender never used before."""
+    kv_address: str
+    """The sender's listener, out of whose store they are pulled."""
+    hashes: bytes
+    """The engine's own, `PULL_HASH_BYTES` each, at most `OFFER_BLOCKS_MAX`."""
+    names: bytes = b""
+    """By which routers know these blocks (`common.prefix`), `NAME_BYTES` each; empty: they have no
+    such names."""
+
+
+class KvTaken(Message, frozen=True):
+    """The answer to `KvOffer`, once the holder has pulled what it wanted or could not."""
+
+    offer: int
+    blocks: int
+    """How many leading blocks of the offer its store has now."""
+
+
 class KvPing(Message, frozen=True):
     """Either side, while it awaits something from a peer that has been silent for a while. Answered
     by `KvPong` at once. A stopped process and a network that swallows packets close no
@@ -183,6 +210,15 @@ class KvListening(Message, frozen=True):
     """How many blocks its store holds that others may pull."""
 
 
+class KvCopied(Message, frozen=True):
+    """KV thread to daemon: its store has blocks now that another worker offered. Told once of each;
+    what goes again, the engine's events tell."""
+
+    hashes: bytes
+    """As in `KvOffer`, as are the names, of which every block has one."""
+    names: bytes
+
+
 class KvDone(Message, frozen=True):
     """KV thread to daemon: one handoff ended on this side."""
 
@@ -216,6 +252,8 @@ class KvStatus(Message, frozen=True):
     """What UCX chose for the connection to each P, by its name: `transport/device`."""
     linked: tuple[str, ...] = ()
     """The addresses of P that a connection is open to."""
+    checkpoints: tuple[KvCheckpoint, ...] = ()
+    """Streams whose blocks another holder gets, the latest 256 at most."""
 
 
 KvPeerMessage = (
@@ -227,8 +265,10 @@ KvPeerMessage = (
     | KvReleased
     | KvAbort
     | KvRefused
+    | KvOffer
+    | KvTaken
     | KvPing
     | KvPong
 )
 DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver
-KvToDaemon = KvListening | KvDone | KvStatus
+KvToDaemon = KvListening | KvDone | KvStatus | KvCopied

@@ -60,7 +60,7 @@ from common.kv.handoff.protocol import (
 )
 from common.kv.handoff.receiver import FetchSpec, Receiver
 from common.kv.layout import KvMemory
-from common.kv.messages import KvCredit, KvRefused
+from common.kv.messages import KvCredit, KvRefused, KvTaken
 from common.kv.packing import Packing
 from common.kv.peers.channel import Channel, HandoffMessage, WorkerIdentity
 from common.kv.peers.connections import ConnectionListener, Connections
@@ -81,6 +81,8 @@ class _Fetch:
     receiver: Receiver
     block_ids: list[int]
     began: float
+    packing: Packing
+    """Of the memory that the blocks are in."""
     channel: Channel | None = None
     read_offsets: list[int] = field(default_factory=list)
     """Loaned messages that were read and not reported to P yet."""
@@ -88,6 +90,10 @@ class _Fetch:
 
 def _ignore_loss() -> None:
     """Nobody wants to know that a connection is lost."""
+
+
+def _offer_nothing(_channel: Channel, _message: KvTaken) -> None:
+    """Nothing is offered here, so no answer is awaited."""
 
 
 class ReceiveSide:
@@ -117,6 +123,8 @@ class ReceiveSide:
         self._uniform = secrets.SystemRandom().random
         #: Called when a connection is gone or could not be opened.
         self.on_lost: Callable[[], None] = _ignore_loss
+        #: Called when a holder has answered an offer.
+        self.on_taken: Callable[[Channel, KvTaken], None] = _offer_nothing
         self._fetches: dict[AttemptKey, _Fetch] = {}
         self._by_transfer: dict[int, AttemptKey] = {}
         #: Posted receives by transfer and slot: the channel, and when an orphan costs its link.
@@ -126,14 +134,22 @@ class ReceiveSide:
 
     # ------------------------------------------------------------ from the engine and the daemon
 
-    def fetch(self, ticket: Ticket, spec: FetchSpec, block_ids: Sequence[int]) -> None:
+    def fetch(
+        self,
+        ticket: Ticket,
+        spec: FetchSpec,
+        block_ids: Sequence[int],
+        packing: Packing | None = None,
+    ) -> None:
+        """`packing`: of the memory that the blocks are in; None: in the engine's."""
         key = (ticket.request_id, ticket.attempt)
         if key in self._fetches:
             ended = Ended(Code.DUPLICATE_REQUEST, "this ticket is being fetched already")
             self._on_ended(ticket, KvReport(), ended)
             return
         receiver = Receiver(ticket, spec, self._uniform)
-        self._fetches[key] = _Fetch(receiver, list(block_ids), self._clock())
+        packing = self._packing if packing is None else packing
+        self._fetches[key] = _Fetch(receiver, list(block_ids), self._clock(), packing)
         self._feed(key, Start())
 
     def cancel(self, key: AttemptKey, reason: str) -> None:
@@ -170,6 +186,11 @@ class ReceiveSide:
             for key, fetch in self._fetches.items()
         ]
 
+    @property
+    def fetching(self) -> int:
+        """Handoffs, pulls and copies that have not ended."""
+        return len(self._fetches)
+
     def __len__(self) -> int:
         return len(self._fetches) + len(self._open_receives) + self.connections.opening_count()
 
@@ -184,6 +205,13 @@ class ReceiveSide:
         """Before a handoff needs it; if it fails, the first handoff connects again."""
         with contextlib.suppress(BatonError, ValueError):
             self.connections.connect(address_of(address, self._identity.rank))
+
+    def open_channel(self, address: str) -> Channel | None:
+        """The connection to this listener; None: it does not stand yet, and is begun."""
+        try:
+            return self.connections.open_channel(address_of(address, self._identity.rank))
+        except (BatonError, ValueError):
+            return None
 
     def _connect(self, key: AttemptKey) -> None:
         try:
@@ -216,6 +244,9 @@ class ReceiveSide:
             self._feed(key, PeerLost(channel.id))
 
     def on_message(self, channel: Channel, message: HandoffMessage) -> None:
+        if isinstance(message, KvTaken):
+            self.on_taken(channel, message)
+            return
         if not isinstance(message, KvRefused):
             channel.close("a message that no prefill worker sends")
             return
@@ -357,7 +388,7 @@ class ReceiveSide:
             if fetch is None or not fetch.receiver.lacks(plan.transfer, expected.index):
                 return sum_of(payload)
             at = expected.first_block - fetch.receiver.spec.first_block
-            return self._packing.scatter(
+            return fetch.packing.scatter(
                 fetch.block_ids[at : at + expected.blocks], payload, expected
             )
 

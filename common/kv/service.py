@@ -45,7 +45,7 @@ from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
 from common.kv.store.side import StoreSide, StoreSize
 from common.kv.store.table import StoreTable
-from common.messages import KvSource, Ticket
+from common.messages import KvHolder, KvSource, Ticket
 
 START_S = 60.0
 STOP_S = 3.0
@@ -178,13 +178,36 @@ class KvService:
         self._call(lambda kv: kv.pull(pull_key(key, again=again), source, hashes, ids))
 
     def share_store(self, table: StoreTable) -> None:
-        """Other workers may pull what this table of the engine's process holds."""
+        """Other workers may pull what this table of the engine's process holds, and offer blocks
+        for it."""
 
         def share(kv: KvThread) -> None:
-            if kv.pulls is not None:
-                kv.pulls.table = table
+            if kv.sharing is not None:
+                kv.sharing.share(table)
 
         self._call(share)
+
+    def offer_copies(
+        self, key: AttemptKey, holder: KvHolder, hashes: bytes, names: bytes, filled: int
+    ) -> None:
+        """The store has these next blocks of this stream, of which `filled` have filled; that
+        holder is to have them, too. `names`: as in `KvOffer`. Nothing is waited for: `status` tells
+        what the holder has. Nothing happens without a store for others."""
+
+        def offer(kv: KvThread) -> None:
+            if kv.sharing is not None:
+                kv.sharing.offers.add(key, holder, hashes, names, filled)
+
+        self._call(offer)
+
+    def end_copies(self, key: AttemptKey) -> None:
+        """This stream is over: what was not offered of it is not offered any more. Idempotent."""
+
+        def end(kv: KvThread) -> None:
+            if kv.sharing is not None:
+                kv.sharing.offers.over(key)
+
+        self._call(end)
 
     def connect(self, kv_address: str) -> None:
         """D: connect to this P before a handoff needs it; a first one costs UCX 0.1-0.3 s."""

@@ -38,7 +38,15 @@ from common.messages.from_router import (
     RouterToWorker,
     Welcome,
 )
-from common.messages.kv_reports import KvCounts, KvHold, KvReport, KvSource, Ticket
+from common.messages.kv_reports import (
+    KvCheckpoint,
+    KvCounts,
+    KvHold,
+    KvHolder,
+    KvReport,
+    KvSource,
+    Ticket,
+)
 from common.messages.on_host import CanaryAnswer, CanaryOutcome, HealthVerdictUpdate
 from common.messages.parts import (
     Capacity,

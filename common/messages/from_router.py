@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.messages.kv_reports import KvSource, Ticket
+from common.messages.kv_reports import KvHolder, KvSource, Ticket
 from common.messages.parts import Message
 
 
@@ -128,6 +128,8 @@ class Decode(Message, frozen=True):
     ticket: Ticket | None = None
     #: As in `Prefill`, where D computes the prompt.
     source: KvSource | None = None
+    #: To whose store D offers the stream's blocks as they fill; None: to none.
+    holder: KvHolder | None = None
 
 
 class Move(Message, frozen=True):

@@ -44,6 +44,29 @@ class KvSource(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Count
 
 
+class KvHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker whose store gets copies of a stream's blocks while the stream runs elsewhere."""
+
+    name: str
+    incarnation: str
+    fingerprint: str
+    #: As in `Ticket`.
+    kv_address: str
+
+
+class KvCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the copies of one stream's blocks are, as the worker that runs it knows."""
+
+    request_id: str
+    attempt: Count
+    #: Name of the worker whose store gets them.
+    holder: str
+    #: Blocks of the stream that have filled.
+    blocks: Count
+    #: How many leading ones the holder has.
+    held: Count
+
+
 class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one handoff moved, measured on D."""
 
@@ -140,6 +163,14 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     store_served: Count = 0
     #: Pulls from other workers' stores that failed, so that the engine computed the blocks.
     pulls_failed: Count = 0
+    #: Blocks that the store got because another worker offered them.
+    store_copied: Count = 0
+    #: Offers of other workers whose blocks did not come: refused, lost or damaged.
+    copies_failed: Count = 0
+    #: Blocks that other holders have because they were offered here.
+    store_offered: Count = 0
+    #: Blocks that were not offered, or not taken, because one side was behind or had no room.
+    offers_skipped: Count = 0
 
 
 class KvHold(msgspec.Struct, frozen=True, kw_only=True):

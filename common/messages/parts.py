@@ -130,6 +130,8 @@ class HeldAttempt(msgspec.Struct, frozen=True, array_like=True):
     gateway: str = ""
     #: On D, whether its first token was made; on P, whether the prompt was computed.
     started: bool = False
+    #: The worker whose store gets copies of its blocks; empty if none does.
+    holder: str = ""
 
 
 class Leg(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from common.blocks import KV_GROUPS_MAX
-from common.messages.kv_reports import KvCounts, KvHold, KvReport
+from common.messages.kv_reports import KvCheckpoint, KvCounts, KvHold, KvReport
 from common.messages.parts import (
     Capacity,
     Count,
@@ -70,6 +70,8 @@ class Beat(Message, frozen=True):
     drained: bool = False
     #: Prefill workers that D cannot reach, 64 at most.
     kv_unreachable: tuple[KvUnreachable, ...] = ()
+    #: Streams whose blocks another holder gets, the latest 256 at most.
+    kv_checkpoints: tuple[KvCheckpoint, ...] = ()
     #: Verdict of this host's health daemon; None if the worker is well or the daemon was silent.
     health_verdict: HealthVerdict | None = msgspec.field(default=None, name="opinion")
 

@@ -91,6 +91,9 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: str
     #: That it is to leave its decode worker, or which one it left, and why; empty = neither.
     move: str = ""
+    #: The worker whose store gets copies of its blocks, and how many full blocks that lacks; empty
+    #: = none does.
+    copies: str = ""
 
 
 class QueuedRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -386,6 +386,7 @@ class Worker:
             kv_counts=status.counts,
             kv_holds=status.holds,
             kv_holds_total=status.holds_total,
+            kv_checkpoints=status.checkpoints,
         )
 
     def _why_no_canary(self) -> str:

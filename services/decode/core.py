@@ -188,6 +188,7 @@ class DecodeCore:
             sampling=event.body.sampling,
             ticket=ticket,
             source=message.source,
+            holder=message.holder,
             cache_salt=event.body.cache_salt,
             emitted=event.body.emitted,
             images=event.body.images,
@@ -195,7 +196,7 @@ class DecodeCore:
         return [*actions, AddToEngine(request)]
 
     def _held_attempt(self, message: Decode, prompt_tokens: int, max_tokens: int) -> HeldAttempt:
-        ticket = message.ticket
+        ticket, holder = message.ticket, message.holder
         return HeldAttempt(
             message.request_id,
             message.attempt,
@@ -204,6 +205,7 @@ class DecodeCore:
             decode=identity_of(self._name, self._incarnation),
             prefill=identity_of(ticket.prefill, ticket.prefill_incarnation) if ticket else "",
             gateway=identity_of(message.gateway, message.gateway_incarnation),
+            holder=identity_of(holder.name, holder.incarnation) if holder else "",
         )
 
     def _stepped(self, batch: Batch, now: float) -> list[Action]:

@@ -15,7 +15,16 @@ import numpy as np
 
 from common.errors import WireError
 from common.kv.checksum.header import HEADER_BYTES, INDEX_BITS
-from common.kv.messages import KvHello, KvMapped, KvPeerMessage, KvPing, KvPong, KvReady
+from common.kv.messages import (
+    KvHello,
+    KvMapped,
+    KvOffer,
+    KvPeerMessage,
+    KvPing,
+    KvPong,
+    KvReady,
+    KvTaken,
+)
 from common.kv.peers.channel import HEAD_BYTES
 from common.kv.transport import ucx
 from common.net.wire import Decoder
@@ -184,7 +193,7 @@ class Shim:
             message = self._decoder.decode(slot[HEAD_BYTES : _end(slot)].tobytes())
         except WireError:
             return "", "", 0
-        if isinstance(message, KvHello | KvMapped | KvPing | KvPong):
+        if isinstance(message, KvHello | KvMapped | KvPing | KvPong | KvOffer | KvTaken):
             return type(message).__name__, "", 0
         if isinstance(message, KvReady):
             self._names[message.transfer] = message.request_id

@@ -2,7 +2,8 @@
 
 A request has `kv_transfer_params = {"baton": {"side": "send"|"receive", "ticket": hex, "tokens":
 int}}`, with the ticket as MessagePack in hex, because vLLM sends these parameters through several
-encoders. `baton_source` beside it names another worker's store, in the same form. vLLM passes a
+encoders. `baton_source` beside it names another worker's store, and `baton_holder` a
+worker whose store gets copies, in the same form. vLLM passes a
 metadata object from the scheduler half to the worker half once per step, in process or by its own
 serializer; the object holds plain values only.
 """
@@ -18,15 +19,17 @@ import msgspec
 from common.engine.port import KEY_SEPARATOR, engine_key
 from common.identity import AttemptKey
 from common.kv.store.table import BlockCopy, Spill, StoreCounts
-from common.messages import KvSource, Ticket
+from common.messages import KvHolder, KvSource, Ticket
 
 PARAMS_KEY = "baton"
 SOURCE_KEY = "baton_source"
+HOLDER_KEY = "baton_holder"
 Side = Literal["send", "receive"]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Ticket)
 _source_decoder = msgspec.msgpack.Decoder(KvSource)
+_holder_decoder = msgspec.msgpack.Decoder(KvHolder)
 
 
 class KvTask(msgspec.Struct, frozen=True):
@@ -65,6 +68,17 @@ def source_of(params: Mapping[str, Any] | None) -> KvSource | None:
     """None if the router named none. Raises msgspec.DecodeError or ValueError."""
     packed = (params or {}).get(SOURCE_KEY)
     return _source_decoder.decode(bytes.fromhex(packed)) if packed else None
+
+
+def holder_params(holder: KvHolder) -> dict[str, Any]:
+    """What `kv_transfer_params` have for a holder of copies."""
+    return {HOLDER_KEY: _encoder.encode(holder).hex()}
+
+
+def holder_of(params: Mapping[str, Any] | None) -> KvHolder | None:
+    """None if the router named none. Raises msgspec.DecodeError or ValueError."""
+    packed = (params or {}).get(HOLDER_KEY)
+    return _holder_decoder.decode(bytes.fromhex(packed)) if packed else None
 
 
 def request_key(key: AttemptKey) -> str:
@@ -126,6 +140,20 @@ class StorePull:
     again: bool = False
 
 
+@dataclass(frozen=True)
+class StoreOffer:
+    """Blocks of a running stream that another holder is to have, too."""
+
+    key: AttemptKey
+    holder: KvHolder
+    #: The engine's own, joined.
+    hashes: bytes
+    #: By which routers know them; empty if they have none.
+    names: bytes
+    #: How many blocks of the stream have filled.
+    filled: int
+
+
 @dataclass
 class StorePlan:
     """What the store does in one step, on every rank alike."""
@@ -142,6 +170,9 @@ class StorePlan:
     counts: StoreCounts = field(default_factory=StoreCounts)
     disk_counts: StoreCounts = field(default_factory=StoreCounts)
     pulls: list[StorePull] = field(default_factory=list)
+    offers: list[StoreOffer] = field(default_factory=list)
+    #: Streams that are over, of which nothing more is offered.
+    ended_offers: list[AttemptKey] = field(default_factory=list)
 
 
 @dataclass

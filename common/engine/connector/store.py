@@ -25,6 +25,7 @@ import msgspec
 
 from common.blocks import KvGroup, keeps_part
 from common.config import StoreConfig
+from common.engine.connector.checkpoint import Checkpoints
 from common.engine.connector.disk_store import DiskStore
 from common.engine.connector.metadata import StoreLoad, StorePlan, StorePull, source_of
 from common.kv.messages import PULL_BLOCKS_MAX
@@ -107,13 +108,14 @@ class StoreScheduler:
         fingerprint: str = "",
     ) -> None:
         """`backlog_blocks`: how many may be in the process of being saved. `fingerprint`: of the
-        sources that may be pulled from; empty: of none."""
+        sources that may be pulled from, and of the holders that get copies; empty: of none."""
         self._table = table
         self._disk = disk
         self._block_tokens = block_tokens
         self._backlog_blocks = max(1, backlog_blocks)
         self._clock = clock
         self._fingerprint = fingerprint
+        self._checkpoints = Checkpoints(table, block_tokens, clock, fingerprint)
         self._requests: dict[str, _Request] = {}
         #: Filled blocks that are not being saved, in the order in which they filled.
         self._filled: dict[int, BlockName] = {}
@@ -134,6 +136,7 @@ class StoreScheduler:
         source = source_of(request.kv_transfer_params)
         if source is not None and self._fingerprint == source.fingerprint:
             row.source = source
+        self._checkpoints.new_request(request)
 
     def matched_tokens(self, request: Request, computed: int) -> int:
         """As `SchedulerHalf.matched_tokens`."""
@@ -194,6 +197,7 @@ class StoreScheduler:
             )
         now = self._clock()
         self._table.expire(now)
+        self._offer()
         self._save()
         plan, self._plan = self._plan, StorePlan()
         plan.counts = replace(self._table.counts)
@@ -215,6 +219,7 @@ class StoreScheduler:
             self._table.mark_used(names, self._clock())
             if self._disk is not None:
                 self._disk.mark_used(names)
+        self._checkpoints.finished(request, self._plan)
 
     def ended(self, results: StoreResults) -> None:
         """What the ranks report of their copies."""
@@ -257,7 +262,8 @@ class StoreScheduler:
         on_disk = self._disk is not None and self._disk.pending
         disk_counts = self._disk.counts if self._disk is not None else StoreCounts()
         unreported = self._reported != (self._table.counts, disk_counts)
-        return bool(self._filled or self._saving or on_disk or unreported)
+        ended = self._plan.ended_offers
+        return bool(self._filled or self._saving or on_disk or unreported or ended)
 
     def _find(self, names: Sequence[BlockName]) -> list[Place]:
         """Where the leading names can be read."""
@@ -314,14 +320,26 @@ class StoreScheduler:
             if block_id in saving:
                 self._plan.withdrawn.append(block_id)
 
+    def _offer(self) -> None:
+        """Plans what other holders get of running streams, and lists again what the store lacks."""
+        for request_id in self._checkpoints.streams:
+            row = self._requests[request_id]
+            filled = min(row.computed // self._block_tokens, len(row.block_ids))
+            first = self._checkpoints.offered(request_id)
+            names = self._names(row, first, filled)
+            for number in self._checkpoints.offer(row.request, filled, names, self._plan):
+                self._filled.setdefault(row.block_ids[number], names[number - first])
+
     def _save(self) -> None:
         """Plans to save what has filled, as far as the backlog and the table have room."""
         while self._filled and len(self._saving) < self._backlog_blocks:
             block_id, name = next(iter(self._filled.items()))
-            if name not in self._table:
-                slot = self._table.begin_write(name)
-                if slot is None:
-                    return
+            with self._table.guard:
+                lacking = name not in self._table
+                slot = self._table.begin_write(name) if lacking else None
+            if lacking and slot is None:
+                return
+            if slot is not None:
                 self._saving[slot] = block_id
                 self._plan.saves.append(BlockCopy(slot, block_id, name))
                 if self._disk is not None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from common.engine.connector.metadata import StepPlan, attempt_key, request_key
+from common.engine.connector.metadata import StepPlan, StorePlan, attempt_key, request_key
 from common.identity import pull_key
 from common.kv.service import KvService
-from common.kv.store.side import StoreResults
+from common.kv.store.side import StoreResults, StoreSide
 
 IDLE_WAIT_S = 0.003
 
@@ -126,11 +126,7 @@ class WorkerHalf:
         if plan.progress:
             self._settle()
         if store is not None and plan.store is not None:
-            store.note(plan.store.counts, plan.store.disk_counts)
-            if plan.store.saves:
-                store.save(plan.store.saves)
-            if plan.store.spills or plan.store.used:
-                store.spill(plan.store.spills, plan.store.used)
+            self._store(store, plan.store)
         for progress in plan.progress:
             blocks = progress.block_ids
             ended = len(blocks) >= progress.handoff_blocks
@@ -141,6 +137,17 @@ class WorkerHalf:
             if block_ids:
                 self._offered.add(request_key(key))
             self._service.keep(key, block_ids)
+
+    def _store(self, store: StoreSide, plan: StorePlan) -> None:
+        store.note(plan.counts, plan.disk_counts)
+        if plan.saves:
+            store.save(plan.saves)
+        if plan.spills or plan.used:
+            store.spill(plan.spills, plan.used)
+        for made in plan.offers:
+            self._service.offer_copies(made.key, made.holder, made.hashes, made.names, made.filled)
+        for key in plan.ended_offers:
+            self._service.end_copies(key)
 
     def store_results(self) -> StoreResults:
         """What the store of this rank has done by the last call of `results`."""

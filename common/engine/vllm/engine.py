@@ -203,7 +203,7 @@ class VllmEngine:
         """Starts the side channel and the KV events at the first call on the daemon's loop."""
         if not self._attached:
             self._attached = True
-            self._side.start(self._on_handoff_ended)
+            self._side.start(self._on_handoff_ended, self._prefixes.on_copied)
             if self._events_address:
                 self._events = Socket(
                     KV_EVENTS, connect=self._events_address, on_frames=self._prefixes.on_frames

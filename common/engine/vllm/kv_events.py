@@ -9,7 +9,8 @@ names the blocks. The others store and drop blocks of their own under the same h
 of each is told which of the named blocks it has; a window has the last ones of a prompt at best. If
 messages were lost, which their numbers show, everything is forgotten and the router is told to
 forget it too, so that it never believes what is wrong. What the worker's store holds comes in
-events of its own medium, as the engine's hashes alone. Blocks that were stored and removed between
+events of its own medium, as the engine's hashes alone; what other workers offered comes from the KV
+thread, with its names. Blocks that were stored and removed between
 two deltas are not reported at all.
 """
 
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.blocks import KvGroup, group_of_prefixes, other_groups
+from common.kv.messages import NAME_BYTES, PULL_HASH_BYTES, KvCopied
 from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import chain, image_key, root
@@ -30,6 +32,8 @@ from common.prefix import chain, image_key, root
 Hash = bytes | int
 STORE = "store"
 """As in `PrefixDelta.medium`."""
+PUBLISHED_BYTES = 8
+"""The last ones of a hash, which vLLM's events have as a number."""
 
 
 class BlockStored(msgspec.Struct, tag=True):
@@ -121,7 +125,7 @@ class StoredNames:
     def add(self, theirs: Hash, ours: bytes | None) -> bool:
         """`ours`: the name that the engine told, if it holds the block. Returns whether the block
         has a name."""
-        name = ours or self._let_go.get(theirs)
+        name = ours or self._let_go.get(theirs) or self._ours.get(theirs)
         if name is None:
             return False
         self._ours[theirs] = name
@@ -198,6 +202,13 @@ class PrefixWatch:
         self._next = number + 1 if number >= 0 else None
         for event in batch.events if batch is not None else ():
             self._on_event(event)
+
+    def on_copied(self, copied: KvCopied) -> None:
+        """The store has these blocks, which another worker offered."""
+        for theirs, ours in zip(
+            _split(copied.hashes, PULL_HASH_BYTES), _split(copied.names, NAME_BYTES), strict=False
+        ):
+            self._in_store.add(published(theirs), ours)
 
     def deltas(self, *, whole: bool = False) -> Iterator[PrefixDelta]:
         """What changed since the last call, in bounded messages; with `whole` all that is there,
@@ -315,6 +326,15 @@ class PrefixWatch:
         for changes in self._changes.values():
             changes.clear()
         self._cleared = True
+
+
+def published(block_hash: bytes) -> int:
+    """The engine's hash in the form in which its KV events have it."""
+    return int.from_bytes(block_hash[-PUBLISHED_BYTES:], "big")
+
+
+def _split(joined: bytes, size: int) -> list[bytes]:
+    return [joined[at : at + size] for at in range(0, len(joined), size)]
 
 
 def _keys_of(keys: tuple[Any, ...] | None) -> BlockKeys | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from common.engine.connector.metadata import source_params, to_params
+from common.engine.connector.metadata import holder_params, source_params, to_params
 from common.engine.port import EngineRequest
 from common.messages import Role, Sampling, Structured, StructureKind, TokenLogprobs
 
@@ -56,11 +56,11 @@ def sampling_params(request: EngineRequest, *, resume_sampler: bool) -> Sampling
             request.ticket,
             len(request.prompt_ids) - 1,
         )
-    if request.source is not None:
-        extra["kv_transfer_params"] = {
-            **extra.get("kv_transfer_params", {}),
-            **source_params(request.source),
-        }
+    named = source_params(request.source) if request.source is not None else {}
+    if request.holder is not None:
+        named |= holder_params(request.holder)
+    if named:
+        extra["kv_transfer_params"] = extra.get("kv_transfer_params", {}) | named
     if request.role is Role.PREFILL:
         return SamplingParams(
             max_tokens=1,

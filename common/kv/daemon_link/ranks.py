@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.kv.daemon_link.side_channel import DaemonSideChannel
-from common.kv.messages import DaemonToKv, KvDone, KvListening, KvStatus
+from common.kv.messages import DaemonToKv, KvCopied, KvDone, KvListening, KvStatus
 from common.messages import KvCounts, KvHold, KvReport
 
 SEPARATOR = ","
@@ -108,7 +108,11 @@ class RankSideChannels:
             pull_blocks=ranks[0].pull_blocks if len(ranks) == 1 else 0,
         )
 
-    def start(self, on_done: Callable[[KvDone], None]) -> None:
+    def start(
+        self,
+        on_done: Callable[[KvDone], None],
+        on_copied: Callable[[KvCopied], None] | None = None,
+    ) -> None:
         """Delivers on the running loop."""
 
         def on_rank_done(done: KvDone) -> None:
@@ -117,7 +121,7 @@ class RankSideChannels:
                 on_done(merged)
 
         for channel in self._channels:
-            channel.start(on_rank_done)
+            channel.start(on_rank_done, on_copied)
 
     def deliver_waiting(self) -> None:
         """Delivers at once what has come and was not delivered yet."""

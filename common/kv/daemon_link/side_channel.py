@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import BatonError, Code, WireError
-from common.kv.messages import DaemonToKv, KvDone, KvListening, KvStatus, KvToDaemon
+from common.kv.messages import DaemonToKv, KvCopied, KvDone, KvListening, KvStatus, KvToDaemon
 from common.net.endpoints import KV_SIDE
 from common.net.sockets import Socket
 from common.net.wire import Decoder, encode
@@ -35,6 +35,7 @@ class DaemonSideChannel:
         self._listening: KvListening | None = None
         self._listening_received: asyncio.Event | None = None
         self._on_done: Callable[[KvDone], None] | None = None
+        self._on_copied: Callable[[KvCopied], None] | None = None
         self._socket = Socket(KV_SIDE, bind=address, on_frames=self._on_frames)
 
     def wait_listening(self, seconds: float) -> KvListening:
@@ -56,9 +57,13 @@ class DaemonSideChannel:
         finally:
             self._listening_received = None
 
-    def start(self, on_done: Callable[[KvDone], None]) -> None:
-        """Delivers `KvDone` on the running loop."""
-        self._on_done = on_done
+    def start(
+        self,
+        on_done: Callable[[KvDone], None],
+        on_copied: Callable[[KvCopied], None] | None = None,
+    ) -> None:
+        """Delivers `KvDone` and `KvCopied` on the running loop."""
+        self._on_done, self._on_copied = on_done, on_copied
         self._socket.start()
 
     def send(self, message: DaemonToKv) -> None:
@@ -82,6 +87,9 @@ class DaemonSideChannel:
                 self._listening_received.set()
         elif isinstance(message, KvStatus):
             self.status = message
+        elif isinstance(message, KvCopied):
+            if self._on_copied is not None:
+                self._on_copied(message)
         elif self._on_done is not None:
             self._on_done(message)
 

@@ -47,13 +47,14 @@ class HandoffCounters:
     store_pulled: int = 0
     store_served: int = 0
     pulls_failed: int = 0
+    store_copied: int = 0
+    copies_failed: int = 0
+    store_offered: int = 0
+    offers_skipped: int = 0
 
     def count_received(self, report: KvReport, error: str, *, pull: bool = False) -> None:
         """A receive ended, of a handoff or of a `pull` from a store."""
-        self.bytes_in += report.payload_bytes
-        self.retries += report.retries - report.refetches
-        self.refetches += report.refetches
-        self.digest_mismatches += report.digest_mismatches
+        self._count_transfer(report)
         if pull:
             self.store_pulled += 0 if error else report.blocks
             self.pulls_failed += bool(error) and error != Code.CANCELLED
@@ -63,6 +64,18 @@ class HandoffCounters:
             self.aborts += 1
         else:
             self.recomputes += 1
+
+    def count_copied(self, report: KvReport, error: str) -> None:
+        """A receive ended of blocks that another worker had offered."""
+        self._count_transfer(report)
+        self.store_copied += 0 if error else report.blocks
+        self.copies_failed += bool(error) and error != Code.CANCELLED
+
+    def _count_transfer(self, report: KvReport) -> None:
+        self.bytes_in += report.payload_bytes
+        self.retries += report.retries - report.refetches
+        self.refetches += report.refetches
+        self.digest_mismatches += report.digest_mismatches
 
     def count_sent(self, report: KvReport, error: str) -> None:
         """A send ended on P. An expired lease was counted as such when it expired."""

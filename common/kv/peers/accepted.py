@@ -14,8 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from common.config import KvConfig
 from common.kv.peers.channel import Channel
+from common.kv.transport import listening_socket
 from common.kv.transport.listening_socket import Address
 from common.kv.transport.ucx import UcxLink
 
@@ -144,3 +147,24 @@ class AcceptedLinks:
             del self._strangers[host, port]
         if ending:
             self._view.shut_down(ending)
+
+
+def accepted_links(
+    config: KvConfig,
+    port: int,
+    make_channel: Callable[[UcxLink], Channel],
+    on_refused: Callable[[str, str], None],
+) -> AcceptedLinks:
+    """Of the UCX listener at this port."""
+    limits = LinkLimits(
+        hello_s=config.hello_ms / 1000,
+        links_max=config.links_max,
+        links_per_address_max=config.links_per_address_max,
+        descriptors_reserved=config.descriptors_reserved,
+    )
+    view = ListenerView(
+        connected=partial(listening_socket.connected, port),
+        shut_down=partial(listening_socket.shut_down, port),
+        free_descriptors=listening_socket.free_descriptors,
+    )
+    return AcceptedLinks(limits, view, make_channel, on_refused)

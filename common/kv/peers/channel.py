@@ -28,6 +28,7 @@ from common.kv.messages import (
     KvCredit,
     KvHello,
     KvMapped,
+    KvOffer,
     KvPeerMessage,
     KvPing,
     KvPong,
@@ -35,6 +36,7 @@ from common.kv.messages import (
     KvReady,
     KvRefused,
     KvReleased,
+    KvTaken,
 )
 from common.kv.peers.authentication import (
     SEAL_BYTES,
@@ -62,7 +64,9 @@ NOT_AUTHENTIC = "not_authentic"
 ALTERED = "a control message was not what the peer sent"
 NOT_PROVED = "it does not prove that it knows the fleet's secret"
 
-HandoffMessage = KvPull | KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused
+HandoffMessage = (
+    KvPull | KvReady | KvCredit | KvMapped | KvReleased | KvAbort | KvRefused | KvOffer | KvTaken
+)
 """What the rest of the KV layer sees; a channel keeps hellos and pings to itself."""
 ControlFrame = NDArray[np.uint8]
 

@@ -120,6 +120,12 @@ class Connections:
         """Begins to connect, unless there is a connection. Raises BatonError or ValueError."""
         self._connection(address)
 
+    def open_channel(self, address: str) -> Channel | None:
+        """Begins to connect, unless there is a connection; returns it once it is open. Raises
+        BatonError or ValueError."""
+        connection = self._connection(address)
+        return connection.channel if connection.open else None
+
     def connect_for(self, key: AttemptKey, address: str) -> None:
         """Calls `on_connected` or `on_connect_failed` with this key, once: now, if a connection is
         open, or later. Raises BatonError or ValueError."""

@@ -41,6 +41,10 @@ class Arena:
         total = self._memory.scatter([copy.block_id], self._at(copy.slot))
         return self._digests.get(copy.slot) == block_digest(copy.name, total)
 
+    def seal(self, slot: int, name: BlockName) -> None:
+        """The slot was filled with this block through `as_memory`, and its bytes were verified."""
+        self._digests[slot] = block_digest(name, sum_of(self._at(slot)))
+
     def copy_out(self, slot: int, name: BlockName, out: Bytes) -> bytes | None:
         """Copies the slot to `out` and returns the block's digest. None if the slot does not hold
         this block undamaged."""

@@ -9,9 +9,11 @@ What nobody reads is dropped when it has not been used for the time to live, or 
 needs its slot, least recently used first. In one use of a prompt's blocks the first counts as the
 latest, because a block without those before it is of no use.
 
-The engine's thread decides what is written and what goes. The KV thread takes blocks for other
-workers (`pulls.py`) while the engine may make no step. So every method holds the table's lock, for
-as long as a look-up takes, and what `find` has found may be gone when it is read.
+The engine's thread decides what is written of the engine's blocks and what expires. The KV thread
+takes blocks for other workers (`offers/pulls.py`), and writes those that others offered
+(`offers/copies.py`), while the engine may make no step. So every method holds the table's lock, for
+as long as a look-up takes, and what `find` has found may be gone when it is read. Whoever looks and
+then writes by what he saw holds the lock over both.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ _requests = rows(
         "GATEWAY": "gateway",
         "WAITS FOR": "waits_for",
         "MOVE": lambda row: row.get("move", ""),
+        "COPIES": lambda row: row.get("copies", ""),
     },
     empty="no request is queued or running",
 )

@@ -1,7 +1,8 @@
 """The ledger of KV that workers hold for other workers, with the request of each hold.
 
 What a decode worker keeps of a stream that left it is `moving`: the next one takes it, or its lease
-of `[kv] keep_ms` ends.
+of `[kv] keep_ms` ends. Blocks that were offered to another worker's store, which pulls them, are a
+`copy`: they belong to no request, and their lease is short.
 
 A hold is an orphan when its request is over or unknown and its worker still reports it
 `ORPHAN_SECONDS` later; reports are up to two beats old. An orphan that stays is a leak, which the
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from common.errors import Code
-from common.identity import attempt_of_pull
+from common.identity import attempt_of_pull, is_copy
 from common.messages import KvHold
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
@@ -22,6 +23,7 @@ from services.router.tables import SharedTables
 
 ORPHAN_SECONDS = 2.0
 MOVING = "moving"
+COPY = "copy"
 
 
 class TrackedHold(NamedTuple):
@@ -29,7 +31,7 @@ class TrackedHold(NamedTuple):
 
     worker: Worker
     hold: KvHold
-    #: State of its request, or `moving`, `over` or `unknown`.
+    #: State of its request, or `moving`, `copy`, `over` or `unknown`.
     state: str
     orphan: bool
 
@@ -49,6 +51,9 @@ def orphans(shared: SharedTables) -> int:
 
 
 def _tracked(shared: SharedTables, worker: Worker, hold: KvHold) -> TrackedHold:
+    if is_copy(hold.request_id):
+        late = hold.lease_left_ms <= 0 and hold.age_ms > ORPHAN_SECONDS * 1000
+        return TrackedHold(worker, hold, COPY, late)
     key = attempt_of_pull((hold.request_id, hold.attempt))
     live = shared.attempt(key)
     if live is not None:

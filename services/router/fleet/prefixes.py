@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from common.blocks import other_groups, usable_blocks
 from services.router.placement.memory import PlacementMemory
-from services.router.placement.types import StoredPrefix
+from services.router.placement.types import Placement, ResourceRequest, StoredPrefix
 from services.router.records.worker import Worker
 
 
@@ -27,6 +27,25 @@ def known_prefixes(
         if usable:
             found[name] = usable * capacity.block_tokens
     return found
+
+
+def remember_prefix(
+    memory: PlacementMemory,
+    workers: Mapping[str, Worker],
+    request: ResourceRequest,
+    placement: Placement,
+) -> None:
+    """Both workers will hold the prompt's KV; the next prompt with the same prefix is placed by
+    that. A decode worker that gets it from another gets what the prompt's last token needs."""
+    for view in (placement.decode, placement.prefill):
+        if view is None or not request.prefix:
+            continue
+        capacity = workers[view.identity].capacity
+        memory.prefixes.add(view.identity, request.prefix, capacity.kv_blocks)
+        gets = placement.prefill is not None and view is placement.decode
+        for at, group in other_groups(capacity.kv_groups):
+            first = group.blocks(request.prompt_tokens - 1).start if gets else 0
+            memory.prefixes_of(at).add(view.identity, request.prefix[first:], capacity.kv_blocks)
 
 
 def stored_prefixes(

@@ -26,6 +26,13 @@ COUNTS = {
     "links_refused": ("links_refused", "Connections of KV that were refused"),
     "store_pulled": ("store_pulled", "KV blocks that came out of other workers' stores"),
     "store_served": ("store_served", "KV blocks that other workers got out of the store"),
+    "store_copied": ("store_copied", "KV blocks that came because another worker offered them"),
+    "copies_failed": ("store_copies_failed", "Offers of other workers whose blocks did not come"),
+    "store_offered": (
+        "store_offered",
+        "KV blocks that other holders have as offered by this worker",
+    ),
+    "offers_skipped": ("store_offers_skipped", "KV blocks that were not offered, or not taken"),
     "pulls_failed": ("store_pulls_failed", "Pulls that failed, so that the prompt was computed"),
 }
 STORE_COUNTS = {

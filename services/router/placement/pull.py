@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from common.messages import KvSource
 from services.router.placement.types import PlacementContext, PullChoice, WorkerView
 
 
@@ -39,6 +40,20 @@ def best_pull(
         if choice.tokens and (best is None or choice.gain_s > best.gain_s):
             best = choice
     return best
+
+
+def source_of(choice: PullChoice | None) -> KvSource | None:
+    """For the worker that pulls."""
+    if choice is None:
+        return None
+    stored = choice.stored
+    return KvSource(
+        name=stored.name,
+        incarnation=stored.incarnation,
+        fingerprint=stored.fingerprint,
+        kv_address=stored.kv_address,
+        tokens=stored.tokens,
+    )
 
 
 def pull_sentence(view: WorkerView, choice: PullChoice) -> str:

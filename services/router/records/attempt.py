@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.identity import AttemptKey
-from common.messages import DecodeStarted, Ended, KeyLimits, PrefillEnded, PriorityClass
+from common.messages import (
+    DecodeStarted,
+    Ended,
+    KeyLimits,
+    KvCheckpoint,
+    PrefillEnded,
+    PriorityClass,
+)
 from services.router.placement.types import Placement, ResourceRequest, WaitFor
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import ATTEMPT_TABLE, AttemptEvent, AttemptState, next_state
@@ -45,6 +52,15 @@ class Attempt:
     #: Identity of the decode worker that gave the previous attempt up and keeps its KV; empty =
     #: none.
     moved_from: str = ""
+    #: Identity of the worker whose store has copies of what the attempts before it filled; empty =
+    #: none.
+    copies_at: str = ""
+    #: How many leading blocks it had, as far as is known.
+    copied_blocks: int = 0
+    #: Identity of the worker whose store gets copies of its blocks; empty = none.
+    holder: str = ""
+    #: How far these copies are, as its decode worker reported last.
+    checkpoint: KvCheckpoint | None = None
     #: The order by which it came from there; None = there was none, or it is not known here.
     came_by: MoveOrder | None = None
     #: When this request last moved, and when it was last parked: ended to make room for another; in
@@ -132,6 +148,14 @@ class Attempt:
     def move_reason(self) -> MoveReason:
         """Of an attempt that came from another decode worker."""
         return self.came_by.reason if self.came_by is not None else MoveReason.UNORDERED
+
+    def follow_copies(self, before: Attempt) -> None:
+        """Where the blocks of the attempt before this one are, it goes on best."""
+        if before.holder:
+            held = before.checkpoint.held if before.checkpoint is not None else 0
+            self.copies_at, self.copied_blocks = before.holder, held
+        else:
+            self.copies_at, self.copied_blocks = before.copies_at, before.copied_blocks
 
     def drop_prompt(self) -> None:
         """Placement and the workers' copies are the last uses of the prompt and its hashes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.identity import identity_of, name_of
+from common.identity import identity_of, is_copy, name_of
 from common.messages import DecodeStarted, PairTrouble, PrefillEnded
 from services.router.events import Action, Note, PairsCleared
 from services.router.placement.pair_breaker import PairBreaker
@@ -23,11 +23,25 @@ def on_pair_trouble(
     """D could not take the KV of its prefill worker, or a worker what it pulled."""
     attempt = tables.attempts.get((message.request_id, message.attempt))
     name = (identity_of(message.prefill, message.prefill_incarnation), worker.identity)
+    if is_copy(message.request_id):
+        return _record_copy_failure(tables, name, message, now)
     if attempt is None or name not in (_handing_over(attempt), pulling(attempt)):
         tables.counts.drop("stale pair trouble")
         return []
     why = message.message[:MESSAGE_CHARS_MAX]
     return _record_failure(tables, attempt, name, message.kind, why, now)
+
+
+def _record_copy_failure(
+    tables: Tables, name: PairName, message: PairTrouble, now: float
+) -> list[Action]:
+    """A worker could not take blocks that another had offered."""
+    giver = tables.workers.get(name[0])
+    if giver is None or not giver.connected:
+        return []
+    key, why = (message.request_id, message.attempt), message.message[:MESSAGE_CHARS_MAX]
+    pairs = tables.placement_memory.pairs
+    return _opened(pairs.record_failure(name, key, message.kind, why, now), message.kind, why, now)
 
 
 def _handing_over(attempt: Attempt) -> PairName:
@@ -93,11 +107,22 @@ def _record_failure(
     if attempt.state is AttemptState.ABORTING:
         return []
     pair = tables.placement_memory.pairs.record_failure(name, attempt.key, kind, message, now)
+    return _opened(pair, kind, message, now, {"request_id": attempt.request_id})
+
+
+def _opened(
+    pair: PairBreaker | None,
+    kind: str,
+    message: str,
+    now: float,
+    fields: dict[str, object] | None = None,
+) -> list[Action]:
+    """`pair`: that this failure has opened; None: it has opened none."""
     if pair is None:
         return []
     why = f"{kind} trouble" + (f" ({message})" if message else "")
     sentence = f"{_names(pair)} are not paired for {pair.until - now:.0f} s: {why}"
-    return [Note("warning", "pair.opened", sentence, {"request_id": attempt.request_id})]
+    return [Note("warning", "pair.opened", sentence, fields or {})]
 
 
 def _names(pair: PairBreaker) -> str:

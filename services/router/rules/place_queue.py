@@ -11,13 +11,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from common.blocks import other_groups
 from common.errors import Code
 from common.identity import name_of
 from common.messages import (
     Decode,
     HandOver,
-    KvSource,
+    KvHolder,
     Prefill,
     PrefixDelta,
     Role,
@@ -25,8 +24,9 @@ from common.messages import (
 )
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
-from services.router.fleet.prefixes import known_prefixes, stored_prefixes
-from services.router.placement import place
+from services.router.fleet.prefixes import known_prefixes, remember_prefix, stored_prefixes
+from services.router.placement import checkpoint, place
+from services.router.placement.pull import source_of
 from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
@@ -109,6 +109,12 @@ def _choose_for(
     """`workers`: decode workers with a free slot, and prefill workers. `source`: keeps its KV."""
     decodes, prefills = workers
     context = _context(tables, attempt, now, any_prefill=bool(prefills), source=source)
+    holders = [view for view in decodes if view.identity == attempt.copies_at]
+    for view in holders if source is None else ():
+        if checkpoint.worth_going_to(view, attempt.copied_blocks, attempt.request.prompt_tokens):
+            there = _choose(tables, [view], [], checkpoint.at_holder(context, view))
+            if isinstance(there, Placement):
+                return there
     if not attempt.avoid and not attempt.moved_from:
         return _choose(tables, decodes, prefills, context)
     choice: Placement | WaitFor = WaitFor.WORKER
@@ -221,6 +227,9 @@ def _context(
         if len(memory.stored) and request.prefix
         else ()
     )
+    holder = workers.get(attempt.copies_at) if attempt.copies_at else None
+    if holder is not None and not holder.away:
+        stored = checkpoint.with_copies(stored, holder.view(), request.prompt_tokens)
     for prefix_of in stored:
         if workers[prefix_of.identity].role is Role.PREFILL:
             before = cached.get(prefix_of.identity, 0)
@@ -295,7 +304,7 @@ def _dispatch(
     memory, body = tables.placement_memory, attempt.body
     serial = memory.next_serial()
     tables.workers[decode.identity].last_placed_serial = serial
-    _remember_prefix(tables, attempt, placement)
+    remember_prefix(memory, tables.workers, attempt.request, placement)
     attempt.drop_prompt()
     remote = prefill is not None
     if source is None:
@@ -323,35 +332,39 @@ def _dispatch(
             request_id=attempt.request_id,
             attempt=attempt.number,
             ticket=ticket,
-            source=_source(placement),
+            source=source_of(placement.pull),
         )
         actions.append(Send(prefill.identity, prefill_order, body))
     if (pair := pair_reports.pulling(attempt)) is not None:
         memory.pairs.start_trial(pair, attempt.key, now)
-    order = _decode_message(tables, attempt, ticket)
+    order = _decode_message(tables, attempt, ticket, _choose_holder(tables, attempt, decode, now))
     if ticket is None:
-        order = msgspec.structs.replace(order, source=_source(placement))
+        order = msgspec.structs.replace(order, source=source_of(placement.pull))
     actions.append(Send(decode.identity, order, body))
     fields: dict[str, object] = {"request_id": attempt.request_id, "attempt": attempt.number}
     actions.append(Note("debug", "request.placed", placement.sentence, fields))
     return actions
 
 
-def _source(placement: Placement) -> KvSource | None:
-    pull = placement.pull
-    if pull is None:
+def _choose_holder(
+    tables: Tables, attempt: Attempt, decode: WorkerView, now: float
+) -> KvHolder | None:
+    """The worker whose store gets copies of the attempt's blocks, if they are wanted."""
+    policy, request = tables.settings.checkpoint, attempt.request
+    if not checkpoint.wants_copies(policy, request, resumable=attempt.resumable):
         return None
-    stored = pull.stored
-    return KvSource(
-        name=stored.name,
-        incarnation=stored.incarnation,
-        fingerprint=stored.fingerprint,
-        kv_address=stored.kv_address,
-        tokens=stored.tokens,
+    excluded = tables.placement_memory.pairs.refresh_excluded(now)
+    others = tables.snapshots.decodes()
+    holder = checkpoint.choose_holder(
+        decode, others, attempt.request_id, attempt.copies_at, excluded
     )
+    attempt.holder = holder.identity if holder is not None else ""
+    return checkpoint.holder_of(holder) if holder is not None else None
 
 
-def _decode_message(tables: Tables, attempt: Attempt, ticket: Ticket | None) -> Decode:
+def _decode_message(
+    tables: Tables, attempt: Attempt, ticket: Ticket | None, holder: KvHolder | None
+) -> Decode:
     gateway = tables.gateways[attempt.gateway]
     return Decode(
         request_id=attempt.request_id,
@@ -360,6 +373,7 @@ def _decode_message(tables: Tables, attempt: Attempt, ticket: Ticket | None) -> 
         gateway_incarnation=gateway.incarnation,
         stream_endpoint=gateway.stream_endpoint,
         ticket=ticket,
+        holder=holder,
     )
 
 
@@ -376,21 +390,6 @@ def _ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: Worke
         kv_address=prefill.kv_address,
         lease_ms=tables.settings.lease_ms,
     )
-
-
-def _remember_prefix(tables: Tables, attempt: Attempt, placement: Placement) -> None:
-    """Both workers will hold the prompt's KV; the next prompt with the same prefix is placed by
-    that. A decode worker that gets it from another gets what the prompt's last token needs."""
-    memory, request = tables.placement_memory, attempt.request
-    for view in (placement.decode, placement.prefill):
-        if view is None or not request.prefix:
-            continue
-        capacity = tables.workers[view.identity].capacity
-        memory.prefixes.add(view.identity, request.prefix, capacity.kv_blocks)
-        gets = placement.prefill is not None and view is placement.decode
-        for at, group in other_groups(capacity.kv_groups):
-            first = group.blocks(request.prompt_tokens - 1).start if gets else 0
-            memory.prefixes_of(at).add(view.identity, request.prefix[first:], capacity.kv_blocks)
 
 
 def on_prefix_delta(tables: Tables, worker: Worker, message: PrefixDelta) -> list[Action]:

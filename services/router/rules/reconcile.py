@@ -170,6 +170,7 @@ def _new_attempt(tables: Tables, gateway: Gateway, held: HeldAttempt, now: float
         body=b"",
         received=now,
         model=tables.model,
+        holder=held.holder,
     )
 
 

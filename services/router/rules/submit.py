@@ -116,6 +116,8 @@ def _new_attempt(
     attempt.came_by = _order_of(tables, attempt, row)
     attempt.moved_at = now if attempt.moved_from else (row.moved_at if row else None)
     attempt.parked_at = row.parked_at if row else None
+    if row is not None:
+        attempt.follow_copies(row)
     attempt.follows_parked = row is not None and row.parked
     if tables.quarantine.must_be_local(attempt.digest):
         attempt.request = attempt.request._replace(local_reason=DIED_WITH_IT)

@@ -199,6 +199,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
     actions += health_verdicts.update_verdict(tables, worker, message)
     degradation_reports.record_beat(tables, worker, message, now)
     actions += _note_store(worker, message)
+    _note_checkpoints(tables, worker, message)
     worker.update_kv_status(message, now)
     worker.update_load(message.load, now)
     worker.abandoned.clear()
@@ -221,6 +222,14 @@ def _note_store(worker: Worker, message: Beat) -> list[Action]:
         return []
     sentence = f"{worker.name} keeps no KV on disk until it restarts; its log says why"
     return [Note("warning", "store.disk_off", sentence, {"worker": worker.name})]
+
+
+def _note_checkpoints(tables: Tables, worker: Worker, message: Beat) -> None:
+    """How far the copies of its streams' blocks are."""
+    for checkpoint in message.kv_checkpoints:
+        attempt = tables.attempts.get((checkpoint.request_id, checkpoint.attempt))
+        if attempt is not None and attempt.decode == worker.identity:
+            attempt.checkpoint = checkpoint
 
 
 def _end_unheld(tables: Tables, worker: Worker, now: float) -> list[Action]:

@@ -137,6 +137,7 @@ def _sentences(attempt: Attempt, now: float, before: Attempt | None) -> list[str
         sentences.append(f"placed by {attempt.placement.policy}: {attempt.placement.sentence}")
     sentences += _prefill(attempt)
     sentences += _first_token(attempt)
+    sentences += [_copies_used(attempt), _copies_made(attempt)]
     sentences.append(_end(attempt))
     return [sentence for sentence in sentences if sentence]
 
@@ -222,6 +223,38 @@ def _first_token(attempt: Attempt) -> list[str]:
         "computed there"
     )
     return sentences
+
+
+def _copies_used(attempt: Attempt) -> str:
+    """Of an attempt that goes on after another, whose blocks were copied."""
+    report, placement, tokens = (
+        attempt.decode_report,
+        attempt.placement,
+        attempt.request.prompt_tokens,
+    )
+    if not attempt.copies_at or placement is None:
+        return ""
+    holder = name_of(attempt.copies_at)
+    there = placement.decode.identity == attempt.copies_at
+    pulls = placement.pull is not None and placement.pull.stored.identity == attempt.copies_at
+    if not there and not pulls:
+        return f"copies of its blocks are at {holder}, and it did not go on from them"
+    if report is None:
+        return f"it is to go on from the copies of its blocks at {holder}"
+    return (
+        f"it went on from the copies of its blocks at {holder}: {report.cached_tokens} of {tokens} "
+        f"tokens were there, {tokens - report.cached_tokens} were computed again"
+    )
+
+
+def _copies_made(attempt: Attempt) -> str:
+    if not attempt.holder:
+        return ""
+    holder, progress = name_of(attempt.holder), attempt.checkpoint
+    if progress is None:
+        return f"copies of its blocks go to {holder}"
+    copied = f"{progress.held} of its {progress.blocks} full blocks"
+    return f"{holder} had copies of {copied} at the last report"
 
 
 def _end(attempt: Attempt) -> str:

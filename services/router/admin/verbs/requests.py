@@ -47,7 +47,15 @@ def _row(view: View, attempt: Attempt) -> RequestRow:
         gateway=name_of(attempt.gateway),
         waits_for=attempt.waits_for.value if queued and attempt.waits_for else "",
         move=_move(attempt),
+        copies=_copies(attempt),
     )
+
+
+def _copies(attempt: Attempt) -> str:
+    if not attempt.holder:
+        return ""
+    holder, progress = name_of(attempt.holder), attempt.checkpoint
+    return f"{holder}, lacks {progress.blocks - progress.held}" if progress else holder
 
 
 def _move(attempt: Attempt) -> str:

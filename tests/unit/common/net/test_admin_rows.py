@@ -19,7 +19,7 @@ WORKER = (
 )
 REQUEST = (
     "request_id attempt model state tenant key_id priority age_ms prompt_tokens max_tokens prefill "
-    "decode gateway waits_for move"
+    "decode gateway waits_for move copies"
 )
 QUEUED = (
     "request_id attempt model class tenant key_id waited_ms start_within_ms prompt_tokens "

@@ -7,7 +7,14 @@ from typing import cast
 
 import pytest
 
-from common.engine.connector.metadata import Fetch, Progress, StepPlan, StoreLoad, StorePlan
+from common.engine.connector.metadata import (
+    Fetch,
+    Progress,
+    StepPlan,
+    StoreLoad,
+    StoreOffer,
+    StorePlan,
+)
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.errors import Code
 from common.identity import AttemptKey
@@ -15,7 +22,7 @@ from common.kv.messages import KvDone
 from common.kv.service import KvService
 from common.kv.store.side import StoreResults
 from common.kv.store.table import BlockCopy, BlockName, Spill, StoreCounts
-from common.messages import KvReport, Ticket
+from common.messages import KvHolder, KvReport, Ticket
 from tests.rigs.messages import ticket
 
 KEY = ("r", 0)
@@ -76,6 +83,12 @@ class FakeService:
 
     def keep(self, key: AttemptKey, ids: Sequence[int]) -> None:
         self.calls.append(("keep", key, list(ids)))
+
+    def offer_copies(self, *offered: object) -> None:
+        self.calls.append(("offer_copies", *offered))
+
+    def end_copies(self, key: AttemptKey) -> None:
+        self.calls.append(("end_copies", key))
 
     def wait_end(self, seconds: float) -> None:
         self.waited += 1
@@ -230,6 +243,17 @@ def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
         ("store.save", [copy(1, 7)]),
         ("store.spill", spills, [3]),
         ("progress", [3], 1, False),
+    ]
+
+
+def test_what_another_holder_gets_is_told_after_the_step(service: FakeService) -> None:
+    service.store = FakeStore(service.calls)
+    holder = KvHolder(name="d2", incarnation="i", fingerprint="f", kv_address="h:2")
+    store = StorePlan(offers=[StoreOffer(KEY, holder, b"h", b"n", 3)], ended_offers=[("s", 2)])
+    half(service).computed(StepPlan(store=store))
+    assert service.calls[1:] == [
+        ("offer_copies", KEY, holder, b"h", b"n", 3),
+        ("end_copies", ("s", 2)),
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from common.blocks import Kept, KvGroup
 from common.engine.vllm.kv_events import PrefixWatch
+from common.kv.messages import KvCopied
 from common.messages import PREFIX_DELTA_HASHES_MAX, ImageFeatures, PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes, split
@@ -292,3 +293,17 @@ def test_the_store_s_blocks_are_bounded_and_forgotten_after_a_loss() -> None:
 def test_a_worker_without_a_store_tells_nothing_of_one(vllm: Publisher) -> None:
     vllm.publish(stored([11], IDS[:16]), in_store("BlockStored", [11]))
     assert of_store(vllm, whole=True) == []
+
+
+def test_copies_have_the_names_that_they_were_offered_with() -> None:
+    vllm = Publisher(stored_max=8)
+    first, second = ours(IDS[:32])
+    hashes = [bytes(24) + number.to_bytes(8, "big") for number in (11, 12)]
+    vllm.watch.on_copied(KvCopied(hashes=b"".join(hashes), names=first + second))
+    assert of_store(vllm) == [PrefixDelta(stored=first + second, medium="store")]
+    vllm.publish(in_store("BlockStored", [11, 12]))
+    assert vllm.watch.dropped == 0, "the engine's event tells what is known"
+    assert [split(delta.stored) for delta in of_store(vllm)] == [[first, second]]
+    vllm.publish(in_store("BlockRemoved", [11]))
+    assert of_store(vllm) == [PrefixDelta(removed=first, medium="store")]
+    assert split(of_store(vllm, whole=True)[1].stored) == [second]

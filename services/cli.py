@@ -31,7 +31,7 @@ from common.telemetry.log import Logger
 
 PR_SET_PDEATHSIG = 1
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
-SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.HEALTH)
+SERVICES = (Role.GATEWAY, Role.ROUTER, Role.PREFILL, Role.DECODE, Role.POOL, Role.HEALTH)
 ROUTERS = ("router.control", "router.standby")
 #: The keys that each daemon reads. A reload that changes only other keys is not reported by it.
 SECTIONS = {
@@ -39,6 +39,7 @@ SECTIONS = {
     Role.ROUTER: ("fleet", "models", "router", "kv"),
     Role.PREFILL: ("fleet", "model", "models", "prefill.{name}", *ROUTERS),
     Role.DECODE: ("fleet", "model", "models", "decode.{name}", *ROUTERS),
+    Role.POOL: ("fleet", "model", "models", "pool.{name}", *ROUTERS),
     Role.HEALTH: ("fleet", "health"),
 }
 HOST_TOOLS = {
@@ -157,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
             "--name",
             default=role.value,
             metavar="NAME",
-            help=f"this daemon's name; for a worker its table [{role}.NAME] in the file",
+            help=f"this daemon's name; for a worker or pool its table [{role}.NAME]",
         )
     return parser
 
@@ -193,9 +194,10 @@ def _check(path: Path) -> int:
         check_model(config.of_model(model))
     for sentence in untested(config):
         print(f"baton: warning: {sentence}", file=sys.stderr)
+    pools = f", {len(config.pool)} pools" if config.pool else ""
     print(
         f"{path}: good. {', '.join(config.served)} on {len(config.prefill)} prefill and "
-        f"{len(config.decode)} decode workers."
+        f"{len(config.decode)} decode workers{pools}."
     )
     return 0
 
@@ -231,6 +233,11 @@ def _serve(role: Role, path: Path, name: str) -> int:
         from services.router.daemon import make as make_router
 
         return lifecycle.run(lambda: make_router(config, name, logger), logger, source)
+    if role is Role.POOL:
+        from services.pool.daemon import make as make_pool
+
+        config.pool_named(name)
+        return lifecycle.run(lambda: make_pool(config, name, logger), logger, source)
     from services.health.daemon import make as make_health
 
     return lifecycle.run(lambda: make_health(config, name, logger), logger, source)

@@ -18,8 +18,16 @@ from common.config.reading import (
     flatten,
     from_mapping,
     load,
+    parse,
 )
 from common.config.request_limits import RequestLimits
 from common.config.router import Mode, RemotePrefill, RouterConfig
-from common.config.sections import Config, FleetConfig, HealthConfig, ModelConfig, WorkerConfig
+from common.config.sections import (
+    Config,
+    FleetConfig,
+    HealthConfig,
+    ModelConfig,
+    PoolConfig,
+    WorkerConfig,
+)
 from common.config.security import SecurityConfig

@@ -53,10 +53,8 @@ def check_control(config: Config) -> None:
 
 def check_kv(config: Config) -> None:
     """Raises ConfigError where workers shall authenticate each other and have no secret for it."""
-    workers = {f"prefill.{name}": worker for name, worker in config.prefill.items()}
-    workers |= {f"decode.{name}": worker for name, worker in config.decode.items()}
-    for name, worker in workers.items():
-        if worker.kv.authenticate is True and not config.security.keys_dir:
+    for name, kv in config.kv_planes.items():
+        if kv.authenticate is True and not config.security.keys_dir:
             raise ConfigError(
                 f"{name}.kv.authenticate",
                 "workers prove that they know a secret of the fleet, and there is none; make it "

@@ -1,5 +1,5 @@
-"""`[kv]`: how KV goes from a prefill worker (P) to a decode worker (D). `[prefill.NAME.kv]` and
-`[decode.NAME.kv]` override single keys for one worker."""
+"""`[kv]`: how KV goes from a prefill worker (P) to a decode worker (D). `[prefill.NAME.kv]`,
+`[decode.NAME.kv]` and `[pool.NAME.kv]` override single keys for one worker or pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StoreConfig(Section, frozen=True):
     the engine has let go need not be computed again. It serves prompts that this worker computes:
     all of P's, and on D those that no P computes. It needs vLLM on CPU, `prefix_caching`, no
     speculation, and a model whose layers all keep every token; elsewhere it stays off, and the
-    worker says why."""
+    worker says why. Under `[pool.NAME.kv]` it is what the pool holds, in memory alone."""
 
     ram_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of host memory for it at most, over all ranks of the worker; 0 turns it off."""

@@ -17,10 +17,13 @@ MODEL_ARGS = sorted(KV_ARGUMENTS | TEXT_ARGUMENTS)
 
 
 def check_names(config: Config) -> None:
-    """Raises ConfigError for two workers of one name: routers know a worker by it."""
-    for name in sorted(config.prefill.keys() & config.decode.keys()):
-        sentence = f"[prefill.{name}] has the same name; give each worker one of its own"
-        raise ConfigError(f"decode.{name}", sentence)
+    """Raises ConfigError for two workers or pools of one name: routers know them by it."""
+    first: dict[str, str] = {}
+    for path in config.kv_planes:
+        name = path.partition(".")[2]
+        if name in first:
+            raise ConfigError(path, f"[{first[name]}] has the same name; give each one of its own")
+        first[name] = path
 
 
 def check_models(config: Config) -> None:
@@ -37,10 +40,12 @@ def check_models(config: Config) -> None:
         sentence = f"two models, or a model and an alias, have the name {twice!r}"
         raise ConfigError("models" if config.models else "model.aliases", sentence)
     known = ", ".join(config.models) or "none; leave the key out"
-    for path, worker in _workers(config):
-        if worker.model and worker.model not in config.models:
+    names_of = {path: worker.model for path, worker in _workers(config)}
+    names_of |= {f"pool.{name}": pool.model for name, pool in config.pool.items()}
+    for path, model_name in names_of.items():
+        if model_name and model_name not in config.models:
             raise ConfigError(f"{path}.model", f"no such model in the file (there: {known})")
-        if len(config.models) > 1 and not worker.model:
+        if len(config.models) > 1 and not model_name:
             raise ConfigError(f"{path}.model", f"says no model, and the file has several: {known}")
 
 
@@ -71,15 +76,39 @@ def _check_alike(workers: list[tuple[str, EngineConfig]]) -> None:
 
 def check_stores(config: Config) -> None:
     """Raises ConfigError for a store on disk that has no place or nothing to be below of."""
-    workers = {f"prefill.{name}": worker.kv.store for name, worker in config.prefill.items()}
-    workers |= {f"decode.{name}": worker.kv.store for name, worker in config.decode.items()}
-    for name, store in workers.items():
+    for name, kv in config.kv_planes.items():
+        store = kv.store
         if store.disk_mib and not Path(store.path).is_absolute():
             sentence = f"{store.path!r} is no absolute path; name a folder on a local disk"
             raise ConfigError(f"{name}.kv.store.path", sentence)
         if store.disk_mib and not store.ram_mib:
             sentence = "blocks get to the disk from memory; set ram_mib, or disk_mib = 0"
             raise ConfigError(f"{name}.kv.store.ram_mib", sentence)
+
+
+def check_pools(config: Config) -> None:
+    """Raises ConfigError for a pool that can hold nothing, or that nobody would send anything."""
+    for name, pool in config.pool.items():
+        path, store = f"pool.{name}.kv.store", pool.kv.store
+        if not store.ram_mib:
+            raise ConfigError(f"{path}.ram_mib", "a pool holds KV in memory; say how many MiB")
+        if store.disk_mib:
+            sentence = "a pool holds KV in memory only; set disk_mib = 0 for it"
+            raise ConfigError(f"{path}.disk_mib", sentence)
+        if not store.pull:
+            raise ConfigError(f"{path}.pull", "workers pull out of a pool; leave it true")
+        model = config.model_of(pool)
+        stores = [
+            worker.kv.store.ram_mib and worker.kv.store.pull
+            for _, worker in _workers(config)
+            if config.model_of(worker) == model
+        ]
+        if not any(stores):
+            sentence = (
+                f"no worker of {model.served_name} has a store, out of which a pool gets KV; set "
+                "[kv.store] ram_mib, and leave pull true"
+            )
+            raise ConfigError(f"pool.{name}", sentence)
 
 
 def check_mode(config: Config) -> None:

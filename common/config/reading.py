@@ -3,9 +3,10 @@
 Theory of operation: the file overrides defaults, and the environment overrides the file
 (`BATON_SECTION__KEY=value`, where the value is parsed as TOML, or else taken as a string). A worker
 is a table `[prefill.NAME]` or `[decode.NAME]`; its sub-tables `engine` and `kv` override the
-fleet-wide `[engine]` and `[kv]` key by key. A fleet has one model, `[model]`, or a table
-`[models.NAME]` for each, and then a worker says which it serves. An unknown key or a bad value is
-fatal, and the error names the key's path and what is allowed.
+fleet-wide `[engine]` and `[kv]` key by key. A pool is a table `[pool.NAME]` with a `kv`. A fleet
+has one model, `[model]`, or a table `[models.NAME]` for each, and then a worker says which it
+serves. An unknown key or a bad value is fatal, and the error names the key's path and what is
+allowed.
 """
 
 from __future__ import annotations
@@ -27,15 +28,28 @@ from common.config.modes import (
     check_models,
     check_names,
     check_parsers,
+    check_pools,
     check_stores,
 )
-from common.config.sections import Config, FleetConfig, ModelConfig, WorkerConfig
+from common.config.sections import (
+    Config,
+    FleetConfig,
+    ModelConfig,
+    PoolConfig,
+    WorkerConfig,
+)
 from common.engine.vllm.argument_check import check_arguments
 from common.errors import ConfigError
 from common.messages import Role
 from common.process.owned_files import open_trusted
 
 S = TypeVar("S", bound=Section)
+#: What has a table for each name.
+TABLES: dict[Role, type[WorkerConfig | PoolConfig]] = {
+    Role.PREFILL: WorkerConfig,
+    Role.DECODE: WorkerConfig,
+    Role.POOL: PoolConfig,
+}
 
 
 def default_run_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -84,16 +98,27 @@ def effective(path: Path, environ: Mapping[str, str]) -> tuple[Config, dict[str,
         keys = variable.removeprefix("BATON_").lower().split("__")
         _set(raw, keys, _parse(value), variable)
         sources[".".join(keys)] = variable
-    for role in (Role.PREFILL, Role.DECODE):
+    return _merged_and_checked(raw), sources
+
+
+def parse(text: str) -> Config:
+    """The config of a fleet file that is not written yet, without the environment. Raises
+    ConfigError."""
+    return _merged_and_checked(tomllib.loads(text))
+
+
+def _merged_and_checked(raw: dict[str, Any]) -> Config:
+    for role in TABLES:
         _merge_workers(raw, role)
-    return from_mapping(raw), sources
+    return from_mapping(raw)
 
 
 def from_mapping(raw: dict[str, Any]) -> Config:
-    """Checks a nested mapping. Raises ConfigError with the path of the first bad key."""
-    for role in (Role.PREFILL, Role.DECODE):
+    """Checks a nested mapping, in which workers and pools have all their keys. Raises ConfigError
+    with the path of the first bad key."""
+    for role, kind in TABLES.items():
         for name, table in raw.get(role.value, {}).items():
-            _convert(table, WorkerConfig, f"{role}.{name}")
+            _convert(table, kind, f"{role}.{name}")
     models = raw.get("models", {})
     if models and "model" in raw:
         raise ConfigError("model", "the file has [models.NAME], too; make it one of them")
@@ -111,6 +136,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_engines(config)
     check_kv(config)
     check_stores(config)
+    check_pools(config)
     check_mode(config)
     check_parsers(config)
     return config
@@ -133,13 +159,13 @@ def _at(table: Any, path: str) -> object:
 def _merge_workers(raw: dict[str, Any], role: Role) -> None:
     workers = raw.get(role.value, {})
     if not isinstance(workers, dict):
-        raise ConfigError(role.value, "must hold one table per worker, like [prefill.p0]")
+        raise ConfigError(role.value, f"must hold a table for each name, like [{role}.NAME]")
     for name, table in workers.items():
         if not re.match(NAME_PATTERN, name):
-            raise ConfigError(f"{role}.{name}", f"a worker name must match {NAME_PATTERN}")
+            raise ConfigError(f"{role}.{name}", f"a name must match {NAME_PATTERN}")
         if not isinstance(table, dict):
             raise ConfigError(f"{role}.{name}", "must be a table")
-        for part in ("engine", "kv"):
+        for part in ("kv",) if role is Role.POOL else ("engine", "kv"):
             base, own = raw.get(part, {}), table.get(part, {})
             args = _model_args(raw, table)
             if part == "engine" and args and isinstance(base, dict):

@@ -51,6 +51,11 @@ prints each effective value with where it came from.
 A worker is a table `[prefill.NAME]` or `[decode.NAME]`. Its sub-tables `engine` and `kv`, such as
 `[decode.d0.kv]`, override single keys of `[engine]` and `[kv]` for this worker.
 
+A pool is a table `[pool.NAME]`: a daemon that stores KV for the workers of a model and computes
+nothing. `[pool.s0.kv]` overrides keys of `[kv]` for it, and `[pool.s0.kv.store] ram_mib` says how
+much it holds; with several models `model` says whose KV. The workers need a store of their own,
+out of which a pool gets its blocks.
+
 A fleet that serves one model has it in `[model]`. One that serves several has a table
 `[models.NAME]` for each, with the keys of `[model]`, and each worker says which it serves:
 `[decode.d0]` with `model = "NAME"`. Nothing that the router measures of one model counts for

@@ -115,6 +115,16 @@ class WorkerConfig(Section, frozen=True):
     kv: KvConfig = KvConfig()
 
 
+class PoolConfig(Section, frozen=True):
+    """A pool: a daemon that stores KV for all workers of a model, and has no engine. Its keys of
+    `kv` override those of `[kv]` one by one."""
+
+    model: str = ""
+    """NAME of the model whose KV it holds, where the file has `[models.NAME]`; empty is the only
+    one."""
+    kv: KvConfig = KvConfig()
+
+
 class Config(Section, frozen=True):
     """The whole fleet file."""
 
@@ -135,6 +145,8 @@ class Config(Section, frozen=True):
     """Prefill workers of the fleet, one table for each name: `[prefill.p0]`."""
     decode: dict[str, WorkerConfig] = field(default_factory=dict)
     """Decode workers of the fleet, one table for each name: `[decode.d0]`."""
+    pool: dict[str, PoolConfig] = field(default_factory=dict)
+    """Pools of the fleet, one table for each name: `[pool.s0]`."""
 
     @property
     def served(self) -> dict[str, ModelConfig]:
@@ -154,7 +166,28 @@ class Config(Section, frozen=True):
         ]
         return real[0] if real else {**self.engine.args, **self.model.args}
 
-    def model_of(self, worker: WorkerConfig) -> ModelConfig:
+    @property
+    def kv_planes(self) -> dict[str, KvConfig]:
+        """The data plane of each worker and pool, by the path of its table."""
+        tables: dict[str, dict[str, WorkerConfig] | dict[str, PoolConfig]] = {
+            "prefill": self.prefill,
+            "decode": self.decode,
+            "pool": self.pool,
+        }
+        return {
+            f"{role}.{name}": table.kv
+            for role, named in tables.items()
+            for name, table in named.items()
+        }
+
+    def pool_named(self, name: str) -> PoolConfig:
+        """Raises ConfigError when the file has no such pool."""
+        if name not in self.pool:
+            known = ", ".join(self.pool) or "none"
+            raise ConfigError(f"pool.{name}", f"no such pool in the file (there: {known})")
+        return self.pool[name]
+
+    def model_of(self, worker: WorkerConfig | PoolConfig) -> ModelConfig:
         """The first model is that of a worker that names none."""
         return self.models[worker.model or next(iter(self.models))] if self.models else self.model
 

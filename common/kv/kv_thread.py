@@ -99,8 +99,9 @@ class KvThread:
         self._secrets = watched_secrets(identity.secrets_file, self._log)
         self._status_due, self._status_pending = 0.0, True
         geometry = memory.geometry
-        self._holds = KvListening(groups=groups, block_bytes=geometry.block_bytes)
-        payload = max(config.message_bytes, geometry.block_bytes)
+        one, layers = geometry.block_bytes, geometry.layers
+        self._holds = KvListening(groups=groups, block_bytes=one, layers=layers)
+        payload = max(config.message_bytes, one)
         total = config.staging_mib << 20
         shape = shape_of(geometry)
         mode: Mode = "none" if config.exact else config.compression

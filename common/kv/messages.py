@@ -208,6 +208,8 @@ class KvListening(Message, frozen=True):
     """One block of this rank, all layers of a group."""
     pull_blocks: int = 0
     """How many blocks its store holds that others may pull."""
+    layers: int = 0
+    """Into which a block of this rank is cut on the wire."""
 
 
 class KvCopied(Message, frozen=True):

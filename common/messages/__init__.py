@@ -28,6 +28,7 @@ from common.messages.from_router import (
     GatewayToDecode,
     HandOver,
     Introduce,
+    Layout,
     Move,
     Ping,
     Placed,
@@ -35,6 +36,7 @@ from common.messages.from_router import (
     Prefilled,
     Refused,
     RouterToGateway,
+    RouterToPool,
     RouterToWorker,
     Welcome,
 )

@@ -102,6 +102,23 @@ class Introduce(Message, frozen=True):
     prefill: str = ""
 
 
+class Layout(Message, frozen=True):
+    """Router to a pool whose Hello had no fingerprint: hold KV of these workers. It is sent when
+    the first worker of the pool's model that has a store is ready. The pool answers with a Hello
+    that has this fingerprint. One that has another already ignores it."""
+
+    #: Name of the worker whose layout this is.
+    worker: str
+    fingerprint: str
+    fingerprint_parts: dict[str, str]
+    #: Tokens of one KV block.
+    block_tokens: int
+    #: Bytes of one KV block over all layers.
+    block_bytes: int
+    #: Layers into which a block is cut on the wire.
+    layers: int
+
+
 class Prefill(Message, frozen=True):
     """Router to P, + body: compute the KV of the prompt and hand it to the ticket's D. Answered by
     `PrefillEnded`."""
@@ -111,6 +128,8 @@ class Prefill(Message, frozen=True):
     ticket: Ticket
     #: Out of whose store P may get the beginning of the prompt.
     source: KvSource | None = None
+    #: The pool that gets copies of the prompt's blocks; None: none does.
+    holder: KvHolder | None = None
 
 
 class Decode(Message, frozen=True):
@@ -178,6 +197,9 @@ RouterToWorker = (
     Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort | Move | HandOver
 )
 """What a worker decodes from a router."""
+
+RouterToPool = Welcome | Refused | Ping | Drain | Introduce | Layout
+"""What a pool decodes from a router."""
 
 GatewayToDecode = Welcome | Refused | Ping | Abort
 """What a decode worker decodes from a gateway, on the stream socket."""

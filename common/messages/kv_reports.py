@@ -45,13 +45,16 @@ class KvSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker whose store gets copies of a stream's blocks while the stream runs elsewhere."""
+    """A worker whose store gets copies of a stream's blocks while the stream runs elsewhere, or a
+    pool."""
 
     name: str
     incarnation: str
     fingerprint: str
     #: As in `Ticket`.
     kv_address: str
+    #: Whether blocks are of use there when the stream is over: it is a pool.
+    lasting: bool = False
 
 
 class KvCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ class Role(enum.StrEnum):
     ROUTER = "router"
     PREFILL = "prefill"
     DECODE = "decode"
+    POOL = "pool"
     HEALTH = "health"
 
 
@@ -74,6 +75,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether the engine continues a request that another worker began with the same sampling state
     #: (`common.resume`).
     restores: bool = False
+    #: Layers into which a KV block is cut on the wire; 0: it is not told, and pools cannot hold
+    #: the blocks.
+    kv_layers: Count = 0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ _ALL = (
     AdminVerb(
         "workers",
         "every worker: state, load, KV promised and used",
-        (Arg("role", "only this role", choices=("prefill", "decode")),),
+        (Arg("role", "only this role", choices=("prefill", "decode", "pool")),),
         examples=("workers decode", "workers --watch"),
     ),
     AdminVerb(

@@ -65,7 +65,7 @@ ENDPOINTS = (CONTROL, STREAM, ADMIN, KV_SIDE, KV_EVENTS)
 
 def check_socket_paths(config: Config) -> None:
     """Raises ConfigError if `fleet.run_dir` is too long for a socket of the fleet's daemons."""
-    workers = [*config.prefill, *config.decode]
+    workers = [*config.prefill, *config.decode, *config.pool]
     names = [*workers, *config.router.standby, f"g{config.gateway.processes - 1}"]
     _ipc(config, f"{Role.PREFILL}.{max(names, key=len)}.metrics.sock")  # no name is longer
 

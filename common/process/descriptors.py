@@ -48,7 +48,7 @@ def hard_limit() -> int:
 
 def kept(config: Config) -> int:
     """What a daemon of this fleet may have open besides connections of HTTP clients."""
-    daemons = len(config.prefill) + len(config.decode) + config.gateway.processes
+    daemons = len(config.prefill) + len(config.decode) + len(config.pool) + config.gateway.processes
     daemons += len(config.router.standby) + 2
     return OWN + PER_PEER * daemons + OCCASIONAL
 

@@ -31,14 +31,14 @@ FILE_BYTES_MAX = 1 << 20
 PEERS_MAX = 1024
 NAMES_MAX = 256
 KEYS_MAX = 2
-NAMED_ROLES: tuple[HostRole, ...] = ("gateway", "prefill", "decode")
+NAMED_ROLES: tuple[HostRole, ...] = ("gateway", "prefill", "decode", "pool")
 SECRET, NEXT_SECRET, PEERS, KV = "secret.json", "secret.next.json", "peers.json", "kv.json"
 KEY = "security.keys_dir"
 
 Z85 = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")]
 HostName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
 Address = Annotated[str, Meta(min_length=1, max_length=255)]
-HostRole = Literal["router", "gateway", "prefill", "decode"]
+HostRole = Literal["router", "gateway", "prefill", "decode", "pool"]
 DaemonName = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 

@@ -78,9 +78,9 @@ def _filled(text: str, values: dict[str, str]) -> str:
 
 
 def units(config: Config, workers: frozenset[str] | None) -> list[str]:
-    """What to enable on this host. `workers`: the names of those that run here, None = all. Raises
-    ConfigError for one that the file does not have."""
-    known = {*config.prefill, *config.decode}
+    """What to enable on this host. `workers`: the names of those that run here, pools too, None =
+    all. Raises ConfigError for one that the file does not have."""
+    known = {*config.prefill, *config.decode, *config.pool}
     for name in sorted((workers or frozenset()) - known):
         there = ", ".join(sorted(known)) or "none"
         raise ConfigError("--workers", f"no worker {name!r} in the fleet file; there are: {there}")
@@ -90,6 +90,7 @@ def units(config: Config, workers: frozenset[str] | None) -> list[str]:
         "baton-router.service",
         *[f"baton-prefill@{name}.service" for name in config.prefill if name in here],
         *[f"baton-decode@{name}.service" for name in config.decode if name in here],
+        *[f"baton-pool@{name}.service" for name in config.pool if name in here],
         *[f"baton-gateway@g{index}.service" for index in range(config.gateway.processes)],
         "baton-health.service",
     ]

@@ -150,6 +150,7 @@ class PrefillCore:
             sampling=PREFILL_SAMPLING,
             ticket=ticket,
             source=message.source,
+            holder=message.holder,
             cache_salt=event.body.cache_salt,
             images=event.body.images,
         )

@@ -172,7 +172,7 @@ class Core:
         self, tables: Tables, worker: Worker, message: ToRouter, now: float
     ) -> list[Action]:
         """One rule for each message of a worker of this model."""
-        is_decode = worker.role is Role.DECODE
+        is_decode, is_pool = worker.role is Role.DECODE, worker.role is Role.POOL
         actions = worker_trust.record_traffic(tables, worker, now)
         match message:
             case Beat():
@@ -181,6 +181,8 @@ class Core:
                 actions += worker_membership.on_leaving(worker, message, now)
             case _ if worker.away:
                 tables.counts.drop("gone peer")
+            case _ if is_pool and not isinstance(message, PrefixDelta):
+                tables.counts.drop("wrong role")
             case PrefillEnded() if not is_decode:
                 actions += attempt_lifecycle.on_prefill_ended(tables, worker, message, now)
             case DecodeStarted() if is_decode:
@@ -188,7 +190,7 @@ class Core:
             case Ended() if is_decode:
                 actions += attempt_lifecycle.on_ended(tables, worker, message, now)
             case PrefixDelta():
-                actions += place_queue.on_prefix_delta(tables, worker, message)
+                actions += worker_membership.on_prefix_delta(tables, worker, message)
             case PairTrouble():
                 actions += pair_reports.on_pair_trouble(tables, worker, message, now)
             case Holding():

@@ -84,6 +84,7 @@ class Router:
             Role.GATEWAY: Decoder(GatewayToRouter),
             Role.PREFILL: Decoder(WorkerToRouter),
             Role.DECODE: Decoder(WorkerToRouter),
+            Role.POOL: Decoder(WorkerToRouter),
         }
         self._dropped: dict[str, int] = {}
         self._timeline_sink = TimelineSink(config, name, clock, log)

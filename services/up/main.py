@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tomllib
 from itertools import zip_longest
 from pathlib import Path
 from typing import get_args
@@ -20,7 +19,15 @@ from common.process import lifecycle
 from common.process.owned_files import replace_own
 from common.telemetry import log
 from services.up import preflight
-from services.up.plan import GATEWAYS_MAX, WORKERS_MAX, Flags, children, fleet_toml, served_name
+from services.up.plan import (
+    GATEWAYS_MAX,
+    POOLS_MAX,
+    WORKERS_MAX,
+    Flags,
+    children,
+    fleet_toml,
+    served_name,
+)
 from services.up.supervisor import Supervisor
 
 EXAMPLES = """\
@@ -30,6 +37,7 @@ examples:
   baton up --model ~/models/A --model ~/models/B   two models, each on 1 + 1 workers
   baton up --prefill 2 --decode 4 --port 9000 a larger fleet on this machine
   baton up --mode replicated --decode 2       two workers that both prefill and decode
+  baton up --prefill 2 --pools 1              KV outlives the worker that computed it
   baton up --engine sim --decode 8            simulated engines: control plane only, no inference
   baton up --config fleet.toml                exactly the fleet of a file
 
@@ -71,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefill", type=int, metavar="N", help="prefill workers (1; 0 unless disaggregated)"
     )
     parser.add_argument("--decode", type=int, default=1, metavar="K", help="decode workers (1)")
+    parser.add_argument(
+        "--pools",
+        type=int,
+        default=0,
+        metavar="N",
+        help="pools, which store KV for all workers (0)",
+    )
     parser.add_argument(
         "--engine",
         choices=("vllm", "sim"),
@@ -118,6 +133,7 @@ def main(arguments: argparse.Namespace) -> int:
             gpus,
             config.gateway.processes,
             tuple(config.router.standby),
+            tuple(config.pool),
         )
     except ConfigError as error:
         logger.error("up.refused", sentence=error.message)
@@ -152,17 +168,22 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     if arguments.name and len(arguments.name) != models:
         sentence = f"is given {len(arguments.name)} times for {models} models; name each"
         raise ConfigError("--name", sentence)
-    if not 1 <= arguments.gateways <= GATEWAYS_MAX:
-        raise ConfigError("--gateways", f"must be between 1 and {GATEWAYS_MAX}")
+    bounds = {
+        "gateways": (1, GATEWAYS_MAX),
+        "pools": (0, POOLS_MAX // models),
+        "port": (1, 65535),
+        "health_port": (1, 65535),
+    }
+    for flag, (least, most) in bounds.items():
+        if not least <= getattr(arguments, flag) <= most:
+            sentence = f"must be between {least} and {most}"
+            raise ConfigError(f"--{flag.replace('_', '-')}", sentence)
     if arguments.mode != "disaggregated" and arguments.prefill:
         raise ConfigError(
             "--prefill", f"mode {arguments.mode} has no prefill workers; use --decode"
         )
     if arguments.mode == "single" and arguments.decode > 1:
         raise ConfigError("--decode", "mode single is one worker; use --mode replicated for more")
-    for flag in ("port", "health_port"):
-        if not 1 <= getattr(arguments, flag) <= 65535:
-            raise ConfigError(f"--{flag.replace('_', '-')}", "must be between 1 and 65535")
 
 
 def _prepare(
@@ -182,7 +203,7 @@ def _prepare(
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError("--model", f"two models are named {twice}; give each a --name")
         text = fleet_toml(flags)
-        check_socket_paths(configuration.from_mapping(tomllib.loads(text)))
+        check_socket_paths(configuration.parse(text))
         lock = preflight.lock_run_dir(run_dir)
         path = run_dir / "fleet.toml"
         replace_own(path, text.encode())
@@ -212,6 +233,7 @@ def _flags(arguments: argparse.Namespace, run_dir: Path, gpus: tuple[int, ...]) 
         keys_file=str(Path(arguments.keys).absolute()) if arguments.keys else "",
         allow_anonymous=arguments.allow_anonymous,
         mode=arguments.mode,
+        pools=arguments.pools,
     )
 
 
@@ -223,6 +245,8 @@ def _opening(config: Config) -> str:
     workers = f"{len(config.prefill)} prefill + {count} decode workers"
     if mode != "disaggregated":
         workers = f"{count} {mode} worker{'s' if count > 1 else ''}"
+    if config.pool:
+        workers += f" and {len(config.pool)} pool{'s' if len(config.pool) > 1 else ''}"
     return f"baton up: {', '.join(config.served)} on {workers} ({what}){note}"
 
 

@@ -14,8 +14,12 @@ from common.messages import Role
 
 WORKERS_MAX = 64
 GATEWAYS_MAX = 64
+POOLS_MAX = 16
 GPU_MEMORY_SHARE = 0.9
-STOP_ORDER = (Role.GATEWAY, Role.DECODE, Role.PREFILL, Role.HEALTH, Role.ROUTER)
+STORE_MIB = 256
+"""Of each worker's store, and of each pool, where there are pools."""
+LETTERS = {Role.PREFILL: "p", Role.DECODE: "d", Role.POOL: "s"}
+STOP_ORDER = (Role.GATEWAY, Role.DECODE, Role.PREFILL, Role.POOL, Role.HEALTH, Role.ROUTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class Flags:
     keys_file: str = ""
     allow_anonymous: bool = False
     mode: str = "disaggregated"
+    #: Pools of each model.
+    pools: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ def fleet_toml(flags: Flags) -> str:
         f"kind = {_quoted(flags.engine)}",
         f"threads = {threads}",
         *_gpu_share(flags, workers),
+        *_store(flags),
         "[router]",
         f"mode = {_quoted(flags.mode)}",
         "[gateway]",
@@ -84,6 +91,7 @@ def fleet_toml(flags: Flags) -> str:
         lines += ["[router.standby]", *[f'r{i} = ""' for i in range(1, flags.routers)]]
     lines += _workers(flags, Role.PREFILL, flags.prefill)
     lines += _workers(flags, Role.DECODE, flags.decode)
+    lines += _workers(flags, Role.POOL, flags.pools)
     return "\n".join(lines) + "\n"
 
 
@@ -96,12 +104,18 @@ def _models(flags: Flags) -> list[str]:
     return lines
 
 
+def _store(flags: Flags) -> list[str]:
+    """Workers have what pools get KV out of."""
+    return ["[kv.store]", f"ram_mib = {STORE_MIB}"] if flags.pools else []
+
+
 def _workers(flags: Flags, role: Role, count: int) -> list[str]:
     """So many of each model, one model after the other."""
+    letter = LETTERS[role]
     lines: list[str] = []
     for number, (path, name) in enumerate(flags.models):
         for index in range(number * count, (number + 1) * count):
-            lines.append(f"[{role}.{role[0]}{index}]")
+            lines.append(f"[{role}.{letter}{index}]")
             if len(flags.models) > 1:
                 lines.append(f"model = {_quoted(served_name(path, name))}")
     return lines
@@ -118,12 +132,14 @@ def children(
     gpus: tuple[int, ...],
     gateways: int = 1,
     standby: tuple[str, ...] = (),
+    pools: tuple[str, ...] = (),
 ) -> list[Child]:
-    """Routers and gateways first (they are up in a second), then workers, a GPU each in turn.
-    Raises ConfigError for two daemons of one name, whose sockets and logs would be the same."""
+    """Routers, gateways and pools first (they are up in a second), then workers, a GPU each in
+    turn. Raises ConfigError for two daemons of one name, whose sockets and logs would be alike."""
     fleet = [Child(Role.ROUTER, name) for name in ("r0", *standby)]
     fleet += [Child(Role.GATEWAY, f"g{index}") for index in range(gateways)]
     fleet.append(Child(Role.HEALTH, "h0"))
+    fleet += [Child(Role.POOL, name) for name in pools]
     workers = [(Role.PREFILL, name) for name in prefill] + [(Role.DECODE, name) for name in decode]
     for index, (role, name) in enumerate(workers):
         gpu = {"CUDA_VISIBLE_DEVICES": str(gpus[index % len(gpus)])} if gpus else {}

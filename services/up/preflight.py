@@ -22,6 +22,8 @@ from common.model.resolve import model_folder
 from common.process.owned_files import open_own, own_folder
 
 ENGINE_BYTES = {"vllm": int(1.2 * (1 << 30)), "sim": 120 << 20}
+POOL_BYTES = 150 << 20
+"""Of a pool's process, without what it holds."""
 KV_BYTES_DEFAULT = 256 << 20
 GIB = 1 << 30
 Lock = IO[str]
@@ -80,10 +82,12 @@ def check_memory(
         own = weights[config.model_of(worker).served_name]
         elsewhere = on_gpus or worker.engine.kind == "sim"
         needed += ENGINE_BYTES[worker.engine.kind] + (0 if elsewhere else own + kv)
+    needed += sum(POOL_BYTES + (pool.kv.store.ram_mib << 20) for pool in config.pool.values())
     if needed > available:
+        who = f"{len(workers)} workers" + (f" and {len(config.pool)} pools" if config.pool else "")
         raise ConfigError(
             "memory",
-            f"{len(workers)} workers need about {needed / GIB:.1f} GiB, but {available / GIB:.1f} "
+            f"{who} need about {needed / GIB:.1f} GiB, but {available / GIB:.1f} "
             "GiB is free; use fewer workers, a smaller model, or a smaller [engine] kv_cache_mib "
             "or [kv.store] ram_mib",
         )

@@ -51,7 +51,7 @@ class Containers:
             "BATON_HEALTH__PORT": self.ports["9400"],
             "BATON_ENGINE__KIND": "sim",
         }
-        for worker in ("PREFILL__P0", "PREFILL__P1", "DECODE__D0", "DECODE__D1"):
+        for worker in ("PREFILL__P0", "PREFILL__P1", "DECODE__D0", "DECODE__D1", "POOL__S0"):
             self._environment[f"BATON_{worker}__KV__HOST"] = "127.0.0.1"
 
     def _needs(self, name: str) -> set[str]:

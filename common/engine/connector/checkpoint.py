@@ -9,6 +9,10 @@ step offers and waits for nothing: the KV thread does the rest (`common.kv.offer
 Routers know blocks by other names than engines do (`common.prefix`), so the offer carries both.
 Prompts with images and adapters go without: the holder finds them by the engine's hashes all the
 same.
+
+A pool gets the blocks of a stream that is over, too, because a prompt is stored when it is computed
+and hardly sooner. They are offered as they come to the store, and given up at the first that does
+not.
 """
 
 from __future__ import annotations
@@ -23,14 +27,18 @@ from common.net.wire import pack_ids
 from common.prefix import chain, root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from vllm.v1.request import Request
 
     from common.engine.connector.metadata import StorePlan
 
+GROUP = 0
+"""The one KV cache group."""
 LOOK_AHEAD = 64
 """Blocks of a stream that one step looks at."""
+LEAVING_MAX = 256
+"""Streams that are over and not all offered; of others the rest is not."""
 
 
 @dataclass(slots=True)
@@ -40,6 +48,16 @@ class _Checkpoint:
     offered: int
     #: The name of the last of them; None: this prompt's blocks have no names.
     name: bytes | None
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A stream that is over, whose holder is a pool."""
+
+    stream: _Checkpoint
+    request: Request
+    #: Blocks that have filled.
+    filled: int
 
 
 class Checkpoints:
@@ -54,6 +72,7 @@ class Checkpoints:
         self._clock = clock
         self._fingerprint = fingerprint
         self._streams: dict[str, _Checkpoint] = {}
+        self._leaving: dict[str, _Leaving] = {}
 
     def new_request(self, request: Request) -> None:
         holder = holder_of(request.kv_transfer_params)
@@ -68,9 +87,34 @@ class Checkpoints:
         """The requests that have a holder."""
         return list(self._streams)
 
-    def finished(self, request: Request, plan: StorePlan) -> None:
-        if self._streams.pop(request.request_id, None) is not None:
+    @property
+    def leaving(self) -> bool:
+        """Whether blocks of streams that are over are still to be offered."""
+        return bool(self._leaving)
+
+    def finished(self, request: Request, filled: int, plan: StorePlan) -> None:
+        """The stream is over. `filled`: how many of its blocks have filled."""
+        stream = self._streams.pop(request.request_id, None)
+        if stream is None:
+            return
+        if stream.holder.lasting and len(self._leaving) < LEAVING_MAX:
+            self._leaving[request.request_id] = _Leaving(stream, request, filled)
+        else:
             plan.ended_offers.append(attempt_key(request.request_id))
+
+    def offer_left(self, listed: Collection[BlockName], plan: StorePlan) -> None:
+        """Adds to the plan what can be offered now of streams that are over. `listed`: the blocks
+        that wait to be saved; what is not one of them and not in the store never gets there."""
+        for request_id, left in list(self._leaving.items()):
+            stream = left.stream
+            hashes = left.request.block_hashes[stream.offered : left.filled]
+            names = [BlockName(GROUP, block_hash) for block_hash in hashes]
+            first = stream.offered
+            lacking = self._offer(stream, left.request, left.filled, names, plan)
+            lost = lacking[:1] == [stream.offered] and names[lacking[0] - first] not in listed
+            if lost or stream.offered >= first + len(names):
+                del self._leaving[request_id]
+                plan.ended_offers.append(attempt_key(request_id))
 
     def offer(
         self, request: Request, filled: int, names: list[BlockName], plan: StorePlan
@@ -78,7 +122,16 @@ class Checkpoints:
         """Adds to the plan what can be offered now. `filled`: how many blocks of the request have
         filled. `names`: of those that were not offered. Returns the numbers of the next blocks that
         the store lacks."""
-        stream = self._streams[request.request_id]
+        return self._offer(self._streams[request.request_id], request, filled, names, plan)
+
+    def _offer(
+        self,
+        stream: _Checkpoint,
+        request: Request,
+        filled: int,
+        names: list[BlockName],
+        plan: StorePlan,
+    ) -> list[int]:
         names = names[:LOOK_AHEAD]
         found = len(self._table.find(names, self._clock()))
         first, stream.offered = stream.offered, stream.offered + found

@@ -219,7 +219,8 @@ class StoreScheduler:
             self._table.mark_used(names, self._clock())
             if self._disk is not None:
                 self._disk.mark_used(names)
-        self._checkpoints.finished(request, self._plan)
+            filled = min(row.computed // self._block_tokens, len(row.block_ids))
+            self._checkpoints.finished(request, filled, self._plan)
 
     def ended(self, results: StoreResults) -> None:
         """What the ranks report of their copies."""
@@ -262,8 +263,8 @@ class StoreScheduler:
         on_disk = self._disk is not None and self._disk.pending
         disk_counts = self._disk.counts if self._disk is not None else StoreCounts()
         unreported = self._reported != (self._table.counts, disk_counts)
-        ended = self._plan.ended_offers
-        return bool(self._filled or self._saving or on_disk or unreported or ended)
+        offers = self._plan.ended_offers or self._checkpoints.leaving
+        return bool(self._filled or self._saving or on_disk or unreported or offers)
 
     def _find(self, names: Sequence[BlockName]) -> list[Place]:
         """Where the leading names can be read."""
@@ -329,6 +330,7 @@ class StoreScheduler:
             names = self._names(row, first, filled)
             for number in self._checkpoints.offer(row.request, filled, names, self._plan):
                 self._filled.setdefault(row.block_ids[number], names[number - first])
+        self._checkpoints.offer_left(self._filled.values(), self._plan)
 
     def _save(self) -> None:
         """Plans to save what has filled, as far as the backlog and the table have room."""

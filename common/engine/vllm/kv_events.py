@@ -18,20 +18,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from common.blocks import KvGroup, group_of_prefixes, other_groups
 from common.kv.messages import NAME_BYTES, PULL_HASH_BYTES, KvCopied
-from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
+from common.kv.store.names import Changes, Hash, StoredNames, pieces
+from common.messages import PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import chain, image_key, root
 
-Hash = bytes | int
-STORE = "store"
-"""As in `PrefixDelta.medium`."""
 PUBLISHED_BYTES = 8
 """The last ones of a hash, which vLLM's events have as a number."""
 
@@ -81,85 +78,6 @@ class BlockKeys(NamedTuple):
     salts: tuple[str, ...] = ()
     #: As `common.prefix` has it.
     images: bytes = b""
-
-
-class Changes:
-    """What a group, or the store, gained and lost since it was told, by our hashes."""
-
-    def __init__(self) -> None:
-        self.stored: dict[bytes, None] = {}
-        self.removed: dict[bytes, None] = {}
-
-    def gain(self, ours: bytes) -> None:
-        self.removed.pop(ours, None)
-        self.stored[ours] = None
-
-    def lose(self, ours: bytes) -> None:
-        self.stored.pop(ours, None)
-        self.removed[ours] = None
-
-    def clear(self) -> None:
-        self.stored.clear()
-        self.removed.clear()
-
-
-class StoredNames:
-    """What the worker's store holds, at most `blocks_max` blocks, by vLLM's hashes."""
-
-    def __init__(self, blocks_max: int, let_go_max: int) -> None:
-        self.blocks_max = blocks_max
-        self._let_go_max = let_go_max
-        self._ours: OrderedDict[Hash, bytes] = OrderedDict()
-        #: What the engine let go last, because the store may tell later that it has it.
-        self._let_go: OrderedDict[Hash, bytes] = OrderedDict()
-        self._changes = Changes()
-        self._cleared = False
-
-    def let_go(self, theirs: Hash, ours: bytes) -> None:
-        """The engine does not hold this block any more."""
-        if self.blocks_max:
-            self._let_go[theirs] = ours
-            if len(self._let_go) > self._let_go_max:
-                self._let_go.popitem(last=False)
-
-    def add(self, theirs: Hash, ours: bytes | None) -> bool:
-        """`ours`: the name that the engine told, if it holds the block. Returns whether the block
-        has a name."""
-        name = ours or self._let_go.get(theirs) or self._ours.get(theirs)
-        if name is None:
-            return False
-        self._ours[theirs] = name
-        self._ours.move_to_end(theirs)
-        self._changes.gain(name)
-        if len(self._ours) > self.blocks_max:
-            self.remove(next(iter(self._ours)))
-        return True
-
-    def remove(self, theirs: Hash) -> None:
-        ours = self._ours.pop(theirs, None)
-        if ours is not None:
-            self._changes.lose(ours)
-
-    def clear(self) -> None:
-        self._ours.clear()
-        self._changes.clear()
-        self._cleared = True
-
-    def deltas(self, *, whole: bool) -> Iterator[PrefixDelta]:
-        """As `PrefixWatch.deltas`."""
-        if not self.blocks_max:
-            return
-        if whole:
-            self._changes.clear()
-            self._changes.stored.update(dict.fromkeys(self._ours.values()))
-        if whole or self._cleared:
-            yield PrefixDelta(cleared=True, medium=STORE)
-        for some in _pieces(self._changes.removed):
-            yield PrefixDelta(removed=some, medium=STORE)
-        for some in _pieces(self._changes.stored):
-            yield PrefixDelta(stored=some, medium=STORE)
-        self._changes.clear()
-        self._cleared = False
 
 
 class PrefixWatch:
@@ -218,9 +136,9 @@ class PrefixWatch:
         if self._cleared:
             yield PrefixDelta(cleared=True)
         for group, changes in self._changes.items():
-            for some in _pieces(changes.removed):
+            for some in pieces(changes.removed):
                 yield PrefixDelta(removed=some, group=group)
-            for some in _pieces(changes.stored):
+            for some in pieces(changes.stored):
                 yield PrefixDelta(stored=some, group=group)
             changes.clear()
         self._cleared = False
@@ -349,9 +267,3 @@ def _keys_of(keys: tuple[Any, ...] | None) -> BlockKeys | None:
             case _:
                 return None
     return BlockKeys(tuple(salts), images)
-
-
-def _pieces(hashes: dict[bytes, None]) -> Iterator[bytes]:
-    rest = iter(hashes)
-    while some := b"".join(islice(rest, PREFIX_DELTA_HASHES_MAX)):
-        yield some

@@ -101,6 +101,7 @@ def open_vllm(
         max_num_seqs=worker.engine.max_num_seqs,
         pull_blocks=listening.pull_blocks if events else 0,
         restores=restores(made),
+        kv_layers=listening.layers,
     )
     info = EngineInfo(
         config.model.served_name,

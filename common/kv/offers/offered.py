@@ -29,6 +29,8 @@ OFFER_BYTES = 8 << 20
 """Of the blocks of one offer at most, or one block."""
 OFFERS_MAX = 4
 """Under way to one holder."""
+LASTING_S = 30.0
+"""For so long a pool may take what is left of a stream that is over."""
 RETRY_S = 0.5
 TRIES_MAX = 3
 
@@ -54,6 +56,8 @@ class _Stream:
     due: float = 0.0
     #: How often the next blocks were offered in vain.
     tries: int = 0
+    #: When the rest of a stream that is over is given up; None while it is not over. An instant.
+    until: float | None = None
 
 
 class StoreOffers:
@@ -109,7 +113,14 @@ class StoreOffers:
         self._offer(key, stream)
 
     def over(self, key: AttemptKey) -> None:
-        """Nobody will want the rest of this stream. Idempotent."""
+        """The stream is over. Nobody will want the rest of it, except a pool. Idempotent."""
+        stream = self._streams.get(key)
+        if stream is not None and stream.holder.lasting and stream.blocks:
+            stream.until = self._clock() + LASTING_S
+        else:
+            self._forget(key)
+
+    def _forget(self, key: AttemptKey) -> None:
         stream = self._streams.pop(key, None)
         if stream is not None:
             self._offers.pop(stream.offer, None)
@@ -128,6 +139,8 @@ class StoreOffers:
         self._counters.store_offered += taken
         stream.held += 0 if stream.gap else taken
         self._end_offer(stream, failed=failed)
+        if stream.until is not None and not stream.blocks:
+            self._forget(key)
         self._go_on(stream.holder.kv_address)
 
     def tick(self) -> None:
@@ -137,7 +150,11 @@ class StoreOffers:
             lost = stream.channel is not None and (stream.channel.closed or stream.due <= now)
             if lost:
                 self._end_offer(stream, failed=True)
-            self._offer(key, stream)
+            if stream.until is not None and (not stream.blocks or stream.until <= now):
+                self._counters.offers_skipped += len(stream.blocks)
+                self._forget(key)
+            else:
+                self._offer(key, stream)
 
     def checkpoints(self, most: int) -> tuple[KvCheckpoint, ...]:
         """Of the streams that began last."""

@@ -56,7 +56,7 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
     first: dict[Capacity, Worker] = {}
     for worker in workers:
         if worker.role is not Role.DECODE:
-            prefill_ready += worker.ready
+            prefill_ready += worker.ready and worker.role is Role.PREFILL
             continue
         state = worker.availability
         states[state] = states.get(state, 0) + 1

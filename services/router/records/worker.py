@@ -22,6 +22,10 @@ from services.router.records.attempt import Attempt
 from services.router.records.states import AWAY, WORKER_TABLE, WorkerEvent, WorkerState, next_state
 
 ABANDONED_MAX = 256
+NO_CAPACITY = Capacity(
+    block_tokens=1, kv_blocks=0, kv_block_bytes=0, max_model_len=0, max_num_seqs=0
+)
+"""That of a pool that does not know yet what it will hold."""
 
 
 @dataclass(slots=True)
@@ -41,7 +45,8 @@ class Changes:
 
 @dataclass(slots=True)
 class Worker:
-    """One incarnation of a prefill or decode worker. Instants are seconds on the core's clock."""
+    """One incarnation of a prefill or decode worker, or of a pool, which is given no requests.
+    Instants are seconds on the core's clock."""
 
     #: `name|incarnation`, its ZeroMQ identity.
     identity: str
@@ -140,7 +145,7 @@ class Worker:
     #: Whether it gets nothing new because of that verdict.
     excluded: bool = False
     #: The workers of its role whose snapshot is not current. Every change of what `view` reads adds
-    #: this worker.
+    #: this worker. Of pools there are no snapshots.
     stale_snapshots: dict[str, Worker] = field(init=False)
     #: KV tokens that may be promised, in whole blocks.
     kv_tokens_max: int = field(init=False)
@@ -148,7 +153,10 @@ class Worker:
     kv_token_bytes: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stale_snapshots = self.changes.stale_snapshots[self.role]
+        self.stale_snapshots = self.changes.stale_snapshots.get(self.role, {})
+        self._measure()
+
+    def _measure(self) -> None:
         capacity = self.capacity
         granted = int(capacity.kv_blocks * self.kv_grant_max)
         self.kv_tokens_max = granted * capacity.block_tokens
@@ -183,9 +191,16 @@ class Worker:
             slots=capacity.max_num_seqs,
         )
 
+    def learn_layout(self, hello: Hello, capacity: Capacity) -> None:
+        """A pool knows now what it holds."""
+        self.fingerprint, self.fingerprint_parts = hello.fingerprint, hello.fingerprint_parts
+        self.kv_address, self.capacity = hello.kv_address, capacity
+        self._measure()
+        self._note_availability()
+
     @property
     def ready(self) -> bool:
-        """Whether it may be given requests."""
+        """Whether it may be given requests, or a pool blocks."""
         return self.state is WorkerState.READY and not (self.drained or self.excluded)
 
     @property

@@ -4,9 +4,9 @@ With keys, the allow-list says for whom a host may speak (`common/security/peers
 a name is the host's that used it first: while its daemon is here, no other host may say Hello under
 the name, and afterwards only a host whose entry lists it.
 
-A worker must serve a model that the fleet file names. All decode workers of one model must compute
-the same tokens, because a stream may move from any of them to any other. The first one decides the
-weights; others follow when all of them have left.
+A worker must serve a model that the fleet file names, as must a pool. All decode workers of one
+model must compute the same tokens, because a stream may move from any of them to any other. The
+first one decides the weights; others follow when all of them have left.
 """
 
 from __future__ import annotations
@@ -90,11 +90,24 @@ def _missing(hello: Hello) -> str:
     """What the Hello lacks, as the rest of a sentence; empty = nothing."""
     if hello.role is Role.GATEWAY:
         return "" if hello.stream_endpoint else "names no stream endpoint"
+    if hello.role is Role.POOL:
+        return _missing_of_pool(hello)
     if hello.role not in (Role.PREFILL, Role.DECODE):
         return "has no place on the control socket"
     if hello.capacity is None or not _positive(hello.capacity) or not hello.fingerprint:
         return "must say its fingerprint and a capacity above 0"
     return ""
+
+
+def _missing_of_pool(hello: Hello) -> str:
+    """A pool learns from a router what it can hold, and says it in its second Hello."""
+    capacity = hello.capacity
+    if capacity is None and not hello.fingerprint:
+        return ""
+    if capacity is None or not hello.fingerprint or not hello.kv_address:
+        return "must say a fingerprint, an address and a capacity, or none of them"
+    sizes = capacity.block_tokens, capacity.kv_block_bytes, capacity.pull_blocks
+    return "" if min(sizes) > 0 else "must say a capacity above 0"
 
 
 def _positive(capacity: Capacity) -> bool:
@@ -110,14 +123,14 @@ def _positive(capacity: Capacity) -> bool:
 def _against_mode(tables: Tables, hello: Hello) -> str:
     """Why this mode has no place for the peer, as the rest of a sentence; empty = it has."""
     mode = tables.settings.mode
-    if mode == "disaggregated":
+    if mode == "disaggregated" or hello.role is Role.POOL:
         return ""
     if hello.role is Role.PREFILL:
         return f"has no place in mode {mode}: start it as a decode worker"
     others = [
         worker.name
         for worker in tables.workers.values()
-        if worker.connected and worker.name != hello.name
+        if worker.connected and worker.name != hello.name and worker.role is not Role.POOL
     ]
     if mode == "single" and others:
         return f"is one too many in mode single, {others[0]} is here: use mode replicated"

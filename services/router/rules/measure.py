@@ -38,7 +38,7 @@ def ramp(tables: Tables, now: float) -> None:
     """Sets the slots of workers in their slow start; also whenever the state of a worker changed,
     before anything is placed."""
     for worker in tables.workers.values():
-        if worker.ramp_from is not None and worker.ready:
+        if worker.ramp_from is not None and worker.ready and worker.role is not Role.POOL:
             _ramp_worker(tables, worker, worker.ramp_from, now)
 
 

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 import msgspec
 
 from common.errors import Code
-from common.identity import name_of
+from common.identity import identity_of, name_of
 from common.messages import (
     Decode,
     HandOver,
     KvHolder,
     Prefill,
-    PrefixDelta,
     Role,
     Ticket,
 )
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
+from services.router.fleet.pools import pool_for
 from services.router.fleet.prefixes import known_prefixes, remember_prefix, stored_prefixes
 from services.router.placement import checkpoint, place
 from services.router.placement.pull import source_of
@@ -305,6 +305,7 @@ def _dispatch(
     serial = memory.next_serial()
     tables.workers[decode.identity].last_placed_serial = serial
     remember_prefix(memory, tables.workers, attempt.request, placement)
+    pool = pool_for(tables.pools.values(), prefill or decode, attempt.request.prefix)
     attempt.drop_prompt()
     remote = prefill is not None
     if source is None:
@@ -333,11 +334,14 @@ def _dispatch(
             attempt=attempt.number,
             ticket=ticket,
             source=source_of(placement.pull),
+            holder=pool,
         )
         actions.append(Send(prefill.identity, prefill_order, body))
     if (pair := pair_reports.pulling(attempt)) is not None:
         memory.pairs.start_trial(pair, attempt.key, now)
-    order = _decode_message(tables, attempt, ticket, _choose_holder(tables, attempt, decode, now))
+    holder = _choose_holder(tables, attempt, decode, now) or pool
+    attempt.holder = identity_of(holder.name, holder.incarnation) if holder is not None else ""
+    order = _decode_message(tables, attempt, ticket, holder)
     if ticket is None:
         order = msgspec.structs.replace(order, source=source_of(placement.pull))
     actions.append(Send(decode.identity, order, body))
@@ -358,7 +362,6 @@ def _choose_holder(
     holder = checkpoint.choose_holder(
         decode, others, attempt.request_id, attempt.copies_at, excluded
     )
-    attempt.holder = holder.identity if holder is not None else ""
     return checkpoint.holder_of(holder) if holder is not None else None
 
 
@@ -390,9 +393,3 @@ def _ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: Worke
         kv_address=prefill.kv_address,
         lease_ms=tables.settings.lease_ms,
     )
-
-
-def on_prefix_delta(tables: Tables, worker: Worker, message: PrefixDelta) -> list[Action]:
-    """A worker reports what its engine's prefix cache or its store gained and lost."""
-    tables.placement_memory.learn_prefixes(worker.identity, worker.capacity, message)
-    return []

@@ -18,6 +18,7 @@ from common.messages import (
     Hello,
     Introduce,
     Leaving,
+    PrefixDelta,
     Refused,
     Role,
     ToRouter,
@@ -25,8 +26,9 @@ from common.messages import (
 )
 from services.router.events import Action, Note, Received, Send
 from services.router.fleet.liveness import stalled
+from services.router.fleet.pools import layout_of
 from services.router.records.states import WorkerEvent, WorkerState
-from services.router.records.worker import Worker
+from services.router.records.worker import NO_CAPACITY, Worker
 from services.router.rules import (
     attempt_lifecycle,
     degradation_reports,
@@ -41,6 +43,7 @@ from services.router.settings import Settings
 from services.router.tables import RefusedWorker, SharedTables, Tables
 
 IDENTITY_LOG_SECONDS = 10.0
+WITH_MODEL = (Role.PREFILL, Role.DECODE, Role.POOL)
 SENTENCE_CHARS_MAX = 512
 
 
@@ -71,7 +74,7 @@ def _refuse(
 ) -> list[Action]:
     """A worker that is refused for what it serves is remembered, so that an operator sees it."""
     shared.counts.drop("refused hello")
-    if message.role in (Role.PREFILL, Role.DECODE) and hello_check.model_refusal(shared, message):
+    if message.role in WITH_MODEL and hello_check.model_refusal(shared, message):
         refused = RefusedWorker(
             message.role,
             message.name[:NAME_CHARS_MAX],
@@ -136,17 +139,19 @@ def reject_fenced(shared: SharedTables, peer: str, message: ToRouter) -> list[Ac
 
 def _welcome_worker(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
     worker = tables.workers.get(peer)
+    if worker is not None and not worker.fingerprint and message.capacity is not None:
+        worker.learn_layout(message, message.capacity)
     if worker is not None and not worker.away:
         worker.last_seen, worker.unconfirmed = now, dict.fromkeys(worker.held)
-        return []
+        return [*_introduce(tables, worker)] if worker.role is Role.POOL and worker.ready else []
     if worker is not None:
         return _return_worker(worker, now)
-    assert message.capacity is not None
-    grant = tables.settings.kv_grant_max
-    worker = Worker.from_hello(peer, message, message.capacity, grant, tables.changes, now)
+    capacity, grant = message.capacity or NO_CAPACITY, tables.settings.kv_grant_max
+    worker = Worker.from_hello(peer, message, capacity, grant, tables.changes, now)
     worker.returned = peer in tables.shared.fenced.values()
     tables.add_worker(worker)
-    sentence = f"{message.role} {message.name} joined; it gets work after its first beat"
+    what = "blocks" if message.role is Role.POOL else "work"
+    sentence = f"{message.role} {message.name} joined; it gets {what} after its first beat"
     return [Note("info", "worker.joining", sentence, {"fingerprint": message.fingerprint})]
 
 
@@ -161,24 +166,41 @@ def _return_worker(worker: Worker, now: float) -> list[Action]:
 
 def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
     """Pairs that may hand KV over connect now, so that no request has to wait for it."""
+    layouts = _lay_out(tables, newcomer)
+    if newcomer.role is Role.POOL:
+        return [*layouts, *_introduce_stores(tables, newcomer)]
     others = [
         worker
         for worker in tables.workers.values()
-        if worker.role is not newcomer.role
+        if worker.role not in (newcomer.role, Role.POOL)
         and worker.ready
         and worker.fingerprint == newcomer.fingerprint
     ]
+    stores = _introduce_stores(tables, newcomer)
     if newcomer.role is Role.DECODE:
-        return [Send(newcomer.identity, _introduction(prefill)) for prefill in others]
+        known: list[Action] = [Send(newcomer.identity, _introduction(p)) for p in others]
+        return [*layouts, *known, *stores]
     introduction = _introduction(newcomer)
     actions: list[Action] = [Send(decode.identity, introduction) for decode in others]
-    return [*actions, *_introduce_stores(tables, newcomer)]
+    return [*layouts, *actions, *stores]
+
+
+def _lay_out(tables: Tables, newcomer: Worker) -> list[Action]:
+    """Pools that do not know yet what to hold are told, now that this worker or pool is ready."""
+    pools = [pool for pool in tables.pools.values() if not pool.fingerprint]
+    asking = [newcomer] if newcomer.role is Role.POOL else pools
+    layout = layout_of(tables.workers.values()) if pools else None
+    if layout is None:
+        return []
+    return [Send(pool.identity, layout) for pool in asking if pool in pools and pool.ready]
 
 
 def _introduce_stores(tables: Tables, newcomer: Worker) -> Iterator[Action]:
-    """Prefill workers that may pull from each other's stores."""
+    """Prefill workers that may pull from each other's stores, and pools and all workers."""
     for other in tables.workers.values() if newcomer.capacity.pull_blocks else ():
-        alike = other.role is newcomer.role and other.fingerprint == newcomer.fingerprint
+        roles = {newcomer.role, other.role}
+        pairs = roles == {Role.PREFILL} or (Role.POOL in roles and roles != {Role.POOL})
+        alike = pairs and other.fingerprint == newcomer.fingerprint
         if other is not newcomer and alike and other.ready and other.capacity.pull_blocks:
             yield Send(other.identity, Introduce(kv_address=newcomer.kv_address))
             yield Send(newcomer.identity, Introduce(kv_address=other.kv_address))
@@ -213,6 +235,12 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
     if worker.role is Role.DECODE and not worker.away:
         actions += _end_unheld(tables, worker, now)
     return actions
+
+
+def on_prefix_delta(tables: Tables, worker: Worker, message: PrefixDelta) -> list[Action]:
+    """It reports what its engine's prefix cache, or a store, gained and lost."""
+    tables.placement_memory.learn_prefixes(worker.identity, worker.capacity, message)
+    return []
 
 
 def _note_store(worker: Worker, message: Beat) -> list[Action]:

@@ -56,6 +56,8 @@ class Tables:
         #: Workers by identity, those that are out of reach included. `add_worker` and `drop_worker`
         #: change it.
         self.workers: dict[str, Worker] = {}
+        #: Those of them that are pools.
+        self.pools: dict[str, Worker] = {}
         #: Attempts that are not over.
         self.attempts: dict[AttemptKey, Attempt] = {}
         #: Those of them whose streams nobody reads.
@@ -109,11 +111,14 @@ class Tables:
 
     def add_worker(self, worker: Worker) -> None:
         self.workers[worker.identity] = worker
+        if worker.role is Role.POOL:
+            self.pools[worker.identity] = worker
         self.shared.owners[worker.identity] = self
 
     def drop_worker(self, identity: str) -> None:
         """Forgets the row of a worker that is gone."""
         del self.workers[identity]
+        self.pools.pop(identity, None)
         del self.shared.owners[identity]
 
     def add(self, attempt: Attempt) -> None:
@@ -242,6 +247,9 @@ class Tables:
             assert (request_id, number) in self.attempts
         for worker in self.workers.values():
             self._check_worker(worker)
+        pools = {at for at, worker in self.workers.items() if worker.role is Role.POOL}
+        assert pools == self.pools.keys()
+        assert not any(pool.held for pool in self.pools.values())
 
     def _check_admission(self) -> None:
         state = self.admission

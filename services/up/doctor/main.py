@@ -12,7 +12,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from common import config as configuration
-from common.config import Config, FleetConfig, KvConfig, WorkerConfig, default_run_dir
+from common.config import (
+    Config,
+    FleetConfig,
+    KvConfig,
+    StoreConfig,
+    WorkerConfig,
+    default_run_dir,
+)
 from common.errors import BatonError, ConfigError
 from common.net.admin_client import ask
 from common.net.endpoints import admin_address
@@ -91,10 +98,10 @@ def examine(path: Path | None, model: str | None = None) -> Iterator[Finding]:
 
 def _ucx(config: Config) -> Iterator[Finding]:
     """Once for each data plane configuration; its workers are named where there are several."""
-    workers = [*config.prefill.items(), *config.decode.items()]
     plans: dict[KvConfig, list[str]] = {}
-    for name, worker in workers:
-        plans.setdefault(worker.kv, []).append(name)
+    for path, kv in config.kv_planes.items():
+        plane = replace(kv, store=StoreConfig())
+        plans.setdefault(plane, []).append(path.partition(".")[2])
     for kv, names in plans.items():
         for finding in ucx.check(kv):
             whose = f" ({', '.join(names)})" if len(plans) > 1 else ""

@@ -138,7 +138,8 @@ def _tls(config: Config) -> Finding:
 
 
 def _workers(config: Config) -> list[KvConfig]:
-    return [worker.kv for worker in (*config.prefill.values(), *config.decode.values())]
+    """And pools."""
+    return list(config.kv_planes.values())
 
 
 def _kv_secret(config: Config) -> list[Finding]:

@@ -18,7 +18,7 @@ COMPOSE = Path(__file__).parents[3] / "compose"
 FILES = {"compose.yaml": "fleet.toml", "compose.gpu.yaml": "fleet.gpu.toml"}
 SERVICES = [(name, service) for name in FILES for service in ("router", "gateway", "health")]
 SERVICES += [(name, service) for name in FILES for service in ("prefill-p0", "decode-d0")]
-SERVICES += [("compose.yaml", "prefill-p1"), ("compose.yaml", "decode-d1")]
+SERVICES += [("compose.yaml", name) for name in ("prefill-p1", "decode-d1", "pool-s0")]
 
 
 def read(name: str) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def test_the_services_are_the_daemons_of_the_fleet_file(name: str) -> None:
     config = fleet(name)
     workers = {f"prefill-{each}" for each in config.prefill}
     workers |= {f"decode-{each}" for each in config.decode}
+    workers |= {f"pool-{each}" for each in config.pool}
     assert set(read(name)["services"]) == {"router", "gateway", "health"} | workers
 
 
@@ -72,12 +73,11 @@ def test_only_the_host_itself_reaches_what_is_published() -> None:
 def test_each_worker_binds_its_own_address_on_a_network_without_a_way_out() -> None:
     made, config = read("compose.yaml"), fleet("compose.yaml")
     assert made["networks"]["kv"]["internal"] is True
-    workers = {f"prefill-{name}": worker for name, worker in config.prefill.items()}
-    workers |= {f"decode-{name}": worker for name, worker in config.decode.items()}
-    for service, worker in workers.items():
+    workers = {path.replace(".", "-"): kv for path, kv in config.kv_planes.items()}
+    for service, kv in workers.items():
         networks = made["services"][service]["networks"]
-        assert networks == {"kv": {"ipv4_address": worker.kv.host}}
-    addresses = [worker.kv.host for worker in workers.values()]
+        assert networks == {"kv": {"ipv4_address": kv.host}}
+    addresses = [kv.host for kv in workers.values()]
     assert len(set(addresses)) == len(addresses)
 
 

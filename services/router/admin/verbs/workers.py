@@ -11,11 +11,14 @@ from services.router.placement.fingerprint_mismatch import difference
 from services.router.records.worker import Worker
 from services.router.tables import RefusedWorker, Tables
 
+ORDER = (Role.PREFILL, Role.DECODE, Role.POOL)
+NO_LAYOUT = "it holds nothing before a worker with a store is ready"
+
 
 def run(view: View, args: dict[str, Value]) -> list[WorkerRow]:
     role = args["role"]
     workers = [w for w in view.shared.workers() if not role or w.role.value == role]
-    workers.sort(key=lambda w: (w.role is not Role.PREFILL, w.name))
+    workers.sort(key=lambda w: (ORDER.index(w.role), w.name))
     refused = [w for w in view.shared.refused.values() if not role or w.role.value == role]
     rows = [_row(view.shared.models[worker.model], worker, view.now) for worker in workers]
     return [_refused_row(worker, view.now) for worker in refused] + rows
@@ -27,7 +30,7 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         name=worker.name,
         role=worker.role.value,
         state=worker.display_state,
-        reason="by an operator" if worker.drained else worker.reason,
+        reason=_reason(worker),
         verdict=_verdict(worker),
         verdict_reason=worker.health_verdict.reason if worker.health_verdict is not None else "",
         since_s=round(now - worker.since, 1),
@@ -60,10 +63,20 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
     )
 
 
+def _reason(worker: Worker) -> str:
+    if worker.drained:
+        return "by an operator"
+    return worker.reason or ("" if worker.fingerprint else NO_LAYOUT)
+
+
 def _unlike(tables: Tables, worker: Worker) -> str:
     """How its fingerprint differs from that of a worker with which it would be paired."""
-    others = [w for w in tables.workers.values() if w.role is not worker.role and w.connected]
-    if not worker.connected or not others:
+    others = [
+        other
+        for other in tables.workers.values()
+        if other.role is not worker.role and other.connected and other.fingerprint
+    ]
+    if not worker.connected or not worker.fingerprint or not others:
         return ""
     if any(other.fingerprint == worker.fingerprint for other in others):
         return ""

@@ -1,6 +1,7 @@
 """The units as systemd itself reads them: no error, no ordering cycle, and how exposed each is."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,9 +17,11 @@ EXPOSURE_MAX = {
     "baton-health.service": 1.5,
     "baton-prefill@.service": 2.2,
     "baton-decode@.service": 2.2,
+    "baton-pool@.service": 2.2,
 }
 OF_THE_SYSTEM = Path("/usr/lib/systemd/system")
-FLEET = from_mapping({"prefill": {"p0": {}}, "decode": {"d0": {}}})
+STORE = {"kv": {"store": {"ram_mib": 1}}}
+FLEET = from_mapping({"prefill": {"p0": STORE}, "decode": {"d0": {}}, "pool": {"s0": STORE}})
 
 pytestmark = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None or not OF_THE_SYSTEM.is_dir(),
@@ -46,7 +49,7 @@ def root(tmp_path: Path) -> Path:
 def enable(folder: Path) -> None:
     """As `systemctl enable` does, whose --root is not of use without a systemd."""
     for name in units(FLEET, None)[1:]:
-        template = folder / name.replace("@p0", "@").replace("@d0", "@").replace("@g0", "@")
+        template = folder / re.sub("@[pdgs]0", "@", name)
         wanted = next(
             line for line in template.read_text().splitlines() if line.startswith("WantedBy=")
         )

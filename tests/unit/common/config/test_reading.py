@@ -73,8 +73,8 @@ def test_bad_values_name_the_key_and_what_is_allowed(
     ("text", "sentence"),
     [
         ("[gateway", "is not TOML"),
-        ("[prefill.P_0]\n", "a worker name must match"),
-        ("prefill = 3\n", "one table per worker"),
+        ("[prefill.P_0]\n", "a name must match"),
+        ("prefill = 3\n", "a table for each name, like \\[prefill.NAME\\]"),
         ("[prefill]\np0 = 3\n", "must be a table"),
     ],
 )

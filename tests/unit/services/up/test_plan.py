@@ -37,6 +37,16 @@ def test_the_written_fleet_file_loads_and_says_what_was_asked(tmp_path: Path) ->
     assert (config.gateway.port, config.health.port) == (8000, 9400)
 
 
+def test_pools_are_written_and_workers_get_stores_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(fleet_toml(dataclasses.replace(FLAGS, pools=2)))
+    config = configuration.load(path, {})
+    assert list(config.pool) == ["s0", "s1"]
+    assert {kv.store.ram_mib for kv in config.kv_planes.values()} == {256}
+    path.write_text(fleet_toml(FLAGS))
+    assert {kv.store.ram_mib for kv in configuration.load(path, {}).kv_planes.values()} == {0}
+
+
 @given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=40))
 def test_any_model_path_survives_the_file(path: str) -> None:
     raw = tomllib.loads(fleet_toml(dataclasses.replace(FLAGS, models=((path, ""),))))
@@ -60,7 +70,7 @@ def test_gateways_and_their_keys_are_written(tmp_path: Path) -> None:
 
 
 def test_router_comes_first_and_goes_last() -> None:
-    fleet = children(["p0"], ["d0", "d1"], ())
+    fleet = children(["p0"], ["d0", "d1"], (), pools=("s0",))
     assert fleet[0].role is Role.ROUTER
     assert [c.name for c in fleet if c.is_worker] == ["p0", "d0", "d1"]
     assert set(STOP_ORDER) == {c.role for c in fleet}

@@ -1,0 +1,90 @@
+"""A whole fleet on real vLLM with a pool: what a worker computed outlives it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from typing import Any
+
+import openai
+import pytest
+
+from tests.rigs.fleet import Fleet, fleet, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+BLOCK = 128
+BLOCKS = 12
+STORES = {"BATON_KV__STORE__RAM_MIB": "64", "BATON_ROUTER__POLICY": "round_robin"}
+
+
+def ask(running: Fleet, prompt: list[int]) -> tuple[str, dict[str, Any]]:
+    """The answer, and what the router tells of it once P has reported too."""
+    api = openai.OpenAI(base_url=f"{running.url}/v1", api_key="-", max_retries=0)
+    answer = api.completions.create(
+        model="baton-tiny",
+        prompt=prompt,
+        max_tokens=16,
+        temperature=0.0,
+        extra_body={"ignore_eos": True},
+    )
+
+    def told() -> dict[str, Any]:
+        attempt: dict[str, Any] = running.ctl("explain", answer.id)["attempts"][0]
+        return attempt
+
+    wait_until("P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]))
+    return answer.choices[0].text, told()
+
+
+def row(running: Fleet, name: str) -> dict[str, Any]:
+    rows = {worker["name"]: worker for worker in running.ctl("workers")}
+    found: dict[str, Any] = rows[name]
+    return found
+
+
+def counts(running: Fleet, name: str) -> dict[str, int]:
+    workers = {worker["name"]: worker for worker in running.ctl("kv")["workers"]}
+    found: dict[str, int] = workers[name]["counts"]
+    return found
+
+
+def kill(running: Fleet, name: str) -> None:
+    """Returns when the router has lost it."""
+    incarnation = row(running, name)["incarnation"]
+    os.kill(running.children()[name].pid, signal.SIGKILL)
+
+    def lost() -> bool:
+        rows = [worker for worker in running.ctl("workers") if worker["name"] == name]
+        return all(w["state"] == "gone" or w["incarnation"] != incarnation for w in rows)
+
+    wait_until(f"{name} is gone", lost)
+
+
+def test_a_prefix_outlives_the_worker_that_computed_it_and_the_pool_s_death_costs_only_time() -> (
+    None
+):
+    draw = random.Random(7)
+    prefix = [draw.randrange(1, 250) for _ in range(BLOCKS * BLOCK)]
+    prompt = [*prefix, 7, 8, 9]
+    with fleet("--prefill", "2", "--decode", "1", "--pools", "1", env=STORES) as running:
+        running.wait_ready()
+        wait_until("the pool knows the layout", lambda: bool(row(running, "s0")["fingerprint"]))
+        text, first = ask(running, prompt)
+        home = first["prefill"]
+        wait_until("the pool has it", lambda: row(running, "s0")["stored_hashes"] >= BLOCKS)
+        kill(running, home)
+        same, second = ask(running, prompt)
+        other, story = second["prefill"], " ".join(second["sentences"])
+        assert (same, other == home) == (text, False)
+        assert f"{other} pulls {BLOCKS * BLOCK} tokens out of the store of s0: " in story
+        assert f"{other} pulled {BLOCKS} KV blocks" in story
+        assert f"{BLOCKS * BLOCK} of {len(prompt)} tokens were cached" in story
+        assert counts(running, "s0")["store_copied"] >= BLOCKS
+        (tier,) = [tier for tier in running.ctl("store") if tier["worker"] == "s0"]
+        assert (tier["tier"], tier["role"], tier["state"]) == ("ram", "pool", "on")
+        kill(running, "s0")
+        again, third = ask(running, [*prompt, 1])
+        assert again
+        assert " out of the store of s0" not in " ".join(third["sentences"])

@@ -114,14 +114,14 @@ def check_parsers(config: Config) -> None:
     use. Without vLLM the names are not checked; nothing is parsed there."""
     models = {f"models.{name}": model for name, model in config.models.items()}
     for path, model in (models or {"model": config.model}).items():
-        _check_parsers(path, model, config.gateway.text)
+        _check_parsers(path, model, model.text or config.gateway.text)
 
 
 def _check_parsers(path: str, model: ModelConfig, text: str) -> None:
     _check_parser(f"{path}.tool_parser", model.tool_parser, TOOL)
     _check_parser(f"{path}.reasoning_parser", model.reasoning_parser, REASONING)
     if model.reasoning_parser and text == "light":
-        sentence = 'gateway.text = "light" cannot parse reasoning; use "auto" or "vllm"'
+        sentence = 'text = "light" cannot parse reasoning; use "auto" or "vllm"'
         raise ConfigError(f"{path}.reasoning_parser", sentence)
 
 

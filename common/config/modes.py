@@ -44,6 +44,21 @@ def check_models(config: Config) -> None:
             raise ConfigError(f"{path}.model", f"says no model, and the file has several: {known}")
 
 
+def check_warm(config: Config) -> None:
+    """Raises ConfigError for a warm worker that nothing would ever wake, and for a floor that the
+    model's decode workers cannot reach."""
+    for name, worker in config.prefill.items():
+        if worker.state == "warm":
+            sentence = "only decode workers can be warm; they compute prompts, too"
+            raise ConfigError(f"prefill.{name}.state", sentence)
+    here = [config.model_of(worker) for worker in config.decode.values()]
+    models = {f"models.{name}": model for name, model in config.models.items()}
+    for path, model in (models or {"model": config.model}).items():
+        if here and model.floor > max(1, here.count(model)):
+            sentence = f"{model.floor} decode workers, but the file has {here.count(model)} of it"
+            raise ConfigError(f"{path}.floor", sentence)
+
+
 def _workers(config: Config) -> list[tuple[str, WorkerConfig]]:
     workers = [(f"prefill.{name}", worker) for name, worker in config.prefill.items()]
     return workers + [(f"decode.{name}", worker) for name, worker in config.decode.items()]

@@ -28,6 +28,7 @@ from common.config.modes import (
     check_names,
     check_parsers,
     check_stores,
+    check_warm,
 )
 from common.config.sections import Config, FleetConfig, ModelConfig, WorkerConfig
 from common.engine.vllm.argument_check import check_arguments
@@ -111,6 +112,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_engines(config)
     check_kv(config)
     check_stores(config)
+    check_warm(config)
     check_mode(config)
     check_parsers(config)
     return config

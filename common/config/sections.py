@@ -60,6 +60,9 @@ class ModelConfig(Section, frozen=True):
     """Element type of weights and KV; `auto` is the one of the weights."""
     args: dict[str, Any] = field(default_factory=dict)
     """Engine arguments of this model's workers, over those of `[engine.args]`."""
+    floor: Annotated[int, Meta(ge=1)] = 1
+    """Decode workers of this model that stay awake, if as many are here; it matters where some are
+    `warm`."""
     text: Literal["", "auto", "vllm", "light"] = ""
     """When vLLM's text classes are loaded for this model; empty is `text` of `[gateway]`."""
     default_max_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -119,6 +122,10 @@ class WorkerConfig(Section, frozen=True):
     model: str = ""
     """NAME of the model that it serves, where the file has `[models.NAME]`; empty is the only
     one."""
+    state: Literal["active", "warm"] = "active"
+    """A decode worker that is `warm` keeps its model loaded and sleeps, without KV, until its model
+    needs it: its queue predicts a longer wait than waking takes, or fewer than `floor` of the
+    model's decode workers are awake."""
     engine: EngineConfig = EngineConfig()
     kv: KvConfig = KvConfig()
 

@@ -36,6 +36,7 @@ from common.messages.from_router import (
     Refused,
     RouterToGateway,
     RouterToWorker,
+    Wake,
     Welcome,
 )
 from common.messages.kv_reports import KvCounts, KvHold, KvReport, KvSource, Ticket
@@ -51,6 +52,7 @@ from common.messages.parts import (
     Message,
     PriorityClass,
     Role,
+    WarmState,
 )
 from common.messages.request import (
     ImageFeatures,

@@ -197,6 +197,8 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
         return []
     actions = operator.confirm_drain(worker, message)
     actions += health_verdicts.update_verdict(tables, worker, message)
+    if worker.set_warm(message.warm, now) and worker.ready:
+        actions += _introduce(tables, worker)
     degradation_reports.record_beat(tables, worker, message, now)
     actions += _note_store(worker, message)
     worker.update_kv_status(message, now)

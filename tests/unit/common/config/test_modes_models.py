@@ -129,3 +129,18 @@ def test_single_is_one_decode_worker_of_each_model() -> None:
     more = {"d0": {"model": "chat"}, "d1": {"model": "chat"}}
     with pytest.raises(ConfigError, match="single is exactly one decode worker"):
         changed(prefill={}, router={"mode": "single"}, decode=more)
+
+
+def test_a_decode_worker_may_be_warm_and_a_prefill_worker_may_not() -> None:
+    config = changed(decode={"d0": {"model": "chat"}, "d1": {"model": "code", "state": "warm"}})
+    assert [worker.state for worker in config.decode.values()] == ["active", "warm"]
+    with pytest.raises(ConfigError, match=r"^prefill.p1.state: only decode workers can be warm"):
+        changed(prefill={"p0": {"model": "chat"}, "p1": {"model": "code", "state": "warm"}})
+
+
+def test_a_floor_that_the_workers_of_the_model_cannot_reach_is_refused() -> None:
+    models = {"chat": {"path": "a/chat", "floor": 2}, "code": {"path": "a/code"}}
+    with pytest.raises(ConfigError, match=r"^models.chat.floor: 2 decode .* the file has 1 of it"):
+        changed(models=models)
+    decode = {name: {"model": "chat"} for name in ("d0", "d2")} | {"d1": {"model": "code"}}
+    assert changed(models=models, decode=decode).of_model("chat").model.floor == 2

@@ -126,6 +126,9 @@ class WorkerConfig(Section, frozen=True):
     """A decode worker that is `warm` keeps its model loaded and sleeps, without KV, until its model
     needs it: its queue predicts a longer wait than waking takes, or fewer than `floor` of the
     model's decode workers are awake."""
+    memory_mib: Annotated[int, Meta(ge=0)] = 0
+    """MiB of host memory that this worker may take, which `baton doctor` and `baton up` add up for
+    all workers of the file; 0 counts its weights, KV, store and engine instead."""
     engine: EngineConfig = EngineConfig()
     kv: KvConfig = KvConfig()
 

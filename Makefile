@@ -73,7 +73,8 @@ soak-capacity: install ## the capacity model with 4,000 workers (ARGS="-s" print
 
 monitoring: install ## Prometheus rules and the Grafana dashboard by promtool (root: apt installs it)
 	@command -v promtool >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q prometheus; }
-	@$(PYTEST) tests/unit/packaging/test_monitoring.py tests/integration/test_metrics.py $(ARGS)
+	@$(PYTEST) tests/unit/packaging/test_monitoring.py tests/component/packaging/test_monitoring.py \
+	   tests/integration/test_metrics.py $(ARGS)
 
 dashboard: install ## the dashboard in headless Chromium (root: apt installs it); PICTURES=DIR keeps pictures
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q chromium; }

@@ -49,6 +49,21 @@ def check_models(config: Config) -> None:
             raise ConfigError(f"{path}.model", f"says no model, and the file has several: {known}")
 
 
+def check_warm(config: Config) -> None:
+    """Raises ConfigError for a warm worker that nothing would ever wake, and for a floor that the
+    model's decode workers cannot reach."""
+    for name, worker in config.prefill.items():
+        if worker.state == "warm":
+            sentence = "only decode workers can be warm; they compute prompts, too"
+            raise ConfigError(f"prefill.{name}.state", sentence)
+    here = [config.model_of(worker) for worker in config.decode.values()]
+    models = {f"models.{name}": model for name, model in config.models.items()}
+    for path, model in (models or {"model": config.model}).items():
+        if here and model.floor > max(1, here.count(model)):
+            sentence = f"{model.floor} decode workers, but the file has {here.count(model)} of it"
+            raise ConfigError(f"{path}.floor", sentence)
+
+
 def _workers(config: Config) -> list[tuple[str, WorkerConfig]]:
     workers = [(f"prefill.{name}", worker) for name, worker in config.prefill.items()]
     return workers + [(f"decode.{name}", worker) for name, worker in config.decode.items()]
@@ -143,14 +158,14 @@ def check_parsers(config: Config) -> None:
     use. Without vLLM the names are not checked; nothing is parsed there."""
     models = {f"models.{name}": model for name, model in config.models.items()}
     for path, model in (models or {"model": config.model}).items():
-        _check_parsers(path, model, config.gateway.text)
+        _check_parsers(path, model, model.text or config.gateway.text)
 
 
 def _check_parsers(path: str, model: ModelConfig, text: str) -> None:
     _check_parser(f"{path}.tool_parser", model.tool_parser, TOOL)
     _check_parser(f"{path}.reasoning_parser", model.reasoning_parser, REASONING)
     if model.reasoning_parser and text == "light":
-        sentence = 'gateway.text = "light" cannot parse reasoning; use "auto" or "vllm"'
+        sentence = 'text = "light" cannot parse reasoning; use "auto" or "vllm"'
         raise ConfigError(f"{path}.reasoning_parser", sentence)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from common.config.base import Count, Section
 
 Price = Annotated[float, Meta(ge=0)]
+Phase = Literal["prefill", "cached", "decode"]
 
 
 class TimelineConfig(Section, frozen=True):
@@ -25,7 +26,7 @@ class TimelineConfig(Section, frozen=True):
 
 class PricesConfig(Section, frozen=True):
     """Prices per million tokens, by phase, for `baton_gateway_key_cost_total`; 0 charges
-    nothing."""
+    nothing. A model may have others in its `prices`."""
 
     prefill: Price = 0.0
     """Price of a million prompt tokens that were computed."""
@@ -36,5 +37,5 @@ class PricesConfig(Section, frozen=True):
     currency: str = "USD"
     """Label of the cost metric; nothing is converted."""
     keys_max: Count = 200
-    """API keys that have a row of their own in a scrape, which bounds its size. The other keys
-    share one row."""
+    """API keys that have a row of their own for each model in a scrape, which bounds its size. The
+    other keys share one row."""

@@ -30,6 +30,7 @@ from common.config.modes import (
     check_parsers,
     check_pools,
     check_stores,
+    check_warm,
 )
 from common.config.sections import (
     Config,
@@ -137,6 +138,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_kv(config)
     check_stores(config)
     check_pools(config)
+    check_warm(config)
     check_mode(config)
     check_parsers(config)
     return config

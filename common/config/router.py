@@ -52,6 +52,8 @@ class RouterConfig(Section, frozen=True):
     standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
     """Further routers by name, each with its control endpoint; an empty one is an ipc socket in
     `run_dir`. Workers report to all routers; a gateway uses the first that answers."""
+    warm_idle_ms: Milliseconds = 60_000.0
+    """Time without a request after which a warm worker that was woken sleeps again."""
     remote_prefill: RemotePrefill = "auto"
     """Whether a prompt is computed on a prefill worker: `auto` where measured rates predict a lower
     latency, or `always`, or `never`."""

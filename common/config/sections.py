@@ -16,7 +16,7 @@ from common.config.base import Milliseconds, Port, Section
 from common.config.engine import EngineConfig
 from common.config.gateway import GatewayConfig
 from common.config.kv import KvConfig
-from common.config.observe import PricesConfig, TimelineConfig
+from common.config.observe import Phase, Price, PricesConfig, TimelineConfig
 from common.config.router import RouterConfig
 from common.config.security import SecurityConfig
 from common.errors import ConfigError
@@ -60,6 +60,17 @@ class ModelConfig(Section, frozen=True):
     """Element type of weights and KV; `auto` is the one of the weights."""
     args: dict[str, Any] = field(default_factory=dict)
     """Engine arguments of this model's workers, over those of `[engine.args]`."""
+    floor: Annotated[int, Meta(ge=1)] = 1
+    """Decode workers of this model that stay awake, if as many are here; it matters where some are
+    `warm`."""
+    text: Literal["", "auto", "vllm", "light"] = ""
+    """When vLLM's text classes are loaded for this model; empty is `text` of `[gateway]`."""
+    default_max_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Tokens that a chat request for this model may generate if it names no limit; 0 is
+    `default_max_tokens` of `[gateway]`."""
+    prices: dict[Phase, Price] = field(default_factory=dict)
+    """Prices of a million tokens of this model, by `prefill`, `cached` and `decode`; of those that
+    it does not name, the price of `[prices]` holds."""
 
     @property
     def served_name(self) -> str:
@@ -111,6 +122,13 @@ class WorkerConfig(Section, frozen=True):
     model: str = ""
     """NAME of the model that it serves, where the file has `[models.NAME]`; empty is the only
     one."""
+    state: Literal["active", "warm"] = "active"
+    """A decode worker that is `warm` keeps its model loaded and sleeps, without KV, until its model
+    needs it: its queue predicts a longer wait than waking takes, or fewer than `floor` of the
+    model's decode workers are awake."""
+    memory_mib: Annotated[int, Meta(ge=0)] = 0
+    """MiB of host memory that this worker may take, which `baton doctor` and `baton up` add up for
+    all workers of the file; 0 counts its weights, KV, store and engine instead."""
     engine: EngineConfig = EngineConfig()
     kv: KvConfig = KvConfig()
 
@@ -192,14 +210,15 @@ class Config(Section, frozen=True):
         return self.models[worker.model or next(iter(self.models))] if self.models else self.model
 
     def of_model(self, served_name: str) -> Config:
-        """The same file, with `model` set to this one of its models. Code that is about one model
-        is given such a configuration, and reads `model` alone."""
-        return replace(self, model=self.served[served_name])
+        """The same file, with `model` set to this one of its models, and with what the model says
+        itself in `gateway` and `prices`. Code that is about one model is given such a
+        configuration, and reads `model` alone."""
+        return self._of(self.served[served_name])
 
     def of_worker(self, role: Role, name: str) -> Config:
         """The same, for the model of this worker. Raises ConfigError when the file has no such
         worker."""
-        return replace(self, model=self.model_of(self.worker(role, name)))
+        return self._of(self.model_of(self.worker(role, name)))
 
     def worker(self, role: Role, name: str) -> WorkerConfig:
         """Raises ConfigError when the file has no such worker."""
@@ -208,3 +227,12 @@ class Config(Section, frozen=True):
             known = ", ".join(table) or "none"
             raise ConfigError(f"{role}.{name}", f"no such worker in the file (there: {known})")
         return table[name]
+
+    def _of(self, model: ModelConfig) -> Config:
+        gateway = replace(
+            self.gateway,
+            text=model.text or self.gateway.text,
+            default_max_tokens=model.default_max_tokens or self.gateway.default_max_tokens,
+        )
+        prices = replace(self.prices, **model.prices)
+        return replace(self, model=model, gateway=gateway, prices=prices)

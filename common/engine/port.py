@@ -136,8 +136,8 @@ class Engine(Protocol):
         ...
 
     async def add(self, request: EngineRequest) -> None:
-        """Accepts the request. Raises BatonError(INVALID_REQUEST | CONTEXT_LENGTH_EXCEEDED) if the
-        engine refuses it; no output follows then."""
+        """Accepts the request; the engine is awake. Raises BatonError(INVALID_REQUEST |
+        CONTEXT_LENGTH_EXCEEDED) if the engine refuses it; no output follows then."""
         ...
 
     async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
@@ -165,6 +165,15 @@ class Engine(Protocol):
     def prefix_cache_delta(self, *, whole: bool) -> Iterable[PrefixDelta]:
         """What the prefix cache gained and lost since the last call, or with `whole` all that it
         has, for a router that knows nothing. Empty if the engine does not publish it."""
+        ...
+
+    async def sleep(self) -> bool:
+        """Gives the memory of its KV back and forgets all cached prompts; its weights stay. Returns
+        whether it sleeps: it does not while it has requests or keeps KV. Idempotent."""
+        ...
+
+    async def wake(self) -> None:
+        """From now on it accepts requests again. Idempotent."""
         ...
 
     async def next_batch(self) -> Batch:

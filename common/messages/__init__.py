@@ -38,6 +38,7 @@ from common.messages.from_router import (
     RouterToGateway,
     RouterToPool,
     RouterToWorker,
+    Wake,
     Welcome,
 )
 from common.messages.kv_reports import (
@@ -61,6 +62,7 @@ from common.messages.parts import (
     Message,
     PriorityClass,
     Role,
+    WarmState,
 )
 from common.messages.request import (
     ImageFeatures,

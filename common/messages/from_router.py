@@ -179,6 +179,14 @@ class Drain(Message, frozen=True):
     on: bool
 
 
+class Wake(Message, frozen=True):
+    """Router to a D that is warm: be ready for requests, or sleep again. It sleeps only while it
+    holds nothing. It is repeated until a Beat agrees. Idempotent."""
+
+    #: Whether the worker is to be awake.
+    on: bool = True
+
+
 class Abort(Message, frozen=True):
     """Router to P or D, or gateway to D on the stream socket: stop this attempt and free
     everything.
@@ -194,7 +202,7 @@ RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Prefilled | Failed
 """What a gateway decodes from a router."""
 
 RouterToWorker = (
-    Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort | Move | HandOver
+    Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort | Move | HandOver | Wake
 )
 """What a worker decodes from a router."""
 

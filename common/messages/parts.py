@@ -110,6 +110,15 @@ class KvUnreachable(msgspec.Struct, frozen=True, kw_only=True):
     for_ms: Number
 
 
+class WarmState(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a worker that sleeps while it is not needed."""
+
+    #: Whether it sleeps: its model is loaded, it has no KV, and it gets nothing.
+    asleep: bool
+    #: Milliseconds that it took to wake last; 0 if it never did.
+    wake_ms: Number = 0.0
+
+
 class HealthVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that the health daemon of a worker's host found in the worker."""
 

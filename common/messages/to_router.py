@@ -21,6 +21,7 @@ from common.messages.parts import (
     Number,
     PriorityClass,
     Role,
+    WarmState,
 )
 from common.messages.request import KeyLimits
 
@@ -74,6 +75,8 @@ class Beat(Message, frozen=True):
     kv_checkpoints: tuple[KvCheckpoint, ...] = ()
     #: Verdict of this host's health daemon; None if the worker is well or the daemon was silent.
     health_verdict: HealthVerdict | None = msgspec.field(default=None, name="opinion")
+    #: Whether it sleeps; None of a worker that never does.
+    warm: WarmState | None = None
 
 
 class Holding(Message, frozen=True):

@@ -16,8 +16,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     role: str
-    #: Its state, as `docs/states.md` names them; also `drained` and `down`, and `refused` of one
-    #: whose model has no place here, which has no load.
+    #: Its state, as `docs/states.md` names them; also `drained`, `down` and `warm`, and `refused`
+    #: of one whose model has no place here, which has no load.
     state: str
     #: Why it is in its state; empty = it needs no reason.
     reason: str
@@ -65,6 +65,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     kv_address: str
     incarnation: str
     pid: int
+    #: Of a warm worker, how long it took to wake last; 0 = it never did, or never sleeps.
+    wake_ms: float = 0.0
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):

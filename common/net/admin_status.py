@@ -81,6 +81,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: Why nothing new is admitted; empty = it is.
     closed: str
     estimates: LearnedEstimates = LearnedEstimates()
+    #: Decode workers that sleep until they are needed.
+    decode_warm: int = 0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,3 +144,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]
     #: Each model, in the order of the fleet file.
     models: tuple[ModelStatus, ...] = ()
+    #: Decode workers that sleep until their model needs them.
+    decode_warm: int = 0

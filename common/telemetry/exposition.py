@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -28,6 +29,7 @@ LAG_SECONDS = 0.5
 LAGS_KEPT = 20
 SHUTDOWN_SECONDS = 0.2
 SUFFIX = ".metrics.sock"
+Values = TypeVar("Values", bound=tuple[str, ...])
 
 
 class LoopLag(Collector):
@@ -98,7 +100,7 @@ def exposed(collector: Collector) -> bytes:
     return generate_latest(registry)
 
 
-def histogram(name: str, help_: str, rows: dict[tuple[str, ...], Buckets], *labels: str) -> Metric:
+def histogram(name: str, help_: str, rows: Mapping[Values, Buckets], *labels: str) -> Metric:
     """A metric of histograms. `rows` has one for each combination of label values."""
     family = HistogramMetricFamily(name, help_, labels=list(labels))
     for values, buckets in rows.items():

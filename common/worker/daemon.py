@@ -3,8 +3,7 @@ actions.
 
 Theory of operation: everything that happens (a dispatch, an abort, an engine batch, a lost gateway)
 becomes one event into the core, on the loop's thread, and the returned actions are carried out in
-order. The engine's `add` and `abort` must be awaited; they go through one queue and one task, so
-that an abort never overtakes its add. The core's table bounds that queue. The engine is opened
+order. A task of its own awaits what the engine is told (`engine_commands.py`). The engine is opened
 before the loop starts and passed in. When it dies, the task `engine-events` raises and the process
 ends with status 1 and that name; a supervisor starts it again, and the router places elsewhere.
 """
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -42,6 +42,7 @@ from common.messages import (
     Role,
     RouterToWorker,
     Took,
+    Wake,
     Welcome,
 )
 from common.net.endpoints import control_addresses
@@ -65,6 +66,7 @@ from common.worker.actions import (
     ToRouter,
     WorkerCore,
 )
+from common.worker.engine_commands import EngineCommands
 from common.worker.engine_watch import why_hung
 from common.worker.health_endpoints import HealthEndpoints
 from common.worker.kv_log import LinkLog, log_handoff
@@ -114,12 +116,17 @@ class Worker:
         self._gateways: Gateways | None = None
         self._routers: RouterLinks | None = None
         self._decoder: Decoder[RouterToWorker] = Decoder(RouterToWorker)
-        self._commands: asyncio.Queue[AddToEngine | AbortInEngine | HandOverKept] = asyncio.Queue()
+        self._commands = EngineCommands(
+            engine,
+            core,
+            clock,
+            warm=self._worker_config().state == "warm",
+            refused=self._on_refused,
+            changed=lambda: self._to_router(self._make_beat()),
+        )
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
-        self._health = HealthEndpoints(
-            engine, self._commands.put_nowait, clock, self._why_no_canary
-        )
+        self._health = HealthEndpoints(engine, self._commands.put, clock, self._why_no_canary)
         self._exposition = Exposition(
             config, role, name, WorkerMetrics(core, engine), routes=self._health.routes()
         )
@@ -155,12 +162,13 @@ class Worker:
             log=self._log,
             curve=self.curve,
         )
+        await self._commands.fall_asleep()
         self._routers.start()
         await self._exposition.start(tasks)
         tasks.start("engine-events", self._pump_events())
-        tasks.start("engine-commands", self._run_commands())
+        tasks.start("engine-commands", self._while_alive(self._commands.run()))
         tasks.start("engine-watch", self._watch_engine())
-        tasks.start("engine-probe", self._probe_engine())
+        tasks.start("engine-probe", self._while_alive(self._engine.watch()))
         tasks.start("beat", self._beat())
         tasks.start("router-refusal", self._die_if_refused())
         tasks.watchdog_and_reload.beat_while(lambda: not self._why_hung())
@@ -223,7 +231,7 @@ class Worker:
     def _carry_out(self, action: Action) -> None:
         match action:
             case AddToEngine() | AbortInEngine() | HandOverKept():
-                self._commands.put_nowait(action)
+                self._commands.put(action)
             case ToRouter():
                 self._to_router(action.message)
             case ToGateway():
@@ -261,6 +269,8 @@ class Worker:
                 self._announce_attempt(link, message)
             elif isinstance(message, Abort | Move | HandOver):
                 self.handle(message)
+            elif isinstance(message, Wake):
+                self._commands.put(message)
             elif isinstance(message, Drain):
                 self._drained = message.on
                 self._to_router(self._make_beat())
@@ -314,28 +324,17 @@ class Worker:
                 log_handoff(self._log, done)
             self.handle(self._health.canary.batch_without_own(batch))
 
-    async def _run_commands(self) -> None:
-        while True:
-            command = await self._commands.get()
-            if isinstance(command, AbortInEngine):
-                key = (command.request_id, command.attempt)
-                await self._engine.abort(*key, keep_tokens=command.keep_tokens)
-                continue
-            if isinstance(command, HandOverKept):
-                self._engine.hand_over(command.ticket, command.kept_attempt)
-                continue
-            request = command.request
-            try:
-                await self._engine.add(request)
-            except BatonError as error:
-                if error.code is Code.ENGINE_FAILED:
-                    self._engine_lost = True
-                    raise
-                if self._health.canary.on_refused(request.request_id, error.message):
-                    continue
-                self.handle(
-                    EngineRefused(request.request_id, request.attempt, error.code, error.message)
-                )
+    async def _while_alive(self, work: Awaitable[None]) -> None:
+        """What this raises tells that the engine is lost."""
+        try:
+            await work
+        except BatonError:
+            self._engine_lost = True
+            raise
+
+    def _on_refused(self, refused: EngineRefused) -> None:
+        if not self._health.canary.on_refused(refused.request_id, refused.message):
+            self.handle(refused)
 
     def _why_hung(self) -> str:
         config, load = self._worker_config(), self._engine.load()
@@ -351,13 +350,6 @@ class Worker:
                 self._engine_lost = True
                 raise BatonError(Code.ENGINE_FAILED, sentence)
 
-    async def _probe_engine(self) -> None:
-        try:
-            await self._engine.watch()
-        except BatonError:
-            self._engine_lost = True
-            raise
-
     async def _beat(self) -> None:
         while True:
             self._to_router(self._make_beat())
@@ -372,7 +364,12 @@ class Worker:
         load = self._health.canary.load_without_own(
             self._engine.load(), empty=not self._core.active
         )
-        beat = Beat(load=load, drained=self._drained, health_verdict=self._health.verdict())
+        beat = Beat(
+            load=load,
+            drained=self._drained,
+            health_verdict=self._health.verdict(),
+            warm=self._commands.warm_state,
+        )
         status = self._engine.kv_status()
         if status is None:
             return beat
@@ -392,4 +389,6 @@ class Worker:
     def _why_no_canary(self) -> str:
         if self._draining:
             return "it is stopping"
+        if self._commands.asleep:
+            return "it sleeps until its model needs it"
         return "an operator drains it" if self._drained else ""

@@ -17,7 +17,7 @@ from loadtest.capacity.profile import Profile
 from loadtest.capacity.profile import load as load_profile
 from loadtest.capacity.workload import Arrival, of_spec, recorded
 from loadtest.flags import count, positive
-from loadtest.plan import chart, formula, search
+from loadtest.plan import by_model, chart, formula, search
 from loadtest.plan.sizing import FleetOutcome, TargetLoad, within_data
 from loadtest.slo import parse as parse_slo
 from loadtest.slo import shown
@@ -30,9 +30,14 @@ EPILOG = """\
 examples:
   baton plan --profile profile.toml --trace conversation.jsonl --slo ttft=2000,itl=50
   baton plan --profile profile.toml --mix rag --rate 20 --slo ttft=1000,itl=40 --price 2.5
+  baton plan --models models.toml --slo ttft=1000,itl=40
+
+With several models, FILE of --models has a table for each, named as the model; its keys are the
+flags that differ for it, such as profile, trace, mix, rate and slo. Each model is planned alone:
+the router keeps their queues and workers apart.
 
 exit status: 0 a fleet was found, 1 none of up to --workers meets the SLO, 2 wrong command line,
-4 the load lies beyond what the profile measured
+4 the load lies beyond what the profile measured; of several models the highest
 """
 
 
@@ -46,7 +51,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(argv: list[str]) -> int:
-    chosen = _parser().parse_args(argv)
+    try:
+        models, shared = by_model.read(argv)
+    except ConfigError as error:
+        return _wrong(error)
+    fleets: dict[str, by_model.Fleet] = {}
+    status = OK
+    for model, flags in models.items():
+        chosen = _parser().parse_args([*shared, *flags])
+        if model:
+            by_model.begin(model, chosen)
+        answer = plan_one(chosen)
+        if isinstance(answer, Plan):
+            fleets[model] = by_model.Fleet(answer.taken.shape, chosen.price)
+        else:
+            status = max(status, answer)
+    if len(fleets) == len(models) > 1:
+        print(by_model.together(fleets))
+    return status
+
+
+def _wrong(error: ConfigError) -> int:
+    print(f"baton plan: {error.message}", file=sys.stderr)
+    return USAGE
+
+
+def plan_one(chosen: argparse.Namespace) -> Plan | int:
+    """The plan for one model, which is printed too, or the exit status that says why there is
+    none."""
     reading = Reading(str(chosen.trace))
     try:
         profile = within_data(load_profile(chosen.profile))
@@ -56,18 +88,17 @@ def main(argv: list[str]) -> int:
         size = formula.of_profile(profile)
         if chosen.model:
             size = formula.of_model(resolve_model(chosen.model))
-        status = _plan(chosen, profile, load, size)
+        answer = _plan(chosen, profile, load, size)
     except ConfigError as error:
-        print(f"baton plan: {error.message}", file=sys.stderr)
-        return USAGE
+        return _wrong(error)
     for named in reading.named:
         print(f"bad row: {named}")
-    return status
+    return answer
 
 
 def _plan(
     chosen: argparse.Namespace, profile: Profile, load: TargetLoad, size: formula.KvSize
-) -> int:
+) -> Plan | int:
     beyond = _beyond(profile, load, assume=chosen.assume)
     if beyond:
         print(f"baton plan: no recommendation: {beyond}", file=sys.stderr)
@@ -95,7 +126,7 @@ def _plan(
         chosen.json.write_bytes(msgspec.json.encode(plan))
     if chosen.png:
         chosen.png.write_bytes(chart.plan(found, changes, target, sentence))
-    return OK
+    return plan
 
 
 def _arrivals(chosen: argparse.Namespace, reading: Reading) -> Iterator[Arrival]:
@@ -178,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--models", type=Path, metavar="FILE", help="a plan for each model that it names")
     add("--profile", type=Path, required=True, metavar="FILE", help="by baton profile")
     add("--trace", type=Path, metavar="FILE", help="Mooncake JSONL or Azure CSV")
     add("--mix", choices=tuple(request_specs.MIXES), default="chat", help="without --trace (chat)")

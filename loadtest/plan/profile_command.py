@@ -13,7 +13,7 @@ import uvloop
 
 from common.config import default_run_dir
 from common.net.admin_rows import WorkerRow
-from common.net.admin_status import Status
+from common.net.admin_status import LearnedEstimates, Status
 from loadtest import local_fleet, provenance
 from loadtest.bench import endpoint
 from loadtest.bench.phases import router_of
@@ -62,11 +62,11 @@ async def _measure(chosen: argparse.Namespace) -> Profile:
     prober = Prober(
         chosen.url, router_of(chosen.run_dir), served.model, secrets.token_hex(4), chosen.api_key
     )
-    workers = msgspec.convert(await prober.query("workers"), list[WorkerRow])
-    decodes = [row for row in workers if row.role == "decode" and row.state != "refused"]
-    decodes = [row for row in decodes if row.model == served.model] or decodes
+    known = msgspec.convert(await prober.query("workers"), list[WorkerRow])
+    workers = of_model(known, served.model)
+    decodes = [row for row in workers if row.role == "decode"]
     if not decodes:
-        raise ProbeError("the fleet has no decode worker")
+        raise ProbeError(f"the fleet has no decode worker of a model named {served.model}")
     decode = decodes[0]
     room = decode.kv_blocks * decode.block_tokens // 2
     longest = min(chosen.prompt_max, decode.max_model_len - 2, room)
@@ -83,11 +83,24 @@ async def _measure(chosen: argparse.Namespace) -> Profile:
         "model": served.model,
         "machine": provenance.sentence(origin),
         "command": "baton profile",
-        "workers": f"{status.prefill_ready} prefill, {status.decode_ready} decode",
+        "workers": f"{len(workers) - len(decodes)} prefill, {len(decodes)} decode",
     }
-    seen = list(status.estimates.pair_bytes_per_s.values())
+    seen = list(estimates_of(status, served.model).pair_bytes_per_s.values())
     bandwidth = bandwidth_of(chosen.bandwidth, seen)
     return profile_of(probes, steps, decode, bandwidth, about, prefix_cache=prefix_cache)
+
+
+def of_model(workers: list[WorkerRow], model: str) -> list[WorkerRow]:
+    """Those that serve this model. Where all serve one, it may be an alias of it."""
+    here = [row for row in workers if row.state not in ("refused", "gone")]
+    one = len({row.model for row in here}) == 1
+    return [row for row in here if one or row.model == model]
+
+
+def estimates_of(status: Status, model: str) -> LearnedEstimates:
+    """What the router has learned of this model; of the only one if there is one."""
+    learned = {each.model: each.estimates for each in status.models}
+    return learned.get(model, status.estimates)
 
 
 def lines(profile: Profile) -> list[str]:

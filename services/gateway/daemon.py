@@ -112,7 +112,7 @@ class Gateway:
             parts.add_full_api(self._app, self._executor)
         operator_keys = config.gateway.operator_keys_file
         self._operators = Authenticator(operator_keys, log) if operator_keys else None
-        metrics = GatewayMetrics(self._core, config.prices)
+        metrics = GatewayMetrics(self._core, config)
         self._exposition = Exposition(config, Role.GATEWAY, name, metrics)
         self._handled = _handled_request(Path(config.fleet.run_dir), name, log)
         self._http = self._server(config.gateway, StreamOwners(Path(config.fleet.run_dir), name))
@@ -125,7 +125,7 @@ class Gateway:
 
     def _server(self, config: GatewayConfig, owners: StreamOwners) -> HttpServer:
         app, clock, log = self._app, self._clock, self._log
-        vllm_names = VllmNames(self._core, ", ".join(self._models))
+        vllm_names = VllmNames(self._core, self._models)
         guard = Guard(
             config,
             self._authenticator,

@@ -17,6 +17,9 @@ from itertools import zip_longest
 
 from common.net.admin_rows import WorkerRow
 
+WELL = frozenset({"ready", "warm"})
+"""States of a worker that could serve; a warm one is woken when too few others are ready."""
+
 
 class Step(enum.Enum):
     CHECK = "wait for others of its role"
@@ -121,9 +124,9 @@ class Rollout:
         now: float,
     ) -> list[Action]:
         name, floor = self.left[0], self._limits.floor
-        if worker is not None and worker.state == "ready":
+        if worker is not None and worker.state in WELL:
             others = [w for w in workers.values() if w.role == worker.role and w.name != name]
-            ready = sum(w.state == "ready" for w in others)
+            ready = sum(w.state in WELL for w in others)
             if ready >= floor:
                 self._before = worker
                 self._enter(Step.DRAIN, now)
@@ -154,7 +157,7 @@ class Rollout:
     def _return(self, worker: WorkerRow | None, waited: float, now: float) -> list[Action]:
         assert self._before is not None
         fresh = worker is not None and worker.incarnation != self._before.incarnation
-        if fresh and worker is not None and worker.state == "ready":
+        if fresh and worker is not None and worker.state in WELL:
             self._after = worker
             self._enter(Step.SETTLE, now)
             return [Report(f"{worker.name}: is back after {waited:.1f} s")]
@@ -179,7 +182,7 @@ class Rollout:
         if workers is not None:
             if worker is None or worker.incarnation != self._after.incarnation:
                 return self.fail(f"{name} died again {waited:.1f} s after it was back; see its log")
-            if worker.state != "ready":
+            if worker.state not in WELL:
                 return self.fail(f"{name} is {worker.state} {waited:.1f} s after it was back")
         if waited < self._limits.settle:
             return []

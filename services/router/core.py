@@ -73,7 +73,7 @@ from services.router.rules import (
     worker_membership,
     worker_trust,
 )
-from services.router.rules.measure import measure, ramp
+from services.router.rules.measure import measure, ramp, wake_workers
 from services.router.settings import Settings
 from services.router.tables import SharedTables, Tables
 
@@ -123,6 +123,7 @@ class Core:
             ramp(tables, now)
             actions += self._update_fleet(tables, now)
         if isinstance(event, Tick):
+            actions += wake_workers(tables, now)
             actions += place_queue.refuse_waiting(tables, now)
             actions += preempt.preempt(tables, now)
             actions += moves.move_streams(tables, now)

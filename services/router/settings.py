@@ -33,6 +33,8 @@ class Settings(RouterConfig, frozen=True):
     models: tuple[str, ...] = ("model",)
     #: The model of each worker in the fleet file, by role and name.
     expected: Mapping[tuple[Role, str], str] = {}
+    #: Decode workers of each model that stay awake; 1 of a model that is not named.
+    floors: Mapping[str, int] = {}
     #: Whether engines keep prefixes, so that placement can use them.
     prefixes: bool = True
     #: As in the section, with another default: one rule for prompts of all sizes.
@@ -55,6 +57,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         rebuild_seconds=router.liveness.rebuild_ms / 1000,
         models=tuple(config.served),
+        floors={name: model.floor for name, model in config.served.items()},
         expected={
             (role, name): config.model_of(worker).served_name
             for role, workers in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))

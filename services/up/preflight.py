@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import psutil
 
@@ -67,30 +67,67 @@ def lock_run_dir(run_dir: Path) -> Lock:
     return file
 
 
+class MemoryShare(NamedTuple):
+    """Host memory of one worker or pool, in bytes."""
+
+    #: As the fleet file names it.
+    path: str
+    model: str
+    #: What it takes by its weights, KV, store and engine.
+    estimated: int
+    #: What the file says that it may take; 0 = nothing.
+    declared: int
+
+    @property
+    def bytes(self) -> int:
+        return self.declared or self.estimated
+
+
+def memory_shares(config: Config, *, on_gpus: bool) -> list[MemoryShare]:
+    """Of all workers and pools of the file. On GPUs the weights and the KV cache are not in host
+    memory; vLLM checks the GPU's own."""
+    weights = {name: weights_bytes(model_folder(config.of_model(name))) for name in config.served}
+    shares: list[MemoryShare] = []
+    for role, workers in (("prefill", config.prefill), ("decode", config.decode)):
+        for name, worker in workers.items():
+            model = config.model_of(worker).served_name
+            kv = worker.engine.kv_cache_mib << 20 or KV_BYTES_DEFAULT
+            kv += worker.kv.store.ram_mib << 20
+            elsewhere = on_gpus or worker.engine.kind == "sim"
+            estimated = ENGINE_BYTES[worker.engine.kind] + (0 if elsewhere else weights[model] + kv)
+            declared = worker.memory_mib << 20
+            shares.append(MemoryShare(f"{role}.{name}", model, estimated, declared))
+    for name, pool in config.pool.items():
+        taken = POOL_BYTES + (pool.kv.store.ram_mib << 20)
+        shares.append(MemoryShare(f"pool.{name}", config.model_of(pool).served_name, taken, 0))
+    return shares
+
+
 def check_memory(
     config: Config, available_bytes: int | None = None, *, on_gpus: bool = False
-) -> None:
-    """Refuses a fleet whose workers cannot fit in the host memory that is free now. On GPUs the
-    weights and the KV cache are not there; vLLM checks the GPU's own memory."""
+) -> list[MemoryShare]:
+    """What each worker takes. Refuses a fleet whose workers cannot fit together in the host memory
+    that is free now, and a worker that needs more than it may take."""
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
-    workers = [*config.prefill.values(), *config.decode.values()]
-    weights = {name: weights_bytes(model_folder(config.of_model(name))) for name in config.served}
-    needed = 0
-    for worker in workers:
-        kv = worker.engine.kv_cache_mib << 20 or KV_BYTES_DEFAULT
-        kv += worker.kv.store.ram_mib << 20
-        own = weights[config.model_of(worker).served_name]
-        elsewhere = on_gpus or worker.engine.kind == "sim"
-        needed += ENGINE_BYTES[worker.engine.kind] + (0 if elsewhere else own + kv)
-    needed += sum(POOL_BYTES + (pool.kv.store.ram_mib << 20) for pool in config.pool.values())
+    shares = memory_shares(config, on_gpus=on_gpus)
+    for share in shares:
+        if 0 < share.declared < share.estimated:
+            raise ConfigError(
+                f"{share.path}.memory_mib",
+                f"{share.declared / GIB:.1f} GiB, but it needs about {share.estimated / GIB:.1f} "
+                "GiB; raise it, or lower its kv_cache_mib or ram_mib",
+            )
+    needed = sum(share.bytes for share in shares)
     if needed > available:
-        who = f"{len(workers)} workers" + (f" and {len(config.pool)} pools" if config.pool else "")
+        pools = len(config.pool)
+        who = f"{len(shares) - pools} workers" + (f" and {pools} pools" if pools else "")
         raise ConfigError(
             "memory",
             f"{who} need about {needed / GIB:.1f} GiB, but {available / GIB:.1f} "
             "GiB is free; use fewer workers, a smaller model, or a smaller [engine] kv_cache_mib "
             "or [kv.store] ram_mib",
         )
+    return shares
 
 
 def weights_bytes(model: Path) -> int:

@@ -222,8 +222,9 @@ class Supervisor:
             return False
         counted = answer.result if answer.ok else {}
         roles = [process.child.role for process in self._processes if process.ready.is_set()]
-        workers = {f"{role}_ready": roles.count(role) for role in (Role.PREFILL, Role.DECODE)}
-        return all(counted.get(key, 0) >= number for key, number in workers.items())
+        prefills, decodes = counted.get("prefill_ready", 0), counted.get("decode_ready", 0)
+        here = decodes and prefills >= roles.count(Role.PREFILL)
+        return bool(here) and decodes + counted.get("decode_warm", 0) >= roles.count(Role.DECODE)
 
     async def _report_progress(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from tests.rigs.messages import engine_info
 class PlayedEngine:
     """`asked`: what it was asked, one line each. The test says its load (`now`), its `batches`, of
     which an error is its end, the news of its prefix cache and what the probe finds (`death`); with
-    `refuse` it takes no request."""
+    `refuse` it takes no request, and without `sleeps` it stays awake."""
 
     def __init__(self, now: Load, *, seqs: int = 2, status: KvStatus | None = None) -> None:
         self.info = engine_info(seqs)
@@ -23,6 +23,7 @@ class PlayedEngine:
         self.batches: asyncio.Queue[Batch | BatonError] = asyncio.Queue()
         self.death: asyncio.Queue[BatonError] = asyncio.Queue()
         self.refuse = ""
+        self.sleeps = True
         self.news: list[PrefixDelta] = []
         self.status = status or KvStatus(counts=KvCounts())
 
@@ -50,6 +51,13 @@ class PlayedEngine:
 
     def kv_status(self) -> KvStatus:
         return self.status
+
+    async def sleep(self) -> bool:
+        self.asked.put_nowait("sleep")
+        return self.sleeps
+
+    async def wake(self) -> None:
+        self.asked.put_nowait("wake")
 
     async def watch(self) -> None:
         raise await self.death.get()

@@ -56,6 +56,7 @@ class SimEngine:
         self._step_due: float | None = None
         self._steps = RollingP99()
         self._closed = False
+        self._asleep = False
 
     @property
     def info(self) -> EngineInfo:
@@ -74,6 +75,8 @@ class SimEngine:
 
     async def add(self, request: EngineRequest) -> None:
         self._alive()
+        if self._asleep:
+            raise BatonError(Code.ENGINE_FAILED, "a request came to an engine that sleeps")
         if self._core.get(request.key) is not None:
             raise BatonError(Code.DUPLICATE_REQUEST, f"{request.key} is already in the engine")
         capacity = self._info.capacity
@@ -122,6 +125,14 @@ class SimEngine:
         """Always empty, because this engine has no prefix cache."""
         del whole
         return ()
+
+    async def sleep(self) -> bool:
+        """It has no memory to give back; it only takes nothing until it is woken."""
+        self._asleep = not self._core.kv_used and not self._core.running and not self._core.waiting
+        return self._asleep
+
+    async def wake(self) -> None:
+        self._asleep = False
 
     async def next_batch(self) -> Batch:
         self._wake.attach()

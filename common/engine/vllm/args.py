@@ -22,6 +22,7 @@ import psutil
 
 from common.config import Config, EngineConfig, WorkerConfig
 from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.vllm import kv_release
 from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
 from common.errors import BatonError, Code, ConfigError
@@ -119,6 +120,7 @@ def make_vllm_config(
             use_tqdm_on_load=False,
             mm_processor_cache_gb=0,  # images come processed
             reasoning_parser=config.model.reasoning_parser,
+            **(_sleeps() if worker.state == "warm" else {}),
             **arguments,
         )
         made = args.create_engine_config()
@@ -183,6 +185,15 @@ def _defaults(config: Config) -> dict[str, Any]:
 def is_eager(config: Config) -> bool:
     """Whether the engine runs uncompiled by default."""
     return config.model.path == EMBEDDED_MODEL_NAME
+
+
+def _sleeps() -> dict[str, Any]:
+    """How the engine of a warm worker gives its memory back."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {"worker_extension_cls": kv_release.NAME}
+    return {"enable_sleep_mode": True}
 
 
 def _choose_start_method() -> None:

@@ -165,7 +165,7 @@ _LORA = "neither router nor KV knows adapters; merge the adapter into the weight
 _OFFLOADING = "vLLM takes one connector for KV, which is Baton's; raise [engine] kv_cache_mib"
 _FETCHING = "nothing is downloaded; fetch the model with `hf download` and name its folder"
 _TOKENIZER = "requests with grammars need the tokenizer in the engine; leave it out"
-_SLEEP = "nothing of Baton's wakes a sleeping engine; stop the worker instead"
+_SLEEP = 'Baton wakes only workers that are `state = "warm"`, and sets it there; leave it out'
 
 REFUSED: dict[str, Refused] = {
     "data_parallel_size": Refused(_DATA_PARALLEL, (1,)),

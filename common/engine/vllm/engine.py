@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 3.0
 TASKS = ("generate",)
 QUESTION = "is_sleeping"
+RELEASE = "release_kv_pages"
 HANDOFF_ENDED: Any = object()
 """In the client's output queue: wakes `next_batch`."""
 
@@ -157,6 +158,22 @@ class VllmEngine:
 
     def prefix_cache_delta(self, *, whole: bool) -> Iterable[PrefixDelta]:
         return self._prefixes.deltas(whole=whole)
+
+    async def sleep(self) -> bool:
+        """vLLM's sleep level 1: on a device the weights go to host memory and the KV is given up.
+        On CPU, where vLLM ignores it, the pages of the KV are given back to the host."""
+        self._attach()
+        if self._active or not await self._client.reset_prefix_cache_async():
+            return False
+        await self._client.sleep_async(1)
+        if self._processor.vllm_config.parallel_config.worker_extension_cls:
+            await self._client.collective_rpc_async(RELEASE)
+        return True
+
+    async def wake(self) -> None:
+        self._attach()
+        if await self._client.is_sleeping_async():
+            await self._client.wake_up_async()
 
     async def next_batch(self) -> Batch:
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -22,6 +22,7 @@ def render(result: Any) -> str:
         ("router", f"{status.router} (up {duration(status.uptime_s * 1000)})"),
         ("prefill ready", status.prefill_ready),
         ("decode ready", status.decode_ready),
+        *([("decode warm", status.decode_warm)] if status.decode_warm else []),
         ("gateways", status.gateways),
         ("running", f"{status.active} of {status.active_max}"),
         ("queued", f"{status.queued} of {status.queued_max}"),
@@ -49,8 +50,9 @@ def render(result: Any) -> str:
 def _model(model: ModelStatus) -> str:
     state = f"NO: {model.reason}" if not model.ready else model.closed or "ready"
     rate = "" if model.drained_per_s is None else f", {model.drained_per_s} requests/s"
+    warm = f" and {model.decode_warm} warm" if model.decode_warm else ""
     return (
-        f"{state}; {model.prefill_ready} prefill, {model.decode_ready} decode; "
+        f"{state}; {model.prefill_ready} prefill, {model.decode_ready} decode{warm}; "
         f"{model.active} of {model.active_max} running, {model.queued} queued{rate}; "
         f"{model.kv_used:.0%} of KV used"
     )

@@ -15,6 +15,7 @@ def _why(worker: WorkerRow) -> str:
     """Why the worker is in its state, what its health daemon says, and which pairs it is not in."""
     reasons = (
         worker.reason,
+        "it sleeps until its model needs it" if worker.state == "warm" else "",
         f"its host says {worker.verdict}: {worker.verdict_reason}" if worker.verdict else "",
         f"not paired with {', '.join(worker.not_paired_with)}" if worker.not_paired_with else "",
         f"paired with nobody: {worker.unlike}" if worker.unlike else "",

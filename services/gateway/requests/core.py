@@ -95,6 +95,10 @@ class Core:
         """The number of live requests."""
         return len(self._table)
 
+    def live_of(self, model: str) -> tuple[int, int]:
+        """The live requests for this model, and how many of them have no worker yet."""
+        return self._table.counts(model)
+
     def busy_workers(self) -> list[bytes]:
         """The workers to which live requests are assigned."""
         return self._table.busy_workers()
@@ -139,7 +143,7 @@ class Core:
     def _stepped(self, event: Stepped, now: float) -> list[Action]:
         actions: list[Action] = []
         self._stalls.record(event.worker, now)
-        requests, worker, itl = self._table.requests, event.worker, self.counters.itl
+        requests, worker = self._table.requests, event.worker
         for delta in event.deltas:
             request = requests.get(delta.request_id)
             if request is None:
@@ -159,7 +163,7 @@ class Core:
                     request.move(State.STREAMING, now)
                 gap = request.timer.token(now)
                 if gap:
-                    itl.observe(gap)
+                    self.counters.of_model(request.spec.model).itl.observe(gap)
             if outcome is not PushOutcome.RUNNING:
                 actions += self._stream_over(request, outcome, now)
         return actions

@@ -169,7 +169,7 @@ class RequestLifecycle:
             elif request.submitted and len(self.pending_cancels) < self.table.limit:
                 self.pending_cancels.append(cancel)
         summary = request.summary(reason if state is State.FAILED else "", now)
-        self.counters.request_over(summary, request.caller.key_id)
+        self.counters.request_over(request.spec.model, summary, request.caller.key_id)
         if not refused:
             actions.append(Report(summary))
         return actions

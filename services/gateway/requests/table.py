@@ -32,10 +32,10 @@ class RequestTable:
     def full(self) -> bool:
         return len(self.requests) >= self.limit
 
-    @property
-    def waiting(self) -> int:
-        """The number of requests for which no worker is named."""
-        return sum(request.state in WAITING for request in self.requests.values())
+    def counts(self, model: str) -> tuple[int, int]:
+        """The requests for this model, and how many of them have no worker named."""
+        states = [r.state for r in self.requests.values() if r.spec.model == model]
+        return len(states), sum(state in WAITING for state in states)
 
     def current(self, request_id: str, attempt: int) -> LiveRequest | None:
         """None for an attempt that is not the current one."""

@@ -23,9 +23,9 @@ EVENTS_MAX = 50
 ROWS = 25
 LISTS = ("recent", "slow", "failed", "refused")
 WORKER = (
-    "name", "role", "state", "reason", "requests", "requests_max", "queued_tokens", "kv_used",
-    "kv_tokens_promised", "kv_tokens_max", "running", "waiting", "step_age_ms", "since_s",
-    "not_paired_with", "verdict", "verdict_reason",
+    "name", "role", "model", "state", "reason", "requests", "requests_max", "queued_tokens",
+    "kv_used", "kv_tokens_promised", "kv_tokens_max", "running", "waiting", "step_age_ms",
+    "since_s", "not_paired_with", "verdict", "verdict_reason",
 )  # fmt: skip
 
 

@@ -45,15 +45,15 @@ def _workers(shared: SharedTables) -> Iterator[Metric]:
     used = GaugeMetricFamily(
         "baton_router_worker_kv_used_ratio",
         "Share of a worker's KV blocks in use, as it said last",
-        labels=["worker", "role"],
+        labels=["model", "worker", "role"],
     )
     step = GaugeMetricFamily(
         "baton_router_worker_step_age_seconds",
         "Since a worker's engine made its last step while it has work",
-        labels=["worker", "role"],
+        labels=["model", "worker", "role"],
     )
     for worker in there:
-        names = [worker.name, worker.role.value]
+        names = [worker.model, worker.name, worker.role.value]
         used.add_metric(names, worker.load.kv_used)
         step.add_metric(names, worker.load.step_age_ms / 1000)
     yield used
@@ -61,10 +61,13 @@ def _workers(shared: SharedTables) -> Iterator[Metric]:
     busy = GaugeMetricFamily(
         "baton_router_utilisation_ratio",
         "Prefill: share of the ready workers that compute a prompt; decode: share of slots in use",
-        labels=["phase"],
+        labels=["model", "phase"],
     )
-    busy.add_metric(["prefill"], _share(_of(there, Role.PREFILL), computing=True))
-    busy.add_metric(["decode"], _share(_of(there, Role.DECODE), computing=False))
+    for tables in shared.models.values():
+        workers = list(tables.workers.values())
+        for role in (Role.PREFILL, Role.DECODE):
+            share = _share(_of(workers, role), computing=role is Role.PREFILL)
+            busy.add_metric([tables.model, role.value], share)
     yield busy
     yield GaugeMetricFamily(
         "baton_router_workers_known",
@@ -102,18 +105,26 @@ def imbalance(tables: Tables) -> float | None:
 
 
 def _phases(shared: SharedTables) -> Iterator[Metric]:
-    traffic = shared.recorder.traffic
+    traffic = {model: shared.recorder.traffic_of(model) for model in shared.models}
     yield histogram(
         "baton_router_phase_seconds",
         "Time of requests in each phase of their timeline",
-        {(phase,): buckets for phase, buckets in traffic.phases.items()},
+        {
+            (model, phase): buckets
+            for model, of_model in traffic.items()
+            for phase, buckets in of_model.phases.items()
+        },
+        "model",
         "phase",
     )
     tokens = CounterMetricFamily(
-        "baton_router_tokens", "Prompt tokens prefilled and tokens decoded", labels=["phase"]
+        "baton_router_tokens",
+        "Prompt tokens prefilled and tokens decoded",
+        labels=["model", "phase"],
     )
-    tokens.add_metric(["prefill"], traffic.computed)
-    tokens.add_metric(["decode"], traffic.made)
+    for model, of_model in traffic.items():
+        tokens.add_metric([model, "prefill"], of_model.computed)
+        tokens.add_metric([model, "decode"], of_model.made)
     yield tokens
     yield from _imbalances(shared)
     yield CounterMetricFamily(

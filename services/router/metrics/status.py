@@ -65,6 +65,7 @@ def _by_model(models: Sequence[ModelStatus]) -> Iterator[Metric]:
         ("active_requests_max", "Requests that may run there", [m.active_max for m in models]),
         ("kv_used_ratio", "Share of decode workers' KV in use", [m.kv_used for m in models]),
         ("ready", "1 while the model can be served", [m.ready for m in models]),
+        ("workers_warm", "Decode workers that sleep until needed", [m.decode_warm for m in models]),
     ):
         family = GaugeMetricFamily(f"baton_router_model_{name}", help_, labels=["model"])
         for model, value in zip(models, values, strict=True):

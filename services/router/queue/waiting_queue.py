@@ -128,6 +128,13 @@ class WaitingQueue:
             ahead = ahead.plus(higher.backlog.ahead())
         return ahead
 
+    def backlog(self) -> QueueAhead:
+        """All that somebody waits for."""
+        total = QueueAhead()
+        for waiting in self._classes:
+            total = total.plus(waiting.backlog.ahead())
+        return total
+
     def counters(self) -> dict[str, dict[str, float]]:
         """The fairness counters of the tenants that wait, by class."""
         return {

@@ -16,6 +16,7 @@ from common.messages import (
     KvUnreachable,
     Load,
     Role,
+    WarmState,
 )
 from services.router.placement.types import WorkerView
 from services.router.records.attempt import Attempt
@@ -144,6 +145,10 @@ class Worker:
     health_verdict: HealthVerdict | None = None
     #: Whether it gets nothing new because of that verdict.
     excluded: bool = False
+    #: Whether it sleeps; None of a worker that never does.
+    warm: WarmState | None = None
+    #: Whether it was last ordered to be awake, and when; None = no order since it last obeyed.
+    wake_ordered: tuple[bool, float] | None = None
     #: The workers of its role whose snapshot is not current. Every change of what `view` reads adds
     #: this worker. Of pools there are no snapshots.
     stale_snapshots: dict[str, Worker] = field(init=False)
@@ -201,14 +206,21 @@ class Worker:
     @property
     def ready(self) -> bool:
         """Whether it may be given requests, or a pool blocks."""
-        return self.state is WorkerState.READY and not (self.drained or self.excluded)
+        barred = self.drained or self.excluded or self.asleep
+        return self.state is WorkerState.READY and not barred
+
+    @property
+    def asleep(self) -> bool:
+        return self.warm is not None and self.warm.asleep
 
     @property
     def availability(self) -> str:
         """Whether it may be given requests, and if not, why; for an operator."""
         if self.state is not WorkerState.READY or self.ready:
             return self.state.value
-        return "drained" if self.drained else "down"
+        if self.drained or self.excluded:
+            return "drained" if self.drained else "down"
+        return "warm"
 
     @property
     def display_state(self) -> str:
@@ -243,6 +255,19 @@ class Worker:
         if excluded is self.excluded:
             return False
         self.excluded = excluded
+        self._note_availability()
+        return True
+
+    def set_warm(self, warm: WarmState | None, now: float) -> bool:
+        """Takes what a Beat says. One that has just woken has been idle for no time. Returns
+        whether it fell asleep or woke."""
+        was, self.warm = self.asleep, warm
+        if self.wake_ordered is not None and self.wake_ordered[0] is not self.asleep:
+            self.wake_ordered = None
+        if was is self.asleep:
+            return False
+        self.idle_since = None if self.asleep else now
+        self.since = now
         self._note_availability()
         return True
 

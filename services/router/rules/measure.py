@@ -1,14 +1,23 @@
-"""The figures that admission reads between two Ticks, and the slow start of returned workers."""
+"""The figures that admission reads between two Ticks, the slow start of returned workers, and which
+warm workers are woken."""
 
 from __future__ import annotations
 
 import math
 
-from common.messages import Role
+from common.messages import Role, Wake
 from services.router.admission import gates
+from services.router.events import Action, Note, Send
+from services.router.fleet import warm_workers
+from services.router.fleet.warm_workers import WarmWorker
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
+from services.router.rules import admit
 from services.router.tables import Tables
+
+WAKE_ORDER_SECONDS = 2.0
+"""An order to wake or to sleep is repeated after this time, if the worker has not said since that
+it obeyed."""
 
 
 def measure(tables: Tables, now: float) -> None:
@@ -40,6 +49,56 @@ def ramp(tables: Tables, now: float) -> None:
     for worker in tables.workers.values():
         if worker.ramp_from is not None and worker.ready and worker.role is not Role.POOL:
             _ramp_worker(tables, worker, worker.ramp_from, now)
+
+
+def wake_workers(tables: Tables, now: float) -> list[Action]:
+    """At each Tick: orders one warm worker to wake or to sleep, if need be."""
+    warm = {w.name: w for w in tables.workers.values() if w.warm is not None and _may_wake(w)}
+    if not warm or tables.rebuilding or tables.draining:
+        return []
+    wanted = warm_workers.choose(
+        [_warm_worker(worker, now) for worker in warm.values()],
+        awake=tables.snapshots.totals(Role.DECODE).workers,
+        floor=tables.settings.floors.get(tables.model, 1),
+        queue_s=_queue_seconds(tables),
+        idle_max_s=tables.settings.warm_idle_ms / 1000,
+    )
+    if wanted is None:
+        return []
+    worker, ordered = warm[wanted.name], warm[wanted.name].wake_ordered
+    worker.wake_ordered = (wanted.on, now)
+    send = Send(worker.identity, Wake(on=wanted.on))
+    if ordered is not None and ordered[0] is wanted.on:
+        return [send]
+    event, what = ("worker.woken", "wakes") if wanted.on else ("worker.asleep", "sleeps again")
+    sentence = f"decode worker {worker.name} of {tables.model} {what}: {wanted.sentence}"
+    return [send, Note("info", event, sentence, {"worker": worker.name})]
+
+
+def _may_wake(worker: Worker) -> bool:
+    """Whether it would be ready if it were awake."""
+    return worker.state is WorkerState.READY and not (worker.drained or worker.excluded)
+
+
+def _warm_worker(worker: Worker, now: float) -> WarmWorker:
+    assert worker.warm is not None
+    ordered, idle = worker.wake_ordered, worker.idle_since
+    fresh = ordered is not None and now - ordered[1] < WAKE_ORDER_SECONDS
+    return WarmWorker(
+        worker.name,
+        worker.asleep,
+        waking=worker.asleep and fresh,
+        wake_s=worker.warm.wake_ms / 1000,
+        idle_s=0.0 if fresh or worker.held or idle is None else now - idle,
+    )
+
+
+def _queue_seconds(tables: Tables) -> float:
+    """How long a request like the oldest would wait behind all that waits; 0 = nothing does."""
+    oldest = next((attempt for attempt in tables.waiting if not attempt.abandoned), None)
+    if oldest is None or not tables.snapshots.totals(Role.DECODE).workers:
+        return 0.0
+    return admit.predicted(tables, oldest, tables.waiting.backlog()).wait
 
 
 def _capacity(decodes: list[Worker], memory: float, now: float) -> float:

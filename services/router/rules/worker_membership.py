@@ -219,6 +219,8 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
         return []
     actions = operator.confirm_drain(worker, message)
     actions += health_verdicts.update_verdict(tables, worker, message)
+    if worker.set_warm(message.warm, now) and worker.ready:
+        actions += _introduce(tables, worker)
     degradation_reports.record_beat(tables, worker, message, now)
     actions += _note_store(worker, message)
     _note_checkpoints(tables, worker, message)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from pathlib import Path
+
+import psutil
 
 from common.config import Config
 from common.engine.vllm.argument_check import untested
@@ -29,12 +32,14 @@ def check(config: Config, *, running: bool, gpus: int) -> list[Finding]:
         descriptors(config, hard_limit()),
     ]
     if running:
-        return [*findings, passed("fleet", "a fleet is running here; its ports are in use by it")]
+        there = passed("fleet", "a fleet is running here; its ports are in use by it")
+        total = psutil.virtual_memory().total
+        return [*findings, there, memory(config, total, on_gpus=gpus > 0)]
     gateway, health = config.gateway, config.health
     findings += [
         _port("gateway.port", gateway.host, gateway.port),
         _port("health.port", health.host, health.port),
-        _memory(config, on_gpus=gpus > 0),
+        memory(config, psutil.virtual_memory().available, on_gpus=gpus > 0),
     ]
     return findings
 
@@ -102,9 +107,16 @@ def _port(key: str, host: str, port: int) -> Finding:
     return passed(key, f"{host}:{port} is free")
 
 
-def _memory(config: Config, *, on_gpus: bool) -> Finding:
+def memory(config: Config, available: int, *, on_gpus: bool) -> Finding:
+    """The memory of all workers of the file together, in bytes `available` on this host: what is
+    free, or of a fleet that runs all there is."""
     try:
-        preflight.check_memory(config, on_gpus=on_gpus)
+        shares = preflight.check_memory(config, available, on_gpus=on_gpus)
     except BatonError as error:
         return failed("memory", "too little", error.message)
-    return passed("memory", "enough for the workers of the fleet file")
+    by_model: Counter[str] = Counter()
+    for share in shares:
+        by_model[share.model] += share.bytes
+    each = ", ".join(f"{model} {taken / preflight.GIB:.1f}" for model, taken in by_model.items())
+    total = f"{by_model.total() / preflight.GIB:.1f} of {available / preflight.GIB:.1f} GiB"
+    return passed("memory", f"the workers of the fleet file take about {total} ({each})")

@@ -54,6 +54,16 @@ function figures({ status, points, workers = [] }) {
   );
 }
 
+/** A row for each model, where there are several. */
+function models({ status }) {
+  const rows = status?.models ?? [];
+  at("by-model").hidden = rows.length < 2;
+  at("models").tBodies[0].replaceChildren(...rows.map((row) => make("tr", { "data-model": row.model }, ...[
+    row.model, row.ready ? row.closed || "ready" : `not serving: ${row.reason}`, count(row.prefill_ready), count(row.decode_ready),
+    `${row.active} / ${row.active_max}`, count(row.queued), row.drained_per_s === null ? "–" : count(row.drained_per_s), `${Math.round(row.kv_used * 100)} %`,
+  ].map((text) => make("td", { text })))));
+}
+
 const split = (text) => { const [value, unit = ""] = text.split(" "); return [value, unit]; };
 
 function gauge(label, share, text) {
@@ -68,7 +78,8 @@ function worker(row) {
   const head = make("header", {}, make("strong", { text: row.name }));
   const [state, why] = row.reason || !row.verdict ? [row.state, row.reason] : [row.verdict, row.verdict_reason];
   head.append(make("span", { class: "state", title: why, text: why ? `${state}: ${why}` : state }));
-  const card = make("li", { class: `worker ${row.role} ${kind}`, "data-worker": row.name }, head);
+  const card = make("li", { class: `worker ${row.role} ${kind}`, "data-worker": row.name, title: row.model }, head);
+  if (state?.status?.models?.length > 1) head.append(make("span", { class: "state", text: row.model }));
   if (row.state === "gone") return card;
   card.append(gauge("requests", row.requests / Math.max(1, row.requests_max), `${row.requests} / ${row.requests_max}`));
   if (row.role === "prefill") card.append(gauge("prompt", row.queued_tokens / 8192, `${count(row.queued_tokens)} tok`));
@@ -213,7 +224,7 @@ function events({ events: rows }) {
 function render(next) {
   state = next;
   heard = Date.now();
-  for (const part of [header, figures, fleet, charts, requests, pairs, queue, events]) part(next);
+  for (const part of [header, figures, models, fleet, charts, requests, pairs, queue, events]) part(next);
   document.body.dataset.rounds = String(Number(document.body.dataset.rounds ?? 0) + 1);
 }
 

@@ -54,6 +54,7 @@ def run(view: View, _: dict[str, Value]) -> Status:
         refused=dict(counts.refused),
         dropped={**counts.dropped, **view.shell_dropped},
         models=tuple(models),
+        decode_warm=sum(model.decode_warm for model in models),
     )
 
 
@@ -77,6 +78,7 @@ def _model(tables: Tables, now: float) -> ModelStatus:
         kv_used=round(admission.kv_used, 4),
         closed=admission.closed or "",
         estimates=tables.estimates.summary(),
+        decode_warm=sum(worker.availability == "warm" for worker in tables.workers.values()),
     )
 
 

@@ -60,6 +60,7 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         kv_address=worker.kv_address,
         incarnation=worker.incarnation,
         pid=worker.pid,
+        wake_ms=worker.warm.wake_ms if worker.warm is not None else 0.0,
     )
 
 

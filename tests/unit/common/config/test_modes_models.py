@@ -62,6 +62,23 @@ def test_a_fleet_with_one_model_names_it_nowhere() -> None:
     assert alone.of_worker(Role.DECODE, "d0").model.served_name == "b"
 
 
+def test_a_model_says_its_text_its_answers_length_and_its_prices_over_those_of_the_fleet() -> None:
+    coder = {"text": "light", "default_max_tokens": 64, "prices": {"decode": 3.0}}
+    config = changed(
+        models={"chat": {"path": "a/chat"}, "code": {"path": "a/code"} | coder},
+        gateway={"text": "vllm", "default_max_tokens": 512},
+        prices={"prefill": 1.0, "decode": 8.0, "currency": "EUR"},
+    )
+    chat, code = config.of_model("chat"), config.of_model("code")
+    assert (chat.gateway.text, chat.gateway.default_max_tokens) == ("vllm", 512)
+    assert (code.gateway.text, code.gateway.default_max_tokens) == ("light", 64)
+    assert (chat.prices.decode, code.prices.decode) == (8.0, 3.0)
+    assert (code.prices.prefill, code.prices.currency) == (1.0, "EUR")
+    assert config.of_worker(Role.DECODE, "d1") == code
+    with pytest.raises(ConfigError, match=r"^models.code.*'decoded'"):
+        changed(models={"chat": {}, "code": {"prices": {"decoded": 3.0}}})
+
+
 def test_engine_arguments_of_a_model_are_over_those_of_all_and_under_the_workers(
     tmp_path: Path,
 ) -> None:
@@ -112,3 +129,18 @@ def test_single_is_one_decode_worker_of_each_model() -> None:
     more = {"d0": {"model": "chat"}, "d1": {"model": "chat"}}
     with pytest.raises(ConfigError, match="single is exactly one decode worker"):
         changed(prefill={}, router={"mode": "single"}, decode=more)
+
+
+def test_a_decode_worker_may_be_warm_and_a_prefill_worker_may_not() -> None:
+    config = changed(decode={"d0": {"model": "chat"}, "d1": {"model": "code", "state": "warm"}})
+    assert [worker.state for worker in config.decode.values()] == ["active", "warm"]
+    with pytest.raises(ConfigError, match=r"^prefill.p1.state: only decode workers can be warm"):
+        changed(prefill={"p0": {"model": "chat"}, "p1": {"model": "code", "state": "warm"}})
+
+
+def test_a_floor_that_the_workers_of_the_model_cannot_reach_is_refused() -> None:
+    models = {"chat": {"path": "a/chat", "floor": 2}, "code": {"path": "a/code"}}
+    with pytest.raises(ConfigError, match=r"^models.chat.floor: 2 decode .* the file has 1 of it"):
+        changed(models=models)
+    decode = {name: {"model": "chat"} for name in ("d0", "d2")} | {"d1": {"model": "code"}}
+    assert changed(models=models, decode=decode).of_model("chat").model.floor == 2

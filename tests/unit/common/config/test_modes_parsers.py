@@ -49,3 +49,7 @@ def test_without_vllm_no_name_is_refused(names: dict[Any, tuple[str, ...]]) -> N
 def test_a_gateway_that_loads_no_parser_is_refused(names: object) -> None:
     with pytest.raises(ConfigError, match='"light" cannot parse reasoning'):
         from_mapping({"model": {"reasoning_parser": "qwen3"}, "gateway": {"text": "light"}})
+    with pytest.raises(ConfigError, match='"light" cannot parse reasoning'):
+        from_mapping({"model": {"reasoning_parser": "qwen3", "text": "light"}})
+    model = {"reasoning_parser": "qwen3", "text": "auto"}
+    assert from_mapping({"model": model, "gateway": {"text": "light"}}).model.text == "auto"

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.config import PricesConfig
+from common.config import Config, ModelConfig, PricesConfig
 from common.messages import Leg, RequestSummary
-from services.gateway.metrics import GatewayMetrics
+from services.gateway.metrics import GatewayMetrics, VllmNames
 from services.gateway.requests.counters import OTHER_KEYS, Counters
 from tests.unit.services.gateway.gate import Gate
 from tests.unit.services.router.scraped import scraped
@@ -31,8 +31,8 @@ def summary(**more: Any) -> RequestSummary:
     return msgspec.structs.replace(made, **more)
 
 
-def samples(gate: Gate, prices: PricesConfig) -> dict[tuple[str, ...], float]:
-    page = scraped(GatewayMetrics(gate.core, prices).collect())
+def samples(gate: Gate, config: Config) -> dict[tuple[str, ...], float]:
+    page = scraped(GatewayMetrics(gate.core, config).collect())
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(page)
@@ -41,34 +41,75 @@ def samples(gate: Gate, prices: PricesConfig) -> dict[tuple[str, ...], float]:
 
 
 def test_tokens_and_their_cost_by_key_and_phase(gate: Gate) -> None:
-    gate.core.counters.request_over(summary(), "k1")
+    gate.core.counters.request_over("m", summary(), "k1")
     prices = PricesConfig(prefill=2.0, cached=0.5, decode=8.0, currency="EUR")
-    found = samples(gate, prices)
-    tokens = {phase: found["baton_gateway_key_tokens_total", "k1", phase] for phase in PHASES}
+    found = samples(gate, Config(model=ModelConfig(name="m"), prices=prices))
+    key_tokens, key_cost = "baton_gateway_key_tokens_total", "baton_gateway_key_cost_total"
+    tokens = {phase: found[key_tokens, "k1", "m", phase] for phase in PHASES}
     assert tokens == {"prefill": 60.0, "cached": 40.0, "decode": 10.0}
-    cost = {phase: found["baton_gateway_key_cost_total", "EUR", "k1", phase] for phase in PHASES}
+    cost = {phase: found[key_cost, "EUR", "k1", "m", phase] for phase in PHASES}
     assert cost == {"prefill": 120e-6, "cached": 20e-6, "decode": 80e-6}
-    assert found["baton_gateway_ttft_seconds_count",] == 1.0
-    assert found["baton_gateway_ttft_seconds_bucket", "0.02"] == 0.0
-    assert found["baton_gateway_ttft_seconds_bucket", "0.04"] == 1.0
-    assert found["baton_gateway_request_seconds_sum",] == 0.2
-    assert found["baton_gateway_requests_total", "", "ended"] == 1.0
+    assert found["baton_gateway_ttft_seconds_count", "m"] == 1.0
+    assert found["baton_gateway_ttft_seconds_bucket", "0.02", "m"] == 0.0
+    assert found["baton_gateway_ttft_seconds_bucket", "0.04", "m"] == 1.0
+    assert found["baton_gateway_request_seconds_sum", "m"] == 0.2
+    assert found["baton_gateway_requests_total", "", "m", "ended"] == 1.0
+
+
+def test_each_model_has_its_counts_and_its_prices(gate: Gate) -> None:
+    models = {
+        "chat": ModelConfig(name="chat"),
+        "code": ModelConfig(name="code", prices={"decode": 3.0}),
+    }
+    gate.core.counters.request_over("code", summary(attempt=2), "k1")
+    prices = PricesConfig(prefill=2.0, cached=0.5, decode=8.0)
+    found = samples(gate, Config(model=models["chat"], models=models, prices=prices))
+    key_cost = "baton_gateway_key_cost_total"
+    cost = {phase: found[key_cost, "USD", "k1", "code", phase] for phase in PHASES}
+    assert cost == {"prefill": 120e-6, "cached": 20e-6, "decode": 30e-6}
+    assert not [key for key in found if key[0] == key_cost and "chat" in key]
+    for name, ended in (("chat", 0.0), ("code", 1.0)):
+        assert found["baton_gateway_ttft_seconds_count", name] == ended
+        assert found["baton_gateway_itl_seconds_count", name] == 0.0
+        assert found["baton_gateway_migrations_total", name, "resumed"] == ended
+        assert found["baton_gateway_live_requests", name] == 0.0
+
+
+def test_vllm_s_names_have_a_row_for_each_model(gate: Gate) -> None:
+    gate.core.counters.request_over("code", summary(), "k1")
+    page = scraped(VllmNames(gate.core, ["chat", "code"]).collect())
+    found = {
+        (sample.name, sample.labels["model_name"]): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+    for name, used in (("chat", 0), ("code", 1)):
+        assert found["vllm:prompt_tokens_total", name] == 100 * used
+        assert found["vllm:prompt_tokens_cached_total", name] == 40 * used
+        assert found["vllm:generation_tokens_total", name] == 10 * used
+        assert found["vllm:time_to_first_token_seconds_count", name] == used
+        assert found["vllm:num_requests_running", name] == 0
 
 
 def test_keys_are_bounded_and_nothing_is_lost() -> None:
     counters = Counters(keys_max=3)
     for number in range(10):
-        counters.request_over(summary(), f"k{number}")
-    assert set(counters.by_key) == {"k0", "k1", "k2", OTHER_KEYS}
-    assert sum(usage.output for usage in counters.by_key.values()) == 100
-    counters.request_over(summary(), "k1")
-    assert counters.by_key["k1"].output == 20
+        counters.request_over("m", summary(), f"k{number}")
+    by_key = counters.of_model("m").by_key
+    assert set(by_key) == {"k0", "k1", "k2", OTHER_KEYS}
+    assert sum(usage.output for usage in by_key.values()) == 100
+    counters.request_over("m", summary(), "k1")
+    assert by_key["k1"].output == 20
 
 
 def test_what_never_had_a_token_used_none_and_a_moved_one_is_counted() -> None:
     counters = Counters()
-    counters.request_over(summary(ttft_ms=0.0, completion_tokens=0, cached_tokens=0), "k")
-    assert (counters.by_key["k"].input, counters.ttft.count) == (0, 0)
-    counters.request_over(summary(attempt=2), "k")
-    counters.request_over(summary(attempt=3, outcome="failed", code="worker_lost"), "k")
-    assert counters.migrations == {"resumed": 1, "failed": 1}
+    unused = summary(ttft_ms=0.0, completion_tokens=0, cached_tokens=0)
+    counters.request_over("m", unused, "k")
+    counted = counters.of_model("m")
+    assert (counted.by_key["k"].input, counted.ttft.count) == (0, 0)
+    counters.request_over("m", summary(attempt=2), "k")
+    lost = summary(attempt=3, outcome="failed", code="worker_lost")
+    counters.request_over("m", lost, "k")
+    assert counted.migrations == {"resumed": 1, "failed": 1}

@@ -62,6 +62,15 @@ def test_roles_take_turns() -> None:
     assert in_turn(["p0", "p1", "p2"], ["d0"]) == ["p0", "d0", "p1", "p2"]
 
 
+def test_a_warm_worker_is_restarted_too_and_counts_as_one_that_could_serve() -> None:
+    bench = Bench("d1", "d0")
+    warm = bench.set("d1", state="warm", requests=0)
+    assert bench.observe() == [Drain(warm)]
+    bench.restarted("d1")
+    assert bench.observe(LIMITS.settle) == []
+    assert bench.observe() == [Drain(bench.workers["d0"])]
+
+
 def test_one_after_the_other_each_drained_first(bench: Bench) -> None:
     before = bench.workers["d0"]
     assert bench.observe() == [Drain(before)]

@@ -14,10 +14,12 @@ from common.messages import (
     Hello,
     Holding,
     Introduce,
+    Leg,
     Placed,
     Prefill,
     PrefixDelta,
     Refused,
+    RequestSummary,
     Role,
     Welcome,
 )
@@ -334,6 +336,29 @@ def test_rows_metrics_and_status_are_by_model() -> None:
     assert 'baton_router_model_queue_requests{model="code"} 1.0' in lines
     assert 'baton_router_model_workers_ready{model="chat",role="decode"} 1.0' in lines
     assert "baton_router_queue_requests 1.0" in lines
+
+
+def test_traffic_and_use_are_measured_by_model() -> None:
+    rig = two()
+    serve(rig, "r", "chat")
+    legs = (Leg("decode", 1, 200.0),)
+    summary = RequestSummary(
+        request_id="r", attempt=1, outcome="ended", legs=legs, completion_tokens=8
+    )
+    rig.receive("g0|1", summary)
+    rig.submit("s", model="code")
+    rig.tick(1.0, alive=("g0|1", *(f"{role}-{name}|1" for role in "pd" for name in NAMES)))
+    lines = scraped(RouterMetrics(lambda: view(rig)).collect()).splitlines()
+    for line in (
+        'baton_router_tokens_total{model="chat",phase="prefill"} 40.0',
+        'baton_router_tokens_total{model="chat",phase="decode"} 8.0',
+        'baton_router_tokens_total{model="code",phase="prefill"} 0.0',
+        'baton_router_phase_seconds_count{model="chat",phase="decode"} 1.0',
+        'baton_router_utilisation_ratio{model="chat",phase="prefill"} 0.0',
+        'baton_router_utilisation_ratio{model="code",phase="prefill"} 1.0',
+        'baton_router_worker_kv_used_ratio{model="code",role="decode",worker="d-code"} 0.001',
+    ):
+        assert line in lines, line
 
 
 def test_one_model_that_is_lost_leaves_the_fleet_ready() -> None:

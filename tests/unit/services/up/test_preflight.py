@@ -35,6 +35,19 @@ def test_memory_counts_what_stores_may_take() -> None:
         preflight.check_memory(config, int(2.4 * GIB))
 
 
+def test_what_a_worker_declares_counts_and_must_be_enough_for_it() -> None:
+    decode = {"d0": {"memory_mib": 3072}, "d1": {}}
+    config = from_mapping({"decode": decode})
+    shares = {share.path: share.bytes for share in preflight.check_memory(config, 5 * GIB)}
+    assert shares["decode.d0"] == 3 * GIB
+    assert 1.2 * GIB < shares["decode.d1"] < 1.6 * GIB
+    with pytest.raises(ConfigError, match=r"2 workers need about 4\.5 GiB, but 4\.0 GiB is free"):
+        preflight.check_memory(config, 4 * GIB)
+    small = from_mapping({"decode": {"d0": {"memory_mib": 1024}}})
+    with pytest.raises(ConfigError, match=r"^decode\.d0\.memory_mib: 1\.0 GiB, but it needs about"):
+        preflight.check_memory(small, 64 * GIB)
+
+
 def test_on_gpus_only_the_hosts_part_is_counted() -> None:
     preflight.check_memory(fleet("vllm", 2), int(2.5 * GIB), on_gpus=True)
 

@@ -39,7 +39,7 @@ def test_what_p_had_in_its_cache_counts_as_cached(late: bool) -> None:
     assert ending is not None
     assert ending.usage.cached == 1
     assert gate.summaries[-1].cached_tokens == 1
-    assert gate.core.counters.by_key[""].cached == 1
+    assert gate.core.counters.of_model("m").by_key[""].cached == 1
 
 
 def test_what_was_handed_over_is_paid_as_computed() -> None:
@@ -47,7 +47,7 @@ def test_what_was_handed_over_is_paid_as_computed() -> None:
     gate.do(Stepped(D0, [Delta("r", 1, 0, [65], cached_tokens=1, handed_over_tokens=1)]))
     ends(gate, 1)
     assert gate.summaries[-1].cached_tokens == 0
-    key = gate.core.counters.by_key[""]
+    key = gate.core.counters.of_model("m").by_key[""]
     assert (key.input, key.cached) == (2, 0)
 
 

@@ -39,8 +39,8 @@ def test_a_plain_request(gate: Gate) -> None:
     assert (summary.outcome, summary.code, summary.completion_tokens) == ("ended", "", 3)
     assert summary.ttft_ms == pytest.approx(500.0)
     assert summary.itl_ms_max == pytest.approx(400.0)
-    assert gate.core.counters.itl.count == 2
-    assert gate.core.counters.ttft.count == 1
+    assert gate.core.counters.of_model("m").itl.count == 2
+    assert gate.core.counters.of_model("m").ttft.count == 1
 
 
 def test_the_silence_of_a_lost_worker_is_recovery() -> None:
@@ -56,7 +56,7 @@ def test_the_silence_of_a_lost_worker_is_recovery() -> None:
     (summary,) = gate.summaries
     assert spans(summary)[-2:] == [("recovery", 1, 700.0), ("queue", 2, 100.0)]
     assert summary.outcome == "closed"
-    assert gate.core.counters.migrations == {"resumed": 0, "failed": 1}
+    assert gate.core.counters.of_model("m").migrations == {"resumed": 0, "failed": 1}
 
 
 def test_waiting_for_a_router_is_held() -> None:
@@ -94,4 +94,4 @@ def test_what_the_router_refuses_at_once_is_not_reported_to_it(gate: Gate) -> No
     gate.open()
     gate.do(FromRouter(Refused(code="queue_full", message="full", request_id="r", attempt=1)))
     assert gate.summaries == []
-    assert gate.core.counters.ends == {("failed", "queue_full"): 1}
+    assert gate.core.counters.of_model("m").ends == {("failed", "queue_full"): 1}

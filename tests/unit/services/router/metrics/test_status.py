@@ -55,4 +55,4 @@ def test_how_full_it_is() -> None:
     ):
         assert line in lines
     helped = [line for line in lines if line.startswith("# HELP")]
-    assert len(helped) == 8 + 7 + 3 + 6
+    assert len(helped) == 8 + 7 + 3 + 7

@@ -61,12 +61,12 @@ def test_the_scrape_has_phases_tokens_pairs_and_the_balance(rig: Rig) -> None:
     served(rig, KvReport(blocks=3, complete=True, messages=2, payload_bytes=3072, transfer_ms=4.0))
     page = scraped(RouterMetrics(lambda: View(rig.core.shared, rig.now, {})).collect())
     for line in (
-        'baton_router_phase_seconds_count{phase="decode"} 1.0',
-        'baton_router_tokens_total{phase="prefill"} 40.0',
-        'baton_router_tokens_total{phase="decode"} 8.0',
+        'baton_router_phase_seconds_count{model="model",phase="decode"} 1.0',
+        'baton_router_tokens_total{model="model",phase="prefill"} 40.0',
+        'baton_router_tokens_total{model="model",phase="decode"} 8.0',
         'baton_pair_bytes_total{decode="d0",prefill="p0"} 3072.0',
         'baton_pair_transfer_seconds_total{decode="d0",prefill="p0"} 0.004',
-        'baton_router_utilisation_ratio{phase="decode"} 0.0',
+        'baton_router_utilisation_ratio{model="model",phase="decode"} 0.0',
         "baton_router_workers_known 2.0",
     ):
         assert line in page.splitlines(), line

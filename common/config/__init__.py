@@ -21,5 +21,12 @@ from common.config.reading import (
 )
 from common.config.request_limits import RequestLimits
 from common.config.router import Mode, RemotePrefill, RouterConfig
-from common.config.sections import Config, FleetConfig, HealthConfig, ModelConfig, WorkerConfig
+from common.config.sections import (
+    AdapterConfig,
+    Config,
+    FleetConfig,
+    HealthConfig,
+    ModelConfig,
+    WorkerConfig,
+)
 from common.config.security import SecurityConfig

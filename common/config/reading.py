@@ -22,6 +22,7 @@ import msgspec
 from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_control, check_exposure, check_kv
 from common.config.modes import (
+    check_adapters,
     check_engines,
     check_mode,
     check_models,
@@ -29,7 +30,7 @@ from common.config.modes import (
     check_parsers,
     check_stores,
 )
-from common.config.sections import Config, FleetConfig, ModelConfig, WorkerConfig
+from common.config.sections import AdapterConfig, Config, FleetConfig, ModelConfig, WorkerConfig
 from common.engine.vllm.argument_check import check_arguments
 from common.errors import ConfigError
 from common.messages import Role
@@ -100,6 +101,9 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     for name, table in models.items() if isinstance(models, dict) else ():
         _convert(table, ModelConfig, f"models.{name}")
         table.setdefault("name", name)
+    adapters = raw.get("adapters", {})
+    for name, table in adapters.items() if isinstance(adapters, dict) else ():
+        _convert(table, AdapterConfig, f"adapters.{name}")
     config = _convert(raw, Config, "")
     if config.models:
         config = msgspec.structs.replace(config, model=next(iter(config.models.values())))
@@ -107,6 +111,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_control(config)
     check_names(config)
     check_models(config)
+    check_adapters(config)
     check_arguments(config)
     check_engines(config)
     check_kv(config)

@@ -21,6 +21,7 @@ History: 1 = first version.
 
 from common.messages.from_router import (
     Abort,
+    AdapterTold,
     Decode,
     Drain,
     Failed,
@@ -29,6 +30,7 @@ from common.messages.from_router import (
     HandOver,
     Introduce,
     Move,
+    OrderAdapter,
     Ping,
     Placed,
     Prefill,
@@ -36,11 +38,14 @@ from common.messages.from_router import (
     Refused,
     RouterToGateway,
     RouterToWorker,
+    ServedAdapter,
     Welcome,
 )
 from common.messages.kv_reports import KvCounts, KvHold, KvReport, KvSource, Ticket
 from common.messages.on_host import CanaryAnswer, CanaryOutcome, HealthVerdictUpdate
 from common.messages.parts import (
+    ADAPTERS_MAX,
+    AdapterStatus,
     Capacity,
     FinishReason,
     HealthVerdict,
@@ -70,6 +75,8 @@ from common.messages.to_router import (
     HOLDING_MAX,
     PREFIX_DELTA_HASHES_MAX,
     Abandoned,
+    AdapterDone,
+    AskAdapter,
     Beat,
     Cancel,
     DecodeStarted,

@@ -3,8 +3,7 @@ actions.
 
 Theory of operation: everything that happens (a dispatch, an abort, an engine batch, a lost gateway)
 becomes one event into the core, on the loop's thread, and the returned actions are carried out in
-order. The engine's `add` and `abort` must be awaited; they go through one queue and one task, so
-that an abort never overtakes its add. The core's table bounds that queue. The engine is opened
+order. The engine's `add` and `abort` must be awaited (`engine_commands.py`). The engine is opened
 before the loop starts and passed in. When it dies, the task `engine-events` raises and the process
 ends with status 1 and that name; a supervisor starts it again, and the router places elsewhere.
 """
@@ -26,6 +25,7 @@ from common.messages import (
     HOLDING_MAX,
     WIRE_VERSION,
     Abort,
+    AdapterDone,
     Beat,
     Decode,
     Drain,
@@ -36,6 +36,7 @@ from common.messages import (
     Leaving,
     Message,
     Move,
+    OrderAdapter,
     Ping,
     Prefill,
     Refused,
@@ -56,7 +57,6 @@ from common.worker.actions import (
     AddToEngine,
     Dispatched,
     DrainOver,
-    EngineRefused,
     Event,
     FrameDropped,
     GatewayGone,
@@ -65,6 +65,8 @@ from common.worker.actions import (
     ToRouter,
     WorkerCore,
 )
+from common.worker.adapters import AdapterOrders
+from common.worker.engine_commands import EngineCommands
 from common.worker.engine_watch import why_hung
 from common.worker.health_endpoints import HealthEndpoints
 from common.worker.kv_log import LinkLog, log_handoff
@@ -114,25 +116,25 @@ class Worker:
         self._gateways: Gateways | None = None
         self._routers: RouterLinks | None = None
         self._decoder: Decoder[RouterToWorker] = Decoder(RouterToWorker)
-        self._commands: asyncio.Queue[AddToEngine | AbortInEngine | HandOverKept] = asyncio.Queue()
+        self._commands = EngineCommands(engine, self.handle)
         self._idle = asyncio.Event()
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
-        self._health = HealthEndpoints(
-            engine, self._commands.put_nowait, clock, self._why_no_canary
-        )
+        self._health = HealthEndpoints(engine, self._commands.put, clock, self._why_no_canary)
         self._exposition = Exposition(
             config, role, name, WorkerMetrics(core, engine), routes=self._health.routes()
         )
         self._kv_reachability = KvReachability()
+        configured = config.model_adapters
+        self._adapters = AdapterOrders(configured, engine, self._report_adapter, log)
         self._draining = False
         self._engine_lost = False
         self._ran = False
         self._drained = False
 
     def _worker_config(self) -> WorkerConfig:
-        table = self._config.prefill if self._role is Role.PREFILL else self._config.decode
-        default = WorkerConfig(engine=self._config.engine, kv=self._config.kv)
-        return table.get(self._name, default)
+        config, prefills = self._config, self._role is Role.PREFILL
+        default = WorkerConfig(engine=config.engine, kv=config.kv)
+        return (config.prefill if prefills else config.decode).get(self._name, default)
 
     @property
     def stop_seconds(self) -> float:
@@ -159,6 +161,7 @@ class Worker:
         await self._exposition.start(tasks)
         tasks.start("engine-events", self._pump_events())
         tasks.start("engine-commands", self._run_commands())
+        tasks.start("adapters", self._adapters.run())
         tasks.start("engine-watch", self._watch_engine())
         tasks.start("engine-probe", self._probe_engine())
         tasks.start("beat", self._beat())
@@ -223,7 +226,7 @@ class Worker:
     def _carry_out(self, action: Action) -> None:
         match action:
             case AddToEngine() | AbortInEngine() | HandOverKept():
-                self._commands.put_nowait(action)
+                self._commands.put(action)
             case ToRouter():
                 self._to_router(action.message)
             case ToGateway():
@@ -248,6 +251,7 @@ class Worker:
             model=info.model,
             kv_address=info.kv_address,
             capacity=info.capacity,
+            adapters=self._engine.adapters(),
         )
         return [hello, STOPPING] if self._draining else [hello]
 
@@ -261,6 +265,8 @@ class Worker:
                 self._announce_attempt(link, message)
             elif isinstance(message, Abort | Move | HandOver):
                 self.handle(message)
+            elif isinstance(message, OrderAdapter):
+                self._adapters.order(message)
             elif isinstance(message, Drain):
                 self._drained = message.on
                 self._to_router(self._make_beat())
@@ -315,27 +321,11 @@ class Worker:
             self.handle(self._health.canary.batch_without_own(batch))
 
     async def _run_commands(self) -> None:
-        while True:
-            command = await self._commands.get()
-            if isinstance(command, AbortInEngine):
-                key = (command.request_id, command.attempt)
-                await self._engine.abort(*key, keep_tokens=command.keep_tokens)
-                continue
-            if isinstance(command, HandOverKept):
-                self._engine.hand_over(command.ticket, command.kept_attempt)
-                continue
-            request = command.request
-            try:
-                await self._engine.add(request)
-            except BatonError as error:
-                if error.code is Code.ENGINE_FAILED:
-                    self._engine_lost = True
-                    raise
-                if self._health.canary.on_refused(request.request_id, error.message):
-                    continue
-                self.handle(
-                    EngineRefused(request.request_id, request.attempt, error.code, error.message)
-                )
+        try:
+            await self._commands.run(self._health.canary)
+        except BatonError:
+            self._engine_lost = True
+            raise
 
     def _why_hung(self) -> str:
         config, load = self._worker_config(), self._engine.load()
@@ -368,11 +358,16 @@ class Worker:
         for delta in self._engine.prefix_cache_delta(whole=whole):
             self._to_router(delta)
 
+    def _report_adapter(self, done: AdapterDone) -> None:
+        self._to_router(self._make_beat())
+        self._to_router(done)
+
     def _make_beat(self) -> Beat:
         load = self._health.canary.load_without_own(
             self._engine.load(), empty=not self._core.active
         )
-        beat = Beat(load=load, drained=self._drained, health_verdict=self._health.verdict())
+        verdict, adapters = self._health.verdict(), self._engine.adapters()
+        beat = Beat(load=load, drained=self._drained, health_verdict=verdict, adapters=adapters)
         status = self._engine.kv_status()
         if status is None:
             return beat

@@ -152,6 +152,7 @@ class PrefillCore:
             source=message.source,
             cache_salt=event.body.cache_salt,
             images=event.body.images,
+            adapter=event.body.adapter,
         )
         return [AddToEngine(request)]
 

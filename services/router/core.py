@@ -17,6 +17,8 @@ from collections.abc import Callable
 from common.errors import Code
 from common.messages import (
     Abandoned,
+    AdapterDone,
+    AskAdapter,
     Beat,
     Cancel,
     DecodeStarted,
@@ -37,6 +39,7 @@ from common.messages import (
 )
 from services.router.events import (
     Action,
+    AdapterOrdered,
     DrainExpired,
     DrainStarted,
     Event,
@@ -127,6 +130,7 @@ class Core:
             actions += preempt.preempt(tables, now)
             actions += moves.move_streams(tables, now)
             actions += operator.drop_evicted(tables, now)
+            actions += operator.answer_late_orders(tables, now)
         actions += startup.open_queue(tables, now)
         if tables.changes.capacity and not tables.rebuilding:
             actions += place_queue.place_waiting(tables, now)
@@ -189,6 +193,8 @@ class Core:
                 actions += attempt_lifecycle.on_ended(tables, worker, message, now)
             case PrefixDelta():
                 actions += place_queue.on_prefix_delta(tables, worker, message)
+            case AdapterDone():
+                actions += operator.on_adapter_done(tables, worker, message)
             case PairTrouble():
                 actions += pair_reports.on_pair_trouble(tables, worker, message, now)
             case Holding():
@@ -216,6 +222,8 @@ class Core:
                 actions += attempt_lifecycle.on_abandoned(self._about(message), gateway, message)
             case Cancel():
                 actions += attempt_lifecycle.on_cancel(self._about(message), gateway, message, now)
+            case AskAdapter():
+                actions += operator.ask_adapter(shared, gateway, message, now)
             case Live():
                 actions += reconcile.reconcile_gateway(shared, gateway, message, now)
             case _:
@@ -266,6 +274,8 @@ class Core:
                 if attempt is None:
                     return []
                 return operator.evict_request(shared.models[attempt.model], event, now)
+            case AdapterOrdered():
+                return operator.order_adapter(shared, event, now)
             case LimitsChosen():
                 return operator.choose_limits(shared, event, now)
             case PolicyChosen():
@@ -315,6 +325,7 @@ class Core:
             reason=STOPPING if tables.draining else summary.reason,
             block_tokens=summary.block_tokens if tables.settings.prefixes else 0,
             restores=summary.restores,
+            adapters=summary.adapters,
         )
         if fleet == tables.fleet:
             return []

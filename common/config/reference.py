@@ -56,7 +56,7 @@ A fleet that serves one model has it in `[model]`. One that serves several has a
 `[decode.d0]` with `model = "NAME"`. Nothing that the router measures of one model counts for
 another, and the limits of `[router]` are for each model.
 
-A model may have LoRA adapters, `[adapters.NAME]`. Every worker of the model loads them at its start,
+A model may have LoRA adapters, `[adapters.NAME]`. Each of its workers loads them when it starts,
 and clients ask for one by its NAME.
 
 Units stand in the names: `_ms` milliseconds, `_s` seconds, `_bytes` bytes, `_mib` MiB. Lengths of

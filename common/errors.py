@@ -18,6 +18,7 @@ class Code(enum.StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     MODEL_NOT_FOUND = "model_not_found"
+    ADAPTER_NOT_HELD = "adapter_not_held"
     NOT_FOUND = "not_found"
     STREAM_GONE = "stream_gone"
     STREAM_CONFLICT = "stream_conflict"
@@ -73,6 +74,7 @@ _SERVER = "server_error"
 HTTP_MAPPINGS: dict[Code, HttpMapping] = {
     Code.INVALID_REQUEST: HttpMapping(400, _BAD, retryable=False),
     Code.MODEL_NOT_FOUND: HttpMapping(404, _BAD, retryable=False),
+    Code.ADAPTER_NOT_HELD: HttpMapping(503, _OVERLOADED, retryable=True),
     Code.NOT_FOUND: HttpMapping(404, _BAD, retryable=False),
     Code.STREAM_GONE: HttpMapping(410, _BAD, retryable=False),
     Code.STREAM_CONFLICT: HttpMapping(409, _BAD, retryable=False),

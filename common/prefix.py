@@ -2,8 +2,9 @@
 
 The hash of a block is xxh3_64 over the hash before it, the block's token ids, and the images that
 some of them stand for, so that equal hashes mean equal prompts up to there. The chain starts from
-the tenant's cache salt, so that tenants never share a hash. Gateways hash their prompts, workers
-hash what their engines hold, and the router matches the two. The hashes serve placement only: a
+the tenant's cache salt and the id of the LoRA adapter, so that neither tenants nor adapters ever
+share a hash. Gateways hash their prompts, workers hash what their engines hold, and the router
+matches the two. The hashes serve placement only: a
 collision, by chance or by malice, makes the router prefer a worker that holds nothing of the
 prompt, and has no other effect.
 """
@@ -22,9 +23,10 @@ HASHES_MAX = 512
 TOKEN_BYTES = 4
 
 
-def root(cache_salt: str | None) -> bytes:
+def root(cache_salt: str | None, adapter: str = "") -> bytes:
     """The hash to which the first block's hash is chained."""
-    return xxhash.xxh3_64_digest((cache_salt or "").encode(errors="surrogatepass"))
+    salt = xxhash.xxh3_64_digest((cache_salt or "").encode(errors="surrogatepass"))
+    return xxhash.xxh3_64_digest(salt + adapter.encode()) if adapter else salt
 
 
 def chain(
@@ -51,6 +53,7 @@ def prefix_hashes(
     block_tokens: int,
     cache_salt: str | None,
     images: Sequence[ImageFeatures] = (),
+    adapter: str = "",
 ) -> bytes:
     """The hashes of a prompt's leading whole blocks, `HASH_BYTES` each, at most `HASHES_MAX`. Empty
     if `block_tokens` is 0, which means unknown."""
@@ -58,7 +61,7 @@ def prefix_hashes(
         return b""
     head = memoryview(packed_ids)[: HASHES_MAX * block_tokens * TOKEN_BYTES]
     keys = _block_keys(images, block_tokens)
-    return b"".join(chain(head, block_tokens, root(cache_salt), keys))
+    return b"".join(chain(head, block_tokens, root(cache_salt, adapter), keys))
 
 
 def _block_keys(images: Sequence[ImageFeatures], block_tokens: int) -> list[bytes]:
@@ -79,8 +82,12 @@ def split(hashes: bytes) -> list[bytes]:
 
 
 def prompt_digest(
-    prompt_ids: bytes, cache_salt: str | None, images: Sequence[ImageFeatures] = ()
+    prompt_ids: bytes,
+    cache_salt: str | None,
+    images: Sequence[ImageFeatures] = (),
+    adapter: str = "",
 ) -> bytes:
-    """16 bytes that identify a whole packed prompt within its tenant."""
+    """16 bytes that identify a whole packed prompt within its tenant and for its adapter."""
     keys = b"".join(image_key(image.digest, image.offset) for image in images)
-    return hashlib.blake2b(root(cache_salt) + prompt_ids + keys, digest_size=16).digest()
+    start = root(cache_salt, adapter)
+    return hashlib.blake2b(start + prompt_ids + keys, digest_size=16).digest()

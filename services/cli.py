@@ -186,12 +186,13 @@ def _tool(command: str, arguments: list[str]) -> int:
 
 def _check(path: Path) -> int:
     from common.engine.vllm.argument_check import untested
-    from common.engine.vllm.model_check import check_model
+    from common.engine.vllm.model_check import check_adapter_files, check_model
 
     config = configuration.load(path)
     check_socket_paths(config)
     for model in config.served:
         check_model(config.of_model(model))
+        check_adapter_files(config.of_model(model))
     for sentence in untested(config):
         print(f"baton: warning: {sentence}", file=sys.stderr)
     pools = f", {len(config.pool)} pools" if config.pool else ""

@@ -23,6 +23,7 @@ from common.config.reading import (
 from common.config.request_limits import RequestLimits
 from common.config.router import Mode, RemotePrefill, RouterConfig
 from common.config.sections import (
+    AdapterConfig,
     Config,
     FleetConfig,
     HealthConfig,

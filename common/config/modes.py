@@ -9,6 +9,8 @@ from common.config.engine import EngineConfig
 from common.config.sections import Config, ModelConfig, WorkerConfig
 from common.engine.vllm.argument_table import KV_ARGUMENTS, TEXT_ARGUMENTS
 from common.errors import ConfigError
+from common.messages import ADAPTERS_MAX
+from common.model.adapters import why_no_name
 from common.model.parsers import REASONING, TOOL, known_parsers
 
 MODEL_CHARS_MAX = 64
@@ -62,6 +64,25 @@ def check_warm(config: Config) -> None:
         if here and model.floor > max(1, here.count(model)):
             sentence = f"{model.floor} decode workers, but the file has {here.count(model)} of it"
             raise ConfigError(f"{path}.floor", sentence)
+
+
+def check_adapters(config: Config) -> None:
+    """Raises ConfigError for an adapter with the name of a model, and for one of a model that the
+    file does not have. Its files are checked where the model's are (`model_check.py`)."""
+    models = config.models.values() or (config.model,)
+    taken = {name for model in models for name in (model.served_name, *model.aliases)}
+    known = ", ".join(config.models or config.served)
+    if len(config.adapters) > ADAPTERS_MAX:
+        raise ConfigError("adapters", f"has {len(config.adapters)}; a worker takes {ADAPTERS_MAX}")
+    for name, adapter in config.adapters.items():
+        fault = why_no_name(name)
+        if fault:
+            raise ConfigError(f"adapters.{name[:MODEL_CHARS_MAX]!r}", fault)
+        if name in taken:
+            raise ConfigError(f"adapters.{name}", "a model has this name, too; give it another")
+        if config.base_of(adapter) is None:
+            what = f"there is no model {adapter.base!r}" if adapter.base else "says no model"
+            raise ConfigError(f"adapters.{name}.base", f"{what} (there: {known})")
 
 
 def _workers(config: Config) -> list[tuple[str, WorkerConfig]]:

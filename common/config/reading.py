@@ -23,6 +23,7 @@ import msgspec
 from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_control, check_exposure, check_kv
 from common.config.modes import (
+    check_adapters,
     check_engines,
     check_mode,
     check_models,
@@ -33,6 +34,7 @@ from common.config.modes import (
     check_warm,
 )
 from common.config.sections import (
+    AdapterConfig,
     Config,
     FleetConfig,
     ModelConfig,
@@ -126,6 +128,9 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     for name, table in models.items() if isinstance(models, dict) else ():
         _convert(table, ModelConfig, f"models.{name}")
         table.setdefault("name", name)
+    adapters = raw.get("adapters", {})
+    for name, table in adapters.items() if isinstance(adapters, dict) else ():
+        _convert(table, AdapterConfig, f"adapters.{name}")
     config = _convert(raw, Config, "")
     if config.models:
         config = msgspec.structs.replace(config, model=next(iter(config.models.values())))
@@ -133,6 +138,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_control(config)
     check_names(config)
     check_models(config)
+    check_adapters(config)
     check_arguments(config)
     check_engines(config)
     check_kv(config)

@@ -26,7 +26,7 @@ from msgspec.inspect import (
     type_info,
 )
 
-from common.config.sections import Config
+from common.config.sections import AdapterConfig, Config
 from common.engine.vllm.argument_table import (
     KV_ARGUMENTS,
     OWN_KEYS,
@@ -61,6 +61,9 @@ A fleet that serves one model has it in `[model]`. One that serves several has a
 `[decode.d0]` with `model = "NAME"`. Nothing that the router measures of one model counts for
 another, and the limits of `[router]` are for each model.
 
+A model may have LoRA adapters, `[adapters.NAME]`. Each of its workers loads them when it starts,
+and clients ask for one by its NAME.
+
 Units stand in the names: `_ms` milliseconds, `_s` seconds, `_bytes` bytes, `_mib` MiB. Lengths of
 a prompt or of KV are in tokens. A name that ends in `_max` is a limit.
 """
@@ -86,7 +89,7 @@ def reference() -> str:
     """The whole page."""
     root = type_info(Config)
     assert isinstance(root, StructType)
-    return "\n".join([INTRODUCTION, *_sections_inside(root, ""), *_engine_arguments()])
+    return "\n".join([INTRODUCTION, *_sections_inside(root, ""), _adapters(), *_engine_arguments()])
 
 
 def key_sentences(section: type) -> dict[str, str]:
@@ -111,6 +114,13 @@ def _sections_inside(section: StructType, prefix: str) -> Iterator[str]:
             yield f"## `[{prefix}{field.name}]`\n\n{inspect.getdoc(field.type.cls)}\n"
             yield _table(field.type)
             yield from _sections_inside(field.type, f"{prefix}{field.name}.")
+
+
+def _adapters() -> str:
+    """The one table of the file that is no section and has keys of its own."""
+    section = type_info(AdapterConfig)
+    assert isinstance(section, StructType)
+    return f"## `[adapters.NAME]`\n\n{inspect.getdoc(AdapterConfig)}\n\n{_table(section)}"
 
 
 def _engine_arguments() -> Iterator[str]:

@@ -77,6 +77,17 @@ class ModelConfig(Section, frozen=True):
         return self.name or self.path.rstrip("/").rsplit("/", 1)[-1]
 
 
+class AdapterConfig(Section, frozen=True):
+    """A LoRA adapter, which clients ask for by its NAME as they do for a model."""
+
+    path: str
+    """Folder with `adapter_config.json` and `adapter_model.safetensors`, the same on each worker's
+    host."""
+    base: str = ""
+    """NAME of the model that it changes, where the file has `[models.NAME]`; empty is the only
+    one."""
+
+
 class HealthConfig(Section, frozen=True):
     """The health daemon of a host: probes, metrics and the dashboard."""
 
@@ -150,6 +161,8 @@ class Config(Section, frozen=True):
     model: ModelConfig = ModelConfig()
     models: dict[str, ModelConfig] = field(default_factory=dict)
     """The models of a fleet that serves several, in place of `[model]`: `[models.chat]`."""
+    adapters: dict[str, AdapterConfig] = field(default_factory=dict)
+    """The LoRA adapters with which workers start, one table for each name: `[adapters.NAME]`."""
     engine: EngineConfig = EngineConfig()
     kv: KvConfig = KvConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -208,6 +221,19 @@ class Config(Section, frozen=True):
     def model_of(self, worker: WorkerConfig | PoolConfig) -> ModelConfig:
         """The first model is that of a worker that names none."""
         return self.models[worker.model or next(iter(self.models))] if self.models else self.model
+
+    def base_of(self, adapter: AdapterConfig) -> ModelConfig | None:
+        """None: the file has no model of the name that it gives."""
+        if not self.models:
+            return self.model if adapter.base in ("", self.model.served_name) else None
+        if not adapter.base and len(self.models) == 1:
+            return self.model
+        return self.models.get(adapter.base)
+
+    @property
+    def model_adapters(self) -> dict[str, AdapterConfig]:
+        """Those of `model`, by name."""
+        return {n: one for n, one in self.adapters.items() if self.base_of(one) == self.model}
 
     def of_model(self, served_name: str) -> Config:
         """The same file, with `model` set to this one of its models, and with what the model says

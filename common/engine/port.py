@@ -22,6 +22,7 @@ import msgspec
 
 from common.kv.messages import KvDone, KvStatus
 from common.messages import (
+    AdapterStatus,
     Capacity,
     ImageFeatures,
     KvHolder,
@@ -64,6 +65,8 @@ class EngineRequest:
     holder: KvHolder | None = None
     #: Images of the prompt, by their offsets.
     images: tuple[ImageFeatures, ...] = ()
+    #: Id of the LoRA adapter with which it is computed; empty: none.
+    adapter: str = ""
 
     @property
     def key(self) -> str:
@@ -136,8 +139,9 @@ class Engine(Protocol):
         ...
 
     async def add(self, request: EngineRequest) -> None:
-        """Accepts the request; the engine is awake. Raises BatonError(INVALID_REQUEST |
-        CONTEXT_LENGTH_EXCEEDED) if the engine refuses it; no output follows then."""
+        """Accepts the request, and loads its adapter first if that is not in memory; the engine is
+        awake. Raises BatonError(INVALID_REQUEST | CONTEXT_LENGTH_EXCEEDED | ADAPTER_NOT_HELD) if
+        the engine refuses it; no output follows then."""
         ...
 
     async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
@@ -150,6 +154,19 @@ class Engine(Protocol):
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         """On D, what is or will be kept of this attempt of the ticket's request is for its D. Where
         nothing is, that D is told so at once. Never waits."""
+        ...
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        """The LoRA adapters that requests may name, and those that could not be loaded."""
+        ...
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Requests may name the adapter of these files from now on. Idempotent. Raises BatonError
+        with what is wrong with it."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """No new request may name it; what runs with it goes on. Raises BatonError(NOT_FOUND)."""
         ...
 
     def connect_kv(self, kv_address: str) -> None:

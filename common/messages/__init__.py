@@ -21,6 +21,7 @@ History: 1 = first version.
 
 from common.messages.from_router import (
     Abort,
+    AdapterTold,
     Decode,
     Drain,
     Failed,
@@ -30,6 +31,7 @@ from common.messages.from_router import (
     Introduce,
     Layout,
     Move,
+    OrderAdapter,
     Ping,
     Placed,
     Prefill,
@@ -38,6 +40,7 @@ from common.messages.from_router import (
     RouterToGateway,
     RouterToPool,
     RouterToWorker,
+    ServedAdapter,
     Wake,
     Welcome,
 )
@@ -52,6 +55,8 @@ from common.messages.kv_reports import (
 )
 from common.messages.on_host import CanaryAnswer, CanaryOutcome, HealthVerdictUpdate
 from common.messages.parts import (
+    ADAPTERS_MAX,
+    AdapterStatus,
     Capacity,
     FinishReason,
     HealthVerdict,
@@ -82,6 +87,8 @@ from common.messages.to_router import (
     HOLDING_MAX,
     PREFIX_DELTA_HASHES_MAX,
     Abandoned,
+    AdapterDone,
+    AskAdapter,
     Beat,
     Cancel,
     DecodeStarted,

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
 from common.messages.kv_reports import KvHolder, KvSource, Ticket
-from common.messages.parts import Message
+from common.messages.parts import ADAPTERS_MAX, Count, Message
+
+
+class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter with which a model can be asked for."""
+
+    #: As in `AdapterStatus`. No two have the same name.
+    id: str
+    path: str = ""
 
 
 class Welcome(Message, frozen=True):
@@ -53,6 +66,8 @@ class Fleet(Message, frozen=True):
     block_tokens: int = 0
     #: Whether all ready decode workers restore sampling state (`Capacity.restores`).
     restores: bool = False
+    #: The model's LoRA adapters that a decode worker has.
+    adapters: Annotated[tuple[ServedAdapter, ...], Meta(max_length=ADAPTERS_MAX)] = ()
 
 
 class Placed(Message, frozen=True):
@@ -88,6 +103,15 @@ class Failed(Message, frozen=True):
     #: A `Code`.
     code: str
     message: str
+
+
+class AdapterTold(Message, frozen=True):
+    """Router to gateway: what became of an `AskAdapter`."""
+
+    ask_id: Count
+    #: A `Code`; empty if all workers did it.
+    code: str = ""
+    message: str = ""
 
 
 class Introduce(Message, frozen=True):
@@ -187,6 +211,15 @@ class Wake(Message, frozen=True):
     on: bool = True
 
 
+class OrderAdapter(Message, frozen=True):
+    """Router to worker: load this LoRA adapter, or let it go. Answered by `AdapterDone`.
+    Idempotent."""
+
+    name: str
+    #: Folder of its files; empty: let it go. Requests that run with it go on.
+    path: str = ""
+
+
 class Abort(Message, frozen=True):
     """Router to P or D, or gateway to D on the stream socket: stop this attempt and free
     everything.
@@ -198,11 +231,22 @@ class Abort(Message, frozen=True):
     reason: str
 
 
-RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Prefilled | Failed
+RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Prefilled | Failed | AdapterTold
 """What a gateway decodes from a router."""
 
 RouterToWorker = (
-    Welcome | Refused | Ping | Introduce | Drain | Prefill | Decode | Abort | Move | HandOver | Wake
+    Welcome
+    | Refused
+    | Ping
+    | Introduce
+    | Drain
+    | Prefill
+    | Decode
+    | Abort
+    | Move
+    | HandOver
+    | Wake
+    | OrderAdapter
 )
 """What a worker decodes from a router."""
 

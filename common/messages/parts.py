@@ -13,6 +13,12 @@ from msgspec import Meta
 
 from common.blocks import KV_GROUPS_MAX, KvGroup
 
+#: Adapters of one worker, and what one says of itself.
+ADAPTERS_MAX = 128
+ADAPTER_CHARS_MAX = 128
+ADAPTER_PATH_CHARS_MAX = 1_024
+ADAPTER_ERROR_CHARS_MAX = 512
+
 Number = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 """The numbers that a router calculates with. They are neither infinite nor NaN, and no integer is
@@ -126,6 +132,21 @@ class HealthVerdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     #: Whether the worker should get nothing new; otherwise it gets what no other worker can take.
     down: bool = False
+
+
+class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter as a worker has it."""
+
+    #: `NAME@DIGEST` (`common.model.adapters`); the name alone if it cannot be served.
+    id: Annotated[str, Meta(max_length=ADAPTER_CHARS_MAX)]
+    #: Folder of its files.
+    path: Annotated[str, Meta(max_length=ADAPTER_PATH_CHARS_MAX)] = ""
+    #: Whether the engine has it in memory now; otherwise the next request loads it.
+    resident: bool = False
+    #: Milliseconds that it took to load last; 0 while it was not loaded.
+    load_ms: Number = 0.0
+    #: Why it cannot be served; empty if it can.
+    error: Annotated[str, Meta(max_length=ADAPTER_ERROR_CHARS_MAX)] = ""
 
 
 class HeldAttempt(msgspec.Struct, frozen=True, array_like=True):

@@ -98,6 +98,8 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     #: By their offsets, ascending. P and D get them alike: D needs their shapes in any case, and
     #: their pixels when a handoff fails.
     images: tuple[ImageFeatures, ...] = ()
+    #: Id of the LoRA adapter (`common.model.adapters`); empty: the model alone.
+    adapter: str = ""
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,10 @@ from msgspec import Meta
 from common.blocks import KV_GROUPS_MAX
 from common.messages.kv_reports import KvCheckpoint, KvCounts, KvHold, KvReport
 from common.messages.parts import (
+    ADAPTER_CHARS_MAX,
+    ADAPTER_PATH_CHARS_MAX,
+    ADAPTERS_MAX,
+    AdapterStatus,
     Capacity,
     Count,
     HealthVerdict,
@@ -29,6 +33,9 @@ from common.messages.request import KeyLimits
 HOLDING_MAX = 2_048
 #: Hashes in each list of one `PrefixDelta`.
 PREFIX_DELTA_HASHES_MAX = 8_192
+
+Adapters = Annotated[tuple[AdapterStatus, ...], Meta(max_length=ADAPTERS_MAX)]
+AdapterText = Annotated[str, Meta(max_length=ADAPTER_CHARS_MAX)]
 
 
 class Hello(Message, frozen=True):
@@ -54,6 +61,8 @@ class Hello(Message, frozen=True):
     stream_endpoint: str = ""
     #: Workers: what the engine can hold.
     capacity: Capacity | None = None
+    #: Workers: as in `Beat`.
+    adapters: Adapters = ()
 
 
 class Beat(Message, frozen=True):
@@ -77,6 +86,8 @@ class Beat(Message, frozen=True):
     health_verdict: HealthVerdict | None = msgspec.field(default=None, name="opinion")
     #: Whether it sleeps; None of a worker that never does.
     warm: WarmState | None = None
+    #: The LoRA adapters that the worker has, and those that it was told of and cannot serve.
+    adapters: Adapters = ()
 
 
 class Holding(Message, frozen=True):
@@ -158,6 +169,8 @@ class Submit(Message, frozen=True):
     prompt_digest: bytes = b""
     #: Whether no client reads its stream now (`Abandoned`).
     abandoned: bool = False
+    #: As in the body.
+    adapter: AdapterText = ""
 
 
 class Abandoned(Message, frozen=True):
@@ -177,6 +190,19 @@ class Cancel(Message, frozen=True):
     request_id: str
     attempt: Count
     reason: str
+
+
+class AskAdapter(Message, frozen=True):
+    """Gateway, for a client with an operator's key: all workers of a model are to load this LoRA
+    adapter, or to let it go. Answered by `AdapterTold`."""
+
+    #: Chosen by the gateway, for the answer.
+    ask_id: Count
+    name: AdapterText
+    #: Folder of its files on the workers' hosts; empty: let it go.
+    path: Annotated[str, Meta(max_length=ADAPTER_PATH_CHARS_MAX)] = ""
+    #: Name of the base model; empty: the only one, or the one that has the adapter.
+    model: str = ""
 
 
 class RequestSummary(Message, frozen=True, tag="Journey"):
@@ -255,6 +281,17 @@ class PrefixDelta(Message, frozen=True):
     medium: str = "engine"
 
 
+class AdapterDone(Message, frozen=True):
+    """A worker, in answer to `OrderAdapter`. Its Beats have the adapter from then on, or not. No
+    answer."""
+
+    name: AdapterText
+    #: As in the order.
+    path: str = ""
+    #: Why it was not done, else empty.
+    error: str = ""
+
+
 class PairTrouble(Message, frozen=True):
     """A worker: taking KV from this other one failed for good, or its digests mismatched. The
     router does not pair the two for a while. No answer."""
@@ -284,7 +321,9 @@ class Ended(Message, frozen=True):
     message: str = ""
 
 
-GatewayToRouter = Hello | Beat | Leaving | Live | Submit | Abandoned | Cancel | RequestSummary
+GatewayToRouter = (
+    Hello | Beat | Leaving | Live | Submit | Abandoned | Cancel | AskAdapter | RequestSummary
+)
 """What a router decodes from a gateway."""
 
 WorkerToRouter = (
@@ -297,6 +336,7 @@ WorkerToRouter = (
     | DecodeStarted
     | PairTrouble
     | PrefixDelta
+    | AdapterDone
     | Ended
 )
 """What a router decodes from a worker."""

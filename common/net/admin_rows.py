@@ -162,6 +162,26 @@ class KvLedger(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[KvWorkerRow, ...]
 
 
+class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter on one worker."""
+
+    adapter: str
+    #: Name of its base.
+    model: str
+    worker: str
+    role: str
+    #: `in memory`; `loaded`: the next request brings it back to memory; `failed`; or `waiting` for
+    #: the worker to carry out an order.
+    state: str
+    #: Of its files; empty unless it can be served.
+    digest: str
+    #: What loading it took last; 0 while it was not loaded.
+    load_ms: float
+    path: str
+    #: Why it cannot be served, else empty.
+    error: str
+
+
 class StoreRow(msgspec.Struct, frozen=True, kw_only=True):
     """One tier of a worker's store. What it counts are blocks, since the worker started."""
 

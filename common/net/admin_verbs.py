@@ -72,6 +72,7 @@ def _rows(default: int, most: int, what: str = "rows") -> Arg:
     return Arg("limit", f"{what} at most", default=default, least=1, most=most)
 
 
+ADAPTER_ACTIONS = ("list", "load", "unload")
 _WORKER = Arg("worker", "a worker's name, as `workers` lists it", None)
 _ALL = (
     AdminVerb(
@@ -142,6 +143,21 @@ _ALL = (
             Arg("limit", "holds at most", default=100, least=0, most=HOLDS_MAX),
         ),
         examples=("kv  # the oldest hold first", "kv p0"),
+    ),
+    AdminVerb(
+        "adapter",
+        "LoRA adapters by worker; load one on all workers of its base, or let it go",
+        (
+            Arg("action", "what to do", default="list", choices=ADAPTER_ACTIONS),
+            Arg("name", "the adapter's name, by which clients ask for it"),
+            Arg("path", "for load: the folder of its files, on each worker's host"),
+            Arg("model", "its base, where the fleet serves several models"),
+        ),
+        examples=(
+            "adapter  # which worker has which in memory",
+            "adapter load name=sql path=/srv/adapters/sql",
+            "adapter unload name=sql",
+        ),
     ),
     AdminVerb(
         "store",

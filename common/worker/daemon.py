@@ -26,6 +26,7 @@ from common.messages import (
     HOLDING_MAX,
     WIRE_VERSION,
     Abort,
+    AdapterDone,
     Beat,
     Decode,
     Drain,
@@ -36,6 +37,7 @@ from common.messages import (
     Leaving,
     Message,
     Move,
+    OrderAdapter,
     Ping,
     Prefill,
     Refused,
@@ -66,6 +68,7 @@ from common.worker.actions import (
     ToRouter,
     WorkerCore,
 )
+from common.worker.adapters import AdapterOrders
 from common.worker.engine_commands import EngineCommands
 from common.worker.engine_watch import why_hung
 from common.worker.health_endpoints import HealthEndpoints
@@ -103,14 +106,9 @@ class Worker:
         clock: Clock,
         log: Logger,
     ) -> None:
-        self._config = config
-        self._role = role
-        self._name = name
-        self._incarnation = incarnation
-        self._engine = engine
-        self._core = core
-        self._clock = clock
-        self._log = log
+        self._config, self._clock, self._log = config, clock, log
+        self._role, self._name, self._incarnation = role, name, incarnation
+        self._engine, self._core = engine, core
         self._link_log = LinkLog(log, self._worker_config().kv.transports)
         self.curve = open_curve(config, log)
         self._gateways: Gateways | None = None
@@ -131,15 +129,16 @@ class Worker:
             config, role, name, WorkerMetrics(core, engine), routes=self._health.routes()
         )
         self._kv_reachability = KvReachability()
+        self._adapters = AdapterOrders(config.model_adapters, engine, self._report_adapter, log)
         self._draining = False
         self._engine_lost = False
         self._ran = False
         self._drained = False
 
     def _worker_config(self) -> WorkerConfig:
-        table = self._config.prefill if self._role is Role.PREFILL else self._config.decode
-        default = WorkerConfig(engine=self._config.engine, kv=self._config.kv)
-        return table.get(self._name, default)
+        config, prefills = self._config, self._role is Role.PREFILL
+        default = WorkerConfig(engine=config.engine, kv=config.kv)
+        return (config.prefill if prefills else config.decode).get(self._name, default)
 
     @property
     def stop_seconds(self) -> float:
@@ -167,6 +166,7 @@ class Worker:
         await self._exposition.start(tasks)
         tasks.start("engine-events", self._pump_events())
         tasks.start("engine-commands", self._while_alive(self._commands.run()))
+        tasks.start("adapters", self._adapters.run())
         tasks.start("engine-watch", self._watch_engine())
         tasks.start("engine-probe", self._while_alive(self._engine.watch()))
         tasks.start("beat", self._beat())
@@ -256,6 +256,7 @@ class Worker:
             model=info.model,
             kv_address=info.kv_address,
             capacity=info.capacity,
+            adapters=self._engine.adapters(),
         )
         return [hello, STOPPING] if self._draining else [hello]
 
@@ -271,6 +272,8 @@ class Worker:
                 self.handle(message)
             elif isinstance(message, Wake):
                 self._commands.put(message)
+            elif isinstance(message, OrderAdapter):
+                self._adapters.order(message)
             elif isinstance(message, Drain):
                 self._drained = message.on
                 self._to_router(self._make_beat())
@@ -360,15 +363,18 @@ class Worker:
         for delta in self._engine.prefix_cache_delta(whole=whole):
             self._to_router(delta)
 
+    def _report_adapter(self, done: AdapterDone) -> None:
+        self._to_router(self._make_beat())
+        self._to_router(done)
+
     def _make_beat(self) -> Beat:
         load = self._health.canary.load_without_own(
             self._engine.load(), empty=not self._core.active
         )
+        verdict, warm = self._health.verdict(), self._commands.warm_state
+        adapters = self._engine.adapters()
         beat = Beat(
-            load=load,
-            drained=self._drained,
-            health_verdict=self._health.verdict(),
-            warm=self._commands.warm_state,
+            load=load, drained=self._drained, health_verdict=verdict, warm=warm, adapters=adapters
         )
         status = self._engine.kv_status()
         if status is None:

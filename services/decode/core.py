@@ -192,6 +192,7 @@ class DecodeCore:
             cache_salt=event.body.cache_salt,
             emitted=event.body.emitted,
             images=event.body.images,
+            adapter=event.body.adapter,
         )
         return [*actions, AddToEngine(request)]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from common.clock import Clock, SystemClock
 from common.config import Config, GatewayConfig
 from common.errors import BatonError, Code, ConfigError
-from common.messages import WIRE_VERSION, Fleet, Hello, Role
+from common.messages import WIRE_VERSION, AdapterTold, AskAdapter, Fleet, Hello, Role
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import model_folder
 from common.net.connection_limits import ConnectionLimits
@@ -39,6 +39,7 @@ from services.gateway.http.model_parts import ModelParts
 from services.gateway.http.server import HttpServer
 from services.gateway.http.stream_owners import StreamOwners
 from services.gateway.http.tls import open_certificate
+from services.gateway.links.adapter_asks import AdapterAsks
 from services.gateway.links.routers import RouterLinks
 from services.gateway.links.workers import WorkerLinks
 from services.gateway.metrics import GatewayMetrics, VllmNames
@@ -114,6 +115,7 @@ class Gateway:
         self._operators = Authenticator(operator_keys, log) if operator_keys else None
         metrics = GatewayMetrics(self._core, config)
         self._exposition = Exposition(config, Role.GATEWAY, name, metrics)
+        self._adapter_asks = AdapterAsks(self._ask_router)
         self._handled = _handled_request(Path(config.fleet.run_dir), name, log)
         self._http = self._server(config.gateway, StreamOwners(Path(config.fleet.run_dir), name))
         self._curve = open_curve(config, log)
@@ -141,6 +143,7 @@ class Gateway:
             config,
             lambda: self._exposition.text() + exposed(vllm_names),
             full_api=any(parts.full_api.is_served for parts in self._models.values()),
+            adapters=self._adapter_asks,
         )
         apis = {served: parts.full_api for served, parts in self._models.items()}
         parsed = frozenset(n for n, parts in self._models.items() if parts.parses_chats)
@@ -259,6 +262,14 @@ class Gateway:
             self._http.batcher.processed(len(event.deltas))
         elif isinstance(event, FromRouter) and isinstance(event.message, Fleet):
             self._on_fleet()
+        elif isinstance(event, FromRouter) and isinstance(event.message, AdapterTold):
+            self._adapter_asks.answered(event.message)
+
+    def _ask_router(self, message: AskAdapter) -> bool:
+        if self._router is None or not self._core.router_up:
+            return False
+        self._router.send(message)
+        return True
 
     def _on_fleet(self) -> None:
         for served, parts in self._models.items():

@@ -153,6 +153,7 @@ class PrefillCore:
             holder=message.holder,
             cache_salt=event.body.cache_salt,
             images=event.body.images,
+            adapter=event.body.adapter,
         )
         return [AddToEngine(request)]
 

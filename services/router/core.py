@@ -17,6 +17,8 @@ from collections.abc import Callable
 from common.errors import Code
 from common.messages import (
     Abandoned,
+    AdapterDone,
+    AskAdapter,
     Beat,
     Cancel,
     DecodeStarted,
@@ -37,6 +39,7 @@ from common.messages import (
 )
 from services.router.events import (
     Action,
+    AdapterOrdered,
     DrainExpired,
     DrainStarted,
     Event,
@@ -128,6 +131,7 @@ class Core:
             actions += preempt.preempt(tables, now)
             actions += moves.move_streams(tables, now)
             actions += operator.drop_evicted(tables, now)
+            actions += operator.answer_late_orders(tables, now)
         actions += startup.open_queue(tables, now)
         if tables.changes.capacity and not tables.rebuilding:
             actions += place_queue.place_waiting(tables, now)
@@ -169,7 +173,7 @@ class Core:
             return self._of_gateway(gateway, event, now)
         return worker_membership.reject_fenced(shared, peer, message)
 
-    def _of_worker(  # noqa: C901 - one line for each message
+    def _of_worker(  # noqa: C901, PLR0912 - one line for each message
         self, tables: Tables, worker: Worker, message: ToRouter, now: float
     ) -> list[Action]:
         """One rule for each message of a worker of this model."""
@@ -192,6 +196,8 @@ class Core:
                 actions += attempt_lifecycle.on_ended(tables, worker, message, now)
             case PrefixDelta():
                 actions += worker_membership.on_prefix_delta(tables, worker, message)
+            case AdapterDone():
+                actions += operator.on_adapter_done(tables, worker, message)
             case PairTrouble():
                 actions += pair_reports.on_pair_trouble(tables, worker, message, now)
             case Holding():
@@ -219,6 +225,8 @@ class Core:
                 actions += attempt_lifecycle.on_abandoned(self._about(message), gateway, message)
             case Cancel():
                 actions += attempt_lifecycle.on_cancel(self._about(message), gateway, message, now)
+            case AskAdapter():
+                actions += operator.ask_adapter(shared, gateway, message, now)
             case Live():
                 actions += reconcile.reconcile_gateway(shared, gateway, message, now)
             case _:
@@ -269,6 +277,8 @@ class Core:
                 if attempt is None:
                     return []
                 return operator.evict_request(shared.models[attempt.model], event, now)
+            case AdapterOrdered():
+                return operator.order_adapter(shared, event, now)
             case LimitsChosen():
                 return operator.choose_limits(shared, event, now)
             case PolicyChosen():
@@ -318,6 +328,7 @@ class Core:
             reason=STOPPING if tables.draining else summary.reason,
             block_tokens=summary.block_tokens if tables.settings.prefixes else 0,
             restores=summary.restores,
+            adapters=summary.adapters,
         )
         if fleet == tables.fleet:
             return []

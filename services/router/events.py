@@ -112,6 +112,17 @@ class RequestEvicted:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterOrdered:
+    """An operator lets the workers of a model load a LoRA adapter, or let it go."""
+
+    #: Name of the base model.
+    model: str
+    name: str
+    #: Folder of its files; empty = let it go.
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PairsCleared:
     """An operator lets pairs of workers hand KV over again."""
 
@@ -139,6 +150,7 @@ LocalEvent = (
     | WorkerEvicted
     | RequestMoved
     | RequestEvicted
+    | AdapterOrdered
     | PairsCleared
     | PromptsCleared
 )

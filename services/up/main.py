@@ -12,7 +12,7 @@ from common import config as configuration
 from common.clock import SystemClock
 from common.config import Config, Mode, default_run_dir
 from common.engine.vllm.argument_check import untested
-from common.engine.vllm.model_check import check_model
+from common.engine.vllm.model_check import check_adapter_files, check_model
 from common.errors import ConfigError
 from common.net.endpoints import check_socket_paths
 from common.process import lifecycle
@@ -212,6 +212,7 @@ def _prepare(
     preflight.check_port(config.health.host, config.health.port, "--health-port")
     for model in config.served:
         check_model(config.of_model(model))
+        check_adapter_files(config.of_model(model))
     preflight.check_memory(config, on_gpus=bool(gpus))
     return config, path, lock
 

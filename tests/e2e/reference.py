@@ -59,7 +59,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     With `alone` the prompts are asked one after the other.
     Beside what the module's head names, the answer says what the engine keeps: for each KV cache
     group its kind, number of layers, tokens of a block and of its window or chunk, and the bytes of
-    a block."""
+    a block. `adapters`: folders of LoRA adapters by name, null for none; the answer then has tokens
+    and margins by adapter."""
     from vllm import LLM, SamplingParams
 
     defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
@@ -71,6 +72,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         **defaults | question.get("engine", {}),
     )
     greedy = {"temperature": 0.0, "max_tokens": question["max_tokens"], "ignore_eos": True}
+    if "adapters" in question:
+        return _by_adapter(engine, question)
     inputs = [{"prompt_token_ids": prompt} for prompt in question["prompts"]]
     asked = question.get("asked") or [{}] * len(inputs)
     sampling = [SamplingParams(**greedy | one | {"logprobs": 2}) for one in asked]
@@ -90,6 +93,22 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "groups": [_group(group) for group in kept.kv_cache_groups],
         "block_bytes": kept.kv_cache_tensors[0].size // kept.num_blocks,
     }
+
+
+def _by_adapter(engine: Any, question: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    most = question["max_tokens"]
+    greedy = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, logprobs=2)
+    inputs = [{"prompt_token_ids": prompt} for prompt in question["prompts"]]
+    tokens, margins = {}, {}
+    for number, (name, path) in enumerate(question["adapters"].items(), 1):
+        adapter = LoRARequest(name, number, path) if path else None
+        made = engine.generate(inputs, greedy, lora_request=adapter, use_tqdm=False)
+        tokens[name] = [list(one.outputs[0].token_ids) for one in made]
+        margins[name] = [min(_gap(step) for step in one.outputs[0].logprobs) for one in made]
+    return {"by_adapter": tokens, "margins": margins}
 
 
 def _group(group: Any) -> list[Any]:

@@ -7,14 +7,15 @@ import asyncio
 from common.engine.port import Batch, EngineRequest
 from common.errors import BatonError, Code
 from common.kv.messages import KvStatus
-from common.messages import KvCounts, Load, PrefixDelta, Ticket
+from common.messages import AdapterStatus, KvCounts, Load, PrefixDelta, Ticket
 from tests.rigs.messages import engine_info
 
 
 class PlayedEngine:
     """`asked`: what it was asked, one line each. The test says its load (`now`), its `batches`, of
     which an error is its end, the news of its prefix cache and what the probe finds (`death`); with
-    `refuse` it takes no request, and without `sleeps` it stays awake."""
+    `refuse` it takes no request and no adapter, and without `sleeps` it stays awake. `held`: its
+    adapters."""
 
     def __init__(self, now: Load, *, seqs: int = 2, status: KvStatus | None = None) -> None:
         self.info = engine_info(seqs)
@@ -24,6 +25,7 @@ class PlayedEngine:
         self.death: asyncio.Queue[BatonError] = asyncio.Queue()
         self.refuse = ""
         self.sleeps = True
+        self.held: list[AdapterStatus] = []
         self.news: list[PrefixDelta] = []
         self.status = status or KvStatus(counts=KvCounts())
 
@@ -41,6 +43,19 @@ class PlayedEngine:
 
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         self.asked.put_nowait(f"hand {ticket.request_id}#{kept_attempt} over to {ticket.decode}")
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        return tuple(self.held)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        if self.refuse:
+            raise BatonError(Code.CONFIG_INVALID, self.refuse)
+        self.asked.put_nowait(f"load {name} from {path}")
+        self.held.append(AdapterStatus(id=f"{name}@{path}", path=path, resident=True))
+
+    async def unload_adapter(self, name: str) -> None:
+        self.asked.put_nowait(f"unload {name}")
+        self.held = [one for one in self.held if not one.id.startswith(f"{name}@")]
 
     def connect_kv(self, kv_address: str) -> None:
         self.asked.put_nowait(f"connect {kv_address}")

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import structlog
 
 from common.blocks import blocks_for
 from common.config import Config
+from common.engine.adapters import Adapter, AdapterTable
 from common.engine.fingerprint import fingerprint_of, parts_of
 from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key
 from common.engine.sim.model import SimKv, not_modelled
@@ -26,7 +29,8 @@ from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
-from common.messages import WIRE_VERSION, Capacity, Load, PrefixDelta, Role, Ticket
+from common.messages import WIRE_VERSION, AdapterStatus, Capacity, Load, PrefixDelta, Role, Ticket
+from common.model.adapters import RANK_MAX_DEFAULT
 from common.model.resolve import model_folder
 from common.security.open import kv_secrets_file
 from common.telemetry.log import Logger
@@ -34,6 +38,7 @@ from common.telemetry.rolling_p99 import RollingP99
 
 LAYERS = 2
 BLOCK_TOKENS = 128
+ADAPTER_SLOTS = 4
 MODEL_LEN = 8192
 
 
@@ -47,8 +52,11 @@ class SimEngine:
         service: KvService,
         wake: _Wake,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        adapters: AdapterTable,
     ) -> None:
         self._info = info
+        self._adapters = adapters
         self._core = core
         self._service = service
         self._wake = wake
@@ -99,17 +107,29 @@ class SimEngine:
                 f"the simulated engine does not model {beyond}; use engine.kind = 'vllm'",
                 param=beyond,
             )
+        if request.adapter:
+            await self._adapters.use(request.adapter, request.key)
         self._core.add(request)
         self._wake.set()
 
     async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
         key = engine_key(request_id, attempt)
+        self._adapters.release(key)
         if keep_tokens:
             self._service.keep((request_id, attempt), self._core.keep(key, keep_tokens))
         else:
             self._core.abort(key)
             self._service.release((request_id, attempt), "aborted by the daemon")
         self._wake.set()
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        return self._adapters.statuses()
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._adapters.add(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.remove(name)
 
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         self._service.hand_over(ticket, kept_attempt)
@@ -146,6 +166,9 @@ class SimEngine:
             if self._core.plan_step():
                 await self._step()
                 outputs, grown = self._core.finish_step()
+                for output in outputs:
+                    if output.finish_reason or output.error:
+                        self._adapters.release(output.key)
                 for sim_request in grown:
                     self._progress(sim_request)
                 done = self._handoffs()
@@ -199,6 +222,16 @@ class SimEngine:
     def _alive(self) -> None:
         if self._closed:
             raise BatonError(Code.ENGINE_FAILED, "the simulated engine is closed")
+
+
+class _NoLoading:
+    """An `AdapterLoader` that has nothing to load."""
+
+    async def load(self, adapter: Adapter) -> None:
+        del adapter
+
+    async def unload(self, adapter: Adapter) -> None:
+        del adapter
 
 
 class _Wake:
@@ -273,7 +306,24 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         restores=True,
     )
     info = EngineInfo(config.model.served_name, fingerprint, kv_address, capacity, parts)
-    return SimEngine(info, core, service, wake)
+    arguments = worker.engine.args
+    slots = arguments.get("max_loras", ADAPTER_SLOTS)
+    adapters = AdapterTable(
+        _NoLoading(),
+        _model_files(config),
+        rank_max=arguments.get("max_lora_rank", RANK_MAX_DEFAULT),
+        slots=max(slots, arguments.get("max_cpu_loras", slots)),
+        clock=time.monotonic,
+    )
+    return SimEngine(info, core, service, wake, adapters=adapters)
+
+
+def _model_files(config: Config) -> Path:
+    """An empty folder's name where the model has no files, which this engine does not need."""
+    try:
+        return model_folder(config)
+    except BatonError:
+        return Path(os.devnull)
 
 
 def _model_len(config: Config) -> int:

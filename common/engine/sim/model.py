@@ -1,11 +1,11 @@
 """KV content and tokens of the simulated model, as pure functions of the text so far.
 
 Theory of operation: the KV of a block is a pattern seeded by a hash of all tokens up to the block's
-end, so it depends on everything before it, as real KV does. The token at position p depends on the
-tokens before p, the seed, and the damage. The damage is the difference between the KV in memory and
-the KV that the prompt implies; it is 0 when they are equal. A handoff of the right bytes therefore
-continues the text exactly as a local prefill would, a resumed text continues as if never
-interrupted, and one wrong byte changes the output.
+end and of the adapter, so it depends on everything before it, as real KV does. The token at
+position p depends on the tokens before p, the adapter, the seed, and the damage. The damage is the
+difference between the KV in memory and the KV that the prompt implies; it is 0 when they are equal.
+A handoff of the right bytes therefore continues the text exactly as a local prefill would, a
+resumed text continues as if never interrupted, and one wrong byte changes the output.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def not_modelled(sampling: Sampling) -> str:
     return next((name for name, is_asked in asked.items() if is_asked), "")
 
 
-def block_seed(prompt: Sequence[int], end: int) -> int:
-    """The seed of the block that ends before token `end`."""
-    return xxhash.xxh3_64_intdigest(array("I", prompt[:end]).tobytes())
+def block_seed(prompt: Sequence[int], end: int, adapter: str = "") -> int:
+    """The seed of the block that ends before token `end`, computed with this adapter."""
+    return xxhash.xxh3_64_intdigest(adapter.encode() + array("I", prompt[:end]).tobytes())
 
 
 def block_content(seed: int, page_bytes: int, layer: int) -> NDArray[np.uint8]:
@@ -59,22 +59,27 @@ class SimKv:
         self._block_tokens = block_tokens
 
     def compute(
-        self, prompt: Sequence[int], block_ids: Sequence[int], first: int, end: int
+        self,
+        prompt: Sequence[int],
+        block_ids: Sequence[int],
+        first: int,
+        end: int,
+        adapter: str = "",
     ) -> None:
         """Writes blocks [first, end) of the prompt."""
         geometry = self.memory.geometry
         for at in range(first, end):
-            seed = block_seed(prompt, self._end(prompt, at))
+            seed = block_seed(prompt, self._end(prompt, at), adapter)
             for layer in range(geometry.layers):
                 page = self.memory.page(layer, block_ids[at])
                 page[:] = block_content(seed, geometry.page_bytes, layer)
 
-    def damage(self, prompt: Sequence[int], block_ids: Sequence[int]) -> int:
+    def damage(self, prompt: Sequence[int], block_ids: Sequence[int], adapter: str = "") -> int:
         """0 if these first blocks of the prompt hold what it implies."""
         geometry = self.memory.geometry
         result = 0
         for at, block in enumerate(block_ids):
-            seed = block_seed(prompt, self._end(prompt, at))
+            seed = block_seed(prompt, self._end(prompt, at), adapter)
             for layer in range(geometry.layers):
                 held = xxhash.xxh3_64_intdigest(self.memory.page(layer, block).tobytes())
                 due = xxhash.xxh3_64_intdigest(block_content(seed, geometry.page_bytes, layer).data)
@@ -88,8 +93,10 @@ class SimKv:
 class SimText:
     """The generated tokens of one request, one by one, in constant time each."""
 
-    def __init__(self, prompt: Sequence[int], seed: int | None, damage: int) -> None:
-        self._hash = xxhash.xxh3_64(array("I", prompt).tobytes())
+    def __init__(
+        self, prompt: Sequence[int], seed: int | None, damage: int, adapter: str = ""
+    ) -> None:
+        self._hash = xxhash.xxh3_64(adapter.encode() + array("I", prompt).tobytes())
         self._salt = (0 if seed is None else seed) ^ damage
 
     def next_token(self) -> int:

@@ -108,10 +108,11 @@ class SimCore:
             self.abort(key)
             return []
         prompt, sampling = sim_request.request.prompt_ids, sim_request.request.sampling
-        text = SimText(prompt, sampling.seed, 0)
+        text = SimText(prompt, sampling.seed, 0, sim_request.request.adapter)
         sequence = [*prompt, *(text.next_token() for _ in range(tokens - len(prompt)))]
         end = blocks_for(tokens - 1, self._block_tokens)
-        self._kv.compute(sequence, sim_request.blocks, len(prompt) // self._block_tokens, end)
+        first = len(prompt) // self._block_tokens
+        self._kv.compute(sequence, sim_request.blocks, first, end, sim_request.request.adapter)
         sim_request.dropped, sim_request.phase = True, Phase.PINNED
         return sim_request.blocks[:end]
 
@@ -246,15 +247,17 @@ class SimCore:
         received = blocks_for(sim_request.cached, self._block_tokens)
         first = max(received, sim_request.computed // self._block_tokens)
         sim_request.computed += tokens
-        self._kv.compute(prompt, sim_request.blocks, first, self.computed_blocks(sim_request))
+        end, adapter = self.computed_blocks(sim_request), sim_request.request.adapter
+        self._kv.compute(prompt, sim_request.blocks, first, end, adapter)
 
     def _prefilled(self, sim_request: SimRequest) -> None:
         sim_request.phase = Phase.DECODE
         if sim_request.request.role is Role.DECODE:
             prompt = sim_request.request.prompt_ids
             remote = sim_request.blocks[: blocks_for(sim_request.cached, self._block_tokens)]
-            damage = self._kv.damage(prompt, remote)
-            sim_request.text = SimText(prompt, sim_request.request.sampling.seed, damage)
+            damage = self._kv.damage(prompt, remote, sim_request.request.adapter)
+            seed, adapter = sim_request.request.sampling.seed, sim_request.request.adapter
+            sim_request.text = SimText(prompt, seed, damage, adapter)
 
     def _end_prefill(self, key: str, sim_request: SimRequest) -> Output:
         sim_request.phase = Phase.PINNED

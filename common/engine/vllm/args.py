@@ -27,6 +27,7 @@ from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
 from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION
+from common.model.adapters import RANK_MAX_DEFAULT
 from common.model.embedded import EMBEDDED_MODEL_NAME
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ HARMLESS_WARNINGS = (
     "vllm.distributed.kv_transfer.kv_connector.v1.base",
 )
 RESUME_SAMPLER = "common.engine.vllm.resume_sampler:ResumeSampler"
+#: Different adapters in one batch, unless the file says so.
+ADAPTER_SLOTS = 4
+ADAPTERS_IN_USE_MAX = 1_024
 PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
 #: Stretches of a weight file that the fingerprint covers. 64 scattered reads take a second of a
 #: disk at most.
@@ -101,6 +105,7 @@ def make_vllm_config(
     try:
         arguments = {**_defaults(config), **as_vllm_takes(engine.args)}
         arguments.pop("revision", None)  # `model` is that revision's folder
+        _adapter_capacity(arguments)
         args = EngineArgs(
             model=str(model),
             dtype=_dtype(config),
@@ -128,7 +133,7 @@ def make_vllm_config(
             args.enable_prefix_caching = False
             made = args.create_engine_config()
     except (ValueError, TypeError, AttributeError, OSError, RuntimeError, AssertionError) as error:
-        raise ConfigError("engine", _first_line(error)) from error
+        raise ConfigError("engine", first_line(error)) from error
     refuse_unsupported(made)
     if restores(made):
         others = made.model_config.logits_processors or []
@@ -179,7 +184,30 @@ def _dtype(config: Config) -> str:
 def _defaults(config: Config) -> dict[str, Any]:
     """Arguments that `engine.args` may override. The embedded model runs uncompiled, which starts
     in 4 s instead of 10 to 35."""
-    return {"enforce_eager": True} if is_eager(config) else {}
+    eager = {"enforce_eager": True} if is_eager(config) else {}
+    return {**eager, "enable_lora": bool(config.model_adapters)}
+
+
+def _adapter_capacity(arguments: dict[str, Any]) -> None:
+    """vLLM has room for all adapters that may be in use at once, so that it never lets one go by
+    itself; which stay is for `common.engine.adapters` to decide. What it does not use is free."""
+    if arguments["enable_lora"]:
+        arguments["max_loras"] = arguments.get("max_loras", ADAPTER_SLOTS)
+        arguments["max_cpu_loras"] = max(ADAPTERS_IN_USE_MAX, arguments["max_loras"])
+
+
+def rank_max(engine: EngineConfig) -> int:
+    """The highest rank of an adapter that its engine takes."""
+    return int(engine.args.get("max_lora_rank", RANK_MAX_DEFAULT))
+
+
+def adapter_slots(config: Config, engine: EngineConfig) -> int:
+    """How many adapters stay in the engine's memory; 0: it serves none."""
+    arguments = {**_defaults(config), **engine.args}
+    if not arguments["enable_lora"]:
+        return 0
+    slots = arguments.get("max_loras", ADAPTER_SLOTS)
+    return max(int(slots), int(arguments.get("max_cpu_loras", slots)))
 
 
 def is_eager(config: Config) -> bool:
@@ -305,7 +333,8 @@ def _kv_dtype_bytes(made: VllmConfig) -> int:
     return int(made.model_config.dtype.itemsize)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What is useful of an error of vLLM's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     useful = [line for line in lines if not line.startswith(("For further", "1 validation"))]
     return (useful or [type(error).__name__])[0]
@@ -313,5 +342,5 @@ def _first_line(error: Exception) -> str:
 
 def engine_failed(error: BaseException, cause: str = "") -> BatonError:
     """`cause` is the error of the engine's own process; empty if it reported none."""
-    reason = cause or _first_line(Exception(str(error)))
+    reason = cause or first_line(Exception(str(error)))
     return BatonError(Code.ENGINE_FAILED, f"the engine failed: {reason}")

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from common.model.adapters import RANKS
+
 #: Python types by the word that the tables use; a whole number is a number, too.
 KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -51,6 +53,9 @@ WORKS: dict[str, Works] = {
     "attention_backend": Works("str", "Kernels of attention; the fingerprint has it."),
     "disable_log_stats": Works("bool", "Switches the engine's own log of statistics off."),
     "enable_chunked_prefill": Works("bool", "Whether long prompts are computed in several steps."),
+    "enable_lora": Works(
+        "bool", "Serves LoRA adapters; the default is whether the file has any of the model."
+    ),
     "enforce_eager": Works("bool", "Runs uncompiled: a faster start, slower steps."),
     "generation_config": Works(
         "str",
@@ -74,9 +79,14 @@ WORKS: dict[str, Works] = {
     "long_prefill_token_threshold": Works(
         "int", "Tokens above which a prompt counts as long; 0 is none.", least=0
     ),
+    "max_cpu_loras": Works(
+        "int", "LoRA adapters that stay in a worker's memory; the default is `max_loras`.", least=1
+    ),
     "max_logprobs": Works(
         "int", "Most logprobs for each token that a request may ask for; -1 is all.", least=-1
     ),
+    "max_lora_rank": Works("int", "Highest rank of a LoRA adapter; the default is 16.", RANKS),
+    "max_loras": Works("int", "Different LoRA adapters in one batch; the default is 4.", least=1),
     "num_gpu_blocks_override": Works(
         "int", "KV blocks, instead of what fits `kv_cache_mib`.", least=1
     ),
@@ -161,7 +171,7 @@ _CONTEXT = "splits the KV of one token run over ranks, which no handoff knows; l
 _ONE_HOST = "a worker runs on one host; split it with tensor_parallel_size there"
 _POOLING = "Baton generates text; serve embeddings and scores with `vllm serve`"
 _SPECULATION = "use speculative_config, with the method ngram"
-_LORA = "neither router nor KV knows adapters; merge the adapter into the weights"
+_LORA = "adapters were tried without it; see `[adapters.NAME]`"
 _OFFLOADING = "vLLM takes one connector for KV, which is Baton's; raise [engine] kv_cache_mib"
 _FETCHING = "nothing is downloaded; fetch the model with `hf download` and name its folder"
 _TOKENIZER = "requests with grammars need the tokenizer in the engine; leave it out"
@@ -213,14 +223,10 @@ REFUSED: dict[str, Refused] = {
     "spec_model": Refused(_SPECULATION),
     "spec_tokens": Refused(_SPECULATION),
     "per_request_spec_decode_metrics": Refused(_SPECULATION, ("none",)),
-    "enable_lora": Refused(_LORA, (False,)),
     **dict.fromkeys(
         (
-            "max_loras",
-            "max_lora_rank",
             "default_mm_loras",
             "fully_sharded_loras",
-            "max_cpu_loras",
             "lora_dtype",
             "lora_target_modules",
             "enable_tower_connector_lora",

@@ -20,16 +20,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from common.blocks import KvGroup
+from common.engine.adapters import Adapter, AdapterTable, not_held
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
 from common.engine.probe import Probe
+from common.engine.vllm.adapter_loader import lora_request
 from common.engine.vllm.args import engine_failed
 from common.engine.vllm.images import engine_input
 from common.engine.vllm.kv_events import PrefixWatch
 from common.engine.vllm.sampling import logprobs_of, prompt_logprobs_of, sampling_params
-from common.errors import BatonError, Code
+from common.errors import BatonError, Code, ConfigError
 from common.kv.daemon_link.ranks import RankSideChannels
 from common.kv.messages import KvConnect, KvDone, KvHandOver, KvKeep, KvRelease, KvStatus
-from common.messages import FinishReason, Load, PrefixDelta, Role, Ticket
+from common.messages import AdapterStatus, FinishReason, Load, PrefixDelta, Role, Ticket
 from common.net.endpoints import KV_EVENTS
 from common.net.sockets import Socket
 from common.resume import lacking
@@ -61,8 +63,11 @@ class VllmEngine:
         side: RankSideChannels,
         events_address: str = "",
         clock: Callable[[], float] = time.monotonic,
+        *,
+        adapters: AdapterTable | None = None,
     ) -> None:
         self._info = info
+        self._adapters = adapters
         self._client = client
         self._processor = processor
         self._side = side
@@ -119,7 +124,12 @@ class VllmEngine:
                 "and at least one of output",
             )
         self._refuse_lost_state(request)
-        core_request = self._processed(request)
+        adapter = await self._used_adapter(request)
+        try:
+            core_request = self._processed(request, adapter)
+        except BatonError:
+            self._release_adapter(request)
+            raise
         if not self._active:
             self._stepped_at = self._clock()
         self._active[request.key] = replace(request, images=())
@@ -141,8 +151,20 @@ class VllmEngine:
             )
         if known is not None:
             await self._client.abort_requests_async([key])
+            self._release_adapter(known)
             if not self._active:
                 self._probe.on_requests_taken(self._stepped_at)
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        return self._adapters.statuses() if self._adapters is not None else ()
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        self._attach()
+        await self._adapter_table().add(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._attach()
+        await self._adapter_table().remove(name)
 
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         self._attach()
@@ -245,7 +267,26 @@ class VllmEngine:
             sentence = f"this engine cannot go on after {request.emitted} tokens without {what}"
             raise BatonError(Code.INVALID_REQUEST, sentence)
 
-    def _processed(self, request: EngineRequest) -> Any:
+    def _adapter_table(self) -> AdapterTable:
+        """Raises ConfigError where the engine serves no adapters."""
+        if self._adapters is None:
+            sentence = "this worker serves no adapters; set it to true and restart the worker"
+            raise ConfigError("engine.args.enable_lora", sentence)
+        return self._adapters
+
+    async def _used_adapter(self, request: EngineRequest) -> Adapter | None:
+        """Raises BatonError(ADAPTER_NOT_HELD | ENGINE_FAILED)."""
+        if not request.adapter:
+            return None
+        if self._adapters is None:
+            raise not_held(request.adapter)
+        return await self._adapters.use(request.adapter, request.key)
+
+    def _release_adapter(self, request: EngineRequest) -> None:
+        if request.adapter and self._adapters is not None:
+            self._adapters.release(request.key)
+
+    def _processed(self, request: EngineRequest, adapter: Adapter | None) -> Any:
         from vllm.exceptions import VLLMError
 
         ids = ids_to_compute(request, self._info.capacity.kv_groups)
@@ -255,6 +296,7 @@ class VllmEngine:
                 engine_input(ids, request),
                 sampling_params(request, resume_sampler=self._info.capacity.restores),
                 TASKS,
+                lora_request=lora_request(adapter) if adapter is not None else None,
             )
         except (VLLMError, ValueError, TypeError) as error:
             raise BatonError(Code.INVALID_REQUEST, str(error).splitlines()[0]) from error
@@ -290,6 +332,7 @@ class VllmEngine:
         tokens, stop_token = made.new_token_ids, -1
         if made.finish_reason is not None:
             del self._active[made.request_id]
+            self._release_adapter(request)
             finish, error = _ending(made, request.role)
             message = "the engine gave this request up" if error else ""
             if finish == FinishReason.STOP and tokens:

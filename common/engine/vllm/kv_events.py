@@ -44,7 +44,7 @@ class BlockStored(msgspec.Struct, tag=True):
     #: Tokens of one block.
     block_size: int
     medium: str | None = None
-    #: For each block what entered its hash besides tokens; for the first one the cache salt.
+    #: For each block what entered its hash besides tokens: an adapter, for the first one the salt.
     extra_keys: list[tuple[Any, ...] | None] | None = None
     #: The KV cache group, of which each has its own blocks for the same tokens.
     group_idx: int | None = None
@@ -76,6 +76,8 @@ class BlockKeys(NamedTuple):
     """What Baton knows of a block's extra keys."""
 
     salts: tuple[str, ...] = ()
+    #: Id of the LoRA adapter; empty: none.
+    adapter: str = ""
     #: As `common.prefix` has it.
     images: bytes = b""
 
@@ -198,11 +200,13 @@ class PrefixWatch:
         first, *others = keys or [BlockKeys()]
         if first is None or any(key is None or key.salts for key in others):
             return None
+        if any(key is not None and key.adapter != first.adapter for key in others):
+            return None
         if event.parent_block_hash is not None:
             return None if first.salts else self._ours.get(event.parent_block_hash)
         if len(first.salts) > 1:
             return None
-        return root(first.salts[0] if first.salts else None)
+        return root(first.salts[0] if first.salts else None, first.adapter)
 
     def _forget(self, theirs: Hash) -> None:
         ours = self._ours.pop(theirs, None)
@@ -256,14 +260,17 @@ def _split(joined: bytes, size: int) -> list[bytes]:
 
 
 def _keys_of(keys: tuple[Any, ...] | None) -> BlockKeys | None:
-    """A name is a salt, and a pair an image's digest and offset. None: there are other keys."""
-    salts, images = [], b""
+    """A name is a salt, a pair an image's digest and offset, and three names vLLM's word for an
+    adapter, its id and its path. None: there are other keys."""
+    salts, images, adapter = [], b"", ""
     for key in keys or ():
         match key:
             case str():
                 salts.append(key)
             case [str() as digest, int() as offset]:
                 images += image_key(digest, offset)
+            case ["lora", str() as adapter, str()]:
+                pass
             case _:
                 return None
-    return BlockKeys(tuple(salts), images)
+    return BlockKeys(tuple(salts), adapter, images)

@@ -16,6 +16,7 @@ from typing import Any
 from common.config import Config, EngineConfig
 from common.engine.vllm.kv_kinds import why_kv_stays
 from common.errors import ConfigError
+from common.model.adapters import RANK_MAX_DEFAULT, checked_adapter
 from common.model.architectures import why_not_served
 from common.model.checkpoint import check_tokenizer, check_weights, read_model_config
 from common.model.embedded import EMBEDDED_MODEL_NAME
@@ -43,6 +44,20 @@ def check_model(config: Config) -> None:
         check_weights(folder, str(config.model_args.get("load_format", "auto")))
     check_tokenizer(tokenizer_folder(config))
     _check_template(config.model.chat_template)
+
+
+def check_adapter_files(config: Config) -> None:
+    """Of the model's LoRA adapters, as each worker checks them when it loads them: it then serves
+    without those that cannot be loaded. Raises ConfigError for the first of these."""
+    workers = (*config.prefill.values(), *config.decode.values())
+    ranks = [
+        worker.engine.args.get("max_lora_rank", RANK_MAX_DEFAULT)
+        for worker in workers
+        if config.model_of(worker) == config.model
+    ]
+    for name, adapter in config.model_adapters.items():
+        rank_max = min(ranks, default=RANK_MAX_DEFAULT)
+        checked_adapter(name, adapter.path, model_folder(config), rank_max)
 
 
 def _check_architecture(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,19 @@ import msgspec
 
 from common.blocks import keeps_part
 from common.config import Config
+from common.engine.adapters import AdapterTable
 from common.engine.connector.metadata import PARAMS_KEY
 from common.engine.forking import nothing_to_collect
 from common.engine.port import EngineInfo
+from common.engine.vllm import lora_on_cpu
+from common.engine.vllm.adapter_loader import VllmAdapters
 from common.engine.vllm.args import (
+    adapter_slots,
     engine_failed,
     is_eager,
     make_vllm_config,
     prepare_process,
+    rank_max,
     tensor_parallel,
 )
 from common.engine.vllm.engine import VllmEngine
@@ -69,6 +75,8 @@ def open_vllm(
     events = kv_events_address(config, name) if worker.engine.publishes_kv_events else ""
     made = make_vllm_config(config, worker, model, setup, events)
     made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
+    if made.lora_config is not None and made.device_config.device_type == "cpu":
+        lora_on_cpu.install()
     progress("starting the engine")
     sockets = _sockets_in(engine_sockets(config, name))
     with nothing_to_collect(), collected_failures() as failures, sockets:
@@ -110,7 +118,16 @@ def open_vllm(
         capacity,
         setup["fingerprint_parts"],
     )
-    return VllmEngine(info, client, processor, side, events)
+    slots = adapter_slots(config, worker.engine)
+    adapters = AdapterTable(
+        VllmAdapters(client),
+        model,
+        rank_max=rank_max(worker.engine),
+        slots=slots,
+        clock=time.monotonic,
+    )
+    table = adapters if slots else None
+    return VllmEngine(info, client, processor, side, events, adapters=table)
 
 
 @contextlib.contextmanager

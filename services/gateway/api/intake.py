@@ -114,10 +114,13 @@ class Intake:
         request_id: str,
         deadline_ms: float,
         ignored: IgnoredFields,
+        adapter: str = "",
     ) -> RequestSpec:
-        """Raises BatonError for a client's mistake."""
+        """`adapter`: id of the one that the body asks for. Raises BatonError for a client's
+        mistake."""
         request = parse(kind, body, ignored)
-        self.check_model(request.model)
+        if not adapter:
+            self.check_model(request.model)
         context = await self._context()
         prompt_ids = self._prompt(request, context)
         sampling = self._sampling(request, len(prompt_ids), context)
@@ -150,6 +153,7 @@ class Intake:
             return_token_ids=bool(request.return_token_ids),
             session=hinted_session(request.session_id, request.prompt_cache_key),
             cache_salt=request.cache_salt or "",
+            adapter=adapter,
         )
 
     def check_model(self, model: str | None) -> None:

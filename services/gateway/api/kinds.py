@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from common.messages import ImageFeatures, PriorityClass, Sampling
+from common.model.adapters import name_of_adapter
 from services.gateway.streams.phase_timer import PhaseTimer
 
 
@@ -31,7 +32,7 @@ class RequestSpec:
     kind: Kind
     #: Unique in the fleet.
     request_id: str
-    #: The served name, as the answer repeats it.
+    #: The served name.
     model: str
     #: Unix seconds.
     created: int
@@ -69,6 +70,13 @@ class RequestSpec:
     traceparent: str = ""
     #: A client reads its answer when it is opened.
     attended: bool = True
+    #: Id of the LoRA adapter that is asked for; empty: none.
+    adapter: str = ""
+
+    @property
+    def asked_as(self) -> str:
+        """The model, or the adapter, as the answer repeats it."""
+        return name_of_adapter(self.adapter) or self.model
 
     @property
     def response_id(self) -> str:

@@ -101,7 +101,7 @@ def answer_body(
         "id": spec.response_id,
         "object": "chat.completion" if chat else "text_completion",
         "created": spec.created,
-        "model": spec.model,
+        "model": spec.asked_as,
         "choices": [choice],
         "usage": usage_object(ending.usage, spec.kind),
     }
@@ -113,15 +113,17 @@ def answer_body(
     return msgspec.json.encode(body)
 
 
-def models_body(name: str, root: str, created: int, max_model_len: int | None) -> dict[str, Any]:
-    """One entry of /v1/models. `root` and `max_model_len` are vLLM's fields; its benchmark takes
-    the tokenizer from `root`."""
+def models_body(
+    name: str, root: str, created: int, max_model_len: int | None, parent: str | None = None
+) -> dict[str, Any]:
+    """One entry of /v1/models. `root`, `parent` and `max_model_len` are vLLM's fields; its
+    benchmark takes the tokenizer from `root`. `parent`: of an adapter, the name of its base."""
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "baton",
         "root": root,
-        "parent": None,
+        "parent": parent,
         "max_model_len": max_model_len,
     }

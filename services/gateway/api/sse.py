@@ -36,7 +36,7 @@ class Template:
             "id": spec.response_id,
             "object": "chat.completion.chunk" if self._chat else "text_completion",
             "created": spec.created,
-            "model": spec.model,
+            "model": spec.asked_as,
         }
         head = b"data: " + _encode(about)[:-1]
         self._head = head

@@ -53,6 +53,8 @@ class ApiRequest:
     route: Route
     body: bytes
     origin: Origin
+    #: Id of the LoRA adapter that it asks for; empty: none.
+    adapter: str = ""
     #: Why it failed, once it did.
     error: BatonError | None = None
     #: Whether an engine has sent anything for it.

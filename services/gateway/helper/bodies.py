@@ -56,7 +56,8 @@ class BodyChecks:
 
     async def _check(self, api_request: ApiRequest, images: dict[str, bytes]) -> CheckedBody:
         context, route = await self._context(), api_request.route
-        job = ApiJob(api_request.body, context, route=route, images=images)
+        adapter = api_request.adapter
+        job = ApiJob(api_request.body, context, route=route, images=images, adapter=adapter)
         report = await self._pool.run(job, api_request.origin.caller.key_id)
         assert isinstance(report, ApiReport)
         return report.checked
@@ -72,6 +73,7 @@ class BodyChecks:
             request_id=api_request.origin.request_id,
             checked=checked.without_images,
             deltas=deltas,
+            adapter=api_request.adapter,
         )
         report = await self._pool.run(job, api_request.origin.caller.key_id)
         assert isinstance(report, ApiReport)

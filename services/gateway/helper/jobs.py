@@ -67,6 +67,8 @@ class PlainJob(_BodyJob, frozen=True, tag="plain", kw_only=True):
     kind: Kind
     request_id: str
     deadline_ms: float
+    #: Id of the LoRA adapter that the body asks for; empty: none.
+    adapter: str = ""
 
 
 class ShapeJob(_BodyJob, frozen=True, tag="shape", kw_only=True):
@@ -82,6 +84,8 @@ class ApiJob(_BodyJob, frozen=True, tag="api", kw_only=True):
     route: Route
     #: Images that were fetched for it, by URL.
     images: dict[str, bytes] = {}
+    #: As in `PlainJob`.
+    adapter: str = ""
 
     def limits(self, limits: RequestLimits) -> JobLimits:
         if not self._may_have_images:
@@ -109,6 +113,8 @@ class AnswerJob(_BodyJob, frozen=True, tag="answer", kw_only=True):
     checked: CheckedBody
     #: What the engines sent for each generation.
     deltas: dict[str, list[msgspec.Raw]]
+    #: As in `PlainJob`.
+    adapter: str = ""
 
     @property
     def is_slow(self) -> bool:

@@ -62,7 +62,8 @@ def _plain(config: Config, text: LightText, job: PlainJob) -> PlainReport:
     names: list[str] = []
     ignored = IgnoredFields(names.append, refuses=config.gateway.unknown_fields == "refuse")
     intake = Intake(config, text, SystemClock(), context)
-    work = intake.prepare(job.kind, job.body, job.request_id, job.deadline_ms, ignored)
+    about = (job.kind, job.body, job.request_id, job.deadline_ms)
+    work = intake.prepare(*about, ignored, job.adapter)
     return PlainReport(asyncio.run(work), names)
 
 
@@ -85,7 +86,7 @@ def vllm(config: Config) -> Work:
                 return ApiReport(_checked(checker, job))
             case AnswerJob():
                 checker.set_context(job.context)
-                about = ApiRequest(job.route, job.body, Origin(job.request_id))
+                about = ApiRequest(job.route, job.body, Origin(job.request_id), job.adapter)
                 written = asyncio.run(writer.answer(about, job.checked, job.deltas))
                 return ApiReport(CheckedBody(answer=written))
             case GrammarJob():
@@ -95,7 +96,7 @@ def vllm(config: Config) -> Work:
 
 
 def _checked(checker: Any, job: ApiJob) -> CheckedBody:
-    work = checker.check(job.route, job.body, job.context, job.images)
+    work = checker.check(job.route, job.body, job.context, job.images, job.adapter)
     checked: CheckedBody = asyncio.run(work)
     return checked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.config import Config
 from common.errors import BatonError, Code
@@ -15,7 +15,7 @@ from services.gateway.helper.jobs import INLINE_BYTES_MAX, PlainJob, PlainReport
 from services.gateway.http.served_model import ServedModel, asked_model
 from services.gateway.requests.core import Core
 from services.gateway.requests.events import Attended, Closed, Event, Opened
-from services.gateway.requests.refusals import draining
+from services.gateway.requests.refusals import RETRY_SOON_MS, draining
 from services.gateway.streams.answer import Answer, FailureListener, TokenStream
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import TextStream
@@ -25,6 +25,13 @@ from services.gateway.streams.stream import TextStream
 class Health:
     ready: bool
     reason: str = ""
+
+
+class Asked(NamedTuple):
+    """The model that a request asks for, and the id of its LoRA adapter; empty: none."""
+
+    model: ServedModel
+    adapter: str = ""
 
 
 class App:
@@ -45,32 +52,49 @@ class App:
         self.models = {model.name: model for model in models}
         self._by_name = {name: model for model in models for name in model.names}
 
-    def chosen(self, body: bytes, caller: Caller) -> ServedModel:
-        """The model that this body asks for. Raises BatonError(MODEL_NOT_FOUND)."""
+    def chosen(self, body: bytes, caller: Caller) -> Asked:
+        """What this body asks for. Raises BatonError(MODEL_NOT_FOUND | NO_CAPACITY)."""
         only = len(self._by_name) == 1 and caller.models is None
-        return next(iter(self.models.values())) if only else self._named(asked_model(body), caller)
+        model = next(iter(self.models.values()))
+        if only and not model.adapters and not self._config.adapters:
+            return Asked(model)
+        return self._named(asked_model(body), caller)
 
-    def _named(self, name: str | None, caller: Caller) -> ServedModel:
+    def _named(self, name: str | None, caller: Caller) -> Asked:
         """`name`: None where a request names none."""
         known = self._names(caller)
         if name is None and len(self.models) == 1:
             name = next(iter(self.models))
         if name in known:
-            return self._by_name[name]
+            return known[name]
         names = ", ".join(map(repr, known)) or "none for this key"
+        if name in self._config.adapters and (caller.models is None or name in caller.models):
+            sentence = f"no decode worker has the adapter {name!r} now; try again, or see its log"
+            raise BatonError(Code.NO_CAPACITY, sentence, retry_after_ms=RETRY_SOON_MS)
         what = "name a model" if name is None else f"the model {name[:96]!r} does not exist"
         sentence = f"{what}; this server serves {names}"
         raise BatonError(Code.MODEL_NOT_FOUND, sentence, param="model")
 
-    def _names(self, caller: Caller) -> list[str]:
-        """Of the models that this caller may ask for. A key that is limited to a model may use all
-        of its names."""
+    def _names(self, caller: Caller) -> dict[str, Asked]:
+        """What this caller may ask for, by name. A key that is limited to a model may use all names
+        of it, and of its adapters those that it is limited to, too."""
         allowed = caller.models
-        return [
-            name
+        names = {
+            name: Asked(model)
             for name, model in self._by_name.items()
             if allowed is None or not allowed.isdisjoint(model.names)
-        ]
+        }
+        for model in self.models.values():
+            for name, adapter in model.adapters.items():
+                if allowed is None or name in allowed:
+                    names.setdefault(name, Asked(model, adapter.id))
+        return names
+
+    def check_adapter_name(self, name: str) -> None:
+        """Of one that is to be loaded. Raises BatonError(INVALID_REQUEST)."""
+        if name in self._by_name:
+            sentence = f"a model has the name {name!r}; choose another for the adapter"
+            raise BatonError(Code.INVALID_REQUEST, sentence, param="lora_name")
 
     async def prepare(
         self,
@@ -85,11 +109,17 @@ class App:
         `INLINE_BYTES_MAX`."""
         if self._core.draining:
             raise draining()
-        model = self.chosen(body, caller)
+        model, adapter = self.chosen(body, caller)
         if len(body) <= INLINE_BYTES_MAX:
-            return await model.intake.prepare(kind, body, request_id, deadline_ms, ignored)
+            about = (kind, body, request_id, deadline_ms)
+            return await model.intake.prepare(*about, ignored, adapter)
         job = PlainJob(
-            body, await model.context(), kind=kind, request_id=request_id, deadline_ms=deadline_ms
+            body,
+            await model.context(),
+            kind=kind,
+            request_id=request_id,
+            deadline_ms=deadline_ms,
+            adapter=adapter,
         )
         report = await model.helpers.run(job, caller.key_id)
         assert isinstance(report, PlainReport)
@@ -157,5 +187,5 @@ class App:
 
     def card(self, name: str, caller: Caller) -> dict[str, Any]:
         """Raises BatonError(MODEL_NOT_FOUND)."""
-        cards = self._named(name, caller).cards()
+        cards = self._named(name, caller).model.cards()
         return next(card for card in cards if card["id"] == name)

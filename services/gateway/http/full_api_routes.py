@@ -60,15 +60,16 @@ class FullApiRoutes:
     def parses_chat(self, body: bytes, caller: Caller) -> bool:
         """Raises BatonError(MODEL_NOT_FOUND)."""
         return (
-            bool(self._parses_chats) and self._app.chosen(body, caller).name in self._parses_chats
+            bool(self._parses_chats)
+            and self._app.chosen(body, caller).model.name in self._parses_chats
         )
 
     async def answer(
         self, request: web.Request, route: Route, body: bytes, origin: Origin
     ) -> web.StreamResponse:
         """Raises BatonError before anything is written."""
-        api = await self._api(body, origin)
-        api_request = ApiRequest(route, body, origin)
+        api, adapter = await self._api(body, origin)
+        api_request = ApiRequest(route, body, origin, adapter)
         try:
             reply = await api.answer(api_request)
             if isinstance(reply, EventReply):
@@ -80,18 +81,19 @@ class FullApiRoutes:
         finally:
             api.end(api_request, "client gone")
 
-    async def _api(self, body: bytes, origin: Origin) -> LazyApi:
-        """That of the model that is asked for, once the fleet's longest sequence is known."""
-        model = self._app.chosen(body, origin.caller)
+    async def _api(self, body: bytes, origin: Origin) -> tuple[LazyApi, str]:
+        """That of the model that is asked for, once the fleet's longest sequence is known, and the
+        id of the LoRA adapter, if one is."""
+        model, adapter = self._app.chosen(body, origin.caller)
         await model.context()
-        return self._apis[model.name]
+        return self._apis[model.name], adapter
 
     async def write_to_sink(
         self, route: Route, body: bytes, origin: Origin, sink: StreamReplay
     ) -> None:
         """Writes the events of a resumable stream to `sink`. Raises BatonError before the first."""
-        api = await self._api(body, origin)
-        api_request = ApiRequest(route, body, origin, is_attended=lambda: sink.has_client)
+        api, adapter = await self._api(body, origin)
+        api_request = ApiRequest(route, body, origin, adapter, is_attended=lambda: sink.has_client)
         began = False
         try:
             reply = await api.answer(api_request)

@@ -41,10 +41,12 @@ TIMER = web.RequestKey("timer", PhaseTimer)
 CALLER = web.RequestKey("caller", Caller)
 IGNORED = web.RequestKey("ignored", IgnoredFields)
 CORS = web.RequestKey("cors", dict[str, str])
+#: Change what the fleet serves, so that nobody without an operator's key may.
+ADAPTER_ORDERS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 #: Need no key.
 OPEN = frozenset({"/health", "/live", "/ping"})
 #: Need an operator's key.
-OPERATORS = frozenset({"/metrics"})
+OPERATORS = frozenset({"/metrics", *ADAPTER_ORDERS})
 SERVER = "baton"
 JSON_TYPE = "application/json"
 
@@ -172,7 +174,8 @@ class Guard:
         request[CALLER] = (operators or self._authenticator).caller(
             headers.getall("Authorization", ()), headers.getall("x-api-key", ())
         )
-        if path in OPERATORS and operators is None and self._config.keys_file:
+        guarded = bool(self._config.keys_file) or path in ADAPTER_ORDERS
+        if path in OPERATORS and operators is None and guarded:
             sentence = f"{path} needs a key of gateway.operator_keys_file, which is not set"
             raise BatonError(Code.OPERATORS_ONLY, sentence)
 

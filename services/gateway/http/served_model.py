@@ -11,6 +11,8 @@ import msgspec
 from common.clock import Clock
 from common.config import Config
 from common.errors import BatonError, Code
+from common.messages import ServedAdapter
+from common.model.adapters import name_of_adapter
 from services.gateway.api.intake import Intake
 from services.gateway.api.response_bodies import models_body
 from services.gateway.helper.pool import HelperPool
@@ -57,11 +59,20 @@ class ServedModel:
         """The core knows the longest sequence that the fleet takes of it."""
         self._context_known.set()
 
-    def cards(self) -> list[dict[str, Any]]:
-        """Its entries of /v1/models, one for each of its names."""
+    @property
+    def adapters(self) -> dict[str, ServedAdapter]:
+        """The LoRA adapters that decode workers have, by name."""
         fleet = self._core.fleet_of(self.name)
-        known = fleet.max_model_len if fleet is not None else 0
-        return [models_body(name, self._root, self._created, known or None) for name in self.names]
+        found = fleet.adapters if fleet is not None else ()
+        return {name_of_adapter(adapter.id): adapter for adapter in found}
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Its entries of /v1/models, one for each of its names and of its adapters."""
+        fleet = self._core.fleet_of(self.name)
+        about = (self._created, (fleet.max_model_len if fleet is not None else 0) or None)
+        names = [models_body(name, self._root, *about) for name in self.names]
+        adapters = self.adapters.items()
+        return names + [models_body(n, one.path, *about, self.name) for n, one in adapters]
 
     async def context(self) -> int:
         """The longest sequence that the fleet takes of it, in tokens. Waits up to `router_wait_ms`

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 _TEXT_ONLY = "the fleet serves models that generate text"
 _STORED = "answers are not stored"
 _HALVES = "rendering and generating are not served apart; /tokenize renders a prompt"
-_ADAPTERS = "the fleet serves models without adapters"
 _ENGINE = "it concerns a single engine; `baton ctl` has what an operator needs"
 _WEIGHTS = "weights change with a rolling restart (`baton rollout`)"
 _DOCUMENT = "/docs and /openapi.json describe the API"
@@ -30,7 +29,6 @@ _BY_REASON: dict[str, str] = {
         POST /v1/completions/derender POST /inference/v1/generate
         POST /inference/v1/abort_requests
     """,
-    _ADAPTERS: "POST /v1/load_lora_adapter POST /v1/unload_lora_adapter",
     _ENGINE: """
         GET /kv_event_sources GET /tokenizer_info GET /server_info POST /scale_elastic_ep
         POST /is_scaling_elastic_ep POST /start_profile POST /stop_profile POST /sleep

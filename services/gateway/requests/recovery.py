@@ -19,6 +19,7 @@ from common.resume import lacking
 MOVABLE = frozenset(
     {
         Code.WORKER_LOST,
+        Code.ADAPTER_NOT_HELD,
         Code.ENGINE_FAILED,
         Code.KV_TRANSFER_FAILED,
         Code.PREEMPTED,

@@ -48,4 +48,5 @@ def with_last_known(fleet: Fleet, before: Fleet) -> Fleet:
         model=fleet.model,
         reason=fleet.reason,
         restores=before.restores,
+        adapters=before.adapters,
     )

@@ -153,12 +153,14 @@ class LiveRequest:
         journal, spec, caller = self.stream.journal, self.spec, self.caller
         salt = caller.salted(spec.cache_salt)
         ids = [*journal.prompt_ids, *journal.emitted]
+        named_by = (salt, spec.images, spec.adapter)
         body = RequestBody(
             prompt_ids=pack_ids(ids),
             sampling=remaining_sampling(spec.sampling, len(journal.emitted)),
             cache_salt=salt,
             emitted=len(journal.emitted),
             images=spec.images,
+            adapter=spec.adapter,
         )
         submit = Submit(
             request_id=spec.request_id,
@@ -176,8 +178,9 @@ class LiveRequest:
             left=self.left_worker,
             moved_from=self.moved_from,
             abandoned=self.abandoned,
-            prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), salt, spec.images),
+            prompt_digest=prompt_digest(pack_ids(journal.prompt_ids), *named_by),
             resumable=recovers and not resume_obstacle(spec.sampling, 1, fleet),
-            prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, salt, spec.images),
+            prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, *named_by),
+            adapter=spec.adapter,
         )
         return submit, body

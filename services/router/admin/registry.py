@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.router.admin.verb import Run
 from services.router.admin.verbs import (
+    adapter,
     drain,
     events,
     evict,
@@ -18,13 +19,13 @@ from services.router.admin.verbs import (
     quarantine,
     reload,
     requests,
-    resume,
     status,
     store,
     workers,
 )
 
 RUN: dict[str, Run] = {
+    "adapter": adapter.run,
     "drain": drain.run,
     "events": events.run,
     "evict": evict.run,
@@ -39,7 +40,7 @@ RUN: dict[str, Run] = {
     "quarantine": quarantine.run,
     "reload": reload.run,
     "requests": requests.run,
-    "resume": resume.run,
+    "resume": drain.resume,
     "status": status.run,
     "store": store.run,
     "workers": workers.run,

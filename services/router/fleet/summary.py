@@ -6,11 +6,12 @@ changes: when a fleet of thousands joins, it runs thousands of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from common.blocks import KvGroup, kv_need
-from common.messages import Capacity, Role
+from common.messages import ADAPTERS_MAX, Capacity, Role, ServedAdapter
+from common.model.adapters import name_of_adapter
 from services.router.placement.types import ResourceRequest
 from services.router.records.worker import Worker
 
@@ -47,6 +48,8 @@ class FleetSummary(NamedTuple):
     block_tokens: int
     #: Whether all decode workers, ready or not, can continue a stream exactly.
     restores: bool
+    #: The LoRA adapters that they have, by name, each name once.
+    adapters: tuple[ServedAdapter, ...]
 
 
 def summarize(workers: Iterable[Worker]) -> FleetSummary:
@@ -54,6 +57,7 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
     ready: Worker | None = None
     states: dict[str, int] = {}
     first: dict[Capacity, Worker] = {}
+    adapters: dict[ServedAdapter, int] = {}
     for worker in workers:
         if worker.role is not Role.DECODE:
             prefill_ready += worker.ready and worker.role is Role.PREFILL
@@ -66,6 +70,10 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
             decode_ready += 1
             ready = ready or worker
         first.setdefault(worker.capacity, worker)
+        for status in worker.adapter_statuses:
+            if not status.error:
+                served = ServedAdapter(status.id, status.path)
+                adapters[served] = adapters.get(served, 0) + 1
     limits = [
         DecodeLimits(of.max_model_len, worker.kv_tokens_max, of.block_tokens, of.kv_groups)
         for of, worker in first.items()
@@ -77,7 +85,17 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
         decode_limits=tuple(dict.fromkeys(limits)),
         block_tokens=_block_of_prefixes(ready.capacity) if ready else 0,
         restores=bool(first) and all(capacity.restores for capacity in first),
+        adapters=_one_of_each_name(adapters),
     )
+
+
+def _one_of_each_name(holders: Mapping[ServedAdapter, int]) -> tuple[ServedAdapter, ...]:
+    """Of several files under one name, those that most workers have. `holders`: how many have
+    each."""
+    by_name: dict[str, ServedAdapter] = {}
+    for adapter in sorted(holders, key=lambda one: (holders[one], one.id, one.path)):
+        by_name[name_of_adapter(adapter.id)] = adapter
+    return tuple(by_name[name] for name in sorted(by_name))[:ADAPTERS_MAX]
 
 
 def _block_of_prefixes(capacity: Capacity) -> int:

@@ -39,10 +39,12 @@ def decide(context: PlacementContext, decode: WorkerView, prefills: Views) -> Pr
     if reason:
         return PrefillDecision((), f"local prefill: {reason}")
     prompt, fingerprint = context.request.prompt_tokens, decode.fingerprint
+    adapter = context.request.adapter
     able = [
         view
         for view in prefills
         if view.fingerprint == fingerprint
+        and view.has(adapter)
         and prompt < view.max_model_len
         and (view.kv_need(prompt, computes=True) if view.kv_groups else prompt)
         <= view.kv_tokens_max
@@ -69,6 +71,8 @@ def decide(context: PlacementContext, decode: WorkerView, prefills: Views) -> Pr
 def _none_able(context: PlacementContext, decode: WorkerView, prefills: Views) -> str:
     if all(view.fingerprint != decode.fingerprint for view in prefills):
         return explain_mismatch(decode, prefills)
+    if not any(view.has(context.request.adapter) for view in prefills):
+        return "no ready prefill worker has its adapter"
     prompt = context.request.prompt_tokens
     return f"{prompt} prompt tokens are more than any ready prefill worker can hold"
 

@@ -29,6 +29,8 @@ class ResourceRequest(NamedTuple):
     local_reason: str = ""
     #: Hashes of the prompt's leading whole blocks (`common.prefix`); dropped once it is placed.
     prefix: tuple[bytes, ...] = ()
+    #: Id of the LoRA adapter, which its workers must have; empty = none.
+    adapter: str = ""
 
     @property
     def total_tokens(self) -> int:
@@ -72,6 +74,13 @@ class WorkerView(NamedTuple):
     kv_groups: tuple[KvGroup, ...] = ()
     #: Blocks of its store that others may pull; 0 = it neither gives nor gets any.
     pull_blocks: int = 0
+    #: The LoRA adapters that it has, by id, each with the seconds that it takes to load it; 0 = it
+    #: is in memory.
+    adapters: Mapping[str, float] = {}
+
+    def has(self, adapter: str) -> bool:
+        """Whether it can serve a request for this adapter, or for none."""
+        return not adapter or adapter in self.adapters
 
     def kv_need(self, tokens: int, *, computes: bool = False) -> int:
         """KV tokens, in whole blocks, that a sequence of so many tokens occupies. `computes`: its
@@ -208,6 +217,7 @@ class WaitFor(enum.Enum):
     SLOT = "a free decode slot"
     KV = "free KV blocks on a decode worker"
     PREFILL = "a free prefill worker"
+    ADAPTER = "a decode worker that has its adapter"
     TRIAL = "a decode worker of its own, because workers died with its prompt"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from common.identity import AttemptKey
 from common.messages import (
+    AdapterStatus,
     Beat,
     Capacity,
     HealthVerdict,
@@ -19,6 +20,7 @@ from common.messages import (
     WarmState,
 )
 from services.router.placement.types import WorkerView
+from services.router.records.adapters import HeldAdapters, held_adapters
 from services.router.records.attempt import Attempt
 from services.router.records.states import AWAY, WORKER_TABLE, WorkerEvent, WorkerState, next_state
 
@@ -143,6 +145,9 @@ class Worker:
     introduced: dict[str, float] = field(default_factory=dict)
     #: What the health daemon of its host has against it; None = nothing.
     health_verdict: HealthVerdict | None = None
+    #: The LoRA adapters that it has, as it reported them, and as placement reads them.
+    adapter_statuses: tuple[AdapterStatus, ...] = ()
+    adapters: HeldAdapters = field(default_factory=dict)
     #: Whether it gets nothing new because of that verdict.
     excluded: bool = False
     #: Whether it sleeps; None of a worker that never does.
@@ -194,6 +199,8 @@ class Worker:
             last_seen=now,
             since=now,
             slots=capacity.max_num_seqs,
+            adapter_statuses=hello.adapters,
+            adapters=held_adapters(hello.adapters),
         )
 
     def learn_layout(self, hello: Hello, capacity: Capacity) -> None:
@@ -332,6 +339,20 @@ class Worker:
             self.changes.capacity = True
         self.stale_snapshots[self.identity] = self
 
+    def update_adapters(self, statuses: tuple[AdapterStatus, ...]) -> None:
+        if statuses == self.adapter_statuses:
+            return
+        self.adapter_statuses, held = statuses, held_adapters(statuses)
+        self.changes.availability |= held.keys() != self.adapters.keys()
+        self.adapters = held
+        self.stale_snapshots[self.identity] = self
+
+    def loads_adapter(self, adapter: str) -> None:
+        """It was given a request with this adapter, which will be in its memory."""
+        if self.adapters.get(adapter):
+            self.adapters = {**self.adapters, adapter: 0.0}
+            self.stale_snapshots[self.identity] = self
+
     def update_kv_status(self, beat: Beat, now: float) -> None:
         self.kv_counts, self.kv_holds = beat.kv_counts, beat.kv_holds
         self.kv_holds_total, self.kv_seen = beat.kv_holds_total, now
@@ -359,6 +380,7 @@ class Worker:
             self.fingerprint_parts,
             self.capacity.kv_groups,
             self.capacity.pull_blocks,
+            self.adapters,
         )
 
     def _note_availability(self) -> None:

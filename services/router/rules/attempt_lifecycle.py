@@ -14,17 +14,21 @@ from common.messages import (
     Abandoned,
     Abort,
     Cancel,
+    Decode,
     DecodeStarted,
     Ended,
     Failed,
+    KvHolder,
     Placed,
     Prefilled,
     PrefillEnded,
     Role,
+    Ticket,
 )
 from services.router.admission.keys import actual_cost
 from services.router.estimates import learning
 from services.router.events import Action, Send
+from services.router.placement.types import WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
 from services.router.records.move import MoveOutcome
@@ -270,3 +274,33 @@ def failed_message(
 
 def abort_message(worker: str, key: AttemptKey, reason: str) -> Send:
     return Send(worker, Abort(request_id=key[0], attempt=key[1], reason=reason))
+
+
+def decode_message(
+    tables: Tables, attempt: Attempt, taken_by: Ticket | None, holder: KvHolder | None
+) -> Decode:
+    gateway = tables.gateways[attempt.gateway]
+    return Decode(
+        request_id=attempt.request_id,
+        attempt=attempt.number,
+        gateway=gateway.name,
+        gateway_incarnation=gateway.incarnation,
+        stream_endpoint=gateway.stream_endpoint,
+        ticket=taken_by,
+        holder=holder,
+    )
+
+
+def ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: WorkerView) -> Ticket:
+    return Ticket(
+        secret=tables.secrets(),
+        request_id=attempt.request_id,
+        attempt=attempt.number,
+        fingerprint=prefill.fingerprint,
+        prefill=prefill.name,
+        prefill_incarnation=prefill.incarnation,
+        decode=decode.name,
+        decode_incarnation=decode.incarnation,
+        kv_address=prefill.kv_address,
+        lease_ms=tables.settings.lease_ms,
+    )

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator
 
 from common.blocks import streams_can_move
 from common.messages import Introduce, Move, Role
+from common.model.adapters import name_of_adapter
 from services.router.events import Action, Note, Send
 from services.router.placement.fingerprint_mismatch import difference
-from services.router.placement.types import WorkerView
+from services.router.placement.types import ResourceRequest, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import AttemptState, WorkerState
@@ -143,11 +144,9 @@ def why_not_taken(tables: Tables, attempt: Attempt, source: Worker, worker: Work
         return f"it runs on {name}"
     if not worker.ready:
         return f"{name} is {worker.availability} and gets nothing new"
-    if not can_take(view, source):
-        parts = difference(source.fingerprint_parts, worker.fingerprint_parts)
-        return f"{name} has another fingerprint than {source.name}" + (
-            f": {parts}" if parts else ""
-        )
+    unlike = _unlike(attempt, source, worker)
+    if unlike:
+        return f"{name} {unlike}"
     if worker.identity in tables.quarantine.trials.rows:
         return f"{name} is set aside for a prompt that may kill workers"
     if view.requests >= view.requests_max:
@@ -158,10 +157,24 @@ def why_not_taken(tables: Tables, attempt: Attempt, source: Worker, worker: Work
     return f"{name} has {free} KV tokens free, and it needs {need}" if need > free else ""
 
 
+def _unlike(attempt: Attempt, source: Worker, worker: Worker) -> str:
+    """Why the KV of the attempt would be of no use there, as the rest of a sentence; empty = it
+    would be."""
+    adapter = attempt.request.adapter
+    if not can_take(worker.view(), source):
+        parts = difference(source.fingerprint_parts, worker.fingerprint_parts)
+        return f"has another fingerprint than {source.name}" + (f": {parts}" if parts else "")
+    return "" if worker.view().has(adapter) else f"has no adapter {name_of_adapter(adapter)}"
+
+
 def takers(tables: Tables, attempt: Attempt, source: Worker) -> list[WorkerView]:
     """The decode workers that could take the attempt from `source` now."""
-    total, aside = attempt.request.total_tokens, tables.quarantine.trials.rows
-    return [v for v in _others(tables, source) if v.identity not in aside and _rooms(total, [v])]
+    request, aside = attempt.request, tables.quarantine.trials.rows
+    return [
+        view
+        for view in _others(tables, source)
+        if view.identity not in aside and view.has(request.adapter) and _rooms(request, [view])
+    ]
 
 
 def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
@@ -258,7 +271,9 @@ def _move_some(tables: Tables, worker: Worker, now: float) -> list[Action]:
     actions: list[Action] = []
     for key in list(worker.decoding):
         attempt = tables.attempts[key]
-        if leaving >= min(MOVING_MAX, _rooms(attempt.request.total_tokens, others)):
+        if leaving >= min(MOVING_MAX, _rooms(attempt.request, others)):
+            if attempt.request.adapter:
+                continue
             break
         if attempt.leaves_by is None and not why_it_stays(tables, attempt):
             order = MoveOrder(reason, sentence, due=now)
@@ -272,15 +287,16 @@ def _others(tables: Tables, worker: Worker) -> list[WorkerView]:
     return [view for view in tables.snapshots.open_decodes() if can_take(view, worker)]
 
 
-def _rooms(total_tokens: int, views: list[WorkerView]) -> int:
-    """How many attempts of this size these workers could take now."""
+def _rooms(request: ResourceRequest, views: list[WorkerView]) -> int:
+    """How many attempts like this one these workers could take now."""
+    total_tokens = request.total_tokens
     return sum(
         min(
             view.requests_max - view.requests,
             (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(total_tokens)),
         )
         for view in views
-        if total_tokens <= view.max_model_len
+        if total_tokens <= view.max_model_len and view.has(request.adapter)
     )
 
 

@@ -1,17 +1,32 @@
-"""What an operator orders through the admin socket: drain, resume, evict, move, limits, policy.
+"""What an operator orders: drain, resume, evict, move, limits, policy, adapters.
 
 The admin verbs have checked the values. An order to drain is kept by the worker and comes back in
 its Beats, so that it outlives a restart of the router and every router knows it. Until a Beat
-agrees, the order is sent again.
+agrees, the order is sent again. An order for a LoRA adapter goes to all workers of the model, and
+to those that join later; each answers, and whoever gave the order through a gateway is told when
+all have.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from common.errors import Code
 from common.identity import AttemptKey, name_of
-from common.messages import Beat, Drain, Role
+from common.messages import (
+    AdapterDone,
+    AdapterTold,
+    AskAdapter,
+    Beat,
+    Drain,
+    OrderAdapter,
+    Role,
+)
+from common.messages.parts import ADAPTER_ERROR_CHARS_MAX
+from common.model.adapters import name_of_adapter, why_no_name
 from services.router.events import (
     Action,
+    AdapterOrdered,
     LimitsChosen,
     Note,
     PolicyChosen,
@@ -22,6 +37,8 @@ from services.router.events import (
     WorkerDrained,
     WorkerEvicted,
 )
+from services.router.records.adapters import ANSWER_SECONDS, AdapterOrder
+from services.router.records.gateway import Gateway
 from services.router.records.move import MoveReason
 from services.router.records.states import AttemptState
 from services.router.records.worker import Worker
@@ -179,3 +196,122 @@ def choose_policy(shared: SharedTables, event: PolicyChosen) -> list[Action]:
 def clear_prompts(shared: SharedTables, event: PromptsCleared) -> list[Action]:
     lifted = sum(tables.quarantine.lift(event.digest) for tables in shared.models.values())
     return [Note("info", "prompt.cleared", f"an operator lifted {lifted} prompts")]
+
+
+def ask_adapter(
+    shared: SharedTables, gateway: Gateway, message: AskAdapter, now: float
+) -> list[Action]:
+    """A client with an operator's key orders it; its gateway waits for the answer."""
+    asker = (gateway.identity, message.ask_id)
+    tables = _base_of(shared, message)
+    if tables is None:
+        known = ", ".join(shared.models)
+        sentence = f"name the model that has, or gets, the adapter {message.name!r}: {known}"
+        return [_told(asker, Code.INVALID_REQUEST, sentence)]
+    return _order_adapter(tables, message.name, message.path, now, asker)
+
+
+def order_adapter(shared: SharedTables, event: AdapterOrdered, now: float) -> list[Action]:
+    return _order_adapter(shared.models[event.model], event.name, event.path, now)
+
+
+def _base_of(shared: SharedTables, message: AskAdapter) -> Tables | None:
+    models = shared.models
+    if message.model or len(models) == 1:
+        return models.get(message.model or next(iter(models)))
+    if message.path:
+        return None
+    return next((t for t in models.values() if adapter_holders(t, message.name)), None)
+
+
+def adapter_holders(tables: Tables, name: str) -> list[Worker]:
+    """The workers that have an adapter of this name, or could not load it."""
+    return [
+        worker
+        for worker in tables.workers.values()
+        if not worker.away
+        and any(name in (one.id, name_of_adapter(one.id)) for one in worker.adapter_statuses)
+    ]
+
+
+def _order_adapter(
+    tables: Tables, name: str, path: str, now: float, asker: tuple[str, int] | None = None
+) -> list[Action]:
+    fault = why_no_name(name)
+    if fault:
+        return _answered(asker, Code.INVALID_REQUEST, fault)
+    workers = adapter_holders(tables, name)
+    if path:
+        workers = [worker for worker in tables.workers.values() if not worker.away]
+    if not workers:
+        code = Code.NO_CAPACITY if path else Code.NOT_FOUND
+        what = f"no worker of {tables.model} is here" if path else f"no worker has {name!r}"
+        return _answered(asker, code, what)
+    waiting = dict.fromkeys(worker.identity for worker in workers)
+    tables.adapter_orders.give(AdapterOrder(name, path, now, waiting, asker))
+    order = OrderAdapter(name=name, path=path)
+    what = f"load the adapter {name} from {path}" if path else f"let the adapter {name} go"
+    sentence = f"{len(workers)} workers of {tables.model} are to {what}: an operator's order"
+    return [
+        *(Send(worker.identity, order) for worker in workers),
+        Note("info", "adapter.ordered", sentence),
+    ]
+
+
+def on_adapter_done(tables: Tables, worker: Worker, message: AdapterDone) -> list[Action]:
+    """Also of the adapters of its file, which nobody ordered."""
+    order = tables.adapter_orders.latest.get(message.name)
+    if order is None or order.path != message.path or worker.identity not in order.waiting:
+        return []
+    del order.waiting[worker.identity]
+    if message.error:
+        order.errors[worker.name] = message.error[:ADAPTER_ERROR_CHARS_MAX]
+    return _order_over(tables, order)
+
+
+def answer_late_orders(tables: Tables, now: float) -> list[Action]:
+    """At each Tick: workers that are gone, or silent for too long, are not waited for."""
+    actions: list[Action] = []
+    for order in list(tables.adapter_orders.latest.values()):
+        late = now - order.since >= ANSWER_SECONDS
+        for identity in list(order.waiting):
+            worker = tables.workers.get(identity)
+            if late or worker is None or worker.away:
+                del order.waiting[identity]
+                order.errors[name_of(identity)] = "it did not answer"
+                actions += _order_over(tables, order)
+    return actions
+
+
+def repeat_adapter_orders(tables: Tables, worker: Worker) -> list[Action]:
+    """A worker that is new here gets what the others were ordered."""
+    orders = tables.adapter_orders.lacking(worker.adapters)
+    return [Send(worker.identity, OrderAdapter(name=o.name, path=o.path)) for o in orders]
+
+
+def _order_over(tables: Tables, order: AdapterOrder) -> list[Action]:
+    """Once all workers have answered."""
+    if order.waiting:
+        return []
+    asker, order.asker = order.asker, None
+    if order.path and not any(
+        order.name == name_of_adapter(adapter)
+        for worker in tables.workers.values()
+        for adapter in worker.adapters
+    ):
+        tables.adapter_orders.withdraw(order)
+    done = f"the adapter {order.name} is {'loaded' if order.path else 'let go'}"
+    sentence = order.sentence
+    code = Code.INVALID_REQUEST if sentence else None
+    level: Literal["info", "warning"] = "warning" if sentence else "info"
+    note = Note(level, "adapter.done", f"{order.name}: {sentence}" if sentence else done)
+    return [*_answered(asker, code, sentence or done), note]
+
+
+def _answered(asker: tuple[str, int] | None, code: Code | None, sentence: str) -> list[Action]:
+    return [] if asker is None else [_told(asker, code, sentence)]
+
+
+def _told(asker: tuple[str, int], code: Code | None, sentence: str) -> Send:
+    gateway, ask_id = asker
+    return Send(gateway, AdapterTold(ask_id=ask_id, code=code or "", message=sentence))

@@ -13,14 +13,7 @@ import msgspec
 
 from common.errors import Code
 from common.identity import identity_of, name_of
-from common.messages import (
-    Decode,
-    HandOver,
-    KvHolder,
-    Prefill,
-    Role,
-    Ticket,
-)
+from common.messages import HandOver, KvHolder, Prefill, Role
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.fleet.pools import pool_for
@@ -57,10 +50,6 @@ def place_waiting(tables: Tables, now: float) -> list[Action]:
 
 def _place_next(tables: Tables, now: float) -> list[Action] | None:
     """Places or refuses one attempt; None when none in the window can be."""
-    limit = tables.limits.max_active
-    if limit and tables.active >= limit:
-        tables.waiting.head().waits_for = WaitFor.SLOT
-        return None
     decodes = _open_decodes(tables)
     if not decodes:
         any_decode = tables.snapshots.any_decode()
@@ -80,14 +69,18 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
             passed.append(attempt)
             continue
         source = moves.source_of(tables, attempt, now)
-        choice = _choose_for(tables, attempt, (decodes, prefills), source, now)
+        able = _with_adapter(request.adapter, decodes)
+        choice = _choose_for(tables, attempt, (able, prefills), source, now)
         if isinstance(choice, Placement):
             for earlier in passed:
                 earlier.passed_by += 1
             return _dispatch(tables, attempt, choice, now, source)
-        attempt.waits_for = choice
+        attempt.waits_for = choice if able else WaitFor.ADAPTER
+        tables.wants_prefill |= choice is WaitFor.PREFILL
+        if len(able) < len(decodes):  # others may have room where this one cannot go
+            passed.append(attempt)
+            continue
         if choice is WaitFor.PREFILL:
-            tables.wants_prefill = True
             too_long = min(too_long, request.prompt_tokens // 8)
         else:
             if not tables.can_ever_hold(request):
@@ -97,6 +90,10 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
             too_big = min(too_big, request.total_tokens)
         passed.append(attempt)
     return None
+
+
+def _with_adapter(adapter: str, views: list[WorkerView]) -> list[WorkerView]:
+    return [view for view in views if view.has(adapter)] if adapter else views
 
 
 def _choose_for(
@@ -153,7 +150,11 @@ def _place_trials(tables: Tables, now: float) -> list[Action]:
 
 
 def _open_decodes(tables: Tables) -> list[WorkerView]:
-    """Decode workers with a free slot that are not set aside for a trial."""
+    """Decode workers with a free slot that are not set aside for a trial; none while as many
+    requests run as may."""
+    limit = tables.limits.max_active
+    if limit and tables.active >= limit:
+        return []
     decodes, aside = tables.snapshots.open_decodes(), tables.quarantine.trials.rows
     return [view for view in decodes if view.identity not in aside] if aside else decodes
 
@@ -176,7 +177,7 @@ def _place_trial(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
     total = attempt.request.total_tokens
     able = [
         view
-        for view in views.values()
+        for view in _with_adapter(attempt.request.adapter, list(views.values()))
         if total <= view.max_model_len and view.kv_need(total) <= view.kv_tokens_max
     ]
     worker = trials.set_aside(attempt.digest, able, len(views), now)
@@ -256,6 +257,9 @@ def refuse_waiting(tables: Tables, now: float) -> list[Action]:
             actions += _refuse_expired(tables, attempt, now)
         elif now - attempt.received >= longest:
             actions += _refuse_unplaced(tables, attempt, now)
+        elif attempt.request.adapter and submit.adapter_wait_expired(tables, attempt, now):
+            sentence = submit.no_adapter_sentence(attempt.request.adapter)
+            actions += submit.refuse(tables, attempt, Code.NO_CAPACITY, sentence, now)
     if submit.decode_wait_expired(tables, now):
         sentence = "no decode worker became ready in time"
         actions += refuse_all(tables, Code.NO_CAPACITY, sentence, now)
@@ -303,6 +307,9 @@ def _dispatch(
     decode, prefill = placement.decode, placement.prefill
     memory, body = tables.placement_memory, attempt.body
     serial = memory.next_serial()
+    for view in (decode, prefill):
+        if view is not None and attempt.request.adapter:
+            tables.workers[view.identity].loads_adapter(attempt.request.adapter)
     tables.workers[decode.identity].last_placed_serial = serial
     remember_prefix(memory, tables.workers, attempt.request, placement)
     pool = pool_for(tables.pools.values(), prefill or decode, attempt.request.prefix)
@@ -316,7 +323,7 @@ def _dispatch(
     if source is not None:
         tables.counts.moved += 1
         tables.workers[decode.identity].start_prompt(attempt.key, 1)
-        ticket = _ticket(tables, attempt, decode, source.view())
+        ticket = attempt_lifecycle.ticket(tables, attempt, decode, source.view())
         hand_over = HandOver(ticket=ticket, kept_attempt=attempt.number - 1)
         actions.append(Send(source.identity, hand_over))
     elif prefill is None:
@@ -328,7 +335,7 @@ def _dispatch(
         worker.last_placed_serial = serial
         memory.pairs.start_trial((prefill.identity, decode.identity), attempt.key, now)
         tables.open_prefill(attempt, worker)
-        ticket = _ticket(tables, attempt, decode, prefill)
+        ticket = attempt_lifecycle.ticket(tables, attempt, decode, prefill)
         prefill_order = Prefill(
             request_id=attempt.request_id,
             attempt=attempt.number,
@@ -341,7 +348,7 @@ def _dispatch(
         memory.pairs.start_trial(pair, attempt.key, now)
     holder = _choose_holder(tables, attempt, decode, now) or pool
     attempt.holder = identity_of(holder.name, holder.incarnation) if holder is not None else ""
-    order = _decode_message(tables, attempt, ticket, holder)
+    order = attempt_lifecycle.decode_message(tables, attempt, ticket, holder)
     if ticket is None:
         order = msgspec.structs.replace(order, source=source_of(placement.pull))
     actions.append(Send(decode.identity, order, body))
@@ -363,33 +370,3 @@ def _choose_holder(
         decode, others, attempt.request_id, attempt.copies_at, excluded
     )
     return checkpoint.holder_of(holder) if holder is not None else None
-
-
-def _decode_message(
-    tables: Tables, attempt: Attempt, ticket: Ticket | None, holder: KvHolder | None
-) -> Decode:
-    gateway = tables.gateways[attempt.gateway]
-    return Decode(
-        request_id=attempt.request_id,
-        attempt=attempt.number,
-        gateway=gateway.name,
-        gateway_incarnation=gateway.incarnation,
-        stream_endpoint=gateway.stream_endpoint,
-        ticket=ticket,
-        holder=holder,
-    )
-
-
-def _ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: WorkerView) -> Ticket:
-    return Ticket(
-        secret=tables.secrets(),
-        request_id=attempt.request_id,
-        attempt=attempt.number,
-        fingerprint=prefill.fingerprint,
-        prefill=prefill.name,
-        prefill_incarnation=prefill.incarnation,
-        decode=decode.name,
-        decode_incarnation=decode.incarnation,
-        kv_address=prefill.kv_address,
-        lease_ms=tables.settings.lease_ms,
-    )

@@ -10,7 +10,8 @@ from __future__ import annotations
 from common import prefix
 from common.errors import HTTP_MAPPINGS, Code
 from common.identity import AttemptKey
-from common.messages import Refused, Submit
+from common.messages import Refused, Role, Submit
+from common.model.adapters import name_of_adapter
 from services.router.events import Action, Note, Send
 from services.router.fleet.prompt_quarantine import QuarantinedPrompt
 from services.router.placement.types import ResourceRequest
@@ -97,6 +98,7 @@ def _new_attempt(
             message.session,
             message.local_reason,
             tuple(prefix.split(message.prefix_hashes)[: prefix.HASHES_MAX]),
+            message.adapter,
         ),
         body=body or b"",
         received=now,
@@ -189,6 +191,9 @@ def _check_request(tables: Tables, attempt: Attempt, now: float) -> Refusal | No
         return Refusal(Code.REQUEST_QUARANTINED, quarantine_sentence(quarantined))
     if not tables.can_ever_hold(request):
         return Refusal(Code.CONTEXT_LENGTH_EXCEEDED, too_long_sentence(request))
+    lacks = request.adapter and tables.snapshots.any_decode() and not _has_adapter(tables, request)
+    if lacks and attempt.number == 1:
+        return Refusal(Code.NO_CAPACITY, no_adapter_sentence(request.adapter))
     if decode_wait_expired(tables, now):
         waited = tables.admission.config.no_decode_wait_ms / 1000
         return Refusal(Code.NO_CAPACITY, f"no decode worker was ready in {waited:g} s")
@@ -207,6 +212,27 @@ def too_long_sentence(request: ResourceRequest) -> str:
         f"{request.prompt_tokens} prompt tokens and {request.max_tokens} to generate are more than "
         "any decode worker can hold"
     )
+
+
+def _has_adapter(tables: Tables, request: ResourceRequest) -> bool:
+    """Whether a decode worker that is not given up has it, ready or not."""
+    return any(
+        request.adapter in worker.adapters
+        for worker in tables.workers.values()
+        if worker.role is Role.DECODE and not worker.away
+    )
+
+
+def no_adapter_sentence(adapter: str) -> str:
+    name = name_of_adapter(adapter)
+    return f"no decode worker has the adapter {name!r}; `baton ctl adapter list` says why"
+
+
+def adapter_wait_expired(tables: Tables, attempt: Attempt, now: float) -> bool:
+    """Whether it waited for as long as for a decode worker, and none has its adapter."""
+    patience = tables.admission.config.no_decode_wait_ms / 1000
+    late = now - attempt.received > patience
+    return late and not _has_adapter(tables, attempt.request)
 
 
 def decode_wait_expired(tables: Tables, now: float) -> bool:

@@ -226,6 +226,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
     _note_checkpoints(tables, worker, message)
     worker.update_kv_status(message, now)
     worker.update_load(message.load, now)
+    worker.update_adapters(message.adapters)
     worker.abandoned.clear()
     actions += worker_trust.check_engine(tables, worker, now)
     if worker.state is WorkerState.JOINING and worker_trust.check_probation(tables, worker, now):
@@ -234,6 +235,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
         sentence = f"{worker.role} {worker.name} is ready"
         actions.append(Note("info", "worker.ready", sentence, {"pid": worker.pid}))
         actions += _introduce(tables, worker)
+        actions += operator.repeat_adapter_orders(tables, worker)
     if worker.role is Role.DECODE and not worker.away:
         actions += _end_unheld(tables, worker, now)
     return actions

@@ -18,6 +18,7 @@ from services.router.placement.memory import PlacementMemory
 from services.router.placement.policies.registry import POLICIES
 from services.router.placement.types import Placement, PlacementOptions, ResourceRequest
 from services.router.queue.waiting_queue import WaitingQueue
+from services.router.records.adapters import AdapterOrders
 from services.router.records.attempt import Attempt
 from services.router.records.move import MoveOrder
 from services.router.records.states import (
@@ -81,6 +82,7 @@ class Tables:
         self.limits = Limits(
             settings.max_active, settings.max_queue, settings.queue_bytes_max, settings.ttft_slo_ms
         )
+        self.adapter_orders = AdapterOrders()
         self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
         self.degradation = DegradationDetector(settings.degradation)
         #: Whether the router stops: it admits nothing new.
@@ -222,6 +224,7 @@ class Tables:
         """Raises AssertionError."""
         self.waiting.check_invariants()
         self.placement_memory.check_invariants()
+        self.adapter_orders.check_invariants()
         self.quarantine.check_invariants()
         self.degradation.check_invariants()
         queued = {attempt.key for attempt in self.waiting}

@@ -11,7 +11,7 @@ import psutil
 
 from common.config import Config
 from common.engine.vllm.argument_check import untested
-from common.engine.vllm.model_check import check_model
+from common.engine.vllm.model_check import check_adapter_files, check_model
 from common.errors import BatonError, ConfigError
 from common.messages import Role
 from common.model.resolve import model_folder
@@ -74,6 +74,7 @@ def _model(config: Config) -> Finding:
         model = config.of_model(name)
         try:
             check_model(model)
+            check_adapter_files(model)
             folders.append(str(model_folder(model)))
         except BatonError as error:
             return failed(MODEL, model.model.path, error.message)

@@ -98,7 +98,12 @@ class BodyChecker:
         return self._api.client.vllm_config
 
     async def check(
-        self, route: Route, body: bytes, context: int, fetched: Mapping[str, bytes]
+        self,
+        route: Route,
+        body: bytes,
+        context: int,
+        fetched: Mapping[str, bytes],
+        adapter: str = "",
     ) -> CheckedBody:
         """`fetched`: images by URL. Raises BatonError for what is wrong with the body."""
         names: list[str] = []
@@ -109,15 +114,16 @@ class BodyChecker:
         images = RequestImages(self._limits, fetched)
         images.begin()
         try:
-            checked = await self._checked(route, body, given)
+            api_request = ApiRequest(route, body, Origin("check"), adapter)
+            checked = await self._checked(api_request, given)
         except BatonError as error:
             if images.missing and images.error is None:
                 return CheckedBody(missing_images=images.missing)
             raise images.error or error from None
         return replace(checked, session=session_of(route, given), ignored=names)
 
-    async def _checked(self, route: Route, body: bytes, given: dict[str, Any]) -> CheckedBody:
-        api_request, choices = ApiRequest(route, body, Origin("check")), 1
+    async def _checked(self, api_request: ApiRequest, given: dict[str, Any]) -> CheckedBody:
+        route, body, choices = api_request.route, api_request.body, 1
         self._prompts.clear()
         try:
             self._check_pieces(route, given)

@@ -246,6 +246,7 @@ class FleetClient(EngineClient):
             timer=api_request.next_timer(),
             traceparent=api_request.origin.traceparent,
             attended=api_request.is_attended(),
+            adapter=api_request.adapter,
         )
 
     # ------------------------------------------------------------ the rest of an EngineClient

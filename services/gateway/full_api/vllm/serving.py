@@ -30,10 +30,13 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+from vllm.lora.request import LoRARequest
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from common.config import Config
 from common.errors import BatonError, Code
+from common.messages import ADAPTERS_MAX
+from common.model.adapters import name_of_adapter
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from services.gateway.api.routes import Route
 from services.gateway.full_api.port import ApiRequest, CheckedBody, Checks, EventReply, JsonReply
@@ -69,7 +72,7 @@ class VllmApi:
         reasoning = config.model.reasoning_parser
         names = (config.model.served_name, *config.model.aliases)
         paths = [BaseModelPath(name=name, model_path=root) for name in names]
-        models = OpenAIServingModels(client, paths)
+        self._models = models = OpenAIServingModels(client, paths)
         template = read_template(config.model.chat_template)
         text: dict[str, Any] = {
             "chat_template": template,
@@ -130,9 +133,19 @@ class VllmApi:
 
     async def handle(self, route: Route, request: Any, api_request: ApiRequest) -> Any:
         """vLLM's answer: a model, an ErrorResponse or an iterator of events. Raises anything."""
+        self._admit(api_request.adapter)
         if route is Route.RESPONSES:
             request.request_id = f"resp_{api_request.origin.request_id}"
         return await self._handlers[route].answer(request, _raw_request(api_request))
+
+    def _admit(self, adapter: str) -> None:
+        """vLLM's classes take the name of this LoRA adapter for one of a model, and answer with it.
+        Whether it may be asked for was checked before."""
+        name, known = name_of_adapter(adapter), self._models.lora_requests
+        if name and name not in known:
+            if len(known) >= ADAPTERS_MAX:
+                known.clear()
+            known[name] = LoRARequest(name, len(known) + 1, adapter)
 
     async def answer(self, api_request: ApiRequest) -> JsonReply | EventReply:
         assert self._checks is not None

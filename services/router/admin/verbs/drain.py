@@ -1,4 +1,5 @@
 """`drain`: a worker receives nothing new and finishes what it has. A second call shows progress.
+`resume` ends it.
 
 The worker keeps the order and reports it in its beats, so the drain outlives the router, but not a
 restart of the worker.
@@ -19,6 +20,12 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
     worker = worker_named(view.shared, str(args["worker"]))
     if not worker.drained:
         view.act(WorkerDrained(worker.identity, on=True))
+    return progress(worker)
+
+
+def resume(view: View, args: dict[str, Value]) -> dict[str, Any]:
+    worker = worker_named(view.shared, str(args["worker"]))
+    view.act(WorkerDrained(worker.identity, on=False))
     return progress(worker)
 
 

@@ -6,7 +6,8 @@ The cost of a P is the time to compute the prompts ahead of this one, plus the t
 part of this prompt that P has not cached, or to pull what another worker's store has of it, or to
 hand its KV over if that takes longer. The cost of a D is the time to receive the KV that it has not
 cached, to compute the prompts that it computes itself before this one, and the time by which its
-other requests slow this answer down. The formula contains the load bound: a worker that has the
+other requests slow this answer down. Either loads the request's LoRA adapter first, if it is not in
+memory. The formula contains the load bound: a worker that has the
 prefix and a queue loses to an idle worker as soon as waiting costs more than computing.
 """
 
@@ -30,7 +31,7 @@ def decode_scores(context: PlacementContext, views: Views) -> list[Score]:
     """(seconds, share of grantable KV tokens in use)."""
     rates, cached, prompt = context.rates, context.cached, context.request.prompt_tokens
     slower = _answer_tokens(context.request, rates) * rates.step_s_per_seq
-    per_token = 1 / rates.local_tokens_per_s
+    per_token, adapter = 1 / rates.local_tokens_per_s, context.request.adapter
     scores: list[Score] = []
     for view in views:
         missing = prompt - cached.get(view.identity, 0) if cached else prompt
@@ -41,6 +42,8 @@ def decode_scores(context: PlacementContext, views: Views) -> list[Score]:
         else:
             received = missing * view.kv_token_bytes / rates.kv_bytes_per_s
         seconds = received + view.queued * per_token + view.requests * slower
+        if adapter:
+            seconds += view.adapters[adapter]
         scores.append((seconds, view.kv_tokens / view.kv_tokens_max))
     return scores
 
@@ -48,7 +51,7 @@ def decode_scores(context: PlacementContext, views: Views) -> list[Score]:
 def prefill_scores(context: PlacementContext, views: Views, decode: WorkerView) -> list[Score]:
     """(seconds, requests). KV is handed over while it is computed, so the slower one counts."""
     rates, cached, prompt = context.rates, context.cached, context.request.prompt_tokens
-    per_token = 1 / rates.prefill_tokens_per_s
+    per_token, adapter = 1 / rates.prefill_tokens_per_s, context.request.adapter
     size = decode.kv_bytes(prompt, cached.get(decode.identity, 0))
     pair, mean, to = rates.pair_bytes_per_s, rates.kv_bytes_per_s, decode.name
     scores: list[Score] = []
@@ -59,7 +62,10 @@ def prefill_scores(context: PlacementContext, views: Views, decode: WorkerView) 
         pull = best_pull(context, view) if context.stored else None
         if pull is not None:
             compute -= max(0.0, pull.gain_s)
-        scores.append((view.queued * per_token + max(compute, transfer), view.requests))
+        seconds = view.queued * per_token + max(compute, transfer)
+        if adapter:
+            seconds += view.adapters[adapter]
+        scores.append((seconds, view.requests))
     return scores
 
 
@@ -86,5 +92,7 @@ def _answer_tokens(request: ResourceRequest, rates: Rates) -> float:
 
 
 def _cached(context: PlacementContext, view: WorkerView) -> str:
-    cached = context.cached.get(view.identity, 0)
-    return f"{cached} tokens cached, " if cached else ""
+    cached, adapter = context.cached.get(view.identity, 0), context.request.adapter
+    loads = view.adapters[adapter] if adapter else 0.0
+    told = f"{cached} tokens cached, " if cached else ""
+    return f"{told}{loads * 1000:.0f} ms to load its adapter, " if loads else told

@@ -44,6 +44,7 @@ def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
         "fingerprint_parts": worker.fingerprint_parts,
         "kv_groups": capacity.kv_groups,
         "pull_blocks": capacity.pull_blocks,
+        "adapters": worker.adapters,
     }
 
 

@@ -142,3 +142,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]
     #: Each model, in the order of the fleet file.
     models: tuple[ModelStatus, ...] = ()
+    #: Pools that are ready.
+    pools_ready: int = 0

@@ -22,6 +22,7 @@ def render(result: Any) -> str:
         ("router", f"{status.router} (up {duration(status.uptime_s * 1000)})"),
         ("prefill ready", status.prefill_ready),
         ("decode ready", status.decode_ready),
+        *([("pools ready", status.pools_ready)] if status.pools_ready else []),
         ("gateways", status.gateways),
         ("running", f"{status.active} of {status.active_max}"),
         ("queued", f"{status.queued} of {status.queued_max}"),

@@ -54,6 +54,7 @@ def run(view: View, _: dict[str, Value]) -> Status:
         refused=dict(counts.refused),
         dropped={**counts.dropped, **view.shell_dropped},
         models=tuple(models),
+        pools_ready=sum(p.ready for of_model in tables for p in of_model.pools.values()),
     )
 
 

@@ -101,8 +101,7 @@ class KvThread:
         geometry = memory.geometry
         one, layers = geometry.block_bytes, geometry.layers
         self._holds = KvListening(groups=groups, block_bytes=one, layers=layers)
-        payload = max(config.message_bytes, one)
-        total = config.staging_mib << 20
+        payload, total = max(config.message_bytes, one), config.staging_mib << 20
         shape = shape_of(geometry)
         mode: Mode = "none" if config.exact else config.compression
         self._receive_shape = shape.uncompressed() if mode == "none" else shape

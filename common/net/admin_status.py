@@ -146,3 +146,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelStatus, ...] = ()
     #: Decode workers that sleep until their model needs them.
     decode_warm: int = 0
+    #: Pools that are ready.
+    pools_ready: int = 0

@@ -24,6 +24,7 @@ from common.messages import (
     Hello,
     RequestBody,
     RouterToGateway,
+    RouterToPool,
     RouterToWorker,
     WorkerToRouter,
 )
@@ -36,6 +37,7 @@ UNIONS: dict[str, Any] = {
     "WorkerToRouter": WorkerToRouter,
     "RouterToGateway": RouterToGateway,
     "RouterToWorker": RouterToWorker,
+    "RouterToPool": RouterToPool,
     "DecodeToGateway": DecodeToGateway,
     "GatewayToDecode": GatewayToDecode,
     "Hello": Hello,

@@ -23,6 +23,7 @@ def render(result: Any) -> str:
         ("prefill ready", status.prefill_ready),
         ("decode ready", status.decode_ready),
         *([("decode warm", status.decode_warm)] if status.decode_warm else []),
+        *([("pools ready", status.pools_ready)] if status.pools_ready else []),
         ("gateways", status.gateways),
         ("running", f"{status.active} of {status.active_max}"),
         ("queued", f"{status.queued} of {status.queued_max}"),

@@ -55,6 +55,7 @@ def run(view: View, _: dict[str, Value]) -> Status:
         dropped={**counts.dropped, **view.shell_dropped},
         models=tuple(models),
         decode_warm=sum(model.decode_warm for model in models),
+        pools_ready=sum(p.ready for of_model in tables for p in of_model.pools.values()),
     )
 
 

@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -289,3 +290,9 @@ def test_a_name_that_the_file_does_not_have_is_refused(tmp_path: Path) -> None:
         process = made.start("pool", "pool", "--config", str(path), "--name", "s9")
         assert process.wait(20) == 2
         assert "pool.s9: no such pool in the file (there: s0)" in made.log("pool")
+
+
+def test_it_loads_no_model_library() -> None:
+    loaded = "import sys, services.pool.daemon; print(sorted({'vllm', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -44,6 +44,7 @@ def test_every_template_is_laid_down_and_nothing_is_left_open() -> None:
         "etc/systemd/system/baton-gateway@.service",
         "etc/systemd/system/baton-prefill@.service",
         "etc/systemd/system/baton-decode@.service",
+        "etc/systemd/system/baton-pool@.service",
         "etc/systemd/system/baton-health.service",
         "etc/systemd/system/baton-.service.d/10-baton.conf",
         "etc/sysusers.d/baton.conf",
@@ -89,7 +90,7 @@ def test_what_is_enabled_is_what_runs_on_this_host() -> None:
 @pytest.mark.usefixtures("readable")
 def test_it_is_idempotent_and_never_writes_a_fleet_file_that_is_there(tmp_path: Path) -> None:
     first = install(arguments(tmp_path), HOST.baton)
-    assert sum(line.startswith("written") for line in first) == 11
+    assert sum(line.startswith("written") for line in first) == 12
     assert "systemctl enable baton.target baton-router.service baton-prefill@p0" in first[-1]
     second = install(arguments(tmp_path), HOST.baton)
     assert [line for line in second[:-1] if not line.startswith("unchanged")] == []

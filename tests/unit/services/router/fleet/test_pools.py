@@ -25,7 +25,7 @@ from common.messages import (
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes
 from services.router.admin.verb import View
-from services.router.admin.verbs import workers
+from services.router.admin.verbs import status, workers
 from services.router.events import WorkerDrained
 from services.router.fleet.pools import pool_for
 from tests.rigs.messages import BLOCK, capacity, hello, worker_hello
@@ -117,6 +117,8 @@ def test_nothing_is_placed_on_a_pool_and_no_figure_counts_it_as_a_worker() -> No
     assert not rig.take(Prefill, S0)
     summary = rig.core.tables.fleet
     assert (summary.prefill_ready, summary.decode_ready) == (1, 1)
+    shown = status.run(View(rig.core.shared, rig.now, {}), {})
+    assert (shown.prefill_ready, shown.decode_ready, shown.pools_ready) == (1, 1, 1)
 
 
 def test_a_pool_is_a_source_of_pulls_until_it_is_gone() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -19,30 +19,39 @@ FAILED = {
 }
 
 
-def degradation_metrics(detectors: Sequence[DegradationDetector], now: float) -> Iterator[Metric]:
-    """Of all models together."""
+def degradation_metrics(
+    detectors: Mapping[str, DegradationDetector], now: float
+) -> Iterator[Metric]:
+    """`detectors`: that of each model, by its name."""
     for name, (cause, help_) in OBSERVED.items():
-        observed = sum(detector.observed[cause] for detector in detectors)
-        yield CounterMetricFamily(f"baton_router_{name}", help_, value=observed)
+        counts = {model: detector.observed[cause] for model, detector in detectors.items()}
+        yield _of_models(f"baton_router_{name}", help_, counts)
     for name, (cause, help_) in FAILED.items():
-        failed = sum(detector.failed[cause] for detector in detectors)
-        yield CounterMetricFamily(f"baton_router_{name}", help_, value=failed)
-    yield GaugeMetricFamily(
+        counts = {model: detector.failed[cause] for model, detector in detectors.items()}
+        yield _of_models(f"baton_router_{name}", help_, counts)
+    unreached = GaugeMetricFamily(
         "baton_router_prefill_unreached_seconds",
         "Since when prompts come and reach no prefill worker; 0 while they do",
-        value=max(detector.unreached_seconds(now) for detector in detectors),
+        labels=["model"],
     )
     stands = GaugeMetricFamily(
         "baton_router_degraded",
         "1 while this cause silently degrades the fleet; `baton ctl status` says how",
-        labels=["cause"],
+        labels=["model", "cause"],
     )
     raised = CounterMetricFamily(
-        "baton_router_degradations", "Times that this cause was raised", labels=["cause"]
+        "baton_router_degradations", "Times that this cause was raised", labels=["model", "cause"]
     )
-    for cause in Cause:
-        standing = any(cause in detector.alarms for detector in detectors)
-        stands.add_metric([cause.value], float(standing))
-        raised.add_metric([cause.value], sum(detector.raised[cause] for detector in detectors))
-    yield stands
-    yield raised
+    for model, detector in detectors.items():
+        unreached.add_metric([model], detector.unreached_seconds(now))
+        for cause in Cause:
+            stands.add_metric([model, cause.value], float(cause in detector.alarms))
+            raised.add_metric([model, cause.value], detector.raised[cause])
+    yield from (unreached, stands, raised)
+
+
+def _of_models(name: str, help_: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, help_, labels=["model"])
+    for model, count in counts.items():
+        family.add_metric([model], count)
+    return family

@@ -36,7 +36,8 @@ class RouterMetrics(Collector):
         yield from _phases(shared)
         yield from _moves(shared)
         yield from _pairs(shared.recorder.traffic)
-        detectors = [tables.degradation for tables in shared.models.values()]
+        yield _refused(shared)
+        detectors = {model: tables.degradation for model, tables in shared.models.items()}
         yield from degradation_metrics(detectors, view.now)
 
 
@@ -132,6 +133,17 @@ def _phases(shared: SharedTables) -> Iterator[Metric]:
         "Timelines that were never made, for too many waited",
         value=shared.recorder.forgotten,
     )
+
+
+def _refused(shared: SharedTables) -> Metric:
+    refused = CounterMetricFamily(
+        "baton_router_model_requests_refused",
+        "Attempts that were refused, by model; without a name, of models that are not served",
+        labels=["model", "code"],
+    )
+    for labels, count in shared.counts.refused_of_model.items():
+        refused.add_metric(labels, count)
+    return refused
 
 
 def _moves(shared: SharedTables) -> Iterator[Metric]:

@@ -14,6 +14,8 @@ class Counts(Totals, kw_only=True):
 
     #: Refused before placement, by error code.
     refused: dict[str, int] = msgspec.field(default_factory=dict)
+    #: The same by model and code; a model that the fleet file does not have is the empty name.
+    refused_of_model: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
     #: Messages without effect, by reason.
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -26,8 +28,10 @@ class Counts(Totals, kw_only=True):
     def move(self, reason: MoveReason, outcome: MoveOutcome) -> None:
         self.moves[reason, outcome] = self.moves.get((reason, outcome), 0) + 1
 
-    def refuse(self, code: str) -> None:
+    def refuse(self, code: str, model: str = "") -> None:
         self.refused[code] = self.refused.get(code, 0) + 1
+        of_model = (model, code)
+        self.refused_of_model[of_model] = self.refused_of_model.get(of_model, 0) + 1
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1

@@ -65,7 +65,9 @@ def on_submit(
             refusal = Refusal(
                 Code.DUPLICATE_REQUEST, "another gateway's request with this id is running"
             )
-            return [_refused_message(tables.counts, gateway.identity, key, refusal)]
+            return [
+                _refused_message(tables.counts, gateway.identity, key, refusal, model=tables.model)
+            ]
         if message.attempt == newest:
             return _answer_repeated(tables, live, message)
         if message.attempt < newest:
@@ -250,7 +252,9 @@ def refuse(tables: Tables, attempt: Attempt, code: Code, sentence: str, now: flo
 def _refuse(tables: Tables, attempt: Attempt, refusal: Refusal, now: float) -> list[Action]:
     code, sentence = refusal.code, refusal.sentence
     retry = _retry_after_ms(tables, attempt, refusal, now)
-    message = _refused_message(tables.counts, attempt.gateway, attempt.key, refusal, retry)
+    message = _refused_message(
+        tables.counts, attempt.gateway, attempt.key, refusal, retry, tables.model
+    )
     attempt_lifecycle.finish(tables, attempt, AttemptEvent.REFUSED, code, sentence, now)
     fields: dict[str, object] = {"request_id": attempt.request_id, "code": code.value}
     return [message, Note("debug", "request.refused", sentence, fields)]
@@ -269,9 +273,14 @@ def _retry_after_ms(tables: Tables, attempt: Attempt, refusal: Refusal, now: flo
 
 
 def _refused_message(
-    counts: Counts, gateway: str, key: AttemptKey, refusal: Refusal, retry_after_ms: int = 0
+    counts: Counts,
+    gateway: str,
+    key: AttemptKey,
+    refusal: Refusal,
+    retry_after_ms: int = 0,
+    model: str = "",
 ) -> Send:
-    counts.refuse(refusal.code.value)
+    counts.refuse(refusal.code.value, model)
     refused = Refused(
         code=refusal.code,
         message=refusal.sentence,

@@ -13,7 +13,7 @@ from tests.simulation.world.models import MODELS, ODDS
 from tests.simulation.world.network import Network
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import RouterProcess
-from tests.simulation.world.workers import DecodeProcess, PrefillProcess, WorkerProcess
+from tests.simulation.world.workers import WARM, DecodeProcess, PrefillProcess, WorkerProcess
 
 SHAPES = ((1, 1), (2, 2), (1, 3), (0, 2), (3, 1), (1, 2))
 
@@ -25,6 +25,7 @@ class Tally:
     def __init__(self) -> None:
         self.dispatches: Counter[tuple[str, int]] = Counter()
         self.moves = self.taken = 0
+        self.woken = self.slept = 0
 
     def dispatched(self, request_id: str, attempt: int) -> None:
         self.dispatches[request_id, attempt] += 1
@@ -34,7 +35,11 @@ class Fleet:
     """`processes`: every one there ever was, by identity. `newest`: the one of each name. `model`:
     what its engines keep. `names`: of the models that it serves."""
 
-    def __init__(self, clock: Clock, network: Network, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, clock: Clock, network: Network, names: tuple[str, ...], *, warm: bool
+    ) -> None:
+        #: Whether each model has a warm decode worker, too.
+        self.warm = warm
         self.names = names
         self.clock = clock
         self.network = network
@@ -63,6 +68,8 @@ class Fleet:
                 self.add(PrefillProcess(self, f"p{i}{suffix}"))
             for i in range(decodes):
                 self.add(DecodeProcess(self, f"d{i}{suffix}"))
+            if self.warm:
+                self.add(DecodeProcess(self, f"{WARM}0{suffix}"))
 
     def model_of(self, worker: str) -> str:
         """The name of the model that a worker of this name serves: its letter says which."""

@@ -6,7 +6,7 @@ import random
 from collections import deque
 
 from common.config import AdmissionConfig
-from common.messages import Message, Role
+from common.messages import Decode, Message, Role
 from services.router.core import Core
 from services.router.events import Event, Note, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
@@ -22,6 +22,7 @@ RETRY_SHARE = 0.05
 RETRY_BURST = 5.0
 RETRY_PER_SECOND = 0.2
 KV_YIELD = 0.2
+WARM_IDLE_MS = 600.0
 
 
 def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
@@ -44,6 +45,7 @@ def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
             retry_per_min=RETRY_PER_SECOND * 60,
             kv_yield=KV_YIELD,
         ),
+        warm_idle_ms=WARM_IDLE_MS,
     )
 
 
@@ -79,12 +81,19 @@ class RouterProcess(Process):
                 watch.after(self._events[0], actions)
             for action in actions:
                 if isinstance(action, Send):
+                    self._judge_sent(action)
                     if not self.answer("control", action.peer, action.message, action.body):
                         self._events.append(PeerGone(action.peer, "its connection closed"))
                 elif isinstance(action, Note) and action.event in ("worker.lost", "gateway.lost"):
                     self.clock.note(f"{self.name}: {action.sentence}")
             self._events.popleft()
             self._check()
+
+    def _judge_sent(self, sent: Send) -> None:
+        worker = self.core.shared.worker(sent.peer)
+        warm = None if worker is None else worker.warm
+        if isinstance(sent.message, Decode) and worker and warm and warm.asleep:
+            self.clock.violate(f"{self.name} gives a request to {worker.name}, which sleeps")
 
     def _check(self) -> None:
         try:

@@ -25,6 +25,8 @@ from common.messages import (
     Role,
     Tokens,
     Took,
+    Wake,
+    WarmState,
     Welcome,
 )
 from common.net.wire import decode_body
@@ -50,6 +52,8 @@ from tests.simulation.world.process import Dialer, Process
 
 BEAT_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
+WAKE_SECONDS = 0.05
+WARM = "w"
 HELD_FRAMES_MAX = 64
 
 
@@ -64,6 +68,9 @@ class WorkerProcess(Process):
         self.added = self.ended = self.depth = 0
         self.health_verdict: HealthVerdict | None = None
         self.drained = False
+        #: A worker whose name begins with this letter is warm, and sleeps at first.
+        self.warm = self.name.startswith(WARM)
+        self.asleep = self.warm
         self._greeted: dict[str, bool] = {}
         self._welcomed: dict[str, bool] = {}
         self._routers = {
@@ -127,8 +134,20 @@ class WorkerProcess(Process):
 
     def _make_beat(self) -> Beat:
         return Beat(
-            load=self.engine.load(), drained=self.drained, health_verdict=self.health_verdict
+            load=self.engine.load(),
+            drained=self.drained,
+            health_verdict=self.health_verdict,
+            warm=WarmState(asleep=self.asleep, wake_ms=WAKE_SECONDS * 1000) if self.warm else None,
         )
+
+    def _sleep(self, *, asleep: bool) -> None:
+        """As `common.worker.engine_commands` does: it falls asleep only while it has nothing."""
+        busy = bool(self.core.active or self.engine.held)
+        if self.alive and self.asleep is not asleep and not (asleep and busy):
+            self.asleep = asleep
+            self.fleet.tally.slept += asleep
+            self.fleet.tally.woken += not asleep
+            self._beat()
 
     def _to_routers(self, message: Message, *, but: str = "") -> None:
         """A router that has not welcomed this worker gets no beats yet."""
@@ -140,6 +159,7 @@ class WorkerProcess(Process):
     def _from_router(self, router: str, message: Message, body: bytes | None) -> None:
         if isinstance(message, Prefill | Decode):
             assert body is not None
+            self._sleep(asleep=False)
             self.dispatched(message)
             self.fleet.judge.given(self, message.request_id)
             self.handle(Dispatched(message, decode_body(body)))
@@ -152,6 +172,10 @@ class WorkerProcess(Process):
         elif isinstance(message, Drain):
             self.drained = message.on
             self._beat()
+        elif isinstance(message, Wake) and message.on:
+            self.clock.after(WAKE_SECONDS, partial(self._sleep, asleep=False))
+        elif isinstance(message, Wake):
+            self._sleep(asleep=True)
         elif isinstance(message, Welcome):
             self._welcomed[router] = True
             self._routers[router].send(Holding(attempts=tuple(self.core.held_attempts())))

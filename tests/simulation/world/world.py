@@ -46,23 +46,31 @@ class Outcome:
 
 class World:
     """`lines`: the event log, when `trace` was asked for. `models`: names of those that its fleet
-    serves; each has as many workers, and requests ask for them in turn."""
+    serves; each has as many workers, and requests ask for them in turn. `warm`: each has one that
+    sleeps until it is needed, too."""
 
     def __init__(
-        self, seed: int, *, trace: bool = False, models: tuple[str, ...] = ("model",)
+        self,
+        seed: int,
+        *,
+        trace: bool = False,
+        models: tuple[str, ...] = ("model",),
+        warm: bool = False,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
         if trace:
             self.clock.lines = []
         self.network = Network(self.clock, delay=0.001, loss=0.0, twice=0.0)
-        self.fleet = Fleet(self.clock, self.network, models)
+        self.fleet = Fleet(self.clock, self.network, models, warm=warm)
         self.faults = Faults(self.fleet)
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
         if self.faults.weather == "drains":
             self._pace *= 8  # where others wait, streams stay
         if self.faults.weather in ORDERED:
             self._pace *= self.clock.random.choice([1, 2, 6])
+        if warm:
+            self._pace /= 4  # so that queues are long enough to wake a worker for
         self.network.wire = self.clock.random.random() < WIRE_SHARE
         self._serial = 0
 

@@ -160,6 +160,7 @@ def test_a_full_queue_of_one_model_does_not_refuse_the_other() -> None:
     assert [refused.code for refused in rig.take(Refused)] == ["queue_full"]
     rig.submit("b0", model="code")
     rig.submit("b1", model="code")
+    assert rig.core.shared.counts.refused_of_model == {("chat", "queue_full"): 1}
     assert (rig.state("b0"), rig.state("b1")) == ("placed", "queued")
     assert not rig.take(Refused)
 
@@ -348,8 +349,11 @@ def test_traffic_and_use_are_measured_by_model() -> None:
     rig.receive("g0|1", summary)
     rig.submit("s", model="code")
     rig.tick(1.0, alive=("g0|1", *(f"{role}-{name}|1" for role in "pd" for name in NAMES)))
+    rig.submit("lost", model="x" * 99)
     lines = scraped(RouterMetrics(lambda: view(rig)).collect()).splitlines()
     for line in (
+        'baton_router_model_requests_refused_total{code="model_not_found",model=""} 1.0',
+        'baton_router_degraded{cause="recomputed",model="code"} 0.0',
         'baton_router_tokens_total{model="chat",phase="prefill"} 40.0',
         'baton_router_tokens_total{model="chat",phase="decode"} 8.0',
         'baton_router_tokens_total{model="code",phase="prefill"} 0.0',

@@ -292,13 +292,13 @@ def test_status_and_metrics_name_the_cause_and_the_fix(rig: Rig) -> None:
     assert alarm.cause == "recomputed"
     assert "20 of the last 20 handoffs were recomputed" in render(told)
     assert "ALARM recomputed" in render(told)
-    lines = scraped(degradation_metrics([rig.core.tables.degradation], rig.now)).splitlines()
+    lines = scraped(degradation_metrics({"m": rig.core.tables.degradation}, rig.now)).splitlines()
     for line in (
-        'baton_router_degraded{cause="recomputed"} 1.0',
-        'baton_router_degraded{cause="unreached"} 0.0',
-        'baton_router_degradations_total{cause="recomputed"} 1.0',
-        "baton_router_handoffs_total 20.0",
-        "baton_router_handoffs_recomputed_total 20.0",
-        "baton_router_prefill_unreached_seconds 0.0",
+        'baton_router_degraded{cause="recomputed",model="m"} 1.0',
+        'baton_router_degraded{cause="unreached",model="m"} 0.0',
+        'baton_router_degradations_total{cause="recomputed",model="m"} 1.0',
+        'baton_router_handoffs_total{model="m"} 20.0',
+        'baton_router_handoffs_recomputed_total{model="m"} 20.0',
+        'baton_router_prefill_unreached_seconds{model="m"} 0.0',
     ):
         assert line in lines

@@ -94,7 +94,7 @@ def test_the_policy_decides(policy: str, about: dict[str, Any], told: bool) -> N
 
 def test_off_is_the_default_and_the_fleet_file_decides() -> None:
     def read(**kv: Any) -> str:
-        made = {"prefill": {"p0": {}}, "decode": {"d0": {}}, "kv": kv}
+        made = {"prefill": {"p0": {}}, "decode": {"d0": {"kv": kv}}, "kv": kv}
         return from_config(from_mapping(made), "r0", "1").checkpoint
 
     assert read() == "none"

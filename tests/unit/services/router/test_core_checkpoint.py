@@ -203,7 +203,10 @@ def test_a_second_attempt_that_is_lost_early_leaves_the_copies_of_the_first(
     assert (third.copies_at, third.copied_blocks) == (f"{expected[0].name}|1", expected[1])
 
 
-def test_copies_at_a_worker_where_it_did_not_run_count_by_their_number() -> None:
+@pytest.mark.parametrize(("held", "newer"), [(4, False), (12, True)])
+def test_copies_at_a_worker_where_it_did_not_run_count_by_their_number(
+    held: int, newer: bool
+) -> None:
     rig = fleet(decodes=4, remote_prefill="never")
     first = start(rig)
     report(rig, 10)
@@ -211,9 +214,9 @@ def test_copies_at_a_worker_where_it_did_not_run_count_by_their_number() -> None
     rig.row(f"{first.holder.name}|1").set_slots(0)
     lose(rig)
     rig.known(attempt=2).holder = "d9|1"
-    report(rig, 4, attempt=2)
+    report(rig, held, attempt=2)
     rig.submit(attempt=3, prompt=GONE_ON, out=OUT, resumable=True)
-    assert rig.known(attempt=3).copies_at == f"{first.holder.name}|1"
+    assert rig.known(attempt=3).copies_at == ("d9|1" if newer else f"{first.holder.name}|1")
 
 
 def test_a_stream_that_moves_takes_its_kv_along_and_not_its_copies() -> None:
@@ -230,7 +233,8 @@ def test_a_stream_that_moves_takes_its_kv_along_and_not_its_copies() -> None:
 
 
 def test_a_router_that_was_restarted_learns_the_holder_from_the_worker() -> None:
-    rig = fleet()
+    rig = fleet(decodes=3)
+    rig.row("d1|1").preexisting_requests = 5
     held = HeldAttempt("r1", 1, PROMPT, OUT, "d0|1", gateway="g0|1", started=True, holder="d1|1")
     rig.receive("d0|1", Holding(attempts=(held,)))
     report(rig, 11)

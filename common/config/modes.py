@@ -75,7 +75,8 @@ def _check_alike(workers: list[tuple[str, EngineConfig]]) -> None:
 
 
 def check_stores(config: Config) -> None:
-    """Raises ConfigError for a store on disk that has no place or nothing to be below of."""
+    """Raises ConfigError for a store on disk that has no place or nothing to be below of, and for
+    copies of streams that no store could hold."""
     for name, kv in config.kv_planes.items():
         store = kv.store
         if store.disk_mib and not Path(store.path).is_absolute():
@@ -84,6 +85,15 @@ def check_stores(config: Config) -> None:
         if store.disk_mib and not store.ram_mib:
             sentence = "blocks get to the disk from memory; set ram_mib, or disk_mib = 0"
             raise ConfigError(f"{name}.kv.store.ram_mib", sentence)
+    policy = config.kv.checkpoint.policy
+    holders = [
+        worker
+        for worker in config.decode.values()
+        if worker.kv.store.ram_mib and worker.kv.store.pull
+    ]
+    if policy != "none" and config.decode and not holders:
+        sentence = f'"{policy}" needs stores that hold the copies: set [kv.store] ram_mib and pull'
+        raise ConfigError("kv.checkpoint.policy", sentence)
 
 
 def check_pools(config: Config) -> None:

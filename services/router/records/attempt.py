@@ -150,9 +150,11 @@ class Attempt:
         return self.came_by.reason if self.came_by is not None else MoveReason.UNORDERED
 
     def follow_copies(self, before: Attempt) -> None:
-        """Where the blocks of the attempt before this one are, it goes on best."""
-        if before.holder:
-            held = before.checkpoint.held if before.checkpoint is not None else 0
+        """Where most blocks of the attempts before this one are, it goes on best. `before` may have
+        been lost before its own holder had anything."""
+        held = before.checkpoint.held if before.checkpoint is not None else 0
+        lost = before.copies_at in ("", before.decode)
+        if before.holder and (held >= before.copied_blocks or (held and lost)):
             self.copies_at, self.copied_blocks = before.holder, held
         else:
             self.copies_at, self.copied_blocks = before.copies_at, before.copied_blocks

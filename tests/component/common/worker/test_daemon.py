@@ -27,6 +27,7 @@ from common.messages import (
     Hello,
     Holding,
     Introduce,
+    KvCheckpoint,
     KvCounts,
     Leaving,
     Load,
@@ -51,7 +52,10 @@ from tests.rigs.peers import WAIT_SECONDS, Peer
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
 HOLD = kv_hold()
-STATUS = KvStatus(counts=KvCounts(handoffs_in=3), holds=(HOLD,), holds_total=9)
+CHECKPOINT = KvCheckpoint(request_id="r", attempt=1, holder="d1", blocks=9, held=8)
+STATUS = KvStatus(
+    counts=KvCounts(handoffs_in=3), holds=(HOLD,), holds_total=9, checkpoints=(CHECKPOINT,)
+)
 
 
 class FakeGateways:
@@ -260,6 +264,7 @@ async def test_it_says_what_it_holds_then_beats_once_it_is_welcome(bench: Bench)
     beat = await bench.router.next(Beat)
     assert beat.kv_counts == STATUS.counts
     assert (beat.kv_holds, beat.kv_holds_total) == ((HOLD,), 9)
+    assert beat.kv_checkpoints == (CHECKPOINT,)
     assert beat.load == Load(running=1)
 
 

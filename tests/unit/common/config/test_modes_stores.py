@@ -31,3 +31,14 @@ def test_without_one_of_them_the_fix_is_named(store: dict[str, Any], key: str, s
     with pytest.raises(ConfigError, match=says) as raised:
         read(**store)
     assert raised.value.param == f"decode.d0.kv.store.{key}"
+
+
+@pytest.mark.parametrize("store", [{}, {"ram_mib": 8, "pull": False}])
+def test_copies_of_streams_need_a_store_for_them(store: dict[str, Any]) -> None:
+    kv = {"checkpoint": {"policy": "all"}, "store": store}
+    with pytest.raises(ConfigError, match=r"set \[kv.store\] ram_mib and pull") as raised:
+        from_mapping({"decode": {"d0": {}}, "kv": kv})
+    assert raised.value.param == "kv.checkpoint.policy"
+    from_mapping({"decode": {}, "kv": kv})
+    holds = {"d0": {}, "d1": {"kv": {"store": {"ram_mib": 8, "pull": True}}}}
+    from_mapping({"decode": holds, "kv": kv})

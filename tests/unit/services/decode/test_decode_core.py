@@ -13,6 +13,7 @@ from common.messages import (
     Ended,
     HandOver,
     ImageFeatures,
+    KvHolder,
     KvReport,
     Message,
     Move,
@@ -343,3 +344,13 @@ def test_a_handoff_that_failed_without_trouble_says_nothing_of_the_pair(bench: B
     bench(dispatch(with_ticket=ticket()))
     failed = messages.kv_done(error=Code.KV_TRANSFER_FAILED)
     assert bench(Batch(kv_done=[failed])) == []
+
+
+def test_the_engine_is_told_who_gets_copies_and_routers_are_told_too() -> None:
+    bench = Bench()
+    holder = KvHolder(name="d1", incarnation="j", fingerprint="f", kv_address="h:1")
+    (added,) = bench(Dispatched(messages.decode(holder=holder), BODY))
+    assert isinstance(added, AddToEngine)
+    assert added.request.holder == holder
+    (held,) = bench.core.held_attempts()
+    assert held.holder == "d1|j"

@@ -93,10 +93,12 @@ def test_the_policy_decides(policy: str, about: dict[str, Any], told: bool) -> N
 
 
 def test_off_is_the_default_and_the_fleet_file_decides() -> None:
-    made: dict[str, Any] = {"prefill": {"p0": {}}, "decode": {"d0": {}}}
-    assert from_config(from_mapping(made), "r0", "1").checkpoint == "none"
-    made["kv"] = {"checkpoint": {"policy": "sessions"}}
-    assert from_config(from_mapping(made), "r0", "1").checkpoint == "sessions"
+    def read(**kv: Any) -> str:
+        made = {"prefill": {"p0": {}}, "decode": {"d0": {"kv": kv}}, "kv": kv}
+        return from_config(from_mapping(made), "r0", "1").checkpoint
+
+    assert read() == "none"
+    assert read(checkpoint={"policy": "sessions"}, store={"ram_mib": 8}) == "sessions"
 
 
 def test_a_single_worker_has_nobody_to_copy_to() -> None:
@@ -125,13 +127,15 @@ def test_a_stream_whose_worker_is_lost_goes_on_where_its_copies_are() -> None:
 
 
 def test_a_holder_without_room_is_pulled_from() -> None:
-    rig = fleet(decodes=3, remote_prefill="never")
+    rig = fleet(decodes=4, remote_prefill="never")
     first = start(rig)
     report(rig, 10)
     assert first.holder is not None
     holder = f"{first.holder.name}|1"
+    rig.row(holder).preexisting_requests = 5
     rig.row(holder).set_slots(0)
     order = lose(rig)
+    assert order.holder == first.holder, "the copies stay where they are"
     assert rig.known(attempt=2).decode != holder
     assert order.source is not None
     assert (order.source.name, order.source.tokens) == (first.holder.name, GONE_ON)
@@ -157,7 +161,7 @@ def test_a_holder_with_little_is_as_good_as_another(held: int) -> None:
 
 
 def test_a_holder_that_is_gone_too_is_forgotten() -> None:
-    rig = fleet(decodes=3)
+    rig = fleet(decodes=3, remote_prefill="never")
     first = start(rig)
     report(rig, 10)
     assert first.holder is not None
@@ -175,8 +179,54 @@ def test_what_was_copied_before_is_known_to_a_third_attempt() -> None:
     assert first.holder is not None
     assert lose(rig).holder is None, "there are only two workers"
     assert rig.known(attempt=2).decode == f"{first.holder.name}|1"
-    third = rig.known(attempt=2)
+    rig.submit(attempt=3, prompt=GONE_ON, out=OUT, resumable=True)
+    third = rig.known(attempt=3)
     assert (third.copies_at, third.copied_blocks) == (f"{first.holder.name}|1", 10)
+
+
+@pytest.mark.parametrize(("held", "first_s"), [(0, True), (4, False), (12, False)])
+def test_a_second_attempt_that_is_lost_early_leaves_the_copies_of_the_first(
+    held: int, first_s: bool
+) -> None:
+    """It ran at their holder; its own holder has got so many blocks."""
+    rig = fleet(decodes=3)
+    first = start(rig)
+    report(rig, 10)
+    second = lose(rig)
+    assert first.holder is not None
+    assert second.holder is not None
+    if held:
+        report(rig, held, attempt=2)
+    rig.submit(attempt=3, prompt=GONE_ON, out=OUT, resumable=True)
+    third = rig.known(attempt=3)
+    expected = (first.holder, 10) if first_s else (second.holder, held)
+    assert (third.copies_at, third.copied_blocks) == (f"{expected[0].name}|1", expected[1])
+
+
+def test_copies_at_a_worker_where_it_did_not_run_count_by_their_number() -> None:
+    rig = fleet(decodes=4, remote_prefill="never")
+    first = start(rig)
+    report(rig, 10)
+    assert first.holder is not None
+    rig.row(f"{first.holder.name}|1").set_slots(0)
+    lose(rig)
+    rig.known(attempt=2).holder = "d9|1"
+    report(rig, 4, attempt=2)
+    rig.submit(attempt=3, prompt=GONE_ON, out=OUT, resumable=True)
+    assert rig.known(attempt=3).copies_at == f"{first.holder.name}|1"
+
+
+def test_a_stream_that_moves_takes_its_kv_along_and_not_its_copies() -> None:
+    rig = fleet(decodes=3)
+    first = start(rig)
+    report(rig, 10)
+    assert first.holder is not None
+    left = rig.known().decode
+    rig.ended(peer=left, error="moved")
+    rig.submit(attempt=2, prompt=GONE_ON, out=OUT, resumable=True, moved_from=left)
+    (order,) = rig.take(Decode)
+    assert order.ticket is not None
+    assert order.ticket.prefill == left.split("|")[0]
 
 
 def test_a_router_that_was_restarted_learns_the_holder_from_the_worker() -> None:

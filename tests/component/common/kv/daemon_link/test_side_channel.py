@@ -13,7 +13,15 @@ from common.blocks import Kept, KvGroup
 from common.errors import BatonError
 from common.kv.daemon_link.ranks import RankSideChannels
 from common.kv.daemon_link.side_channel import ThreadSideChannel
-from common.kv.messages import DaemonToKv, KvConnect, KvDone, KvListening, KvRelease, KvStatus
+from common.kv.messages import (
+    DaemonToKv,
+    KvConnect,
+    KvCopied,
+    KvDone,
+    KvListening,
+    KvRelease,
+    KvStatus,
+)
 from common.messages import KvCounts, KvReport
 from tests.rigs.fleet import wait_until
 
@@ -49,7 +57,7 @@ class Rank:
         await self._stopped.wait()
         self.side.close()
 
-    def send(self, message: KvDone | KvStatus) -> None:
+    def send(self, message: KvDone | KvStatus | KvCopied) -> None:
         if isinstance(message, KvStatus):
             self.loop.call_soon_threadsafe(self.side.send_status, message)
         else:
@@ -107,6 +115,28 @@ def test_two_ranks_are_one_worker_to_the_daemon(addresses: list[str], ranks: lis
 
         await asyncio.to_thread(wait_until, "both words at both ranks", delivered)
         assert [rank.received for rank in ranks] == [messages, messages]
+
+    asyncio.run(serve())
+    sides.close()
+
+
+def test_copies_are_told_beside_the_ends(addresses: list[str], ranks: list[Rank]) -> None:
+    """Whoever does not want them hears the ends all the same."""
+    sides = RankSideChannels(addresses[:1])
+    sides.wait_listening(5)
+    copied = KvCopied(hashes=bytes(32), names=bytes(8))
+
+    async def serve() -> None:
+        ended: list[KvDone] = []
+        told: list[KvCopied] = []
+        sides.start(ended.append, told.append)
+        ranks[0].send(copied)
+        await asyncio.to_thread(wait_until, "copies", lambda: told == [copied])
+        sides.start(ended.append)
+        ranks[0].send(copied)
+        ranks[0].send(done("r", 10))
+        await asyncio.to_thread(wait_until, "an end", lambda: bool(ended))
+        assert len(told) == 1
 
     asyncio.run(serve())
     sides.close()

@@ -16,7 +16,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BLOCK = 128
 BLOCKS = 12
-STORES = {"BATON_KV__STORE__RAM_MIB": "64", "BATON_ROUTER__POLICY": "round_robin"}
+STORES = {
+    "BATON_KV__STORE__RAM_MIB": "64",
+    "BATON_DECODE__D0__KV__STORE__RAM_MIB": "0",
+    "BATON_ROUTER__POLICY": "round_robin",
+}
+"""D has none, because a decode worker's store would be a source as good as the pool."""
 
 
 def ask(running: Fleet, prompt: list[int]) -> tuple[str, dict[str, Any]]:

@@ -208,7 +208,6 @@ class Worker:
         self.fingerprint, self.fingerprint_parts = hello.fingerprint, hello.fingerprint_parts
         self.kv_address, self.capacity = hello.kv_address, capacity
         self._measure()
-        self._note_availability()
 
     @property
     def ready(self) -> bool:

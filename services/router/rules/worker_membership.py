@@ -187,12 +187,12 @@ def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
 
 def _lay_out(tables: Tables, newcomer: Worker) -> list[Action]:
     """Pools that do not know yet what to hold are told, now that this worker or pool is ready."""
-    pools = [pool for pool in tables.pools.values() if not pool.fingerprint]
+    pools = [p for p in tables.pools.values() if p.connected and not p.fingerprint]
     asking = [newcomer] if newcomer.role is Role.POOL else pools
     layout = layout_of(tables.workers.values()) if pools else None
     if layout is None:
         return []
-    return [Send(pool.identity, layout) for pool in asking if pool in pools and pool.ready]
+    return [Send(pool.identity, layout) for pool in asking if pool in pools]
 
 
 def _introduce_stores(tables: Tables, newcomer: Worker) -> Iterator[Action]:

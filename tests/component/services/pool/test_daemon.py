@@ -294,5 +294,7 @@ def test_a_name_that_the_file_does_not_have_is_refused(tmp_path: Path) -> None:
 
 def test_it_loads_no_model_library() -> None:
     loaded = "import sys, services.pool.daemon; print(sorted({'vllm', 'torch'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"

@@ -62,3 +62,18 @@ def test_few_streams_that_are_over_are_remembered(monkeypatch: pytest.MonkeyPatc
     rig.done(plan)
     plan = rig.step(made.output())
     assert (offered(plan), plan.ended_offers) == ([], [KEY])
+
+
+def test_steps_go_on_until_the_last_of_a_long_prompt_is_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoint, "LOOK_AHEAD", 1)
+    rig = CopyRig()
+    request = rig.stream(48, POOL)
+    plan = rig.new(request, [3, 4, 5], 48)
+    rig.half.finished(request, [], aborted=False)
+    rig.done(plan)
+    found = []
+    while rig.half.pending:
+        found += offered(rig.step(made.output()))
+    assert [hashes for hashes, _, _ in found] == [b"p0", b"p1", b"p2"]

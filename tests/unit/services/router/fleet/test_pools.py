@@ -12,14 +12,18 @@ from common.messages import (
     Beat,
     Decode,
     Ended,
+    HeldAttempt,
+    Holding,
     Introduce,
     Layout,
     Load,
     Placed,
     Prefill,
+    PrefillEnded,
     PrefixDelta,
     Refused,
     Role,
+    Took,
     Welcome,
 )
 from common.net.wire import pack_ids
@@ -35,6 +39,7 @@ IDS = list(range(320))
 HASHES = prefix_hashes(pack_ids(IDS), BLOCK, None)
 ROOM = msgspec.structs.replace(capacity(pull_blocks=64), kv_layers=4)
 HELD = msgspec.structs.replace(ROOM, max_model_len=0, max_num_seqs=0, kv_blocks=64)
+LAYERS_ONLY = msgspec.structs.replace(capacity(), kv_layers=4)
 LAYOUT = Layout(
     worker="p0",
     fingerprint="f",
@@ -74,8 +79,9 @@ def fleet(**settings: Any) -> Rig:
 def test_a_pool_learns_the_layout_of_the_first_worker_with_a_store_whoever_comes_first() -> None:
     rig = Rig()
     pool(rig)
-    rig.prefill("p9")
-    assert rig.take(Layout) == [], "p9 has no store"
+    for number, room in enumerate((capacity(), capacity(pull_blocks=64), LAYERS_ONLY)):
+        rig.prefill(f"p{9 - number}", capacity=room)
+        assert rig.take(Layout) == [], "it has no store for others, or does not say its layers"
     rig.prefill("p0", capacity=ROOM)
     assert rig.take(Layout, S0) == [LAYOUT]
     rig = Rig()
@@ -105,6 +111,22 @@ def test_pool_and_workers_are_introduced_to_each_other_and_pools_to_none() -> No
     rig.sent.clear()
     rig.prefill("p1", capacity=ROOM)
     assert Introduce(kv_address=address) in rig.take(Introduce, P1)
+    rig.decode("d1", capacity=ROOM)
+    told_d1 = rig.take(Introduce, "d1|1")
+    assert Introduce(kv_address=address) in told_d1
+    assert {message.prefill for message in told_d1} == {"p0", "p1", ""}, "a pool hands nothing over"
+
+
+def test_a_pool_that_is_gone_is_told_nothing() -> None:
+    rig = Rig()
+    rig.gone(pool(rig))
+    rig.prefill("p0", capacity=ROOM)
+    assert rig.take(Layout) == []
+
+
+def test_what_it_has_learned_is_in_its_row() -> None:
+    row = fleet().row(S0)
+    assert (row.capacity, row.kv_token_bytes) == (HELD, 1024 / BLOCK)
 
 
 def test_nothing_is_placed_on_a_pool_and_no_figure_counts_it_as_a_worker() -> None:
@@ -186,15 +208,24 @@ def test_a_pool_has_its_place_in_every_mode_and_takes_none(mode: str) -> None:
     rig = Rig(mode=mode)
     pool(rig)
     rig.receive("d0|1", worker_hello(Role.DECODE, "d0"))
-    assert [len(rig.take(Welcome, peer)) for peer in (S0, "d0|1")] == [1, 1]
+    pool(rig, "s1")
+    assert [len(rig.take(Welcome, peer)) for peer in (S0, "d0|1", "s1|1")] == [1, 1, 1]
 
 
 def test_what_only_workers_say_is_dropped() -> None:
     rig = fleet()
     rig.submit("r1")
     before = rig.core.tables.counts.dropped.get("wrong role", 0)
-    rig.receive(S0, Ended(request_id="r1", attempt=1))
-    assert rig.core.tables.counts.dropped["wrong role"] == before + 1
+    held = HeldAttempt("r9", 1, 40, 8, decode="d0|1", gateway="g0|1")
+    messages = (
+        Ended(request_id="r1", attempt=1),
+        PrefillEnded(request_id="r1", attempt=1, elapsed_ms=1.0),
+        Holding(attempts=(held,)),
+        Took(held=held),
+    )
+    for message in messages:
+        rig.receive(S0, message)
+    assert rig.core.tables.counts.dropped["wrong role"] == before + len(messages)
     assert rig.state("r1") == "placed"
     assert not rig.take(Abort)
 

@@ -212,6 +212,15 @@ def test_one_that_wakes_is_introduced_to_prefill_workers_that_came_meanwhile() -
     assert [message.prefill for message in rig.take(Introduce, "w0|1")] == ["p-code"]
 
 
+def test_one_that_sleeps_is_no_lost_capacity_not_even_when_it_dies() -> None:
+    rig = with_warm()
+    for dies in (False, True):
+        if dies:
+            rig.gone("w0|1")
+        rig.tick(0.4, alive=("d-chat|1", "d-code|1", "g0|1"))
+        assert rig.core.shared.models["code"].admission.capacity == 1.0
+
+
 def test_a_fleet_without_warm_workers_is_never_told() -> None:
     rig = Rig()
     rig.gateway()

@@ -56,8 +56,8 @@ def together(fleets: Mapping[str, Fleet]) -> str:
     """One sentence about the fleets of all models."""
     workers = sum(fleet.shape.workers for fleet in fleets.values())
     cost = sum(fleet.shape.workers * fleet.price for fleet in fleets.values())
-    each = ", ".join(f"{model} {fleet.shape.name}" for model, fleet in fleets.items())
-    return f"\nTogether {workers} workers, {cost:g} an hour: {each}"
+    shapes = ", ".join(f"{model} {fleet.shape.name}" for model, fleet in fleets.items())
+    return f"\nTogether {workers} workers, {cost:g} an hour: {shapes}"
 
 
 def _flags(path: Path, model: str, table: object) -> list[str]:

@@ -99,7 +99,7 @@ def of_model(workers: list[WorkerRow], model: str) -> list[WorkerRow]:
 
 def estimates_of(status: Status, model: str) -> LearnedEstimates:
     """What the router has learned of this model; of the only one if there is one."""
-    learned = {each.model: each.estimates for each in status.models}
+    learned = {served.model: served.estimates for served in status.models}
     return learned.get(model, status.estimates)
 
 

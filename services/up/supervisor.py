@@ -223,8 +223,8 @@ class Supervisor:
         counted = answer.result if answer.ok else {}
         roles = [process.child.role for process in self._processes if process.ready.is_set()]
         prefills, decodes = counted.get("prefill_ready", 0), counted.get("decode_ready", 0)
-        here = decodes and prefills >= roles.count(Role.PREFILL)
-        return bool(here) and decodes + counted.get("decode_warm", 0) >= roles.count(Role.DECODE)
+        here = decodes + counted.get("decode_warm", 0) >= roles.count(Role.DECODE)
+        return bool(here) and prefills >= roles.count(Role.PREFILL)
 
     async def _report_progress(self) -> None:
         while True:

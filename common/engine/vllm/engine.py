@@ -185,17 +185,23 @@ class VllmEngine:
         """vLLM's sleep level 1: on a device the weights go to host memory and the KV is given up.
         On CPU, where vLLM ignores it, the pages of the KV are given back to the host."""
         self._attach()
-        if self._active or not await self._client.reset_prefix_cache_async():
-            return False
-        await self._client.sleep_async(1)
-        if self._processor.vllm_config.parallel_config.worker_extension_cls:
-            await self._client.collective_rpc_async(RELEASE)
+        try:
+            if self._active or not await self._client.reset_prefix_cache_async():
+                return False
+            await self._client.sleep_async(1)
+            if self._processor.vllm_config.parallel_config.worker_extension_cls:
+                await self._client.collective_rpc_async(RELEASE)
+        except Exception as error:
+            raise engine_failed(error) from error
         return True
 
     async def wake(self) -> None:
         self._attach()
-        if await self._client.is_sleeping_async():
-            await self._client.wake_up_async()
+        try:
+            if await self._client.is_sleeping_async():
+                await self._client.wake_up_async()
+        except Exception as error:
+            raise engine_failed(error) from error
 
     async def next_batch(self) -> Batch:
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -103,9 +103,12 @@ def _queue_seconds(tables: Tables) -> float:
 
 def _capacity(decodes: list[Worker], memory: float, now: float) -> float:
     """Healthy share of the slots of the workers that are here or were lost less than `memory`
-    seconds ago. A worker that drains leaves on purpose and does not count."""
+    seconds ago. A worker that drains leaves on purpose and does not count, nor does one that
+    sleeps, here or lost."""
     healthy = known = 0
     for worker in decodes:
+        if worker.asleep:
+            continue
         lost = worker.away and not worker.left_drained and now - worker.since <= memory
         down = worker.excluded and not worker.drained
         if worker.ready:

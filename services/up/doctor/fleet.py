@@ -118,6 +118,6 @@ def memory(config: Config, available: int, *, on_gpus: bool) -> Finding:
     by_model: Counter[str] = Counter()
     for share in shares:
         by_model[share.model] += share.bytes
-    each = ", ".join(f"{model} {taken / preflight.GIB:.1f}" for model, taken in by_model.items())
+    parts = ", ".join(f"{model} {taken / preflight.GIB:.1f}" for model, taken in by_model.items())
     total = f"{by_model.total() / preflight.GIB:.1f} of {available / preflight.GIB:.1f} GiB"
-    return passed("memory", f"the workers of the fleet file take about {total} ({each})")
+    return passed("memory", f"the workers of the fleet file take about {total} ({parts})")

@@ -75,6 +75,13 @@ def test_each_model_has_its_counts_and_its_prices(gate: Gate) -> None:
         assert found["baton_gateway_live_requests", name] == 0.0
 
 
+def test_live_requests_are_counted_for_their_model(gate: Gate) -> None:
+    gate.open()
+    assert (gate.core.live_of("m"), gate.core.live_of("n")) == ((1, 1), (0, 0))
+    gate.place()
+    assert gate.core.live_of("m") == (1, 0)
+
+
 def test_vllm_s_names_have_a_row_for_each_model(gate: Gate) -> None:
     gate.core.counters.request_over("code", summary(), "k1")
     page = scraped(VllmNames(gate.core, ["chat", "code"]).collect())

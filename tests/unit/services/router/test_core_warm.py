@@ -18,7 +18,7 @@ from common.messages import (
 )
 from services.router.admin.verb import View
 from services.router.admin.verbs import status, workers
-from services.router.events import DrainStarted, WorkerDrained
+from services.router.events import DrainStarted, Note, WorkerDrained
 from services.router.metrics.router import RouterMetrics
 from tests.rigs.messages import worker_hello
 from tests.unit.services.router.rig import Rig
@@ -26,6 +26,7 @@ from tests.unit.services.router.scraped import scraped
 
 NAMES = ("chat", "code")
 IDLE = Load()
+WARM_EVENTS = ("worker.asleep", "worker.woken")
 
 
 def says(rig: Rig, name: str, *, asleep: bool, load: Load = IDLE, wake_ms: float = 0.0) -> None:
@@ -155,6 +156,27 @@ def test_it_sleeps_again_when_it_was_idle_for_long_and_not_with_a_request() -> N
     assert orders(rig) == []
 
 
+def test_each_order_is_logged_once_however_often_it_is_repeated() -> None:
+    rig = with_warm(warm_idle_ms=400.0)
+    noted: list[str] = []
+
+    def notes(seconds: float, *, asleep: bool) -> None:
+        for _ in range(round(seconds / 0.4)):
+            for peer in ("d-chat|1", "d-code|1", "g0|1"):
+                if peer in rig.core.peers():
+                    rig.beat(peer)
+            says(rig, "w0", asleep=asleep)
+            made = [action for action in rig.tick(0.4) if isinstance(action, Note)]
+            noted.extend(note.event for note in made if note.event in WARM_EVENTS)
+
+    notes(4.0, asleep=False)
+    notes(0.8, asleep=True)
+    notes(4.0, asleep=False)
+    rig.gone("d-code|1")
+    notes(0.8, asleep=True)
+    assert noted == ["worker.asleep", "worker.asleep", "worker.woken"]
+
+
 def test_an_order_to_sleep_is_repeated_too() -> None:
     rig = with_warm(warm_idle_ms=400.0)
     keep_alive(rig, 4.0, asleep=False)
@@ -188,6 +210,15 @@ def test_one_that_wakes_is_introduced_to_prefill_workers_that_came_meanwhile() -
     assert not rig.take(Introduce, "w0|1")
     says(rig, "w0", asleep=False)
     assert [message.prefill for message in rig.take(Introduce, "w0|1")] == ["p-code"]
+
+
+def test_one_that_sleeps_is_no_lost_capacity_not_even_when_it_dies() -> None:
+    rig = with_warm()
+    for dies in (False, True):
+        if dies:
+            rig.gone("w0|1")
+        rig.tick(0.4, alive=("d-chat|1", "d-code|1", "g0|1"))
+        assert rig.core.shared.models["code"].admission.capacity == 1.0
 
 
 def test_a_fleet_without_warm_workers_is_never_told() -> None:

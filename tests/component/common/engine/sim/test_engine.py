@@ -86,6 +86,21 @@ async def test_a_resumed_text_goes_on_as_if_never_interrupted(pair: Pair) -> Non
         assert whole[:cut] + resumed.tokens == whole
 
 
+async def test_it_sleeps_while_it_has_nothing_and_must_be_woken_for_a_request(pair: Pair) -> None:
+    prompt, engine = prompt_of(100), pair.decode.engine
+    text = (await pair.alone(prompt, TEXT)).tokens
+    request = EngineRequest("r", 1, Role.DECODE, prompt, TEXT)
+    await engine.add(request)
+    assert not await engine.sleep()
+    await engine.abort("r", 1)
+    await pair.decode.empty()
+    assert await engine.sleep()
+    with pytest.raises(BatonError, match="an engine that sleeps"):
+        await engine.add(EngineRequest("s", 1, Role.DECODE, prompt, TEXT))
+    await engine.wake()
+    assert (await pair.alone(prompt, TEXT)).tokens == text
+
+
 async def test_seed_and_every_prompt_token_matter(pair: Pair) -> None:
     prompt = prompt_of(100)
     text = (await pair.alone(prompt, TEXT)).tokens

@@ -125,3 +125,10 @@ def test_weights_code_and_the_seed_of_dummy_weights_are_part_of_it(tmp_path: Pat
     assert [key for key in first if first[key] != other_weights[key]] == ["weights"]
     assert [key for key in first if first[key] != other_code[key]] == ["code"]
     assert [key for key in seed if seed[key] != other_seed[key]] == ["args.seed"]
+
+
+def test_a_warm_worker_keeps_the_same_kv_as_one_that_never_sleeps() -> None:
+    warm = fleet("baton-tiny", {})
+    warm["decode"]["d0"]["state"] = "warm"
+    always, sometimes = made([fleet("baton-tiny", {}), warm])
+    assert always == sometimes

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from common.blocks import keeps_part
-from common.config import Config
+from common.config import Config, EngineConfig
 from common.engine.adapters import AdapterTable
 from common.engine.connector.metadata import PARAMS_KEY
 from common.engine.forking import nothing_to_collect
@@ -117,16 +117,18 @@ def open_vllm(
         capacity,
         setup["fingerprint_parts"],
     )
-    slots = adapter_slots(config, worker.engine)
-    adapters = AdapterTable(
-        VllmAdapters(client),
-        model,
-        rank_max=rank_max(worker.engine),
-        slots=slots,
-        clock=time.monotonic,
-    )
-    table = adapters if slots else None
-    return VllmEngine(info, client, processor, side, events, adapters=table)
+    adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
+    return VllmEngine(info, client, processor, side, events, adapters=adapters)
+
+
+def _adapters(
+    config: Config, engine: EngineConfig, base: Path, loader: VllmAdapters
+) -> AdapterTable | None:
+    """None: this engine serves none."""
+    slots, most = adapter_slots(config, engine), rank_max(engine)
+    if not slots:
+        return None
+    return AdapterTable(loader, base, rank_max=most, slots=slots, clock=time.monotonic)
 
 
 @contextlib.contextmanager

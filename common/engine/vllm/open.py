@@ -75,8 +75,7 @@ def open_vllm(
     events = kv_events_address(config, name) if worker.engine.publishes_kv_events else ""
     made = make_vllm_config(config, worker, model, setup, events)
     made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
-    if made.lora_config is not None and made.device_config.device_type == "cpu":
-        lora_on_cpu.install()
+    lora_on_cpu.install_for(made)
     progress("starting the engine")
     sockets = _sockets_in(engine_sockets(config, name))
     with nothing_to_collect(), collected_failures() as failures, sockets:

@@ -54,8 +54,7 @@ def open_vllm(
     worker = config.worker(role, name)
     check_model(config)
     model = model_folder(config)
-    workers = len(config.prefill) + len(config.decode)
-    prepare_process(worker.engine, workers, eager=is_eager(config))
+    _prepare(config, worker.engine)
     progress("importing vLLM")
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.input_processor import InputProcessor
@@ -118,6 +117,11 @@ def open_vllm(
     )
     adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
     return VllmEngine(info, client, processor, side, events, adapters=adapters)
+
+
+def _prepare(config: Config, engine: EngineConfig) -> None:
+    workers = len(config.prefill) + len(config.decode)
+    prepare_process(engine, workers, eager=is_eager(config))
 
 
 def _adapters(

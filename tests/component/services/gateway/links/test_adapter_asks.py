@@ -13,7 +13,7 @@ from services.gateway.links.adapter_asks import AdapterAsks
 
 
 def test_each_is_told_what_became_of_its_own() -> None:
-    async def play() -> list[BaseException | None]:
+    async def play() -> tuple[BaseException | None, BaseException | None]:
         sent: list[AskAdapter] = []
 
         def send(message: AskAdapter) -> bool:

@@ -18,10 +18,12 @@ from common.messages import (
     OrderAdapter,
     Prefill,
     Refused,
+    Role,
 )
 from services.router.events import AdapterOrdered
 from services.router.placement.types import WaitFor
 from services.router.rules import moves
+from tests.rigs.messages import worker_hello
 from tests.unit.services.router.rig import Rig
 
 SQL, LAW = "sql@1", "law@2"
@@ -196,6 +198,19 @@ def test_who_joins_later_gets_the_orders_that_it_lacks() -> None:
     rig.sent.clear()
     rig.decode("d2")
     assert [(o.name, o.path) for o in rig.take(OrderAdapter, "d2|1")] == [("law", "/srv/law")]
+
+
+def test_who_joins_with_what_was_let_go_is_told_so() -> None:
+    rig = fleet()
+    rig.handle(AdapterOrdered("model", "law", "/srv/law"))
+    for peer in ("p0|1", "p1|1", "d0|1", "d1|1"):
+        has(rig, peer, LAW, SQL)
+        rig.receive(peer, AdapterDone(name="law", path="/srv/law"))
+    rig.handle(AdapterOrdered("model", "sql"))
+    rig.sent.clear()
+    rig.receive("d2|1", worker_hello(Role.DECODE, "d2"))
+    has(rig, "d2|1", LAW, SQL)
+    assert [(o.name, o.path) for o in rig.take(OrderAdapter, "d2|1")] == [("sql", "")]
 
 
 def test_what_no_worker_could_do_is_not_asked_of_the_next_one() -> None:

@@ -110,5 +110,5 @@ def test_what_cannot_be_served_harms_nothing_that_runs(
         with pytest.raises(BatonError, match="does not have the adapter 'first'"):
             await start(pair, PROMPTS[3], ids["first"])
 
-    arguments = {"enable_lora": True, "max_loras": 2}
+    arguments = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 2, "max_lora_rank": 16}
     play(make_config(tmp_path, {"args": arguments}), work)

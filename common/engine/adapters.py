@@ -46,7 +46,7 @@ class Adapter:
 
 class AdapterTable:
     """`base`: the model's folder. `rank_max`: what the engine takes. `slots`: how many stay
-    resident though no request runs with them; 0: this engine serves no adapters."""
+    resident though no request runs with them."""
 
     def __init__(
         self,
@@ -149,11 +149,6 @@ class AdapterTable:
         assert len(self._faults) <= ADAPTERS_MAX
 
     async def _add(self, name: str, path: str) -> None:
-        if not self._slots:
-            sentence = (
-                "this worker's engine serves no adapters; set [engine.args] enable_lora = true"
-            )
-            raise ConfigError(f"adapters.{name}", sentence)
         found = await asyncio.to_thread(checked_adapter, name, path, self._base, self._rank_max)
         before = self._named(name)
         if before is not None and before.id == found:

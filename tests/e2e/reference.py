@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,36 @@ def plain_answers(
     this returns. Greedy answers must be clear of the `MARGIN`."""
     folder = model or ensure_embedded_model()
     question = {"model": str(folder), "prompts": prompts, "asked": asked}
+    answer = _asked(question | {"max_tokens": max_tokens})
+    assert asked or min(answer["margin"]) > MARGIN, "the model decides too closely to test equality"
+    tokens: list[list[int]] = answer["tokens"]
+    return tokens
+
+
+def plain_adapter_answers(
+    prompts: list[list[int]], max_tokens: int, adapters: Mapping[str, Path | None]
+) -> dict[str, list[list[int]]]:
+    """The same with each of these LoRA adapters of the embedded model, by name; None is none. The
+    engine has more slots than adapters: vLLM on a CPU would compute tokens without an adapter by
+    what is in the last one."""
+    answer = _asked(
+        {
+            "model": str(ensure_embedded_model()),
+            "prompts": prompts,
+            "max_tokens": max_tokens,
+            "adapters": {name: path and str(path) for name, path in adapters.items()},
+            "engine": {"enable_lora": True, "max_loras": len(adapters) + 1},
+        }
+    )
+    assert min(map(min, answer["margins"].values())) > MARGIN, "too close to test equality"
+    tokens: dict[str, list[list[int]]] = answer["by_adapter"]
+    return tokens
+
+
+def _asked(question: dict[str, Any]) -> Any:
     done = subprocess.run(
         [sys.executable, "-m", "tests.e2e.reference"],
-        input=json.dumps(question | {"max_tokens": max_tokens}),
+        input=json.dumps(question),
         capture_output=True,
         text=True,
         timeout=280,
@@ -42,10 +70,7 @@ def plain_answers(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert asked or min(answer["margin"]) > MARGIN, "the model decides too closely to test equality"
-    tokens: list[list[int]] = answer["tokens"]
-    return tokens
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:

@@ -91,6 +91,19 @@ def test_each_name_has_its_own_text_and_is_listed_with_its_base(
     assert {row["state"] for row in told} <= {"in memory", "loaded"}
 
 
+def test_what_vllm_s_classes_answer_has_the_adapter_s_text_and_name(
+    running: Fleet, keys: dict[str, str]
+) -> None:
+    """Two choices are beyond the gateway's own path."""
+    plain = text(running, keys["all"], "sql")
+    answer = ask(running, keys["all"], "sql", n=2)
+    assert (answer.status_code, answer.json()["model"]) == (200, "sql"), answer.text
+    assert [choice["text"] for choice in answer.json()["choices"]] == [plain, plain]
+    body = {"model": "law", "prompt": "hi"}
+    assert post(running, "/tokenize", keys["all"], body).status_code == 200
+    assert post(running, "/tokenize", keys["all"], body | {"model": "no"}).status_code == 404
+
+
 def test_a_key_that_is_limited_to_an_adapter_gets_nothing_else(
     running: Fleet, keys: dict[str, str]
 ) -> None:

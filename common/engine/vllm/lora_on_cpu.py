@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from vllm.config import VllmConfig
 
 PATCHED = (
     "bgmv_shrink",
@@ -25,6 +26,12 @@ PATCHED = (
     "sgmv_expand",
     "sgmv_expand_slice",
 )
+
+
+def install_for(made: VllmConfig) -> None:
+    """As `install`, if this engine needs it."""
+    if made.lora_config is not None and made.device_config.device_type == "cpu":
+        install()
 
 
 def install() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from common.blocks import keeps_part
-from common.config import Config
+from common.config import Config, EngineConfig
 from common.engine.adapters import AdapterTable
 from common.engine.connector.metadata import PARAMS_KEY
 from common.engine.forking import nothing_to_collect
@@ -54,8 +54,7 @@ def open_vllm(
     worker = config.worker(role, name)
     check_model(config)
     model = model_folder(config)
-    workers = len(config.prefill) + len(config.decode)
-    prepare_process(worker.engine, workers, eager=is_eager(config))
+    _prepare(config, worker.engine)
     progress("importing vLLM")
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.input_processor import InputProcessor
@@ -75,8 +74,7 @@ def open_vllm(
     events = kv_events_address(config, name) if worker.engine.publishes_kv_events else ""
     made = make_vllm_config(config, worker, model, setup, events)
     made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
-    if made.lora_config is not None and made.device_config.device_type == "cpu":
-        lora_on_cpu.install()
+    lora_on_cpu.install_for(made)
     progress("starting the engine")
     sockets = _sockets_in(engine_sockets(config, name))
     with nothing_to_collect(), collected_failures() as failures, sockets:
@@ -118,16 +116,23 @@ def open_vllm(
         capacity,
         setup["fingerprint_parts"],
     )
-    slots = adapter_slots(config, worker.engine)
-    adapters = AdapterTable(
-        VllmAdapters(client),
-        model,
-        rank_max=rank_max(worker.engine),
-        slots=slots,
-        clock=time.monotonic,
-    )
-    table = adapters if slots else None
-    return VllmEngine(info, client, processor, side, events, adapters=table)
+    adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
+    return VllmEngine(info, client, processor, side, events, adapters=adapters)
+
+
+def _prepare(config: Config, engine: EngineConfig) -> None:
+    workers = len(config.prefill) + len(config.decode)
+    prepare_process(engine, workers, eager=is_eager(config))
+
+
+def _adapters(
+    config: Config, engine: EngineConfig, base: Path, loader: VllmAdapters
+) -> AdapterTable | None:
+    """None: this engine serves none."""
+    slots, most = adapter_slots(config, engine), rank_max(engine)
+    if not slots:
+        return None
+    return AdapterTable(loader, base, rank_max=most, slots=slots, clock=time.monotonic)
 
 
 @contextlib.contextmanager

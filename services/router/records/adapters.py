@@ -48,7 +48,8 @@ class AdapterOrder:
 
 
 class AdapterOrders:
-    """The latest order for each name, at most `ADAPTERS_MAX`: the oldest is forgotten."""
+    """The latest order for each name, as many as a worker may have adapters: the oldest is
+    forgotten."""
 
     def __init__(self) -> None:
         self.latest: OrderedDict[str, AdapterOrder] = OrderedDict()

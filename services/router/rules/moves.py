@@ -173,7 +173,7 @@ def takers(tables: Tables, attempt: Attempt, source: Worker) -> list[WorkerView]
     return [
         view
         for view in _others(tables, source)
-        if view.identity not in aside and view.has(request.adapter) and _rooms(request, [view])
+        if view.identity not in aside and _rooms(request, [view])
     ]
 
 

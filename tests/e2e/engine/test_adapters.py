@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +12,9 @@ import pytest
 from common.engine.port import EngineRequest
 from common.errors import BatonError, Code
 from common.messages import Sampling
-from common.model.embedded import ensure_embedded_model
 from tests.e2e.engine.pair import Pair, Result, make_config, play
 from tests.e2e.prompts import prompts
-from tests.e2e.reference import MARGIN
+from tests.e2e.reference import plain_adapter_answers
 from tests.rigs.adapters import make_adapter
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,33 +30,6 @@ PROMPTS = prompts(4, edges=(5, 128, 129, 300))
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("adapters")
     return {name: make_adapter(root / name, seed) for seed, name in enumerate(NAMES, 1)}
-
-
-def plain(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
-    """What vLLM alone makes of `PROMPTS`, by adapter. It has more slots than adapters: it would
-    compute tokens without an adapter by what is in the last one."""
-    question = {
-        "model": str(ensure_embedded_model()),
-        "prompts": PROMPTS,
-        "max_tokens": TOKENS,
-        "adapters": {"": None} | {name: str(path) for name, path in folders.items()},
-        "engine": {"enable_lora": True, "max_loras": len(folders) + 1},
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.reference"],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"VLLM_USE_AOT_COMPILE": "0"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert min(map(min, answer["margins"].values())) > MARGIN
-    tokens: dict[str, list[list[int]]] = answer["by_adapter"]
-    return tokens
 
 
 async def load(pair: Pair, folders: dict[str, Path]) -> dict[str, str]:
@@ -83,7 +51,7 @@ async def start(pair: Pair, prompt: list[int], adapter: str) -> tuple[EngineRequ
 def test_base_and_two_adapters_at_once_answer_as_a_plain_engine_does(
     tmp_path: Path, folders: dict[str, Path]
 ) -> None:
-    expected = plain(folders)
+    expected = plain_adapter_answers(PROMPTS, TOKENS, {"": None, **folders})
     assert len({str(tokens) for tokens in expected.values()}) == len(expected)
 
     async def work(pair: Pair) -> None:
@@ -142,5 +110,5 @@ def test_what_cannot_be_served_harms_nothing_that_runs(
         with pytest.raises(BatonError, match="does not have the adapter 'first'"):
             await start(pair, PROMPTS[3], ids["first"])
 
-    arguments = {"enable_lora": True, "max_loras": 2}
+    arguments = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 2, "max_lora_rank": 16}
     play(make_config(tmp_path, {"args": arguments}), work)

@@ -31,6 +31,10 @@ TOGETHER: dict[str, Any] = {
 }
 #: By argument, the test in which a fleet or a pair has it.
 ELSEWHERE = {
+    "enable_lora": "tests/e2e/engine/test_adapters.py",
+    "max_cpu_loras": "tests/e2e/engine/test_adapters.py",
+    "max_lora_rank": "tests/e2e/engine/test_adapters.py",
+    "max_loras": "tests/e2e/engine/test_adapters.py",
     "tensor_parallel_size": "tests/e2e/engine/test_tensor_parallel.py",
     "tokenizer": "tests/e2e/test_engine_args.py",
     "trust_remote_code": "tests/e2e/test_engine_args.py",

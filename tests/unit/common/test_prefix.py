@@ -80,3 +80,15 @@ def test_bounds() -> None:
     assert len(named([7] * 4000, block=1)) == prefix.HASHES_MAX
     assert named(IDS, block=0) == []
     assert prefix.split(b"12345678abc") == [b"12345678"]
+
+
+def test_adapters_share_nothing_with_each_other_or_with_the_model() -> None:
+    packed = pack_ids(IDS)
+    found = [
+        prefix.split(prefix.prefix_hashes(packed, 16, salt, (), adapter))
+        for salt in ("a", None)
+        for adapter in ("", "sql@1", "sql@2")
+    ]
+    assert len({one for hashes in found for one in hashes}) == sum(map(len, found))
+    digests = {prefix.prompt_digest(packed, "a", (), one) for one in ("", "sql@1", "sql@2")}
+    assert len(digests) == 3

@@ -68,6 +68,7 @@ class Gate:
         deadline_ms: float = 0,
         images: tuple[ImageFeatures, ...] = (),
         attended: bool = True,
+        adapter: str = "",
     ) -> list[Action]:
         sampling = Sampling(max_tokens=50)
         spec = RequestSpec(
@@ -75,6 +76,7 @@ class Gate:
             deadline_ms=deadline_ms,
             images=images,
             attended=attended,
+            adapter=adapter,
         )
         answer = self.answers[request_id] = Once()
         stream = TextStream(

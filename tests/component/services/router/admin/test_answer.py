@@ -18,8 +18,8 @@ from tests.component.services.router.daemon_rig import Running, running
 from tests.rigs.messages import hello, submit, worker_hello
 
 NAMES = (
-    "status, workers, requests, explain, events, keys, kv, store, pairs, drain, resume, move, "
-    "evict, quarantine, policy, limits, reload, help"
+    "status, workers, requests, explain, events, keys, kv, adapter, store, pairs, drain, resume, "
+    "move, evict, quarantine, policy, limits, reload, help"
 )
 
 

@@ -208,6 +208,7 @@ def test_frames_of_another_kind_are_a_loss(frames: list[bytes], vllm: Publisher)
         stored([11], IDS[:16], parent=99),
         stored([11], IDS[:16], block_size=32),
         stored([11], IDS[:16], extra_keys=[("lora", "salt")]),
+        stored([11, 12], IDS[:32], extra_keys=[(("lora", "a@1", "/a"),), (("lora", "b", "/b"),)]),
         stored([11], IDS[:16], extra_keys=[(("image", "3"),)]),
         stored([11, 12], IDS[:32], extra_keys=[None, (b"prompt embeddings",)]),
         stored([11, 12], IDS[:32], extra_keys=[None, ("salt",)]),
@@ -218,6 +219,19 @@ def test_what_cannot_be_named_is_left_out_and_counted(event: dict[str, Any]) -> 
     vllm.publish(event)
     assert vllm.deltas() == ([], [], False)
     assert vllm.watch.dropped == len(event["block_hashes"])
+
+
+def test_blocks_of_an_adapter_have_the_names_that_gateways_give_them(vllm: Publisher) -> None:
+    key = ("lora", "sql@1", "/srv/sql")
+    vllm.publish(stored([11, 12], IDS[:32], extra_keys=[(key, "salt"), (key,)]))
+    vllm.publish(stored([13], IDS[32:48], parent=12, extra_keys=[(key,)]))
+    names = split(prefix_hashes(pack_ids(IDS[:48]), BLOCK, "salt", (), "sql@1"))
+    assert vllm.deltas() == (names, [], False)
+    others = [("", "salt"), ("sql@2", "salt"), ("sql@1", "pepper")]
+    for adapter, salt in others:
+        assert not set(names) & set(
+            split(prefix_hashes(pack_ids(IDS[:48]), BLOCK, salt, (), adapter))
+        )
 
 
 def test_blocks_with_images_have_the_names_that_gateways_give_them(vllm: Publisher) -> None:

@@ -130,10 +130,8 @@ class Worker:
         )
         self._kv_reachability = KvReachability()
         self._adapters = AdapterOrders(config.model_adapters, engine, self._report_adapter, log)
-        self._draining = False
-        self._engine_lost = False
-        self._ran = False
-        self._drained = False
+        self._draining, self._drained = False, False
+        self._engine_lost, self._ran = False, False
 
     def _worker_config(self) -> WorkerConfig:
         config, prefills = self._config, self._role is Role.PREFILL

@@ -109,13 +109,8 @@ def open_vllm(
         restores=restores(made),
         kv_layers=listening.layers,
     )
-    info = EngineInfo(
-        config.model.served_name,
-        setup["fingerprint"],
-        listening.kv_address,
-        capacity,
-        setup["fingerprint_parts"],
-    )
+    fingerprint, parts = setup["fingerprint"], setup["fingerprint_parts"]
+    info = EngineInfo(config.model.served_name, fingerprint, listening.kv_address, capacity, parts)
     adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
     return VllmEngine(info, client, processor, side, events, adapters=adapters)
 

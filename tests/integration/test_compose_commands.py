@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -51,8 +52,10 @@ class Containers:
             "BATON_HEALTH__PORT": self.ports["9400"],
             "BATON_ENGINE__KIND": "sim",
         }
-        for worker in ("PREFILL__P0", "PREFILL__P1", "DECODE__D0", "DECODE__D1", "POOL__S0"):
-            self._environment[f"BATON_{worker}__KV__HOST"] = "127.0.0.1"
+        fleet = tomllib.loads((COMPOSE / FILES[file]).read_text())
+        for role in ("prefill", "decode", "pool"):
+            for name in fleet.get(role, {}):
+                self._environment[f"BATON_{role}__{name}__KV__HOST".upper()] = "127.0.0.1"
 
     def _needs(self, name: str) -> set[str]:
         """All that must run before this one, whatever profile it is in."""

@@ -42,8 +42,8 @@ async def test_damaged_kv_raises_alarms_that_end_with_it() -> None:
             in {alarm["cause"]: alarm for alarm in told["alarms"]}["digest"]["sentence"]
         )
         for cause in ("digest", "recomputed"):
-            assert await metric(fleet, f'degraded{{cause="{cause}"}}') == 1.0
-            assert await metric(fleet, f'degradations_total{{cause="{cause}"}}') >= 1.0
+            assert await metric(fleet, "degraded", f'cause="{cause}"') == 1.0
+            assert await metric(fleet, "degradations_total", f'cause="{cause}"') >= 1.0
         assert await metric(fleet, "handoffs_recomputed_total") >= 1.0
         damage.heal()
         await fleet.ctl("quarantine", action="clear")
@@ -62,12 +62,17 @@ async def stand(fleet: Cell, causes: set[str]) -> bool:
     return set(await alarms(fleet)) == causes
 
 
-async def metric(fleet: Cell, name: str) -> float:
-    """Of the router's page."""
+async def metric(fleet: Cell, name: str, label: str = "") -> float:
+    """Of the one model, on the router's page."""
     pages, _ = await scrape(fleet.run_dir)
-    start = f"baton_router_{name} "
-    line = next(line for line in pages["router", "r0"].splitlines() if line.startswith(start))
-    return float(line.rpartition(" ")[2])
+    start = f"baton_router_{name}{{"
+    values = [
+        float(line.rpartition(" ")[2])
+        for line in pages["router", "r0"].splitlines()
+        if line.startswith(start) and label in line
+    ]
+    assert len(values) == 1, (name, values)
+    return values[0]
 
 
 async def counted(fleet: Cell, name: str, least: int) -> bool:

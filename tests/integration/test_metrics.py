@@ -76,7 +76,10 @@ async def test_all_daemons_are_on_the_page_with_help_and_units(sim_fleet: Fleet)
     families = list(text_string_to_metric_families(page))
     assert len({each.name for each in families}) == len(families)
     assert all(family.documentation for family in families)
-    assert 'baton_gateway_key_tokens_total{service="gateway",daemon="g0",model=' in page
+    assert (
+        'baton_gateway_key_tokens_total{service="gateway",daemon="g0",key="anonymous",model="baton-tiny"'
+        in page
+    )
 
 
 @pytest.mark.skipif(

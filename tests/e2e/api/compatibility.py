@@ -59,6 +59,13 @@ PARTS = f"""
 Routes = set[tuple[str, str]]
 
 
+SERVED_BY_A_SETTING = {
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+}
+"""What vLLM has for those who ask for it, and Baton for keys of operators."""
+
+
 def page() -> str:
     return "\n".join([HEAD + table(route_rows()), PARTS, FIELDS, *map(field_section, Route)])
 
@@ -69,7 +76,8 @@ def route_rows() -> Iterator[list[str]]:
     refused = {(method, path): reason for method, path, reason in unserved()}
     for method, path in sorted({*ours, *theirs, *refused}, key=lambda route: route[::-1]):
         route = (method, path)
-        vllm = "yes" if route in theirs else "by a setting" if route in refused else "-"
+        by_setting = route in refused or route in SERVED_BY_A_SETTING
+        vllm = "yes" if route in theirs else "by a setting" if by_setting else "-"
         yield [f"`{method} {path}`", vllm, answer_of(refused.get(route), served=route in ours)]
 
 

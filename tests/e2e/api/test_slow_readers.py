@@ -17,8 +17,8 @@ from tests.e2e.api.conftest import Stack
 pytestmark = pytest.mark.timeout(300)
 
 READERS = 50
-#: It was 13 s.
-OTHERS_SECONDS_MAX = 3.0
+#: It was 13 s. It is 0.2 s on a quiet machine and 3 s on one with a load of 5.
+OTHERS_SECONDS_MAX = 10.0
 #: Some 1 MiB each as JSON.
 BODY = {"prompt": "the sea is wide " * 90, "echo": True, "logprobs": 20, "max_tokens": 1}
 SHORT = {"prompt": "hello", "max_tokens": 1}

@@ -94,6 +94,9 @@ class Samples:
 
 def _allowed(kind: inspect.Type, values: Sequence[Any]) -> Sequence[Any]:
     """Those within the bounds that the message sets."""
+    if isinstance(kind, inspect.StrType | inspect.BytesType):
+        longest = kind.max_length
+        return [value for value in values if longest is None or len(value) <= longest]
     if not isinstance(kind, inspect.IntType | inspect.FloatType):
         return values
     least, most = kind.ge, kind.le

@@ -86,7 +86,7 @@ def test_a_prefix_outlives_the_worker_that_computed_it_and_the_pool_s_death_cost
         assert f"{other} pulls {BLOCKS * BLOCK} tokens out of the store of s0: " in story
         assert f"{other} pulled {BLOCKS} KV blocks" in story
         assert f"{BLOCKS * BLOCK} of {len(prompt)} tokens were cached" in story
-        assert counts(running, "s0")["store_copied"] >= BLOCKS
+        wait_until("it is counted", lambda: counts(running, "s0")["store_copied"] >= BLOCKS)
         (tier,) = [tier for tier in running.ctl("store") if tier["worker"] == "s0"]
         assert (tier["tier"], tier["role"], tier["state"]) == ("ram", "pool", "on")
         kill(running, "s0")

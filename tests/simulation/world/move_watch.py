@@ -3,6 +3,7 @@ the next attempt goes, and what an eviction leaves behind."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from common.blocks import streams_can_move
@@ -62,7 +63,7 @@ class MoveWatch:
     def _sent(self, send: Send, sends: list[Send]) -> None:
         match send.message:
             case Move() as move:
-                self._told_to_move(send.peer, (move.request_id, move.attempt))
+                self._told_to_move(send.peer, (move.request_id, move.attempt), sends)
             case HandOver() as order:
                 self._handed_over(send.peer, order, sends)
             case Decode() as decode:
@@ -70,7 +71,8 @@ class MoveWatch:
             case Failed() as failed if failed.code == Code.PREEMPTED:
                 self._parked((failed.request_id, failed.attempt))
 
-    def _told_to_move(self, peer: str, key: tuple[str, int]) -> None:
+    def _told_to_move(self, peer: str, key: tuple[str, int], sends: list[Send]) -> None:
+        """What waits may take the room of an evicted worker's stream in the same step."""
         tables, (request_id, _) = self._tables, key
         attempt = tables.attempts.get(key)
         if attempt is None or attempt.decode != peer or attempt.state is not AttemptState.DECODING:
@@ -81,7 +83,7 @@ class MoveWatch:
         source, order = tables.workers[peer], attempt.leaves_by
         if not streams_can_move(source.capacity.kv_groups):
             self._violate(f"moves {key}, whose KV does not move")
-        if not self._takers(attempt):
+        if not self._takers(attempt, sends):
             self._violate(f"moves {key}, for which nobody has room")
         last = self._told.get(request_id)
         room = order is not None and order.reason is MoveReason.ROOM
@@ -110,14 +112,20 @@ class MoveWatch:
             ):
                 self._violate(f"drops {key}, which could have moved")
 
-    def _takers(self, attempt: Attempt) -> list[str]:
+    def _takers(self, attempt: Attempt, sends: Sequence[Send] = ()) -> list[str]:
         """Counted here, and not as the router counts. A worker that is set aside for a suspected
-        prompt takes nothing else."""
+        prompt takes nothing else. `sends`: what they placed is not counted yet."""
         total, found = attempt.request.total_tokens, []
         aside = {attempt.decode, *self._tables.quarantine.trials.rows}
         for view in self._tables.snapshots.decodes():
-            free = view.kv_tokens_max - view.kv_tokens
-            if view.identity not in aside and view.requests < view.requests_max:
+            new = [
+                self._tables.attempts[send.message.request_id, send.message.attempt]
+                for send in sends
+                if isinstance(send.message, Decode) and send.peer == view.identity
+            ]
+            taken = sum(view.kv_need(other.request.total_tokens) for other in new)
+            free = view.kv_tokens_max - view.kv_tokens + taken
+            if view.identity not in aside and view.requests - len(new) < view.requests_max:
                 found += [view.identity] if view.kv_need(total) <= free else []
         return found
 

@@ -107,10 +107,7 @@ class KvThread:
         self._receive_shape = shape.uncompressed() if mode == "none" else shape
         self._chooser = measured_chooser(mode, geometry)
         self.ucx = UcxWorker(
-            config.transports,
-            self._on_accept,
-            interfaces=config.interfaces,
-            rails=config.rails,
+            config.transports, self._on_accept, interfaces=config.interfaces, rails=config.rails
         )
         send_pool = StagingPool(payload, total, shared=shares_memory(config.transports))
         self._segment = send_pool.segment
@@ -330,6 +327,7 @@ class KvThread:
             self._counters.count_received(report, ended.error, pull=is_pull(ticket.request_id))
         if not copied or ended.trouble:
             self._report_end("receive", ticket, report, ended)
+        self._request_status()
 
     def _report_end(
         self, side: Literal["send", "receive"], ticket: Ticket, report: KvReport, ended: Ended

@@ -7,6 +7,7 @@ import sys
 
 from tests.bench import (
     aborts,
+    adapters,
     compression,
     curve,
     guard,
@@ -30,6 +31,7 @@ BENCHES = {
     "kv-wire": kv_wire.main,
     "handoff": handoff.main,
     "aborts": aborts.main,
+    "adapters": adapters.main,
     "overload": overload.main,
     "compression": compression.main,
     "curve": curve.main,

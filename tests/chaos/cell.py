@@ -25,9 +25,9 @@ import psutil
 
 from common.errors import BatonError
 from common.net.admin_client import ask
+from loadtest.ports import free_port
 from services.up.plan import Flags, children, fleet_toml
 from tests.chaos.wire import Wire
-from tests.rigs.fleet import free_port
 
 READY_SECONDS = 60.0
 READY_SECONDS_VLLM = 240.0

@@ -14,7 +14,8 @@ from openai import OpenAI
 
 from common.errors import BatonError
 from common.net.admin_client import ask
-from tests.rigs.fleet import free_port, wait_until
+from loadtest.ports import free_port
+from tests.rigs.fleet import wait_until
 from tests.rigs.processes import BATON, Processes, processes
 
 FLEET = """\

@@ -18,7 +18,8 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from tests.rigs.fleet import free_port, wait_until
+from loadtest.ports import free_port
+from tests.rigs.fleet import wait_until
 from tests.rigs.processes import BATON, Processes, processes
 
 COMPOSE = Path(__file__).parents[2] / "compose"

@@ -9,8 +9,9 @@ import openai
 import zmq
 
 from common.messages import WIRE_VERSION, Hello, Role
+from loadtest.ports import free_port
 from tests.component.common.security.curve_rig import Hosts
-from tests.rigs.fleet import fleet, free_port, wait_until
+from tests.rigs.fleet import fleet, wait_until
 
 
 def test_a_fleet_over_tcp_serves_its_own_and_no_stranger(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import queue
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from typing import Any, Self
 
 import psutil
 
+from loadtest.ports import free_port
 from services.cli import main as baton
 from tests.rigs.processes import BATON
 
@@ -29,14 +29,6 @@ READY_SECONDS = 180.0
 STOP_SECONDS = 60.0
 FIXED_ROUTE = {"BATON_ROUTER__REMOTE_PREFILL": "always"}
 """Tests know the way of a request; the governor's own tests set `auto`."""
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from loadtest.ports import free_port
 from tests.bench.gateway import clients, floor, pump, worker
 from tests.bench.gateway.clients import Load, Seen
 from tests.bench.gateway.cpu import cpu_seconds
 from tests.bench.gateway.pump import Plan
-from tests.rigs.fleet import free_port, wait_until
+from tests.rigs.fleet import wait_until
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -19,11 +19,12 @@ from contextlib import contextmanager
 import uvloop
 
 from common.model.embedded import ensure_embedded_model
+from loadtest.ports import free_port
 from tests.bench.gateway import clients
 from tests.bench.gateway.clients import Load
 from tests.bench.gateway.cpu import cpu_seconds
 from tests.bench.gateway.table import verdict
-from tests.rigs.fleet import fleet, free_port, wait_until
+from tests.rigs.fleet import fleet, wait_until
 
 STREAMS = (32, 128, 256)
 TOKENS = 128

@@ -18,7 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from common.model.embedded import ensure_embedded_model
-from tests.rigs.fleet import free_port, wait_until
+from loadtest.ports import free_port
+from tests.rigs.fleet import wait_until
 
 ROOT = Path(__file__).parents[3]
 START_SECONDS = 240.0

@@ -26,9 +26,9 @@ from common.net.admin_client import ask
 from common.net.endpoints import admin_address
 from common.net.wire import encode
 from common.process.lifecycle import Tasks
+from loadtest.ports import free_port
 from services.router.daemon import make
 from tests.component.common.security.curve_rig import Hosts
-from tests.rigs.fleet import free_port
 from tests.rigs.messages import worker_hello
 from tests.rigs.peers import Peer
 

@@ -25,8 +25,10 @@ class Lease:
     blocks: int
     granted: float
     """An instant."""
+    agreed: float
+    """The instant at which it expires unless it is shortened."""
     expires: float
-    """An instant."""
+    """The instant at which it does expire."""
 
     def left_ms(self, now: float) -> float:
         return max(0.0, (self.expires - now) * 1000)
@@ -52,7 +54,8 @@ class LeaseTable(Generic[K]):
             return held
         if len(self._leases) >= self._size:
             return None
-        lease = Lease(owner, blocks, now, now + lease_ms / 1000)
+        agreed = now + lease_ms / 1000
+        lease = Lease(owner, blocks, now, agreed, expires=agreed)
         self._leases[key] = lease
         return lease
 
@@ -61,6 +64,12 @@ class LeaseTable(Generic[K]):
         lease = self._leases.get(key)
         if lease is not None:
             lease.expires = min(lease.expires, until)
+
+    def restore(self, key: K) -> None:
+        """Takes back what `shorten` did."""
+        lease = self._leases.get(key)
+        if lease is not None:
+            lease.expires = lease.agreed
 
     def release(self, key: K) -> Lease | None:
         return self._leases.pop(key, None)

@@ -6,8 +6,8 @@ One that comes before its ticket is kept, because P's queue may be long; early o
 number, and each is kept as long as its D waits. An attempt has one ticket here, the first: after a
 router's restart P and D may have been given different ones, and a D with another ticket is refused
 at once. A ticket serves only the D that it names, in the incarnation that it names. The lease runs
-from the offer; losing D's connection shortens it to a grace in which D may come back. A transfer
-that has ended leaves a tombstone with the number of slots already answered, so that a late credit
+from the offer; losing D's connection shortens it to a grace in which D may come back, and a D that
+does has the whole lease again. A transfer that has ended leaves a tombstone with the number of slots already answered, so that a late credit
 still gets its voids.
 """
 
@@ -264,6 +264,7 @@ class TicketTable:
         if not self._possible(ready, sender):
             return self._refuse(peer, ready, "blocks or message size out of bounds")
         self._by_transfer[ready.transfer] = key
+        self._leases.restore(key)
         return self._feed(key, Ready(peer.id, ready))
 
     def _possible(self, ready: KvReady, sender: Sender) -> bool:

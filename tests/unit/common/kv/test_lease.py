@@ -42,6 +42,16 @@ def test_shortening_never_lengthens() -> None:
     table.shorten("unknown", 1.0)
 
 
+def test_restoring_takes_back_what_shortened_it_and_no_more() -> None:
+    table: LeaseTable[str] = LeaseTable(1)
+    table.grant("a", "d", 1, now=0.0, lease_ms=1000)
+    table.shorten("a", 0.5)
+    table.restore("a")
+    assert table.expired(0.9) == []
+    assert table.expired(1.0) == ["a"]
+    table.restore("unknown")
+
+
 def test_tombstones_forget_the_oldest_first() -> None:
     dead: Tombstones[int, str] = Tombstones(2)
     dead.bury(1, "a")

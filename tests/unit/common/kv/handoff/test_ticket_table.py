@@ -248,6 +248,17 @@ def test_losing_d_keeps_the_lease_for_a_grace_in_which_d_may_return(table: Ticke
     assert stages(table.handle(FromPeer(again, ready(transfer=8, granted=1)), 0.5)) == [0]
 
 
+def test_a_d_that_returns_has_the_whole_lease_again_however_long_its_transfer_takes() -> None:
+    table = TicketTable(SHAPE, buffer_bytes=400, lease_ms=60_000, counters=HandoffCounters())
+    table.handle(Offer(ticket(lease_ms=60_000), 10), 0.0)
+    table.handle(FromPeer(D0, ready()), 0.0)
+    for transfer, now in ((8, 1.0), (9, 2.0)):
+        table.handle(PeerLost(D0.id), now)
+        assert [lease.expires for _, lease in table.holds()] == [now + GRACE_S]
+        table.handle(FromPeer(D0, ready(transfer=transfer)), now + GRACE_S / 2)
+        assert [lease.expires for _, lease in table.holds()] == [60.0], "and not more than that"
+
+
 def test_losing_d_for_good_frees_before_the_lease_would_have() -> None:
     table = TicketTable(SHAPE, buffer_bytes=400, lease_ms=60_000, counters=HandoffCounters())
     table.handle(Offer(ticket(lease_ms=60_000), 10), 0.0)

@@ -19,7 +19,7 @@ run: install ## a fleet on this machine, with the embedded model (ARGS="--decode
 	@exec $(VENV)/baton up $(ARGS)
 
 test: install lint ## lint and every test, in two processes
-	@$(PYTEST) $(BOTH_CORES) $(ARGS)
+	@$(PYTEST) $(BOTH_CORES) --durations=40 $(ARGS)
 
 unit: install ## under a minute: one module at a time, nothing that starts sockets, threads or processes
 	@$(PYTEST) tests/unit $(BOTH_CORES) $(ARGS)

@@ -12,6 +12,8 @@ from tests.chaos.scenarios.run import gaps_after, longest_gap, nothing_lost, und
 from tests.rigs.load import Ask
 
 HANG_MS = "2000"
+LEAST = 20
+"""Requests, however soon the worker is back."""
 SAYS = {"die": "the engine process has died", "hang": "made no step for"}
 
 
@@ -29,11 +31,12 @@ async def lost(how: str, rate: float) -> list[Row]:
             at = time.monotonic()
             took = await fleet.until("its daemon ends", lambda: _ended(fleet, pid), 20)
             await fleet.until("d0 is back", fleet.all_ready, 60)
+            await fleet.until("enough were asked", lambda: load.started >= LEAST, 60)
         status = next(death.status for death in fleet.deaths if death.pid == pid)
         said = last_words(fleet.log("d0"))
         good = status == 1 and SAYS[how] in said
         return [
-            nothing_lost(f"an engine is made to {how}", load.answers, 20),
+            nothing_lost(f"an engine is made to {how}", load.answers, LEAST),
             Row("- its daemon ends", f"status {status} after {took:.1f} s: {said}", "1", good),
             longest_gap("- longest pause in a stream", gaps_after(load.answers, [at]), 2.0),
         ]

@@ -346,7 +346,7 @@ class DecodeCore:
             error=error,
             message=message,
         )
-        if stream.awaits_report and stream.started is not None:
+        if stream.started is not None:
             self._late_reports.wait_for(stream.started)
         return [*self._report_started(stream), ToRouter(ended)]
 

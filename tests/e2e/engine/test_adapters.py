@@ -155,10 +155,12 @@ def plain(folders: dict[str, Path], other: Path) -> dict[str, list[list[int]]]:
     return tokens
 
 
-async def ask(worker: Worker, key: str, nth: int, adapter: str, **more: KvSource) -> Result:
+async def ask(
+    worker: Worker, key: str, nth: int, adapter: str, source: KvSource | None = None
+) -> Result:
     """The worker computes the prompt itself; what it shares with others may come from any cache."""
     request = EngineRequest(key, 0, Role.DECODE, FAMILY[nth], LONGER, adapter=adapter)
-    result = await worker.add(replace(request, **more))
+    result = await worker.add(replace(request, source=source))
     await asyncio.wait_for(result.done.wait(), 60)
     assert not result.error
     return result

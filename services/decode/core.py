@@ -248,11 +248,10 @@ class DecodeCore:
 
     @staticmethod
     def _report_started(stream: Stream) -> list[Action]:
-        if stream.started is None:
+        started, stream.started = stream.started, None
+        if started is None:
             return []
-        started = msgspec.structs.replace(stream.started, kv=stream.kv, kv_ms=stream.kv_ms)
-        stream.started = None
-        return [ToRouter(started)]
+        return [ToRouter(msgspec.structs.replace(started, kv=stream.kv, kv_ms=stream.kv_ms))]
 
     def _kv_done(self, done: KvDone, now: float) -> list[Action]:
         if done.side == "send":

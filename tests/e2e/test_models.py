@@ -172,9 +172,9 @@ def test_each_model_is_profiled_and_planned_by_itself(running: Fleet, tmp_path: 
         assert f'model = "{name}"' in (tmp_path / f"{name}.toml").read_text()
     tables = [f'[{name}]\nprofile = "{name}.toml"\nrate = 0.1\n' for name in SEEDS]
     (tmp_path / "models.toml").write_text("".join(tables))
-    load = ("--requests", "20", "--scale", "0.2", "--workers", "4")
-    load += ("--slo", "ttft=60000,itl=60000")
-    told = said("plan", "--models", str(tmp_path / "models.toml"), *load)
+    load = ("--requests", "20", "--scale", "0.2", "--slo", "ttft=60000,itl=60000")
+    file = str(tmp_path / "models.toml")
+    told = said("plan", "--models", file, "--workers", "4", *load)
     assert told.index("model eighteen") < told.index("model forty") < told.index("Together")
 
 

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from common.errors import BatonError, Code, ConfigError
 from common.messages import ADAPTERS_MAX, AdapterStatus
 from common.model.adapters import adapter_id, checked_adapter, digest_of, name_of_adapter
+
+BATCH_SLOTS = 4
+"""Different adapters in one batch, unless `max_loras` says otherwise."""
 
 
 class AdapterLoader(Protocol):
@@ -204,6 +207,14 @@ class AdapterTable:
         self._faults[name] = (path, error[:512])
         while len(self._faults) > ADAPTERS_MAX:
             self._faults.popitem(last=False)
+
+
+def resident_max(arguments: Mapping[str, Any], in_file: int) -> int:
+    """How many adapters stay in an engine's memory though no request runs with them. `arguments`:
+    those of the engine. `in_file`: the adapters of its model in the fleet file, all of which stay
+    unless `max_cpu_loras` says otherwise. A batch's are in memory in any case."""
+    in_batch = int(arguments.get("max_loras", BATCH_SLOTS))
+    return max(in_batch, int(arguments.get("max_cpu_loras", in_file)))
 
 
 def not_held(adapter: str, why: str = "") -> BatonError:

@@ -249,7 +249,8 @@ class PrefillEnded(Message, frozen=True):
 
 
 class DecodeStarted(Message, frozen=True):
-    """D: the first token was made. No answer."""
+    """D: the first token was made. Once more, after `Ended`, if the handoff's report came so late.
+    No answer."""
 
     request_id: str
     attempt: Count

@@ -6,7 +6,7 @@ is lost. The KV of a stream that moves stays in the engine until the worker on w
 taken it, and a drain waits for that. All new tokens of one engine step for one gateway leave as one
 `Tokens`. `index` counts the completion tokens sent before, by which the gateway refuses gaps and
 duplicates. The engine's tokens and the handoff's report arrive over different channels, so
-`DecodeStarted` waits for the report, at most until the end of the stream; the tokens do not wait.
+`DecodeStarted` waits for the report, at most until the end of the stream; tokens do not wait.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from common.worker.actions import (
     ToRouter,
 )
 from services.decode.grant_limit import GrantLimit
+from services.decode.late_reports import LateReports
 
 
 @dataclass(slots=True)
@@ -97,6 +98,7 @@ class DecodeCore:
         self._current: dict[str, int] = {}
         #: Streams that were given up and whose KV the engine keeps.
         self._kept: set[str] = set()
+        self._late_reports = LateReports()
         #: Frames that cannot be decoded, and events that concern no stream of the table.
         self.dropped = 0
 
@@ -145,6 +147,7 @@ class DecodeCore:
         assert self._promised == sum(stream.kv_tokens for stream in self._streams.values())
         assert self._promised <= self._limit.kv_tokens_max
         assert len(self._current) == len(self._streams)
+        self._late_reports.check_invariants()
         for key, stream in self._streams.items():
             assert key == stream.key
             assert self._current[stream.request_id] == stream.attempt
@@ -245,11 +248,10 @@ class DecodeCore:
 
     @staticmethod
     def _report_started(stream: Stream) -> list[Action]:
-        if stream.started is None:
+        started, stream.started = stream.started, None
+        if started is None:
             return []
-        started = msgspec.structs.replace(stream.started, kv=stream.kv, kv_ms=stream.kv_ms)
-        stream.started = None
-        return [ToRouter(started)]
+        return [ToRouter(msgspec.structs.replace(started, kv=stream.kv, kv_ms=stream.kv_ms))]
 
     def _kv_done(self, done: KvDone, now: float) -> list[Action]:
         if done.side == "send":
@@ -258,7 +260,7 @@ class DecodeCore:
         actions: list[Action] = [ToRouter(_trouble(done))] if done.trouble else []
         stream = self._streams.get(engine_key(done.request_id, done.attempt))
         if stream is None:
-            return actions
+            return actions + [ToRouter(started) for started in self._late_reports.take(done)]
         stream.kv = done.report
         in_place = now if stream.first_token is None else stream.first_token
         stream.kv_ms = (in_place - stream.arrived) * 1000
@@ -343,19 +345,20 @@ class DecodeCore:
             error=error,
             message=message,
         )
+        if stream.started is not None:
+            self._late_reports.wait_for(stream.started)
         return [*self._report_started(stream), ToRouter(ended)]
 
     @staticmethod
     def _declined(stream: Stream, sentence: str) -> Action:
         """Refuses to the router alone, which tells the gateway to submit the request anew."""
-        return ToRouter(
-            Ended(
-                request_id=stream.request_id,
-                attempt=stream.attempt,
-                error=Code.NO_CAPACITY,
-                message=sentence,
-            )
+        ended = Ended(
+            request_id=stream.request_id,
+            attempt=stream.attempt,
+            error=Code.NO_CAPACITY,
+            message=sentence,
         )
+        return ToRouter(ended)
 
     @staticmethod
     def _reject_dispatch(stream: Stream, code: Code, sentence: str) -> list[Action]:

@@ -1,7 +1,9 @@
-"""Sixteen LoRA adapters in batches of at most four, asked for by Zipf's law: how many requests find
-theirs in memory, what loading takes, and whether any token is another adapter's. Judged by what the
-same engine answers to each adapter alone; that this is right, `tests/e2e/engine/test_adapters.py`
-compares with plain vLLM.
+"""Sixteen LoRA adapters over the four slots of a batch, asked for by Zipf's law (exponent 1): how
+many requests find theirs in the worker's memory, what loading takes, and whether any token is
+another adapter's. By default all that the fleet file has stay in memory, and only the slots of the
+batch change; with room for four, every adapter that is not one of the last four is read again.
+Judged by what the same engine answers to each adapter alone; that this is right,
+`tests/e2e/engine/test_adapters.py` compares with plain vLLM.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from common.engine.adapters import resident_max
 from common.engine.open import open_engine
 from common.engine.port import EngineRequest
 from common.messages import Role, Sampling
@@ -22,8 +25,8 @@ from tests.e2e.engine.pair import Worker, make_config
 from tests.rigs.adapters import make_adapter
 
 ADAPTERS, SLOTS, REQUESTS, AT_ONCE = 16, 4, 640, 4
-IN_MEMORY = (16, 4)
-"""How many stay in memory, one row each."""
+IN_MEMORY = (resident_max({"max_loras": SLOTS}, ADAPTERS), SLOTS)
+"""How many stay in memory, one row each; the first is what a fleet file with all of them means."""
 PROMPT = [(7 * at) % 240 + 1 for at in range(20)]
 SAMPLING = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
 WAIT_S = 60.0

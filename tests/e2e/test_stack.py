@@ -100,7 +100,15 @@ def test_two_hundred_prompts_equal_one_plain_engine_and_their_kv_moved(
         assert tokens == expected, f"prompt of {len(prompt)} tokens"
         assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), MAX_TOKENS)
     wait_until("all have ended", lambda: not vllm_fleet.ctl("requests"))
-    told = asyncio.run(accounts(vllm_fleet, [request_id for request_id, _, _ in answers]))
+    ids = [request_id for request_id, _, _ in answers]
+    told: list[dict[str, Any]] = []
+
+    def handoffs_are_told() -> bool:
+        """The report of a short stream's handoff may come after its end."""
+        told[:] = asyncio.run(accounts(vllm_fleet, ids))
+        return all(attempt["kv"] for attempt in told if attempt["prefill"])
+
+    wait_until("all handoffs are told", handoffs_are_told, 30.0)
     geometry = json.loads((ensure_embedded_model() / "config.json").read_text())
     head_dim = geometry["hidden_size"] // geometry["num_attention_heads"]
     token_bytes = geometry["num_hidden_layers"] * geometry["num_key_value_heads"] * head_dim * 4 * 2
@@ -112,7 +120,6 @@ def test_two_hundred_prompts_equal_one_plain_engine_and_their_kv_moved(
         in_caches = attempt["cached_tokens"]
         assert in_caches["decode"] == len(prompt) - 1, "decode computed more than the last token"
         kv = attempt["kv"]
-        assert kv is not None, attempt["sentences"]
         assert kv["payload_bytes"] == token_bytes * BLOCK * kv["blocks"]
         needed = -(-(len(prompt) - 1) // BLOCK)
         if prompt[: 3 * BLOCK] == SHARED:

@@ -119,8 +119,15 @@ def test_an_operator_loads_one_and_lets_it_go(
 ) -> None:
     order = {"lora_name": "poems", "lora_path": str(make_adapter(root / "poems", 7))}
     refused = post(running, "/v1/load_lora_adapter", keys["all"], order)
-    assert refused.status_code in (401, 403), refused.text
-    assert ask(running, keys["all"], "poems").status_code == 404
+    assert refused.status_code == 401, refused.text
+    assert "needs a key of gateway.operator_keys_file" in refused.json()["error"]["message"]
+    refused = post(running, "/v1/load_lora_adapter", keys["operator"], {"lora_path": "/x"})
+    assert refused.status_code == 400
+    assert "must be an object with lora_name" in refused.json()["error"]["message"]
+    unknown = ask(running, keys["all"], "poems")
+    assert unknown.status_code == 404
+    message = unknown.json()["error"]["message"]
+    assert message.endswith("this server serves 'baton-tiny', 'law', 'sql'")
     done = post(running, "/v1/load_lora_adapter", keys["operator"], order)
     assert (done.status_code, done.text.split()[0]) == (200, "Success:")
     assert len(text(running, keys["all"], "poems")) > 0
@@ -162,7 +169,9 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
     order = {"lora_name": f"bad-{fault}", "lora_path": str(folder)}
     refused = post(running, "/v1/load_lora_adapter", keys["operator"], order)
     assert refused.status_code == 400, refused.text
-    assert says in refused.json()["error"]["message"]
+    message = refused.json()["error"]["message"]
+    assert message.startswith("d0, d1, p0: ")
+    assert message.count(says) == 1, "once for all workers"
     (row,) = [row for row in rows(running, f"bad-{fault}") if row["worker"] == "d0"]
     assert row["state"] == "failed"
     assert says in row["error"]

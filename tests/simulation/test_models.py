@@ -100,6 +100,8 @@ def test_one_model_at_four_times_its_load_does_not_move_the_others_ttft() -> Non
     assert refused[0] == 0
     assert refused[1] > len(flooded[CHAT]) / 2
     assert len(quiet[CODE]) == len(flooded[CODE]) > 200
+    before, after = ttft_ms_p99(quiet[CODE]), ttft_ms_p99(flooded[CODE])
+    print(f"TTFT p99 of the other model {after:.1f} ms, {after / before:.3f} of what it was")
     assert is_apart(quiet[CODE], flooded[CODE])
 
 

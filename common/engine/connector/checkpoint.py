@@ -7,8 +7,8 @@ not any more, is saved again while the stream runs, because the engine still has
 step offers and waits for nothing: the KV thread does the rest (`common.kv.offers.offered`).
 
 Routers know blocks by other names than engines do (`common.prefix`), so the offer carries both.
-Prompts with images and adapters go without: the holder finds them by the engine's hashes all the
-same.
+Prompts with images go without: the holder finds them by the engine's hashes all the same. Those of
+a LoRA adapter begin from its id, which is the name that vLLM has of it.
 
 A pool gets the blocks of a stream that is over, too, because a prompt is stored when it is computed
 and hardly sooner. They are offered as they come to the store, and given up at the first that does
@@ -78,8 +78,9 @@ class Checkpoints:
         holder = holder_of(request.kv_transfer_params)
         if not self._fingerprint or holder is None or holder.fingerprint != self._fingerprint:
             return
-        plain = not request.mm_features and request.lora_request is None
-        name = root(request.cache_salt) if plain else None
+        lora = request.lora_request
+        adapter = lora.lora_name if lora is not None else ""
+        name = root(request.cache_salt, adapter) if not request.mm_features else None
         self._streams[request.request_id] = _Checkpoint(holder, 0, name)
 
     @property

@@ -19,7 +19,7 @@ import structlog
 
 from common.blocks import blocks_for
 from common.config import Config
-from common.engine.adapters import Adapter, AdapterTable
+from common.engine.adapters import Adapter, AdapterTable, resident_max
 from common.engine.fingerprint import fingerprint_of, parts_of
 from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key
 from common.engine.sim.model import SimKv, not_modelled
@@ -38,7 +38,6 @@ from common.telemetry.rolling_p99 import RollingP99
 
 LAYERS = 2
 BLOCK_TOKENS = 128
-ADAPTER_SLOTS = 4
 MODEL_LEN = 8192
 
 
@@ -307,12 +306,11 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
     )
     info = EngineInfo(config.model.served_name, fingerprint, kv_address, capacity, parts)
     arguments = worker.engine.args
-    slots = arguments.get("max_loras", ADAPTER_SLOTS)
     adapters = AdapterTable(
         _NoLoading(),
         _model_files(config),
         rank_max=arguments.get("max_lora_rank", RANK_MAX_DEFAULT),
-        slots=max(slots, arguments.get("max_cpu_loras", slots)),
+        slots=resident_max(arguments, len(config.model_adapters)),
         clock=time.monotonic,
     )
     return SimEngine(info, core, service, wake, adapters=adapters)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from common.config import Config, EngineConfig, WorkerConfig
+from common.engine.adapters import BATCH_SLOTS, resident_max
 from common.engine.fingerprint import fingerprint_of, parts_of
 from common.engine.vllm import kv_release
 from common.engine.vllm.argument_table import KV_ARGUMENTS
@@ -44,8 +45,6 @@ HARMLESS_WARNINGS = (
     "vllm.distributed.kv_transfer.kv_connector.v1.base",
 )
 RESUME_SAMPLER = "common.engine.vllm.resume_sampler:ResumeSampler"
-#: Different adapters in one batch, unless the file says so.
-ADAPTER_SLOTS = 4
 ADAPTERS_IN_USE_MAX = 1_024
 PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
 #: Stretches of a weight file that the fingerprint covers. 64 scattered reads take a second of a
@@ -192,7 +191,7 @@ def _adapter_capacity(arguments: dict[str, Any]) -> None:
     """vLLM has room for all adapters that may be in use at once, so that it never lets one go by
     itself; which stay is for `common.engine.adapters` to decide. What it does not use is free."""
     if arguments["enable_lora"]:
-        arguments["max_loras"] = arguments.get("max_loras", ADAPTER_SLOTS)
+        arguments["max_loras"] = arguments.get("max_loras", BATCH_SLOTS)
         arguments["max_cpu_loras"] = max(ADAPTERS_IN_USE_MAX, arguments["max_loras"])
 
 
@@ -202,12 +201,12 @@ def rank_max(engine: EngineConfig) -> int:
 
 
 def adapter_slots(config: Config, engine: EngineConfig) -> int:
-    """How many adapters stay in the engine's memory; 0: it serves none."""
+    """How many adapters stay in the engine's memory though no request runs with them; 0: it serves
+    none."""
     arguments = {**_defaults(config), **engine.args}
     if not arguments["enable_lora"]:
         return 0
-    slots = arguments.get("max_loras", ADAPTER_SLOTS)
-    return max(int(slots), int(arguments.get("max_cpu_loras", slots)))
+    return resident_max(arguments, len(config.model_adapters))
 
 
 def is_eager(config: Config) -> bool:

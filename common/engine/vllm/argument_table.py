@@ -80,7 +80,10 @@ WORKS: dict[str, Works] = {
         "int", "Tokens above which a prompt counts as long; 0 is none.", least=0
     ),
     "max_cpu_loras": Works(
-        "int", "LoRA adapters that stay in a worker's memory; the default is `max_loras`.", least=1
+        "int",
+        "LoRA adapters that stay in a worker's memory, `max_loras` at least; the default is all "
+        "that the file has of the model.",
+        least=1,
     ),
     "max_logprobs": Works(
         "int", "Most logprobs for each token that a request may ask for; -1 is all.", least=-1

@@ -99,7 +99,8 @@ class AboutRoutes:
         try:
             order = msgspec.json.decode(body, type=AdapterOrder)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BatonError(Code.INVALID_REQUEST, f"the body is no order: {error}") from error
+            sentence = f"the body must be an object with lora_name, and lora_path to load: {error}"
+            raise BatonError(Code.INVALID_REQUEST, sentence) from error
         fault = why_no_name(order.lora_name)
         if fault:
             raise _bad_order("lora_name", f"cannot be this: {fault}")

@@ -170,10 +170,14 @@ class Guard:
         if path in OPEN:
             return
         operators = self._operators if path in OPERATORS else None
-        headers = request.headers
-        request[CALLER] = (operators or self._authenticator).caller(
-            headers.getall("Authorization", ()), headers.getall("x-api-key", ())
-        )
+        given = request.headers.getall("Authorization", ()), request.headers.getall("x-api-key", ())
+        try:
+            request[CALLER] = (operators or self._authenticator).caller(*given)
+        except BatonError as error:
+            if operators is None or error.code is not Code.INVALID_API_KEY:
+                raise
+            sentence = f"{error.message}; {path} needs a key of gateway.operator_keys_file"
+            raise BatonError(Code.INVALID_API_KEY, sentence) from error
         guarded = bool(self._config.keys_file) or path in ADAPTER_ORDERS
         if path in OPERATORS and operators is None and guarded:
             sentence = f"{path} needs a key of gateway.operator_keys_file, which is not set"

@@ -1,7 +1,8 @@
 """Which worker's store gets copies of a stream's blocks, and what a request gains by them later.
 
 A holder is another decode worker of the same fingerprint with a store for others; the one that has
-fewest requests, and the same for a stream as long as it can be. When the stream's own worker is
+fewest requests, and the same for a stream as long as it can be. One that has the stream's LoRA
+adapter comes before one that could only give the copies to others. When the stream's own worker is
 lost, the next attempt runs where the copies are, if that has room, and else pulls them from there.
 """
 
@@ -32,9 +33,11 @@ def choose_holder(
     request_id: str,
     before: str,
     excluded_pairs: AbstractSet[tuple[str, str]],
+    adapter: str = "",
 ) -> WorkerView | None:
     """The worker whose store gets copies of what runs at `decode`; None: there is none. `before`:
-    identity of the holder of the attempt before; empty = none."""
+    identity of the holder of the attempt before; empty = none. `adapter`: id of the stream's LoRA
+    adapter; empty = none."""
     if not decode.pull_blocks:
         return None
     able = [
@@ -48,9 +51,9 @@ def choose_holder(
     if not able:
         return None
 
-    def cost(view: WorkerView) -> tuple[bool, int, int]:
+    def cost(view: WorkerView) -> tuple[bool, bool, int, int]:
         spread = zlib.crc32(f"{request_id}{view.identity}".encode())
-        return view.identity != before, view.requests, spread
+        return not view.has(adapter), view.identity != before, view.requests, spread
 
     return min(able, key=cost)
 

@@ -5,10 +5,12 @@ recomputes the last prompt token on D in any case, and KV is handed over in whol
 computes a prompt of at most one block sooner than it receives it. For longer prompts, `auto`
 compares the seconds that clients would wait in sum. Remote: P's queue, the prompt and the handoff.
 Local: D's queue and the prompt, plus what D's running streams lose, because each of their steps
-then carries a chunk of this prompt; a prefill on P delays no stream. The decision for a prompt size
-changes only when the other side is better by `HYSTERESIS`; otherwise noise near the crossover would
-flip the whole fleet. Until prefills and handoffs were measured the decision is remote, which
-measures both. After many local decisions in a row, one prompt goes remote to measure again.
+then carries a chunk of this prompt; a prefill on P delays no stream. Who computes it loads the
+request's LoRA adapter first where it is not in memory; D does so while P computes. The decision for
+a prompt size changes only when the other side is better by `HYSTERESIS`; otherwise noise near the
+crossover would flip the whole fleet. Until prefills and handoffs were measured the decision is
+remote, which measures both. After many local decisions in a row, one prompt goes remote to measure
+again.
 """
 
 from __future__ import annotations
@@ -121,13 +123,16 @@ def _remote_seconds(context: PlacementContext, decode: WorkerView, prefill: Work
     size = decode.kv_bytes(context.request.prompt_tokens, cached.get(decode.identity, 0))
     pair, rate = rates.pair_bytes_per_s, rates.prefill_tokens_per_s
     bytes_per_s = pair(prefill.name, decode.name) if pair is not None else rates.kv_bytes_per_s
-    return prefill.queued / rate + max(uncached / rate, size / bytes_per_s) + rates.handoff_s
+    seconds = prefill.queued / rate + max(uncached / rate, size / bytes_per_s) + rates.handoff_s
+    adapter = context.request.adapter
+    return max(prefill.load_seconds(adapter) + seconds, decode.load_seconds(adapter))
 
 
 def _local_seconds(context: PlacementContext, decode: WorkerView) -> float:
     """Seconds to the first token when D computes the prompt."""
     tokens = decode.queued + context.request.prompt_tokens - context.cached.get(decode.identity, 0)
-    return tokens / context.rates.local_tokens_per_s
+    seconds = tokens / context.rates.local_tokens_per_s
+    return decode.load_seconds(context.request.adapter) + seconds
 
 
 def _harm_seconds(context: PlacementContext, decode: WorkerView) -> float:

@@ -82,6 +82,10 @@ class WorkerView(NamedTuple):
         """Whether it can serve a request for this adapter, or for none."""
         return not adapter or adapter in self.adapters
 
+    def load_seconds(self, adapter: str) -> float:
+        """Before a request for this adapter can begin; 0 if it is in memory, or without one."""
+        return self.adapters.get(adapter, 0.0) if adapter else 0.0
+
     def kv_need(self, tokens: int, *, computes: bool = False) -> int:
         """KV tokens, in whole blocks, that a sequence of so many tokens occupies. `computes`: its
         prompt is computed here. A decode worker is not asked that: what it needs for a while to

@@ -18,6 +18,7 @@ LOAD_SECONDS_PRIOR = 0.2
 """What loading an adapter takes, until a worker has measured it."""
 ANSWER_SECONDS = 60.0
 ERRORS_MAX = 3
+NAMES_MAX = 5
 
 #: By id, the seconds that a worker takes to load it; 0 if it is in memory.
 HeldAdapters = Mapping[str, float]
@@ -41,10 +42,19 @@ class AdapterOrder:
 
     @property
     def sentence(self) -> str:
-        """What went wrong; empty if nothing did."""
-        told = [f"{worker}: {error}" for worker, error in list(self.errors.items())[:ERRORS_MAX]]
-        more = len(self.errors) - len(told)
-        return "; ".join(told) + (f"; and {more} more workers" if more > 0 else "")
+        """What went wrong, once for all workers that say the same; empty if nothing did."""
+        by_error: dict[str, list[str]] = {}
+        for worker, error in sorted(self.errors.items()):
+            by_error.setdefault(error, []).append(worker)
+        told = list(by_error.items())
+        sentences = [f"{_names(workers)}: {error}" for error, workers in told[:ERRORS_MAX]]
+        more = sum(len(workers) for _, workers in told[ERRORS_MAX:])
+        return "; ".join(sentences) + (f"; and {more} more workers" if more else "")
+
+
+def _names(workers: list[str]) -> str:
+    more = len(workers) - NAMES_MAX
+    return ", ".join(workers[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 class AdapterOrders:

@@ -8,6 +8,8 @@ did not take the KV.
 
 from __future__ import annotations
 
+import msgspec
+
 from common.errors import Code
 from common.identity import AttemptKey
 from common.messages import (
@@ -87,6 +89,8 @@ def on_decode_started(
     tables: Tables, worker: Worker, message: DecodeStarted, now: float
 ) -> list[Action]:
     attempt = tables.attempts.get((message.request_id, message.attempt))
+    if attempt is None and _add_late_report(tables, worker, message):
+        return []
     if attempt is None or attempt.decode != worker.identity or attempt.decode_report is not None:
         tables.counts.drop("stale decode report")
         return []
@@ -108,6 +112,19 @@ def on_decode_started(
     if attempt.prefill_report is not None:
         tables.close_prefill(attempt)
     return actions
+
+
+def _add_late_report(tables: Tables, worker: Worker, message: DecodeStarted) -> bool:
+    """What the handoff moved of an attempt that was over when D heard of it: `explain` shows it,
+    and nothing is learned of it any more."""
+    attempt = tables.history.find((message.request_id, message.attempt))
+    before = attempt.decode_report if attempt is not None else None
+    if attempt is None or attempt.decode != worker.identity or message.kv is None:
+        return False
+    if before is None or before.kv is not None:
+        return False
+    attempt.decode_report = msgspec.structs.replace(before, kv=message.kv, kv_ms=message.kv_ms)
+    return True
 
 
 def _record_arrival(tables: Tables, attempt: Attempt, message: DecodeStarted, now: float) -> None:

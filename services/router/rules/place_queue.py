@@ -367,6 +367,6 @@ def _choose_holder(
     excluded = tables.placement_memory.pairs.refresh_excluded(now)
     others = tables.snapshots.decodes()
     holder = checkpoint.choose_holder(
-        decode, others, attempt.request_id, attempt.copies_at, excluded
+        decode, others, attempt.request_id, attempt.copies_at, excluded, request.adapter
     )
     return checkpoint.holder_of(holder) if holder is not None else None

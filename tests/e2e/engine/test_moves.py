@@ -100,21 +100,30 @@ async def alone(pair: Pair, prompt: list[int], sampling: Sampling) -> Result:
     return result
 
 
-async def begin(pair: Pair, name: str, prompt: list[int], sampling: Sampling) -> Result:
-    return await pair.prefill.add(EngineRequest(name, 0, Role.DECODE, prompt, sampling, None, name))
+async def begin(
+    pair: Pair, name: str, prompt: list[int], sampling: Sampling, adapter: str = ""
+) -> Result:
+    request = EngineRequest(name, 0, Role.DECODE, prompt, sampling, None, name, adapter=adapter)
+    return await pair.prefill.add(request)
 
 
 async def moved(
-    pair: Pair, prompt: list[int], sampling: Sampling, *, cut: int = CUT, keep: bool = True
+    pair: Pair,
+    prompt: list[int],
+    sampling: Sampling,
+    *,
+    cut: int = CUT,
+    keep: bool = True,
+    adapter: str = "",
 ) -> tuple[list[int], Result]:
     """What the first engine had made when it gave the stream up, and the rest."""
     name = pair.request_id()
-    result = await begin(pair, name, prompt, sampling)
+    result = await begin(pair, name, prompt, sampling, adapter)
     await until(lambda: len(result.tokens) >= cut)
     made = list(result.tokens)
     kept = len(prompt) + len(made) if keep else 0
     await pair.prefill.engine.abort(name, 0, keep_tokens=kept)
-    after = await take(pair, name, prompt, sampling, made)
+    after = await take(pair, name, prompt, sampling, made, adapter)
     if keep:
         ended = await pair.prefill.kv_end(name, "send")
         assert not ended.error, ended.message
@@ -122,14 +131,20 @@ async def moved(
 
 
 async def take(
-    pair: Pair, name: str, prompt: list[int], sampling: Sampling, made: list[int]
+    pair: Pair,
+    name: str,
+    prompt: list[int],
+    sampling: Sampling,
+    made: list[int],
+    adapter: str = "",
 ) -> Result:
     """The next attempt, at the second engine."""
     ticket = pair.ticket(name, attempt=1)
     pair.prefill.engine.hand_over(ticket, 0)
     rest = remaining_sampling(sampling, len(made))
+    ids, emitted = [*prompt, *made], len(made)
     request = EngineRequest(
-        name, 1, Role.DECODE, [*prompt, *made], rest, ticket, name, emitted=len(made)
+        name, 1, Role.DECODE, ids, rest, ticket, name, emitted=emitted, adapter=adapter
     )
     result = await pair.decode.add(request)
     await asyncio.wait_for(result.done.wait(), 60)

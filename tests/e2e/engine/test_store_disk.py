@@ -48,9 +48,10 @@ def plain(prompts: list[list[int]]) -> list[list[int]]:
     return plain_answers(prompts, GREEDY.max_tokens)
 
 
-def config(folder: Path, **store: Any) -> Config:
+def config(folder: Path, args: dict[str, Any] | None = None, **store: Any) -> Config:
+    """`args`: further ones of the engine."""
     kv = {"store": {"ram_mib": 64, "disk_mib": 64, "path": str(folder / "kv"), **store}}
-    engine = {**ENGINE, "kv_cache_mib": CACHE_MIB}
+    engine = {**ENGINE, "kv_cache_mib": CACHE_MIB, "args": args or {}}
     return from_mapping(
         {
             "fleet": {"run_dir": str(folder)},

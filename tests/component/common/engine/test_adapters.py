@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common.engine.adapters import Adapter, AdapterTable
+from common.engine.adapters import BATCH_SLOTS, Adapter, AdapterTable, resident_max
 from common.errors import BatonError, Code, ConfigError
 from common.model.adapters import name_of_adapter
 from tests.rigs.adapters import make_adapter
@@ -162,3 +162,19 @@ def test_a_name_has_one_set_of_files_at_a_time(rig: Rig) -> None:
             await rig.table.remove("zzz")
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "in_file", "stay"),
+    [
+        ({}, 0, BATCH_SLOTS),
+        ({}, 16, 16),
+        ({"max_loras": 6}, 2, 6),
+        ({"max_loras": 2, "max_cpu_loras": 3}, 16, 3),
+        ({"max_loras": 4, "max_cpu_loras": 1}, 16, 4),
+    ],
+)
+def test_all_of_the_file_stay_in_memory_unless_it_says_otherwise(
+    arguments: dict[str, Any], in_file: int, stay: int
+) -> None:
+    assert resident_max(arguments, in_file) == stay

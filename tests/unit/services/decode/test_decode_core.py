@@ -1,5 +1,6 @@
 """The decode worker's decisions, one event at a time."""
 
+import msgspec
 import pytest
 
 from common.blocks import Kept, KvGroup
@@ -158,6 +159,21 @@ def test_a_report_that_never_comes_is_waited_for_to_the_end_of_the_stream_only()
     assert isinstance(started, DecodeStarted)
     assert started.kv is None
     assert isinstance(ended, Ended)
+    (again,) = to_router(bench(Batch(kv_done=[MOVED])))
+    assert again == msgspec.structs.replace(started, kv=REPORT, kv_ms=started.elapsed_ms)
+    assert to_router(bench(Batch(kv_done=[MOVED]))) == []
+
+
+def test_a_report_of_a_stream_that_had_no_token_or_its_report_is_told_no_more() -> None:
+    bench = Bench()
+    bench(dispatch(with_ticket=ticket()))
+    bench(Abort(request_id="r", attempt=1, reason="client gone"))
+    assert bench(Batch(kv_done=[MOVED])) == []
+    bench(dispatch(attempt=2, with_ticket=msgspec.structs.replace(ticket(), attempt=2)))
+    done = msgspec.structs.replace(MOVED, attempt=2)
+    bench(Batch(kv_done=[done]))
+    bench(step(Output("r#2", [1], "length")))
+    assert bench(Batch(kv_done=[done])) == []
 
 
 def test_an_abort_frees_the_engine_and_answers_cancelled_once(bench: Bench) -> None:

@@ -22,6 +22,7 @@ from common.messages import (
 )
 from services.router.events import AdapterOrdered
 from services.router.placement.types import WaitFor
+from services.router.records.adapters import AdapterOrder
 from services.router.rules import moves
 from tests.rigs.messages import worker_hello
 from tests.unit.services.router.rig import Rig
@@ -175,6 +176,24 @@ def test_an_order_goes_to_all_and_the_asker_is_told_when_all_have_done_it() -> N
     assert (told.ask_id, told.code, told.message) == (7, "invalid_request", "d1: it is damaged")
     rig.receive("d1|1", done)
     assert not rig.take(AdapterTold), "once"
+
+
+def test_what_all_workers_say_is_told_once() -> None:
+    rig = fleet()
+    rig.receive("g0|1", AskAdapter(ask_id=1, name="law", path="/srv/law"))
+    for peer in ("p0|1", "d1|1", "p1|1"):
+        rig.receive(peer, AdapterDone(name="law", path="/srv/law", error="its rank is 64"))
+    rig.receive("d0|1", AdapterDone(name="law", path="/srv/law", error="it is damaged"))
+    (told,) = rig.take(AdapterTold)
+    assert told.message == "d0: it is damaged; d1, p0, p1: its rank is 64"
+
+
+def test_of_many_workers_and_many_errors_some_are_named() -> None:
+    order = AdapterOrder("law", "/srv/law", 0.0, {})
+    order.errors = {f"d{at}": "it is damaged" for at in range(7)}
+    assert order.sentence == "d0, d1, d2, d3, d4 and 2 more: it is damaged"
+    order.errors |= {f"p{at}": f"fault {at}" for at in range(4)}
+    assert order.sentence.endswith("; p0: fault 0; p1: fault 1; and 2 more workers")
 
 
 def test_a_worker_that_dies_is_not_waited_for() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from common.config import from_mapping
 from common.messages import (
+    AdapterStatus,
     Beat,
     Decode,
     HeldAttempt,
@@ -66,6 +67,19 @@ def lose(rig: Rig, attempt: int = 1, **about: Any) -> Decode:
 
 def story(rig: Rig, attempt: int) -> str:
     return " ".join(attempt_record(rig.known(attempt=attempt), rig.now).sentences)
+
+
+def test_copies_go_to_a_worker_that_has_the_stream_s_adapter() -> None:
+    rig = fleet(decodes=4)
+    held = (AdapterStatus(id="sql@1", path="/sql", resident=True),)
+    for peer in ("p0|1", "d2|1", "d3|1"):
+        rig.receive(peer, Beat(load=Load(), adapters=held))
+    holders = []
+    for nth in range(8):
+        rig.submit(f"r{nth}", adapter="sql@1", prompt=PROMPT, out=OUT, resumable=True)
+        (order,) = rig.take(Decode)
+        holders.append(order.holder.name if order.holder is not None else "")
+    assert set(holders) == {"d2", "d3"}
 
 
 def test_the_decode_worker_is_told_who_gets_copies() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -132,11 +133,21 @@ def test_a_step_looks_at_a_part_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch
     assert offered(rig.idle(request, 48)) == [(b"p2", names(3, 2), 3)]
 
 
-@pytest.mark.parametrize("about", [{"images": [object()]}, {"lora": object()}])
-def test_what_routers_do_not_know_by_tokens_alone_has_no_names(about: dict[str, Any]) -> None:
+def test_what_routers_do_not_know_by_tokens_alone_has_no_names() -> None:
     rig = CopyRig()
     rig.store(1)
-    assert offered(rig.new(rig.stream(16, **about), [3], 16)) == [(b"p0", b"", 1)]
+    request = rig.stream(16, images=[object()])
+    assert offered(rig.new(request, [3], 16)) == [(b"p0", b"", 1)]
+
+
+def test_blocks_of_an_adapter_have_the_names_of_its_prompts() -> None:
+    rig = CopyRig()
+    rig.store(1)
+    request = rig.stream(16, lora=SimpleNamespace(lora_name="sql@1"))
+    ids = pack_ids(list(range(BLOCK)))
+    of_adapter = prefix_hashes(ids, BLOCK, SALT, adapter="sql@1")
+    assert offered(rig.new(request, [3], 16)) == [(b"p0", of_adapter, 1)]
+    assert of_adapter != names(1)
 
 
 @pytest.mark.parametrize(("of_rig", "of_holder"), [("f", "g"), ("", "f"), ("", "")])

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from common.config import from_mapping
 from common.engine.fingerprint import fingerprint_of, parts_of
-from common.engine.vllm.args import argument_parts, as_vllm_takes
+from common.engine.vllm.args import adapter_slots, argument_parts, as_vllm_takes
 from common.engine.vllm.argument_table import KV_ARGUMENTS, UNTESTED, WORKS
 
 #: Written out here once more, so that none can be lost by accident.
@@ -55,3 +56,14 @@ def test_the_table_that_vllm_does_not_convert_is_made_its_struct() -> None:
     assert as_vllm_takes({"seed": 1}) == {"seed": 1}
     with pytest.raises((TypeError, ValueError)):
         as_vllm_takes({"structured_outputs_config": {"backnd": "guidance"}})
+
+
+def test_a_worker_keeps_the_adapters_of_its_own_model_in_memory() -> None:
+    """And an engine without adapters has no place for any."""
+    models = {name: {"path": "baton-tiny"} for name in ("chat", "code")}
+    adapters = {f"a{n}": {"path": f"/a{n}", "base": "chat"} for n in range(9)}
+    workers = {f"d-{name}": {"model": name} for name in models}
+    config = from_mapping({"models": models, "adapters": adapters, "decode": workers})
+    of_model = {name: config.of_model(name) for name in models}
+    assert adapter_slots(of_model["chat"], config.decode["d-chat"].engine) == 9
+    assert adapter_slots(of_model["code"], config.decode["d-code"].engine) == 0

@@ -41,8 +41,9 @@ def choose(
     request: str = "r",
     before: str = "",
     excluded: frozenset[tuple[str, str]] = NOBODY,
+    adapter: str = "",
 ) -> str:
-    made = checkpoint.choose_holder(decode, [decode, *others], request, before, excluded)
+    made = checkpoint.choose_holder(decode, [decode, *others], request, before, excluded, adapter)
     return made.name if made is not None else ""
 
 
@@ -80,6 +81,14 @@ def test_a_stream_keeps_its_holder_while_it_can() -> None:
     others = view("d1", requests=5), view("d2")
     assert choose(view("d0"), *others, before="d1|1") == "d1"
     assert choose(view("d1"), view("d0"), view("d2"), before="d1|1") in ("d0", "d2")
+
+
+def test_a_holder_that_has_the_adapter_comes_first_and_one_without_is_better_than_none() -> None:
+    able, other = view("d1", requests=5, adapters={"sql@1": 0.2}), view("d2")
+    assert choose(view("d0"), able, other, adapter="sql@1") == "d1"
+    assert choose(view("d0"), able, other, adapter="sql@1", before="d2|1") == "d1"
+    assert choose(view("d0"), able, other) == "d2"
+    assert choose(view("d0"), other, adapter="sql@1") == "d2", "others can pull from there"
 
 
 @pytest.mark.parametrize("more", [{"pull_blocks": 0}, {"fingerprint": "g"}])

@@ -8,7 +8,8 @@ from common.messages import (
     PrefillEnded,
     Refused,
 )
-from tests.unit.services.router.rig import Rig, standard
+from services.router.timeline.attempt_story import attempt_record
+from tests.unit.services.router.rig import MOVED, Rig, standard
 
 
 def refusal(rig: Rig) -> Refused:
@@ -101,3 +102,37 @@ def test_stale_and_foreign_reports_are_dropped_and_counted(rig: Rig) -> None:
         "stale decode report": 1,
         "wrong role": 3,
     }
+
+
+def test_a_handoff_s_report_that_comes_after_the_end_is_in_the_explanation(rig: Rig) -> None:
+    rig.submit("r1")
+    rig.started("r1", kv=None)
+    rig.ended("r1")
+    before = rig.known("r1").decode_started
+    rig.now += 1.0
+    rig.started("r1", kv=MOVED, kv_ms=4.0)
+    report = rig.known("r1").decode_report
+    assert report is not None
+    assert (report.kv, report.kv_ms) == (MOVED, 4.0)
+    assert rig.known("r1").decode_started == before
+    story = attempt_record(rig.known("r1"), rig.now)
+    assert story.kv is not None
+    assert f"the handoff moved {MOVED.blocks} KV blocks" in " ".join(story.sentences)
+    assert not rig.core.tables.counts.dropped
+
+
+def test_a_late_report_of_another_worker_or_without_a_handoff_is_dropped(rig: Rig) -> None:
+    rig.decode("d1")
+    rig.submit("r1")
+    decode = rig.known("r1").decode
+    other = "d1|1" if decode == "d0|1" else "d0|1"
+    rig.started("r1", peer=decode, kv=None)
+    rig.ended("r1", peer=decode)
+    rig.started("r1", peer=other)
+    rig.started("r1", peer=decode, kv=None)
+    report = rig.known("r1").decode_report
+    assert report is not None
+    assert report.kv is None
+    rig.started("r1", peer=decode)
+    rig.started("r1", peer=decode)
+    assert rig.core.tables.counts.dropped["stale decode report"] == 3

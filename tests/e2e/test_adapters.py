@@ -1,5 +1,5 @@
-"""A base and two LoRA adapters in one fleet on real vLLM answer as a plain engine does, also when
-the decode worker dies in the middle."""
+"""A base and two LoRA adapters in one fleet on real vLLM answer as a plain engine does, also when a
+stream moves to another decode worker, and when its worker is killed and it goes on from copies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from tests.e2e.prompts import BLOCK
 from tests.e2e.reference import plain_adapter_answers
 from tests.rigs.adapters import make_adapter
 from tests.rigs.fleet import Fleet, fleet, wait_until
@@ -24,6 +26,8 @@ PROMPTS = [[(7 * i + n) % 240 + 1 for i in range(150 + 110 * n)] for n in range(
 LONG = 300
 """Tokens of each answer; the comparisons of whole answers take fewer."""
 SHORT = 10
+MOVE_AT, KILL_AT = 40, 150
+OTHER = {"d0": "d1", "d1": "d0"}
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +42,14 @@ def expected(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def running(folders: dict[str, Path]) -> Iterator[Fleet]:
-    """Two slots: the last one is never empty."""
+def running(folders: dict[str, Path], expected: dict[str, list[list[int]]]) -> Iterator[Fleet]:
+    """Two slots: the last one is never empty. Of each stream there are copies at the other decode
+    worker. The plain engine has ended before."""
+    assert expected
     env = {f"BATON_ADAPTERS__{name.upper()}__PATH": str(path) for name, path in folders.items()}
     env |= {"BATON_ENGINE__KV_CACHE_MIB": "256", "BATON_ENGINE__ARGS__MAX_LORAS": "2"}
     env["BATON_ENGINE__ARGS__ENABLE_LORA"] = "true"
+    env |= {"BATON_KV__STORE__RAM_MIB": "64", "BATON_KV__CHECKPOINT__POLICY": "all"}
     with fleet("--prefill", "1", "--decode", "2", env=env) as up:
         up.wait_ready()
         wait_until("all workers have both", lambda: len(up.ctl("adapter")) == 6, 60)
@@ -82,19 +89,60 @@ def test_answers_are_those_of_a_plain_engine(
     assert (
         running.ctl("status")["totals"]["placed"] > running.ctl("status")["totals"]["placed_local"]
     )
+    blocks = sum(len(prompt) // BLOCK for prompt in PROMPTS)
+    wait_until("the router knows each one's", lambda: known(running) >= blocks * len(expected), 30)
 
 
-def test_a_stream_goes_on_with_its_adapter_when_its_worker_dies(
+def known(running: Fleet) -> int:
+    """Prefix hashes of the prefill worker."""
+    hashes = {row["name"]: row["prefix_hashes"] for row in running.ctl("workers")}
+    return int(hashes["p0"])
+
+
+def only_stream(running: Fleet) -> dict[str, Any]:
+    (row,) = [row for row in running.ctl("requests") if row["state"] == "decoding"]
+    found: dict[str, Any] = row
+    return found
+
+
+def last_attempt(running: Fleet, request_id: str) -> dict[str, Any]:
+    attempts: list[dict[str, Any]] = running.ctl("explain", request_id)["attempts"]
+    assert len(attempts) >= 2, attempts
+    return attempts[-1]
+
+
+def test_a_stream_moves_with_its_kv_and_its_adapter(
+    running: Fleet, expected: dict[str, list[list[int]]]
+) -> None:
+    seen: list[int] = []
+    row: dict[str, Any] = {}
+    for tokens in stream(running, "law", PROMPTS[1], LONG):
+        seen += tokens
+        if len(seen) > MOVE_AT and not row:
+            row = only_stream(running)
+            running.ctl("move", row["request_id"], f"to={OTHER[row['decode']]}")
+    assert seen == expected["law"][1]
+    last = last_attempt(running, row["request_id"])
+    move = last["move"]
+    assert (move["reason"], move["source"]) == ("operator", row["decode"])
+    assert move["target"] == OTHER[row["decode"]]
+    assert move["recomputed_tokens"] == 1, last["sentences"]
+
+
+def test_a_stream_goes_on_from_copies_with_its_adapter_when_its_worker_is_killed(
     running: Fleet, expected: dict[str, list[list[int]]]
 ) -> None:
     """The last test of this fleet."""
     seen: list[int] = []
-    killed = ""
+    row: dict[str, Any] = {}
     for tokens in stream(running, "sql", PROMPTS[1], LONG):
         seen += tokens
-        if len(seen) > 5 and not killed:
-            (busy,) = [row for row in running.ctl("requests") if row["state"] == "decoding"]
-            killed = busy["decode"]
-            running.children()[killed].send_signal(signal.SIGKILL)
-    assert killed
+        if len(seen) > KILL_AT and not row:
+            row = only_stream(running)
+            running.children()[row["decode"]].send_signal(signal.SIGKILL)
     assert seen == expected["sql"][1]
+    last = last_attempt(running, row["request_id"])
+    story = " ".join(last["sentences"])
+    print(row["copies"], story)
+    assert "it went on from the copies of its blocks at d" in story
+    assert last["prompt_tokens"] - last["cached_tokens"]["decode"] <= 2 * BLOCK

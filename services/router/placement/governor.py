@@ -46,7 +46,7 @@ def decide(context: PlacementContext, decode: WorkerView, prefills: Views) -> Pr
         view
         for view in prefills
         if view.fingerprint == fingerprint
-        and view.has(adapter)
+        and (not adapter or view.has(adapter))
         and prompt < view.max_model_len
         and (view.kv_need(prompt, computes=True) if view.kv_groups else prompt)
         <= view.kv_tokens_max

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.engine.connector.metadata import StoreOffer, attempt_key, holder_of
+from common.kv.store.recency import owner_of
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvHolder
 from common.net.wire import pack_ids
@@ -46,6 +47,8 @@ class _Checkpoint:
     holder: KvHolder
     #: Blocks that were offered.
     offered: int
+    #: Whose blocks they are.
+    owner: bytes
     #: The name of the last of them; None: this prompt's blocks have no names.
     name: bytes | None
 
@@ -80,7 +83,9 @@ class Checkpoints:
             return
         plain = not request.mm_features and request.lora_request is None
         name = root(request.cache_salt) if plain else None
-        self._streams[request.request_id] = _Checkpoint(holder, 0, name)
+        self._streams[request.request_id] = _Checkpoint(
+            holder, 0, owner_of(request.cache_salt), name
+        )
 
     @property
     def streams(self) -> list[str]:
@@ -143,6 +148,7 @@ class Checkpoints:
                     b"".join(name.block_hash for name in names[:found]),
                     self._names(stream, request, first, found),
                     filled,
+                    stream.owner,
                 )
             )
         return [

@@ -16,22 +16,33 @@ class StoreConfig(Section, frozen=True):
     the engine has let go need not be computed again. It serves prompts that this worker computes:
     all of P's, and on D those that no P computes. It needs vLLM on CPU, `prefix_caching`, no
     speculation, and a model whose layers all keep every token; elsewhere it stays off, and the
-    worker says why. Under `[pool.NAME.kv]` it is what the pool holds, in memory alone."""
+    worker says why. Under `[pool.NAME.kv]` it is what the pool holds."""
 
     ram_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of host memory for it at most, over all ranks of the worker; 0 turns it off."""
     disk_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of disk for it at most, over all ranks of the worker; 0 turns it off. What memory holds
-    is written there, and is found again when memory has dropped it and when the worker has
-    restarted. It needs `ram_mib` and `path`."""
+    is written there, and is found again when memory has dropped it and when the worker or the pool
+    has restarted. It needs `ram_mib` and `path`."""
     path: str = ""
-    """Folder for it, on a local disk. Each rank of a worker makes a folder of its own in it, which
-    only the daemons' user may read; it holds KV of prompts, unencrypted."""
+    """Folder for it, on a local disk. Each rank of a worker, and each pool, makes a folder of its
+    own in it, which only the daemons' user may read. The KV of a prompt tells the prompt."""
+    encrypt_at_rest: bool = False
+    """Whether what is on the disk is encrypted (AES-256-GCM), by the library `cryptography`. It
+    costs processor time for each byte that is written or read there. What was stored without it, or
+    with another key, is removed."""
+    key_file: str = ""
+    """File of the key, 64 hexadecimal digits with mode 0600; empty: `store.key` in `path`, which is
+    made if it is missing. It protects a disk that is taken away only if it lies on another one."""
     disk_write_mib_s: Positive = 256.0
     """MiB that each rank of the worker writes to the disk in a second at most."""
     ttl_s: Positive = 300.0
     """Seconds after its last use, or after it was written to the disk, for which a block is kept;
     the least recently used goes earlier when room is short."""
+    tenant_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Part of its blocks, in memory and on disk each, that those of one tenant may be before he
+    makes room for himself: with more, what he stores displaces his own blocks, and those of others
+    are displaced last. 1 sets no bound."""
     backlog_mib: Count = 64
     """MiB that may wait to be copied to it at once. Copies never delay a step: what the engine
     overwrites before its turn is not stored, and counted."""

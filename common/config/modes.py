@@ -118,6 +118,9 @@ def check_stores(config: Config) -> None:
         if store.disk_mib and not Path(store.path).is_absolute():
             sentence = f"{store.path!r} is no absolute path; name a folder on a local disk"
             raise ConfigError(f"{name}.kv.store.path", sentence)
+        if store.key_file and not Path(store.key_file).is_absolute():
+            sentence = f"{store.key_file!r} is no absolute path; name a file of the daemons' user"
+            raise ConfigError(f"{name}.kv.store.key_file", sentence)
         if store.disk_mib and not store.ram_mib:
             sentence = "blocks get to the disk from memory; set ram_mib, or disk_mib = 0"
             raise ConfigError(f"{name}.kv.store.ram_mib", sentence)
@@ -138,9 +141,6 @@ def check_pools(config: Config) -> None:
         path, store = f"pool.{name}.kv.store", pool.kv.store
         if not store.ram_mib:
             raise ConfigError(f"{path}.ram_mib", "a pool holds KV in memory; say how many MiB")
-        if store.disk_mib:
-            sentence = "a pool holds KV in memory only; set disk_mib = 0 for it"
-            raise ConfigError(f"{path}.disk_mib", sentence)
         if not store.pull:
             raise ConfigError(f"{path}.pull", "workers pull out of a pool; leave it true")
         model = config.model_of(pool)

@@ -28,6 +28,7 @@ from common.messages import (
     KvHolder,
     KvSource,
     Load,
+    OrderStore,
     PrefixDelta,
     Role,
     Sampling,
@@ -172,6 +173,10 @@ class Engine(Protocol):
     def connect_kv(self, kv_address: str) -> None:
         """On D, begins to connect to a prefill worker's KV listener ahead of need. Idempotent; a
         failure shows when the connection is needed."""
+        ...
+
+    def order_store(self, order: OrderStore) -> None:
+        """What an operator wants of blocks of the store. Never waits."""
         ...
 
     def kv_status(self) -> KvStatus | None:

@@ -38,6 +38,7 @@ from common.kv.messages import (
     KvKeep,
     KvListening,
     KvOffer,
+    KvOrder,
     KvPull,
     KvRelease,
     KvStatus,
@@ -179,10 +180,9 @@ class KvThread:
         exact = not self._receive_shape.fp8_page_bytes
         if config.store.pull and exact and isinstance(memory, HostMemory):
             sides = self.send_side, self.receive_side
-            made = config, self._counters, self.now
-            self.sharing = StoreSharing(
-                self._identity, arena, sides, *made, on_copied=self._tell_copied
-            )
+            made = self._identity, arena, sides, config, self._counters, self.now
+            dropped = self.store_side.forget
+            self.sharing = StoreSharing(*made, on_copied=self._tell_copied, on_dropped=dropped)
             self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
 
     def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
@@ -229,6 +229,8 @@ class KvThread:
                 self.kept_streams.expect((message.request_id, message.attempt))
             case KvHandOver(ticket=ticket):
                 self.kept_streams.hand_over((ticket.request_id, message.kept_attempt), ticket)
+            case KvOrder() if self.sharing is not None:
+                self.sharing.order(message)
             case KvRelease():
                 self.release((message.request_id, message.attempt), message.reason)
         self._schedule_tick()

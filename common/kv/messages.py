@@ -9,7 +9,15 @@ from typing import Literal
 import msgspec
 
 from common.blocks import KvGroup
-from common.messages import KvCheckpoint, KvCounts, KvHold, KvReport, Message, Ticket
+from common.messages import (
+    KvCheckpoint,
+    KvCounts,
+    KvHold,
+    KvReport,
+    Message,
+    StoreAction,
+    Ticket,
+)
 
 PULL_HASH_BYTES = 32
 PULL_HASHES_MAX = 48
@@ -141,6 +149,8 @@ class KvOffer(Message, frozen=True):
     names: bytes = b""
     """By which routers know these blocks (`common.prefix`), `NAME_BYTES` each; empty: they have no
     such names."""
+    owner: bytes = b""
+    """Whose blocks they are (`common.kv.store.recency.owner_of`)."""
 
 
 class KvTaken(Message, frozen=True):
@@ -195,6 +205,16 @@ class KvConnect(Message, frozen=True):
     a first UCX connection costs 0.1-0.3 s. Idempotent, no answer."""
 
     kv_address: str
+
+
+class KvOrder(Message, frozen=True):
+    """Daemon to its engine's KV thread, on an operator's order: keep these blocks of the store,
+    keep them no longer, or drop them. Idempotent, no answer."""
+
+    action: StoreAction
+    ends: bytes
+    """The last `HASH_END_BYTES` of the engine's hash of each block, in the order of their
+    prompts."""
 
 
 class KvListening(Message, frozen=True):
@@ -272,5 +292,5 @@ KvPeerMessage = (
     | KvPing
     | KvPong
 )
-DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver
+DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver | KvOrder
 KvToDaemon = KvListening | KvDone | KvStatus | KvCopied

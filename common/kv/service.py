@@ -40,9 +40,10 @@ from common.kv.handoff.ticket_table import TOMBSTONES_MAX
 from common.kv.kv_thread import KvThread
 from common.kv.layout import KvMemory
 from common.kv.lease import Tombstones
-from common.kv.messages import KvDone, KvStatus
+from common.kv.messages import KvDone, KvOrder, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
+from common.kv.store.promotions import Promotions
 from common.kv.store.side import StoreSide, StoreSize
 from common.kv.store.table import StoreTable
 from common.messages import KvHolder, KvSource, Ticket
@@ -177,26 +178,42 @@ class KvService:
         ids = list(block_ids)
         self._call(lambda kv: kv.pull(pull_key(key, again=again), source, hashes, ids))
 
-    def share_store(self, table: StoreTable) -> None:
+    def share_store(self, table: StoreTable, on_disk: StoreTable | None = None) -> None:
         """Other workers may pull what this table of the engine's process holds, and offer blocks
-        for it."""
+        for it. `on_disk`: the table of the disk below it, whose blocks they may pull, too."""
 
         def share(kv: KvThread) -> None:
-            if kv.sharing is not None:
-                kv.sharing.share(table)
+            if kv.sharing is not None and kv.store_side is not None:
+                below = kv.store_side.promotions(table, on_disk) if on_disk is not None else None
+                kv.sharing.share(table, below)
 
         self._call(share)
 
+    def order_store(self, order: KvOrder) -> None:
+        """What an operator wants of blocks of a store that others may use."""
+
+        def carry_out(kv: KvThread) -> None:
+            if kv.sharing is not None:
+                kv.sharing.order(order)
+
+        self._call(carry_out)
+
     def offer_copies(
-        self, key: AttemptKey, holder: KvHolder, hashes: bytes, names: bytes, filled: int
+        self,
+        key: AttemptKey,
+        holder: KvHolder,
+        hashes: bytes,
+        names: bytes,
+        filled: int,
+        owner: bytes = b"",
     ) -> None:
         """The store has these next blocks of this stream, of which `filled` have filled; that
-        holder is to have them, too. `names`: as in `KvOffer`. Nothing is waited for: `status` tells
-        what the holder has. Nothing happens without a store for others."""
+        holder is to have them, too. `names` and `owner`: as in `KvOffer`. Nothing is waited for:
+        `status` tells what the holder has. Nothing happens without a store for others."""
 
         def offer(kv: KvThread) -> None:
             if kv.sharing is not None:
-                kv.sharing.offers.add(key, holder, hashes, names, filled)
+                kv.sharing.offers.add(key, holder, hashes, names, filled, owner)
 
         self._call(offer)
 
@@ -221,6 +238,13 @@ class KvService:
     def store(self) -> StoreSide | None:
         """The store of this rank, once the service has started; None without one."""
         return self._kv_thread.store_side if self._kv_thread is not None else None
+
+    @property
+    def promotions(self) -> Promotions | None:
+        """What brings blocks from the disk to the memory of the store, for others; None before
+        `share_store`, or without a disk that it named."""
+        sharing = self._kv_thread.sharing if self._kv_thread is not None else None
+        return sharing.pulls.below if sharing is not None else None
 
     def drain(self) -> list[KvDone]:
         """Returns what ended since the last call, each handoff once. Raises BatonError when the KV

@@ -32,6 +32,7 @@ from common.messages.from_router import (
     Layout,
     Move,
     OrderAdapter,
+    OrderStore,
     Ping,
     Placed,
     Prefill,
@@ -41,6 +42,7 @@ from common.messages.from_router import (
     RouterToPool,
     RouterToWorker,
     ServedAdapter,
+    StoreAction,
     Wake,
     Welcome,
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from common.messages.kv_reports import KvHolder, KvSource, Ticket
 from common.messages.parts import ADAPTERS_MAX, Count, Message
+
+#: What an operator wants of blocks of a store.
+StoreAction = Literal["pin", "unpin", "drop"]
+STORE_ORDER_BYTES_MAX = 1 << 16
 
 
 class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
@@ -211,6 +215,15 @@ class Wake(Message, frozen=True):
     on: bool = True
 
 
+class OrderStore(Message, frozen=True):
+    """Router to a worker or a pool, on an operator's order: keep these blocks of its store, keep
+    them no longer, or drop them. No answer; `KvCounts.store_pinned` tells. Idempotent."""
+
+    action: StoreAction
+    #: By which routers know the blocks (`common.prefix`), in the order of their prompts.
+    names: Annotated[bytes, Meta(max_length=STORE_ORDER_BYTES_MAX)]
+
+
 class OrderAdapter(Message, frozen=True):
     """Router to worker: load this LoRA adapter, or let it go. Answered by `AdapterDone`.
     Idempotent."""
@@ -247,10 +260,11 @@ RouterToWorker = (
     | HandOver
     | Wake
     | OrderAdapter
+    | OrderStore
 )
 """What a worker decodes from a router."""
 
-RouterToPool = Welcome | Refused | Ping | Drain | Introduce | Layout
+RouterToPool = Welcome | Refused | Ping | Drain | Introduce | Layout | OrderStore
 """What a pool decodes from a router."""
 
 GatewayToDecode = Welcome | Refused | Ping | Abort

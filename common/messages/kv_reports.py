@@ -174,6 +174,8 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     store_offered: Count = 0
     #: Blocks that were not offered, or not taken, because one side was behind or had no room.
     offers_skipped: Count = 0
+    #: Blocks in the memory of the store that an operator keeps there now; no count.
+    store_pinned: Count = 0
 
 
 class KvHold(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,6 +86,25 @@ def open_private(path: Path) -> int:
     return _own_descriptor(path, descriptor, PRIVATE_MODE)
 
 
+def make_private(path: Path, data: bytes) -> None:
+    """Makes a file of this user, and the folders above it, that nobody else may open; does nothing
+    if it is there. Of several who do this at once the first one's data are in it."""
+    if path.exists():
+        return
+    path.parent.mkdir(mode=ABOVE_MODE, parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE_FLAGS
+    try:
+        with os.fdopen(os.open(temporary, flags, PRIVATE_MODE), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def replace_own(path: Path, data: bytes) -> None:
     """Replaces the file as a whole by a new one of this user with mode 0640, which keeps the group
     of the old one. A reader sees the old or the new one, never half of one."""

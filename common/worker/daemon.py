@@ -38,6 +38,7 @@ from common.messages import (
     Message,
     Move,
     OrderAdapter,
+    OrderStore,
     Ping,
     Prefill,
     Refused,
@@ -268,7 +269,7 @@ class Worker:
                 self._announce_attempt(link, message)
             elif isinstance(message, Abort | Move | HandOver):
                 self.handle(message)
-            elif isinstance(message, Wake):
+            elif isinstance(message, Wake | OrderStore):
                 self._commands.put(message)
             elif isinstance(message, OrderAdapter):
                 self._adapters.order(message)
@@ -307,8 +308,6 @@ class Worker:
             case Refused():
                 if not self._refused.done():
                     self._refused.set_result(message)
-            case Ping():
-                pass
 
     async def _die_if_refused(self) -> None:
         refused = await self._refused

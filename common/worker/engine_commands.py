@@ -15,7 +15,7 @@ from typing import TypeAlias
 from common.clock import Clock
 from common.engine.port import Engine
 from common.errors import BatonError, Code
-from common.messages import Wake, WarmState
+from common.messages import OrderStore, Wake, WarmState
 from common.worker.actions import (
     AbortInEngine,
     AddToEngine,
@@ -24,7 +24,7 @@ from common.worker.actions import (
     WorkerCore,
 )
 
-Command: TypeAlias = AddToEngine | AbortInEngine | HandOverKept | Wake
+Command: TypeAlias = AddToEngine | AbortInEngine | HandOverKept | Wake | OrderStore
 
 
 class EngineCommands:
@@ -75,6 +75,8 @@ class EngineCommands:
                     await self._engine.abort(*key, keep_tokens=command.keep_tokens)
                 case HandOverKept() as command:
                     self._engine.hand_over(command.ticket, command.kept_attempt)
+                case OrderStore() as order:
+                    self._engine.order_store(order)
                 case Wake(on=True):
                     await self._wake()
                 case Wake(on=False) if self._warm and not self.asleep and not self._core.active:

@@ -6,7 +6,7 @@ has a store (`Layout`). The pool makes its store by that and says Hello again, n
 fingerprint and an address. It keeps this layout for as long as it runs. Routers then name it to
 workers, which offer it what they have stored, and as a source of pulls. It reports what it has as a
 worker does, by beats and prefix deltas, to every router. What it has is soft: when it dies, prompts
-are computed again, and nothing else happens.
+are computed again, and nothing else happens. What lies on its disk is found again by the next one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from common.messages import (
     Leaving,
     Load,
     Message,
-    Ping,
+    OrderStore,
     Refused,
     Role,
     RouterToPool,
@@ -49,6 +49,8 @@ from services.pool.metrics import PoolMetrics
 from services.pool.store import PoolStore
 
 BEAT_SECONDS = 0.5
+WRITING_SECONDS = 0.05
+"""Between two looks at the store while blocks wait to be written to its disk."""
 STOPPING = Leaving(reason="stopping")
 
 
@@ -98,10 +100,11 @@ class Pool:
         tasks.start("store", self._hold())
         tasks.start("beat", self._beat())
         tasks.start("router-refusal", self._die_if_refused())
-        mib = self._own.kv.store.ram_mib
-        return (
-            f"pool {self._name} ready: {mib} MiB, of the layout of the first worker that is ready"
+        store = self._own.kv.store
+        room = f"{store.ram_mib} MiB" + (
+            f", {store.disk_mib} MiB of disk" if store.disk_mib else ""
         )
+        return f"pool {self._name} ready: {room}, of the layout of the first worker that is ready"
 
     async def stop(self) -> None:
         """Pulls that run end with an error; the blocks are computed where they are wanted."""
@@ -141,7 +144,7 @@ class Pool:
             self._status = store.update()
             for delta in store.holdings.deltas(whole=False):
                 self._to_routers(delta)
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(WRITING_SECONDS if store.pending else BEAT_SECONDS)
 
     async def _beat(self) -> None:
         while True:
@@ -156,7 +159,7 @@ class Pool:
         """How many it has, and how many it can have."""
         if self._store is None:
             return 0, 0
-        return self._store.table.counts.held, self._store.capacity.pull_blocks
+        return len(self._store.holdings), self._store.capacity.pull_blocks
 
     def _to_routers(self, message: Message) -> None:
         if self._routers is not None:
@@ -208,11 +211,8 @@ class Pool:
                 self._to_routers(self._make_beat())
             case Layout():
                 self._learn(message)
-            case Introduce():
-                if self._store is not None:
-                    self._store.connect(message.kv_address)
-            case Ping():
-                pass
+            case Introduce() | OrderStore() if self._store is not None:
+                self._store.take(message)
 
     def _welcomed(self, link: RouterLink, message: Welcome) -> None:
         self._log.info("router.welcomed", router=message.name)

@@ -7,7 +7,7 @@ import asyncio
 from common.engine.port import Batch, EngineRequest
 from common.errors import BatonError, Code
 from common.kv.messages import KvStatus
-from common.messages import AdapterStatus, KvCounts, Load, PrefixDelta, Ticket
+from common.messages import AdapterStatus, KvCounts, Load, OrderStore, PrefixDelta, Ticket
 from tests.rigs.messages import engine_info
 
 
@@ -56,6 +56,9 @@ class PlayedEngine:
     async def unload_adapter(self, name: str) -> None:
         self.asked.put_nowait(f"unload {name}")
         self.held = [one for one in self.held if not one.id.startswith(f"{name}@")]
+
+    def order_store(self, order: OrderStore) -> None:
+        self.asked.put_nowait(f"{order.action} {order.names.hex()}")
 
     def connect_kv(self, kv_address: str) -> None:
         self.asked.put_nowait(f"connect {kv_address}")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.engine.connector.metadata import StoreOffer, attempt_key, holder_of
+from common.kv.store.recency import owner_of
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvHolder
 from common.net.wire import pack_ids
@@ -46,6 +47,8 @@ class _Checkpoint:
     holder: KvHolder
     #: Blocks that were offered.
     offered: int
+    #: Whose blocks they are.
+    owner: bytes
     #: The name of the last of them; None: this prompt's blocks have no names.
     name: bytes | None
 
@@ -81,7 +84,8 @@ class Checkpoints:
         lora = request.lora_request
         adapter = lora.lora_name if lora is not None else ""
         name = root(request.cache_salt, adapter) if not request.mm_features else None
-        self._streams[request.request_id] = _Checkpoint(holder, 0, name)
+        owner = owner_of(request.cache_salt)
+        self._streams[request.request_id] = _Checkpoint(holder, 0, owner, name)
 
     @property
     def streams(self) -> list[str]:
@@ -144,6 +148,7 @@ class Checkpoints:
                     b"".join(name.block_hash for name in names[:found]),
                     self._names(stream, request, first, found),
                     filled,
+                    stream.owner,
                 )
             )
         return [

@@ -152,6 +152,8 @@ class StoreOffer:
     names: bytes
     #: How many blocks of the stream have filled.
     filled: int
+    #: As in `KvOffer`.
+    owner: bytes = b""
 
 
 @dataclass
@@ -173,6 +175,8 @@ class StorePlan:
     offers: list[StoreOffer] = field(default_factory=list)
     #: Streams that are over, of which nothing more is offered.
     ended_offers: list[AttemptKey] = field(default_factory=list)
+    #: Slots of the disk whose blocks the next process is not to find.
+    dropped: list[int] = field(default_factory=list)
 
 
 @dataclass

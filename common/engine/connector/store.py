@@ -8,10 +8,11 @@ what it held stays until the block is allocated again. So every block that a ste
 off the list, or withdrawn if its copy may not have begun.
 
 A prompt whose next blocks the engine lacks and the store has is claimed as an asynchronous load,
-its last token excepted. Each of its blocks comes from memory or from the disk (`disk_store.py`). A
-load that fails is not claimed again, and the engine computes the prompt. Where the router named a
-source that has more of the prompt than the own store, its blocks are pulled instead, by the hashes
-that this engine computed. A pull that fails is not claimed again either, except once for as many
+its last token excepted. Each of its blocks comes from memory or from the disk
+(`common.kv.store.disk_plan`). A load that fails is not claimed again, and the engine computes the
+prompt. Where the router named a source that has more of the prompt than the own store, its blocks
+are pulled instead, by the hashes that this engine computed. A pull that fails is not claimed again
+either, except once for as many
 blocks as the source said that it has.
 """
 
@@ -26,10 +27,10 @@ import msgspec
 from common.blocks import KvGroup, keeps_part
 from common.config import StoreConfig
 from common.engine.connector.checkpoint import Checkpoints
-from common.engine.connector.disk_store import DiskStore
 from common.engine.connector.metadata import StoreLoad, StorePlan, StorePull, source_of
 from common.kv.messages import PULL_BLOCKS_MAX
-from common.kv.store.record import record_bytes
+from common.kv.store.disk_plan import DiskStore
+from common.kv.store.recency import owner_of
 from common.kv.store.side import StoreResults
 from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts, StoreTable
 from common.messages import KvSource
@@ -62,11 +63,6 @@ def store_slots(config: StoreConfig, block_bytes: int, ranks: int) -> int:
     return (config.ram_mib << 20) // (block_bytes * ranks)
 
 
-def disk_slots(config: StoreConfig, block_bytes: int, ranks: int) -> int:
-    """How many blocks the segment files of each rank hold. `block_bytes`: of one rank."""
-    return (config.disk_mib << 20) // (record_bytes(block_bytes) * ranks)
-
-
 Place = tuple[Medium, int]
 """A tier, and a slot in it."""
 
@@ -76,6 +72,8 @@ class _Request:
     """A request of the engine."""
 
     request: Request
+    #: Whose blocks they are.
+    owner: bytes
     #: Its blocks, as far as plans tell of them.
     block_ids: list[int] = field(default_factory=list)
     #: Tokens whose KV exists after the steps planned so far.
@@ -117,8 +115,8 @@ class StoreScheduler:
         self._fingerprint = fingerprint
         self._checkpoints = Checkpoints(table, block_tokens, clock, fingerprint)
         self._requests: dict[str, _Request] = {}
-        #: Filled blocks that are not being saved, in the order in which they filled.
-        self._filled: dict[int, BlockName] = {}
+        #: Filled blocks that are not being saved, in the order in which they filled, and whose.
+        self._filled: dict[int, tuple[BlockName, bytes]] = {}
         #: Slots that are being written, and out of which block.
         self._saving: dict[int, int] = {}
         #: What is read for each request.
@@ -132,7 +130,7 @@ class StoreScheduler:
         self._reported = StoreCounts(), StoreCounts()
 
     def new_request(self, request: Request) -> None:
-        row = self._requests[request.request_id] = _Request(request)
+        row = self._requests[request.request_id] = _Request(request, owner_of(request.cache_salt))
         source = source_of(request.kv_transfer_params)
         if source is not None and self._fingerprint == source.fingerprint:
             row.source = source
@@ -202,7 +200,8 @@ class StoreScheduler:
         plan, self._plan = self._plan, StorePlan()
         plan.counts = replace(self._table.counts)
         if self._disk is not None:
-            self._disk.step(plan)
+            plan.spills, plan.used, plan.dropped = self._disk.step()
+            plan.disk_counts = replace(self._disk.counts)
         self._reported = plan.counts, plan.disk_counts
         return plan
 
@@ -254,6 +253,8 @@ class StoreScheduler:
     def changes(self) -> dict[BlockName, bool]:
         """As `StoreTable.changes`; nothing where nobody may pull."""
         changed = self._table.changes()
+        if self._disk is not None:
+            self._disk.changes()
         return changed if self._fingerprint else {}
 
     @property
@@ -310,7 +311,7 @@ class StoreScheduler:
         settled = row.settled or 0
         end = min(row.computed // self._block_tokens, len(row.block_ids))
         for number, name in enumerate(self._names(row, settled, end), settled):
-            self._filled[row.block_ids[number]] = name
+            self._filled[row.block_ids[number]] = name, row.owner
             row.settled = number + 1
 
     def _overwritten(self, block_ids: Sequence[int]) -> None:
@@ -329,16 +330,19 @@ class StoreScheduler:
             first = self._checkpoints.offered(request_id)
             names = self._names(row, first, filled)
             for number in self._checkpoints.offer(row.request, filled, names, self._plan):
-                self._filled.setdefault(row.block_ids[number], names[number - first])
-        self._checkpoints.offer_left(self._filled.values(), self._plan)
+                filled_block = names[number - first], row.owner
+                self._filled.setdefault(row.block_ids[number], filled_block)
+        if self._checkpoints.leaving:
+            listed = {name for name, _ in self._filled.values()}
+            self._checkpoints.offer_left(listed, self._plan)
 
     def _save(self) -> None:
         """Plans to save what has filled, as far as the backlog and the table have room."""
         while self._filled and len(self._saving) < self._backlog_blocks:
-            block_id, name = next(iter(self._filled.items()))
+            block_id, (name, owner) = next(iter(self._filled.items()))
             with self._table.guard:
                 lacking = name not in self._table
-                slot = self._table.begin_write(name) if lacking else None
+                slot = self._table.begin_write(name, owner) if lacking else None
             if lacking and slot is None:
                 return
             if slot is not None:

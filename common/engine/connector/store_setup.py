@@ -11,13 +11,13 @@ import structlog
 
 from common.blocks import KvGroup
 from common.clock import SystemClock
-from common.engine.connector.disk_store import DiskIndex, DiskStore
 from common.engine.connector.memory import block_bytes
 from common.engine.connector.setup import Setup
-from common.engine.connector.store import StoreScheduler, disk_slots, store_slots, why_no_store
+from common.engine.connector.store import StoreScheduler, store_slots, why_no_store
 from common.kv.store.disk import DiskPlace
+from common.kv.store.disk_plan import DiskIndex, DiskStore, disk_slots
 from common.kv.store.record import record_key
-from common.kv.store.segments import Segments
+from common.kv.store.sealing import sealed_for, secret_of
 from common.kv.store.side import StoreSize
 from common.kv.store.table import StoreTable
 from common.telemetry.log import Logger
@@ -34,7 +34,7 @@ def store_size(
     setup: Setup,
     rank: int,
 ) -> StoreSize | None:
-    """The store of one rank; None without one."""
+    """The store of one rank; None without one. Raises BatonError for a key that cannot be used."""
     config = setup.kv.store
     if not config.ram_mib or why_no_store(made, groups):
         return None
@@ -46,9 +46,11 @@ def store_size(
         return StoreSize(slots, config.ttl_s)
     hashes = made.cache_config.prefix_caching_hash_algo
     tokens = [group.block_tokens for group in groups]
-    key = record_key(setup.fingerprint, one, tokens, hashes, ranks, rank)
+    secret = secret_of(config)
+    form = one, tokens, hashes, ranks, rank, *filter(None, [sealed_for(secret)])
+    key = record_key(setup.fingerprint, *form)
     folder = Path(config.path) / f"{setup.name}.{rank}"
-    place = DiskPlace(folder, key, on_disk, config.disk_write_mib_s * (1 << 20))
+    place = DiskPlace(folder, key, on_disk, config.disk_write_mib_s * (1 << 20), secret)
     return StoreSize(slots, config.ttl_s, place)
 
 
@@ -76,12 +78,13 @@ def make_store(
     on_disk = places[0].slots if places else 0
     sentence = f"the KV of {slots} blocks is stored in memory, and of {on_disk} on disk"
     log.info("store.on", sentence=sentence, blocks=slots, disk_blocks=on_disk)
-    table = StoreTable(slots, config.ttl_s, ranks, threading.RLock())
+    part = config.tenant_share
+    table = StoreTable(slots, config.ttl_s, ranks, threading.RLock(), share=part)
     backlog = (config.backlog_mib << 20) // one
     clock, disk = SystemClock(), None
     if places:
-        index = DiskIndex([Segments(place.folder, place.key, one, on_disk) for place in places])
-        on_disk_table = StoreTable(on_disk, config.ttl_s, ranks)
+        index = DiskIndex([place.segments(one) for place in places])
+        on_disk_table = StoreTable(on_disk, config.ttl_s, ranks, share=part)
         disk = DiskStore(table, on_disk_table, index, backlog // ranks, config.ttl_s, clock)
     names_alike = made.cache_config.prefix_caching_hash_algo.startswith("sha256")
     pulls = config.pull and names_alike and share(table)

@@ -142,10 +142,11 @@ class WorkerHalf:
         store.note(plan.counts, plan.disk_counts)
         if plan.saves:
             store.save(plan.saves)
-        if plan.spills or plan.used:
-            store.spill(plan.spills, plan.used)
+        if plan.spills or plan.used or plan.dropped:
+            store.spill(plan.spills, plan.used, plan.dropped)
         for made in plan.offers:
-            self._service.offer_copies(made.key, made.holder, made.hashes, made.names, made.filled)
+            offered = made.hashes, made.names, made.filled, made.owner
+            self._service.offer_copies(made.key, made.holder, *offered)
         for key in plan.ended_offers:
             self._service.end_copies(key)
 

@@ -29,7 +29,16 @@ from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
-from common.messages import WIRE_VERSION, AdapterStatus, Capacity, Load, PrefixDelta, Role, Ticket
+from common.messages import (
+    WIRE_VERSION,
+    AdapterStatus,
+    Capacity,
+    Load,
+    OrderStore,
+    PrefixDelta,
+    Role,
+    Ticket,
+)
 from common.model.adapters import RANK_MAX_DEFAULT
 from common.model.resolve import model_folder
 from common.security.open import kv_secrets_file
@@ -136,6 +145,9 @@ class SimEngine:
     def connect_kv(self, kv_address: str) -> None:
         """On D, begins to connect to this P's KV listener. Never waits."""
         self._service.connect(kv_address)
+
+    def order_store(self, order: OrderStore) -> None:
+        """A simulated engine has no store."""
 
     def kv_status(self) -> KvStatus | None:
         return self._service.status

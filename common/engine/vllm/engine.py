@@ -30,8 +30,8 @@ from common.engine.vllm.kv_events import PrefixWatch
 from common.engine.vllm.sampling import logprobs_of, prompt_logprobs_of, sampling_params
 from common.errors import BatonError, Code, ConfigError
 from common.kv.daemon_link.ranks import RankSideChannels
-from common.kv.messages import KvConnect, KvDone, KvHandOver, KvKeep, KvRelease, KvStatus
-from common.messages import AdapterStatus, FinishReason, Load, PrefixDelta, Role, Ticket
+from common.kv.messages import KvConnect, KvDone, KvHandOver, KvKeep, KvOrder, KvRelease, KvStatus
+from common.messages import AdapterStatus, FinishReason, Load, OrderStore, PrefixDelta, Role, Ticket
 from common.net.endpoints import KV_EVENTS
 from common.net.sockets import Socket
 from common.resume import lacking
@@ -174,6 +174,9 @@ class VllmEngine:
         """On D, begins to connect to this P's KV listener. Never waits."""
         self._attach()
         self._side.send(KvConnect(kv_address=kv_address))
+
+    def order_store(self, order: OrderStore) -> None:
+        self._side.send(KvOrder(action=order.action, ends=self._prefixes.ends_of(order.names)))
 
     def kv_status(self) -> KvStatus | None:
         return self._side.status

@@ -130,6 +130,10 @@ class PrefixWatch:
         ):
             self._in_store.add(published(theirs), ours)
 
+    def ends_of(self, names: bytes) -> bytes:
+        """As in `KvOrder`, of the blocks with these names that the store has."""
+        return self._in_store.ends_of(_split(names, NAME_BYTES))
+
     def deltas(self, *, whole: bool = False) -> Iterator[PrefixDelta]:
         """What changed since the last call, in bounded messages; with `whole` all that is there,
         for a router that knows nothing."""

@@ -51,6 +51,7 @@ class HandoffCounters:
     copies_failed: int = 0
     store_offered: int = 0
     offers_skipped: int = 0
+    store_pinned: int = 0
 
     def count_received(self, report: KvReport, error: str, *, pull: bool = False) -> None:
         """A receive ended, of a handoff or of a `pull` from a store."""

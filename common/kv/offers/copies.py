@@ -37,6 +37,8 @@ from common.kv.packing import Packing
 from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.plan import shape_of
 from common.kv.store.arena import Arena
+from common.kv.store.promotions import Promotions
+from common.kv.store.recency import OWNER_BYTES
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvReport, KvSource, Ticket
 
@@ -100,6 +102,8 @@ class StoreCopies:
         self._clock = clock
         self._on_copied = on_copied
         self.table: StoreTable | None = None
+        #: What the store has on a disk; None without one.
+        self.below: Promotions | None = None
         self._waiting: deque[tuple[Channel, KvOffer]] = deque()
         self._copies: dict[AttemptKey, _Copy] = {}
         self._serial = 0
@@ -111,6 +115,7 @@ class StoreCopies:
     def on_offer(self, channel: Channel, message: KvOffer) -> None:
         whole, rest = divmod(len(message.hashes), PULL_HASH_BYTES)
         named = len(message.names) in (0, whole * NAME_BYTES)
+        named &= len(message.owner) in (0, OWNER_BYTES)
         if rest or not 0 < whole <= OFFER_BLOCKS_MAX or not named:
             channel.close("an offer that no worker makes")
         elif self.table is None or len(self._waiting) >= OFFERS_WAITING_MAX:
@@ -152,7 +157,7 @@ class StoreCopies:
         return 1 if self._receives.fetching > len(self._copies) else COPIES_MAX
 
     def _begin(self, channel: Channel, offer: KvOffer) -> None:
-        slots = self._slots_for(names_of(offer))
+        slots = self._slots_for(names_of(offer), offer.owner)
         peer = channel.peer
         if not slots or peer is None:
             self._answer(channel, offer)
@@ -173,17 +178,19 @@ class StoreCopies:
         ticket = own_ticket(identity, key, source)
         self._receives.fetch(ticket, spec, list(slots), self._packing)
 
-    def _slots_for(self, names: Sequence[BlockName]) -> dict[int, BlockName]:
+    def _slots_for(self, names: Sequence[BlockName], owner: bytes) -> dict[int, BlockName]:
         """Slots for those that the store lacks, up to the first for which there is no room. What it
-        has counts as used."""
+        has, in memory or on its disk, counts as used."""
         assert self.table is not None
         slots: dict[int, BlockName] = {}
         with self.table.guard:
             self.table.mark_used(names, self._clock())
+            if self.below is not None:
+                self.below.note_used(names)
             for name in names:
-                if name in self.table:
+                if name in self.table or self._is_below(name):
                     continue
-                slot = self.table.begin_write(name)
+                slot = self.table.begin_write(name, owner)
                 if slot is None:
                     break
                 slots[slot] = name
@@ -191,8 +198,13 @@ class StoreCopies:
 
     def _answer(self, channel: Channel, offer: KvOffer) -> None:
         assert self.table is not None
-        held = len(self.table.find(names_of(offer), self._clock()))
+        now, names = self._clock(), names_of(offer)
+        here = [bool(self.table.find([name], now)) or self._is_below(name) for name in names]
+        held = here.index(False) if False in here else len(here)
         channel.send(KvTaken(offer=offer.offer, blocks=held))
+
+    def _is_below(self, name: BlockName) -> bool:
+        return self.below is not None and name in self.below
 
     def _tell_names(self, copy: _Copy) -> None:
         names = dict(zip(names_of(copy.offer), _split(copy.offer.names), strict=False))

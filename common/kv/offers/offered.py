@@ -38,6 +38,8 @@ TRIES_MAX = 3
 @dataclass(slots=True)
 class _Stream:
     holder: KvHolder
+    #: As in `KvOffer`.
+    owner: bytes
     #: Hash and name of those that the holder is not known to have, in order.
     blocks: deque[tuple[bytes, bytes]] = field(default_factory=deque)
     #: How many have filled, as the engine's thread said last.
@@ -91,16 +93,22 @@ class StoreOffers:
         return self._backlog
 
     def add(
-        self, key: AttemptKey, holder: KvHolder, hashes: bytes, names: bytes, filled: int
+        self,
+        key: AttemptKey,
+        holder: KvHolder,
+        hashes: bytes,
+        names: bytes,
+        filled: int,
+        owner: bytes = b"",
     ) -> None:
-        """The store has these next blocks of a stream, of which `filled` have filled. `names`: as
-        in `KvOffer`."""
+        """The store has these next blocks of a stream, of which `filled` have filled. `names` and
+        `owner`: as in `KvOffer`."""
         stream = self._streams.get(key)
         if stream is None and len(self._streams) >= STREAMS_MAX:
             self._counters.offers_skipped += len(hashes) // PULL_HASH_BYTES
             return
         if stream is None:
-            stream = self._streams[key] = _Stream(holder)
+            stream = self._streams[key] = _Stream(holder, owner)
         stream.filled = filled
         for nth, at in enumerate(range(0, len(hashes), PULL_HASH_BYTES)):
             stream.cut |= self._backlog >= BACKLOG_MAX
@@ -199,6 +207,7 @@ class StoreOffers:
                 kv_address=self.kv_address,
                 hashes=b"".join(block_hash for block_hash, _ in some),
                 names=_joined([name for _, name in some]),
+                owner=stream.owner,
             )
         )
 

@@ -3,7 +3,8 @@
 Theory of operation: a worker whose prompt begins as one that was computed here asks for blocks by
 the engine's hashes (`KvPull`), because the router told it of this store. It must be of the same
 fingerprint, which the hello has shown. Whatever of the blocks the table lacks, the answer is a
-refusal that tells how many leading ones it has, so a wrong hint costs a look-up. Otherwise the
+refusal that tells how many leading ones it has, so a wrong hint costs a look-up. What only the disk
+of the store has is brought to its memory first (`common.kv.store.promotions`). Otherwise the
 slots are kept, and offered by a ticket for this worker alone: from there on a pull is a handoff,
 with its credits, digests, retries and lease. The slots are let go when the ticket ends, however it
 does. The engine takes no part, so a pull neither waits for a step nor makes one.
@@ -30,6 +31,7 @@ from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.plan import KvShape, transfer_chunking
 from common.kv.send import SendSide, StoredBlocks
 from common.kv.store.arena import Arena
+from common.kv.store.promotions import Promotions
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvSource, Ticket
 
@@ -73,6 +75,10 @@ class StorePulls:
         self._clock = clock
         #: The engine's table; None until the engine has made it.
         self.table: StoreTable | None = None
+        #: What the store has on a disk; None without one.
+        self.below: Promotions | None = None
+        #: How many blocks are brought from the disk for each pull that waits for them.
+        self._promoting: dict[AttemptKey, int] = {}
         #: By the id of the channel, what it asks for at the moment.
         self._asked: dict[int, _Asked] = {}
         #: The slots that are kept for each pull.
@@ -81,6 +87,11 @@ class StorePulls:
     def __len__(self) -> int:
         """How many pulls are served now."""
         return len(self._kept)
+
+    @property
+    def waiting(self) -> int:
+        """How many pulls wait for blocks from the disk."""
+        return len(self._promoting)
 
     def on_pull(self, channel: Channel, message: KvPull) -> None:
         """Takes the next hashes of a pull, and offers its blocks once all have come."""
@@ -93,8 +104,8 @@ class StorePulls:
             channel.close("a pull that no worker makes")
         elif whole < message.total:
             self._asked[channel.id] = asked
-        elif not self._send_side.offers((message.request_id, message.attempt)):
-            self._offer(channel, message, asked.hashes)
+        elif not self._is_served((message.request_id, message.attempt)):
+            self._on_asked(channel, message, asked.hashes)
 
     def on_channel_closed(self, channel: Channel) -> None:
         self._asked.pop(channel.id, None)
@@ -106,16 +117,39 @@ class StorePulls:
         if slots is None:
             return False
         assert self.table is not None
+        if self.below is not None:
+            names = [self.table.name_in(slot) for slot in slots]
+            self.below.note_used([name for name in names if name is not None])
         self.table.end_read(slots, self._clock())
         self._counters.store_served += len(slots) if taken else 0
         return True
 
-    def _offer(self, channel: Channel, message: KvPull, hashes: bytes) -> None:
+    def _is_served(self, key: AttemptKey) -> bool:
+        return key in self._promoting or self._send_side.offers(key)
+
+    def _on_asked(self, channel: Channel, message: KvPull, hashes: bytes) -> None:
+        """Offers the blocks, at once or when the disk has given what memory lacks of them."""
         key = (message.request_id, message.attempt)
         names = [
             BlockName(GROUP, hashes[at : at + PULL_HASH_BYTES])
             for at in range(0, len(hashes), PULL_HASH_BYTES)
         ]
+        why = self._why_not(len(names))
+
+        def come() -> None:
+            del self._promoting[key]
+            if not channel.closed:
+                self._offer(channel, message, names)
+
+        if why:
+            refuse_pull(self._send_side, channel, message, why)
+        elif self.below is not None and self.below.begin(names, come):
+            self._promoting[key] = len(names)
+        else:
+            self._offer(channel, message, names)
+
+    def _offer(self, channel: Channel, message: KvPull, names: Sequence[BlockName]) -> None:
+        key = (message.request_id, message.attempt)
         slots, why = self._take(names)
         if why:
             refuse_pull(self._send_side, channel, message, why, len(slots))
@@ -127,17 +161,21 @@ class StorePulls:
 
     def _take(self, names: Sequence[BlockName]) -> tuple[list[int], str]:
         """The slots of these blocks, kept; or those of some of them, not kept, and why."""
-        if self.table is None:
-            return [], "its engine is not ready"
-        if len(self._kept) >= PULLS_MAX:
-            return [], f"{PULLS_MAX} pulls are served already"
-        if sum(map(len, self._kept.values())) + len(names) > self._slots_max:
-            return [], "half of its store is kept for pulls"
+        assert self.table is not None
         slots = self.table.take(names, self._clock())
         if len(slots) == len(names):
             return slots, ""
         self.table.end_read(slots, self._clock())
         return slots, f"its store has {len(slots)} of {len(names)} blocks"
+
+    def _why_not(self, blocks: int) -> str:
+        """Why a pull of so many blocks is not served now; empty if it may be."""
+        if self.table is None:
+            return "its engine is not ready"
+        if len(self._kept) + len(self._promoting) >= PULLS_MAX:
+            return f"{PULLS_MAX} pulls are served already"
+        kept = sum(map(len, self._kept.values())) + sum(self._promoting.values())
+        return "half of its store is kept for pulls" if kept + blocks > self._slots_max else ""
 
     def _judge(self, blocks: range, slots: Sequence[int], names: Sequence[BlockName]) -> bool:
         """Whether all these blocks of a pull are what they should be."""

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from common.config import KvConfig
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
-from common.kv.messages import KvCopied, KvOffer, KvPull, KvTaken
+from common.kv.messages import KvCopied, KvOffer, KvOrder, KvPull, KvTaken
 from common.kv.offers.copies import StoreCopies
 from common.kv.offers.offered import StoreOffers
+from common.kv.offers.orders import StoreOrders
 from common.kv.offers.pulls import StorePulls, refuse_pull
 from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.receive import ReceiveSide
 from common.kv.send import SendSide
 from common.kv.store.arena import Arena
+from common.kv.store.promotions import Promotions
 from common.kv.store.table import StoreTable
 from common.messages import KvCheckpoint, KvReport, Ticket
 
@@ -38,9 +40,12 @@ class StoreSharing:
         clock: Callable[[], float],
         *,
         on_copied: Callable[[KvCopied], None],
+        on_dropped: Callable[[list[bytes]], None],
     ) -> None:
-        """`on_copied`: as in `StoreCopies`."""
+        """`on_copied`: as in `StoreCopies`. `on_dropped`: as in `StoreOrders`."""
         send_side, receive_side = sides
+        self._clock, self._on_dropped = clock, on_dropped
+        self._orders: StoreOrders | None = None
         self.pulls = StorePulls(identity, arena, send_side, config, counters, clock)
         self.copies = StoreCopies(
             identity, arena, receive_side, config, counters, clock, on_copied=on_copied
@@ -51,12 +56,20 @@ class StoreSharing:
         receive_side.on_taken = self.offers.on_taken
 
     def __len__(self) -> int:
-        """What is under way, pulls by others excepted, which are offers of the send side."""
-        return len(self.copies) + len(self.offers)
+        """What is under way; pulls by others only as long as they wait for the disk, because they
+        are offers of the send side then."""
+        return len(self.copies) + len(self.offers) + self.pulls.waiting
 
-    def share(self, table: StoreTable) -> None:
-        """What the store holds, by its owner."""
+    def share(self, table: StoreTable, below: Promotions | None = None) -> None:
+        """What the store holds, by its owner. `below`: what else it has on a disk."""
         self.pulls.table = self.copies.table = table
+        self.pulls.below = self.copies.below = below
+        self._orders = StoreOrders(table, below, self._on_dropped, self._clock)
+
+    def order(self, order: KvOrder) -> None:
+        """What an operator wants of some blocks. Before the store has an owner there are none."""
+        if self._orders is not None:
+            self._orders.carry_out(order.action, order.ends)
 
     def on_message(self, channel: Channel, message: KvPull | KvOffer) -> None:
         if isinstance(message, KvPull):

@@ -59,6 +59,15 @@ class Arena:
         total = self._memory.scatter([copy.block_id], data)
         return record.digest == block_digest(copy.name, total)
 
+    def fill(self, slot: int, name: BlockName, data: Bytes, record: Record | None) -> bool:
+        """Copies what was read from the disk to the slot. False if it is not this block undamaged;
+        the slot must not be used then."""
+        if record is None:
+            return False
+        digest = block_digest(name, self._slots.scatter([slot], data))
+        self._digests[slot] = digest
+        return record.digest == digest
+
     def holds(self, slot: int, name: BlockName) -> bool:
         """Whether the slot holds this block undamaged."""
         return self._digests.get(slot) == block_digest(name, sum_of(self._at(slot)))

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +25,7 @@ import numpy as np
 from common.kv.checksum.definition import Bytes
 from common.kv.store.record import Record
 from common.kv.store.segments import Segments
-from common.kv.store.table import BlockName
+from common.kv.store.table import Spill
 
 BUFFER_BYTES = 32 << 20
 """Of the buffers of one direction, where a block is not larger; there are two at least."""
@@ -33,6 +33,8 @@ BUFFERS_MAX = 16
 LOCKED_WAIT_S, LOCKED_RETRY_S = 5.0, 0.1
 """How long another process may have the folder: the one before this, which is ending."""
 CLOSE_S = 2.0
+DISK_ANSWER_S = 10.0
+"""A disk that answers nothing for so long while blocks are wanted of it is to be given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class DiskPlace:
     """As `record.record_key` makes it."""
     slots: int
     write_bytes_per_s: float
+    secret: bytes = field(default=b"", repr=False)
+    """As of `sealing.secret_of`."""
+
+    def segments(self, block_bytes: int) -> Segments:
+        """Not opened."""
+        return Segments(self.folder, self.key, block_bytes, self.slots, self.secret)
 
 
 OnRead: TypeAlias = Callable[[Bytes | None, Record | None], None]
@@ -69,6 +77,8 @@ class _Write:
 @dataclass(slots=True)
 class _Use:
     slots: list[int]
+    #: Unix time in seconds.
+    at: float
 
 
 class Disk:
@@ -82,7 +92,7 @@ class Disk:
         on_failed: Callable[[str], None],
     ) -> None:
         """`on_failed` is called once if the tier ends, with a sentence."""
-        self._segments = Segments(place.folder, place.key, block_bytes, place.slots)
+        self._segments = place.segments(block_bytes)
         self._loop = loop
         self._on_failed = on_failed
         self._rate = place.write_bytes_per_s
@@ -118,22 +128,28 @@ class Disk:
         """This buffer for writing was not needed."""
         self._write_buffers.append(buffer)
 
-    def write(
-        self, slot: int, name: BlockName, digest: bytes, buffer: Bytes, answer: OnWritten
-    ) -> None:
+    def write(self, spill: Spill, digest: bytes, buffer: Bytes, answer: OnWritten) -> None:
+        """The buffer holds the block of this spill."""
+
         def written(ok: bool) -> None:
             self._write_buffers.append(buffer)
             answer(ok)
 
-        record = Record(name, digest, time.time())
+        record = Record(spill.name, digest, time.time(), spill.ours, spill.owner)
         with self._guard:
-            self._writes.append(_Write(slot, record, buffer, written))
+            self._writes.append(_Write(spill.disk_slot, record, buffer, written))
             self._guard.notify()
 
     def mark_used(self, slots: list[int]) -> None:
         """These blocks are used now; the records are told, for the next process."""
         with self._guard:
-            self._writes.append(_Use(slots))
+            self._writes.append(_Use(slots, time.time()))
+            self._guard.notify()
+
+    def forget(self, slots: list[int]) -> None:
+        """The next process does not find these blocks: they were used too long ago."""
+        with self._guard:
+            self._writes.append(_Use(slots, 0.0))
             self._guard.notify()
 
     def close(self) -> None:
@@ -154,7 +170,15 @@ class Disk:
             except OSError as error:
                 self._fail(error)
                 self._refuse(order)
+        self._end_uses()
         self._segments.close()
+
+    def _end_uses(self) -> None:
+        """At the end: the next process is to know what was used, and what was dropped."""
+        with contextlib.suppress(OSError):
+            for order in self._writes:
+                if isinstance(order, _Use) and not self._failed:
+                    self._do(order)
 
     def _open(self) -> None:
         """Another process has the folder for a while where it is slow to end."""
@@ -198,9 +222,9 @@ class Disk:
                 self._segments.write(slot, record, buffer)
                 self._write_at = max(began, self._write_at) + buffer.nbytes / self._rate
                 self._answer(lambda: written(True))
-            case _Use(slots):
+            case _Use(slots, at):
                 for slot in slots:
-                    self._segments.mark_used(slot, time.time())
+                    self._segments.mark_used(slot, at)
 
     def _refuse(self, order: _Read | _Write | _Use) -> None:
         match order:

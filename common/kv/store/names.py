@@ -5,9 +5,10 @@ which engines know them. Sans-IO.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from common.kv.store.slots import HASH_END_BYTES
 from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
 
 Hash = bytes | int
@@ -47,6 +48,19 @@ class StoredNames:
         self._let_go: OrderedDict[Hash, bytes] = OrderedDict()
         self._changes = Changes()
         self._cleared = False
+
+    def __len__(self) -> int:
+        return len(self._ours)
+
+    def theirs(self) -> list[bytes]:
+        """The hashes of all that is held, where the engine's are no numbers."""
+        return [theirs for theirs in self._ours if isinstance(theirs, bytes)]
+
+    def ends_of(self, names: Sequence[bytes]) -> bytes:
+        """The last bytes of the engine's hashes of those blocks with these names that are held, in
+        this order; as in `KvOrder.ends`."""
+        theirs = {ours: theirs for theirs, ours in self._ours.items()}
+        return b"".join(_end_of(theirs[name]) for name in names if name in theirs)
 
     def let_go(self, theirs: Hash, ours: bytes) -> None:
         """The engine does not hold this block any more."""
@@ -93,6 +107,12 @@ class StoredNames:
             yield PrefixDelta(stored=some, medium=STORE)
         self._changes.clear()
         self._cleared = False
+
+
+def _end_of(theirs: Hash) -> bytes:
+    if isinstance(theirs, int):
+        return theirs.to_bytes(HASH_END_BYTES, "big")
+    return theirs[-HASH_END_BYTES:]
 
 
 def pieces(hashes: dict[bytes, None]) -> Iterator[bytes]:

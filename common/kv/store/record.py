@@ -5,7 +5,8 @@ A write that stopped half-way, a flipped bit, a record that was cut off, and a b
 write was meant to replace all fail one of two comparisons: that of the header's own check, or that
 of the digest with what was read. The header also names for whom the record was written: the
 engine's fingerprint, the form of a block, and the rank. The time of the last use is rewritten in
-place, so no check covers it; it decides how long a record is kept, and never what is served.
+place, so no check covers it; it decides how long a record is kept, and never what is served. In a
+pool a header also has the name by which routers know the block, because no engine tells it again.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from dataclasses import dataclass
 import xxhash
 
 from common.kv.checksum.definition import Sum
+from common.kv.store.recency import OWNER_BYTES
+from common.kv.store.sealing import SEAL_BYTES
 from common.kv.store.table import BlockName
 
-MAGIC = b"BatonKV\x01"
+MAGIC = b"BatonKV\x02"
 """The last byte is the version of the format. Bump it when anything here, or the digest, changes.
-1: the first."""
+1: the first. 2: the name by which routers know the block,
+and its owner."""
 NAME_BYTES_MAX = 64
-_CHECKED = struct.Struct(f"<8s16sII{NAME_BYTES_MAX}s16s")
+OURS_BYTES = 8
+"""Of the name by which routers know a block; as `common.prefix.HASH_BYTES`."""
+_CHECKED = struct.Struct(f"<8s16sII{NAME_BYTES_MAX}s16s{OURS_BYTES}s{OWNER_BYTES}s")
 _REST = struct.Struct("<Qd")
 HEADER_BYTES = _CHECKED.size + _REST.size
 USED_AT = struct.Struct("<d")
@@ -40,6 +46,10 @@ class Record:
     digest: bytes
     used_at: float
     """Unix time of the last use, in seconds."""
+    ours: bytes = b""
+    """The name by which routers know the block; empty: they know it by none."""
+    owner: bytes = b""
+    """Whose block it is (`recency.owner_of`)."""
 
 
 def record_key(fingerprint: str, *form: object) -> bytes:
@@ -50,8 +60,8 @@ def record_key(fingerprint: str, *form: object) -> bytes:
 
 
 def record_bytes(block_bytes: int) -> int:
-    """From the beginning of a record to that of the next."""
-    return -(-(HEADER_BYTES + block_bytes) // PAGE_BYTES) * PAGE_BYTES
+    """From the beginning of a record to that of the next; it has room for two seals."""
+    return -(-(HEADER_BYTES + block_bytes + 2 * SEAL_BYTES) // PAGE_BYTES) * PAGE_BYTES
 
 
 def block_digest(name: BlockName, total: Sum) -> bytes:
@@ -65,7 +75,14 @@ def encode(key: bytes, record: Record) -> bytes:
     if len(block_hash) > NAME_BYTES_MAX:
         raise ValueError(f"a block's hash of {len(block_hash)} bytes")
     checked = _CHECKED.pack(
-        MAGIC, key, record.name.group, len(block_hash), block_hash, record.digest
+        MAGIC,
+        key,
+        record.name.group,
+        len(block_hash),
+        block_hash,
+        record.digest,
+        record.ours,
+        record.owner,
     )
     return checked + _REST.pack(xxhash.xxh3_64_intdigest(checked), record.used_at)
 
@@ -75,8 +92,9 @@ def decode(key: bytes, header: bytes) -> Record | None:
     if len(header) != HEADER_BYTES:
         return None
     checked = header[: _CHECKED.size]
-    magic, whose, group, length, block_hash, digest = _CHECKED.unpack(checked)
+    magic, whose, group, length, block_hash, digest, ours, owner = _CHECKED.unpack(checked)
     check, used_at = _REST.unpack_from(header, _CHECKED.size)
     if magic != MAGIC or whose != key or check != xxhash.xxh3_64_intdigest(checked):
         return None
-    return Record(BlockName(group, block_hash[:length]), digest, used_at)
+    ours, owner = (text if any(text) else b"" for text in (ours, owner))
+    return Record(BlockName(group, block_hash[:length]), digest, used_at, ours, owner)

@@ -4,7 +4,9 @@ Theory of operation: the name of a file says for whom its records are (`record.p
 nothing of a prompt is in it. What is in the folder for somebody else, or beyond the bound, is
 removed when the files are opened. Nothing is synchronized to the disk: a killed process loses
 nothing that was written, and after a power cut the digests tell what is whole. Files are allocated
-in full, so that a full disk is found when a file is made and not in the middle of it.
+in full, so that a full disk is found when a file is made and not in the middle of it. With a
+secret, what is written is sealed (`sealing.py`): the header up to the time of the last use, and the
+block.
 
 All methods may block, and raise OSError.
 """
@@ -28,6 +30,7 @@ from common.kv.store.record import (
     encode,
     record_bytes,
 )
+from common.kv.store.sealing import SEAL_BYTES, Sealing
 from common.process.owned_files import open_own, open_private, own_folder
 
 SEGMENT_BYTES = 1 << 30
@@ -38,11 +41,16 @@ LOCK = "lock"
 class Segments:
     """`slots` records of blocks of `block_bytes`, in one folder."""
 
-    def __init__(self, folder: Path, key: bytes, block_bytes: int, slots: int) -> None:
+    def __init__(
+        self, folder: Path, key: bytes, block_bytes: int, slots: int, secret: bytes = b""
+    ) -> None:
+        """`secret`: by which records are sealed; empty: they are not."""
         self.block_bytes = block_bytes
         self.slots = slots
         self._folder = folder
         self._key = key
+        self._sealing = Sealing(secret, key) if secret else None
+        self._header_bytes = HEADER_BYTES + (SEAL_BYTES if secret else 0)
         self._record_bytes = record_bytes(block_bytes)
         self._per_segment = max(1, SEGMENT_BYTES // self._record_bytes)
         self._files: dict[int, int] = {}
@@ -81,7 +89,9 @@ class Segments:
     def write(self, slot: int, record: Record, data: Bytes) -> None:
         """`data`: the bytes of the block."""
         file, at = self._place(slot)
-        parts = [memoryview(encode(self._key, record)), data.data]
+        header = self._sealed(encode(self._key, record))
+        block = self._sealing.seal_block(data) if self._sealing is not None else data
+        parts = [memoryview(header), block.data]
         while parts:
             written = os.pwritev(file, parts, at)
             at += written
@@ -92,14 +102,15 @@ class Segments:
 
     def mark_used(self, slot: int, used_at: float) -> None:
         file, at = self._place(slot)
-        os.pwrite(file, USED_AT.pack(used_at), at + USED_AT_OFFSET)
+        os.pwrite(file, USED_AT.pack(used_at), at + self._header_bytes - USED_AT.size)
 
     def read(self, slot: int, out: Bytes) -> Record | None:
         """Fills `out` with the bytes of a block, which the caller judges by the record's digest.
         None if there is no whole record of ours."""
         file, at = self._place(slot)
-        header = bytearray(HEADER_BYTES)
-        parts = [memoryview(header), out.data]
+        header = bytearray(self._header_bytes)
+        block = self._sealing.buffer(out.nbytes) if self._sealing is not None else out
+        parts = [memoryview(header), block.data]
         while parts:
             read = os.preadv(file, parts, at)
             if read == 0:
@@ -109,7 +120,10 @@ class Segments:
                 read -= parts.pop(0).nbytes
             if parts:
                 parts[0] = parts[0][read:]
-        return decode(self._key, bytes(header))
+        record = self._record(bytes(header))
+        if record is not None and self._sealing is not None:
+            return record if self._sealing.open_block(block, out) else None
+        return record
 
     def scan(self) -> Iterator[tuple[int, Record]]:
         """What the headers say is in the slots, without a look at the blocks. It changes nothing,
@@ -127,9 +141,21 @@ class Segments:
     def _scan(self, file: int, number: int) -> Iterator[tuple[int, Record]]:
         first = number * self._per_segment
         for at in range(min(self._per_segment, self.slots - first)):
-            record = decode(self._key, os.pread(file, HEADER_BYTES, at * self._record_bytes))
+            record = self._record(os.pread(file, self._header_bytes, at * self._record_bytes))
             if record is not None:
                 yield first + at, record
+
+    def _sealed(self, header: bytes) -> bytes:
+        if self._sealing is None:
+            return header
+        return self._sealing.seal(header[:USED_AT_OFFSET]) + header[USED_AT_OFFSET:]
+
+    def _record(self, header: bytes) -> Record | None:
+        """What this header says, if it is a whole one of ours."""
+        if self._sealing is None:
+            return decode(self._key, header)
+        opened = self._sealing.open(header[: -USED_AT.size])
+        return decode(self._key, opened + header[-USED_AT.size :]) if opened is not None else None
 
     def _count(self) -> int:
         return -(-self.slots // self._per_segment)

@@ -24,13 +24,11 @@ import structlog
 from common.kv.checksum.definition import Bytes
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.store.arena import Arena
-from common.kv.store.disk import Disk, DiskPlace
+from common.kv.store.disk import DISK_ANSWER_S, Disk, DiskPlace
+from common.kv.store.promotions import Promotions
 from common.kv.store.record import Record
-from common.kv.store.table import BlockCopy, Medium, Spill, StoreCounts
+from common.kv.store.table import BlockCopy, Medium, Spill, StoreCounts, StoreTable
 from common.telemetry.log import Logger
-
-DISK_ANSWER_S = 10.0
-"""A disk that answers nothing for so long while a load waits is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class StoreResults:
     """Slots of the disk that did not hold what a load wanted of them."""
     disk_off: bool = False
     """Whether the disk has failed, and is not used any more."""
+    dropped_ends: list[bytes] = field(default_factory=list)
+    """The ends of the hashes of blocks that an operator has dropped from memory."""
     held: dict[str, int] = field(default_factory=dict)
     """For pulls that failed, how many of their leading blocks the source had."""
 
@@ -79,6 +79,7 @@ class StoreResults:
             self.unspilled + other.unspilled,
             self.disk_damaged + other.disk_damaged,
             self.disk_off or other.disk_off,
+            self.dropped_ends + other.dropped_ends,
             self.held | other.held,
         )
 
@@ -165,12 +166,14 @@ class StoreSide:
         self._loop.call_soon_threadsafe(self._read_disk, load, on_disk)
         self._loop.call_soon_threadsafe(self._wake)
 
-    def spill(self, spills: Sequence[Spill], used: list[int]) -> None:
-        """These blocks go to the disk; those in the slots `used` of the disk are used now."""
+    def spill(self, spills: Sequence[Spill], used: list[int], dropped: Sequence[int] = ()) -> None:
+        """These blocks go to the disk; those in the slots `used` of the disk are used now, and
+        those in `dropped` are not to be found by the next process."""
         self._asked += len(spills)
         with self._guard:
             self._spills.extend(spills)
-        if used and self._disk is not None:
+        if self._disk is not None and (used or dropped):
+            self._disk.forget(list(dropped))
             self._disk.mark_used(used)
         self._loop.call_soon_threadsafe(self._wake)
 
@@ -181,9 +184,16 @@ class StoreSide:
         self._noted, counters = (counts, disk), self._counters
         counters.store_held, counters.store_skipped = counts.held, counts.skipped
         counters.store_evicted, counters.store_expired = counts.evicted, counts.expired
+        counters.store_pinned = counts.pinned
         counters.store_disk_held, counters.store_disk_skipped = disk.held, disk.skipped
         counters.store_disk_evicted, counters.store_disk_expired = disk.evicted, disk.expired
         self._loop.call_soon_threadsafe(self._on_ended)
+
+    def forget(self, ends: Sequence[bytes]) -> None:
+        """An operator has dropped the blocks whose hashes end so. On the KV thread."""
+        with self._guard:
+            self._results.dropped_ends.extend(ends)
+        self._on_ended()
 
     def drain(self) -> StoreResults:
         """What ended since the last call."""
@@ -192,6 +202,14 @@ class StoreSide:
         self._asked -= len(results.written) + len(results.dropped) + len(results.loaded)
         self._asked -= len(results.spilled) + len(results.unspilled)
         return results
+
+    def promotions(self, memory: StoreTable, on_disk: StoreTable) -> Promotions | None:
+        """What brings blocks from the disk back to the slots, for an owner of both tables who is in
+        this process. None without a disk. On the KV thread."""
+        if self._disk is None:
+            return None
+        made = self._arena, self._disk, (memory, on_disk), self._counters, self._loop
+        return Promotions(*made, self._on_disk_failed)
 
     def close(self) -> None:
         """The KV thread ends, and calls this."""
@@ -318,9 +336,7 @@ class StoreSide:
             self._disk.keep(buffer)
             self._spilled(spill, ok=False)
         else:
-            self._disk.write(
-                spill.disk_slot, spill.name, digest, buffer, lambda ok: self._spilled(spill, ok=ok)
-            )
+            self._disk.write(spill, digest, buffer, lambda ok: self._spilled(spill, ok=ok))
         return True
 
     def _spilled(self, spill: Spill, *, ok: bool) -> None:

@@ -7,7 +7,8 @@ an arena with the same slots and makes the same copies, so one table serves them
 found only when all ranks have written it. What is read is kept until all its readers have ended.
 What nobody reads is dropped when it has not been used for the time to live, or when a new block
 needs its slot, least recently used first. In one use of a prompt's blocks the first counts as the
-latest, because a block without those before it is of no use.
+latest, because a block without those before it is of no use. An operator may pin blocks, of half of
+the slots at most: these are neither dropped for want of room nor for their age.
 
 The engine's thread decides what is written of the engine's blocks and what expires. The KV thread
 takes blocks for other workers (`offers/pulls.py`), and writes those that others offered
@@ -19,13 +20,14 @@ then writes by what he saw holds the lock over both.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from common.kv.store.recency import Recency
+from common.kv.store.slots import HASH_END_BYTES, READABLE, SLOT_TRANSITIONS, Slot, SlotState
 from common.transitions import checked
 
 Arguments = ParamSpec("Arguments")
@@ -65,45 +67,9 @@ class Spill(NamedTuple):
     """In the arena."""
     disk_slot: int
     name: BlockName
-
-
-class SlotState(enum.StrEnum):
-    """What a slot holds."""
-
-    FREE = "free"
-    WRITING = "writing"
-    """Some rank has not reported its copy."""
-    READY = "ready"
-    READING = "reading"
-    """Found, and being copied to the engine for at least one request."""
-    DAMAGED = "damaged"
-    """Found damaged, and some copy from it has not ended."""
-
-
-SLOT_TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
-    SlotState.FREE: frozenset({SlotState.WRITING}),
-    SlotState.WRITING: frozenset({SlotState.READY, SlotState.FREE}),
-    SlotState.READY: frozenset({SlotState.READING, SlotState.FREE}),
-    SlotState.READING: frozenset({SlotState.READY, SlotState.DAMAGED}),
-    SlotState.DAMAGED: frozenset({SlotState.FREE}),
-}
-
-
-READABLE = frozenset({SlotState.READY, SlotState.READING})
-
-
-@dataclass(slots=True)
-class _Slot:
-    state: SlotState = SlotState.FREE
-    name: BlockName | None = None
-    """None if it is free."""
-    awaited: int = 0
-    """Ranks that have not reported their write."""
-    whole: bool = True
-    """Whether every rank that reported has written the block."""
-    readers: int = 0
-    expires: float = 0.0
-    """An instant; counts while the slot is ready."""
+    ours: bytes = b""
+    owner: bytes = b""
+    """As in `Record`, as is `ours`."""
 
 
 @dataclass(slots=True)
@@ -118,6 +84,8 @@ class StoreCounts:
     """Dropped because nobody used them for the time to live."""
     skipped: int = 0
     """Not stored, because the engine needed their memory before they were copied."""
+    pinned: int = 0
+    """Now in the store, and kept there by an operator."""
 
 
 def _guarded(
@@ -142,25 +110,33 @@ class StoreTable:
         ttl_s: float,
         ranks: int = 1,
         guard: AbstractContextManager[object] | None = None,
+        *,
+        share: float = 1.0,
     ) -> None:
         """`slots`: in the arena of each of the `ranks`. `guard`: a lock that its holder may take
-        again; None where one thread uses the table."""
+        again; None where one thread uses the table. `share`: as in `Recency`."""
         self.counts = StoreCounts()
         self.guard = nullcontext() if guard is None else guard
         #: What came to be held since `changes`, and what is not held any more (False).
         self._changed: dict[BlockName, bool] = {}
         self._ttl_s = ttl_s
         self._ranks = ranks
-        self._slots = [_Slot() for _ in range(slots)]
+        self._slots = [Slot() for _ in range(slots)]
         self._free = list(range(slots - 1, -1, -1))
         self._by_name: dict[BlockName, int] = {}
-        #: The ready slots, least recently used first; so they expire in this order, too.
-        self._unread: OrderedDict[int, None] = OrderedDict()
+        #: The ready slots, in the order in which they expire.
+        self._unread = Recency(self._slots, share)
+        #: Blocks that are held and kept. Their slots are not among the unread.
+        self._pinned: set[BlockName] = set()
 
     @_guarded
     def __contains__(self, name: object) -> bool:
         """Whether it is held or being written."""
         return name in self._by_name
+
+    def owner_in(self, at: int) -> bytes:
+        """Whose block this slot holds."""
+        return self._slots[at].owner
 
     def name_in(self, at: int) -> BlockName | None:
         """The block that this slot holds, or that is being written to it."""
@@ -183,19 +159,21 @@ class StoreTable:
         return self.begin_read(self.find(names, now))
 
     @_guarded
-    def begin_write(self, name: BlockName) -> int | None:
-        """A slot for a block that the table does not hold, to which every rank then copies it. None
-        if every slot is being written or read."""
+    def begin_write(self, name: BlockName, owner: bytes = b"") -> int | None:
+        """A slot for a block of this owner that the table does not hold, to which every rank then
+        copies it. None if every slot is being written or read, or is kept."""
         assert name not in self._by_name, "a block is written once"
         if not self._free:
-            if not self._unread:
+            least = self._unread.next_for(owner)
+            if least is None:
                 return None
             self.counts.evicted += 1
-            self._drop(next(iter(self._unread)))
+            self._drop(least)
         at = self._free.pop()
         slot = self._slots[at]
         self._move(at, SlotState.WRITING)
-        slot.name, slot.awaited, slot.whole = name, self._ranks, True
+        slot.name, slot.owner, slot.awaited, slot.whole = name, owner, self._ranks, True
+        self._unread.take(owner)
         self._by_name[name] = at
         return at
 
@@ -213,24 +191,27 @@ class StoreTable:
             self.counts.held += 1
             self._note(at, held=True)
         else:
+            self._note(at, held=False)
             self._forget(at)
         return True
 
     @_guarded
-    def restore(self, blocks: Iterable[tuple[int, BlockName, float]]) -> None:
-        """An empty table takes over what lies in these slots: the slot, the block, and the instant
-        at which it expires. Of two slots with one block it takes the later one."""
+    def restore(self, blocks: Iterable[tuple[int, BlockName, float, bytes]]) -> None:
+        """An empty table takes over what lies in these slots: the slot, the block, the instant at
+        which it expires, and its owner. Of two slots with one block it takes the later one."""
         assert len(self._free) == len(self._slots), "this table is in use"
-        latest: dict[BlockName, tuple[int, float]] = {}
-        for at, name, expires in sorted(blocks, key=lambda block: block[2]):
+        latest: dict[BlockName, tuple[int, float, bytes]] = {}
+        for at, name, expires, owner in sorted(blocks, key=lambda block: block[2]):
             latest.pop(name, None)
-            latest[name] = (at, expires)
-        for name, (at, expires) in latest.items():
+            latest[name] = (at, expires, owner)
+        for name, (at, expires, owner) in latest.items():
             self._move(at, SlotState.WRITING)
             self._move(at, SlotState.READY)
-            self._slots[at].name, self._slots[at].expires = name, expires
+            slot = self._slots[at]
+            slot.name, slot.expires, slot.owner = name, expires, owner
             self._by_name[name] = at
-            self._unread[at] = None
+            self._unread.take(owner)
+            self._unread.use(at)
         self.counts.held = len(latest)
         self._free = [at for at in self._free if self._slots[at].state is SlotState.FREE]
 
@@ -243,7 +224,7 @@ class StoreTable:
             slot = self._slots[at]
             if slot.state is not SlotState.READING:
                 self._move(at, SlotState.READING)
-                del self._unread[at]
+                self._unread.remove(at)
             slot.readers += 1
         return kept
 
@@ -263,12 +244,7 @@ class StoreTable:
         """A reader of this slot found it damaged: nobody finds it again. To be called before that
         reader's `end_read`."""
         if self._slots[at].state is SlotState.READING:
-            self._move(at, SlotState.DAMAGED)
-            self.counts.held -= 1
-            name = self._slots[at].name
-            assert name is not None
-            del self._by_name[name]
-            self._changed[name] = False
+            self._hide(at)
 
     @_guarded
     def mark_used(self, names: Sequence[BlockName], now: float) -> None:
@@ -276,8 +252,58 @@ class StoreTable:
         for name in reversed(names):
             at = self._by_name.get(name)
             if at is not None and at in self._unread:
-                self._unread.move_to_end(at)
+                self._unread.use(at)
                 self._slots[at].expires = now + self._ttl_s
+
+    @_guarded
+    def pin(self, names: Iterable[BlockName]) -> int:
+        """Keeps those of these blocks that are held, up to half of the slots over all that are
+        pinned. Returns for how many there was no room. Idempotent."""
+        refused = 0
+        for name in names:
+            at = self._by_name.get(name)
+            if at is None or name in self._pinned or self._slots[at].state not in READABLE:
+                continue
+            if len(self._pinned) < len(self._slots) // 2:
+                self._pinned.add(name)
+                self._unread.remove(at)
+            else:
+                refused += 1
+        self.counts.pinned = len(self._pinned)
+        return refused
+
+    @_guarded
+    def unpin(self, names: Iterable[BlockName], now: float) -> None:
+        """These blocks count as used now, and are kept like all others. Idempotent."""
+        for name in names:
+            if name in self._pinned:
+                at = self._by_name[name]
+                self._let_go(name)
+                if self._slots[at].state is SlotState.READY:
+                    self._slots[at].expires = now + self._ttl_s
+                    self._unread.use(at)
+
+    @_guarded
+    def drop(self, names: Iterable[BlockName]) -> list[int]:
+        """None of these blocks is found any more, pinned or not, and none that is being written
+        will be. Returns the slots in which they were held."""
+        held = []
+        for name in names:
+            at = self._by_name.get(name)
+            state = self._slots[at].state if at is not None else SlotState.FREE
+            if at is not None and state is SlotState.WRITING:
+                self._slots[at].whole = False
+            elif at is not None:
+                held.append(at)
+                (self._hide if state is SlotState.READING else self._drop)(at)
+        return held
+
+    @_guarded
+    def ending(self, ends: Iterable[bytes]) -> list[BlockName]:
+        """The blocks whose hashes end so, of those that are held or being written; in this
+        order."""
+        known = {name.block_hash[-HASH_END_BYTES:]: name for name in self._by_name}
+        return [known[end] for end in ends if end in known]
 
     @_guarded
     def expire(self, now: float) -> None:
@@ -299,7 +325,10 @@ class StoreTable:
             assert (slot.readers > 0) == (slot.state in (SlotState.READING, SlotState.DAMAGED))
             assert (slot.awaited > 0) == (slot.state is SlotState.WRITING)
         assert sorted(self._free) == sorted(by_state[SlotState.FREE])
-        assert set(self._unread) == by_state[SlotState.READY]
+        pinned = {self._by_name[name] for name in self._pinned}
+        assert len(self._pinned) == self.counts.pinned <= len(self._slots) // 2
+        assert pinned <= by_state[SlotState.READY] | by_state[SlotState.READING]
+        assert set(self._unread) == by_state[SlotState.READY] - pinned
         named = {at: self._slots[at].name for at in self._by_name.values()}
         assert {name: at for at, name in named.items()} == self._by_name
         held = by_state[SlotState.READY] | by_state[SlotState.READING]
@@ -307,6 +336,7 @@ class StoreTable:
         assert self.counts.held == len(held)
         expiries = [self._slots[at].expires for at in self._unread]
         assert expiries == sorted(expiries)
+        self._unread.check_invariants()
 
     @_guarded
     def changes(self) -> dict[BlockName, bool]:
@@ -315,19 +345,36 @@ class StoreTable:
         changed, self._changed = self._changed, {}
         return changed
 
-    def _readable(self, slot: _Slot, now: float) -> bool:
+    def _readable(self, slot: Slot, now: float) -> bool:
         if slot.state is SlotState.READY:
-            return slot.expires > now
+            return slot.expires > now or slot.name in self._pinned
         return slot.state is SlotState.READING
 
     def _become_ready(self, at: int, now: float) -> None:
         self._move(at, SlotState.READY)
         self._slots[at].expires = now + self._ttl_s
-        self._unread[at] = None
+        if self._slots[at].name not in self._pinned:
+            self._unread.use(at)
+
+    def _let_go(self, name: BlockName | None) -> None:
+        """Nobody keeps this block any more, if anybody did."""
+        self._pinned.discard(name)
+        self.counts.pinned = len(self._pinned)
+
+    def _hide(self, at: int) -> None:
+        """What is being read from this slot is not found any more."""
+        self._move(at, SlotState.DAMAGED)
+        self.counts.held -= 1
+        self._note(at, held=False)
+        name = self._slots[at].name
+        assert name is not None
+        self._let_go(name)
+        del self._by_name[name]
 
     def _drop(self, at: int) -> None:
         """What is held in a ready slot goes."""
-        del self._unread[at]
+        self._unread.remove(at)
+        self._let_go(self._slots[at].name)
         self.counts.held -= 1
         self._note(at, held=False)
         self._forget(at)
@@ -342,6 +389,7 @@ class StoreTable:
         if slot.state is not SlotState.DAMAGED and slot.name is not None:
             del self._by_name[slot.name]
         self._move(at, SlotState.FREE)
+        self._unread.give(slot.owner)
         slot.name = None
         self._free.append(at)
 

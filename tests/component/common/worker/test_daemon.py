@@ -31,6 +31,7 @@ from common.messages import (
     KvCounts,
     Leaving,
     Load,
+    OrderStore,
     PrefixDelta,
     Refused,
     RequestBody,
@@ -251,6 +252,11 @@ async def test_an_operators_drain_is_remembered_and_said_in_each_beat(bench: Ben
     for on in (True, False):
         bench.router.send(Drain(on=on))
         await bench.beat_with(lambda beat, on=on: beat.drained is on)  # type: ignore[misc]
+
+
+async def test_an_operators_order_for_the_store_goes_to_the_engine(bench: Bench) -> None:
+    bench.router.send(OrderStore(action="pin", names=b"12345678"))
+    assert await bench.asked() == f"pin {b'12345678'.hex()}"
 
 
 async def test_it_says_what_it_holds_then_beats_once_it_is_welcome(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,16 +19,19 @@ import pytest
 from common import config as configuration
 from common.identity import pull_key
 from common.kv.layout import HostMemory
+from common.kv.store.record import record_bytes
 from common.messages import (
     WIRE_VERSION,
     Beat,
     Drain,
     Hello,
     Introduce,
+    KvCounts,
     KvHolder,
     KvSource,
     Layout,
     Leaving,
+    OrderStore,
     PrefixDelta,
     Refused,
     Role,
@@ -36,6 +39,7 @@ from common.messages import (
     Welcome,
 )
 from common.net.endpoints import control_address
+from common.prefix import split
 from tests.component.common.kv.offers.test_copies import SOURCE, STORING, hashes, names
 from tests.component.common.kv.service_peer import (
     CONFIG,
@@ -76,21 +80,34 @@ ram_mib = 8
 [decode.d0]
 [pool.s0.kv.store]
 ttl_s = {ttl_s}
+disk_mib = {disk_mib}
+path = "{run_dir}/disk"
+encrypt_at_rest = {sealed}
 """
 
 
-def fleet_file(run_dir: Path, ttl_s: float = 300.0) -> str:
+def fleet_file(
+    run_dir: Path, ttl_s: float = 300.0, disk_mib: int = 0, *, sealed: bool = False
+) -> str:
     """Messages are as large as those of the workers."""
-    return FLEET.format(run_dir=run_dir, ttl_s=ttl_s, message_bytes=CONFIG.message_bytes)
+    return FLEET.format(
+        run_dir=run_dir,
+        ttl_s=ttl_s,
+        disk_mib=disk_mib,
+        sealed=str(sealed).lower(),
+        message_bytes=CONFIG.message_bytes,
+    )
 
 
 class Fleet:
     """A pool's process, and the router that it knows."""
 
-    def __init__(self, made: Processes, ttl_s: float = 300.0) -> None:
+    def __init__(
+        self, made: Processes, ttl_s: float = 300.0, disk_mib: int = 0, *, sealed: bool = False
+    ) -> None:
         self._made = made
         self.path = made.folder / "fleet.toml"
-        self.path.write_text(fleet_file(made.folder, ttl_s))
+        self.path.write_text(fleet_file(made.folder, ttl_s, disk_mib, sealed=sealed))
         self.router = Peer(control_address(configuration.load(self.path, {})), ToRouter)
         self.process = self.start()
 
@@ -117,7 +134,7 @@ class Fleet:
 @pytest.fixture
 async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
     with processes() as made:
-        fleet = Fleet(made, getattr(request, "param", 300.0))
+        fleet = Fleet(made, **getattr(request, "param", {}))
         yield fleet
         fleet.router.close()
 
@@ -212,7 +229,7 @@ async def test_a_router_that_comes_back_is_told_all_of_it_again(fleet: Fleet) ->
     assert await told(fleet.router, len(SOURCE)) == names()
 
 
-@pytest.mark.parametrize("fleet", [1.0], indirect=True)
+@pytest.mark.parametrize("fleet", [{"ttl_s": 1.0}], indirect=True)
 async def test_what_nobody_uses_is_dropped_in_time_and_told(fleet: Fleet) -> None:
     hello = await fleet.opened()
     with offering(hello):
@@ -281,6 +298,128 @@ async def test_killed_amid_a_pull_the_pull_fails_and_the_next_pool_begins_empty(
     fleet.router.send(WELCOME)
     deltas = [await fleet.router.next(PrefixDelta)]
     assert deltas == [PrefixDelta(cleared=True, medium="store")]
+
+
+async def pulled(hello: Hello) -> np.ndarray:
+    """The memory of a worker that has pulled the blocks out of the pool."""
+    base = np.zeros(GEOMETRY.end, np.uint8)
+    puller, _ = make_service("p1", base, STORING)
+    try:
+        assert await asyncio.to_thread(wait_for, lambda: linked(puller, hello.kv_address), LONG_S)
+        puller.pull(KEY, source_of(hello), b"".join(hashes()), TARGET)
+        (end,) = await asyncio.to_thread(drained, puller, 20.0)
+    finally:
+        puller.stop()
+    assert end.error == "", end.message
+    return base
+
+
+async def beat_with(fleet: Fleet, wanted: Callable[[KvCounts], bool]) -> KvCounts:
+    async with asyncio.timeout(LONG_S):
+        while True:
+            counts = (await fleet.router.next(Beat)).kv_counts
+            if counts is not None and wanted(counts):
+                return counts
+
+
+@pytest.mark.parametrize(
+    "fleet", [{"disk_mib": 32}, {"disk_mib": 32, "sealed": True}], indirect=True
+)
+async def test_a_pool_that_was_killed_tells_what_its_disk_has_and_gives_it(fleet: Fleet) -> None:
+    hello = await fleet.opened()
+    assert hello.capacity is not None
+    on_disk = (32 << 20) // record_bytes(GEOMETRY.block_bytes)
+    assert hello.capacity.pull_blocks == SLOTS + on_disk
+    with offering(hello):
+        await told(fleet.router, len(SOURCE))
+        counts = await beat_with(fleet, lambda counts: counts.store_disk_held >= len(SOURCE))
+    assert counts.store_disk_slots == on_disk
+    fleet.process.kill()
+    fleet.process.wait()
+    fleet.process = fleet.start()
+    again = await fleet.opened()
+    fleet.router.send(WELCOME)
+    assert sorted(split(await told(fleet.router, len(SOURCE)))) == sorted(split(names()))
+    held, origin = HostMemory(await pulled(again), GEOMETRY), HostMemory(filled(1), GEOMETRY)
+    for layer in range(LAYERS):
+        for theirs, ours in zip(SOURCE, TARGET, strict=True):
+            assert (held.page(layer, ours) == origin.page(layer, theirs)).all()
+    counts = await beat_with(fleet, lambda counts: counts.store_served >= len(SOURCE))
+    assert (counts.store_disk_read, counts.store_copied) == (len(SOURCE), 0)
+    folder = fleet.path.parent / "disk"
+    assert {path.name for path in folder.iterdir()} - {"store.key"} == {"s0.pool"}
+    (segment,) = folder.glob("s0.pool/*.kv")
+    readable = hashes()[0] in segment.read_bytes()
+    assert readable is not (folder / "store.key").exists(), "sealed where there is a key"
+
+
+@pytest.mark.parametrize("fleet", [{"disk_mib": 32, "sealed": True}], indirect=True)
+async def test_a_key_that_others_may_read_ends_it_with_a_sentence(fleet: Fleet) -> None:
+    (fleet.path.parent / "disk").mkdir(mode=0o750)
+    key = fleet.path.parent / "disk" / "store.key"
+    key.write_text("ab" * 32)
+    key.chmod(0o644)
+    await fleet.router.next(Hello)
+    fleet.router.send(WELCOME)
+    fleet.router.send(LAYOUT)
+    assert await asyncio.to_thread(fleet.process.wait, 20) == 1
+    assert f"run chmod 0600 {key}" in fleet.log()
+
+
+async def gone_names(router: Peer, count: int) -> list[bytes]:
+    gone = b""
+    while len(gone) < 8 * count:
+        gone += (await router.next(PrefixDelta)).removed
+    return sorted(split(gone))
+
+
+@pytest.mark.parametrize("fleet", [{"ttl_s": 2.0}], indirect=True)
+async def test_pinned_blocks_outlast_their_time_and_dropped_ones_go_at_once(fleet: Fleet) -> None:
+    hello = await fleet.opened()
+    pinned, rest = split(names())[:4], split(names())[4:]
+    with offering(hello):
+        await told(fleet.router, len(SOURCE))
+        fleet.router.send(OrderStore(action="pin", names=b"".join(pinned)))
+        counts = await beat_with(fleet, lambda counts: counts.store_pinned == 4)
+        assert counts.store_held == len(SOURCE)
+        assert await gone_names(fleet.router, len(rest)) == sorted(rest)
+    await beat_with(fleet, lambda counts: counts.store_held == 4)
+    fleet.router.send(OrderStore(action="drop", names=b"".join(pinned[2:])))
+    assert await gone_names(fleet.router, 2) == sorted(pinned[2:])
+    fleet.router.send(OrderStore(action="unpin", names=b"".join(pinned)))
+    assert await gone_names(fleet.router, 2) == sorted(pinned[:2])
+    await beat_with(fleet, lambda counts: (counts.store_held, counts.store_pinned) == (0, 0))
+
+
+@pytest.mark.parametrize("fleet", [{"disk_mib": 32}], indirect=True)
+async def test_what_was_dropped_is_not_on_the_disk_of_the_next_pool(fleet: Fleet) -> None:
+    hello = await fleet.opened()
+    with offering(hello):
+        await told(fleet.router, len(SOURCE))
+        await beat_with(fleet, lambda counts: counts.store_disk_held >= len(SOURCE))
+    dropped, rest = split(names())[:3], split(names())[3:]
+    fleet.router.send(OrderStore(action="drop", names=b"".join(dropped)))
+    assert await gone_names(fleet.router, 3) == sorted(dropped)
+    await beat_with(fleet, lambda counts: counts.store_disk_held == len(rest))
+    assert await asyncio.to_thread(fleet.stop) == 0
+    fleet.process = fleet.start()
+    await fleet.opened()
+    fleet.router.send(WELCOME)
+    assert sorted(split(await told(fleet.router, len(rest)))) == sorted(rest)
+
+
+@pytest.mark.parametrize("fleet", [{"disk_mib": 32}], indirect=True)
+async def test_a_disk_that_cannot_be_used_leaves_the_memory(fleet: Fleet) -> None:
+    (fleet.path.parent / "disk").mkdir(mode=0o750)
+    (fleet.path.parent / "disk" / "s0.pool").write_text("a file")
+    hello = await fleet.opened()
+    with offering(hello):
+        assert await told(fleet.router, len(SOURCE)) == names()
+    await beat_with(
+        fleet, lambda counts: (counts.store_disk_off, counts.store_held) == (1, len(SOURCE))
+    )
+    assert fleet.log().count("store.disk_off") == 1
+    await pulled(hello)
 
 
 def test_a_name_that_the_file_does_not_have_is_refused(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_its_table_overrides_keys_of_kv_one_by_one(tmp_path: Path) -> None:
     [
         (fleet({}), "pool.s0.kv.store.ram_mib", "say how many MiB"),
         (
-            fleet({"kv": {"store": {"ram_mib": 8, "disk_mib": 8, "path": "/kv"}}}),
-            "pool.s0.kv.store.disk_mib",
-            "in memory only; set disk_mib = 0",
+            fleet({"kv": {"store": {"ram_mib": 8, "disk_mib": 8, "path": "kv"}}}),
+            "pool.s0.kv.store.path",
+            "no absolute path; name a folder on a local disk",
         ),
         (
             fleet({"kv": {"store": {"ram_mib": 8, "pull": False}}}),

@@ -117,6 +117,17 @@ def test_blocks_go_to_the_disk_and_come_back_in_the_next_process(tmp_path: Path)
         assert (second.counters.store_disk_read, second.counters.store_read) == (2, 0)
 
 
+def test_what_is_dropped_is_not_found_by_the_next_process_even_at_the_end(tmp_path: Path) -> None:
+    """Writes are slow here, so that what was ordered last waits."""
+    with running(tmp_path / "d0.0", rate=2.0 * GEOMETRY.block_bytes) as first:
+        first.put(1, 2)
+        first.side.spill([], [1], [2])
+    segments = Segments(tmp_path / "d0.0", KEY, GEOMETRY.block_bytes, BLOCKS)
+    used = {at: record.used_at for at, record in segments.scan()}
+    assert used[2] == 0.0
+    assert used[1] > 1e9
+
+
 def test_one_load_takes_from_memory_and_from_the_disk(rig: Rig) -> None:
     before = [rig.page(block) for block in range(20)]
     rig.put(*range(20))
@@ -282,7 +293,7 @@ def test_a_disk_that_is_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     read, loop = Segments.read, SkippingLoop()
 
     def slow(segments: Segments, slot: int, out: Bytes) -> Record | None:
-        loop.skipped += 0.7 * side.DISK_ANSWER_S
+        loop.skipped += 0.7 * module.DISK_ANSWER_S
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(WAIT_S)
         return read(segments, slot, out)
 

@@ -18,6 +18,7 @@ from common.engine.connector.metadata import (
 )
 from common.engine.connector.scheduler import SchedulerHalf
 from common.engine.connector.store import StoreScheduler
+from common.kv.store.recency import owner_of
 from common.kv.store.side import StoreResults
 from common.messages import KvHolder, KvSource
 from common.net.wire import pack_ids
@@ -79,7 +80,7 @@ def test_blocks_are_offered_once_the_store_has_them() -> None:
     assert offered(plan) == [], "they are being saved"
     rig.done(plan)
     plan = rig.idle(request, 40)
-    assert plan.offers == [StoreOffer(KEY, HOLDER, b"p0p1", names(2), 2)]
+    assert plan.offers == [StoreOffer(KEY, HOLDER, b"p0p1", names(2), 2, owner_of(SALT))]
     assert offered(rig.idle(request, 41)) == [], "once"
 
 

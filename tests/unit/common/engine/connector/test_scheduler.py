@@ -29,6 +29,7 @@ def request(
         num_output_tokens=made,
         num_computed_tokens=computed,
         kv_transfer_params=params,
+        cache_salt=None,
     )
 
 

@@ -12,6 +12,7 @@ from common.clock import ManualClock
 from common.config import StoreConfig
 from common.engine.connector.scheduler import SchedulerHalf
 from common.engine.connector.store import StoreScheduler, store_slots, why_no_store
+from common.kv.store.recency import owner_of
 from common.kv.store.side import StoreResults
 from common.kv.store.table import StoreTable
 from tests.unit.common.engine.connector import test_scheduler as made
@@ -29,9 +30,12 @@ class Rig:
         store = StoreScheduler(self.table, BLOCK, BACKLOG, self.clock.monotonic)
         self.half = SchedulerHalf([KvGroup(BLOCK)], store)
 
-    def add(self, name: str, tokens: int, side: Any = None, *, prefix: str = "p") -> Any:
+    def add(
+        self, name: str, tokens: int, side: Any = None, *, prefix: str = "p", salt: str = ""
+    ) -> Any:
         """A request whose prompts share what their prefixes do."""
         request = made.request(side, tokens, name)
+        request.cache_salt = salt or None
         request.num_tokens, request.num_computed_tokens = tokens, 0
         request.block_hashes = [f"{prefix}{at}".encode() for at in range(tokens // BLOCK)]
         self.half.new_request(request)
@@ -402,3 +406,13 @@ def test_where_it_cannot_be_right_there_is_no_store(change: dict[str, Any], why:
     told = why_no_store(engine, change.get("groups", [KvGroup(16)]))
     assert bool(told) == bool(why)
     assert why in told
+
+
+def test_a_saved_block_belongs_to_the_tenant_of_its_request() -> None:
+    rig = Rig()
+    owned = rig.add("a#0", 16, salt="tenant:a/x")
+    (save,) = rig.new(owned, [3], 16).saves
+    assert rig.table.owner_in(save.slot) == owner_of("tenant:a")
+    anonymous = rig.add("b#0", 16, prefix="q")
+    (save,) = rig.new(anonymous, [4], 16).saves
+    assert rig.table.owner_in(save.slot) == b""

@@ -47,8 +47,8 @@ class FakeStore:
     def load(self, request_id: str, copies: Sequence[BlockCopy]) -> None:
         self._calls.append(("store.load", request_id, list(copies)))
 
-    def spill(self, spills: Sequence[Spill], used: list[int]) -> None:
-        self._calls.append(("store.spill", list(spills), used))
+    def spill(self, spills: Sequence[Spill], used: list[int], dropped: list[int]) -> None:
+        self._calls.append(("store.spill", list(spills), used, dropped))
 
     def note(self, counts: StoreCounts, disk: StoreCounts) -> None:
         self._calls.append(("store.note", counts, disk))
@@ -229,7 +229,7 @@ def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
     )
     loads = [StoreLoad("other", [copy(3, 9)])]
     spills, counts, disk = [Spill(2, 6, BlockName(0, b"h"))], StoreCounts(4), StoreCounts(9)
-    store = StorePlan([5], [copy(1, 7)], loads, spills, [3], counts, disk)
+    store = StorePlan([5], [copy(1, 7)], loads, spills, [3], counts, disk, dropped=[4])
     plan = StepPlan(progress=[Progress(KEY, [3], 3)], store=store)
     worker.preempted(plan)
     assert service.calls == [("store.withdraw", [5])]
@@ -241,7 +241,7 @@ def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
         ("settled",),
         ("store.note", counts, disk),
         ("store.save", [copy(1, 7)]),
-        ("store.spill", spills, [3]),
+        ("store.spill", spills, [3], [4]),
         ("progress", [3], 1, False),
     ]
 
@@ -252,7 +252,7 @@ def test_what_another_holder_gets_is_told_after_the_step(service: FakeService) -
     store = StorePlan(offers=[StoreOffer(KEY, holder, b"h", b"n", 3)], ended_offers=[("s", 2)])
     half(service).computed(StepPlan(store=store))
     assert service.calls[1:] == [
-        ("offer_copies", KEY, holder, b"h", b"n", 3),
+        ("offer_copies", KEY, holder, b"h", b"n", 3, b""),
         ("end_copies", ("s", 2)),
     ]
 

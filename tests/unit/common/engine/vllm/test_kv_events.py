@@ -321,3 +321,14 @@ def test_copies_have_the_names_that_they_were_offered_with() -> None:
     vllm.publish(in_store("BlockRemoved", [11]))
     assert of_store(vllm) == [PrefixDelta(removed=first, medium="store")]
     assert split(of_store(vllm, whole=True)[1].stored) == [second]
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_what_an_order_names_is_told_by_the_ends_of_the_engines_hashes(*, as_bytes: bool) -> None:
+    """vLLM publishes either the last bytes as a number, or the whole hash."""
+    vllm = Publisher(stored_max=8)
+    first, second = ours(IDS[:32])
+    ends = [number.to_bytes(8, "big") for number in (11, 12)]
+    theirs: list[Any] = [b"h" * 24 + end for end in ends] if as_bytes else [11, 12]
+    vllm.publish(stored(theirs, IDS[:32]), in_store("BlockStored", theirs))
+    assert vllm.watch.ends_of(second + bytes(8) + first) == ends[1] + ends[0]

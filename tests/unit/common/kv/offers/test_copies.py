@@ -111,12 +111,13 @@ class Taker:
         assert self.copies.on_receive_ended(ticket, report, ended)
         self.table.check_invariants()
 
-    def offer(self, number: int, *blocks: int, named: bool = True) -> None:
+    def offer(self, number: int, *blocks: int, named: bool = True, owner: bytes = b"") -> None:
         message = KvOffer(
             offer=number,
             kv_address="h:1",
             hashes=hashes(*blocks),
             names=names(*blocks) if named else b"",
+            owner=owner,
         )
         self.copies.on_offer(self.peer, message)  # type: ignore[arg-type]
 
@@ -276,3 +277,38 @@ def test_a_control_frame_holds_an_offer() -> None:
         names=bytes(8 * OFFER_BLOCKS_MAX),
     )
     assert len(encode(offer)) <= CONTROL_FRAME_BYTES - HEAD_BYTES
+
+
+class Below:
+    """A disk that has these blocks."""
+
+    def __init__(self, *blocks: int) -> None:
+        self.names = [BlockName(0, hashes(at)) for at in blocks]
+        self.used: list[BlockName] = []
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def note_used(self, names: Sequence[BlockName]) -> None:
+        self.used += names
+
+
+def test_what_the_disk_of_the_store_has_is_not_pulled_again() -> None:
+    taker = Taker()
+    below = Below(1, 3)
+    taker.copies.below = below  # type: ignore[assignment]
+    taker.offer(1, 1, 2, 3)
+    ((_, spec, _),) = taker.under_way.values()
+    assert spec.hashes == hashes(2)
+    taker.end()
+    assert taker.peer.answers == [(1, 3)], "it is held, wherever"
+    assert [name.block_hash for name in below.used] == [hashes(at) for at in (1, 2, 3)]
+
+
+def test_copies_belong_to_whom_the_offer_says() -> None:
+    taker = Taker()
+    taker.offer(1, 1, owner=b"owner-12")
+    (slot,) = next(iter(taker.under_way.values()))[2]
+    assert taker.table.owner_in(slot) == b"owner-12"
+    taker.offer(2, 2, owner=b"owner")
+    assert taker.peer.closed == "an offer that no worker makes"

@@ -12,6 +12,7 @@ from common.kv.offers.offered import OFFER_BYTES, OFFERS_MAX, RETRY_S, TRIES_MAX
 from common.messages import KvCheckpoint, KvHolder
 
 ANSWER_S = 10.0
+OWNER = b"owner-12"
 HOLDER = KvHolder(name="d2", incarnation="inc-d2", fingerprint="f", kv_address="h:2")
 
 
@@ -50,7 +51,7 @@ class Offering:
 
     def add(self, *blocks: int, stream: str = "r", named: bool = True) -> None:
         ours = names(*blocks) if named else b""
-        self.side.add((stream, 1), HOLDER, hashes(*blocks), ours, max(blocks))
+        self.side.add((stream, 1), HOLDER, hashes(*blocks), ours, max(blocks), OWNER)
 
     @property
     def offers(self) -> list[KvOffer]:
@@ -210,3 +211,9 @@ def test_an_answer_that_claims_more_than_was_offered_counts_as_all() -> None:
     rig.add(1)
     rig.answer(99)
     assert rig.progress() == (1, 1)
+
+
+def test_an_offer_says_whose_blocks_they_are() -> None:
+    rig = Offering()
+    rig.add(1, 2)
+    assert [offer.owner for offer in rig.offers] == [OWNER]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import pytest
 
@@ -60,11 +62,14 @@ class Holder(Bench):
         )
         self.pulls.table = self.table
         for number in range(1, stored + 1):
-            name = BlockName(0, hashes(number))
-            slot = self.table.begin_write(name)
-            assert slot is not None
-            self.arena.write(BlockCopy(slot, number % 8, name))
-            self.table.end_write(slot, 0.0, whole=True)
+            self.store(number)
+
+    def store(self, number: int) -> None:
+        name = BlockName(0, hashes(number))
+        slot = self.table.begin_write(name)
+        assert slot is not None
+        self.arena.write(BlockCopy(slot, number % 8, name))
+        self.table.end_write(slot, 0.0, whole=True)
 
     def ask(self, wanted: bytes, request_id: str = "r", total: int = 0, secret: str = "") -> None:
         message = KvPull(
@@ -233,3 +238,80 @@ def test_the_own_ticket_and_plan_of_a_pull() -> None:
     assert spec.shape.fp8_page_bytes == 0, "what is pulled is handed on and must be exact"
     assert spec.deadline == 5.0 + CONFIG.store.pull_ms / 1000
     assert (spec.first_block, spec.blocks, spec.retries) == (0, 2, 1)
+
+
+class Below:
+    """A disk whose blocks come to the memory when the test says so."""
+
+    def __init__(self, holder: Holder, *blocks: int) -> None:
+        self.holder, self.blocks = holder, blocks
+        self.come: list[Callable[[], None]] = []
+        self.used: list[BlockName] = []
+
+    def begin(self, names: Sequence[BlockName], then: Callable[[], None]) -> bool:
+        lacking = [at for at in self.blocks if BlockName(0, hashes(at)) in names]
+        lacking = [at for at in lacking if BlockName(0, hashes(at)) not in self.holder.table]
+
+        def come() -> None:
+            for number in lacking:
+                self.holder.store(number)
+            then()
+
+        if lacking:
+            self.come.append(come)
+        return bool(lacking)
+
+    def note_used(self, names: Sequence[BlockName]) -> None:
+        self.used += names
+
+
+def over_disk(*blocks: int) -> tuple[Holder, Below]:
+    """Blocks 1 and 2 are in memory."""
+    holder = Holder(2)
+    below = Below(holder, *blocks)
+    holder.pulls.below = below  # type: ignore[assignment]
+    return holder, below
+
+
+def test_what_only_the_disk_has_is_offered_once_memory_has_it() -> None:
+    holder, below = over_disk(3, 4)
+    holder.ask(hashes(1, 2, 3, 4))
+    holder.take(4)
+    assert (len(holder.pulls), holder.pulls.waiting) == (0, 1)
+    assert (holder.peer.refused, holder.peer.link.sent) == ([], [])
+    holder.ask(hashes(1, 2, 3, 4))
+    assert len(below.come) == 1, "it is asked once"
+    below.come.pop()()
+    assert (len(holder.pulls), holder.pulls.waiting, holder.readers) == (1, 0, 4)
+    assert len(holder.peer.link.sent) == 2
+    holder.hear(KvReleased(7))
+    assert [name.block_hash for name in below.used] == [hashes(at) for at in (1, 2, 3, 4)]
+    assert holder.readers == 0
+
+
+def test_what_the_disk_has_not_either_is_refused_with_what_is_there_then() -> None:
+    holder, below = over_disk(3)
+    holder.ask(hashes(1, 2, 3, 4))
+    below.come.pop()()
+    assert holder.peer.held == [3]
+    assert (holder.readers, holder.pulls.waiting) == (0, 0)
+
+
+def test_who_is_gone_when_the_disk_answers_gets_nothing() -> None:
+    holder, below = over_disk(3)
+    holder.ask(hashes(1, 2, 3))
+    holder.peer.closed = "gone"
+    below.come.pop()()
+    assert (holder.readers, len(holder.pulls), holder.pulls.waiting) == (0, 0, 0)
+
+
+def test_pulls_that_wait_for_the_disk_count_among_those_that_are_served() -> None:
+    holder, _ = over_disk(3)
+    for at in range(PULLS_MAX):
+        holder.ask(hashes(3), f"r{at}")
+    holder.ask(hashes(1), "more")
+    assert "served already" in holder.peer.refused[0]
+    holder, _ = over_disk(3)
+    holder.ask(hashes(*range(1, SLOTS // 2)), "large")
+    holder.ask(hashes(1, 2), "small")
+    assert "half of its store" in holder.peer.refused[0]

@@ -161,7 +161,7 @@ def test_a_folder_that_others_may_change_is_refused(rig: Rig) -> None:
 
 
 def test_a_record_of_another_format_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_format, "MAGIC", b"BatonKV\x02")
+    monkeypatch.setattr(record_format, "MAGIC", b"BatonKV\x03")
     header = encode(KEY, Record(BlockName(0, b"h" * 32), b"d" * 16, 0.0))
     monkeypatch.undo()
     assert decode(KEY, header) is None

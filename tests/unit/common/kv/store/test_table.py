@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from common.kv.store.table import SLOT_TRANSITIONS, BlockName, SlotState, StoreTable
+from common.kv.store.slots import SLOT_TRANSITIONS, SlotState
+from common.kv.store.table import BlockName, StoreTable
 from common.transitions import IllegalTransitionError
 
 TTL = 10.0
@@ -62,6 +63,7 @@ def test_a_block_that_one_rank_has_not_written_is_not_held(reports: tuple[bool, 
         table.end_write(slot, 0, whole=whole)
     assert table.find(names(1), 0) == []
     assert name(1) not in table
+    assert table.changes() == {name(1): False}, "who saw it being written learns that it is gone"
     assert table.begin_write(name(1)) == slot
     assert table.counts.held == 0
 
@@ -140,7 +142,7 @@ def test_a_damaged_block_is_gone_at_once_and_its_slot_when_all_readers_are() -> 
 
 def test_what_was_there_at_the_start_is_found_until_it_expires() -> None:
     table = StoreTable(4, TTL)
-    table.restore([(2, name(1), 5.0), (0, name(2), 3.0), (3, name(1), 2.0)])
+    table.restore([(2, name(1), 5.0, b""), (0, name(2), 3.0, b""), (3, name(1), 2.0, b"")])
     table.check_invariants()
     assert table.counts.held == 2
     assert table.find(names(1, 2), 0) == [2, 0]
@@ -214,6 +216,10 @@ def test_every_method_holds_the_guard() -> None:
         lambda: table.damaged(slot),
         lambda: table.mark_used(names(1), 0),
         lambda: table.expire(0),
+        lambda: table.pin(names(1)),
+        lambda: table.unpin(names(1), 0),
+        lambda: table.drop(names(1)),
+        lambda: table.ending([]),
         table.changes,
         lambda: name(1) in table,
     )
@@ -221,6 +227,76 @@ def test_every_method_holds_the_guard() -> None:
         before = guard.held
         call()
         assert guard.held > before
+
+
+def test_a_pinned_block_is_neither_evicted_nor_expired() -> None:
+    table = StoreTable(4, TTL)
+    slots = fill(table, 1, 2, 3, 4)
+    assert table.pin(names(1, 2)) == 0
+    fill(table, 5, 6, 7)
+    assert table.find(names(1, 2), 100 * TTL) == slots[:2]
+    table.expire(100 * TTL)
+    table.check_invariants()
+    assert (table.counts.pinned, table.counts.held) == (2, 2)
+    table.unpin(names(1), 100 * TTL)
+    assert table.find(names(1), 100 * TTL) == slots[:1], "it counts as used now"
+    fill(table, 8, 9, 10, now=100 * TTL)
+    assert name(1) not in table
+    assert name(2) in table
+    table.check_invariants()
+
+
+def test_half_of_the_slots_can_be_pinned_and_the_rest_goes_on() -> None:
+    table = StoreTable(5, TTL)
+    fill(table, 1, 2, 3, 4)
+    assert table.pin(names(1, 2, 3, 4)) == 2
+    assert table.pin(names(1, 2)) == 0, "once more costs nothing"
+    fill(table, 5, 6, 7, 8)
+    assert [name(number) in table for number in (1, 2, 3, 4)] == [True, True, False, False]
+    assert table.pin(names(99)) == 0, "what is not held is not kept"
+    table.check_invariants()
+
+
+def test_what_is_read_stays_pinned_and_what_is_damaged_does_not() -> None:
+    table = StoreTable(2, TTL)
+    (slot,) = fill(table, 1)
+    table.begin_read([slot])
+    table.pin(names(1))
+    table.end_read([slot], 0)
+    table.expire(100 * TTL)
+    assert table.take(names(1), 100 * TTL) == [slot]
+    table.damaged(slot)
+    table.check_invariants()
+    table.end_read([slot], 0)
+    assert (table.counts.pinned, name(1) in table) == (0, False)
+
+
+def test_dropped_blocks_are_gone_whatever_becomes_of_them() -> None:
+    table = StoreTable(8, TTL)
+    ready, read, pinned = fill(table, 1, 2, 3)
+    table.begin_read([read])
+    table.pin(names(3))
+    writing = table.begin_write(name(4))
+    assert writing is not None
+    table.changes()
+    assert table.drop(names(1, 2, 3, 4, 5)) == [ready, read, pinned]
+    table.check_invariants()
+    assert table.changes() == dict.fromkeys(names(1, 2, 3), False)
+    assert [name(number) in table for number in (1, 2, 3)] == [False] * 3
+    assert table.end_write(writing, 0, whole=True)
+    assert name(4) not in table, "what was being written is not held either"
+    table.end_read([read], 0)
+    table.check_invariants()
+    assert (table.counts.held, table.counts.pinned) == (0, 0)
+    fill(table, 1, 2, 3, 4)
+    table.check_invariants()
+
+
+def test_blocks_are_known_by_the_end_of_their_hashes() -> None:
+    table = StoreTable(4, TTL)
+    fill(table, 1, 2)
+    ends = [number.to_bytes(8) for number in (2, 9, 1)]
+    assert table.ending(ends) == names(2, 1)
 
 
 class Model(RuleBasedStateMachine):
@@ -235,6 +311,10 @@ class Model(RuleBasedStateMachine):
         self.readers: list[list[int]] = []
         #: Whatever all ranks wrote and was not found damaged since: by slot.
         self.written: dict[int, int] = {}
+        #: Blocks that are kept.
+        self.pinned: set[int] = set()
+        #: Slots whose block was dropped while it was written.
+        self.dropped: set[int] = set()
 
     @rule(number=st.integers(0, 5))
     def write(self, number: int) -> None:
@@ -242,6 +322,7 @@ class Model(RuleBasedStateMachine):
             return
         slot = self.table.begin_write(name(number))
         in_use = set(self.writing) | {at for slots in self.readers for at in slots}
+        in_use |= {self.table._by_name[name(kept)] for kept in self.pinned}
         assert (slot is None) == (len(in_use) == 3)
         if slot is not None:
             assert slot not in in_use
@@ -258,8 +339,9 @@ class Model(RuleBasedStateMachine):
         assert self.table.end_write(slot, self.now, whole=whole) == (len(reports) == 2)
         if len(reports) == 2:
             del self.writing[slot]
-            if all(reports):
+            if all(reports) and slot not in self.dropped:
                 self.written[slot] = number
+            self.dropped.discard(slot)
 
     @rule(numbers=st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True))
     def read(self, numbers: list[int]) -> None:
@@ -276,8 +358,31 @@ class Model(RuleBasedStateMachine):
         slots = self.readers.pop(choice % len(self.readers))
         if damaged:
             self.table.damaged(slots[-1])
-            self.written.pop(slots[-1], None)
+            self.pinned.discard(self.written.pop(slots[-1], -1))
         self.table.end_read(slots, self.now)
+
+    @rule(number=st.integers(0, 5))
+    def pin(self, number: int) -> None:
+        held = name(number) in self.table and all(
+            number != writing for writing, _ in self.writing.values()
+        )
+        room = not self.pinned or number in self.pinned
+        assert self.table.pin(names(number)) == (held and not room)
+        if held and room:
+            self.pinned.add(number)
+
+    @rule(number=st.integers(0, 5))
+    def unpin(self, number: int) -> None:
+        self.table.unpin(names(number), self.now)
+        self.pinned.discard(number)
+
+    @rule(number=st.integers(0, 5))
+    def drop(self, number: int) -> None:
+        for slot in self.table.drop(names(number)):
+            assert self.written.pop(slot) == number
+        self.pinned.discard(number)
+        self.dropped |= {at for at, (writing, _) in self.writing.items() if writing == number}
+        assert not self.table.find(names(number), self.now)
 
     @rule(numbers=st.lists(st.integers(0, 5), max_size=4))
     def touch(self, numbers: list[int]) -> None:

@@ -1,24 +1,24 @@
-"""The scheduler half's part in the disk tier of the store: what goes to the disk, and what lies
-there.
+"""What goes to the disk below a store, and what lies there.
 
 Theory of operation: every block that the memory of the store has got is written to the disk in its
 turn, as many at a time as the backlog allows; one that is dropped from memory before its turn is
 skipped. The disk has a table of its own, with the same rules. A block that a prompt gets from the
 disk is saved to memory like one that was computed, and is not written again. After a restart the
 headers in the segment files tell what is there. They are read on a thread of their own, and until
-that has ended nothing is found on the disk and nothing is written. The engine's own thread does no
-I/O here.
+that has ended nothing is found on the disk and nothing is written.
+
+In a worker the scheduler half of the connector drives this, from step to step; in a pool its daemon
+does. Whoever drives it does no I/O.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from common.clock import Clock
-from common.engine.connector.metadata import StorePlan
-from common.kv.store.record import Record
+from common.config import StoreConfig
+from common.kv.store.record import Record, record_bytes
 from common.kv.store.segments import Segments
 from common.kv.store.side import StoreResults
 from common.kv.store.table import BlockName, Spill, StoreCounts, StoreTable
@@ -28,7 +28,10 @@ FUTURE_S = 60.0
 USE_PARTS = 8
 """The disk is told of a use when this part of the time to live has passed since the last one."""
 
-Scan = Callable[[], Iterable[tuple[int, Record]]]
+
+def disk_slots(config: StoreConfig, block_bytes: int, ranks: int) -> int:
+    """How many blocks the segment files of each rank hold. `block_bytes`: of one rank."""
+    return (config.disk_mib << 20) // (record_bytes(block_bytes) * ranks)
 
 
 class DiskIndex:
@@ -66,7 +69,7 @@ def held_by_all(ranks: Sequence[Iterable[tuple[int, Record]]]) -> dict[int, Reco
 
 
 class DiskStore:
-    """One per engine."""
+    """One per engine, or per pool."""
 
     def __init__(
         self,
@@ -87,22 +90,31 @@ class DiskStore:
         self._clock = clock
         self._known = False
         self._off = False
-        #: Slots in memory whose block has not been planned for the disk, in order.
-        self._waiting: dict[int, BlockName] = {}
+        #: Slots in memory whose block has not been planned for the disk, in order, with the name by
+        #: which routers know it.
+        self._waiting: dict[int, tuple[BlockName, bytes]] = {}
         #: Slots of the disk that are being written.
         self._writing: set[int] = set()
         #: When the disk was told last that a slot was used.
         self._told: dict[int, float] = {}
         self._used: list[int] = []
+        #: Slots of the disk whose blocks the next process is not to find.
+        self._dropped: list[int] = []
 
     @property
     def counts(self) -> StoreCounts:
         return self._disk.counts if not self._off else StoreCounts()
 
     @property
+    def works(self) -> bool:
+        """Whether it is known what lies on the disk, and the disk has not failed."""
+        return self._known and not self._off
+
+    @property
     def pending(self) -> bool:
         """Whether steps are needed to write what waits and to learn that it is written."""
-        return not self._off and bool(self._writing or (self._waiting and self._known))
+        waits = self._known and (self._waiting or self._dropped)
+        return not self._off and bool(self._writing or waits)
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
         """As `StoreTable.find`."""
@@ -115,10 +127,10 @@ class DiskStore:
     def end_read(self, slots: Sequence[int]) -> None:
         self._disk.end_read(slots, self._clock.monotonic())
 
-    def saved(self, slot: int, name: BlockName) -> None:
-        """This block is being saved to this slot in memory."""
+    def saved(self, slot: int, name: BlockName, ours: bytes = b"") -> None:
+        """This block is being saved to this slot in memory. `ours`: as in `Record`."""
         self._disk.counts.skipped += self._waiting.pop(slot, None) is not None
-        self._waiting[slot] = name
+        self._waiting[slot] = name, ours
 
     def mark_used(self, names: Sequence[BlockName]) -> None:
         """A request has used these blocks, in the order of its prompt."""
@@ -130,14 +142,20 @@ class DiskStore:
                     self._told[at] = now
                     self._used.append(at)
 
-    def step(self, plan: StorePlan) -> None:
-        """Adds what this step orders of the disk."""
+    def step(self) -> tuple[list[Spill], list[int], list[int]]:
+        """Returns what is to be written to the disk now, the slots of the disk whose blocks were
+        used, and those whose blocks were dropped."""
         self._learn()
-        if not self._off and self._known:
-            self._disk.expire(self._clock.monotonic())
-            plan.spills.extend(self._spills())
-            plan.used, self._used = self._used, []
-        plan.disk_counts = replace(self.counts)
+        if self._off or not self._known:
+            return [], [], []
+        self._disk.expire(self._clock.monotonic())
+        used, self._used = self._used, []
+        dropped, self._dropped = self._dropped, []
+        return list(self._spills()), used, dropped
+
+    def changes(self) -> dict[BlockName, bool]:
+        """As `StoreTable.changes`, of the disk."""
+        return self._disk.changes()
 
     def ended(self, results: StoreResults) -> None:
         """What the ranks report of their copies."""
@@ -148,8 +166,12 @@ class DiskStore:
                     self._writing.remove(at)
                     self._told[at] = now
                     self._disk.counts.skipped += not whole
+                    if whole and self._disk.name_in(at) is None:
+                        self._dropped.append(at)
         for at in results.disk_damaged:
             self._disk.damaged(at)
+        if results.dropped_ends:
+            self._dropped += self._disk.drop(self._disk.ending(results.dropped_ends))
         self._off = self._off or results.disk_off
 
     def _learn(self) -> None:
@@ -161,21 +183,22 @@ class DiskStore:
         now, unix = self._clock.monotonic(), self._clock.unix_ms() / 1000
         left = {at: record.used_at + self._ttl_s - unix for at, record in found.items()}
         live = [at for at in found if 0 < left[at] <= self._ttl_s + FUTURE_S]
-        self._disk.restore((at, found[at].name, now + left[at]) for at in live)
+        self._disk.restore((at, found[at].name, now + left[at], found[at].owner) for at in live)
         self._disk.counts.expired += len(found) - len(live)
 
     def _spills(self) -> Iterator[Spill]:
         now = self._clock.monotonic()
         while self._waiting and len(self._writing) < self._backlog_blocks:
-            slot, name = next(iter(self._waiting.items()))
+            slot, (name, ours) = next(iter(self._waiting.items()))
             here = self._memory.name_in(slot) == name
             if here and self._memory.find([name], now) != [slot]:
                 return
             if here and name not in self._disk:
-                at = self._disk.begin_write(name)
+                owner = self._memory.owner_in(slot)
+                at = self._disk.begin_write(name, owner)
                 if at is None:
                     return
                 self._writing.add(at)
-                yield Spill(slot, at, name)
+                yield Spill(slot, at, name, ours, owner)
             self._disk.counts.skipped += not here
             del self._waiting[slot]

@@ -9,9 +9,9 @@ import pytest
 from common.blocks import KvGroup
 from common.clock import ManualClock
 from common.config import StoreConfig
-from common.engine.connector.disk_store import FUTURE_S, DiskStore, held_by_all
 from common.engine.connector.scheduler import SchedulerHalf
-from common.engine.connector.store import StoreScheduler, disk_slots
+from common.engine.connector.store import StoreScheduler
+from common.kv.store.disk_plan import FUTURE_S, DiskStore, disk_slots, held_by_all
 from common.kv.store.record import Record, record_bytes
 from common.kv.store.side import StoreResults
 from common.kv.store.table import BlockName, Medium, StoreTable
@@ -346,3 +346,31 @@ def test_a_backlog_smaller_than_a_block_still_writes(backlog: int) -> None:
     rig.store(2)
     rig.settle()
     assert rig.disk.counts.held == 2
+
+
+def ends(*texts: str) -> list[bytes]:
+    return [text.encode()[-8:] for text in texts]
+
+
+def test_what_an_operator_drops_is_not_found_by_the_next_process_either() -> None:
+    rig = Rig()
+    rig.store(3)
+    rig.settle()
+    slots = rig.disk.find([name("p0"), name("p1")])
+    rig.half.copies_ended(StoreResults(dropped_ends=ends("p0", "p1", "zz")), (), ())
+    assert rig.disk.find([name("p0")]) == []
+    assert len(rig.disk.find([name("p2")])) == 1
+    assert rig.waits()
+    assert rig.step(made.output()).dropped == slots
+    assert rig.step(made.output()).dropped == []
+
+
+def test_what_is_dropped_while_it_is_written_is_not_found_either() -> None:
+    rig = Rig()
+    rig.store(1)
+    (spill,) = [rig.writing[0]] if rig.writing else [rig.step(made.output()).spills[0].disk_slot]
+    rig.half.copies_ended(StoreResults(dropped_ends=ends("p0")), (), ())
+    assert rig.step(made.output()).dropped == [], "it is not written yet"
+    rig.spilled()
+    assert rig.disk.find([name("p0")]) == []
+    assert rig.step(made.output()).dropped == [spill]

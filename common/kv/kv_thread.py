@@ -91,8 +91,7 @@ class KvThread:
         self.stopped = asyncio.Event()
         self._config = config
         self._identity = identity
-        self._on_end = on_end
-        self._on_status = on_status
+        self._on_end, self._on_status = on_end, on_status
         self._counters = HandoffCounters()
         self._log: Logger = structlog.get_logger("baton")
         self._refusals = Refusals(self._log, SystemClock())
@@ -183,6 +182,7 @@ class KvThread:
             self.sharing = StoreSharing(
                 self._identity, arena, sides, *made, on_copied=self._tell_copied
             )
+            self.store_side.on_read = self.sharing.prefetches.on_read
             self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
 
     def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
@@ -222,6 +222,8 @@ class KvThread:
         self._schedule_tick()
 
     def _from_daemon(self, message: DaemonToKv) -> None:
+        if self.sharing is not None:
+            self.sharing.from_daemon(message)
         match message:
             case KvConnect():
                 self.receive_side.connect(message.kv_address)

@@ -9,7 +9,15 @@ from typing import Literal
 import msgspec
 
 from common.blocks import KvGroup
-from common.messages import KvCheckpoint, KvCounts, KvHold, KvReport, Message, Ticket
+from common.messages import (
+    KvCheckpoint,
+    KvCounts,
+    KvHold,
+    KvReport,
+    KvSource,
+    Message,
+    Ticket,
+)
 
 PULL_HASH_BYTES = 32
 PULL_HASHES_MAX = 48
@@ -197,6 +205,30 @@ class KvConnect(Message, frozen=True):
     kv_address: str
 
 
+class KvPrefetch(Message, frozen=True):
+    """Daemon to its engine's KV thread: a request that will probably come here waits in the queue
+    of the router; get these blocks of its prompt to the memory of the store. No answer. `KvRelease`
+    takes it back."""
+
+    request_id: str
+    attempt: int
+    hashes: bytes
+    """As in `KvOffer`, as are the names, of which every block has one. What the engine has of the
+    prompt is left out."""
+    names: bytes
+    source: KvSource | None = None
+    """Out of whose store they may be pulled; None: only what the own disk has is wanted."""
+    source_blocks: int = 0
+    """How many of the blocks that store has, as far as the router knows."""
+
+
+class KvArrived(Message, frozen=True):
+    """Daemon to its engine's KV thread: the request of a `KvPrefetch` is here now. No answer."""
+
+    request_id: str
+    attempt: int
+
+
 class KvListening(Message, frozen=True):
     """KV thread to daemon, once: the UCX listener is up."""
 
@@ -213,8 +245,8 @@ class KvListening(Message, frozen=True):
 
 
 class KvCopied(Message, frozen=True):
-    """KV thread to daemon: its store has blocks now that another worker offered. Told once of each;
-    what goes again, the engine's events tell."""
+    """KV thread to daemon: its store has blocks now that another worker offered, or that were
+    prefetched. Told once of each; what goes again, the engine's events tell."""
 
     hashes: bytes
     """As in `KvOffer`, as are the names, of which every block has one."""
@@ -272,5 +304,5 @@ KvPeerMessage = (
     | KvPing
     | KvPong
 )
-DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver
+DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver | KvPrefetch | KvArrived
 KvToDaemon = KvListening | KvDone | KvStatus | KvCopied

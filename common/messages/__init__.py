@@ -34,6 +34,7 @@ from common.messages.from_router import (
     OrderAdapter,
     Ping,
     Placed,
+    Prefetch,
     Prefill,
     Prefilled,
     Refused,

@@ -175,6 +175,19 @@ class Decode(Message, frozen=True):
     holder: KvHolder | None = None
 
 
+class Prefetch(Message, frozen=True):
+    """Router to worker: this request waits in the queue, and its prompt will probably be computed
+    there. The worker may bring the beginning of the prompt to the memory of its store meanwhile. No
+    answer. `Abort` takes it back, and so does the time."""
+
+    request_id: str
+    attempt: int
+    #: As the second frame of `Prefill`.
+    body: bytes
+    #: Out of whose store it may be pulled; None: only what its own disk has is wanted.
+    source: KvSource | None = None
+
+
 class Move(Message, frozen=True):
     """Router to D: end this stream after its last token with the error `moved`, so that its gateway
     continues it elsewhere, and keep its KV for a while. Answered by `Ended`. Idempotent."""
@@ -247,6 +260,7 @@ RouterToWorker = (
     | HandOver
     | Wake
     | OrderAdapter
+    | Prefetch
 )
 """What a worker decodes from a router."""
 

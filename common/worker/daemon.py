@@ -39,6 +39,7 @@ from common.messages import (
     Move,
     OrderAdapter,
     Ping,
+    Prefetch,
     Prefill,
     Refused,
     Role,
@@ -268,7 +269,7 @@ class Worker:
                 self._announce_attempt(link, message)
             elif isinstance(message, Abort | Move | HandOver):
                 self.handle(message)
-            elif isinstance(message, Wake):
+            elif isinstance(message, Wake | Prefetch):
                 self._commands.put(message)
             elif isinstance(message, OrderAdapter):
                 self._adapters.order(message)

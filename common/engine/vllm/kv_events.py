@@ -130,6 +130,13 @@ class PrefixWatch:
         ):
             self._in_store.add(published(theirs), ours)
 
+    def cached(self, hashes: Sequence[bytes]) -> int:
+        """How many of these blocks, in a prompt's order, the engine's cache has without a gap."""
+        for number, block_hash in enumerate(hashes):
+            if published(block_hash) not in self._ours:
+                return number
+        return len(hashes)
+
     def deltas(self, *, whole: bool = False) -> Iterator[PrefixDelta]:
         """What changed since the last call, in bounded messages; with `whole` all that is there,
         for a router that knows nothing."""

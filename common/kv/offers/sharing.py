@@ -7,9 +7,19 @@ from collections.abc import Callable
 from common.config import KvConfig
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
-from common.kv.messages import KvCopied, KvOffer, KvPull, KvTaken
+from common.kv.messages import (
+    DaemonToKv,
+    KvArrived,
+    KvCopied,
+    KvOffer,
+    KvPrefetch,
+    KvPull,
+    KvRelease,
+    KvTaken,
+)
 from common.kv.offers.copies import StoreCopies
 from common.kv.offers.offered import StoreOffers
+from common.kv.offers.prefetches import StorePrefetches
 from common.kv.offers.pulls import StorePulls, refuse_pull
 from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.receive import ReceiveSide
@@ -26,7 +36,7 @@ CHECKPOINTS_MAX = 256
 
 
 class StoreSharing:
-    """Pulls by others, copies for others, and copies of what others have."""
+    """Pulls by others, copies for others, copies of what others have, and what is prefetched."""
 
     def __init__(
         self,
@@ -48,21 +58,35 @@ class StoreSharing:
         answer_s = ANSWER_PULLS * config.store.pull_ms / 1000
         open_channel = receive_side.open_channel
         self.offers = StoreOffers(arena.block_bytes, answer_s, counters, clock, open_channel)
+        slots = arena.bytes.nbytes // arena.block_bytes
+        self.prefetches = StorePrefetches(
+            self.copies, arena.block_bytes, slots, counters, clock, on_copied=on_copied
+        )
         receive_side.on_taken = self.offers.on_taken
 
     def __len__(self) -> int:
         """What is under way, pulls by others excepted, which are offers of the send side."""
-        return len(self.copies) + len(self.offers)
+        return len(self.copies) + len(self.offers) + len(self.prefetches)
 
     def share(self, table: StoreTable) -> None:
         """What the store holds, by its owner."""
-        self.pulls.table = self.copies.table = table
+        self.pulls.table = self.copies.table = self.prefetches.table = table
 
     def on_message(self, channel: Channel, message: KvPull | KvOffer) -> None:
         if isinstance(message, KvPull):
             self.pulls.on_pull(channel, message)
         else:
             self.copies.on_offer(channel, message)
+
+    def from_daemon(self, message: DaemonToKv) -> None:
+        """What concerns no handoff of the message is ignored."""
+        match message:
+            case KvPrefetch():
+                self.prefetches.on_order(message)
+            case KvArrived():
+                self.prefetches.on_arrived(message)
+            case KvRelease():
+                self.prefetches.over((message.request_id, message.attempt))
 
     def on_channel_closed(self, channel: Channel) -> None:
         self.pulls.on_channel_closed(channel)
@@ -82,6 +106,7 @@ class StoreSharing:
     def tick(self) -> None:
         self.copies.tick()
         self.offers.tick()
+        self.prefetches.tick()
 
 
 def refuse(send_side: SendSide, channel: Channel, message: KvPull | KvOffer) -> None:

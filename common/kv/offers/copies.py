@@ -127,7 +127,7 @@ class StoreCopies:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being received here that anybody waits for."""
-        return not (self._copies or self._waiting or self._receives.fetching)
+        return not (self._waiting or self._receives.fetching)
 
     def fetch(
         self, source: KvSource, names: Sequence[BlockName], ended: Callable[[], None]

@@ -134,6 +134,35 @@ def test_a_worker_with_kv_on_its_disk_is_asked_to_look_there() -> None:
     assert told.sentence == "d0 looked for its prompt on its disk while it waited"
 
 
+def test_a_store_for_its_worker_alone_is_not_asked() -> None:
+    counts = KvCounts(store_slots=64, store_disk_slots=64, store_disk_held=1)
+    for pull_blocks, stored in ((0, True), (64, False)):
+        rig = fleet(pull_blocks, stored=False)
+        if stored:
+            rig.core.tables.placement_memory.stored.add(D1, [bytes(8)], 8)
+        rig.receive(D0, Beat(load=Load(running=1, kv_used=0.001), kv_counts=counts))
+        assert submit(rig) == []
+
+
+def test_the_prefill_worker_is_told_where_it_computes_the_prompt() -> None:
+    rig = Rig(policy="cost")
+    rig.gateway()
+    rig.prefill("p0", pull_blocks=64)
+    rig.decode("d0", seqs=2)
+    rig.submit("busy", prompt=600)
+    rig.prefill("p1", pull_blocks=64)
+    rig.receive(P0, PrefixDelta(stored=HASHES[:80], medium="store"))
+    (order,) = submit(rig)
+    assert order.source is not None
+    assert order.source.name == "p0"
+    told = rig.known().prefetch
+    assert told is not None
+    assert told.identity == P1
+    rig.sent.clear()
+    rig.ended("busy")
+    assert rig.take(Abort, P1) == [], "it comes to p1"
+
+
 def test_a_prompt_too_large_for_a_message_is_left_alone() -> None:
     rig = fleet()
     assert submit(rig, body=bytes((512 << 10) + 1)) == []

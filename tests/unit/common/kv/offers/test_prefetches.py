@@ -108,6 +108,7 @@ class Bench(Taker):
         assert self.side.kept <= KEPT_MAX
         prefetched, used, wasted = self.counted
         assert prefetched == used + wasted + self.side.kept
+        assert sum(slot.readers for slot in self.table._slots) == self.side.kept
 
 
 def named(at: int) -> BlockName:
@@ -200,6 +201,35 @@ def test_handoffs_and_offers_go_first() -> None:
     bench.end()
     bench.side.tick()
     assert bench.pulled() == [hashes(1)]
+
+
+def test_an_offer_that_waits_goes_before_the_next_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetches, "PART_BYTES", 512)
+    bench = Bench()
+    bench.order(1, 2, source=2)
+    bench.handoffs = 1
+    bench.offer(9, 7)
+    assert bench.pulled() == [hashes(1)]
+    bench.handoffs = 0
+    bench.end()
+    assert bench.pulled() == [hashes(7)]
+    bench.end()
+    bench.side.tick()
+    assert bench.pulled() == [hashes(2)]
+
+
+def test_of_two_requests_with_one_beginning_one_is_fetched_for() -> None:
+    bench = Bench()
+    bench.disk.held = {named(1), named(2), named(3)}
+    bench.fill(2)
+    bench.order(1, 2, 3)
+    bench.order(1, 2, request="other")
+    bench.disk.end()
+    assert (bench.counted, bench.side.kept) == ((2, 0, 0), 2), "one was there"
+    bench.check()
+    bench.read(1, 2, 3)
+    bench.check()
+    assert len(bench.side) == 0
 
 
 def test_parts_are_small_and_one_is_under_way_of_all_requests(

@@ -1,4 +1,4 @@
-"""Pull or compute, by what the router has learned of a network and of workers, against the better of
+"""Pull or compute, by what the router has learned of a network and of workers, beside the better of
 the two: five lengths, four rates, and measurements that vary."""
 
 from __future__ import annotations

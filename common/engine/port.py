@@ -158,8 +158,8 @@ class Engine(Protocol):
 
     def prefetch(self, request: EngineRequest) -> None:
         """The request waits in the router's queue and will probably be added: the beginning of its
-        prompt is brought to the memory of the store, from the own disk or from its `source`, if
-        that costs nobody else time. Never waits. `abort` takes it back."""
+        prompt is brought to the memory of the store from its `source`, if that costs nobody else
+        time. Never waits. `abort` takes it back."""
         ...
 
     def adapters(self) -> tuple[AdapterStatus, ...]:

@@ -217,7 +217,7 @@ class KvPrefetch(Message, frozen=True):
     prompt is left out."""
     names: bytes
     source: KvSource | None = None
-    """Out of whose store they may be pulled; None: only what the own disk has is wanted."""
+    """Out of whose store they may be pulled."""
     source_blocks: int = 0
     """How many of the blocks that store has, as far as the router knows."""
 

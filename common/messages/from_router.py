@@ -184,7 +184,7 @@ class Prefetch(Message, frozen=True):
     attempt: int
     #: As the second frame of `Prefill`.
     body: bytes
-    #: Out of whose store it may be pulled; None: only what its own disk has is wanted.
+    #: Out of whose store it may be pulled.
     source: KvSource | None = None
 
 

@@ -2,9 +2,9 @@
 on the KV thread.
 
 Theory of operation: the router tells a worker which prompt it will probably get. What the memory of
-the store lacks of it comes from the own disk, else out of another worker's store, in parts of a few
-blocks, one part at a time of all requests, and none is begun while a handoff or a pull that
-somebody waits for is under way. What has come is kept, as for a reader, until an engine reads it,
+the store lacks of it comes out of another worker's store, in parts of a few blocks, one part at a
+time of all requests, and none is begun while a handoff or a pull that somebody waits for is under
+way. What has come is kept, as for a reader, until an engine reads it,
 so that what is stored meanwhile does not push it out. All that is kept is a small share of the
 slots, and nothing is kept for long. What nobody has read by then is the first to go.
 
@@ -42,17 +42,6 @@ KEPT_PART = 4
 KEEP_S = 60.0
 """For so long at most after the order, and after the request has come."""
 ARRIVED_KEEP_S = 10.0
-
-
-class Below(Protocol):
-    """The disk of the store."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def begin(self, names: Sequence[BlockName], then: Callable[[], None]) -> bool:
-        """Brings the leading ones of these blocks to memory, and calls `then` once. False if
-        nothing is to be read."""
-        ...
 
 
 class Fetches(Protocol):
@@ -106,8 +95,6 @@ class StorePrefetches:
         self._clock = clock
         self._on_copied = on_copied
         self.table: StoreTable | None = None
-        #: None without a disk.
-        self.below: Below | None = None
         self._prefetches: dict[AttemptKey, _Prefetch] = {}
         #: Whether a part is under way.
         self._busy = False
@@ -197,10 +184,8 @@ class StorePrefetches:
     def _get(self, prefetch: _Prefetch, part: list[BlockName]) -> None:
         """`part`: the next blocks, of which memory lacks the first."""
         assert self.table is not None
-        below, source, first = self.below, prefetch.source, prefetch.done
-        on_disk = _leading(part, below) if below is not None else 0
-        on_source = min(len(part), prefetch.source_blocks - first) if source is not None else 0
-        part = part[: on_disk or on_source]
+        source, first = prefetch.source, prefetch.done
+        part = part[: max(0, prefetch.source_blocks - first)]
         new = [name not in self.table for name in part]
 
         def ended() -> None:
@@ -208,9 +193,7 @@ class StorePrefetches:
             self._came(prefetch, first, new)
 
         begun, self._busy = False, True
-        if on_disk and below is not None:
-            begun = below.begin(part, ended)
-        elif on_source > 0 and source is not None:
+        if part and source is not None:
             begun = self._fetches.fetch(source, part, ended)
         if not begun:
             self._busy = False
@@ -254,14 +237,6 @@ class StorePrefetches:
         if self.table is not None:
             self.table.end_read(list(prefetch.kept), self._clock(), cold=True)
         prefetch.kept.clear()
-
-
-def _leading(names: Sequence[BlockName], below: Below) -> int:
-    """How many of the leading ones lie on the disk."""
-    for number, name in enumerate(names):
-        if name not in below:
-            return number
-    return len(names)
 
 
 def _split(joined: bytes, size: int) -> list[bytes]:

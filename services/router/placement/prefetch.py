@@ -2,14 +2,13 @@
 of the prompt meanwhile.
 
 The worker is the one that would be chosen if all had room. It is told of the request when another
-worker's store has more of the prompt and a pull is predicted to be sooner than computing, or when
-it has KV on its disk, of which the router does not know the names. When the choice is made, the
-request may go elsewhere; what was prefetched is then of no use, and nothing else is lost.
+worker's store has more of the prompt and a pull is predicted to be sooner than computing. When the
+choice is made, the request may go elsewhere; what was prefetched is then of no use, and nothing
+else is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import NamedTuple
 
 from common.messages import KvSource
@@ -26,13 +25,11 @@ class Prefetched(NamedTuple):
 
     identity: str
     name: str
-    #: Out of whose store it may pull the beginning of the prompt; None: only its disk is asked.
-    source: KvSource | None
+    #: Out of whose store it may pull the beginning of the prompt.
+    source: KvSource
 
     @property
     def sentence(self) -> str:
-        if self.source is None:
-            return f"{self.name} looked for its prompt on its disk while it waited"
         return (
             f"{self.name} was to prefetch {self.source.tokens} tokens of it out of the store of "
             f"{self.source.name} while it waited"
@@ -44,12 +41,10 @@ def choose(
     decodes: Views,
     prefills: Views,
     policy: Policy,
-    with_disk: Container[str],
 ) -> Prefetched | None:
-    """`decodes` and `prefills`: all ready workers. `with_disk`: identities of those that have KV on
-    a disk. None: nobody is to be told."""
+    """`decodes` and `prefills`: all ready workers. None: nobody is to be told."""
     likely = place.likely(context, decodes, prefills, policy)
-    if likely is None or not likely.view.pull_blocks:
+    if likely is None:
         return None
     view, identity = likely.view, likely.view.identity
     usable = (context.request.prompt_tokens - 1) // view.block_tokens * view.block_tokens
@@ -57,9 +52,8 @@ def choose(
     if max(context.cached.get(identity, 0), *own, 0) >= usable:
         return None
     pull = best_pull(context, view, local=likely.local)
-    if pull is not None and pull.gain_s > 0:
-        return Prefetched(identity, view.name, source_of(pull))
-    return Prefetched(identity, view.name, None) if identity in with_disk else None
+    source = source_of(pull) if pull is not None and pull.gain_s > 0 else None
+    return Prefetched(identity, view.name, source) if source is not None else None
 
 
 def told(placement: Placement, prefetched: Prefetched | None) -> Placement:

@@ -352,11 +352,6 @@ class Worker:
             self.adapters = {**self.adapters, adapter: 0.0}
             self.stale_snapshots[self.identity] = self
 
-    @property
-    def has_disk(self) -> bool:
-        """Whether its store has blocks on a disk."""
-        return self.kv_counts is not None and self.kv_counts.store_disk_held > 0
-
     def update_kv_status(self, beat: Beat, now: float) -> None:
         self.kv_counts, self.kv_holds = beat.kv_counts, beat.kv_holds
         self.kv_holds_total, self.kv_seen = beat.kv_holds_total, now

@@ -59,8 +59,7 @@ def _prefetch(tables: Tables, now: float) -> list[Action]:
         attempt.looked_ahead = True
         decodes = _with_adapter(attempt.request.adapter, tables.snapshots.decodes())
         context = _context(tables, attempt, now, any_prefill=bool(prefills))
-        on_disk = {worker.identity for worker in tables.workers.values() if worker.has_disk}
-        chosen = prefetch.choose(context, decodes, prefills, memory.policy, on_disk)
+        chosen = prefetch.choose(context, decodes, prefills, memory.policy)
         if chosen is None:
             continue
         attempt.prefetch, key = chosen, (attempt.request_id, attempt.number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.messages import Abort, Beat, Decode, KvCounts, KvReport, Load, Prefetch, PrefixDelta
+from common.messages import Abort, Decode, KvReport, Prefetch, PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes
 from services.router.timeline.attempt_story import attempt_record
@@ -120,30 +120,6 @@ def test_nor_of_what_the_worker_has_what_cannot_be_pulled_or_comes_with_its_kv()
     assert submit(slow) == [], "computing is sooner"
 
 
-def test_a_worker_with_kv_on_its_disk_is_asked_to_look_there() -> None:
-    rig = fleet()
-    rig.receive(D1, PrefixDelta(cleared=True, medium="store"))
-    rig.receive(D1, PrefixDelta(stored=bytes(8), medium="store"))
-    assert submit(rig) == [], "another prompt is stored"
-    counts = KvCounts(store_slots=64, store_disk_slots=64, store_disk_held=1)
-    rig.receive(D0, Beat(load=Load(running=1, kv_used=0.001), kv_counts=counts))
-    (order,) = submit(rig, "r2")
-    assert order.source is None
-    told = rig.known("r2").prefetch
-    assert told is not None
-    assert told.sentence == "d0 looked for its prompt on its disk while it waited"
-
-
-def test_a_store_for_its_worker_alone_is_not_asked() -> None:
-    counts = KvCounts(store_slots=64, store_disk_slots=64, store_disk_held=1)
-    for pull_blocks, stored in ((0, True), (64, False)):
-        rig = fleet(pull_blocks, stored=False)
-        if stored:
-            rig.core.tables.placement_memory.stored.add(D1, [bytes(8)], 8)
-        rig.receive(D0, Beat(load=Load(running=1, kv_used=0.001), kv_counts=counts))
-        assert submit(rig) == []
-
-
 def test_the_prefill_worker_is_told_where_it_computes_the_prompt() -> None:
     rig = Rig(policy="cost")
     rig.gateway()
@@ -160,7 +136,8 @@ def test_the_prefill_worker_is_told_where_it_computes_the_prompt() -> None:
     assert told.identity == P1
     rig.sent.clear()
     rig.ended("busy")
-    assert rig.take(Abort, P1) == [], "it comes to p1"
+    assert rig.known().prefill == P0, "it is idle now and has them itself"
+    assert len(rig.take(Abort, P1)) == 1
 
 
 def test_a_prompt_too_large_for_a_message_is_left_alone() -> None:

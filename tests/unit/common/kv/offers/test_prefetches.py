@@ -3,8 +3,6 @@ are kept, and what is counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import msgspec
 import pytest
 
@@ -26,45 +24,15 @@ SLOTS = 16
 KEPT_MAX = SLOTS // KEPT_PART
 
 
-class Disk:
-    """What lies below the memory; a read ends when the test says so."""
-
-    def __init__(self, taker: Taker) -> None:
-        self._taker, self.held = taker, set[BlockName]()
-        self.asked: list[list[BlockName]] = []
-        self._then: Callable[[], None] | None = None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.held
-
-    def begin(self, names: Sequence[BlockName], then: Callable[[], None]) -> bool:
-        self.asked.append(list(names))
-        self._then = then
-        return True
-
-    def end(self, *, whole: bool = True) -> None:
-        table = self._taker.table
-        for name in self.asked[-1]:
-            if name not in table:
-                slot = table.begin_write(name)
-                assert slot is not None
-                table.end_write(slot, self._taker.now, whole=whole)
-        then, self._then = self._then, None
-        assert then is not None
-        then()
-
-
 class Bench(Taker):
     """A store with prefetches over the copies of the test beside this one."""
 
     def __init__(self, slots: int = SLOTS) -> None:
         super().__init__(slots)
-        self.disk = Disk(self)
         self.side = StorePrefetches(
             self.copies, 512, slots, self.counters, lambda: self.now, on_copied=self.told.append
         )
         self.side.table = self.table
-        self.side.below = self.disk
 
     def order(self, *blocks: int, source: int = 0, request: str = "r") -> None:
         self.side.on_order(
@@ -157,20 +125,6 @@ def test_what_nobody_reads_in_time_is_the_next_to_go() -> None:
     assert [named(at) in bench.table for at in (1, 2, 100, 113)] == [False, False, True, True]
 
 
-def test_the_own_disk_goes_before_a_source_and_leads_as_far_as_it_goes() -> None:
-    bench = Bench()
-    bench.disk.held = {named(1), named(2), named(4)}
-    bench.order(1, 2, 3, 4, source=3)
-    assert (bench.disk.asked, bench.pulled()) == ([[named(1), named(2)]], [])
-    bench.disk.end()
-    assert bench.pulled() == [hashes(3)], "the source has three of them"
-    bench.end()
-    assert bench.disk.asked[1:] == [[named(4)]]
-    bench.disk.end()
-    assert (bench.counted, bench.side.kept) == ((4, 0, 0), 4)
-    bench.check()
-
-
 def test_what_memory_has_is_not_fetched_and_counts_as_used() -> None:
     bench = Bench()
     bench.fill(1, 2, *range(100, 100 + SLOTS - 2))
@@ -181,12 +135,12 @@ def test_what_memory_has_is_not_fetched_and_counts_as_used() -> None:
     assert named(100) not in bench.table
 
 
-def test_without_disk_and_source_nothing_is_kept() -> None:
+def test_without_a_source_nothing_is_kept() -> None:
     bench = Bench()
     bench.order(1, 2)
     bench.side.table = None
     bench.order(1, 2, source=2, request="other")
-    assert (bench.pulled(), bench.disk.asked, len(bench.side)) == ([], [], 0)
+    assert (bench.pulled(), len(bench.side)) == ([], 0)
 
 
 def test_handoffs_and_offers_go_first() -> None:
@@ -220,11 +174,10 @@ def test_an_offer_that_waits_goes_before_the_next_part(monkeypatch: pytest.Monke
 
 def test_of_two_requests_with_one_beginning_one_is_fetched_for() -> None:
     bench = Bench()
-    bench.disk.held = {named(1), named(2), named(3)}
     bench.fill(2)
-    bench.order(1, 2, 3)
-    bench.order(1, 2, request="other")
-    bench.disk.end()
+    bench.order(1, 2, 3, source=3)
+    bench.order(1, 2, source=2, request="other")
+    bench.end()
     assert (bench.counted, bench.side.kept) == ((2, 0, 0), 2), "one was there"
     bench.check()
     bench.read(1, 2, 3)
@@ -280,15 +233,10 @@ def test_a_request_that_goes_elsewhere_lets_all_go_also_what_comes_later() -> No
     bench.check()
 
 
-@pytest.mark.parametrize("from_disk", [True, False])
-def test_a_part_that_fails_ends_the_prefetch_and_harms_nothing(*, from_disk: bool) -> None:
+def test_a_part_that_fails_ends_the_prefetch_and_harms_nothing() -> None:
     bench = Bench()
-    bench.disk.held = {named(1), named(2)} if from_disk else set()
     bench.order(1, 2, 3, source=3)
-    if from_disk:
-        bench.disk.end(whole=False)
-    else:
-        bench.end(DAMAGED)
+    bench.end(DAMAGED)
     assert (bench.counted, len(bench.side), bench.pulled()) == ((0, 0, 0), 0, [])
     bench.order(4, source=1, request="next")
     bench.end()

@@ -156,9 +156,8 @@ class Engine:
             self._jump = jump._replace(began=jump.began + done * jump.step, steps=jump.steps - done)
 
     def _enter(self, job: Job) -> None:
-        if not job.dropped:
-            self._prompts.append(_Prompt(job))
-            self._arrived()
+        self._prompts.append(_Prompt(job))
+        self._arrived()
 
     def _arrived(self) -> None:
         if self._settling:

@@ -4,11 +4,13 @@ rest alone is computed."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from loadtest.capacity.engine import Job
 from loadtest.capacity.profile import Profile, text
 from loadtest.capacity.report import Slo
 from loadtest.capacity.workload import Arrival
@@ -38,7 +40,9 @@ def test_what_is_stored_is_loaded_first_and_the_rest_is_computed() -> None:
     profile = msgspec.structs.replace(STEPS, kv_bytes_per_token=1_000, prefix_cache=False)
     bed = Bed(storing(profile, 0.5, 1e6))
     bed.prompt("stored", 0, 1_000)
-    assert bed.run() == [("stored", pytest.approx(496 + 50.4))]
+    ((name, at_ms),) = bed.run()
+    assert name == "stored"
+    assert at_ms == pytest.approx(496 + 50.4)
     assert bed.engine.cached_tokens == 496
 
 
@@ -53,6 +57,17 @@ def test_others_are_computed_meanwhile_and_what_is_dropped_is_not() -> None:
 
 
 def test_what_the_engine_has_is_not_loaded() -> None:
+    profile = msgspec.structs.replace(STEPS, kv_bytes_per_token=1_000)
+    bed, blocks = Bed(storing(profile, 0.5, 1e6)), [bytes([at]) for at in range(62)]
+    for number in range(2):
+        job = Job((str(number), 1), Arrival(0.0, 1_000, 1, 1), 0.0, blocks)
+        bed.time.at(float(number), partial(bed.engine.prompt, job))
+    (_, first), (_, second) = bed.run()
+    assert first == pytest.approx(496 + 50.4)
+    assert second == pytest.approx(1_000 + 10.0), "its last eight tokens, without a wait"
+
+
+def test_never_more_than_whole_blocks_of_it() -> None:
     profile = msgspec.structs.replace(STEPS, kv_bytes_per_token=1_000)
     assert profile.stored_tokens(1_000) == 0
     assert storing(profile, 1.0).stored_tokens(1_025) == 1_024

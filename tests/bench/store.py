@@ -46,7 +46,7 @@ PARAMETERS = Recipe(
 """A hundred million, as wide as the embedded model's where a row is longer."""
 RAM_MIB = int(os.environ.get("BATON_BENCH_RAM_MIB", "512"))
 PREFIX, TAIL, PROMPTS = 4000, 50, 3
-AT_ONCE, ROUNDS = 8, 4
+AT_ONCE = 8
 SETTLE_S = 60.0
 
 Use = Callable[..., Coroutine[Any, Any, None]]
@@ -61,9 +61,10 @@ class Load(NamedTuple):
     #: Of each round on each of the two workers.
     singles: int
     together: int
+    rounds: int
 
 
-LARGE, EMBEDDED = Load(250, 32, 5, 16), Load(500, 64, 20, 48)
+LARGE, EMBEDDED = Load(250, 32, 5, 16, 2), Load(500, 64, 20, 48, 4)
 
 
 def main() -> None:
@@ -138,7 +139,7 @@ def nothing_comes_back(model: str, which: str, load: Load) -> None:
         draw = random.Random(2)
         for worker in workers:
             await first_token_ms(worker, text(draw, load.prompt_tokens))
-        for number in range(ROUNDS):
+        for number in range(load.rounds):
             turns = (0, 1) if number % 2 else (1, 0)
             for _ in range(load.singles):
                 for at in turns:

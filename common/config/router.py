@@ -54,6 +54,11 @@ class RouterConfig(Section, frozen=True):
     `run_dir`. Workers report to all routers; a gateway uses the first that answers."""
     warm_idle_ms: Milliseconds = 60_000.0
     """Time without a request after which a warm worker that was woken sleeps again."""
+    prefetch_queued: Annotated[int, Meta(ge=0, le=64)] = 5
+    """How many of the requests that are next in the queue of a model are prefetched: the worker
+    that will probably compute the prompt brings its beginning to the memory of its store meanwhile,
+    out of another worker's store. It needs workers with `[kv.store]`; 0 turns
+    it off."""
     remote_prefill: RemotePrefill = "auto"
     """Whether a prompt is computed on a prefill worker: `auto` where measured rates predict a lower
     latency, or `always`, or `never`."""

@@ -157,6 +157,12 @@ class Engine(Protocol):
         nothing is, that D is told so at once. Never waits."""
         ...
 
+    def prefetch(self, request: EngineRequest) -> None:
+        """The request waits in the router's queue and will probably be added: the beginning of its
+        prompt is brought to the memory of the store from its `source`, if that costs nobody else
+        time. Never waits. `abort` takes it back."""
+        ...
+
     def adapters(self) -> tuple[AdapterStatus, ...]:
         """The LoRA adapters that requests may name, and those that could not be loaded."""
         ...

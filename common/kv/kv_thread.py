@@ -38,7 +38,6 @@ from common.kv.messages import (
     KvKeep,
     KvListening,
     KvOffer,
-    KvOrder,
     KvPull,
     KvRelease,
     KvStatus,
@@ -92,8 +91,7 @@ class KvThread:
         self.stopped = asyncio.Event()
         self._config = config
         self._identity = identity
-        self._on_end = on_end
-        self._on_status = on_status
+        self._on_end, self._on_status = on_end, on_status
         self._counters = HandoffCounters()
         self._log: Logger = structlog.get_logger("baton")
         self._refusals = Refusals(self._log, SystemClock())
@@ -183,6 +181,7 @@ class KvThread:
             made = self._identity, arena, sides, config, self._counters, self.now
             dropped = self.store_side.forget
             self.sharing = StoreSharing(*made, on_copied=self._tell_copied, on_dropped=dropped)
+            self.store_side.on_read = self.sharing.prefetches.on_read
             self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
 
     def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
@@ -222,6 +221,8 @@ class KvThread:
         self._schedule_tick()
 
     def _from_daemon(self, message: DaemonToKv) -> None:
+        if self.sharing is not None:
+            self.sharing.from_daemon(message)
         match message:
             case KvConnect():
                 self.receive_side.connect(message.kv_address)
@@ -229,8 +230,6 @@ class KvThread:
                 self.kept_streams.expect((message.request_id, message.attempt))
             case KvHandOver(ticket=ticket):
                 self.kept_streams.hand_over((ticket.request_id, message.kept_attempt), ticket)
-            case KvOrder() if self.sharing is not None:
-                self.sharing.order(message)
             case KvRelease():
                 self.release((message.request_id, message.attempt), message.reason)
         self._schedule_tick()

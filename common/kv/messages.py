@@ -14,6 +14,7 @@ from common.messages import (
     KvCounts,
     KvHold,
     KvReport,
+    KvSource,
     Message,
     StoreAction,
     Ticket,
@@ -217,6 +218,30 @@ class KvOrder(Message, frozen=True):
     prompts."""
 
 
+class KvPrefetch(Message, frozen=True):
+    """Daemon to its engine's KV thread: a request that will probably come here waits in the queue
+    of the router; get these blocks of its prompt to the memory of the store. No answer. `KvRelease`
+    takes it back."""
+
+    request_id: str
+    attempt: int
+    hashes: bytes
+    """As in `KvOffer`, as are the names, of which every block has one. What the engine has of the
+    prompt is left out."""
+    names: bytes
+    source: KvSource | None = None
+    """Out of whose store they may be pulled."""
+    source_blocks: int = 0
+    """How many of the blocks that store has, as far as the router knows."""
+
+
+class KvArrived(Message, frozen=True):
+    """Daemon to its engine's KV thread: the request of a `KvPrefetch` is here now. No answer."""
+
+    request_id: str
+    attempt: int
+
+
 class KvListening(Message, frozen=True):
     """KV thread to daemon, once: the UCX listener is up."""
 
@@ -233,8 +258,8 @@ class KvListening(Message, frozen=True):
 
 
 class KvCopied(Message, frozen=True):
-    """KV thread to daemon: its store has blocks now that another worker offered. Told once of each;
-    what goes again, the engine's events tell."""
+    """KV thread to daemon: its store has blocks now that another worker offered, or that were
+    prefetched. Told once of each; what goes again, the engine's events tell."""
 
     hashes: bytes
     """As in `KvOffer`, as are the names, of which every block has one."""
@@ -292,5 +317,5 @@ KvPeerMessage = (
     | KvPing
     | KvPong
 )
-DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver | KvOrder
+DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver | KvOrder | KvPrefetch | KvArrived
 KvToDaemon = KvListening | KvDone | KvStatus | KvCopied

@@ -194,7 +194,7 @@ class KvService:
 
         def carry_out(kv: KvThread) -> None:
             if kv.sharing is not None:
-                kv.sharing.order(order)
+                kv.sharing.from_daemon(order)
 
         self._call(carry_out)
 

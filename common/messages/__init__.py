@@ -35,6 +35,7 @@ from common.messages.from_router import (
     OrderStore,
     Ping,
     Placed,
+    Prefetch,
     Prefill,
     Prefilled,
     Refused,

@@ -179,6 +179,19 @@ class Decode(Message, frozen=True):
     holder: KvHolder | None = None
 
 
+class Prefetch(Message, frozen=True):
+    """Router to worker: this request waits in the queue, and its prompt will probably be computed
+    there. The worker may bring the beginning of the prompt to the memory of its store meanwhile. No
+    answer. `Abort` takes it back, and so does the time."""
+
+    request_id: str
+    attempt: int
+    #: As the second frame of `Prefill`.
+    body: bytes
+    #: Out of whose store it may be pulled.
+    source: KvSource | None = None
+
+
 class Move(Message, frozen=True):
     """Router to D: end this stream after its last token with the error `moved`, so that its gateway
     continues it elsewhere, and keep its KV for a while. Answered by `Ended`. Idempotent."""
@@ -261,6 +274,7 @@ RouterToWorker = (
     | Wake
     | OrderAdapter
     | OrderStore
+    | Prefetch
 )
 """What a worker decodes from a router."""
 

@@ -176,6 +176,15 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     offers_skipped: Count = 0
     #: Blocks in the memory of the store that an operator keeps there now; no count.
     store_pinned: Count = 0
+    #: Blocks that came to the memory of the store because their request would probably come, those
+    #: of them that an engine then read, and those that were let go unread.
+    prefetched: Count = 0
+    prefetch_used: Count = 0
+    prefetch_wasted: Count = 0
+    #: Blocks that were not prefetched, because there was no room for them.
+    prefetch_skipped: Count = 0
+    #: Requests that came before all of their blocks had.
+    prefetch_late: Count = 0
 
 
 class KvHold(msgspec.Struct, frozen=True, kw_only=True):

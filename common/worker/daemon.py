@@ -40,6 +40,7 @@ from common.messages import (
     OrderAdapter,
     OrderStore,
     Ping,
+    Prefetch,
     Prefill,
     Refused,
     Role,
@@ -269,7 +270,7 @@ class Worker:
                 self._announce_attempt(link, message)
             elif isinstance(message, Abort | Move | HandOver):
                 self.handle(message)
-            elif isinstance(message, Wake | OrderStore):
+            elif isinstance(message, Wake | OrderStore | Prefetch):
                 self._commands.put(message)
             elif isinstance(message, OrderAdapter):
                 self._adapters.order(message)

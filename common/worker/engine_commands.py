@@ -3,7 +3,8 @@
 Theory of operation: these calls must be awaited. They go through one queue and one task, so that an
 abort never overtakes its add, and no request reaches an engine that sleeps. The core's table bounds
 the queue. A warm worker falls asleep before it says Hello, and then sleeps and wakes as the router
-says (`Wake`). A request that comes to one that sleeps wakes it, whatever the router ordered last.
+says (`Wake`). One that sleeps prefetches nothing. A request that comes to one that sleeps wakes it,
+whatever the router ordered last.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from common.clock import Clock
-from common.engine.port import Engine
-from common.errors import BatonError, Code
-from common.messages import OrderStore, Wake, WarmState
+from common.engine.port import Engine, EngineRequest
+from common.errors import BatonError, Code, WireError
+from common.messages import OrderStore, Prefetch, Role, Wake, WarmState
+from common.net.wire import decode_body, unpack_ids
 from common.worker.actions import (
     AbortInEngine,
     AddToEngine,
@@ -24,7 +26,7 @@ from common.worker.actions import (
     WorkerCore,
 )
 
-Command: TypeAlias = AddToEngine | AbortInEngine | HandOverKept | Wake | OrderStore
+Command: TypeAlias = AddToEngine | AbortInEngine | HandOverKept | Wake | OrderStore | Prefetch
 
 
 class EngineCommands:
@@ -77,6 +79,8 @@ class EngineCommands:
                     self._engine.hand_over(command.ticket, command.kept_attempt)
                 case OrderStore() as order:
                     self._engine.order_store(order)
+                case Prefetch() as message if not self.asleep:
+                    self._prefetch(message)
                 case Wake(on=True):
                     await self._wake()
                 case Wake(on=False) if self._warm and not self.asleep and not self._core.active:
@@ -93,6 +97,26 @@ class EngineCommands:
                 raise
             key = (request.request_id, request.attempt)
             self._refused(EngineRefused(*key, error.code, error.message))
+
+    def _prefetch(self, message: Prefetch) -> None:
+        """What cannot be decoded is not prefetched: the request itself will be refused."""
+        try:
+            body = decode_body(message.body)
+        except WireError:
+            return
+        self._engine.prefetch(
+            EngineRequest(
+                request_id=message.request_id,
+                attempt=message.attempt,
+                role=Role.PREFILL,
+                prompt_ids=unpack_ids(body.prompt_ids),
+                sampling=body.sampling,
+                source=message.source,
+                cache_salt=body.cache_salt,
+                images=body.images,
+                adapter=body.adapter,
+            )
+        )
 
     async def _wake(self) -> None:
         if self.asleep:

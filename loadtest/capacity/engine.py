@@ -2,7 +2,8 @@
 
 Theory of operation: what a step computes is settled when it begins: a token for each stream, and
 prompts in order of arrival up to `chunk_tokens`, each without the leading blocks that the prefix
-cache has when its computation begins. A job that arrives meanwhile waits for the end of the step.
+cache has when its computation begins. What a store has more of it is loaded before that, while the
+engine goes on. A job that arrives meanwhile waits for the end of the step.
 The step that computes a prompt's end makes its first token. Steps that are all alike (streams only)
 are one jump up to the next end of a stream; an arrival cuts the jump at the end of the step it
 falls into. So a thousand tokens cost two events, and no latency is rounded.
@@ -39,6 +40,8 @@ class Job:
     blocks: Sequence[bytes] = ()
     #: Leading tokens that this worker's cache had.
     cached: int = 0
+    #: Leading tokens that came out of a store.
+    loaded: int = 0
     #: On a prefill worker: leading tokens that the decode worker's cache had.
     elsewhere: int = 0
     #: On a prefill worker: identity of the decode worker that takes the KV.
@@ -92,7 +95,7 @@ class Engine:
         self.itl: dict[float, float] = {}
         #: Tokens of the prompts whose computation began.
         self.prompt_tokens = 0
-        #: Those of them that the prefix cache had.
+        #: Those of them that the prefix cache or a store had.
         self.cached_tokens = 0
         self._cache = PrefixCache(profile.kv_blocks if profile.prefix_cache else 0)
         self._profile = profile
@@ -114,9 +117,13 @@ class Engine:
         return len(self._streams) + len(self._joining)
 
     def prompt(self, job: Job) -> None:
-        """To be computed, as far as it is not cached."""
-        self._prompts.append(_Prompt(job))
-        self._arrived()
+        """To be computed, as far as it is neither cached nor stored."""
+        job.loaded = self._profile.stored_tokens(job.arrival.prompt)
+        seconds = self._profile.load_seconds(job.loaded - self.cached(job))
+        if seconds:
+            self._time.at(self._time.now + seconds, lambda: self._enter(job))
+        else:
+            self._enter(job)
 
     def stream(self, job: Job, tokens: int) -> None:
         """`reached` when it made so many tokens, from the next step on."""
@@ -147,6 +154,10 @@ class Engine:
             done = min(jump.steps - 1, int((self._time.now - jump.began) / jump.step))
             self._count(jump._replace(steps=done))
             self._jump = jump._replace(began=jump.began + done * jump.step, steps=jump.steps - done)
+
+    def _enter(self, job: Job) -> None:
+        self._prompts.append(_Prompt(job))
+        self._arrived()
 
     def _arrived(self) -> None:
         if self._settling:
@@ -194,7 +205,7 @@ class Engine:
 
     def _turn(self, job: Job) -> int:
         """The prompt's tokens to compute."""
-        job.cached = self.cached(job)
+        job.cached = max(self.cached(job), job.loaded)
         self._cache.add(job.blocks)
         self.prompt_tokens += job.arrival.prompt
         self.cached_tokens += job.cached

@@ -46,6 +46,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     control_ms: NotNegative = 0.3
     #: Workers keep the KV of earlier prompts and compute only the rest of a prompt.
     prefix_cache: bool = True
+    #: Share of each prompt, from its beginning on, that a store below the engine or beside it has
+    #: (`[kv.store]`); not measured. 0 = there is no store.
+    store_hit_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    #: At this rate KV comes out of it, from the own memory or disk or by a pull, while the engine
+    #: goes on with other requests.
+    store_bytes_per_s: Positive = 1e9
     #: (tokens, milliseconds) of a prefill.
     prefill_curve: Curve = ()
     #: (batch, milliseconds) of a decode step.
@@ -80,6 +86,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def chunk_seconds(self, chunk: int, prompt: int, cached: int) -> float:
         """What a chunk of a prompt's rest adds to a step."""
         return self.prompt_seconds(prompt, cached) * chunk / (prompt - cached)
+
+    def stored_tokens(self, prompt: int) -> int:
+        """Leading tokens in whole blocks that a store has of a prompt; its last one never."""
+        return int(self.store_hit_share * (prompt - 1)) // self.block_tokens * self.block_tokens
+
+    def load_seconds(self, tokens: int) -> float:
+        """Until so many tokens have come out of a store."""
+        return max(0, tokens) * self.kv_bytes_per_token / self.store_bytes_per_s
 
     def first_step_seconds(self, batch: int) -> float:
         """Of streams alone in D's engine whose KV came from P."""

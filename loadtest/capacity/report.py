@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     decode_utilization: float
     #: Mean batch of a working decode engine.
     decode_batch: float
-    #: Share of the prompt tokens that the prefix caches had.
+    #: Share of the prompt tokens that the prefix caches or stores had.
     cached_share: float
     local_prefills: int
     virtual_seconds: float

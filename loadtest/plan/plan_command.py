@@ -81,7 +81,7 @@ def plan_one(chosen: argparse.Namespace) -> Plan | int:
     none."""
     reading = Reading(str(chosen.trace))
     try:
-        profile = within_data(load_profile(chosen.profile))
+        profile = _with_store(within_data(load_profile(chosen.profile)), chosen)
         load = TargetLoad(list(_arrivals(chosen, reading)), parse_slo(chosen.slo))
         if not (load.slo.ttft_ms or load.slo.tpot_ms):
             raise ConfigError("--slo", "say what a good answer is: ttft=MS,itl=MS")
@@ -116,10 +116,9 @@ def _plan(
     sentence = search.reason(found, taken, target)
     changes = search.sensitivity(found, taken, profile, load, _print_progress)
     print("\n".join(_sensitivity(changes)))
-    if profile.prefix_cache:
-        print(
-            f"prefix cache: {taken.cached_share * 100:.0f} % of prompt tokens in {taken.shape.name}"
-        )
+    if profile.prefix_cache or profile.store_hit_share:
+        what = "prefix cache and store" if profile.store_hit_share else "prefix cache"
+        print(f"{what}: {taken.cached_share * 100:.0f} % of prompt tokens in {taken.shape.name}")
     print(sentence)
     plan = Plan(sentence=sentence, taken=taken, found=found, sensitivity=changes)
     if chosen.json:
@@ -127,6 +126,18 @@ def _plan(
     if chosen.png:
         chosen.png.write_bytes(chart.plan(found, changes, target, sentence))
     return plan
+
+
+def _with_store(profile: Profile, chosen: argparse.Namespace) -> Profile:
+    """Raises ConfigError."""
+    changes: dict[str, float] = {}
+    if chosen.store_hits is not None:
+        if not 0 <= chosen.store_hits <= 1:
+            raise ConfigError("--store-hits", "a share of each prompt, from 0 to 1")
+        changes["store_hit_share"] = chosen.store_hits
+    if chosen.store_rate is not None:
+        changes["store_bytes_per_s"] = chosen.store_rate * (1 << 20)
+    return msgspec.structs.replace(profile, **changes)
 
 
 def _arrivals(chosen: argparse.Namespace, reading: Reading) -> Iterator[Arrival]:
@@ -163,6 +174,12 @@ def _head(chosen: argparse.Namespace, profile: Profile, load: TargetLoad) -> Ite
     yield f"load     {what}: {len(load.arrivals)} requests at {rate:.2f}/s; SLO {shown(load.slo)}"
     measured = profile.about.get("machine", "assumed numbers, not measured ones")
     yield f"profile  {measured}"
+    if profile.store_hit_share:
+        rate = profile.store_bytes_per_s / (1 << 20)
+        yield (
+            f"store    {profile.store_hit_share:.0%} of each prompt, out of stores at {rate:.0f} "
+            "MiB/s: assumed, not measured"
+        )
     if not profile.prefix_cache:
         yield "         prompts are computed whole: these workers cache no prefixes"
     yield ""
@@ -219,6 +236,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=count, default=1_000, help="the first so many (1000)")
     add("--slo", required=True, help="ttft=MS,itl=MS")
     add("--attainment", type=positive, default=0.95, help="share that must meet it (0.95)")
+    add("--store-hits", type=float, metavar="SHARE", help="of each prompt, in [kv.store] (0)")
+    add("--store-rate", type=positive, metavar="MIB_S", help="at which it comes out of it (954)")
     add("--workers", type=count, default=16, help="the largest fleet (16)")
     add("--price", type=positive, default=1.0, help="of one worker for an hour (1)")
     add("--model", default="", metavar="PATH", help="prints its KV size formula")

@@ -137,10 +137,12 @@ class Demand(NamedTuple):
 
 def demand(profile: Profile, load: TargetLoad) -> Demand:
     """Rather too little than too much: where workers cache prefixes, as if there were one cache
-    that had all earlier prompts."""
+    that had all earlier prompts. What stores have is there, too."""
     rate = len(load.arrivals) / load.span
     cached = known(load.arrivals) if profile.prefix_cache else repeat(0)
-    seconds = fmean(map(profile.prompt_seconds, (a.prompt for a in load.arrivals), cached))
+    prompts = [arrival.prompt for arrival in load.arrivals]
+    there = map(max, cached, map(profile.stored_tokens, prompts))
+    seconds = fmean(map(profile.prompt_seconds, prompts, there))
     mean = fmean(a.prompt + a.output for a in load.arrivals)
     tokens = profile.kv_blocks * profile.block_tokens
     need = kv_need(round(mean), profile.block_tokens, profile.kv_groups)

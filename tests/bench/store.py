@@ -1,10 +1,12 @@
 """What the store gives: the first token of a long prompt out of host memory, and out of another
 worker's, against computing it. And what it costs where nothing ever comes back: the same prompts
-with and without it, in turns.
+on a worker with it and on one without, in turns.
 
-They run on decode workers with real vLLM that compute their prompts themselves. `BATON_BENCH_MODEL`
-names a checkpoint to use in place of the embedded model, which is so small that computing with it
-costs little. `store_disk.py` does the same of the disk below it.
+They run on decode workers with real vLLM that compute their prompts themselves, with a model of 101
+million random parameters, for which computing costs something. `BATON_BENCH_MODEL` names a
+checkpoint to use in its place. The embedded model, with which a prompt costs next to nothing, shows
+the greatest share that the cost can have. `store_disk.py` does the same of the disk below it, and
+`store_paths.py` of the copies alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -25,21 +27,48 @@ from common.config import from_mapping
 from common.engine.open import open_engine
 from common.engine.port import EngineRequest
 from common.messages import KvCounts, KvSource, Role, Sampling
+from common.model.embedded import EMBEDDED_MODEL_NAME, ensure_embedded_model
+from common.model.weights import Recipe
 from common.process.lifecycle import Tasks
 from tests.e2e.engine.pair import ENGINE, Worker, until
 
-MODEL = os.environ.get("BATON_BENCH_MODEL", "baton-tiny")
-CACHE_MIB = int(os.environ.get("BATON_BENCH_CACHE_MIB", "24"))
-"""Little more than one prompt, so that each lets the one before go."""
+PARAMETERS = Recipe(
+    hidden=1536,
+    intermediate=4096,
+    heads=24,
+    kv_heads=8,
+    head_dim=64,
+    std_head=0.06,
+    std_query_key=0.08,
+    std_value_output=0.05,
+    std_mlp=0.03,
+)
+"""A hundred million, as wide as the embedded model's where a row is longer."""
 RAM_MIB = int(os.environ.get("BATON_BENCH_RAM_MIB", "512"))
-PREFIX, TAIL, PROMPTS = 4000, 50, 8
-OTHER, OUTPUTS, REQUESTS, AT_ONCE = 500, 64, 96, 8
-SINGLES = 40
+PREFIX, TAIL, PROMPTS = 4000, 50, 3
+AT_ONCE = 8
+SETTLE_S = 60.0
 
 Use = Callable[..., Coroutine[Any, Any, None]]
+Sizes = dict[str, Any]
+
+
+class Load(NamedTuple):
+    """What is asked where nothing comes back."""
+
+    prompt_tokens: int
+    output_tokens: int
+    #: Of each round on each of the two workers.
+    singles: int
+    together: int
+    rounds: int
+
+
+LARGE, EMBEDDED = Load(250, 32, 5, 16, 2), Load(500, 64, 20, 48, 4)
 
 
 def main() -> None:
+    model = large_model()
     cold: list[float] = []
     warm: list[float] = []
 
@@ -53,36 +82,24 @@ def main() -> None:
         read = counts_of(worker).store_read
         print(f"{PROMPTS} prompts of {PREFIX} tokens; {read} blocks came out of the store")
 
-    on_worker({"ram_mib": RAM_MIB}, long_prompts)
+    on_workers(model, {"d0": {"ram_mib": RAM_MIB}}, long_prompts)
     computed, loaded = statistics.median(cold), statistics.median(warm)
     print(f"first token, computed {computed:.0f} ms, from the store {loaded:.0f} ms")
     print(f"ratio {loaded / computed:.3f}")
 
-    pulled_ms = pulled()
+    pulled_ms = pulled(model)
     print(f"first token, pulled from another worker's store {pulled_ms:.0f} ms")
-    print(f"ratio {pulled_ms / computed:.3f}")
+    print(f"ratio {pulled_ms / computed:.3f}", flush=True)
 
-    rates: dict[int, list[float]] = {0: [], RAM_MIB: []}
-    firsts: dict[int, list[float]] = {0: [], RAM_MIB: []}
-
-    for ram_mib in (0, RAM_MIB, RAM_MIB, 0):
-
-        async def unique_prompts(worker: Worker, ram_mib: int = ram_mib) -> None:
-            draw = random.Random(2)
-            await first_token_ms(worker, text(draw, OTHER))
-            singles = [await first_token_ms(worker, text(draw, OTHER)) for _ in range(SINGLES)]
-            firsts[ram_mib].append(statistics.median(singles))
-            rates[ram_mib].append(await tokens_per_s(worker, draw))
-
-        with tempfile.TemporaryDirectory() as folder:
-            on_worker(sizes_of(ram_mib, folder), unique_prompts)
-    for name, values in (("tokens/s", rates), ("first token, ms", firsts)):
-        without, with_store = values[0], values[RAM_MIB]
-        print(f"nothing comes back: {name} without {shown(without)}, with {shown(with_store)}")
-        print(f"ratio {statistics.mean(with_store) / statistics.mean(without):.3f}")
+    nothing_comes_back(model, "the large model", LARGE)
+    nothing_comes_back(EMBEDDED_MODEL_NAME, "the embedded model", EMBEDDED)
 
 
-def pulled() -> float:
+def large_model() -> str:
+    return os.environ.get("BATON_BENCH_MODEL") or str(ensure_embedded_model(recipe=PARAMETERS))
+
+
+def pulled(model: str) -> float:
     """Milliseconds to the first token of prompts whose prefix another worker has stored."""
     times: list[float] = []
 
@@ -98,25 +115,68 @@ def pulled() -> float:
         )
         worker.engine.connect_kv(info.kv_address)
         await first_token_ms(worker, text(draw, PREFIX))
+        blocks = PREFIX // info.capacity.block_tokens
         for _ in range(PROMPTS):
             prefix = text(draw, PREFIX)
             held = counts_of(other).store_written
             await first_token_ms(other, prefix + text(draw, TAIL))
-            blocks = PREFIX // info.capacity.block_tokens
             await until(lambda: counts_of(other).store_written >= held + blocks)  # noqa: B023
             times.append(await first_token_ms(worker, prefix + text(draw, TAIL), source))
         await until(lambda: counts_of(worker).store_pulled >= PROMPTS * blocks)
 
-    on_worker({"ram_mib": RAM_MIB}, long_prompts, "d0", "d1")
+    size = {"ram_mib": RAM_MIB}
+    on_workers(model, {"d0": size, "d1": size}, long_prompts)
     return statistics.median(times)
+
+
+def nothing_comes_back(model: str, which: str, load: Load) -> None:
+    """Prints what both tiers cost: two workers side by side, one without a store, asked in turns;
+    each round begins with the other."""
+    firsts: tuple[list[float], list[float]] = ([], [])
+    rates: tuple[list[float], list[float]] = ([], [])
+
+    async def unique_prompts(*workers: Worker) -> None:
+        draw = random.Random(2)
+        for worker in workers:
+            await first_token_ms(worker, text(draw, load.prompt_tokens))
+        for number in range(load.rounds):
+            turns = (0, 1) if number % 2 else (1, 0)
+            for _ in range(load.singles):
+                for at in turns:
+                    firsts[at].append(
+                        await first_token_ms(workers[at], text(draw, load.prompt_tokens))
+                    )
+                    await settled(workers[1])
+            for at in turns:
+                rates[at].append(await tokens_per_s(workers[at], draw, load))
+                await settled(workers[1])
+
+    with tempfile.TemporaryDirectory() as folder:
+        both = {"ram_mib": RAM_MIB, "disk_mib": 2 * RAM_MIB, "path": folder}
+        on_workers(model, {"d0": {}, "d1": both}, unique_prompts)
+    print(f"nothing comes back, {which}, prompts of {load.prompt_tokens} tokens:")
+    for name, (without, with_store) in (("tokens/s", rates), ("first token, ms", firsts)):
+        before, after = statistics.median(without), statistics.median(with_store)
+        spread = statistics.stdev(without) / before
+        print(
+            f"{name} without {before:.1f} (one run to the next {spread:.1%}), with {after:.1f}, "
+            f"difference {after - before:+.2f}"
+        )
+        print(f"ratio {after / before:.3f}", flush=True)
+
+
+async def settled(worker: Worker) -> None:
+    """What this worker's store writes behind is not to slow the other worker's turn."""
+
+    def all_written() -> bool:
+        counts = counts_of(worker)
+        return counts.store_disk_written + counts.store_disk_skipped >= counts.store_written
+
+    await until(all_written, SETTLE_S)
 
 
 def text(draw: random.Random, tokens: int) -> list[int]:
     return [draw.randint(10, 250) for _ in range(tokens)]
-
-
-def shown(values: list[float]) -> str:
-    return " and ".join(f"{value:.1f}" for value in values)
 
 
 def counts_of(worker: Worker) -> KvCounts:
@@ -124,32 +184,30 @@ def counts_of(worker: Worker) -> KvCounts:
     return status.counts if status is not None else KvCounts()
 
 
-def sizes_of(ram_mib: int, folder: str) -> dict[str, Any]:
-    """With both tiers, or without a store."""
-    return {"ram_mib": ram_mib, "disk_mib": 2 * ram_mib, "path": folder}
-
-
-def on_worker(sizes: dict[str, Any], use: Use, *names: str, kill: bool = False) -> None:
-    """Opens decode workers of these names, or one, for this use. `sizes`: of their stores. `kill`:
-    their engines are killed with SIGKILL at the end."""
-    names = names or ("d0",)
+def on_workers(model: str, sizes: dict[str, Sizes], use: Use, *, kill: bool = False) -> None:
+    """Opens decode workers for this use. `sizes`: of the store of each, by its name. `kill`: their
+    engines are killed with SIGKILL at the end."""
+    cache_mib = 24 if model == EMBEDDED_MODEL_NAME else 80
     with tempfile.TemporaryDirectory() as folder:
-        engine = {**ENGINE, "kv_cache_mib": CACHE_MIB, "max_num_seqs": AT_ONCE}
+        # Little more than one prompt, so that each lets the one before go.
+        engine = {**ENGINE, "kv_cache_mib": cache_mib, "max_num_seqs": AT_ONCE}
         config = from_mapping(
             {
                 "fleet": {"run_dir": str(Path(folder))},
-                "model": {"path": MODEL, "dtype": "float32", "max_model_len": 4096},
-                "decode": {name: {"engine": engine, "kv": {"store": sizes}} for name in names},
-                "router": {"mode": "single"},
+                "model": {"path": model, "dtype": "float32", "max_model_len": 4096},
+                "decode": {
+                    name: {"engine": engine, "kv": {"store": size}} for name, size in sizes.items()
+                },
+                "router": {"mode": "single" if len(sizes) == 1 else "replicated"},
             }
         )
         before = set(psutil.Process().children(recursive=True))
-        workers = [Worker(open_engine(config, Role.DECODE, name, f"inc-{name}")) for name in names]
+        workers = [Worker(open_engine(config, Role.DECODE, name, f"inc-{name}")) for name in sizes]
         opened = set(psutil.Process().children(recursive=True)) - before
 
         async def body() -> None:
             tasks = Tasks()
-            for name, worker in zip(names, workers, strict=True):
+            for name, worker in zip(sizes, workers, strict=True):
                 tasks.start(name, worker.listen())
             await use(*workers)
             await tasks.cancel_all()
@@ -181,14 +239,14 @@ async def first_token_ms(
     return (time.monotonic() - began) * 1000
 
 
-async def tokens_per_s(worker: Worker, draw: random.Random) -> float:
+async def tokens_per_s(worker: Worker, draw: random.Random, load: Load) -> float:
     room = asyncio.Semaphore(AT_ONCE)
-    prompts = [text(draw, OTHER) for _ in range(REQUESTS)]
+    prompts = [text(draw, load.prompt_tokens) for _ in range(load.together)]
 
     async def one(prompt: list[int]) -> None:
         async with room:
-            await ask(worker, prompt, OUTPUTS)
+            await ask(worker, prompt, load.output_tokens)
 
     began = time.monotonic()
     await asyncio.gather(*(one(prompt) for prompt in prompts))
-    return REQUESTS * OUTPUTS / (time.monotonic() - began)
+    return load.together * load.output_tokens / (time.monotonic() - began)

@@ -44,6 +44,10 @@ class PlayedEngine:
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         self.asked.put_nowait(f"hand {ticket.request_id}#{kept_attempt} over to {ticket.decode}")
 
+    def prefetch(self, request: EngineRequest) -> None:
+        source = f" from {request.source.name}" if request.source is not None else ""
+        self.asked.put_nowait(f"prefetch {request.key} {request.prompt_ids}{source}")
+
     def adapters(self) -> tuple[AdapterStatus, ...]:
         return tuple(self.held)
 

@@ -142,6 +142,9 @@ class SimEngine:
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         self._service.hand_over(ticket, kept_attempt)
 
+    def prefetch(self, request: EngineRequest) -> None:
+        """It has no store."""
+
     def connect_kv(self, kv_address: str) -> None:
         """On D, begins to connect to this P's KV listener. Never waits."""
         self._service.connect(kv_address)

@@ -27,6 +27,7 @@ from common.engine.vllm.adapter_loader import lora_request
 from common.engine.vllm.args import engine_failed
 from common.engine.vllm.images import engine_input
 from common.engine.vllm.kv_events import PrefixWatch
+from common.engine.vllm.prefetch import PrefetchOrders
 from common.engine.vllm.sampling import logprobs_of, prompt_logprobs_of, sampling_params
 from common.errors import BatonError, Code, ConfigError
 from common.kv.daemon_link.ranks import RankSideChannels
@@ -80,6 +81,7 @@ class VllmEngine:
             capacity.kv_groups,
             stored_max=capacity.pull_blocks,
         )
+        self._prefetches = PrefetchOrders(processor, capacity, self._prefixes, side.send)
         stores = processor.vllm_config.cache_config.enable_prefix_caching
         #: Tokens of a block of the prefix cache; 0: the engine keeps none.
         self._stored_block = info.capacity.block_tokens if stores else 0
@@ -91,8 +93,7 @@ class VllmEngine:
         self._probe = Probe(self._ask, clock)
         #: Ends of handoffs that `next_batch` has not returned yet.
         self._ended: list[KvDone] = []
-        self._attached = False
-        self._closed = False
+        self._attached, self._closed = False, False
 
     @property
     def info(self) -> EngineInfo:
@@ -133,6 +134,7 @@ class VllmEngine:
         if not self._active:
             self._stepped_at = self._clock()
         self._active[request.key] = replace(request, images=())
+        self._prefetches.arrived(request.request_id, request.attempt)
         try:
             await self._client.add_request_async(core_request)
         except EngineDeadError as error:
@@ -170,8 +172,11 @@ class VllmEngine:
         self._attach()
         self._side.send(KvHandOver(ticket=ticket, kept_attempt=kept_attempt))
 
+    def prefetch(self, request: EngineRequest) -> None:
+        self._attach()
+        self._prefetches.order(request)
+
     def connect_kv(self, kv_address: str) -> None:
-        """On D, begins to connect to this P's KV listener. Never waits."""
         self._attach()
         self._side.send(KvConnect(kv_address=kv_address))
 

@@ -134,6 +134,13 @@ class PrefixWatch:
         """As in `KvOrder`, of the blocks with these names that the store has."""
         return self._in_store.ends_of(_split(names, NAME_BYTES))
 
+    def cached(self, hashes: Sequence[bytes]) -> int:
+        """How many of these blocks, in a prompt's order, the engine's cache has without a gap."""
+        for number, block_hash in enumerate(hashes):
+            if published(block_hash) not in self._ours:
+                return number
+        return len(hashes)
+
     def deltas(self, *, whole: bool = False) -> Iterator[PrefixDelta]:
         """What changed since the last call, in bounded messages; with `whole` all that is there,
         for a router that knows nothing."""

@@ -52,10 +52,15 @@ class HandoffCounters:
     store_offered: int = 0
     offers_skipped: int = 0
     store_pinned: int = 0
+    prefetched: int = 0
+    prefetch_used: int = 0
+    prefetch_wasted: int = 0
+    prefetch_skipped: int = 0
+    prefetch_late: int = 0
 
     def count_received(self, report: KvReport, error: str, *, pull: bool = False) -> None:
         """A receive ended, of a handoff or of a `pull` from a store."""
-        self._count_transfer(report)
+        self.count_transfer(report)
         if pull:
             self.store_pulled += 0 if error else report.blocks
             self.pulls_failed += bool(error) and error != Code.CANCELLED
@@ -68,11 +73,12 @@ class HandoffCounters:
 
     def count_copied(self, report: KvReport, error: str) -> None:
         """A receive ended of blocks that another worker had offered."""
-        self._count_transfer(report)
+        self.count_transfer(report)
         self.store_copied += 0 if error else report.blocks
         self.copies_failed += bool(error) and error != Code.CANCELLED
 
-    def _count_transfer(self, report: KvReport) -> None:
+    def count_transfer(self, report: KvReport) -> None:
+        """A receive ended, of whatever."""
         self.bytes_in += report.payload_bytes
         self.retries += report.retries - report.refetches
         self.refetches += report.refetches

@@ -4,7 +4,8 @@ Theory of operation: another worker tells which blocks its store has (`KvOffer`)
 lacks gets a slot, as far as there is room, and is pulled by the hashes as any pull is: with the
 same transfer, credits, digests, retries and time limit. It goes to the slots and not to an engine's
 blocks. When all has come verified, the slots are sealed, and can be found. What is refused, damaged
-or lost frees its slots, and is counted. Every offer is answered once, with how many of its leading
+or lost frees its slots, and is counted. What this worker wants ahead of need (`prefetches.py`)
+comes in the same way, without an offer. Every offer is answered once, with how many of its leading
 blocks are here now; so whoever offers knows how far behind this holder is, and waits for it.
 
 At most `COPIES_MAX` pulls are under way, and one while handoffs are, because somebody waits for
@@ -15,7 +16,7 @@ engine.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,12 +68,16 @@ class Receives(Protocol):
 
 @dataclass(slots=True)
 class _Copy:
-    """One offer whose blocks are being pulled."""
+    """Blocks that are being pulled."""
 
-    channel: Channel
-    offer: KvOffer
-    #: The blocks that are pulled, by the slot that each goes to.
-    slots: dict[int, BlockName] = field(default_factory=dict)
+    #: By the slot that each goes to.
+    slots: dict[int, BlockName]
+    #: Is called when all have come, and when they do not.
+    ended: Callable[[], None]
+    #: Over which they were offered; None: they are wanted here.
+    channel: Channel | None = None
+    #: By which routers know the blocks, as far as the offer told.
+    names: Mapping[BlockName, bytes] = field(default_factory=dict)
 
 
 class StoreCopies:
@@ -124,6 +129,22 @@ class StoreCopies:
             self._waiting.append((channel, message))
             self.tick()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being received here that anybody waits for."""
+        return not (self._waiting or self._receives.fetching)
+
+    def fetch(
+        self, source: KvSource, names: Sequence[BlockName], ended: Callable[[], None]
+    ) -> bool:
+        """Pulls what the store lacks of these blocks out of the source's, and calls `ended` once.
+        False if there is nothing to pull, no room, or the source of another fingerprint."""
+        alike = source.fingerprint == self._identity.fingerprint
+        slots = self._slots_for(names) if alike else {}
+        if slots:
+            self._pull(source, _Copy(slots, ended))
+        return bool(slots)
+
     def on_channel_closed(self, channel: Channel) -> None:
         """Whoever offered over it is gone, and with it what it offered."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] is not channel)
@@ -141,10 +162,13 @@ class StoreCopies:
             if not ended.error:
                 self._arena.seal(slot, name)
             self.table.end_write(slot, self._clock(), whole=not ended.error)
-        self._counters.count_copied(report, ended.error)
+        if copy.channel is None:
+            self._counters.count_transfer(report)
+        else:
+            self._counters.count_copied(report, ended.error)
         if not ended.error:
             self._tell_names(copy)
-        self._answer(copy.channel, copy.offer)
+        copy.ended()
         self.tick()
         return True
 
@@ -162,20 +186,24 @@ class StoreCopies:
         if not slots or peer is None:
             self._answer(channel, offer)
             return
-        self._serial += 1
-        identity = self._identity
-        key = copy_key(identity_of(identity.name, identity.incarnation), self._serial)
         source = KvSource(
             name=peer.name,
             incarnation=peer.incarnation,
-            fingerprint=identity.fingerprint,
+            fingerprint=self._identity.fingerprint,
             kv_address=offer.kv_address,
             tokens=0,
         )
+        names = dict(zip(names_of(offer), _split(offer.names), strict=False))
+        self._pull(source, _Copy(slots, lambda: self._answer(channel, offer), channel, names))
+
+    def _pull(self, source: KvSource, copy: _Copy) -> None:
+        identity, slots = self._identity, copy.slots
+        self._serial += 1
+        key = copy_key(identity_of(identity.name, identity.incarnation), self._serial)
         hashes = b"".join(name.block_hash for name in slots.values())
-        self._copies[key] = _Copy(channel, offer, slots)
         spec = pull_spec(self._config, self._shape, hashes, len(slots), self._clock())
         ticket = own_ticket(identity, key, source)
+        self._copies[key] = copy
         self._receives.fetch(ticket, spec, list(slots), self._packing)
 
     def _slots_for(self, names: Sequence[BlockName], owner: bytes) -> dict[int, BlockName]:
@@ -207,7 +235,7 @@ class StoreCopies:
         return self.below is not None and name in self.below
 
     def _tell_names(self, copy: _Copy) -> None:
-        names = dict(zip(names_of(copy.offer), _split(copy.offer.names), strict=False))
+        names = copy.names
         told = [(name.block_hash, names[name]) for name in copy.slots.values() if name in names]
         if told:
             hashes, ours = (b"".join(parts) for parts in zip(*told, strict=True))

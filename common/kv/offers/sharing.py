@@ -7,10 +7,21 @@ from collections.abc import Callable
 from common.config import KvConfig
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
-from common.kv.messages import KvCopied, KvOffer, KvOrder, KvPull, KvTaken
+from common.kv.messages import (
+    DaemonToKv,
+    KvArrived,
+    KvCopied,
+    KvOffer,
+    KvOrder,
+    KvPrefetch,
+    KvPull,
+    KvRelease,
+    KvTaken,
+)
 from common.kv.offers.copies import StoreCopies
 from common.kv.offers.offered import StoreOffers
 from common.kv.offers.orders import StoreOrders
+from common.kv.offers.prefetches import StorePrefetches
 from common.kv.offers.pulls import StorePulls, refuse_pull
 from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.receive import ReceiveSide
@@ -28,7 +39,7 @@ CHECKPOINTS_MAX = 256
 
 
 class StoreSharing:
-    """Pulls by others, copies for others, and copies of what others have."""
+    """Pulls by others, copies for others, copies of what others have, and what is prefetched."""
 
     def __init__(
         self,
@@ -53,29 +64,41 @@ class StoreSharing:
         answer_s = ANSWER_PULLS * config.store.pull_ms / 1000
         open_channel = receive_side.open_channel
         self.offers = StoreOffers(arena.block_bytes, answer_s, counters, clock, open_channel)
+        slots = arena.bytes.nbytes // arena.block_bytes
+        self.prefetches = StorePrefetches(
+            self.copies, arena.block_bytes, slots, counters, clock, on_copied=on_copied
+        )
         receive_side.on_taken = self.offers.on_taken
 
     def __len__(self) -> int:
         """What is under way; pulls by others only as long as they wait for the disk, because they
         are offers of the send side then."""
-        return len(self.copies) + len(self.offers) + self.pulls.waiting
+        return len(self.copies) + len(self.offers) + len(self.prefetches) + self.pulls.waiting
 
     def share(self, table: StoreTable, below: Promotions | None = None) -> None:
         """What the store holds, by its owner. `below`: what else it has on a disk."""
-        self.pulls.table = self.copies.table = table
+        self.pulls.table = self.copies.table = self.prefetches.table = table
         self.pulls.below = self.copies.below = below
         self._orders = StoreOrders(table, below, self._on_dropped, self._clock)
 
-    def order(self, order: KvOrder) -> None:
-        """What an operator wants of some blocks. Before the store has an owner there are none."""
-        if self._orders is not None:
-            self._orders.carry_out(order.action, order.ends)
 
     def on_message(self, channel: Channel, message: KvPull | KvOffer) -> None:
         if isinstance(message, KvPull):
             self.pulls.on_pull(channel, message)
         else:
             self.copies.on_offer(channel, message)
+
+    def from_daemon(self, message: DaemonToKv) -> None:
+        """What concerns no handoff of the message is ignored."""
+        match message:
+            case KvPrefetch():
+                self.prefetches.on_order(message)
+            case KvArrived():
+                self.prefetches.on_arrived(message)
+            case KvRelease():
+                self.prefetches.over((message.request_id, message.attempt))
+            case KvOrder() if self._orders is not None:
+                self._orders.carry_out(message.action, message.ends)
 
     def on_channel_closed(self, channel: Channel) -> None:
         self.pulls.on_channel_closed(channel)
@@ -95,6 +118,7 @@ class StoreSharing:
     def tick(self) -> None:
         self.copies.tick()
         self.offers.tick()
+        self.prefetches.tick()
 
 
 def refuse(send_side: SendSide, channel: Channel, message: KvPull | KvOffer) -> None:

@@ -111,6 +111,8 @@ class StoreSide:
     ) -> None:
         """`on_ended` is called on the KV thread when a load has ended, when all has, and when the
         counts have changed."""
+        #: Is told on the KV thread which slots the engine reads.
+        self.on_read: Callable[[int], None] = lambda slot: None  # noqa: ARG005
         self._arena = arena
         self._counters = counters
         self._loop = loop
@@ -241,6 +243,7 @@ class StoreSide:
         undamaged = self._arena.read(copy)
         self._counters.store_read += undamaged
         self._counters.store_damaged += not undamaged
+        self.on_read(copy.slot)
         with self._guard:
             if not undamaged:
                 self._results.damaged.append(copy.slot)

@@ -229,13 +229,16 @@ class StoreTable:
         return kept
 
     @_guarded
-    def end_read(self, slots: Sequence[int], now: float) -> None:
-        """The reader's copies of these slots have ended."""
+    def end_read(self, slots: Sequence[int], now: float, *, cold: bool = False) -> None:
+        """The reader's copies of these slots have ended. `cold`: they are the next to go."""
         for at in reversed(slots):
             slot = self._slots[at]
             slot.readers -= 1
             if slot.readers == 0 and slot.state is SlotState.READING:
                 self._become_ready(at, now)
+                if cold:
+                    self._slots[at].expires = self._slots[next(iter(self._unread))].expires
+                    self._unread.move_to_end(at, last=False)
             elif slot.readers == 0:
                 self._forget(at)
 

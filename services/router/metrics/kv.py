@@ -33,6 +33,11 @@ COUNTS = {
         "KV blocks that other holders have as offered by this worker",
     ),
     "offers_skipped": ("store_offers_skipped", "KV blocks that were not offered, or not taken"),
+    "prefetched": ("store_prefetched", "KV blocks brought to memory before their request came"),
+    "prefetch_used": ("store_prefetch_used", "Prefetched KV blocks that the engine then read"),
+    "prefetch_wasted": ("store_prefetch_wasted", "Prefetched KV blocks that nobody read in time"),
+    "prefetch_skipped": ("store_prefetch_skipped", "KV blocks not prefetched for want of room"),
+    "prefetch_late": ("store_prefetch_late", "Requests that came before their prefetch had ended"),
     "pulls_failed": ("store_pulls_failed", "Pulls that failed, so that the prompt was computed"),
 }
 STORE_COUNTS = {

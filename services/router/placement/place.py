@@ -13,6 +13,7 @@ in comprehensions and sorts no more workers than it shows.
 from __future__ import annotations
 
 from heapq import nsmallest
+from typing import NamedTuple
 
 from services.router.placement import governor
 from services.router.placement.pull import best_pull, pull_sentence
@@ -61,6 +62,27 @@ def place(
             )
         fitting = [view for view in fitting if view.fingerprint != decode.fingerprint]
     return WaitFor.PREFILL
+
+
+class Likely(NamedTuple):
+    """The worker that would compute a prompt, and whether it is a decode worker."""
+
+    view: WorkerView
+    local: bool
+
+
+def likely(
+    context: PlacementContext, decodes: Views, prefills: Views, policy: Policy
+) -> Likely | None:
+    """As `place` would choose if all workers had room; None if there is no decode worker."""
+    if not decodes:
+        return None
+    decode = _best(policy.decode_scores(context, decodes), list(decodes))[0][-1]
+    able = governor.decide(context, decode, prefills).eligible
+    if not able:
+        return Likely(decode, local=True)
+    scores = policy.prefill_scores(context, able, decode)
+    return Likely(_best(scores, list(able))[0][-1], local=False)
 
 
 def _decodes_with_room(request: ResourceRequest, views: Views) -> list[WorkerView]:

@@ -13,6 +13,7 @@ from common.messages import (
     PrefillEnded,
     PriorityClass,
 )
+from services.router.placement.prefetch import BODY_BYTES_MAX, Prefetched
 from services.router.placement.types import Placement, ResourceRequest, WaitFor
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import ATTEMPT_TABLE, AttemptEvent, AttemptState, next_state
@@ -94,6 +95,9 @@ class Attempt:
     waits_for: WaitFor | None = None
     #: How many later attempts were placed before it.
     passed_by: int = 0
+    #: Whether it was looked at before its turn, and which worker was told of it then; None: none.
+    looked_ahead: bool = False
+    prefetch: Prefetched | None = None
     #: Where it was placed, and why; None while it is queued.
     placement: Placement | None = None
     #: Whether its prefill worker may still hold KV for it.
@@ -140,6 +144,12 @@ class Attempt:
         if self.placement is None or self.placement.prefill is None:
             return ""
         return self.placement.prefill.identity
+
+    @property
+    def may_prefetch(self) -> bool:
+        """Whether a worker may be told of it before its turn. What moves brings its KV along."""
+        plain = not (self.moved_from or self.copies_at or self.request.local_reason)
+        return plain and bool(self.request.prefix) and len(self.body) <= BODY_BYTES_MAX
 
     @property
     def moving(self) -> bool:

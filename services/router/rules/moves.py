@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from common.blocks import streams_can_move
+from common.identity import name_of
 from common.messages import Introduce, Move, Role
 from common.model.adapters import name_of_adapter
 from services.router.events import Action, Note, Send
 from services.router.placement.fingerprint_mismatch import difference
-from services.router.placement.types import ResourceRequest, WorkerView
+from services.router.placement.types import Placement, ResourceRequest, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import AttemptState, WorkerState
@@ -310,3 +311,15 @@ def _would_fit(tables: Tables, victim: Attempt, first: Attempt) -> bool:
     total = first.request.total_tokens
     slot = view.requests <= view.requests_max
     return slot and view.kv_need(total) <= free and total <= view.max_model_len
+
+
+def with_target_told(tables: Tables, attempt: Attempt, choice: Placement) -> Placement:
+    """Says why it is not where its order wants it."""
+    target = attempt.came_by.target if attempt.came_by is not None else ""
+    source, wanted = tables.workers.get(attempt.moved_from), tables.workers.get(target)
+    if not target or choice.decode.identity == target:
+        return choice
+    why = f"{name_of(target)} is gone"
+    if source is not None and wanted is not None:
+        why = why_not_taken(tables, attempt, source, wanted) or why
+    return choice._replace(sentence=f"{choice.sentence}; not where it was to go: {why}")

@@ -8,17 +8,18 @@ about the head.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
 from common.errors import Code
-from common.identity import identity_of, name_of
-from common.messages import HandOver, KvHolder, Prefill, Role
+from common.identity import identity_of
+from common.messages import Abort, HandOver, KvHolder, Prefetch, Prefill, Role
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.fleet.pools import pool_for
 from services.router.fleet.prefixes import known_prefixes, remember_prefix, stored_prefixes
-from services.router.placement import checkpoint, place
+from services.router.placement import checkpoint, place, prefetch
 from services.router.placement.pull import source_of
 from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
 from services.router.records.attempt import Attempt
@@ -45,7 +46,37 @@ def place_waiting(tables: Tables, now: float) -> list[Action]:
         if step is None:
             break
         actions += step
+    return actions + _prefetch(tables, now)
+
+
+def _prefetch(tables: Tables, now: float) -> list[Action]:
+    """Tells workers of the next requests that they will probably get; each request is looked at
+    once. Nothing is known of any store while none has told what it has."""
+    memory, actions, prefills = tables.placement_memory, list[Action](), tables.snapshots.prefills()
+    for attempt in islice(tables.waiting.in_order(), tables.settings.prefetch_queued):
+        if attempt.looked_ahead or not len(memory.stored) or not attempt.may_prefetch:
+            continue
+        attempt.looked_ahead = True
+        decodes = _with_adapter(attempt.request.adapter, tables.snapshots.decodes())
+        context = _context(tables, attempt, now, any_prefill=bool(prefills))
+        chosen = prefetch.choose(context, decodes, prefills, memory.policy)
+        if chosen is None:
+            continue
+        attempt.prefetch, key = chosen, (attempt.request_id, attempt.number)
+        order = Prefetch(request_id=key[0], attempt=key[1], body=attempt.body, source=chosen.source)
+        actions.append(Send(chosen.identity, order))
     return actions
+
+
+def _end_prefetch(tables: Tables, attempt: Attempt, chosen: Placement) -> list[Action]:
+    """The worker that was told of this request need not wait for it if it goes elsewhere."""
+    told = attempt.prefetch
+    placed = {view.identity for view in (chosen.decode, chosen.prefill) if view is not None}
+    worker = tables.workers.get(told.identity) if told is not None else None
+    if told is None or told.identity in placed or worker is None or not worker.connected:
+        return []
+    abort = Abort(request_id=attempt.request_id, attempt=attempt.number, reason="placed elsewhere")
+    return [Send(told.identity, abort)]
 
 
 def _place_next(tables: Tables, now: float) -> list[Action] | None:
@@ -118,20 +149,8 @@ def _choose_for(
     for views in moves.preferences(attempt, decodes, source):
         choice = _choose(tables, views, prefills, context) if views else choice
         if isinstance(choice, Placement):
-            return _with_target_told(tables, attempt, choice)
+            return moves.with_target_told(tables, attempt, choice)
     return choice
-
-
-def _with_target_told(tables: Tables, attempt: Attempt, choice: Placement) -> Placement:
-    """Says why it is not where its order wants it."""
-    target = attempt.came_by.target if attempt.came_by is not None else ""
-    source, wanted = tables.workers.get(attempt.moved_from), tables.workers.get(target)
-    if not target or choice.decode.identity == target:
-        return choice
-    why = f"{name_of(target)} is gone"
-    if source is not None and wanted is not None:
-        why = moves.why_not_taken(tables, attempt, source, wanted) or why
-    return choice._replace(sentence=f"{choice.sentence}; not where it was to go: {why}")
 
 
 def _place_trials(tables: Tables, now: float) -> list[Action]:
@@ -301,6 +320,7 @@ def _dispatch(
     same ticket. `source`: the decode worker that keeps the KV, in place of P, if D can take it."""
     if source is not None and not moves.can_take(placement.decode, source):
         source = None
+    placement = prefetch.told(placement, attempt.prefetch)
     tables.waiting.serve(attempt)
     tables.place(attempt, placement, now)
     tables.counts.placed += 1
@@ -318,7 +338,10 @@ def _dispatch(
     if source is None:
         memory.record_decision(attempt.request, remote=remote, compared=placement.compared)
     degradation_reports.record_placement(tables, attempt, placement, now)
-    actions: list[Action] = [attempt_lifecycle.placed_message(attempt)]
+    actions = [
+        *_end_prefetch(tables, attempt, placement),
+        attempt_lifecycle.placed_message(attempt),
+    ]
     ticket = None
     if source is not None:
         tables.counts.moved += 1

@@ -41,6 +41,21 @@ class Stored:
         for slot in written:
             self.table.end_write(slot, time.monotonic(), whole=True)
 
+    def load(self, slots: Sequence[int], hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Reads these slots, which are kept for that, to these blocks, and waits for the end."""
+        store = self._service.store
+        assert store is not None
+        copies = [
+            BlockCopy(slot, block_id, BlockName(0, block_hash))
+            for slot, block_hash, block_id in zip(slots, hashes, block_ids, strict=True)
+        ]
+        store.load("r#1", copies)
+        until = time.monotonic() + WAIT_S
+        while not store.drain().loaded:
+            assert time.monotonic() < until
+            self._service.wait_end(0.01)
+        self.table.end_read(slots, time.monotonic())
+
     def damage(self, block_hash: bytes) -> None:
         """One bit of this block flips in the arena."""
         (slot,) = self.table.find([BlockName(0, block_hash)], time.monotonic())

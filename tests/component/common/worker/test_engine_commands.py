@@ -8,8 +8,17 @@ from contextlib import asynccontextmanager
 
 from common.clock import ManualClock
 from common.engine.port import EngineRequest
-from common.messages import Load, RequestBody, Role, Sampling, Wake, WarmState
-from common.net.wire import pack_ids
+from common.messages import (
+    KvSource,
+    Load,
+    Prefetch,
+    RequestBody,
+    Role,
+    Sampling,
+    Wake,
+    WarmState,
+)
+from common.net.wire import encode, pack_ids
 from common.process.lifecycle import Tasks
 from common.worker.actions import AbortInEngine, AddToEngine, Dispatched, EngineRefused
 from common.worker.engine_commands import EngineCommands
@@ -106,3 +115,15 @@ async def test_what_the_engine_refuses_is_told() -> None:
         bench.commands.put(AbortInEngine("r", 1))
         await bench.asked(1)
         assert [(each.request_id, each.message) for each in bench.refused] == [("r", "too long")]
+
+
+async def test_a_prompt_that_waits_in_the_queue_is_prefetched_unless_the_engine_sleeps() -> None:
+    body = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
+    source = KvSource(name="d1", incarnation="i", fingerprint="f", kv_address="h:1", tokens=2)
+    order = Prefetch(request_id="r", attempt=1, body=body, source=source)
+    odd = Prefetch(request_id="odd", attempt=1, body=b"what no router sends")
+    async with running(warm=True) as bench:
+        for command in (order, Wake(), odd, order, AbortInEngine("r", 1)):
+            bench.commands.put(command)
+        told = ["sleep", "wake", "prefetch r#1 [1, 2, 3] from d1", "abort r#1"]
+        assert await bench.asked(4) == told

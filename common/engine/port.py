@@ -24,6 +24,7 @@ from common.kv.messages import KvDone, KvStatus
 from common.messages import (
     AdapterStatus,
     Capacity,
+    CopyAhead,
     ImageFeatures,
     KvHolder,
     KvSource,
@@ -154,6 +155,12 @@ class Engine(Protocol):
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         """On D, what is or will be kept of this attempt of the ticket's request is for its D. Where
         nothing is, that D is told so at once. Never waits."""
+        ...
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        """On D, the blocks of this running stream go to the store of the order's holder from now
+        on, to nobody's if it has none. Where it has one, a `KvDone` of side `copy` tells once when
+        that has the blocks or gets no more, unless the stream ends before. Never waits."""
         ...
 
     def adapters(self) -> tuple[AdapterStatus, ...]:

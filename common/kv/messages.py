@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from common.blocks import KvGroup
-from common.messages import KvCheckpoint, KvCounts, KvHold, KvReport, Message, Ticket
+from common.messages import KvCheckpoint, KvCounts, KvHold, KvHolder, KvReport, Message, Ticket
 
 PULL_HASH_BYTES = 32
 PULL_HASHES_MAX = 48
@@ -190,6 +190,16 @@ class KvHandOver(Message, frozen=True):
     """The attempt of the request that was aborted here with its KV kept."""
 
 
+class KvCopyAhead(Message, frozen=True):
+    """Daemon to its engine's KV thread: as `CopyAhead`. Where there is a holder, answered by one
+    `KvDone`, side `copy`, unless the stream ends before."""
+
+    request_id: str
+    attempt: int
+    holder: KvHolder | None = None
+    lag_blocks: int = 0
+
+
 class KvConnect(Message, frozen=True):
     """Daemon of a D to its engine's KV thread: connect to this P before a handoff needs it, because
     a first UCX connection costs 0.1-0.3 s. Idempotent, no answer."""
@@ -222,11 +232,12 @@ class KvCopied(Message, frozen=True):
 
 
 class KvDone(Message, frozen=True):
-    """KV thread to daemon: one handoff ended on this side."""
+    """KV thread to daemon: one handoff ended on this side, or a stream was copied ahead of its
+    move."""
 
     request_id: str
     attempt: int
-    side: Literal["send", "receive"]
+    side: Literal["send", "receive", "copy"]
     report: KvReport
     error: str = ""
     """A `Code`, or empty."""
@@ -237,7 +248,7 @@ class KvDone(Message, frozen=True):
     """The name of the worker on the other side."""
     peer_incarnation: str = ""
     held: int = 0
-    """As in `KvRefused`."""
+    """As in `KvRefused`; of side `copy`, as in `CopiedAhead`."""
     choice: str = ""
     """On P: why it compressed or not, when the choice differs from that of the handoff before to
     the same D."""
@@ -272,5 +283,5 @@ KvPeerMessage = (
     | KvPing
     | KvPong
 )
-DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver
+DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver | KvCopyAhead
 KvToDaemon = KvListening | KvDone | KvStatus | KvCopied

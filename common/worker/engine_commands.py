@@ -19,12 +19,13 @@ from common.messages import Wake, WarmState
 from common.worker.actions import (
     AbortInEngine,
     AddToEngine,
+    CopyInEngine,
     EngineRefused,
     HandOverKept,
     WorkerCore,
 )
 
-Command: TypeAlias = AddToEngine | AbortInEngine | HandOverKept | Wake
+Command: TypeAlias = AddToEngine | AbortInEngine | HandOverKept | CopyInEngine | Wake
 
 
 class EngineCommands:
@@ -75,6 +76,8 @@ class EngineCommands:
                     await self._engine.abort(*key, keep_tokens=command.keep_tokens)
                 case HandOverKept() as command:
                     self._engine.hand_over(command.ticket, command.kept_attempt)
+                case CopyInEngine() as command:
+                    self._engine.copy_ahead(command.order)
                 case Wake(on=True):
                     await self._wake()
                 case Wake(on=False) if self._warm and not self.asleep and not self._core.active:

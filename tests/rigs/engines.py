@@ -7,7 +7,7 @@ import asyncio
 from common.engine.port import Batch, EngineRequest
 from common.errors import BatonError, Code
 from common.kv.messages import KvStatus
-from common.messages import AdapterStatus, KvCounts, Load, PrefixDelta, Ticket
+from common.messages import AdapterStatus, CopyAhead, KvCounts, Load, PrefixDelta, Ticket
 from tests.rigs.messages import engine_info
 
 
@@ -43,6 +43,10 @@ class PlayedEngine:
 
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         self.asked.put_nowait(f"hand {ticket.request_id}#{kept_attempt} over to {ticket.decode}")
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        holder = order.holder.name if order.holder is not None else "nobody"
+        self.asked.put_nowait(f"copy {order.request_id}#{order.attempt} to {holder}")
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         return tuple(self.held)

@@ -29,7 +29,16 @@ from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
-from common.messages import WIRE_VERSION, AdapterStatus, Capacity, Load, PrefixDelta, Role, Ticket
+from common.messages import (
+    WIRE_VERSION,
+    AdapterStatus,
+    Capacity,
+    CopyAhead,
+    Load,
+    PrefixDelta,
+    Role,
+    Ticket,
+)
 from common.model.adapters import RANK_MAX_DEFAULT
 from common.model.resolve import model_folder
 from common.security.open import kv_secrets_file
@@ -133,6 +142,9 @@ class SimEngine:
 
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         self._service.hand_over(ticket, kept_attempt)
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        """Nothing, because this engine has no store, and routers give it no such order."""
 
     def connect_kv(self, kv_address: str) -> None:
         """On D, begins to connect to this P's KV listener. Never waits."""

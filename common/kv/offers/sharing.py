@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.config import KvConfig
+from common.identity import AttemptKey
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
-from common.kv.messages import KvCopied, KvOffer, KvPull, KvTaken
+from common.kv.messages import KvCopied, KvCopyAhead, KvDone, KvOffer, KvPull, KvTaken
 from common.kv.offers.copies import StoreCopies
 from common.kv.offers.offered import StoreOffers
 from common.kv.offers.pulls import StorePulls, refuse_pull
@@ -16,7 +17,7 @@ from common.kv.receive import ReceiveSide
 from common.kv.send import SendSide
 from common.kv.store.arena import Arena
 from common.kv.store.table import StoreTable
-from common.messages import KvCheckpoint, KvReport, Ticket
+from common.messages import KvCheckpoint, KvHolder, KvReport, Ticket
 
 ANSWER_PULLS = 2
 """A holder may take so many times `pull_ms` to answer an offer: others may be before it."""
@@ -37,17 +38,21 @@ class StoreSharing:
         counters: HandoffCounters,
         clock: Callable[[], float],
         *,
-        on_copied: Callable[[KvCopied], None],
+        change_holder: Callable[[AttemptKey, KvHolder | None], None],
+        tell: Callable[[KvCopied | KvDone], None],
     ) -> None:
-        """`on_copied`: as in `StoreCopies`."""
+        """`change_holder`: as in `StoreSide`. `tell` takes what the daemon is told: which blocks
+        have come, and which streams were copied ahead."""
         send_side, receive_side = sides
         self.pulls = StorePulls(identity, arena, send_side, config, counters, clock)
         self.copies = StoreCopies(
-            identity, arena, receive_side, config, counters, clock, on_copied=on_copied
+            identity, arena, receive_side, config, counters, clock, on_copied=tell
         )
         answer_s = ANSWER_PULLS * config.store.pull_ms / 1000
         open_channel = receive_side.open_channel
-        self.offers = StoreOffers(arena.block_bytes, answer_s, counters, clock, open_channel)
+        made = arena.block_bytes, answer_s, counters, clock, open_channel
+        self.offers = StoreOffers(*made, on_followed=self._tell_followed)
+        self._change_holder, self._tell = change_holder, tell
         receive_side.on_taken = self.offers.on_taken
 
     def __len__(self) -> int:
@@ -57,6 +62,16 @@ class StoreSharing:
     def share(self, table: StoreTable) -> None:
         """What the store holds, by its owner."""
         self.pulls.table = self.copies.table = table
+
+    def copy_ahead(self, order: KvCopyAhead) -> None:
+        """The blocks of this stream go to the holder of the order from now on."""
+        key = (order.request_id, order.attempt)
+        self._change_holder(key, order.holder)
+        if order.holder is not None:
+            self.offers.follow(key, order.holder, order.lag_blocks)
+
+    def _tell_followed(self, key: AttemptKey, held: int, why: str) -> None:
+        self._tell(_copied(key, held, why))
 
     def on_message(self, channel: Channel, message: KvPull | KvOffer) -> None:
         if isinstance(message, KvPull):
@@ -82,6 +97,23 @@ class StoreSharing:
     def tick(self) -> None:
         self.copies.tick()
         self.offers.tick()
+
+
+def not_copied(order: KvCopyAhead, why: str) -> KvDone:
+    """The answer of a worker that copies nothing."""
+    return _copied((order.request_id, order.attempt), 0, why)
+
+
+def _copied(key: AttemptKey, held: int, why: str) -> KvDone:
+    request_id, attempt = key
+    return KvDone(
+        request_id=request_id,
+        attempt=attempt,
+        side="copy",
+        report=KvReport(blocks=held),
+        message=why,
+        held=held,
+    )
 
 
 def refuse(send_side: SendSide, channel: Channel, message: KvPull | KvOffer) -> None:

@@ -11,7 +11,8 @@ from common.clock import ManualClock
 from common.config import StoreConfig
 from common.engine.connector.disk_store import FUTURE_S, DiskStore, held_by_all
 from common.engine.connector.scheduler import SchedulerHalf
-from common.engine.connector.store import StoreScheduler, disk_slots
+from common.engine.connector.store import StoreScheduler
+from common.engine.connector.store_setup import disk_slots
 from common.kv.store.record import Record, record_bytes
 from common.kv.store.side import StoreResults
 from common.kv.store.table import BlockName, Medium, StoreTable

@@ -153,7 +153,7 @@ class StoreScheduler:
         """Of a handoff to these blocks, `first` being the number of the first one, memory serves as
         many leading ones as it has. Returns how many; their load is planned."""
         row = self._requests.get(request.request_id)
-        if row is None or row.failed:
+        if row is None:
             return 0
         names = self._names(row, first, first + len(block_ids))
         slots = self._table.take(names, self._clock())

@@ -8,7 +8,7 @@ import pytest
 
 from common.config import from_mapping
 from common.errors import ConfigError
-from common.messages import CopiedAhead, CopyAhead, HandOver, Load, Move
+from common.messages import Beat, CopiedAhead, CopyAhead, HandOver, KvCheckpoint, Load, Move
 from services.router.events import WorkerDrained
 from services.router.rules.moves import CONNECT_SECONDS, LAG_BLOCKS, LOST_SECONDS
 from services.router.settings import from_config
@@ -187,6 +187,18 @@ def test_the_holder_of_its_copies_is_preferred() -> None:
         order = ordered(rig, to="")
         assert order.holder is not None
         assert order.holder.name == "d2"
+
+
+def test_what_another_holder_had_is_not_taken_for_its_own() -> None:
+    """When the worker dies, the next attempt goes where the copies are, as far as they are."""
+    rig = three(checkpoint="all")
+    rig.known("r0", 1).holder = D2
+    row = KvCheckpoint(request_id="r0", attempt=1, holder="d2", blocks=2, held=2)
+    rig.receive(D0, Beat(load=Load(running=1), kv_checkpoints=(row,)))
+    ordered(rig, to="d1")
+    rig.gone(D0)
+    rig.submit("r0", 2, prompt=44, out=4, resumable=True)
+    assert rig.known("r0", 2).copied_blocks == 0
 
 
 def test_reports_of_others_are_not_believed() -> None:

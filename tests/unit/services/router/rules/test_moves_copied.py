@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -108,11 +109,18 @@ def test_the_streams_of_a_worker_that_empties_are_copied_first(how: str) -> None
     rig.tick(LATER + 0.2, alive=ALL)
     orders = rig.take(CopyAhead, D0)
     assert [order.request_id for order in orders] == ["r0", "r1", "r2"]
-    assert {order.holder.name for order in orders if order.holder} == {"d1", "d2"}, "they spread"
     assert rig.take(Move) == []
     assert copied(rig) == ["r0"]
     rig.tick(AHEAD + 0.1, alive=ALL)
     assert [move.request_id for move in rig.take(Move)] == ["r1", "r2"]
+
+
+def test_streams_that_leave_together_spread() -> None:
+    rig = three(6)
+    rig.handle(WorkerDrained(D0, on=True))
+    rig.tick(LATER + 0.2, alive=ALL)
+    takers = Counter(order.holder.name for order in rig.take(CopyAhead, D0) if order.holder)
+    assert takers == {"d1": 3, "d2": 3}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +176,15 @@ def test_where_nobody_has_room_any_more_the_copying_ends() -> None:
     assert rig.known("r0", 1).holder == ""
     rig.tick(LOST_SECONDS, alive=ALL)
     assert rig.take(Move) == []
+
+
+def test_where_nothing_was_copied_nothing_is_ended() -> None:
+    rig = three(stores="d0")
+    ask(rig, "move", request="r0")
+    for name in ("d1", "d2"):
+        ask(rig, "drain", worker=name)
+    assert moved(rig, LATER) == []
+    assert rig.take(CopyAhead) == []
 
 
 def test_where_copies_are_wanted_anyway_they_go_on() -> None:

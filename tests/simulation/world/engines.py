@@ -22,7 +22,7 @@ STEP_SECONDS = (0.008, 0.03)
 LOAD_TIMEOUT = 1.0
 LEASE_SECONDS = 3.0
 KEEP_SECONDS = 2.0
-COPY_SECONDS = (0.01, 1.0)
+COPY_SECONDS = (0.002, 0.15)
 CHUNK_MAX = 4
 #: The first token of a prompt that kills whoever computes it.
 POISON = 900_001

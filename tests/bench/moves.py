@@ -27,8 +27,8 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 CONTEXTS = [int(n) for n in os.environ.get("BATON_BENCH_CONTEXTS", "200,1000,4000,7500").split(",")]
 MOVES = int(os.environ.get("BATON_BENCH_MOVES", "8"))
-TOKENS, LEAVE_AT = 240, 40
-RECIPE = Recipe(layers=16, kv_heads=8)
+TOKENS, LEAVE_AT = 160, 40
+RECIPE = Recipe(kv_heads=8, head_dim=128)
 STORE = {"BATON_KV__STORE__RAM_MIB": "1024", "BATON_ENGINE__KV_CACHE_MIB": "1024"}
 MODES = {"copied ahead": STORE | {"BATON_KV__COPY_AHEAD_MS": "4000"}, "after it left": STORE}
 

@@ -133,6 +133,9 @@ def check_stores(config: Config) -> None:
     if policy != "none" and config.decode and not holders:
         sentence = f'"{policy}" needs stores that hold the copies: set [kv.store] ram_mib and pull'
         raise ConfigError("kv.checkpoint.policy", sentence)
+    if config.kv.copy_ahead_ms and config.decode and not holders:
+        sentence = "it needs stores that hold the copies: set [kv.store] ram_mib and pull, or 0"
+        raise ConfigError("kv.copy_ahead_ms", sentence)
 
 
 def check_pools(config: Config) -> None:

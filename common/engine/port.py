@@ -24,6 +24,7 @@ from common.kv.messages import KvDone, KvStatus
 from common.messages import (
     AdapterStatus,
     Capacity,
+    CopyAhead,
     ImageFeatures,
     KvHolder,
     KvSource,
@@ -161,6 +162,12 @@ class Engine(Protocol):
         """The request waits in the router's queue and will probably be added: the beginning of its
         prompt is brought to the memory of the store from its `source`, if that costs nobody else
         time. Never waits. `abort` takes it back."""
+        ...
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        """On D, the blocks of this running stream go to the store of the order's holder from now
+        on, to nobody's if it has none. Where it has one, a `KvDone` of side `copy` tells once when
+        that has the blocks or gets no more, unless the stream ends before. Never waits."""
         ...
 
     def adapters(self) -> tuple[AdapterStatus, ...]:

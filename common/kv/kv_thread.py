@@ -33,6 +33,7 @@ from common.kv.messages import (
     DaemonToKv,
     KvConnect,
     KvCopied,
+    KvCopyAhead,
     KvDone,
     KvHandOver,
     KvKeep,
@@ -44,7 +45,7 @@ from common.kv.messages import (
 )
 from common.kv.offers.kept_streams import KeptStreams
 from common.kv.offers.pulls import own_ticket, pull_spec
-from common.kv.offers.sharing import StoreSharing, refuse
+from common.kv.offers.sharing import StoreSharing, not_copied, refuse
 from common.kv.packing import measured_chooser
 from common.kv.peers.accepted import accepted_links
 from common.kv.peers.channel import Channel, ChannelEvents, HandoffMessage, WorkerIdentity
@@ -177,11 +178,9 @@ class KvThread:
         self.store_side = open_store(arena, size, self._counters, self.loop, ended)
         exact = not self._receive_shape.fp8_page_bytes
         if config.store.pull and exact and isinstance(memory, HostMemory):
-            sides = self.send_side, self.receive_side
+            sides = self.store_side, self.send_side, self.receive_side
             made = self._identity, arena, sides, config, self._counters, self.now
-            dropped = self.store_side.forget
-            self.sharing = StoreSharing(*made, on_copied=self._tell_copied, on_dropped=dropped)
-            self.store_side.on_read = self.sharing.prefetches.on_read
+            self.sharing = StoreSharing(*made, tell=self._tell)
             self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
 
     def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
@@ -232,6 +231,8 @@ class KvThread:
                 self.kept_streams.hand_over((ticket.request_id, message.kept_attempt), ticket)
             case KvRelease():
                 self.release((message.request_id, message.attempt), message.reason)
+            case KvCopyAhead() if self.sharing is None and message.holder is not None:
+                self._tell(not_copied(message, "its worker has no store for others"))
         self._schedule_tick()
 
     def close(self) -> None:
@@ -352,9 +353,9 @@ class KvThread:
             self._side.send(done)
         self._schedule_tick()
 
-    def _tell_copied(self, copied: KvCopied) -> None:
+    def _tell(self, message: KvCopied | KvDone) -> None:
         if self._side is not None:
-            self._side.send(copied)
+            self._side.send(message)
 
     def _request_status(self) -> None:
         """Sends a status also when nothing is held: a refusal changes counts only."""
@@ -370,8 +371,7 @@ class KvThread:
             self.loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
-        self._ticking = False
-        now = self.now()
+        self._ticking, now = False, self.now()
         self.send_side.tick()
         self.kept_streams.tick()
         self.receive_side.tick()

@@ -13,6 +13,7 @@ from common.messages import (
     KvCheckpoint,
     KvCounts,
     KvHold,
+    KvHolder,
     KvReport,
     KvSource,
     Message,
@@ -201,6 +202,16 @@ class KvHandOver(Message, frozen=True):
     """The attempt of the request that was aborted here with its KV kept."""
 
 
+class KvCopyAhead(Message, frozen=True):
+    """Daemon to its engine's KV thread: as `CopyAhead`. Where there is a holder, answered by one
+    `KvDone`, side `copy`, unless the stream ends before."""
+
+    request_id: str
+    attempt: int
+    holder: KvHolder | None = None
+    lag_blocks: int = 0
+
+
 class KvConnect(Message, frozen=True):
     """Daemon of a D to its engine's KV thread: connect to this P before a handoff needs it, because
     a first UCX connection costs 0.1-0.3 s. Idempotent, no answer."""
@@ -233,6 +244,8 @@ class KvPrefetch(Message, frozen=True):
     """Out of whose store they may be pulled."""
     source_blocks: int = 0
     """How many of the blocks that store has, as far as the router knows."""
+    owner: bytes = b""
+    """As in `KvOffer`."""
 
 
 class KvArrived(Message, frozen=True):
@@ -267,11 +280,12 @@ class KvCopied(Message, frozen=True):
 
 
 class KvDone(Message, frozen=True):
-    """KV thread to daemon: one handoff ended on this side."""
+    """KV thread to daemon: one handoff ended on this side, or a stream was copied ahead of its
+    move."""
 
     request_id: str
     attempt: int
-    side: Literal["send", "receive"]
+    side: Literal["send", "receive", "copy"]
     report: KvReport
     error: str = ""
     """A `Code`, or empty."""
@@ -282,7 +296,7 @@ class KvDone(Message, frozen=True):
     """The name of the worker on the other side."""
     peer_incarnation: str = ""
     held: int = 0
-    """As in `KvRefused`."""
+    """As in `KvRefused`; of side `copy`, as in `CopiedAhead`."""
     choice: str = ""
     """On P: why it compressed or not, when the choice differs from that of the handoff before to
     the same D."""
@@ -317,5 +331,7 @@ KvPeerMessage = (
     | KvPing
     | KvPong
 )
-DaemonToKv = KvRelease | KvConnect | KvKeep | KvHandOver | KvOrder | KvPrefetch | KvArrived
+DaemonToKv = (
+    KvRelease | KvConnect | KvKeep | KvHandOver | KvCopyAhead | KvOrder | KvPrefetch | KvArrived
+)
 KvToDaemon = KvListening | KvDone | KvStatus | KvCopied

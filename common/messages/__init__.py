@@ -22,6 +22,7 @@ History: 1 = first version.
 from common.messages.from_router import (
     Abort,
     AdapterTold,
+    CopyAhead,
     Decode,
     Drain,
     Failed,
@@ -94,6 +95,7 @@ from common.messages.to_router import (
     AskAdapter,
     Beat,
     Cancel,
+    CopiedAhead,
     DecodeStarted,
     Ended,
     GatewayToRouter,

@@ -201,6 +201,19 @@ class Move(Message, frozen=True):
     reason: str
 
 
+class CopyAhead(Message, frozen=True):
+    """Router to D: from now on offer the blocks of this stream to the store of this holder, in
+    place of the one that `Decode` named, because the stream is to move there. Answered by
+    `CopiedAhead`, if there is a holder. Idempotent."""
+
+    request_id: str
+    attempt: int
+    #: None: to nobody any more.
+    holder: KvHolder | None = None
+    #: How many of the stream's full blocks the holder may lack when D answers.
+    lag_blocks: Count = 0
+
+
 class HandOver(Message, frozen=True):
     """Router to D: what is kept of a moved or drained stream is for the D of this ticket, which has
     got the next attempt. No answer; where nothing is kept, that D is told so and computes."""
@@ -270,6 +283,7 @@ RouterToWorker = (
     | Decode
     | Abort
     | Move
+    | CopyAhead
     | HandOver
     | Wake
     | OrderAdapter

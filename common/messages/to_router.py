@@ -264,6 +264,18 @@ class DecodeStarted(Message, frozen=True):
     kv_ms: float = 0.0
 
 
+class CopiedAhead(Message, frozen=True):
+    """D, once in answer to CopyAhead: the holder has all but a few of the stream's full blocks,
+    or gets no more of them. None is sent of a stream that ended before. No answer."""
+
+    request_id: str
+    attempt: Count
+    #: How many leading blocks of the stream the holder's store has.
+    held: Count = 0
+    #: Why it gets no more; empty if it has what it should have.
+    message: str = ""
+
+
 class PrefixDelta(Message, frozen=True):
     """Worker: what its store, or a KV cache group of its engine's prefix cache, gained and lost
     since the last one, as hashes of `common.prefix`. No answer; what is lost with a connection is
@@ -335,6 +347,7 @@ WorkerToRouter = (
     | Took
     | PrefillEnded
     | DecodeStarted
+    | CopiedAhead
     | PairTrouble
     | PrefixDelta
     | AdapterDone

@@ -1,7 +1,8 @@
 """The interface of worker cores: the events that they handle and the actions that they return.
 
 The shell (`common.worker.daemon`) turns what sockets and the engine bring into these events, and
-carries out the actions in order. `Abort`, `Move`, `HandOver` and `Batch` are events as they arrive.
+carries out the actions in order. `Abort`, `Move`, `CopyAhead`, `HandOver` and `Batch` are events
+as they arrive.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Protocol
 from common.engine.port import Batch, EngineRequest
 from common.messages import (
     Abort,
+    CopyAhead,
     Decode,
     Delta,
     HandOver,
@@ -70,6 +72,7 @@ Event = (
     Dispatched
     | Abort
     | Move
+    | CopyAhead
     | HandOver
     | Batch
     | EngineRefused
@@ -105,6 +108,13 @@ class HandOverKept:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyInEngine:
+    """Makes the engine copy a stream ahead of its move."""
+
+    order: CopyAhead
+
+
+@dataclass(frozen=True, slots=True)
 class ToRouter:
     """A report to all routers."""
 
@@ -122,7 +132,7 @@ class ToGateway:
     deltas: list[Delta]
 
 
-Action = AddToEngine | AbortInEngine | HandOverKept | ToRouter | ToGateway
+Action = AddToEngine | AbortInEngine | HandOverKept | CopyInEngine | ToRouter | ToGateway
 
 
 class WorkerCore(Protocol):

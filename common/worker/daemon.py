@@ -28,6 +28,7 @@ from common.messages import (
     Abort,
     AdapterDone,
     Beat,
+    CopyAhead,
     Decode,
     Drain,
     HandOver,
@@ -59,6 +60,7 @@ from common.worker.actions import (
     AbortInEngine,
     Action,
     AddToEngine,
+    CopyInEngine,
     Dispatched,
     DrainOver,
     EngineRefused,
@@ -132,8 +134,7 @@ class Worker:
         )
         self._kv_reachability = KvReachability()
         self._adapters = AdapterOrders(config.model_adapters, engine, self._report_adapter, log)
-        self._draining, self._drained = False, False
-        self._engine_lost, self._ran = False, False
+        self._draining = self._drained = self._engine_lost = self._ran = False
 
     def _worker_config(self) -> WorkerConfig:
         config, prefills = self._config, self._role is Role.PREFILL
@@ -230,7 +231,7 @@ class Worker:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case AddToEngine() | AbortInEngine() | HandOverKept():
+            case AddToEngine() | AbortInEngine() | HandOverKept() | CopyInEngine():
                 self._commands.put(action)
             case ToRouter():
                 self._to_router(action.message)
@@ -268,7 +269,7 @@ class Worker:
                     raise WireError(f"{type(message).__name__} came without its body")
                 self.handle(Dispatched(message, decode_body(frames[1])))
                 self._announce_attempt(link, message)
-            elif isinstance(message, Abort | Move | HandOver):
+            elif isinstance(message, Abort | Move | CopyAhead | HandOver):
                 self.handle(message)
             elif isinstance(message, Wake | OrderStore | Prefetch):
                 self._commands.put(message)

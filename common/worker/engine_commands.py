@@ -21,12 +21,15 @@ from common.net.wire import decode_body, unpack_ids
 from common.worker.actions import (
     AbortInEngine,
     AddToEngine,
+    CopyInEngine,
     EngineRefused,
     HandOverKept,
     WorkerCore,
 )
 
-Command: TypeAlias = AddToEngine | AbortInEngine | HandOverKept | Wake | OrderStore | Prefetch
+Command: TypeAlias = (
+    AddToEngine | AbortInEngine | HandOverKept | CopyInEngine | Wake | OrderStore | Prefetch
+)
 
 
 class EngineCommands:
@@ -77,6 +80,8 @@ class EngineCommands:
                     await self._engine.abort(*key, keep_tokens=command.keep_tokens)
                 case HandOverKept() as command:
                     self._engine.hand_over(command.ticket, command.kept_attempt)
+                case CopyInEngine() as command:
+                    self._engine.copy_ahead(command.order)
                 case OrderStore() as order:
                     self._engine.order_store(order)
                 case Prefetch() as message if not self.asleep:

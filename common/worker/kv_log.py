@@ -34,6 +34,9 @@ def log_handoff(log: Logger, done: KvDone) -> None:
         bound.warning("pair.troubled", kind=done.trouble, sentence=sentence)
     elif done.error == Code.CANCELLED:
         bound.debug("handoff.cancelled", sentence=done.message)
+    elif done.side == "copy":
+        what = done.message or "it has all but the last of the stream's full blocks"
+        bound.debug("stream.copied", sentence=f"before it moves, {done.held} blocks: {what}")
     elif done.error and done.side == "send":
         bound.warning("lease.expired", sentence=f"KV for {done.peer}: {done.message}")
     elif done.error:

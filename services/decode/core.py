@@ -11,25 +11,23 @@ duplicates. The engine's tokens and the handoff's report arrive over different c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.errors import Code
-from common.identity import attempt_of_pull, identity_of
+from common.identity import identity_of
 from common.kv.messages import KvDone
 from common.messages import (
     Abort,
+    CopiedAhead,
+    CopyAhead,
     Decode,
     DecodeStarted,
     Delta,
     Ended,
     HandOver,
     HeldAttempt,
-    KvReport,
     Move,
-    PairTrouble,
     Role,
 )
 from common.net.wire import unpack_ids
@@ -37,6 +35,7 @@ from common.worker.actions import (
     AbortInEngine,
     Action,
     AddToEngine,
+    CopyInEngine,
     Dispatched,
     DrainOver,
     EngineRefused,
@@ -48,41 +47,7 @@ from common.worker.actions import (
 )
 from services.decode.grant_limit import GrantLimit
 from services.decode.late_reports import LateReports
-
-
-@dataclass(slots=True)
-class Stream:
-    """One attempt of one request on this worker. Instants are in seconds, monotonic."""
-
-    request_id: str
-    #: Number of the attempt, from 1.
-    attempt: int
-    #: Name and incarnation of the gateway that gets the tokens.
-    gateway: tuple[str, str]
-    #: Where that gateway's stream socket is bound.
-    endpoint: str
-    #: When its `Decode` arrived.
-    arrived: float
-    #: Whether the report of its handoff is still to come.
-    awaits_report: bool
-    #: What routers are told of it.
-    held: HeldAttempt
-    #: KV tokens that are promised to it, in whole blocks.
-    kv_tokens: int
-    #: When its first token was made.
-    first_token: float | None = None
-    #: The report of its start, while it waits for the handoff's report.
-    started: DecodeStarted | None = None
-    #: Completion tokens sent.
-    emitted: int = 0
-    #: What its handoff moved; None if nothing was remote.
-    kv: KvReport | None = None
-    #: Milliseconds from its arrival until its remote KV was in place.
-    kv_ms: float = 0.0
-
-    @property
-    def key(self) -> str:
-        return engine_key(self.request_id, self.attempt)
+from services.decode.stream import Stream, delta_of, trouble_of
 
 
 class DecodeCore:
@@ -127,7 +92,7 @@ class DecodeCore:
                 return self._dispatched(event, message, now)
             case Abort():
                 return self._aborted(event, now)
-            case Move() | HandOver():
+            case Move() | CopyAhead() | HandOver():
                 return self._moved(event, now)
             case Batch():
                 return self._stepped(event, now)
@@ -220,7 +185,7 @@ class DecodeCore:
             if stream is None:
                 self.dropped += 1
                 continue
-            delta = _delta(stream, output)
+            delta = delta_of(stream, output)
             routed.setdefault(stream.gateway, (stream.endpoint, []))[1].append(delta)
             reports += self._advance(stream, output, now)
         sends: list[Action] = [
@@ -257,7 +222,9 @@ class DecodeCore:
         if done.side == "send":
             self._kept.discard(engine_key(done.request_id, done.attempt))
             return []
-        actions: list[Action] = [ToRouter(_trouble(done))] if done.trouble else []
+        if done.side == "copy":
+            return [ToRouter(_copied_ahead(done))]
+        actions: list[Action] = [ToRouter(trouble_of(done))] if done.trouble else []
         stream = self._streams.get(engine_key(done.request_id, done.attempt))
         if stream is None:
             return actions + [ToRouter(started) for started in self._late_reports.take(done)]
@@ -275,11 +242,22 @@ class DecodeCore:
         ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
         return [AbortInEngine(event.request_id, event.attempt), *ended]
 
-    def _moved(self, event: Move | HandOver, now: float) -> list[Action]:
+    def _moved(self, event: Move | CopyAhead | HandOver, now: float) -> list[Action]:
         if isinstance(event, HandOver):
             return [HandOverKept(event.ticket, event.kept_attempt)]
         key = engine_key(event.request_id, event.attempt)
+        if isinstance(event, CopyAhead):
+            return self._copy_ahead(key, event)
         return self._give_up(key, Code.MOVED, event.reason, now)
+
+    def _copy_ahead(self, key: str, order: CopyAhead) -> list[Action]:
+        stream, holder = self._streams.get(key), order.holder
+        if stream is None:
+            self.dropped += 1
+            return []
+        identity = identity_of(holder.name, holder.incarnation) if holder is not None else ""
+        stream.held = msgspec.structs.replace(stream.held, holder=identity)
+        return [CopyInEngine(order)]
 
     def _refused(self, event: EngineRefused, now: float) -> list[Action]:
         stream = self._streams.get(engine_key(event.request_id, event.attempt))
@@ -370,30 +348,7 @@ class DecodeCore:
         return [ToGateway(*stream.gateway, stream.endpoint, [delta]), ToRouter(ended)]
 
 
-def _trouble(done: KvDone) -> PairTrouble:
-    return PairTrouble(
-        request_id=attempt_of_pull((done.request_id, done.attempt))[0],
-        attempt=done.attempt,
-        prefill=done.peer,
-        prefill_incarnation=done.peer_incarnation,
-        kind=done.trouble,
-        message=done.message,
-    )
-
-
-def _delta(stream: Stream, output: Output) -> Delta:
-    return Delta(
-        stream.request_id,
-        stream.attempt,
-        stream.emitted,
-        output.token_ids,
-        output.finish_reason,
-        output.stop_token,
-        output.cached_tokens,
-        output.error,
-        output.message,
-        output.logprobs,
-        output.prompt_logprobs,
-        output.handed_over_tokens,
-        output.stored_tokens,
+def _copied_ahead(done: KvDone) -> CopiedAhead:
+    return CopiedAhead(
+        request_id=done.request_id, attempt=done.attempt, held=done.held, message=done.message
     )

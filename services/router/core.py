@@ -21,6 +21,7 @@ from common.messages import (
     AskAdapter,
     Beat,
     Cancel,
+    CopiedAhead,
     DecodeStarted,
     Ended,
     Fleet,
@@ -195,6 +196,8 @@ class Core:
                 actions += attempt_lifecycle.on_decode_started(tables, worker, message, now)
             case Ended() if is_decode:
                 actions += attempt_lifecycle.on_ended(tables, worker, message, now)
+            case CopiedAhead() if is_decode:
+                actions += moves.on_copied_ahead(tables, worker, message, now)
             case PrefixDelta():
                 actions += worker_membership.on_prefix_delta(tables, worker, message)
             case AdapterDone():

@@ -23,6 +23,8 @@ class Settings(RouterConfig, frozen=True):
     lease_ms: float = 30_000.0
     #: Of which streams other workers get copies, as in `[kv.checkpoint]`.
     checkpoint: str = "none"
+    #: As `[kv] copy_ahead_ms`, in seconds.
+    copy_ahead_seconds: float = 0.0
     #: Seconds for which a decode worker has to report an engine without work before the router
     #: ends what it thinks the worker holds; longer than a handoff may take.
     idle_seconds: float = 17.0
@@ -54,6 +56,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         incarnation=incarnation,
         lease_ms=config.kv.lease_ms,
         checkpoint=config.kv.checkpoint.policy,
+        copy_ahead_seconds=config.kv.copy_ahead_ms / 1000,
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         rebuild_seconds=router.liveness.rebuild_ms / 1000,
         models=tuple(config.served),

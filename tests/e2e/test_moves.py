@@ -9,11 +9,12 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.e2e.prompts import prompts
+from tests.e2e.prompts import BLOCK, prompts
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -35,14 +36,38 @@ class Stream:
     """The longest pause between two deltas, in seconds."""
 
 
+AHEAD = {"BATON_KV__STORE__RAM_MIB": "64", "BATON_KV__COPY_AHEAD_MS": "2000"}
+
+
 @pytest.fixture
-def running() -> Iterator[Fleet]:
-    with fleet("--prefill", "1", "--decode", "2") as there:
+def running(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    with fleet("--prefill", "1", "--decode", "2", env=getattr(request, "param", {})) as there:
         yield there.wait_ready()
 
 
 @pytest.mark.parametrize("how", ["drain", "stop", "move", "evict"])
 def test_streams_go_on_elsewhere_from_their_kv(running: Fleet, how: str) -> None:
+    for row in left(running, how):
+        move, last = row["attempts"][-1]["move"], row["attempts"][-1]
+        assert move["bytes"] > 0
+        assert not any("were copied" in sentence for sentence in last["sentences"])
+
+
+@pytest.mark.parametrize("running", [AHEAD], indirect=True, ids=["ahead"])
+@pytest.mark.parametrize("how", ["drain", "move"])
+def test_streams_that_were_copied_ahead_take_their_last_blocks_along(
+    running: Fleet, how: str
+) -> None:
+    whole = CONTEXT // BLOCK
+    for row in left(running, how):
+        last = row["attempts"][-1]
+        assert any("full blocks were copied to d1" in sentence for sentence in last["sentences"])
+        assert last["kv"]["blocks"] < whole // 2, "the handoff brought what was copied"
+
+
+def left(running: Fleet, how: str) -> list[dict[str, Any]]:
+    """What `explain` tells of the streams that left d0, after it was seen that they lost nothing
+    and computed one token again."""
     texts = [PROMPT[at : at + CONTEXT] for at in range(STREAMS)]
     asyncio.run(play(running, texts))  # each text on one worker; the prompts stay in the caches
     alone = asyncio.run(play(running, texts))
@@ -59,12 +84,12 @@ def test_streams_go_on_elsewhere_from_their_kv(running: Fleet, how: str) -> None
         move = last["move"]
         assert (move["reason"], move["source"], move["target"]) == (REASON[how], "d0", "d1")
         assert (move["tokens"], move["recomputed_tokens"]) == (prompt, 1)
-        assert move["bytes"] > 0
     gaps = sorted(
         (len(row["attempts"]), round(s.gap, 3)) for row, s in zip(told, before, strict=True)
     )
     print("attempts and longest gap of each stream:", gaps)
     print("pauses in ms:", [row["attempts"][-1]["move"]["pause_ms"] for row in moved])
+    return moved
 
 
 async def play(

@@ -7,7 +7,15 @@ import asyncio
 from common.engine.port import Batch, EngineRequest
 from common.errors import BatonError, Code
 from common.kv.messages import KvStatus
-from common.messages import AdapterStatus, KvCounts, Load, OrderStore, PrefixDelta, Ticket
+from common.messages import (
+    AdapterStatus,
+    CopyAhead,
+    KvCounts,
+    Load,
+    OrderStore,
+    PrefixDelta,
+    Ticket,
+)
 from tests.rigs.messages import engine_info
 
 
@@ -47,6 +55,10 @@ class PlayedEngine:
     def prefetch(self, request: EngineRequest) -> None:
         source = f" from {request.source.name}" if request.source is not None else ""
         self.asked.put_nowait(f"prefetch {request.key} {request.prompt_ids}{source}")
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        holder = order.holder.name if order.holder is not None else "nobody"
+        self.asked.put_nowait(f"copy {order.request_id}#{order.attempt} to {holder}")
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         return tuple(self.held)

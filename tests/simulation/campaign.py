@@ -34,6 +34,7 @@ class Sums:
     first_dispatches: int = 0
     moves: int = 0
     taken: int = 0
+    copied: int = 0
     virtual_seconds: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -51,6 +52,7 @@ class Sums:
         self.first_dispatches += other.first_dispatches
         self.moves += other.moves
         self.taken += other.taken
+        self.copied += other.copied
         self.virtual_seconds += other.virtual_seconds
         self.ends.update(other.ends)
         self.faults.update(other.faults)
@@ -92,6 +94,7 @@ def play_one(seed: int, sums: Sums) -> str:
     sums.first_dispatches += outcome.first_dispatches
     sums.moves += outcome.moves
     sums.taken += outcome.taken
+    sums.copied += outcome.copied
     sums.virtual_seconds += outcome.virtual_seconds
     sums.ends.update(outcome.ends)
     sums.faults.update(outcome.faults)

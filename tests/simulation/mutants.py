@@ -55,6 +55,7 @@ DECODE_KV_DONE = DecodeCore._kv_done
 DECODE_GIVES_UP = DecodeCore._give_up
 PREFILL_ABORTED = PrefillCore._aborted
 LEAVE = RequestLifecycle.leave
+PREFERENCES = moves.preferences
 RELEASE = Worker.release
 
 
@@ -157,6 +158,13 @@ def releases_tokens(worker: Worker, key: AttemptKey) -> None:
 
 def goes_anywhere(attempt: Attempt, decodes: list[WorkerView], source: Any) -> Iterator[Any]:
     yield [view for view in decodes if view.identity != attempt.moved_from] or decodes
+
+
+def goes_by_name(attempt: Attempt, decodes: list[WorkerView], source: Any) -> Iterator[Any]:
+    """And by cost, where the order names no worker."""
+    order = attempt.came_by
+    unnamed = replace(order, copy_to="") if order is not None else None
+    yield from PREFERENCES(replace(attempt, came_by=unnamed), decodes, source)
 
 
 def goes_back_first(attempt: Attempt, decodes: list[WorkerView], source: Any) -> Iterator[Any]:
@@ -332,6 +340,8 @@ MUTANTS: dict[str, Mutant] = {
     "move: everything may leave": (moves, "why_it_stays", lambda *_: ""),
     "move: room is not looked at": (moves, "takers", leaves_for_full_workers),
     "move: the worker is not told": (moves, "_tell", tells_nobody),
+    "move: copying never ends": (moves, "_copy_or_tell", nothing),
+    "move: not where its blocks are": (moves, "preferences", goes_by_name),
     "move: the order is forgotten": (submit, "_order_of", lambda *_: None),
     "move: parked where it could move": (moves, "make_room", nothing),
     "move: no pause between two": (moves, "is_recent", lambda *_: False),

@@ -31,6 +31,7 @@ def test_every_promise_holds_under_every_seed() -> None:
     reasons = ("operator", "drain", "evict", "room")
     assert all(sums.moved[f"{reason} moved"] for reason in reasons), sums.moved
     assert sums.moved["room parked"]
+    assert sums.copied, "streams are copied ahead of their moves"
     assert set(sums.weathers) == set(WEATHERS)
     assert set(sums.models) == set(MODELS)
 

@@ -10,6 +10,8 @@ Routers know blocks by other names than engines do (`common.prefix`), so the off
 Prompts with images go without: the holder finds them by the engine's hashes all the same. Those of
 a LoRA adapter begin from its id, which is the name that vLLM has of it.
 
+A stream that is to move gets another holder while it runs: the worker where it goes on.
+
 A pool gets the blocks of a stream that is over, too, because a prompt is stored when it is computed
 and hardly sooner. They are offered as they come to the store, and given up at the first that does
 not.
@@ -79,7 +81,22 @@ class Checkpoints:
 
     def new_request(self, request: Request) -> None:
         holder = holder_of(request.kv_transfer_params)
-        if not self._fingerprint or holder is None or holder.fingerprint != self._fingerprint:
+        if holder is not None:
+            self._begin(request, holder)
+
+    def change(self, request: Request, holder: KvHolder | None, plan: StorePlan) -> None:
+        """This holder gets the blocks of a running stream from now on, from the first one; nobody
+        does if it is None."""
+        before = self._streams.pop(request.request_id, None)
+        if before is not None and before.holder == holder:
+            self._streams[request.request_id] = before
+        elif holder is not None:
+            self._begin(request, holder)
+        elif before is not None:
+            plan.ended_offers.append(attempt_key(request.request_id))
+
+    def _begin(self, request: Request, holder: KvHolder) -> None:
+        if not self._fingerprint or holder.fingerprint != self._fingerprint:
             return
         lora = request.lora_request
         adapter = lora.lora_name if lora is not None else ""

@@ -1,11 +1,11 @@
 """What the connector's two halves exchange, and how a request carries its ticket.
 
 A request has `kv_transfer_params = {"baton": {"side": "send"|"receive", "ticket": hex, "tokens":
-int}}`, with the ticket as MessagePack in hex, because vLLM sends these parameters through several
-encoders. `baton_source` beside it names another worker's store, and `baton_holder` a
-worker whose store gets copies, in the same form. vLLM passes a
-metadata object from the scheduler half to the worker half once per step, in process or by its own
-serializer; the object holds plain values only.
+int, "goes_on": bool}}`, with the ticket as MessagePack in hex, because vLLM sends these parameters
+through several encoders. `baton_source` beside it names another worker's store, and `baton_holder`
+a worker whose store gets copies, in the same form. vLLM passes a metadata object from the scheduler
+half to the worker half once per step, in process or by its own serializer; the object holds plain
+values only.
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ class KvTask(msgspec.Struct, frozen=True):
     ticket: Ticket
     #: Of the prompt, how many are handed over: all but the last, which D computes for its logits.
     tokens: int
+    #: Whether it is a stream that ran elsewhere before.
+    goes_on: bool = False
 
     @property
     def key(self) -> AttemptKey:
         return (self.ticket.request_id, self.ticket.attempt)
 
 
-def to_params(side: Side, ticket: Ticket, tokens: int) -> dict[str, Any]:
+def to_params(side: Side, ticket: Ticket, tokens: int, *, goes_on: bool = False) -> dict[str, Any]:
     """The value of `SamplingParams.extra_args["kv_transfer_params"]`."""
-    return {PARAMS_KEY: {"side": side, "ticket": _encoder.encode(ticket).hex(), "tokens": tokens}}
+    packed = _encoder.encode(ticket).hex()
+    return {PARAMS_KEY: {"side": side, "ticket": packed, "tokens": tokens, "goes_on": goes_on}}
 
 
 def from_params(params: Mapping[str, Any] | None) -> KvTask | None:
@@ -56,7 +59,8 @@ def from_params(params: Mapping[str, Any] | None) -> KvTask | None:
     own = (params or {}).get(PARAMS_KEY)
     if own is None:
         return None
-    return KvTask(own["side"], _decoder.decode(bytes.fromhex(own["ticket"])), own["tokens"])
+    ticket = _decoder.decode(bytes.fromhex(own["ticket"]))
+    return KvTask(own["side"], ticket, own["tokens"], own["goes_on"])
 
 
 def source_params(source: KvSource) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 stay.
 
 Theory of operation: on D it claims all of a prompt but its last token as an asynchronous load,
-once; the last token is computed here, for its logits. After a failed load vLLM asks again, and the
-claim is not repeated, so that the prompt is computed here. On P it follows each prompt's blocks, in
-all KV cache groups, from step to step and reports those that hold KV, in handover order. At the end
-P's blocks stay (`delay_free`) until the worker half reports that the handoff ended. So do those of
-a stream that is aborted on D: the KV thread knows whether it moves to another D or is over, and in
-the latter case the next step frees them. All of this is plain bookkeeping, whose result is the
-step's `StepPlan`.
+once; the last token is computed here, for its logits. Of a stream that ran elsewhere before, the
+store may have leading blocks, which it loads, and the ticket brings the others. After a failed load
+vLLM asks again, and the claim is not repeated, so that the prompt is computed here. On P it follows
+each prompt's blocks, in all KV cache groups, from step to step and reports those that hold KV, in
+handover order. At the end P's blocks stay (`delay_free`) until the worker half reports that the
+handoff ended. So do those of a stream that is aborted on D: the KV thread knows whether it moves to
+another D or is over, and in the latter case the next step frees them. All of this is plain
+bookkeeping, whose result is the step's `StepPlan`.
 """
 
 from __future__ import annotations
@@ -117,7 +118,10 @@ class SchedulerHalf:
             if number >= len(ids) or ids[number] not in own[group]:
                 raise RuntimeError("vLLM gave blocks for a load that other requests share")
             wanted.append(ids[number])
-        self._plan.fetches.append(Fetch(ticket, first, wanted))
+        stored = 0
+        if self._store is not None and receiving.task.goes_on:
+            stored = self._store.load_part(request, first, wanted[:-1])
+        self._plan.fetches.append(Fetch(ticket, first + stored, wanted[stored:]))
 
     def step(self, output: SchedulerOutput) -> StepPlan:
         """Returns the plan of this step and begins an empty one."""

@@ -24,10 +24,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.blocks import KvGroup, keeps_part
-from common.config import StoreConfig
 from common.engine.connector.checkpoint import Checkpoints
-from common.engine.connector.metadata import StoreLoad, StorePlan, StorePull, source_of
+from common.engine.connector.metadata import StoreLoad, StorePlan, StorePull, request_key, source_of
 from common.kv.messages import PULL_BLOCKS_MAX
 from common.kv.store.disk_plan import DiskStore
 from common.kv.store.recency import owner_of
@@ -36,32 +34,12 @@ from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts, Sto
 from common.messages import KvSource
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 GROUP = 0
 """The one KV cache group."""
-
-
-def why_no_store(made: VllmConfig, groups: Sequence[KvGroup]) -> str:
-    """Why this engine cannot have a store; empty if it can."""
-    if len(groups) > 1 or keeps_part(groups):
-        return "some layers of this model keep a part of the tokens only"
-    if made.device_config.device_type != "cpu":
-        return "KV on an accelerator is not stored"
-    if made.speculative_config is not None:
-        return "with speculative decoding a filled block may change"
-    if not made.cache_config.enable_prefix_caching:
-        return "prefix caching is off"
-    return ""
-
-
-def store_slots(config: StoreConfig, block_bytes: int, ranks: int) -> int:
-    """How many blocks the arena of each rank holds. `block_bytes`: of one rank."""
-    return (config.ram_mib << 20) // (block_bytes * ranks)
-
 
 Place = tuple[Medium, int]
 """A tier, and a slot in it."""
@@ -84,6 +62,8 @@ class _Request:
     found: list[Place] = field(default_factory=list)
     #: Whether a load of it has failed.
     failed: bool = False
+    #: Whether what is loaded is a part of a handoff, which may fail alone.
+    in_part: bool = False
     #: The worker whose store has its beginning, until a pull from it has failed.
     source: KvSource | None = None
     #: How many blocks would be pulled, since it was asked last.
@@ -173,6 +153,21 @@ class StoreScheduler:
         elif found:
             self._load(row, found, given, own)
 
+    def load_part(self, request: Request, first: int, block_ids: Sequence[int]) -> int:
+        """Of a handoff to these blocks, `first` being the number of the first one, memory serves as
+        many leading ones as it has. Returns how many; their load is planned."""
+        row = self._requests.get(request.request_id)
+        if row is None:
+            return 0
+        names = self._names(row, first, first + len(block_ids))
+        slots = self._table.take(names, self._clock())
+        if slots:
+            row.in_part = True
+            copies = [BlockCopy(*copy) for copy in zip(slots, block_ids, names, strict=False)]
+            self._loading[request.request_id] = [(Medium.RAM, slot) for slot in slots]
+            self._plan.loads.append(StoreLoad(request.request_id, copies))
+        return len(slots)
+
     def step(self, output: SchedulerOutput) -> StorePlan:
         """Returns the plan of this step and begins an empty one."""
         for request_id in output.preempted_req_ids or ():
@@ -232,13 +227,22 @@ class StoreScheduler:
         if self._disk is not None:
             self._disk.ended(results)
         self._held.update(results.held)
+        for request_id in results.failed:
+            if request_id in self._requests:
+                self._requests[request_id].failed = True
+        for key, holder in results.holders.items():
+            row = self._requests.get(request_key(key))
+            if row is not None:
+                self._checkpoints.change(row.request, holder, self._plan)
+            else:
+                self._plan.ended_offers.append(key)
 
     def received(self, request_ids: Iterable[str], failed: Iterable[str]) -> None:
         """These loads have ended on all ranks; some of them have failed."""
         for request_id in failed:
             row = self._requests.get(request_id)
             if row is not None and request_id in self._loading:
-                row.failed = True
+                row.failed |= not row.in_part
             elif row is not None and request_id in self._pulling:
                 held = self._held.get(request_id, 0)
                 row.source = self._still_has(row, self._pulling[request_id], held)

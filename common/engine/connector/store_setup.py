@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from common.blocks import KvGroup
+from common.blocks import KvGroup, keeps_part
 from common.clock import SystemClock
+from common.config import StoreConfig
 from common.engine.connector.memory import block_bytes
 from common.engine.connector.setup import Setup
-from common.engine.connector.store import StoreScheduler, store_slots, why_no_store
+from common.engine.connector.store import StoreScheduler
 from common.kv.store.disk import DiskPlace
 from common.kv.store.disk_plan import DiskIndex, DiskStore, disk_slots
 from common.kv.store.record import record_key
@@ -25,6 +26,24 @@ from common.telemetry.log import Logger
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def why_no_store(made: VllmConfig, groups: Sequence[KvGroup]) -> str:
+    """Why this engine cannot have a store; empty if it can."""
+    if len(groups) > 1 or keeps_part(groups):
+        return "some layers of this model keep a part of the tokens only"
+    if made.device_config.device_type != "cpu":
+        return "KV on an accelerator is not stored"
+    if made.speculative_config is not None:
+        return "with speculative decoding a filled block may change"
+    if not made.cache_config.enable_prefix_caching:
+        return "prefix caching is off"
+    return ""
+
+
+def store_slots(config: StoreConfig, block_bytes: int, ranks: int) -> int:
+    """How many blocks the arena of each rank holds. `block_bytes`: of one rank."""
+    return (config.ram_mib << 20) // (block_bytes * ranks)
 
 
 def store_size(

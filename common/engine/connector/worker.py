@@ -2,16 +2,18 @@
 
 Theory of operation: vLLM asserts that a reported request is known and, for sends, finished. An
 ended send is therefore reported only after vLLM listed the request as finished. An ended receive is
-reported once, in both sets if it failed, after which vLLM computes the prompt itself. While blocks
-are pinned or loading, vLLM makes a step every millisecond to poll. A step that computes nothing
-waits here a little longer for a handoff to end, so that polling costs a third. Inside a step, each
-finished group of layers is reported to the KV thread, which copies and sends it while the engine
-computes the next group; the last group is reported by the end of the step.
+reported once, in both sets if it failed, after which vLLM computes the prompt itself. One whose
+beginning comes out of the store is reported when both have ended, for both write to its blocks.
+While blocks are pinned or loading, vLLM makes a step every millisecond to poll. A step that
+computes nothing waits here a little longer for a handoff to end, so that polling costs a third.
+Inside a step, each finished group of layers is reported to the KV thread, which copies and sends it
+while the engine computes the next group; the last group is reported by the end of the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from common.engine.connector.metadata import StepPlan, StorePlan, attempt_key, request_key
 from common.identity import pull_key
@@ -54,6 +56,14 @@ class LayerProgress:
         return done
 
 
+@dataclass(slots=True)
+class _Parts:
+    """A load of which the store has the beginning, and a handoff brings the rest."""
+
+    open: int = 2
+    failed: bool = False
+
+
 class WorkerHalf:
     """It runs on the engine's thread."""
 
@@ -71,6 +81,8 @@ class WorkerHalf:
         self._fetching: set[str] = set()
         #: By what the KV thread calls them, vLLM's ids of the requests that pull.
         self._pulling: dict[str, str] = {}
+        #: Loads of two parts, of the store and of a handoff, that have not both ended.
+        self._in_parts: dict[str, _Parts] = {}
         self._store_results = StoreResults()
 
     def preempted(self, plan: StepPlan) -> None:
@@ -106,9 +118,10 @@ class WorkerHalf:
 
     def load(self, plan: StepPlan) -> None:
         """Begins the plan's handoffs on D, and its loads from the store."""
-        store = self._service.store
+        store, loading = self._service.store, set()
         if store is not None and plan.store is not None:
             for load in plan.store.loads:
+                loading.add(load.request_id)
                 store.load(load.request_id, load.copies)
             for pull in plan.store.pulls:
                 key = attempt_key(pull.request_id)
@@ -118,6 +131,8 @@ class WorkerHalf:
             key = (fetch.ticket.request_id, fetch.ticket.attempt)
             if fetch.block_ids:
                 self._fetching.add(request_key(key))
+            if request_key(key) in loading:
+                self._in_parts[request_key(key)] = _Parts()
             self._service.fetch(fetch.ticket, fetch.first_block, fetch.block_ids)
 
     def computed(self, plan: StepPlan) -> None:
@@ -165,7 +180,7 @@ class WorkerHalf:
             self._service.wait_end(IDLE_WAIT_S)
         self._finished |= self._offered.intersection(finished)
         self._store_results = store.drain() if store is not None else StoreResults()
-        received = set(self._store_results.loaded)
+        received = list(self._store_results.loaded)
         failed = set(self._store_results.failed)
         for end in self._service.drain():
             request_id = request_key((end.request_id, end.attempt))
@@ -173,12 +188,12 @@ class WorkerHalf:
                 self._sent.add(request_id)
             elif end.side == "receive" and request_id in self._fetching:
                 self._fetching.remove(request_id)
-                received.add(request_id)
+                received.append(request_id)
                 if end.error:
                     failed.add(request_id)
             elif end.side == "receive" and request_id in self._pulling:
                 pulled = self._pulling.pop(request_id)
-                received.add(pulled)
+                received.append(pulled)
                 if end.error:
                     failed.add(pulled)
                     self._store_results.held[pulled] = end.held
@@ -186,4 +201,21 @@ class WorkerHalf:
         self._sent -= sent
         self._finished -= sent
         self._offered -= sent
-        return sent, received, failed
+        return sent, *self._whole(received, failed)
+
+    def _whole(self, ended: list[str], failed: set[str]) -> tuple[set[str], set[str]]:
+        """Those of which every part has ended now, and those of them of which one has failed."""
+        whole = set(ended)
+        for request_id in ended:
+            parts = self._in_parts.get(request_id)
+            if parts is not None:
+                parts.open -= 1
+                parts.failed |= request_id in failed
+        for request_id in whole & self._in_parts.keys():
+            parts = self._in_parts[request_id]
+            if parts.open:
+                whole.remove(request_id)
+            else:
+                del self._in_parts[request_id]
+                failed |= {request_id} if parts.failed else set()
+        return whole, failed & whole

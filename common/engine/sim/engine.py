@@ -33,6 +33,7 @@ from common.messages import (
     WIRE_VERSION,
     AdapterStatus,
     Capacity,
+    CopyAhead,
     Load,
     OrderStore,
     PrefixDelta,
@@ -144,6 +145,9 @@ class SimEngine:
 
     def prefetch(self, request: EngineRequest) -> None:
         """It has no store."""
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        """Nothing, because this engine has no store, and routers give it no such order."""
 
     def connect_kv(self, kv_address: str) -> None:
         """On D, begins to connect to this P's KV listener. Never waits."""

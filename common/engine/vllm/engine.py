@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from common.blocks import KvGroup
 from common.engine.adapters import Adapter, AdapterTable, not_held
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
@@ -27,12 +29,31 @@ from common.engine.vllm.adapter_loader import lora_request
 from common.engine.vllm.args import engine_failed
 from common.engine.vllm.images import engine_input
 from common.engine.vllm.kv_events import PrefixWatch
+from common.engine.vllm.outputs import ending, prompt_counts
 from common.engine.vllm.prefetch import PrefetchOrders
 from common.engine.vllm.sampling import logprobs_of, prompt_logprobs_of, sampling_params
 from common.errors import BatonError, Code, ConfigError
 from common.kv.daemon_link.ranks import RankSideChannels
-from common.kv.messages import KvConnect, KvDone, KvHandOver, KvKeep, KvOrder, KvRelease, KvStatus
-from common.messages import AdapterStatus, FinishReason, Load, OrderStore, PrefixDelta, Role, Ticket
+from common.kv.messages import (
+    KvConnect,
+    KvCopyAhead,
+    KvDone,
+    KvHandOver,
+    KvKeep,
+    KvOrder,
+    KvRelease,
+    KvStatus,
+)
+from common.messages import (
+    AdapterStatus,
+    CopyAhead,
+    FinishReason,
+    Load,
+    OrderStore,
+    PrefixDelta,
+    Role,
+    Ticket,
+)
 from common.net.endpoints import KV_EVENTS
 from common.net.sockets import Socket
 from common.resume import lacking
@@ -42,7 +63,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
     from vllm.v1.engine.core_client import AsyncMPClient
     from vllm.v1.engine.input_processor import InputProcessor
-    from vllm.v1.metrics.stats import PrefillStats
 
 CLOSE_SECONDS = 3.0
 TASKS = ("generate",)
@@ -175,6 +195,10 @@ class VllmEngine:
     def prefetch(self, request: EngineRequest) -> None:
         self._attach()
         self._prefetches.order(request)
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        self._attach()
+        self._side.send(KvCopyAhead(**msgspec.structs.asdict(order)))
 
     def connect_kv(self, kv_address: str) -> None:
         self._attach()
@@ -347,7 +371,7 @@ class VllmEngine:
         if made.finish_reason is not None:
             del self._active[made.request_id]
             self._release_adapter(request)
-            finish, error = _ending(made, request.role)
+            finish, error = ending(made, request.role)
             message = "the engine gave this request up" if error else ""
             if finish == FinishReason.STOP and tokens:
                 stop_token = tokens[-1]
@@ -376,27 +400,3 @@ def ids_to_compute(request: EngineRequest, groups: Sequence[KvGroup]) -> list[in
     prompt must have one token."""
     ids = list(request.prompt_ids)
     return ids[:-1] if groups and request.role is Role.PREFILL and len(ids) > 1 else ids
-
-
-def prompt_counts(stats: PrefillStats | None, block_tokens: int) -> tuple[int, int, int]:
-    """Cached, handed over and stored tokens of a prompt, in the first output of its request; zeros
-    in others. vLLM counts what it stores of its own work only; of a prompt that was handed over,
-    all whole blocks of `block_tokens` are stored, none if that is 0."""
-    if stats is None:
-        return 0, 0, 0
-    cached, handed_over = stats.num_cached_tokens, stats.num_external_cached_tokens
-    if not handed_over:
-        return cached, 0, cached + stats.num_cache_creation_tokens
-    whole = stats.num_prompt_tokens // block_tokens * block_tokens if block_tokens else 0
-    return cached, handed_over, whole
-
-
-def _ending(made: EngineCoreOutput, role: Role) -> tuple[str, str]:
-    """Finish reason and error code, one of them empty."""
-    from vllm.v1.engine import FinishReason as VllmFinish
-
-    if made.finish_reason in (VllmFinish.ABORT, VllmFinish.ERROR):
-        return "", Code.ENGINE_FAILED
-    if role is Role.PREFILL or made.finish_reason == VllmFinish.LENGTH:
-        return FinishReason.LENGTH, ""
-    return FinishReason.STOP, ""

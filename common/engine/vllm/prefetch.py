@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from common.engine.port import EngineRequest, engine_key
 from common.engine.vllm.kv_events import PrefixWatch
-from common.kv.messages import PULL_BLOCKS_MAX, DaemonToKv, KvArrived, KvPrefetch
+from common.kv.messages import DaemonToKv, KvArrived, KvPrefetch
+from common.kv.store.recency import owner_of
 from common.messages import Capacity
 from common.net.wire import pack_ids
 from common.prefix import chain, root
@@ -23,6 +24,8 @@ from common.prefix import chain, root
 if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor
 
+HASHED_MAX = 1_024
+"""Blocks of one prompt, because they are hashed between the steps of other streams."""
 ORDERS_MAX = 64
 """Requests that have not come yet, of which the oldest are forgotten."""
 
@@ -50,8 +53,8 @@ class PrefetchOrders:
         if not self._capacity.pull_blocks or request.images or request.adapter:
             return
         step = self._capacity.block_tokens
-        whole = (len(request.prompt_ids) - 1) // step
-        hashes = self._hashes(request)[: min(whole, PULL_BLOCKS_MAX)]
+        whole = min((len(request.prompt_ids) - 1) // step, HASHED_MAX)
+        hashes = self._hashes(request, whole * step)
         cached = self._prefixes.cached(hashes)
         if cached == len(hashes):
             return
@@ -69,6 +72,7 @@ class PrefetchOrders:
                 names=b"".join(names[cached:]),
                 source=source,
                 source_blocks=max(0, source.tokens // step - cached) if source is not None else 0,
+                owner=owner_of(request.cache_salt),
             )
         )
 
@@ -79,8 +83,8 @@ class PrefetchOrders:
             del self._ordered[key]
             self._send(KvArrived(request_id=request_id, attempt=attempt))
 
-    def _hashes(self, request: EngineRequest) -> list[bytes]:
-        """The engine's own, of the prompt's whole blocks."""
+    def _hashes(self, request: EngineRequest, tokens: int) -> list[bytes]:
+        """The engine's own, of the blocks of so many leading tokens."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -88,7 +92,7 @@ class PrefetchOrders:
             self._hasher = _block_hasher(self._algorithm, self._capacity.block_tokens)
         made = Request(
             request.key,
-            list(request.prompt_ids),
+            list(request.prompt_ids[:tokens]),
             SamplingParams(max_tokens=1),
             None,
             cache_salt=request.cache_salt,

@@ -55,6 +55,7 @@ def sampling_params(request: EngineRequest, *, resume_sampler: bool) -> Sampling
             "send" if request.role is Role.PREFILL else "receive",
             request.ticket,
             len(request.prompt_ids) - 1,
+            goes_on=request.emitted > 0,
         )
     named = source_params(request.source) if request.source is not None else {}
     if request.holder is not None:

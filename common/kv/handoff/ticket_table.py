@@ -7,8 +7,8 @@ number, and each is kept as long as its D waits. An attempt has one ticket here,
 router's restart P and D may have been given different ones, and a D with another ticket is refused
 at once. A ticket serves only the D that it names, in the incarnation that it names. The lease runs
 from the offer; losing D's connection shortens it to a grace in which D may come back, and a D that
-does has the whole lease again. A transfer that has ended leaves a tombstone with the number of slots already answered, so that a late credit
-still gets its voids.
+does has the whole lease again. A transfer that has ended leaves a tombstone with the number of
+slots already answered, so that a late credit still gets its voids.
 """
 
 from __future__ import annotations

@@ -135,12 +135,17 @@ class StoreCopies:
         return not (self._waiting or self._receives.fetching)
 
     def fetch(
-        self, source: KvSource, names: Sequence[BlockName], ended: Callable[[], None]
+        self,
+        source: KvSource,
+        names: Sequence[BlockName],
+        owner: bytes,
+        ended: Callable[[], None],
     ) -> bool:
         """Pulls what the store lacks of these blocks out of the source's, and calls `ended` once.
-        False if there is nothing to pull, no room, or the source of another fingerprint."""
+        `owner`: as in `KvOffer`. False if there is nothing to pull, no room, or the source of
+        another fingerprint."""
         alike = source.fingerprint == self._identity.fingerprint
-        slots = self._slots_for(names) if alike else {}
+        slots = self._slots_for(names, owner) if alike else {}
         if slots:
             self._pull(source, _Copy(slots, ended))
         return bool(slots)

@@ -35,6 +35,11 @@ RETRY_S = 0.5
 TRIES_MAX = 3
 
 
+OnFollowed = Callable[[AttemptKey, int, str], None]
+"""Gets a stream, how many of its leading blocks the holder has, and why that is not all; empty: it
+has what was asked for."""
+
+
 @dataclass(slots=True)
 class _Stream:
     holder: KvHolder
@@ -72,9 +77,11 @@ class StoreOffers:
         counters: HandoffCounters,
         clock: Callable[[], float],
         open_channel: Callable[[str], Channel | None],
+        *,
+        on_followed: OnFollowed,
     ) -> None:
         """`answer_s`: how long a holder may take to answer an offer. `open_channel` returns the
-        connection to a listener; None: it does not stand yet."""
+        connection to a listener; None: it does not stand yet. `on_followed`: as `follow` says."""
         #: This worker's own listener.
         self.kv_address = ""
         self._blocks_max = max(1, min(OFFER_BLOCKS_MAX, OFFER_BYTES // block_bytes))
@@ -82,6 +89,9 @@ class StoreOffers:
         self._counters = counters
         self._clock = clock
         self._open_channel = open_channel
+        self._on_followed = on_followed
+        #: Streams that are followed, with their holder and how many blocks it may lack.
+        self._followed: dict[AttemptKey, tuple[KvHolder, int]] = {}
         self._streams: dict[AttemptKey, _Stream] = {}
         #: The stream of each offer under way.
         self._offers: dict[int, AttemptKey] = {}
@@ -102,8 +112,11 @@ class StoreOffers:
         owner: bytes = b"",
     ) -> None:
         """The store has these next blocks of a stream, of which `filled` have filled. `names` and
-        `owner`: as in `KvOffer`."""
+        `owner`: as in `KvOffer`. Another holder than before gets the stream from its beginning."""
         stream = self._streams.get(key)
+        if stream is not None and stream.holder != holder:
+            self._forget(key)
+            stream = None
         if stream is None and len(self._streams) >= STREAMS_MAX:
             self._counters.offers_skipped += len(hashes) // PULL_HASH_BYTES
             return
@@ -119,9 +132,28 @@ class StoreOffers:
             stream.blocks.append((hashes[at : at + PULL_HASH_BYTES], name))
             self._backlog += 1
         self._offer(key, stream)
+        self._tell_followed(key)
+
+    def follow(self, key: AttemptKey, holder: KvHolder, lag_blocks: int) -> None:
+        """Calls `on_followed` once, with what this holder has of the stream, when it lacks at most
+        so many of the full blocks; or with a reason when it gets no more. Not for a stream that is
+        over before, nor for more than `STREAMS_MAX`."""
+        if len(self._followed) < STREAMS_MAX:
+            self._followed[key] = holder, lag_blocks
+            self._tell_followed(key)
+
+    def _tell_followed(self, key: AttemptKey) -> None:
+        followed, stream = self._followed.get(key), self._streams.get(key)
+        if followed is None or stream is None or stream.holder != followed[0]:
+            return
+        lacking, ends = stream.filled - stream.held, stream.gap or stream.cut
+        if ends or lacking <= followed[1]:
+            del self._followed[key]
+            self._on_followed(key, stream.held, f"{lacking} blocks were skipped" if ends else "")
 
     def over(self, key: AttemptKey) -> None:
         """The stream is over. Nobody will want the rest of it, except a pool. Idempotent."""
+        self._followed.pop(key, None)
         stream = self._streams.get(key)
         if stream is not None and stream.holder.lasting and stream.blocks:
             stream.until = self._clock() + LASTING_S
@@ -149,6 +181,7 @@ class StoreOffers:
         self._end_offer(stream, failed=failed)
         if stream.until is not None and not stream.blocks:
             self._forget(key)
+        self._tell_followed(key)
         self._go_on(stream.holder.kv_address)
 
     def tick(self) -> None:
@@ -158,6 +191,7 @@ class StoreOffers:
             lost = stream.channel is not None and (stream.channel.closed or stream.due <= now)
             if lost:
                 self._end_offer(stream, failed=True)
+                self._tell_followed(key)
             if stream.until is not None and (not stream.blocks or stream.until <= now):
                 self._counters.offers_skipped += len(stream.blocks)
                 self._forget(key)

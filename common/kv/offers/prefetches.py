@@ -51,7 +51,11 @@ class Fetches(Protocol):
     def is_idle(self) -> bool: ...
 
     def fetch(
-        self, source: KvSource, names: Sequence[BlockName], ended: Callable[[], None]
+        self,
+        source: KvSource,
+        names: Sequence[BlockName],
+        owner: bytes,
+        ended: Callable[[], None],
     ) -> bool: ...
 
 
@@ -59,6 +63,7 @@ class Fetches(Protocol):
 class _Prefetch:
     source: KvSource | None
     source_blocks: int
+    owner: bytes
     blocks: list[BlockName]
     #: By which routers know the blocks.
     names: list[bytes]
@@ -120,9 +125,8 @@ class StorePrefetches:
         if len(self._prefetches) >= PREFETCHES_MAX:
             self._counters.prefetch_skipped += len(blocks)
             return
-        self._prefetches[key] = _Prefetch(
-            message.source, message.source_blocks, blocks, names, self._clock() + KEEP_S
-        )
+        source, until = (message.source, message.source_blocks), self._clock() + KEEP_S
+        self._prefetches[key] = _Prefetch(*source, message.owner, blocks, names, until)
         self.tick()
 
     def on_arrived(self, message: KvArrived) -> None:
@@ -194,7 +198,7 @@ class StorePrefetches:
 
         begun, self._busy = False, True
         if part and source is not None:
-            begun = self._fetches.fetch(source, part, ended)
+            begun = self._fetches.fetch(source, part, prefetch.owner, ended)
         if not begun:
             self._busy = False
             prefetch.done = len(prefetch.blocks)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.config import KvConfig
+from common.identity import AttemptKey
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
 from common.kv.messages import (
     DaemonToKv,
     KvArrived,
     KvCopied,
+    KvCopyAhead,
+    KvDone,
     KvOffer,
     KvOrder,
     KvPrefetch,
@@ -28,6 +31,7 @@ from common.kv.receive import ReceiveSide
 from common.kv.send import SendSide
 from common.kv.store.arena import Arena
 from common.kv.store.promotions import Promotions
+from common.kv.store.side import StoreSide
 from common.kv.store.table import StoreTable
 from common.messages import KvCheckpoint, KvReport, Ticket
 
@@ -45,30 +49,32 @@ class StoreSharing:
         self,
         identity: WorkerIdentity,
         arena: Arena,
-        sides: tuple[SendSide, ReceiveSide],
+        sides: tuple[StoreSide, SendSide, ReceiveSide],
         config: KvConfig,
         counters: HandoffCounters,
         clock: Callable[[], float],
         *,
-        on_copied: Callable[[KvCopied], None],
-        on_dropped: Callable[[list[bytes]], None],
+        tell: Callable[[KvCopied | KvDone], None],
     ) -> None:
-        """`on_copied`: as in `StoreCopies`. `on_dropped`: as in `StoreOrders`."""
-        send_side, receive_side = sides
-        self._clock, self._on_dropped = clock, on_dropped
+        """`tell` takes what the daemon is told: which blocks have come, and which streams were
+        copied ahead."""
+        store_side, send_side, receive_side = sides
+        self._clock, self._store_side, self._tell = clock, store_side, tell
         self._orders: StoreOrders | None = None
         self.pulls = StorePulls(identity, arena, send_side, config, counters, clock)
         self.copies = StoreCopies(
-            identity, arena, receive_side, config, counters, clock, on_copied=on_copied
+            identity, arena, receive_side, config, counters, clock, on_copied=tell
         )
         answer_s = ANSWER_PULLS * config.store.pull_ms / 1000
         open_channel = receive_side.open_channel
-        self.offers = StoreOffers(arena.block_bytes, answer_s, counters, clock, open_channel)
+        made = arena.block_bytes, answer_s, counters, clock, open_channel
+        self.offers = StoreOffers(*made, on_followed=self._tell_followed)
         slots = arena.bytes.nbytes // arena.block_bytes
         self.prefetches = StorePrefetches(
-            self.copies, arena.block_bytes, slots, counters, clock, on_copied=on_copied
+            self.copies, arena.block_bytes, slots, counters, clock, on_copied=tell
         )
         receive_side.on_taken = self.offers.on_taken
+        store_side.on_read = self.prefetches.on_read
 
     def __len__(self) -> int:
         """What is under way; pulls by others only as long as they wait for the disk, because they
@@ -79,8 +85,17 @@ class StoreSharing:
         """What the store holds, by its owner. `below`: what else it has on a disk."""
         self.pulls.table = self.copies.table = self.prefetches.table = table
         self.pulls.below = self.copies.below = below
-        self._orders = StoreOrders(table, below, self._on_dropped, self._clock)
+        self._orders = StoreOrders(table, below, self._store_side.forget, self._clock)
 
+    def copy_ahead(self, order: KvCopyAhead) -> None:
+        """The blocks of this stream go to the holder of the order from now on."""
+        key = (order.request_id, order.attempt)
+        self._store_side.change_holder(key, order.holder)
+        if order.holder is not None:
+            self.offers.follow(key, order.holder, order.lag_blocks)
+
+    def _tell_followed(self, key: AttemptKey, held: int, why: str) -> None:
+        self._tell(_copied(key, held, why))
 
     def on_message(self, channel: Channel, message: KvPull | KvOffer) -> None:
         if isinstance(message, KvPull):
@@ -99,6 +114,8 @@ class StoreSharing:
                 self.prefetches.over((message.request_id, message.attempt))
             case KvOrder() if self._orders is not None:
                 self._orders.carry_out(message.action, message.ends)
+            case KvCopyAhead():
+                self.copy_ahead(message)
 
     def on_channel_closed(self, channel: Channel) -> None:
         self.pulls.on_channel_closed(channel)
@@ -119,6 +136,23 @@ class StoreSharing:
         self.copies.tick()
         self.offers.tick()
         self.prefetches.tick()
+
+
+def not_copied(order: KvCopyAhead, why: str) -> KvDone:
+    """The answer of a worker that copies nothing."""
+    return _copied((order.request_id, order.attempt), 0, why)
+
+
+def _copied(key: AttemptKey, held: int, why: str) -> KvDone:
+    request_id, attempt = key
+    return KvDone(
+        request_id=request_id,
+        attempt=attempt,
+        side="copy",
+        report=KvReport(blocks=held),
+        message=why,
+        held=held,
+    )
 
 
 def refuse(send_side: SendSide, channel: Channel, message: KvPull | KvOffer) -> None:

@@ -65,6 +65,12 @@ class Recency:
             own[at] = None
             own.move_to_end(at)
 
+    def age(self, at: int) -> None:
+        """This slot, which may be given up, is the next to go."""
+        self._unread.move_to_end(at, last=False)
+        if self._most is not None:
+            self._of[self._slots[at].owner].move_to_end(at, last=False)
+
     def remove(self, at: int) -> None:
         """This slot may not be given up. Idempotent."""
         if at not in self._unread:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from common.identity import AttemptKey
 from common.kv.checksum.definition import Bytes
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.store.arena import Arena
@@ -28,6 +29,7 @@ from common.kv.store.disk import DISK_ANSWER_S, Disk, DiskPlace
 from common.kv.store.promotions import Promotions
 from common.kv.store.record import Record
 from common.kv.store.table import BlockCopy, Medium, Spill, StoreCounts, StoreTable
+from common.messages import KvHolder
 from common.telemetry.log import Logger
 
 
@@ -66,6 +68,8 @@ class StoreResults:
     """The ends of the hashes of blocks that an operator has dropped from memory."""
     held: dict[str, int] = field(default_factory=dict)
     """For pulls that failed, how many of their leading blocks the source had."""
+    holders: dict[AttemptKey, KvHolder | None] = field(default_factory=dict)
+    """Running streams whose blocks another holder than before is to have from now on, or nobody."""
 
     def joined(self, other: StoreResults) -> StoreResults:
         """Those of two ranks."""
@@ -81,6 +85,7 @@ class StoreResults:
             self.disk_off or other.disk_off,
             self.dropped_ends + other.dropped_ends,
             self.held | other.held,
+            self.holders | other.holders,
         )
 
     def __bool__(self) -> bool:
@@ -178,6 +183,12 @@ class StoreSide:
             self._disk.forget(list(dropped))
             self._disk.mark_used(used)
         self._loop.call_soon_threadsafe(self._wake)
+
+    def change_holder(self, key: AttemptKey, holder: KvHolder | None) -> None:
+        """The engine's scheduler is to know, with the results, who gets the blocks of this running
+        stream from now on. On the KV thread."""
+        with self._guard:
+            self._results.holders[key] = holder
 
     def note(self, counts: StoreCounts, disk: StoreCounts) -> None:
         """What the tables count, to be reported with what is counted here."""

@@ -238,7 +238,7 @@ class StoreTable:
                 self._become_ready(at, now)
                 if cold:
                     self._slots[at].expires = self._slots[next(iter(self._unread))].expires
-                    self._unread.move_to_end(at, last=False)
+                    self._unread.age(at)
             elif slot.readers == 0:
                 self._forget(at)
 

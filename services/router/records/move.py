@@ -47,3 +47,10 @@ class MoveOrder:
     due: float = 0.0
     #: When its worker was told; None = not yet.
     told: float | None = None
+    #: Identity of the decode worker whose store gets its full blocks before it leaves; empty = its
+    #: KV travels when it has left.
+    copy_to: str = ""
+    #: When it leaves though they are not all there; None = they are not asked for yet.
+    copy_until: float | None = None
+    #: How many blocks were there when it left; None = that is not known.
+    copied_blocks: int | None = None

@@ -6,19 +6,25 @@ next worker connects first. Then the first one ends the stream after a token and
 gateway submits the next attempt, which is placed as any other, with the KV of the first worker in
 place of a prefill. Where that KV is gone by then, the next worker is told so and computes it again.
 
+With `[kv] copy_ahead_ms` a stream that need not hurry is copied first: its worker offers its full
+blocks to the store of one that may take it, and goes on meanwhile. When it says that they are
+there, or when that time is over, the stream leaves, and its KV brings what is not there yet.
+
 A worker that is to be empty keeps what cannot move, and what no other worker has room for; it ends
 there. A stream that has just moved is not moved again for the sake of room.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from common.blocks import streams_can_move
 from common.identity import name_of
-from common.messages import Introduce, Move, Role
+from common.messages import CopiedAhead, CopyAhead, Introduce, Move, Role
 from common.model.adapters import name_of_adapter
 from services.router.events import Action, Note, Send
+from services.router.placement import checkpoint
 from services.router.placement.fingerprint_mismatch import difference
 from services.router.placement.types import Placement, ResourceRequest, WorkerView
 from services.router.records.attempt import Attempt
@@ -40,6 +46,10 @@ LOST_SECONDS = 2.0
 """An order that was not followed by then was lost with a connection."""
 COOLDOWN_SECONDS = 10.0
 """For so long a stream that has moved is not moved to make room."""
+COPIED_FIRST = (MoveReason.DRAIN, MoveReason.STOP, MoveReason.OPERATOR)
+"""Moves for which nobody waits, and after which nothing is dropped."""
+LAG_BLOCKS = 2
+"""So many full blocks may travel with the move itself."""
 BEING_ENDED = "it is being ended"
 WITHOUT_START = "it has no token yet"
 NO_WAY_ON = "its gateway cannot continue it elsewhere exactly"
@@ -91,9 +101,25 @@ def order_move(
     actions = [action for worker in next_ones for action in _introduce(source, worker, now)]
     since = min(worker.introduced[source.identity] for worker in next_ones)
     due = since + CONNECT_SECONDS
-    order = MoveOrder(reason, sentence, target, due)
+    copy_to = _copy_to(tables, attempt, reason, target, now)
+    order = MoveOrder(reason, sentence, target, due, copy_to=copy_to)
     tables.order_move(attempt, order)
-    return [*actions, *(_tell(attempt, order, now) if due <= now else [])]
+    return [*actions, *(_copy_or_tell(tables, attempt, order, now) if due <= now else [])]
+
+
+def on_copied_ahead(
+    tables: Tables, worker: Worker, message: CopiedAhead, now: float
+) -> list[Action]:
+    """The stream leaves now, if it still is to."""
+    attempt = tables.attempts.get((message.request_id, message.attempt))
+    if attempt is None or attempt.decode != worker.identity:
+        tables.counts.drop("stale copy report")
+        return []
+    order = attempt.leaves_by
+    if order is None or order.told is not None or order.copy_until is None:
+        return []
+    order.copied_blocks = message.held
+    return _tell_or_forget(tables, attempt, order, now)
 
 
 def make_room(
@@ -195,12 +221,14 @@ def preferences(
     attempt: Attempt, decodes: list[WorkerView], source: Worker | None
 ) -> Iterator[list[WorkerView]]:
     """For an attempt that continues another, which workers are tried first: the one that an order
-    names, those that can take its KV, then all but the one that it left. That one comes last if it
-    gave the stream up, and only where there is no other if it fell silent."""
+    names, the one that got its blocks, those that can take its KV, then all but the one that it
+    left. That one comes last if it gave the stream up, and only where there is no other if it fell
+    silent."""
     left = attempt.avoid or attempt.moved_from
     others = [view for view in decodes if view.identity != left]
-    target = attempt.came_by.target if attempt.came_by is not None else ""
-    yield [view for view in others if view.identity == target]
+    order = attempt.came_by
+    for first in (order.target, order.copy_to) if order is not None else ():
+        yield [view for view in others if view.identity == first]
     if source is not None:
         yield [view for view in others if can_take(view, source)]
     yield others
@@ -222,8 +250,50 @@ def _tell_due(tables: Tables, now: float) -> list[Action]:
             if now - order.told >= LOST_SECONDS:
                 tables.order_move(attempt, None)
         elif order.due <= now:
-            actions += _tell_or_forget(tables, attempt, order, now)
+            actions += _copy_or_tell(tables, attempt, order, now)
     return actions
+
+
+def _copy_to(tables: Tables, attempt: Attempt, reason: MoveReason, target: str, now: float) -> str:
+    """Identity of the worker that gets the stream's full blocks before it leaves; empty = none
+    does. `target`: the only one that may, if it is not empty."""
+    if not tables.settings.copy_ahead_seconds or reason not in COPIED_FIRST:
+        return ""
+    source = tables.workers[attempt.decode]
+    orders = [other.leaves_by for other in tables.leaving.values()]
+    coming = Counter(order.copy_to for order in orders if order is not None)
+    able = [
+        view._replace(requests=view.requests + coming[view.identity])
+        for view in takers(tables, attempt, source)
+        if target in ("", view.identity)
+    ]
+    excluded = tables.placement_memory.pairs.refresh_excluded(now)
+    taker = checkpoint.choose_holder(
+        source.view(), able, attempt.request_id, attempt.holder, excluded
+    )
+    return taker.identity if taker is not None else ""
+
+
+def _copy_or_tell(tables: Tables, attempt: Attempt, order: MoveOrder, now: float) -> list[Action]:
+    """A stream whose blocks are to be copied first leaves when they are, or when it may not wait
+    for that any longer."""
+    taker = tables.workers.get(order.copy_to)
+    if taker is None or taker.away or (order.copy_until is not None and order.copy_until <= now):
+        return _tell_or_forget(tables, attempt, order, now)
+    if order.copy_until is not None:
+        return []
+    order.copy_until = now + tables.settings.copy_ahead_seconds
+    return [_copies_go_to(attempt, taker)]
+
+
+def _copies_go_to(attempt: Attempt, holder: Worker | None) -> Send:
+    identity = holder.identity if holder is not None else ""
+    if attempt.holder != identity:
+        attempt.holder, attempt.checkpoint = identity, None
+    request_id, number = attempt.key
+    named = checkpoint.holder_of(holder.view()) if holder is not None else None
+    order = CopyAhead(request_id=request_id, attempt=number, holder=named, lag_blocks=LAG_BLOCKS)
+    return Send(attempt.decode, order)
 
 
 def _tell_or_forget(tables: Tables, attempt: Attempt, order: MoveOrder, now: float) -> list[Action]:
@@ -235,7 +305,11 @@ def _tell_or_forget(tables: Tables, attempt: Attempt, order: MoveOrder, now: flo
         return _tell(attempt, order, now)
     tables.order_move(attempt, None)
     fields: dict[str, object] = {"request_id": attempt.request_id}
-    return [Note("info", "request.stays", f"it was to move ({order.sentence}): {why}", fields)]
+    note = Note("info", "request.stays", f"it was to move ({order.sentence}): {why}", fields)
+    policy, resumable = tables.settings.checkpoint, attempt.resumable
+    wanted = checkpoint.wants_copies(policy, attempt.request, resumable=resumable)
+    ends = order.copy_until is not None and not wanted
+    return [note, *([_copies_go_to(attempt, None)] if ends else [])]
 
 
 def _tell(attempt: Attempt, order: MoveOrder, now: float) -> list[Action]:
@@ -277,10 +351,11 @@ def _move_some(tables: Tables, worker: Worker, now: float) -> list[Action]:
                 continue
             break
         if attempt.leaves_by is None and not why_it_stays(tables, attempt):
-            order = MoveOrder(reason, sentence, due=now)
+            copy_to = _copy_to(tables, attempt, reason, "", now)
+            order = MoveOrder(reason, sentence, due=now, copy_to=copy_to)
             tables.order_move(attempt, order)
             leaving += 1
-            actions += _tell(attempt, order, now)
+            actions += _copy_or_tell(tables, attempt, order, now)
     return actions
 
 

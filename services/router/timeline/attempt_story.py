@@ -147,6 +147,10 @@ def _move(attempt: Attempt, before: Attempt | None) -> str:
     if move is None:
         return ""
     sentence = f"it left {move.source} after {move.tokens} tokens: {move.sentence} ({move.reason})"
+    order = attempt.came_by
+    if order is not None and order.copied_blocks is not None:
+        there = f"{order.copied_blocks} full blocks were copied to {name_of(order.copy_to)} before"
+        sentence = f"{sentence}; {there}"
     if move.recomputed_tokens is None:
         return sentence
     pause = "" if move.pause_ms is None else f" after a pause of {move.pause_ms} ms"

@@ -12,7 +12,7 @@ from typing import Any
 from common.blocks import HandoverOrder, keeps_part
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.identity import identity_of
-from common.messages import FinishReason, KvReport, Load, Ticket
+from common.messages import CopyAhead, FinishReason, KvReport, Load, Ticket
 from tests.rigs.messages import kv_done, kv_moved
 from tests.simulation.world.models import FULL, STEP, blocks_held
 from tests.simulation.world.process import Process
@@ -22,6 +22,7 @@ STEP_SECONDS = (0.008, 0.03)
 LOAD_TIMEOUT = 1.0
 LEASE_SECONDS = 3.0
 KEEP_SECONDS = 2.0
+COPY_SECONDS = (0.002, 0.15)
 CHUNK_MAX = 4
 #: The first token of a prompt that kills whoever computes it.
 POISON = 900_001
@@ -200,6 +201,21 @@ class DecodeEngine(ModelEngine):
         asking = self._asking.pop(key, None)
         if asking is not None:
             self.take(*asking)
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        """Copies take a while, or some are lost; of a stream that ended there is no answer."""
+        if order.holder is None:
+            return
+        key = engine_key(order.request_id, order.attempt)
+        identity = identity_of(order.holder.name, order.holder.incarnation)
+
+        def told() -> None:
+            here = self.held.get(key)
+            if here is not None and self._owner.fleet.kv_engine(identity) is not None:
+                self._owner.fleet.tally.copied += 1
+                self._end(here.request, side="copy", held=here.emitted // STEP)
+
+        self.after(self.draw(COPY_SECONDS), told)
 
     def take(self, request: EngineRequest, taker: Callable[[bool], None]) -> None:
         """As P's; the next D may ask before the router has said what for."""

@@ -26,6 +26,8 @@ class Tally:
         self.dispatches: Counter[tuple[str, int]] = Counter()
         self.moves = self.taken = 0
         self.woken = self.slept = 0
+        #: How many streams were copied ahead of their move.
+        self.copied = 0
 
     def dispatched(self, request_id: str, attempt: int) -> None:
         self.dispatches[request_id, attempt] += 1

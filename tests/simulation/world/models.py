@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
+
 from common.blocks import Kept, KvGroup, blocks_for
 from common.messages import Capacity
 from tests.rigs.messages import capacity
@@ -12,6 +14,8 @@ BLOCK = 4
 SEQS = 5
 CONTEXT = 120
 GRANT = 0.95
+#: Blocks of a worker's store, where engines can have one.
+STORED = 64
 #: Tokens that an engine computes in one step of a prompt.
 STEP = 8
 
@@ -34,7 +38,7 @@ def _model(blocks: int, *groups: KvGroup) -> Capacity:
 
 #: Each pool holds the longest request, but not as many as there are slots.
 MODELS = {
-    "full": _model(40),
+    "full": msgspec.structs.replace(_model(40), pull_blocks=STORED),
     "full, window": _model(46, FULL, WINDOW),
     "full, windows, state": _model(52, FULL, WINDOW, WINDOW, STATE),
     "full, chunk": _model(44, FULL, CHUNK),

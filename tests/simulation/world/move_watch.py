@@ -57,6 +57,7 @@ class MoveWatch:
             self._dropping.add(event.worker)
         if isinstance(event, Tick):
             self._judge_evictions()
+            self._judge_copies()
         elif isinstance(event, Received) and isinstance(event.message, DecodeStarted):
             self._arrived((event.message.request_id, event.message.attempt))
 
@@ -154,7 +155,8 @@ class MoveWatch:
             return
         if left and attempt.came_by is not order:
             self._violate(f"forgot the order by which {key} moved")
-        target = attempt.came_by.target if attempt.came_by is not None else ""
+        by = attempt.came_by
+        target = by.target or by.copy_to if by is not None else ""
         room = self._takers(attempt)
         doubted = self._tables.unhealthy or self._tables.quarantine.trials.rows
         if target and peer != target and target in room and not doubted:
@@ -188,6 +190,14 @@ class MoveWatch:
         for worker in rows.values():
             if worker.drop_at is not None and self._now > worker.drop_at + LATE_SECONDS:
                 self._violate(f"does not drop what evicted {worker.name} still holds")
+
+    def _judge_copies(self) -> None:
+        """What is copied ahead of its move leaves in the end."""
+        longest = self._tables.settings.copy_ahead_seconds + LATE_SECONDS
+        for key, attempt in self._tables.leaving.items():
+            order = attempt.leaves_by
+            if order is not None and order.told is None and self._now > order.due + longest:
+                self._violate(f"copies {key} and does not let it go")
 
     def _arrived(self, key: tuple[str, int]) -> None:
         """Where nothing goes wrong, the KV comes with a stream that was placed in time."""

@@ -23,6 +23,7 @@ RETRY_BURST = 5.0
 RETRY_PER_SECOND = 0.2
 KV_YIELD = 0.2
 WARM_IDLE_MS = 600.0
+COPY_AHEAD_SECONDS = 0.1
 
 
 def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
@@ -46,6 +47,7 @@ def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
             kv_yield=KV_YIELD,
         ),
         warm_idle_ms=WARM_IDLE_MS,
+        copy_ahead_seconds=COPY_AHEAD_SECONDS,
     )
 
 

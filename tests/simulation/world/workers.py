@@ -10,6 +10,7 @@ from common.identity import identity_of, split_identity
 from common.messages import (
     Abort,
     Beat,
+    CopyAhead,
     Decode,
     Drain,
     Ended,
@@ -34,6 +35,7 @@ from common.worker.actions import (
     AbortInEngine,
     Action,
     AddToEngine,
+    CopyInEngine,
     Dispatched,
     Event,
     GatewayGone,
@@ -166,7 +168,7 @@ class WorkerProcess(Process):
             held = self.core.held_attempt(message.request_id, message.attempt)
             if held is not None:
                 self._to_routers(Took(held=held), but=router)
-        elif isinstance(message, Abort | Move | HandOver):
+        elif isinstance(message, Abort | Move | CopyAhead | HandOver):
             self.fleet.tally.moves += isinstance(message, Move)
             self.handle(message)
         elif isinstance(message, Drain):
@@ -203,6 +205,9 @@ class WorkerProcess(Process):
             case HandOverKept():
                 assert isinstance(self.engine, DecodeEngine)
                 self.engine.hand_over(action.ticket, action.kept_attempt)
+            case CopyInEngine():
+                assert isinstance(self.engine, DecodeEngine)
+                self.engine.copy_ahead(action.order)
             case ToRouter():
                 self.ended += isinstance(action.message, Ended)
                 self._to_routers(action.message)

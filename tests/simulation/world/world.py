@@ -38,6 +38,7 @@ class Outcome:
     first_dispatches: int
     moves: int
     taken: int
+    copied: int
     moved: dict[str, int]
     ends: dict[str, int]
     faults: dict[str, int]
@@ -157,6 +158,7 @@ class World:
             first_dispatches=len({request_id for request_id, _ in dispatches}),
             moves=self.fleet.tally.moves,
             taken=self.fleet.tally.taken,
+            copied=self.fleet.tally.copied,
             moved=self.fleet.moved(),
             ends=ends,
             faults=dict(self.faults.counts),

@@ -19,6 +19,8 @@ from common.messages import (
     Abort,
     Beat,
     CanaryAnswer,
+    CopiedAhead,
+    CopyAhead,
     DecodeStarted,
     Drain,
     Ended,
@@ -29,6 +31,7 @@ from common.messages import (
     Introduce,
     KvCheckpoint,
     KvCounts,
+    KvHolder,
     Leaving,
     Load,
     OrderStore,
@@ -48,7 +51,7 @@ from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit
 from tests.rigs.engines import PlayedEngine
-from tests.rigs.messages import decode, kv_hold
+from tests.rigs.messages import decode, kv_done, kv_hold
 from tests.rigs.peers import WAIT_SECONDS, Peer
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
@@ -142,6 +145,19 @@ async def test_a_request_goes_through_and_its_end_is_reported(bench: Bench) -> N
     ended = await bench.router.next(Ended)
     assert (ended.finish_reason, ended.completion_tokens) == ("stop", 2)
     assert [d.token_ids for action in bench.gateways.sent for d in action.deltas] == [[7], [8]]
+
+
+async def test_a_stream_is_copied_ahead_and_its_router_hears_of_it(bench: Bench) -> None:
+    bench.router.send(decode(), BODY)
+    holder = KvHolder(name="d1", incarnation="j", fingerprint="f", kv_address="h:2")
+    bench.router.send(CopyAhead(request_id="r", attempt=1, holder=holder))
+    bench.router.send(CopyAhead(request_id="r", attempt=1))
+    assert await bench.asked() == "add r#1 [1, 2, 3]"
+    assert await bench.asked() == "copy r#1 to d1"
+    assert await bench.asked() == "copy r#1 to nobody"
+    bench.engine.batches.put_nowait(Batch(kv_done=[kv_done(side="copy", held=4)]))
+    copied = await bench.router.next(CopiedAhead)
+    assert (copied.request_id, copied.attempt, copied.held) == ("r", 1, 4)
 
 
 async def test_an_abort_never_overtakes_its_add(bench: Bench) -> None:

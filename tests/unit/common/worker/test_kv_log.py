@@ -11,7 +11,7 @@ from common.messages import KvCounts, KvReport
 from common.worker.kv_log import LinkLog, log_handoff
 from tests.rigs.messages import kv_done
 
-Side = Literal["send", "receive"]
+Side = Literal["send", "receive", "copy"]
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ Side = Literal["send", "receive"]
         ("receive", Code.CANCELLED, "", 0, "handoff.cancelled", "debug"),
         ("send", Code.KV_TRANSFER_FAILED, "", 0, "lease.expired", "warning"),
         ("send", "", "", 0, "handoff.ended", "debug"),
+        ("copy", "", "", 0, "stream.copied", "debug"),
     ],
 )
 def test_the_event_says_how_it_ended(

@@ -11,7 +11,8 @@ from common.blocks import Kept, KvGroup
 from common.clock import ManualClock
 from common.config import StoreConfig
 from common.engine.connector.scheduler import SchedulerHalf
-from common.engine.connector.store import StoreScheduler, store_slots, why_no_store
+from common.engine.connector.store import StoreScheduler
+from common.engine.connector.store_setup import store_slots, why_no_store
 from common.kv.store.recency import owner_of
 from common.kv.store.side import StoreResults
 from common.kv.store.table import StoreTable

@@ -46,6 +46,7 @@ class Offering:
             self.counters,
             lambda: self.now,
             lambda _: self.channel,  # type: ignore[arg-type,return-value]
+            on_followed=lambda *_: None,
         )
         self.side.kv_address = "h:1"
 

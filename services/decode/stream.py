@@ -1,0 +1,74 @@
+"""One stream of a decode worker, and what is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.engine.port import Output, engine_key
+from common.identity import attempt_of_pull
+from common.kv.messages import KvDone
+from common.messages import DecodeStarted, Delta, HeldAttempt, KvReport, PairTrouble
+
+
+@dataclass(slots=True)
+class Stream:
+    """One attempt of one request on this worker. Instants are in seconds, monotonic."""
+
+    request_id: str
+    #: Number of the attempt, from 1.
+    attempt: int
+    #: Name and incarnation of the gateway that gets the tokens.
+    gateway: tuple[str, str]
+    #: Where that gateway's stream socket is bound.
+    endpoint: str
+    #: When its `Decode` arrived.
+    arrived: float
+    #: Whether the report of its handoff is still to come.
+    awaits_report: bool
+    #: What routers are told of it.
+    held: HeldAttempt
+    #: KV tokens that are promised to it, in whole blocks.
+    kv_tokens: int
+    #: When its first token was made.
+    first_token: float | None = None
+    #: The report of its start, while it waits for the handoff's report.
+    started: DecodeStarted | None = None
+    #: Completion tokens sent.
+    emitted: int = 0
+    #: What its handoff moved; None if nothing was remote.
+    kv: KvReport | None = None
+    #: Milliseconds from its arrival until its remote KV was in place.
+    kv_ms: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return engine_key(self.request_id, self.attempt)
+
+
+def trouble_of(done: KvDone) -> PairTrouble:
+    return PairTrouble(
+        request_id=attempt_of_pull((done.request_id, done.attempt))[0],
+        attempt=done.attempt,
+        prefill=done.peer,
+        prefill_incarnation=done.peer_incarnation,
+        kind=done.trouble,
+        message=done.message,
+    )
+
+
+def delta_of(stream: Stream, output: Output) -> Delta:
+    return Delta(
+        stream.request_id,
+        stream.attempt,
+        stream.emitted,
+        output.token_ids,
+        output.finish_reason,
+        output.stop_token,
+        output.cached_tokens,
+        output.error,
+        output.message,
+        output.logprobs,
+        output.prompt_logprobs,
+        output.handed_over_tokens,
+        output.stored_tokens,
+    )

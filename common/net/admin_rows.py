@@ -207,6 +207,21 @@ class StoreRow(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int
     #: How long a block is kept that nobody uses.
     ttl_s: int
+    #: Kept in memory by an operator.
+    pinned: int = 0
+
+
+class StoreOrderRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker or pool was ordered to do with blocks of its store."""
+
+    worker: str
+    role: str
+    #: `pin`, `unpin` or `drop`.
+    action: str
+    #: So many of the blocks that were meant are known to be there.
+    blocks: int
+    #: So many blocks were meant.
+    wanted: int
 
 
 class PairRow(msgspec.Struct, frozen=True, kw_only=True):

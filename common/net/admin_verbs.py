@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from common.config import RemotePrefill
+from common.messages import StoreAction
 
 Value = str | int | bool
 
@@ -73,6 +74,7 @@ def _rows(default: int, most: int, what: str = "rows") -> Arg:
 
 
 ADAPTER_ACTIONS = ("list", "load", "unload")
+STORE_ACTIONS = ("list", *get_args(StoreAction))
 _WORKER = Arg("worker", "a worker's name, as `workers` lists it", None)
 _ALL = (
     AdminVerb(
@@ -162,8 +164,19 @@ _ALL = (
     AdminVerb(
         "store",
         "KV that workers keep for later prompts: blocks by tier, hits, evictions, damage, time",
-        (Arg("worker", "only this worker"),),
-        examples=("store  # a row for memory, and one for the disk", "store d0 --watch"),
+        (
+            Arg("action", "what to do", default="list", choices=STORE_ACTIONS),
+            Arg("request", "pin, unpin, drop: the blocks of this prompt, running or over"),
+            Arg("session", "the same for all requests of this session that are known"),
+            Arg("tokens", "only the first so many tokens of a prompt; 0 = all", default=0),
+            Arg("worker", "only this worker or pool"),
+        ),
+        examples=(
+            "store  # a row for memory, and one for the disk",
+            "store worker=d0 --watch",
+            "store pin request=3f2a9c41 tokens=4096  # wherever it lies",
+            "store drop session=s-17 worker=s0",
+        ),
     ),
     AdminVerb(
         "pairs",

@@ -53,6 +53,7 @@ from services.router.events import (
     RequestEvicted,
     RequestMoved,
     Send,
+    StoreOrdered,
     Tick,
     WorkerDrained,
     WorkerEvicted,
@@ -279,6 +280,8 @@ class Core:
                 return operator.evict_request(shared.models[attempt.model], event, now)
             case AdapterOrdered():
                 return operator.order_adapter(shared, event, now)
+            case StoreOrdered():
+                return operator.order_store(event)
             case LimitsChosen():
                 return operator.choose_limits(shared, event, now)
             case PolicyChosen():

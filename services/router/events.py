@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.messages import KeyLimits, Message, ToRouter
+from common.messages import KeyLimits, Message, StoreAction, ToRouter
 from common.security.speaker import Speaker
 from common.telemetry.timeline import TimelineRecord
 from services.router.admission.limits import Limits
@@ -123,6 +123,15 @@ class AdapterOrdered:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreOrdered:
+    """An operator wants something of blocks of stores. The verb has checked that there is room."""
+
+    action: StoreAction
+    #: By the identity of each worker and pool that has some of them, as in `OrderStore`.
+    names: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class PairsCleared:
     """An operator lets pairs of workers hand KV over again."""
 
@@ -151,6 +160,7 @@ LocalEvent = (
     | RequestMoved
     | RequestEvicted
     | AdapterOrdered
+    | StoreOrdered
     | PairsCleared
     | PromptsCleared
 )

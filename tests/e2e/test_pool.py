@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,6 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BLOCK = 128
 BLOCKS = 12
+SMALL_MIB = 16
+"""A pool of 32 blocks."""
 STORES = {
     "BATON_KV__STORE__RAM_MIB": "64",
     "BATON_DECODE__D0__KV__STORE__RAM_MIB": "0",
@@ -40,7 +43,7 @@ def ask(running: Fleet, prompt: list[int]) -> tuple[str, dict[str, Any]]:
         return attempt
 
     wait_until("P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]))
-    return answer.choices[0].text, told()
+    return answer.choices[0].text, told() | {"id": answer.id}
 
 
 def row(running: Fleet, name: str) -> dict[str, Any]:
@@ -93,3 +96,62 @@ def test_a_prefix_outlives_the_worker_that_computed_it_and_the_pool_s_death_cost
         again, third = ask(running, [*prompt, 1])
         assert again
         assert " out of the store of s0" not in " ".join(third["sentences"])
+
+
+def test_a_pool_that_was_killed_gives_what_its_disk_has(tmp_path: Path) -> None:
+    draw = random.Random(8)
+    prompt = [draw.randrange(1, 250) for _ in range(BLOCKS * BLOCK + 3)]
+    disk = {
+        "BATON_KV__STORE__PATH": str(tmp_path),
+        "BATON_KV__STORE__ENCRYPT_AT_REST": "true",
+        "BATON_POOL__S0__KV__STORE__DISK_MIB": "64",
+    }
+    with fleet("--prefill", "2", "--decode", "1", "--pools", "1", env=STORES | disk) as running:
+        running.wait_ready()
+        wait_until("the pool knows the layout", lambda: bool(row(running, "s0")["fingerprint"]))
+        text, first = ask(running, prompt)
+        on_disk = {"worker": "s0", "tier": "disk", "blocks": BLOCKS}
+
+        def written() -> bool:
+            return any(on_disk.items() <= tier.items() for tier in running.ctl("store"))
+
+        wait_until("the pool's disk has it", written)
+        kill(running, "s0")
+        wait_until("its successor has it", lambda: row(running, "s0")["stored_hashes"] >= BLOCKS)
+        kill(running, first["prefill"])
+        same, second = ask(running, prompt)
+        story = " ".join(second["sentences"])
+        assert same == text
+        assert (
+            f"{second['prefill']} pulls {BLOCKS * BLOCK} tokens out of the store of s0: " in story
+        )
+        assert f"{second['prefill']} pulled {BLOCKS} KV blocks" in story
+
+
+def test_a_pinned_prefix_survives_what_pushes_everything_else_out() -> None:
+    draw = random.Random(9)
+
+    def prompt() -> list[int]:
+        return [draw.randrange(1, 250) for _ in range(BLOCKS * BLOCK + 3)]
+
+    kept = prompt()
+    small = {"BATON_POOL__S0__KV__STORE__RAM_MIB": str(SMALL_MIB)}
+    with fleet("--prefill", "2", "--decode", "1", "--pools", "1", env=STORES | small) as running:
+        running.wait_ready()
+        wait_until("the pool knows the layout", lambda: bool(row(running, "s0")["fingerprint"]))
+
+        def tier() -> dict[str, Any]:
+            rows = [one for one in running.ctl("store", "worker=s0") if one["tier"] == "ram"]
+            return dict(rows[0]) if rows else {"blocks": 0, "pinned": 0, "evicted": 0}
+
+        _, first = ask(running, kept)
+        wait_until("the pool has it", lambda: tier()["blocks"] >= BLOCKS)
+        (ordered,) = running.ctl("store", "pin", f"request={first['id']}", "worker=s0")
+        assert (ordered["blocks"], ordered["wanted"]) == (BLOCKS, BLOCKS)
+        wait_until("it is pinned", lambda: tier()["pinned"] == BLOCKS)
+        while tier()["evicted"] < tier()["blocks_max"]:
+            ask(running, prompt())
+        assert tier()["pinned"] == BLOCKS
+        (dropped,) = running.ctl("store", "drop", f"request={first['id']}", "worker=s0")
+        assert dropped["blocks"] == BLOCKS, "the pool has told nobody that it lost any"
+        wait_until("it is dropped", lambda: tier()["pinned"] == 0)

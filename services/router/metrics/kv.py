@@ -70,6 +70,11 @@ def _stored(kv: KvLedger) -> Iterator[Metric]:
         field: CounterMetricFamily(f"baton_kv_store_{field}", help_, labels=labels)
         for field, help_ in STORE_COUNTS.items()
     }
+    pinned = GaugeMetricFamily(
+        "baton_kv_store_pinned_blocks",
+        "KV blocks that an operator keeps in the memory of the store",
+        labels=["worker"],
+    )
     failed = GaugeMetricFamily(
         "baton_kv_store_disk_failed",
         "Whether the disk of the store could not be used, and is not until the worker restarts",
@@ -77,6 +82,7 @@ def _stored(kv: KvLedger) -> Iterator[Metric]:
     )
     for worker in kv.workers:
         failed.add_metric([worker.name], worker.counts.get("store_disk_off", 0))
+        pinned.add_metric([worker.name], worker.counts.get("store_pinned", 0))
         for tier, prefix in STORE_TIERS.items():
             if worker.counts.get(f"{prefix}slots"):
                 at = [worker.name, tier]
@@ -84,7 +90,7 @@ def _stored(kv: KvLedger) -> Iterator[Metric]:
                 most.add_metric(at, worker.counts[f"{prefix}slots"])
                 for field, family in counts.items():
                     family.add_metric(at, worker.counts[f"{prefix}{field}"])
-    yield from (held, most, failed, *counts.values())
+    yield from (held, most, failed, pinned, *counts.values())
 
 
 def _holds(kv: KvLedger) -> Iterator[Metric]:

@@ -72,6 +72,8 @@ class Attempt:
     follows_parked: bool = False
     #: The order to leave its decode worker; set with `Tables.order_move`. None = it may stay.
     leaves_by: MoveOrder | None = None
+    #: The names of its prompt's leading blocks (`common.prefix`), joined, also when it is over.
+    names: bytes = b""
     #: Digest of its prompt, by which a prompt that kills workers is recognized; the request's id if
     #: its gateway gave none.
     digest: bytes = b""

@@ -20,10 +20,12 @@ from common.messages import (
     Beat,
     Drain,
     OrderAdapter,
+    OrderStore,
     Role,
 )
 from common.messages.parts import ADAPTER_ERROR_CHARS_MAX
 from common.model.adapters import name_of_adapter, why_no_name
+from common.prefix import HASH_BYTES
 from services.router.events import (
     Action,
     AdapterOrdered,
@@ -34,6 +36,7 @@ from services.router.events import (
     RequestEvicted,
     RequestMoved,
     Send,
+    StoreOrdered,
     WorkerDrained,
     WorkerEvicted,
 )
@@ -179,6 +182,17 @@ def choose_limits(shared: SharedTables, event: LimitsChosen, now: float) -> list
     what = f" and of key {event.key_id}" if event.key_id else ""
     sentence = f"an operator chose: limits {event.limits}{what}"
     return [*actions, Note("info", "limits.chosen", sentence)]
+
+
+def order_store(event: StoreOrdered) -> list[Action]:
+    """Workers and pools report what they keep in their Beats."""
+    sends: list[Action] = []
+    for identity, names in event.names.items():
+        sends.append(Send(identity, OrderStore(action=event.action, names=names)))
+        blocks = len(names) // HASH_BYTES
+        sentence = f"{name_of(identity)} is to {event.action} {blocks} blocks: an operator's order"
+        sends.append(Note("info", "store.ordered", sentence))
+    return sends
 
 
 def choose_policy(shared: SharedTables, event: PolicyChosen) -> list[Action]:

@@ -112,6 +112,7 @@ def _new_attempt(
         abandoned=message.abandoned,
         avoid=message.left,
         moved_from=message.moved_from,
+        names=message.prefix_hashes[: prefix.HASHES_MAX * prefix.HASH_BYTES],
         digest=message.prompt_digest,
         deadline=now + message.deadline_ms / 1000 if message.deadline_ms > 0 else 0.0,
     )

@@ -7,8 +7,6 @@ then it is empty, and only the attempts are known, as the router observes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -16,14 +14,12 @@ import msgspec
 from common.errors import BatonError, Code
 from common.net.admin_verbs import Value
 from common.telemetry.timeline import TimelineRecord
+from services.router.admin.named import known_attempts, known_request
 from services.router.admin.verb import View
-from services.router.records.attempt import Attempt
 from services.router.timeline.attempt_story import attempt_records
 from services.router.timeline.record import make_record
 from services.router.timeline.recorder import KeptRecord, measures
 
-NAMED_MAX = 5
-RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-")
 BY = {"ttft": "ttft_ms", "tpot": "tpot_ms", "total": "total_ms"}
 HEAD = (
     "request_id", "outcome", "code", "sentence", "total_ms", "ttft_ms", "tpot_ms", "itl_ms_max",
@@ -34,8 +30,11 @@ HEAD = (
 def run(view: View, args: dict[str, Value]) -> Any:
     if args["list"]:
         return _listed(view, str(args["list"]), str(args["by"]), int(args["limit"]))
-    request_id = _resolve(view, str(args["id"]))
-    known = [attempt for attempt in _known(view) if attempt.request_id == request_id]
+    if not args["id"]:
+        sentence = "explain needs 'id', or list=slow, list=failed, list=refused or list=recent"
+        raise BatonError(Code.INVALID_REQUEST, sentence)
+    request_id = known_request(view.shared, str(args["id"]))
+    known = [a for a in known_attempts(view.shared) if a.request_id == request_id]
     known.sort(key=lambda attempt: attempt.number)
     kept = view.shared.recorder.find(request_id)
     record = kept.record if kept is not None else _record_now(view, request_id)
@@ -81,30 +80,3 @@ def _row(kept: KeptRecord, now: float) -> dict[str, Any]:
         "longest_ms": longest.ms if longest else 0.0,
         "longest_worker": longest.worker if longest else "",
     }
-
-
-def _known(view: View) -> Iterator[Attempt]:
-    return chain(view.shared.attempts(), view.shared.history, view.shared.refusals)
-
-
-def _resolve(view: View, asked: str) -> str:
-    """The id itself, or the only id that starts with it; with the client's prefix (`chatcmpl-…`) or
-    without."""
-    for prefix in RESPONSE_PREFIXES:
-        asked = asked.removeprefix(prefix)
-    every = {attempt.request_id for attempt in _known(view)} | view.shared.recorder.ids()
-    ids = sorted(known for known in every if known.startswith(asked))
-    if asked in ids:
-        return asked
-    if not asked:
-        sentence = "explain needs 'id', or list=slow, list=failed, list=refused or list=recent"
-        raise BatonError(Code.INVALID_REQUEST, sentence)
-    if not ids:
-        kept = view.shared.settings.history
-        sentence = f"no request starts with {asked[:96]!r}; the last {kept} that ended are kept"
-        raise BatonError(Code.NOT_FOUND, sentence)
-    if len(ids) > 1:
-        named = ", ".join(ids[:NAMED_MAX])
-        sentence = f"{len(ids)} requests start with {asked[:96]!r}: {named}; say more of the id"
-        raise BatonError(Code.INVALID_REQUEST, sentence)
-    return ids[0]

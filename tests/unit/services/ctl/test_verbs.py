@@ -89,8 +89,9 @@ LEDGER = {
 STORE = {
     "worker": "d0", "role": "decode", "tier": "disk", "state": "failed", "blocks": 3,
     "blocks_max": 8, "bytes": 3 << 20, "bytes_max": 8 << 20, "written": 9, "hits": 4, "evicted": 1,
-    "expired": 2, "damaged": 0, "skipped": 5, "ttl_s": 300,
+    "expired": 2, "damaged": 0, "skipped": 5, "ttl_s": 300, "pinned": 7,
 }  # fmt: skip
+STORE_ORDER = {"worker": "s0", "role": "pool", "action": "pin", "blocks": 3, "wanted": 10}
 PAIR = msgspec.to_builtins(rows.PAIR)
 REST = {
     "prefill": "p0", "decode": "d0", "state": "open", "since_s": 5.0, "retry_in_s": 9.0,
@@ -156,6 +157,7 @@ DRAIN = {"worker": "d0", "role": "decode", "state": "draining", "requests_left":
         ("kv", LEDGER, ["3.0 MiB", "75%"]),
         ("kv", LEDGER | {"holds": []}, ["no worker holds KV for another\n", "\n\nWORKER"]),
         ("store", [STORE], ["failed", "3/8", "3.0 MiB of 8.0 MiB", "5 min"]),
+        ("store", [STORE_ORDER], ["WORKER", "ORDER", "s0", "pin", "3/10"]),
         ("store", [], ["[kv.store] ram_mib turns it on"]),
         ("pairs", [PAIR], ["p0", "ok", "7", "1.0 GiB", "1.0 MiB/s"]),
         ("pairs", [PAIR | {"unreachable_s": 3}], ["unreachable for 3.0 s"]),

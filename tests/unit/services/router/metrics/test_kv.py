@@ -28,6 +28,7 @@ KV = KvLedger(
                     store_disk_slots=9,
                     store_disk_read=6,
                     store_disk_off=1,
+                    store_pinned=2,
                 )
             ),
         ),
@@ -49,5 +50,6 @@ def test_holds_orphans_and_counts() -> None:
     assert 'baton_kv_store_read_total{tier="disk",worker="p0"} 6.0' in text
     assert 'baton_kv_store_read_total{tier="ram",worker="p0"} 0.0' in text
     assert 'baton_kv_store_disk_failed{worker="p0"} 1.0' in text
+    assert 'baton_kv_store_pinned_blocks{worker="p0"} 2.0' in text
     assert 'baton_kv_store_blocks{tier="ram",worker="d0"}' not in text, "it has none"
-    assert text.count("# HELP") == len(COUNTS) + len(STORE_COUNTS) + 6
+    assert text.count("# HELP") == len(COUNTS) + len(STORE_COUNTS) + 7

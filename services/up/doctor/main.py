@@ -45,7 +45,8 @@ and, with one line that says why, for a model of --model that cannot be served.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Checks whether this host is fit for a fleet: versions, GPU, limits, what UCX will really "
-        "use for the KV cache, ports, permissions, keys, the fleet file. Changes nothing."
+        "use for the KV cache, the stores' disks, ports, permissions, keys, the fleet file. Leaves "
+        "everything as it was."
     )
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -91,7 +92,7 @@ def examine(path: Path | None, model: str | None = None) -> Iterator[Finding]:
     if config is None:
         return
     yield from fleet.check(config, running=_running(config), gpus=gpus)
-    yield from store.check(config)
+    yield from store.check(config, gpus, store.memory_max_of)
     yield from security.check(config)
     yield from _ucx(config)
 

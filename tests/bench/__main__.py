@@ -18,6 +18,7 @@ from tests.bench import (
     overload,
     planner,
     store_disk,
+    store_seal,
 )
 from tests.bench.gateway import serve
 from tests.bench.gateway import table as gateway
@@ -37,6 +38,7 @@ BENCHES = {
     "curve": curve.main,
     "planner": planner.main,
     "store": store_disk.main,
+    "store-seal": store_seal.main,
 }
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from common.messages.kv_reports import KvHolder, KvSource, Ticket
-from common.messages.parts import ADAPTERS_MAX, Count, Message
+from common.messages.parts import ADAPTERS_MAX, Count, Message, Role
 
 
 class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
@@ -211,6 +211,19 @@ class Wake(Message, frozen=True):
     on: bool = True
 
 
+class Become(Message, frozen=True):
+    """Router to P or D, on an operator's order: take this role as soon as you hold nothing.
+
+    The worker repeats it in every Beat, so that all routers know it, also after a restart, and says
+    Hello once it has the role. Its present role takes an order back. An order of another epoch than
+    the next is too late and is ignored. It is repeated until a Beat agrees. Idempotent."""
+
+    #: Prefill or decode.
+    role: Role
+    #: The worker's `role_epoch` once it has the role.
+    epoch: Count
+
+
 class OrderAdapter(Message, frozen=True):
     """Router to worker: load this LoRA adapter, or let it go. Answered by `AdapterDone`.
     Idempotent."""
@@ -247,6 +260,7 @@ RouterToWorker = (
     | HandOver
     | Wake
     | OrderAdapter
+    | Become
 )
 """What a worker decodes from a router."""
 

@@ -51,7 +51,7 @@ class AdminVerb:
     name: str
     #: One line, for the list of verbs and as the head of the verb's own help.
     help: str
-    #: A text that comes first may be typed without its name.
+    #: A text that comes first, and required ones after it, may be typed without their names.
     args: tuple[Arg, ...] = ()
     #: Command lines without `baton ctl`, with a shell comment where one helps.
     examples: tuple[str, ...] = ()
@@ -181,6 +181,12 @@ _ALL = (
         examples=("drain d0  # ask again until it is drained",),
     ),
     AdminVerb("resume", "let a drained worker have work again", (_WORKER,), ("resume d0",)),
+    AdminVerb(
+        "role",
+        "let a worker prefill or decode from now on, without a restart; again: how far it is",
+        (_WORKER, Arg("role", "the role that it takes", None, choices=("prefill", "decode"))),
+        examples=("role d1 prefill  # ask again until it has the role",),
+    ),
     AdminVerb(
         "move",
         "let a running stream go on at another decode worker, with its KV",

@@ -1,5 +1,5 @@
 """The decode worker: it receives KV, samples, and streams tokens straight to the gateways.
 
-`core.py` decides and is sans-IO; `daemon.py` joins it to the shell in `common.worker`; `links.py`
-connects to the gateways' stream sockets. Only the command line imports it. Start with `core.py`.
+`core.py` decides and is sans-IO; `links.py` connects to the gateways' stream sockets. Only
+`services/worker.py` imports it and joins it to the shell in `common.worker`. Start with `core.py`.
 """

@@ -52,6 +52,7 @@ from services.router.events import (
     Received,
     RequestEvicted,
     RequestMoved,
+    RoleOrdered,
     Send,
     Tick,
     WorkerDrained,
@@ -264,6 +265,9 @@ class Core:
             case WorkerDrained():
                 tables = shared.owners.get(event.worker)
                 return [] if tables is None else operator.drain_worker(tables, event)
+            case RoleOrdered():
+                tables = shared.owners.get(event.worker)
+                return [] if tables is None else operator.order_role(tables, event)
             case WorkerEvicted():
                 tables = shared.owners.get(event.worker)
                 return [] if tables is None else operator.evict_worker(tables, event, now)

@@ -41,6 +41,7 @@ RUN: dict[str, Run] = {
     "reload": reload.run,
     "requests": requests.run,
     "resume": drain.resume,
+    "role": drain.role,
     "status": status.run,
     "store": store.run,
     "workers": workers.run,

@@ -1,10 +1,11 @@
 """Running streams leave their decode worker and go on at another, from their KV.
 
-A stream is ordered to leave because its worker is to be empty (an operator drains or evicts it, or
-it stops), because an operator moves this stream, or because its place is needed (`preempt.py`). The
-next worker connects first. Then the first one ends the stream after a token and keeps its KV. The
-gateway submits the next attempt, which is placed as any other, with the KV of the first worker in
-place of a prefill. Where that KV is gone by then, the next worker is told so and computes it again.
+A stream is ordered to leave because its worker is to be empty (an operator drains or evicts it, it
+takes another role, or it stops), because an operator moves this stream, or because its place is
+needed (`preempt.py`). The next worker connects first. Then the first one ends the stream after a
+token and keeps its KV. The gateway submits the next attempt, which is placed as any other, with the
+KV of the first worker in place of a prefill. Where that KV is gone by then, the next worker is told
+so and computes it again.
 
 A worker that is to be empty keeps what cannot move, and what no other worker has room for; it ends
 there. A stream that has just moved is not moved again for the sake of room.
@@ -180,7 +181,12 @@ def takers(tables: Tables, attempt: Attempt, source: Worker) -> list[WorkerView]
 def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
     """The decode worker that keeps the KV of this attempt, if it may still have it."""
     worker = tables.workers.get(attempt.moved_from) if attempt.moved_from else None
-    if worker is None or worker.away or not streams_can_move(worker.capacity.kv_groups):
+    if (
+        worker is None
+        or worker.away
+        or worker.role is not Role.DECODE
+        or not streams_can_move(worker.capacity.kv_groups)
+    ):
         return None
     return worker if now - attempt.received <= KEPT_SECONDS else None
 
@@ -208,7 +214,8 @@ def preferences(
 
 
 def _is_emptied(worker: Worker) -> bool:
-    return worker.drained or worker.state is WorkerState.DRAINING
+    changes = worker.next_role is not None
+    return worker.drained or changes or worker.state is WorkerState.DRAINING
 
 
 def _tell_due(tables: Tables, now: float) -> list[Action]:
@@ -263,6 +270,8 @@ def _move_some(tables: Tables, worker: Worker, now: float) -> list[Action]:
     leaving = sum(key in tables.leaving for key in worker.held)
     others = _others(tables, worker)
     reason, why = MoveReason.STOP, worker.reason
+    if worker.next_role is not None:
+        reason, why = MoveReason.ROLE, f"it becomes a {worker.next_role} worker"
     if worker.drained:
         reason, why = MoveReason.DRAIN, "it is drained"
     if worker.drop_at is not None:

@@ -20,14 +20,16 @@ from services.router.placement.types import Placement, PlacementOptions, Resourc
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.records.adapters import AdapterOrders
 from services.router.records.attempt import Attempt
+from services.router.records.changes import Changes
 from services.router.records.move import MoveOrder
 from services.router.records.states import (
     ON_WORKER,
     TERMINAL,
     AttemptEvent,
     AttemptState,
+    WorkerEvent,
 )
-from services.router.records.worker import Changes, Worker
+from services.router.records.worker import Worker
 from services.router.tables.shared import SharedTables
 
 
@@ -116,6 +118,13 @@ class Tables:
         if worker.role is Role.POOL:
             self.pools[worker.identity] = worker
         self.shared.owners[worker.identity] = self
+
+    def retire_row(self, worker: Worker, reason: str, now: float) -> None:
+        """Another row of this worker takes the place of this one, which holds nothing."""
+        assert not worker.held
+        if worker.connected:
+            worker.apply(WorkerEvent.LOST, reason, now)
+        self.drop_worker(worker.identity)
 
     def drop_worker(self, identity: str) -> None:
         """Forgets the row of a worker that is gone."""

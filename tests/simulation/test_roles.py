@@ -32,6 +32,10 @@ def test_every_promise_holds_and_roles_change_often() -> None:
     assert any(epoch > 1 for changed in roles for _, epoch in changed), "and back again"
 
 
+def test_a_drained_workers_stream_has_no_room_where_a_suspected_prompt_is_tried() -> None:
+    World(2582, roles=True).run()
+
+
 @pytest.mark.timeout(300)
 def test_a_worker_that_changes_its_role_before_it_is_empty_is_noticed() -> None:
     def change(cores: RoleCores, now: float) -> bool:

@@ -170,12 +170,7 @@ def _unlike(attempt: Attempt, source: Worker, worker: Worker) -> str:
 
 def takers(tables: Tables, attempt: Attempt, source: Worker) -> list[WorkerView]:
     """The decode workers that could take the attempt from `source` now."""
-    request, aside = attempt.request, tables.quarantine.trials.rows
-    return [
-        view
-        for view in _others(tables, source)
-        if view.identity not in aside and _rooms(request, [view])
-    ]
+    return [view for view in _others(tables, source) if _rooms(attempt.request, [view])]
 
 
 def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
@@ -293,7 +288,10 @@ def _move_some(tables: Tables, worker: Worker, now: float) -> list[Action]:
 
 
 def _others(tables: Tables, worker: Worker) -> list[WorkerView]:
-    return [view for view in tables.snapshots.open_decodes() if can_take(view, worker)]
+    """Those that could take its streams, and are not set aside for a suspected prompt."""
+    aside = tables.quarantine.trials.rows
+    views = tables.snapshots.open_decodes()
+    return [view for view in views if view.identity not in aside and can_take(view, worker)]
 
 
 def _rooms(request: ResourceRequest, views: list[WorkerView]) -> int:

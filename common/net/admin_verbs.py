@@ -230,6 +230,11 @@ _ALL = (
         examples=("policy", "policy round_robin  # until the router restarts"),
     ),
     AdminVerb(
+        "balance",
+        "whether one more worker should prefill or decode: what is seen, would be done, and why",
+        examples=('balance  # [router.balance] mode = "dry" makes the router watch',),
+    ),
+    AdminVerb(
         "limits",
         "the limits in force and what keys have left; a value sets it at once, until a restart",
         (

@@ -77,7 +77,7 @@ from services.router.rules import (
     worker_membership,
     worker_trust,
 )
-from services.router.rules.measure import measure, ramp, wake_workers
+from services.router.rules.measure import look_at_balance, measure, ramp, wake_workers
 from services.router.settings import Settings
 from services.router.tables import SharedTables, Tables
 
@@ -128,6 +128,7 @@ class Core:
             actions += self._update_fleet(tables, now)
         if isinstance(event, Tick):
             actions += wake_workers(tables, now)
+            actions += look_at_balance(tables, now)
             actions += place_queue.refuse_waiting(tables, now)
             actions += preempt.preempt(tables, now)
             actions += moves.move_streams(tables, now)

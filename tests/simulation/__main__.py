@@ -69,11 +69,11 @@ def _many(first: int, seeds: int, jobs: int, *, roles: bool) -> int:
             )
 
     sums = campaign(seeds, first=first, jobs=jobs, roles=roles, progress=progress)
-    _report(sums, seeds, time.monotonic() - began)
+    _report(sums, seeds, time.monotonic() - began, " --roles" if roles else "")
     return 1 if sums.failed else 0
 
 
-def _report(sums: Sums, asked: int, seconds: float) -> None:
+def _report(sums: Sums, asked: int, seconds: float, more: str) -> None:
     print(
         f"{sums.seeds} of {asked} seeds in {seconds:.0f} s ({sums.seeds / seconds:.1f}/s), "
         f"{sums.events} events, {sums.virtual_seconds / 3600:.2f} virtual hours, "
@@ -87,7 +87,7 @@ def _report(sums: Sums, asked: int, seconds: float) -> None:
         parts = ", ".join(f"{name} {times}" for name, times in counter.most_common())
         print(f"  {title}: {parts}")
     if sums.failures:
-        print(f"replay: python -m tests.simulation --seed {sums.failures[0][0]} --trace")
+        print(f"replay: python -m tests.simulation --seed {sums.failures[0][0]}{more} --trace")
 
 
 def commit() -> str:

@@ -26,6 +26,7 @@ from services.router.admin.verbs import (
 
 RUN: dict[str, Run] = {
     "adapter": adapter.run,
+    "balance": policy.balance,
     "drain": drain.run,
     "events": events.run,
     "evict": evict.run,

@@ -174,6 +174,7 @@ def _change_role(tables: Tables, before: Worker, message: Hello, now: float) -> 
     worker.faultless_since, worker.introduced = before.faultless_since, before.introduced
     worker.set_excluded(before.excluded)
     tables.add_worker(worker)
+    tables.balance.record_change(now)
     sentence = f"{before.role} {before.name} has become a {message.role} worker"
     return [*actions, Note("info", "role.changed", sentence, {"epoch": message.role_epoch})]
 

@@ -11,6 +11,7 @@ from services.router.admission.state import Admission
 from services.router.degradation.detector import DegradationDetector
 from services.router.estimates.drain_rate import DrainRate
 from services.router.estimates.estimates import Estimates
+from services.router.fleet.balance.controller import Balance
 from services.router.fleet.prompt_quarantine import PromptQuarantine
 from services.router.fleet.snapshots import WorkerSnapshots
 from services.router.fleet.summary import DecodeLimits
@@ -87,6 +88,7 @@ class Tables:
         self.adapter_orders = AdapterOrders()
         self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
         self.degradation = DegradationDetector(settings.degradation)
+        self.balance = Balance(settings.balance)
         #: Whether the router stops: it admits nothing new.
         self.draining = False
         #: Whether it has just started and places nothing yet (`rules/startup.py`).

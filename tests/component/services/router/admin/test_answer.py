@@ -19,7 +19,7 @@ from tests.rigs.messages import hello, submit, worker_hello
 
 NAMES = (
     "status, workers, requests, explain, events, keys, kv, adapter, store, pairs, drain, resume, "
-    "role, move, evict, quarantine, policy, limits, reload, help"
+    "role, move, evict, quarantine, policy, balance, limits, reload, help"
 )
 
 

@@ -108,6 +108,7 @@ class Fleet:
                 if isinstance(message, Hello):
                     self.stream.send(Welcome(wire_version=WIRE_VERSION, name="g0", incarnation="1"))
                     continue
+                assert isinstance(message, Tokens)
                 for delta in message.deltas:
                     assert not delta.error, delta
                     got += delta.token_ids if delta.request_id == request_id else []

@@ -220,6 +220,13 @@ def test_a_new_process_takes_the_place_of_the_old_one_whatever_its_role(fleet: R
     assert fleet.take(Refused, D0)
 
 
+def test_a_router_that_knew_it_in_its_new_role_only_fences_it_too() -> None:
+    rig = Rig()
+    join(rig, D0, P, home=D, epoch=1)
+    join(rig, "d0|2", D)
+    assert rig.core.shared.fenced[D0] == "d0|2"
+
+
 @pytest.mark.parametrize(
     "hello",
     [

@@ -1,4 +1,5 @@
 """The daemons and commands of Baton, one package each.
 
-No service imports another; `cli.py` alone knows them all. What two services share is in `common`.
+No service imports another; `cli.py` alone knows them all, and `worker.py` the two whose cores one
+worker has. What two services share is in `common`.
 """

@@ -267,11 +267,10 @@ def _serve_worker(role: Role, source: Source, name: str, logger: Logger) -> int:
     except BatonError as error:
         logger.error("daemon.failed", code=error.code, sentence=error.message)
         return 2 if isinstance(error, ConfigError) else 1
-    if role is Role.PREFILL:
-        from services.prefill.daemon import make
-    else:
-        from services.decode.daemon import make
-    return lifecycle.run(lambda: make(config, name, incarnation, engine, logger), logger, source)
+    from services.worker import make
+
+    worker = (config, role, name, incarnation, engine, logger)
+    return lifecycle.run(lambda: make(*worker), logger, source)
 
 
 def _follow_supervisor() -> None:

@@ -22,6 +22,7 @@ History: 1 = first version.
 from common.messages.from_router import (
     Abort,
     AdapterTold,
+    Become,
     CopyAhead,
     Decode,
     Drain,

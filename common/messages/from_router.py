@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from common.messages.kv_reports import KvHolder, KvSource, Ticket
-from common.messages.parts import ADAPTERS_MAX, Count, Message
+from common.messages.parts import ADAPTERS_MAX, Count, Message, Role
 
 #: What an operator wants of blocks of a store.
 StoreAction = Literal["pin", "unpin", "drop"]
@@ -250,6 +250,19 @@ class OrderStore(Message, frozen=True):
     names: Annotated[bytes, Meta(max_length=STORE_ORDER_BYTES_MAX)]
 
 
+class Become(Message, frozen=True):
+    """Router to P or D, on an operator's order: take this role as soon as you hold nothing.
+
+    The worker repeats it in every Beat, so that all routers know it, also after a restart, and says
+    Hello once it has the role. Its present role takes an order back. An order of another epoch than
+    the next is too late and is ignored. It is repeated until a Beat agrees. Idempotent."""
+
+    #: Prefill or decode.
+    role: Role
+    #: The worker's `role_epoch` once it has the role.
+    epoch: Count
+
+
 class OrderAdapter(Message, frozen=True):
     """Router to worker: load this LoRA adapter, or let it go. Answered by `AdapterDone`.
     Idempotent."""
@@ -289,6 +302,7 @@ RouterToWorker = (
     | OrderAdapter
     | OrderStore
     | Prefetch
+    | Become
 )
 """What a worker decodes from a router."""
 

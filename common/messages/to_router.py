@@ -41,7 +41,7 @@ AdapterText = Annotated[str, Meta(max_length=ADAPTER_CHARS_MAX)]
 class Hello(Message, frozen=True):
     """The first message of every gateway and worker to the router, and of D to a gateway on a
     stream socket. Answered by `Welcome` or `Refused`. Nothing else from this peer is decoded before
-    it."""
+    it. A worker that has changed its role says it again."""
 
     wire_version: int
     role: Role
@@ -63,6 +63,12 @@ class Hello(Message, frozen=True):
     capacity: Capacity | None = None
     #: Workers: as in `Beat`.
     adapters: Adapters = ()
+    #: Workers: the role of its table in the fleet file; None of one that cannot change its role.
+    configured_role: Role | None = None
+    #: Workers: how often it has changed its role since its process started.
+    role_epoch: Count = 0
+    #: Workers: milliseconds for which it has had its role.
+    role_ms: Number = 0.0
 
 
 class Beat(Message, frozen=True):
@@ -88,6 +94,8 @@ class Beat(Message, frozen=True):
     warm: WarmState | None = None
     #: The LoRA adapters that the worker has, and those that it was told of and cannot serve.
     adapters: Adapters = ()
+    #: The role that it takes as soon as it holds nothing (`Become`); None: it keeps its own.
+    becomes: Role | None = None
 
 
 class Holding(Message, frozen=True):

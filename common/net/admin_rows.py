@@ -16,8 +16,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     role: str
-    #: Its state, as `docs/states.md` names them; also `drained`, `down` and `warm`, and `refused`
-    #: of one whose model has no place here, which has no load.
+    #: Its state, as `docs/states.md` names them; also `drained`, `down`, `switching` and
+    #: `warm`, and `refused` of one whose model has no place here, which has no load.
     state: str
     #: Why it is in its state; empty = it needs no reason.
     reason: str
@@ -67,6 +67,13 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     #: Of a warm worker, how long it took to wake last; 0 = it never did, or never sleeps.
     wake_ms: float = 0.0
+    #: The role of its table in the fleet file; empty = it cannot change its role.
+    configured_role: str = ""
+    #: Since when it has its role, and how often it has changed it.
+    role_since_s: float = 0.0
+    role_epoch: int = 0
+    #: The role that it takes once it holds nothing; empty = it keeps its own.
+    becomes: str = ""
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):

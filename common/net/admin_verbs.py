@@ -52,7 +52,7 @@ class AdminVerb:
     name: str
     #: One line, for the list of verbs and as the head of the verb's own help.
     help: str
-    #: A text that comes first may be typed without its name.
+    #: A text that comes first, and required ones after it, may be typed without their names.
     args: tuple[Arg, ...] = ()
     #: Command lines without `baton ctl`, with a shell comment where one helps.
     examples: tuple[str, ...] = ()
@@ -195,6 +195,12 @@ _ALL = (
     ),
     AdminVerb("resume", "let a drained worker have work again", (_WORKER,), ("resume d0",)),
     AdminVerb(
+        "role",
+        "let a worker prefill or decode from now on, without a restart; again: how far it is",
+        (_WORKER, Arg("role", "the role that it takes", None, choices=("prefill", "decode"))),
+        examples=("role d1 prefill  # ask again until it has the role",),
+    ),
+    AdminVerb(
         "move",
         "let a running stream go on at another decode worker, with its KV",
         (
@@ -235,6 +241,11 @@ _ALL = (
             ),
         ),
         examples=("policy", "policy round_robin  # until the router restarts"),
+    ),
+    AdminVerb(
+        "balance",
+        "whether one more worker should prefill or decode: what is seen, would be done, and why",
+        examples=('balance  # [router.balance] mode = "dry" makes the router watch',),
     ),
     AdminVerb(
         "limits",

@@ -1,8 +1,8 @@
 """The interface of worker cores: the events that they handle and the actions that they return.
 
 The shell (`common.worker.daemon`) turns what sockets and the engine bring into these events, and
-carries out the actions in order. `Abort`, `Move`, `CopyAhead`, `HandOver` and `Batch` are events
-as they arrive.
+carries out the actions in order. `Abort`, `Become`, `Move`, `CopyAhead`, `HandOver` and `Batch` are
+events as they arrive.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 from common.engine.port import Batch, EngineRequest
 from common.messages import (
     Abort,
+    Become,
     CopyAhead,
     Decode,
     Delta,
@@ -71,6 +72,7 @@ class DrainOver:
 Event = (
     Dispatched
     | Abort
+    | Become
     | Move
     | CopyAhead
     | HandOver
@@ -136,10 +138,12 @@ Action = AddToEngine | AbortInEngine | HandOverKept | CopyInEngine | ToRouter | 
 
 
 class WorkerCore(Protocol):
-    """A worker's decisions: `PrefillCore` or `DecodeCore`."""
+    """A worker's decisions: `PrefillCore` or `DecodeCore`, or both in turn (`RoleCores`)."""
 
-    #: Events and frames that were dropped.
-    dropped: int
+    @property
+    def dropped(self) -> int:
+        """Events and frames that were dropped."""
+        ...
 
     @property
     def active(self) -> int:

@@ -11,8 +11,7 @@ ends with status 1 and that name; a supervisor starts it again, and the router p
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -24,15 +23,14 @@ from common.errors import BatonError, Code, WireError
 from common.identity import identity_of
 from common.messages import (
     HOLDING_MAX,
-    WIRE_VERSION,
     Abort,
     AdapterDone,
     Beat,
+    Become,
     CopyAhead,
     Decode,
     Drain,
     HandOver,
-    Hello,
     Holding,
     Introduce,
     Leaving,
@@ -73,16 +71,18 @@ from common.worker.actions import (
     WorkerCore,
 )
 from common.worker.adapters import AdapterOrders
+from common.worker.draining import Draining
 from common.worker.engine_commands import EngineCommands
 from common.worker.engine_watch import why_hung
 from common.worker.health_endpoints import HealthEndpoints
+from common.worker.hello import make_hello
 from common.worker.kv_log import LinkLog, log_handoff
 from common.worker.kv_reachability import KvReachability
 from common.worker.metrics import WorkerMetrics
+from common.worker.roles import RoleCores
 from common.worker.router_links import RouterLink, RouterLinks
 
 BEAT_SECONDS = 0.5
-MOVE_SECONDS = 2.0
 STOPPING = Leaving(reason="stopping")
 
 
@@ -96,7 +96,8 @@ class Gateways(Protocol):
 
 
 class Worker:
-    """One prefill or decode daemon, as a `common.process.lifecycle.Service`."""
+    """One prefill or decode daemon, as a `common.process.lifecycle.Service`. `role`: that of its
+    table in the fleet file. `cores`: one for each role that it may take."""
 
     def __init__(
         self,
@@ -106,13 +107,16 @@ class Worker:
         name: str,
         incarnation: str,
         engine: Engine,
-        core: WorkerCore,
+        cores: Mapping[Role, WorkerCore],
         clock: Clock,
         log: Logger,
     ) -> None:
         self._config, self._clock, self._log = config, clock, log
         self._role, self._name, self._incarnation = role, name, incarnation
-        self._engine, self._core = engine, core
+        warm = self._worker_config().state == "warm"
+        self._engine = engine
+        self._core = core = RoleCores(cores, role, clock.monotonic(), warm=warm)
+        self._depth = 0
         self._link_log = LinkLog(log, self._worker_config().kv.transports)
         self.curve = open_curve(config, log)
         self._gateways: Gateways | None = None
@@ -122,11 +126,11 @@ class Worker:
             engine,
             core,
             clock,
-            warm=self._worker_config().state == "warm",
+            warm=warm,
             refused=self._on_refused,
             changed=lambda: self._to_router(self._make_beat()),
         )
-        self._idle = asyncio.Event()
+        self._drain = Draining(core, log)
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._health = HealthEndpoints(engine, self._commands.put, clock, self._why_no_canary)
         self._exposition = Exposition(
@@ -146,7 +150,7 @@ class Worker:
         return self._config.fleet.drain_ms / 1000 + 6.0
 
     def set_gateways(self, gateways: Gateways) -> None:
-        """Decode workers only; before `start`."""
+        """Before `start`. Only the decode core sends to them."""
         self._gateways = gateways
 
     async def start(self, tasks: Tasks) -> str:
@@ -185,7 +189,7 @@ class Worker:
         self._draining = True
         if not self._engine_lost:
             self._to_router(STOPPING)
-            await self._drain()
+            await self._drain.run(self._config.fleet.drain_ms / 1000, self._give_up)
         await self._exposition.close()
         await self._engine.close()
         if self._gateways is not None:
@@ -195,39 +199,28 @@ class Worker:
         if self.curve is not None:
             self.curve.close()
 
-    async def _drain(self) -> None:
-        """Lets requests finish. Before the limit, those that have not finished are moved
-        elsewhere."""
-        limit = self._config.fleet.drain_ms / 1000
-        move = min(MOVE_SECONDS, limit / 2)
-        if await self._is_idle_within(limit - move):
-            return
-        left = self._core.active
-        sentence = f"{left} requests were still running near the end of the drain time"
-        self._log.info("requests.moved", active=left, sentence=f"{sentence}: they are moved")
-        self.handle(DrainOver(f"{self._role} worker {self._name} is stopping"))
-        if not await self._is_idle_within(move):
-            left = self._core.active
-            sentence = f"{left} requests were still running when the drain time ended"
-            self._log.warning("drain.expired", active=left, sentence=sentence)
-
-    async def _is_idle_within(self, seconds: float) -> bool:
-        if not self._core.active:
-            return True
-        self._idle.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+    def _give_up(self) -> None:
+        self.handle(DrainOver(f"{self._core.role} worker {self._name} is stopping"))
 
     def handle(self, event: Event) -> None:
-        """Handles one event and carries out its actions, on the loop's thread only."""
+        """Handles one event and carries out its actions, on the loop's thread only. An action may
+        bring another event, which is handled before the next action."""
+        self._depth += 1
         for action in self._core.handle(event, self._clock.monotonic()):
             self._carry_out(action)
-        if not self._core.active:
-            self._idle.set()
+        self._depth -= 1
+        self._drain.look()
+        if self._depth or self._draining:
+            return
+        if self._core.change(self._clock.monotonic()):
+            self._announce_role()
+
+    def _announce_role(self) -> None:
+        self._kv_reachability = KvReachability()
+        sentence = f"{self._name} holds nothing and takes the role {self._core.role} by an order"
+        self._log.info("role.changed", epoch=self._core.epoch, sentence=sentence)
+        if self._routers is not None:
+            self._routers.greet()
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -245,20 +238,8 @@ class Worker:
             self._routers.broadcast(message)
 
     def _hello(self) -> list[Message]:
-        info = self._engine.info
-        hello = Hello(
-            wire_version=WIRE_VERSION,
-            role=self._role,
-            name=self._name,
-            incarnation=self._incarnation,
-            pid=os.getpid(),
-            fingerprint=info.fingerprint,
-            fingerprint_parts=info.fingerprint_parts,
-            model=info.model,
-            kv_address=info.kv_address,
-            capacity=info.capacity,
-            adapters=self._engine.adapters(),
-        )
+        now = self._clock.monotonic()
+        hello = make_hello(self._engine, self._name, self._incarnation, self._core, now)
         return [hello, STOPPING] if self._draining else [hello]
 
     def _on_control(self, link: RouterLink, frames: list[bytes]) -> None:
@@ -275,9 +256,8 @@ class Worker:
                 self._commands.put(message)
             elif isinstance(message, OrderAdapter):
                 self._adapters.order(message)
-            elif isinstance(message, Drain):
-                self._drained = message.on
-                self._to_router(self._make_beat())
+            elif isinstance(message, Drain | Become):
+                self._take_order(message)
             elif isinstance(message, Introduce):
                 if message.prefill:
                     self._kv_reachability.add(
@@ -289,6 +269,14 @@ class Worker:
         except WireError as error:
             self.handle(FrameDropped(error.message))
             self._log.warning("frame.dropped", sentence=error.message)
+
+    def _take_order(self, message: Drain | Become) -> None:
+        """All routers are told at once. One that stops has no other role before it."""
+        if isinstance(message, Drain):
+            self._drained = message.on
+        elif not self._draining:
+            self.handle(message)
+        self._to_router(self._make_beat())
 
     def _announce_attempt(self, link: RouterLink, message: Prefill | Decode) -> None:
         held = self._core.held_attempt(message.request_id, message.attempt)
@@ -373,7 +361,12 @@ class Worker:
         verdict, warm = self._health.verdict(), self._commands.warm_state
         adapters = self._engine.adapters()
         beat = Beat(
-            load=load, drained=self._drained, health_verdict=verdict, warm=warm, adapters=adapters
+            load=load,
+            drained=self._drained,
+            health_verdict=verdict,
+            warm=warm,
+            adapters=adapters,
+            becomes=self._core.becomes,
         )
         status = self._engine.kv_status()
         if status is None:

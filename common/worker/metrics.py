@@ -8,11 +8,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from common.engine.port import Engine
-from common.worker.actions import WorkerCore
+from common.worker.roles import RoleCores
 
 
 class WorkerMetrics(Collector):
-    def __init__(self, core: WorkerCore, engine: Engine) -> None:
+    def __init__(self, core: RoleCores, engine: Engine) -> None:
         self._core = core
         self._engine = engine
 
@@ -35,6 +35,16 @@ class WorkerMetrics(Collector):
             ),
         ):
             yield GaugeMetricFamily(f"baton_worker_{name}", help_, value=value)
+        role = GaugeMetricFamily(
+            "baton_worker_role", "1 for the role that this worker has now", labels=["role"]
+        )
+        role.add_metric([self._core.role], 1.0)
+        yield role
+        yield CounterMetricFamily(
+            "baton_worker_role_changes",
+            "How often this worker has changed its role",
+            value=self._core.epoch,
+        )
         yield CounterMetricFamily(
             "baton_worker_messages_dropped",
             "Messages that were not acted on",

@@ -33,6 +33,7 @@ class RouterLink:
         self.router = router
         self._hello = hello
         self._log = log
+        self._connected = False
         self._hello_sent = False
         self._welcomed = False
         self._socket = Socket(
@@ -55,22 +56,41 @@ class RouterLink:
         """The router answered the Hello."""
         self._welcomed = True
 
+    def greet(self) -> None:
+        """Says Hello, again if need be: what the router was told before does not hold any more. One
+        that is not connected hears it when it is."""
+        if self._connected:
+            self._hello_sent = self._welcomed = False
+            self._say_hello()
+
     def send(self, message: Message) -> None:
-        """Sends a message. It is dropped before the Hello, after which everything is reported
-        anew."""
+        """Sends a message. It is dropped before the Hello, after which everything is reported anew.
+        A Hello that found no room is said first."""
+        if self._connected and not self._hello_sent:
+            self._say_hello()
         if not self._hello_sent or (isinstance(message, Beat) and not self._welcomed):
             return
-        if self._socket.send([encode(message)]) is Sent.FULL:
+        self._send(message)
+
+    def _send(self, message: Message) -> bool:
+        sent = self._socket.send([encode(message)])
+        if sent is Sent.FULL:
             kind = type(message).__name__
             self._log.debug("message.dropped", router=self.router, lost=kind)
+        return sent is not Sent.FULL
 
-    def _on_connected(self) -> None:
-        self._hello_sent = True
-        for message in self._hello():
+    def _say_hello(self) -> None:
+        hello, *more = self._hello()
+        self._hello_sent = self._send(hello)
+        for message in more:
             self.send(message)
 
+    def _on_connected(self) -> None:
+        self._connected = True
+        self._say_hello()
+
     def _on_disconnected(self) -> None:
-        self._hello_sent = self._welcomed = False
+        self._connected = self._hello_sent = self._welcomed = False
         sentence = "streams go on; the worker connects again when the router is back"
         self._log.warning("router.lost", router=self.router, sentence=sentence)
 
@@ -102,6 +122,11 @@ class RouterLinks:
     def close(self) -> None:
         for link in self._links:
             link.close()
+
+    def greet(self) -> None:
+        """Says Hello to every router, because the worker is not what it was."""
+        for link in self._links:
+            link.greet()
 
     def broadcast(self, message: Message, *, except_for: RouterLink | None = None) -> None:
         """Sends a message to every router, except for the one of that link."""

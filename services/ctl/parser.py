@@ -137,7 +137,8 @@ def _seconds(text: str) -> float:
 
 
 def _split(verb: Verb, words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Words for the verb's parser, and the pairs for the router that the verb does not declare."""
+    """Words for the verb's parser, and pairs for the router: those that the verb does not declare,
+    and those that could have been typed without a name."""
     declared = {
         name.lstrip("-").replace("-", "_"): name
         for name, rest in verb.arguments
@@ -153,5 +154,8 @@ def _split(verb: Verb, words: list[str]) -> tuple[list[str], dict[str, Any]]:
             pairs[match[1]] = value(match[2])
         else:
             name = declared[match[1]]
-            plain.append(f"{name}={match[2]}" if name.startswith("-") else match[2])
+            if name.startswith("-"):
+                plain.append(f"{name}={match[2]}")
+            else:
+                pairs[name] = match[2]
     return plain, pairs

@@ -42,6 +42,7 @@ _RENDER = {
     "pairs": pairs.render,
     "drain": drain.render,
     "resume": drain.render,
+    "role": drain.render_role,
     "move": move.render,
     "evict": drain.render,
     "quarantine": quarantine.render,

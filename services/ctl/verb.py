@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from common.net.admin_verbs import AdminVerb, Arg
@@ -40,8 +41,10 @@ def verb_of(
     render: Callable[[Any], str] = every_column,
     more: tuple[Argument, ...] = (),
 ) -> Verb:
-    """The verb that the router declares. `more`: options that only `baton ctl` has."""
-    bare = declared.args[:1] if declared.args and _is_text(declared.args[0]) else ()
+    """The verb that the router declares. `more`: options that only `baton ctl` has. A text that
+    comes first, and the required ones that follow it, may be typed without their names."""
+    first = declared.args[:1] if declared.args and _is_text(declared.args[0]) else ()
+    bare = (*first, *takewhile(lambda arg: arg.default is None, declared.args[1:]))
     options = declared.args[len(bare) :]
     arguments = [
         *(argument(arg.name, nargs="?", metavar=arg.name.upper(), help=_help(arg)) for arg in bare),

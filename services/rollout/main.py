@@ -147,7 +147,8 @@ async def _carry_out(config: Config, rollout: Rollout, actions: list[Action], co
 def restart(worker: WorkerRow, command: str) -> None:
     """Raises BatonError when it cannot be ordered."""
     if command:
-        words = shlex.split(command.format(name=worker.name, role=worker.role, pid=worker.pid))
+        role = _started_as(worker)
+        words = shlex.split(command.format(name=worker.name, role=role, pid=worker.pid))
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             output = (done.stderr or done.stdout).strip().splitlines()[-1:]
@@ -166,7 +167,12 @@ def _runs_here(worker: WorkerRow) -> bool:
         words = Path(f"/proc/{worker.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return worker.name.encode() in words and worker.role.encode() in words
+    return worker.name.encode() in words and _started_as(worker).encode() in words
+
+
+def _started_as(worker: WorkerRow) -> str:
+    """The role in its unit and on its command line, whatever it is now."""
+    return worker.configured_role or worker.role
 
 
 async def _request(config: Config, verb: str, worker: str) -> None:

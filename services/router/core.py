@@ -53,6 +53,7 @@ from services.router.events import (
     Received,
     RequestEvicted,
     RequestMoved,
+    RoleOrdered,
     Send,
     StoreOrdered,
     Tick,
@@ -78,7 +79,7 @@ from services.router.rules import (
     worker_membership,
     worker_trust,
 )
-from services.router.rules.measure import measure, ramp, wake_workers
+from services.router.rules.measure import look_at_balance, measure, ramp, wake_workers
 from services.router.settings import Settings
 from services.router.tables import SharedTables, Tables
 
@@ -129,6 +130,7 @@ class Core:
             actions += self._update_fleet(tables, now)
         if isinstance(event, Tick):
             actions += wake_workers(tables, now)
+            actions += look_at_balance(tables, now)
             actions += place_queue.refuse_waiting(tables, now)
             actions += preempt.preempt(tables, now)
             actions += moves.move_streams(tables, now)
@@ -268,6 +270,9 @@ class Core:
             case WorkerDrained():
                 tables = shared.owners.get(event.worker)
                 return [] if tables is None else operator.drain_worker(tables, event)
+            case RoleOrdered():
+                tables = shared.owners.get(event.worker)
+                return [] if tables is None else operator.order_role(tables, event)
             case WorkerEvicted():
                 tables = shared.owners.get(event.worker)
                 return [] if tables is None else operator.evict_worker(tables, event, now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.messages import KeyLimits, Message, StoreAction, ToRouter
+from common.messages import KeyLimits, Message, Role, StoreAction, ToRouter
 from common.security.speaker import Speaker
 from common.telemetry.timeline import TimelineRecord
 from services.router.admission.limits import Limits
@@ -80,6 +80,16 @@ class WorkerDrained:
     worker: str
     #: Whether it is drained from now on.
     on: bool
+
+
+@dataclass(slots=True)
+class RoleOrdered:
+    """A worker is to take a role as soon as it holds nothing. Whoever gives the order has checked
+    that it may (`fleet/roles.py`). Its present role takes an order back."""
+
+    #: Its identity.
+    worker: str
+    role: Role
 
 
 @dataclass(slots=True)
@@ -156,6 +166,7 @@ LocalEvent = (
     | PolicyChosen
     | LimitsChosen
     | WorkerDrained
+    | RoleOrdered
     | WorkerEvicted
     | RequestMoved
     | RequestEvicted

@@ -26,14 +26,15 @@ def main(argv: list[str] | None = None) -> int:
     add("--jobs", type=int, default=0, help="processes (one a core)")
     add("--seed", type=int, help="only this one, in this process")
     add("--trace", action="store_true", help="with --seed: print everything that happened")
+    add("--roles", action="store_true", help="workers change their role, too")
     options = parser.parse_args(argv)
     if options.seed is not None:
-        return _one(options.seed, trace=options.trace)
-    return _many(options.first, options.seeds, options.jobs)
+        return _one(options.seed, trace=options.trace, roles=options.roles)
+    return _many(options.first, options.seeds, options.jobs, roles=options.roles)
 
 
-def _one(seed: int, *, trace: bool) -> int:
-    world = World(seed, trace=trace)
+def _one(seed: int, *, trace: bool, roles: bool) -> int:
+    world = World(seed, trace=trace, roles=roles)
     broken = ""
     try:
         outcome = world.run()
@@ -46,7 +47,7 @@ def _one(seed: int, *, trace: bool) -> int:
     return 1 if broken else 0
 
 
-def _many(first: int, seeds: int, jobs: int) -> int:
+def _many(first: int, seeds: int, jobs: int, *, roles: bool) -> int:
     began = time.monotonic()
     told = [began]
     shown = 0
@@ -67,17 +68,17 @@ def _many(first: int, seeds: int, jobs: int) -> int:
                 flush=True,
             )
 
-    sums = campaign(seeds, first=first, jobs=jobs, progress=progress)
-    _report(sums, seeds, time.monotonic() - began)
+    sums = campaign(seeds, first=first, jobs=jobs, roles=roles, progress=progress)
+    _report(sums, seeds, time.monotonic() - began, " --roles" if roles else "")
     return 1 if sums.failed else 0
 
 
-def _report(sums: Sums, asked: int, seconds: float) -> None:
+def _report(sums: Sums, asked: int, seconds: float, more: str) -> None:
     print(
         f"{sums.seeds} of {asked} seeds in {seconds:.0f} s ({sums.seeds / seconds:.1f}/s), "
         f"{sums.events} events, {sums.virtual_seconds / 3600:.2f} virtual hours, "
         f"{sums.requests} requests, {sums.amplification:.4f} dispatches each, "
-        f"{sums.moves} moves, {sums.taken} with their KV, {commit()}"
+        f"{sums.moves} moves, {sums.taken} with their KV, {sums.roles} roles changed, {commit()}"
     )
     for title, counter in (
         ("ends", sums.ends), ("faults", sums.faults), ("weathers", sums.weathers),
@@ -86,7 +87,7 @@ def _report(sums: Sums, asked: int, seconds: float) -> None:
         parts = ", ".join(f"{name} {times}" for name, times in counter.most_common())
         print(f"  {title}: {parts}")
     if sums.failures:
-        print(f"replay: python -m tests.simulation --seed {sums.failures[0][0]} --trace")
+        print(f"replay: python -m tests.simulation --seed {sums.failures[0][0]}{more} --trace")
 
 
 def commit() -> str:

@@ -35,6 +35,7 @@ class Sums:
     moves: int = 0
     taken: int = 0
     copied: int = 0
+    roles: int = 0
     virtual_seconds: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -53,6 +54,7 @@ class Sums:
         self.moves += other.moves
         self.taken += other.taken
         self.copied += other.copied
+        self.roles += other.roles
         self.virtual_seconds += other.virtual_seconds
         self.ends.update(other.ends)
         self.faults.update(other.faults)
@@ -67,11 +69,11 @@ class Sums:
         return self.dispatches / max(1, self.first_dispatches)
 
 
-def play(first: int, count: int) -> Sums:
+def play(first: int, count: int, *, roles: bool = False) -> Sums:
     """These seeds, in this process."""
     sums = Sums()
     for seed in range(first, first + count):
-        sentence = play_one(seed, sums)
+        sentence = play_one(seed, sums, roles=roles)
         sums.seeds += 1
         if sentence:
             sums.failed += 1
@@ -79,10 +81,11 @@ def play(first: int, count: int) -> Sums:
     return sums
 
 
-def play_one(seed: int, sums: Sums) -> str:
+def play_one(seed: int, sums: Sums, *, roles: bool = False) -> str:
     """What this seed broke, empty if nothing."""
+    world = World(seed, roles=roles)
     try:
-        outcome = World(seed).run()
+        outcome = world.run()
     except PromiseBrokenError as broken:
         return str(broken)
     except Exception as error:  # any exception of a core is a finding, with its place
@@ -95,6 +98,7 @@ def play_one(seed: int, sums: Sums) -> str:
     sums.moves += outcome.moves
     sums.taken += outcome.taken
     sums.copied += outcome.copied
+    sums.roles += len(world.fleet.tally.roles)
     sums.virtual_seconds += outcome.virtual_seconds
     sums.ends.update(outcome.ends)
     sums.faults.update(outcome.faults)
@@ -109,10 +113,11 @@ def campaign(
     *,
     first: int = 0,
     jobs: int = 0,
+    roles: bool = False,
     progress: Callable[[Sums], None] = lambda sums: None,
 ) -> Sums:
-    """All of them; `jobs` 0 = one a core. Interrupted by Ctrl-C, it returns what was done by
-    then."""
+    """All of them; `jobs` 0 = one a core; `roles`: workers change their role. Interrupted by
+    Ctrl-C, it returns what was done by then."""
     total = Sums()
     with ProcessPoolExecutor(
         max_workers=jobs or os.cpu_count() or 1,
@@ -121,7 +126,7 @@ def campaign(
         initargs=(signal.SIGINT, signal.SIG_IGN),
     ) as pool:
         try:
-            for sums in _results(pool, first, seeds):
+            for sums in _results(pool, first, seeds, roles=roles):
                 total.add(sums)
                 progress(total)
         except KeyboardInterrupt:
@@ -129,7 +134,7 @@ def campaign(
     return total
 
 
-def _results(pool: ProcessPoolExecutor, first: int, seeds: int) -> Iterator[Sums]:
+def _results(pool: ProcessPoolExecutor, first: int, seeds: int, *, roles: bool) -> Iterator[Sums]:
     """At most a few blocks are handed out ahead, so that an interrupt is heard soon."""
     starts = iter(range(first, first + seeds, BLOCK))
     end = first + seeds
@@ -137,7 +142,7 @@ def _results(pool: ProcessPoolExecutor, first: int, seeds: int) -> Iterator[Sums
 
     def refill() -> None:
         for start in starts:
-            running.add(pool.submit(play, start, min(BLOCK, end - start)))
+            running.add(pool.submit(play, start, min(BLOCK, end - start), roles=roles))
             if len(running) >= 2 * (os.cpu_count() or 1):
                 return
 

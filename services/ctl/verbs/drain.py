@@ -1,4 +1,5 @@
-"""`baton ctl drain`, `resume` and `evict`: takes a worker out, gently or at once."""
+"""`baton ctl drain`, `resume` and `evict`: takes a worker out, gently or at once; `role`: gives it
+another role."""
 
 from __future__ import annotations
 
@@ -19,6 +20,14 @@ def render(result: Any) -> str:
     if result["state"] == "drained":
         return f"{worker} is drained: nothing runs there, it may be stopped"
     return f"{worker} is {result['state']}, with {left} requests"
+
+
+def render_role(result: Any) -> str:
+    worker = f"{result['role']} {result['worker']}"
+    if not result["becomes"]:
+        return f"{worker} is {result['state']}, in this role for {result['role_s']:g} s"
+    left = f"{result['requests_left']} requests move or finish first; ask again"
+    return f"{worker} becomes a {result['becomes']} worker: {left}"
 
 
 def _evicted(worker: str, result: Any) -> str:

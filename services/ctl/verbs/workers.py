@@ -15,12 +15,21 @@ def _why(worker: WorkerRow) -> str:
     """Why the worker is in its state, what its health daemon says, and which pairs it is not in."""
     reasons = (
         worker.reason,
+        f"becomes a {worker.becomes} worker" if worker.becomes else "",
+        _role(worker),
         "it sleeps until its model needs it" if worker.state == "warm" else "",
         f"its host says {worker.verdict}: {worker.verdict_reason}" if worker.verdict else "",
         f"not paired with {', '.join(worker.not_paired_with)}" if worker.not_paired_with else "",
         f"paired with nobody: {worker.unlike}" if worker.unlike else "",
     )
     return "; ".join(reason for reason in reasons if reason)
+
+
+def _role(worker: WorkerRow) -> str:
+    """That it has another role than in the fleet file, and since when; empty = it has not."""
+    if worker.configured_role in ("", worker.role):
+        return ""
+    return f"{worker.configured_role} in its file, {worker.role} for {worker.role_since_s:.0f} s"
 
 
 render = rows(

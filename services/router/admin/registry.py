@@ -26,6 +26,7 @@ from services.router.admin.verbs import (
 
 RUN: dict[str, Run] = {
     "adapter": adapter.run,
+    "balance": policy.balance,
     "drain": drain.run,
     "events": events.run,
     "evict": evict.run,
@@ -41,6 +42,7 @@ RUN: dict[str, Run] = {
     "reload": reload.run,
     "requests": requests.run,
     "resume": drain.resume,
+    "role": drain.role,
     "status": status.run,
     "store": store.run,
     "workers": workers.run,

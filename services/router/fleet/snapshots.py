@@ -6,7 +6,7 @@ from __future__ import annotations
 from common.messages import Role
 from services.router.fleet.role_totals import Totals
 from services.router.placement.types import WorkerView
-from services.router.records.worker import Changes
+from services.router.records.changes import Changes
 
 
 class WorkerSnapshots:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class MoveReason(enum.StrEnum):
     #: An operator drains its worker.
     DRAIN = "drain"
+    #: Its worker takes another role.
+    ROLE = "role"
     #: Its worker stops.
     STOP = "stop"
     #: An operator evicts all that its worker holds.

@@ -22,6 +22,8 @@ from common.messages import (
 from services.router.placement.types import WorkerView
 from services.router.records.adapters import HeldAdapters, held_adapters
 from services.router.records.attempt import Attempt
+from services.router.records.changes import Changes
+from services.router.records.role import RoleState
 from services.router.records.states import AWAY, WORKER_TABLE, WorkerEvent, WorkerState, next_state
 
 ABANDONED_MAX = 256
@@ -29,21 +31,6 @@ NO_CAPACITY = Capacity(
     block_tokens=1, kv_blocks=0, kv_block_bytes=0, max_model_len=0, max_num_seqs=0
 )
 """That of a pool that does not know yet what it will hold."""
-
-
-@dataclass(slots=True)
-class Changes:
-    """What changed since it was last read. Every row of a worker writes to the same object.
-    `WorkerSnapshots` reads and clears `stale_snapshots`, the core reads and clears the rest."""
-
-    #: By role, the workers whose snapshot is not current, by identity.
-    stale_snapshots: dict[Role, dict[str, Worker]] = field(
-        default_factory=lambda: {Role.PREFILL: {}, Role.DECODE: {}}
-    )
-    #: Whether the state of a worker changed, so that the summary for gateways may be stale.
-    availability: bool = False
-    #: Whether something that queued attempts wait for may have become free.
-    capacity: bool = False
 
 
 @dataclass(slots=True)
@@ -69,6 +56,8 @@ class Worker:
     kv_grant_max: float
     #: Where it notes what changed.
     changes: Changes
+    #: Which role it is to have.
+    role_state: RoleState
     #: When its last message arrived.
     last_seen: float
     #: When its state last changed.
@@ -199,6 +188,7 @@ class Worker:
             last_seen=now,
             since=now,
             slots=capacity.max_num_seqs,
+            role_state=RoleState.from_hello(hello, now),
             adapter_statuses=hello.adapters,
             adapters=held_adapters(hello.adapters),
         )
@@ -212,8 +202,19 @@ class Worker:
     @property
     def ready(self) -> bool:
         """Whether it may be given requests, or a pool blocks."""
-        barred = self.drained or self.excluded or self.asleep
+        barred = self.drained or self.excluded or self.asleep or self.next_role is not None
         return self.state is WorkerState.READY and not barred
+
+    @property
+    def home(self) -> tuple[Role, str]:
+        """By what it is known whichever role it has: the role of the fleet file, and its name."""
+        return self.role_state.configured or self.role, self.name
+
+    @property
+    def next_role(self) -> Role | None:
+        """The role that it was ordered to take, told yet or not; None = it keeps its own."""
+        ordered = self.role_state.ordered or self.role_state.becomes
+        return ordered if ordered is not self.role else None
 
     @property
     def asleep(self) -> bool:
@@ -226,7 +227,7 @@ class Worker:
             return self.state.value
         if self.drained or self.excluded:
             return "drained" if self.drained else "down"
-        return "warm"
+        return "warm" if self.asleep else "switching"
 
     @property
     def display_state(self) -> str:
@@ -255,6 +256,13 @@ class Worker:
     def set_drained(self, drained: bool) -> None:
         self.drained = drained
         self._note_availability()
+
+    def set_role_order(self, ordered: Role | None, becomes: Role | None) -> None:
+        """`ordered`: what it was told and does not repeat yet; `becomes`: what it says."""
+        before = self.next_role
+        self.role_state.ordered, self.role_state.becomes = ordered, becomes
+        if self.next_role is not before:
+            self._note_availability()
 
     def set_excluded(self, excluded: bool) -> bool:
         """Returns whether that is a change."""

@@ -70,6 +70,9 @@ def on_prefill_ended(
     if message.error:
         attempt.prefill_problem = f"{worker.name} failed: {message.message or message.error}"
     learning.learn_prefill(tables.estimates, worker, attempt, now)
+    if not message.error:
+        computed = max(0, attempt.request.prompt_tokens - message.cached_tokens)
+        tables.balance.add_prompt(computed, now)
     pair_reports.record_pull(tables, attempt, message, now)
     tables.finish_prompt(attempt, worker)
     if message.error or attempt.decode_report is not None:
@@ -145,6 +148,8 @@ def on_ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list
         return []
     attempt.end_report = message
     learning.learn_end(tables.estimates, worker, attempt, now)
+    if message.finish_reason:
+        tables.balance.add_output(message.completion_tokens, now)
     actions = abort_prefill(tables, attempt, "the request is over")
     event = AttemptEvent.FAILED if message.error else AttemptEvent.ENDED
     if message.error in (Code.CANCELLED, Code.MOVED):

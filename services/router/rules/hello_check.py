@@ -18,11 +18,17 @@ from common.identity import identity_of
 from common.messages import WIRE_VERSION, Capacity, Hello, Role
 from common.security.speaker import Speaker
 from services.router.placement.fingerprint_mismatch import difference
+from services.router.records.worker import Worker
 from services.router.tables import SharedTables, Tables
 
 PEERS_MAX = 4_096
 NAME_CHARS_MAX = 64
 MODEL_PARTS = ("model", "config", "weights")
+
+
+def home_of(hello: Hello) -> tuple[Role, str]:
+    """By what a peer is known whichever role it has: the role of the fleet file, and its name."""
+    return hello.configured_role or hello.role, hello.name
 
 
 def identity_refusal(shared: SharedTables, hello: Hello, speaker: Speaker | None) -> str:
@@ -32,7 +38,7 @@ def identity_refusal(shared: SharedTables, hello: Hello, speaker: Speaker | None
     who, host = f"{hello.role} {hello.name}", speaker.host
     if speaker.denied:
         return f"host {host} may not speak for {who}: {speaker.denied}"
-    older = shared.names.get((hello.role, hello.name), "")
+    older = shared.names.get(home_of(hello), "")
     worker, gateway = shared.worker(older), shared.gateways.get(older)
     known = worker or gateway
     if known is None or known.host == host:
@@ -64,12 +70,21 @@ def refusal(shared: SharedTables, peer: str, hello: Hello) -> tuple[Code, str] |
         )
     worker = shared.worker(peer)
     known = worker is not None or peer in shared.gateways
-    if known and hello.role is not (worker.role if worker else Role.GATEWAY):
+    same = hello.role is (worker.role if worker else Role.GATEWAY)
+    if known and not same and not _changes_role(worker, hello):
         return Code.INVALID_REQUEST, f"{who} was here before in another role"
     if not known and len(shared.owners) + len(shared.gateways) >= PEERS_MAX:
         return Code.NO_CAPACITY, f"{PEERS_MAX} peers are already known"
     sentence = _missing(hello) or model_refusal(shared, hello)
     return (Code.INVALID_REQUEST, f"{who} {sentence}") if sentence else None
+
+
+def _changes_role(worker: Worker | None, hello: Hello) -> bool:
+    """Whether the same worker says that it has taken another role since."""
+    state = worker.role_state if worker is not None else None
+    if state is None or state.configured is None or hello.configured_role is not state.configured:
+        return False
+    return hello.role in (Role.PREFILL, Role.DECODE) and hello.role_epoch > state.epoch
 
 
 def model_refusal(shared: SharedTables, hello: Hello) -> str:

@@ -1,5 +1,5 @@
-"""The figures that admission reads between two Ticks, the slow start of returned workers, and which
-warm workers are woken."""
+"""The figures that admission reads between two Ticks, the slow start of returned workers, which
+warm workers are woken, and whether a worker should change its role."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import math
 from common.messages import Role, Wake
 from services.router.admission import gates
 from services.router.events import Action, Note, Send
-from services.router.fleet import warm_workers
+from services.router.fleet import roles, warm_workers
+from services.router.fleet.balance.goodput import Curves, Split
 from services.router.fleet.warm_workers import WarmWorker
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
@@ -73,6 +74,38 @@ def wake_workers(tables: Tables, now: float) -> list[Action]:
     event, what = ("worker.woken", "wakes") if wanted.on else ("worker.asleep", "sleeps again")
     sentence = f"decode worker {worker.name} of {tables.model} {what}: {wanted.sentence}"
     return [send, Note("info", event, sentence, {"worker": worker.name})]
+
+
+def look_at_balance(tables: Tables, now: float) -> list[Action]:
+    """At each Tick; it looks every few seconds. A verdict that is new is told once."""
+    balance, estimates = tables.balance, tables.estimates
+    if tables.settings.mode != "disaggregated" or not balance.due(now):
+        return []
+    totals = tables.snapshots.totals(Role.DECODE)
+    split = Split(tables.snapshots.totals(Role.PREFILL).workers, totals.workers)
+    slots = max(1, totals.slots // max(1, totals.workers))
+    curves = Curves(
+        estimates.prefill_seconds,
+        estimates.step_seconds,
+        lambda tokens: estimates.exposed_transfer_s(
+            tokens * totals.latest.kv_token_bytes, estimates.prefill_seconds(tokens)
+        ),
+        slots,
+    )
+    before = balance.verdict
+    verdict = balance.look(split, curves, now)
+    if verdict.role is None:
+        return []
+    candidates = [w for w in tables.workers.values() if w.ready and w.role is not verdict.role]
+    workers = tables.workers.values()
+    reasons = [roles.why_not(workers, w, verdict.role, "disaggregated", now) for w in candidates]
+    if all(reasons):
+        balance.hold_back(reasons[0] if reasons else "no worker could take it")
+        return []
+    if before is not None and before.role is verdict.role:
+        return []
+    sentence = f"{tables.model}: a worker should become a {verdict.role} worker: {verdict.sentence}"
+    return [Note("info", "balance.advised", sentence)]
 
 
 def _may_wake(worker: Worker) -> bool:

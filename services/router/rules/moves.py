@@ -1,10 +1,11 @@
 """Running streams leave their decode worker and go on at another, from their KV.
 
-A stream is ordered to leave because its worker is to be empty (an operator drains or evicts it, or
-it stops), because an operator moves this stream, or because its place is needed (`preempt.py`). The
-next worker connects first. Then the first one ends the stream after a token and keeps its KV. The
-gateway submits the next attempt, which is placed as any other, with the KV of the first worker in
-place of a prefill. Where that KV is gone by then, the next worker is told so and computes it again.
+A stream is ordered to leave because its worker is to be empty (an operator drains or evicts it, it
+takes another role, or it stops), because an operator moves this stream, or because its place is
+needed (`preempt.py`). The next worker connects first. Then the first one ends the stream after a
+token and keeps its KV. The gateway submits the next attempt, which is placed as any other, with the
+KV of the first worker in place of a prefill. Where that KV is gone by then, the next worker is told
+so and computes it again.
 
 With `[kv] copy_ahead_ms` a stream that need not hurry is copied first: its worker offers its full
 blocks to the store of one that may take it, and goes on meanwhile. When it says that they are
@@ -196,18 +197,18 @@ def _unlike(attempt: Attempt, source: Worker, worker: Worker) -> str:
 
 def takers(tables: Tables, attempt: Attempt, source: Worker) -> list[WorkerView]:
     """The decode workers that could take the attempt from `source` now."""
-    request, aside = attempt.request, tables.quarantine.trials.rows
-    return [
-        view
-        for view in _others(tables, source)
-        if view.identity not in aside and _rooms(request, [view])
-    ]
+    return [view for view in _others(tables, source) if _rooms(attempt.request, [view])]
 
 
 def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
     """The decode worker that keeps the KV of this attempt, if it may still have it."""
     worker = tables.workers.get(attempt.moved_from) if attempt.moved_from else None
-    if worker is None or worker.away or not streams_can_move(worker.capacity.kv_groups):
+    if (
+        worker is None
+        or worker.away
+        or worker.role is not Role.DECODE
+        or not streams_can_move(worker.capacity.kv_groups)
+    ):
         return None
     return worker if now - attempt.received <= KEPT_SECONDS else None
 
@@ -237,7 +238,8 @@ def preferences(
 
 
 def _is_emptied(worker: Worker) -> bool:
-    return worker.drained or worker.state is WorkerState.DRAINING
+    changes = worker.next_role is not None
+    return worker.drained or changes or worker.state is WorkerState.DRAINING
 
 
 def _tell_due(tables: Tables, now: float) -> list[Action]:
@@ -338,6 +340,8 @@ def _move_some(tables: Tables, worker: Worker, now: float) -> list[Action]:
     leaving = sum(key in tables.leaving for key in worker.held)
     others = _others(tables, worker)
     reason, why = MoveReason.STOP, worker.reason
+    if worker.next_role is not None:
+        reason, why = MoveReason.ROLE, f"it becomes a {worker.next_role} worker"
     if worker.drained:
         reason, why = MoveReason.DRAIN, "it is drained"
     if worker.drop_at is not None:
@@ -360,7 +364,10 @@ def _move_some(tables: Tables, worker: Worker, now: float) -> list[Action]:
 
 
 def _others(tables: Tables, worker: Worker) -> list[WorkerView]:
-    return [view for view in tables.snapshots.open_decodes() if can_take(view, worker)]
+    """Those that could take its streams, and are not set aside for a suspected prompt."""
+    aside = tables.quarantine.trials.rows
+    views = tables.snapshots.open_decodes()
+    return [view for view in views if view.identity not in aside and can_take(view, worker)]
 
 
 def _rooms(request: ResourceRequest, views: list[WorkerView]) -> int:

@@ -1,10 +1,10 @@
-"""What an operator orders: drain, resume, evict, move, limits, policy, adapters.
+"""What an operator orders: drain, resume, role, evict, move, limits, policy, adapters.
 
-The admin verbs have checked the values. An order to drain is kept by the worker and comes back in
-its Beats, so that it outlives a restart of the router and every router knows it. Until a Beat
-agrees, the order is sent again. An order for a LoRA adapter goes to all workers of the model, and
-to those that join later; each answers, and whoever gave the order through a gateway is told when
-all have.
+The admin verbs have checked the values. An order to drain, or to take another role, is kept by the
+worker and comes back in its Beats, so that it outlives a restart of the router and every router
+knows it. Until a Beat agrees, the order is sent again. An order for a LoRA adapter goes to all
+workers of the model, and to those that join later; each answers, and whoever gave the order through
+a gateway is told when all have.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from common.messages import (
     AdapterTold,
     AskAdapter,
     Beat,
+    Become,
     Drain,
     OrderAdapter,
     OrderStore,
@@ -35,6 +36,7 @@ from services.router.events import (
     PromptsCleared,
     RequestEvicted,
     RequestMoved,
+    RoleOrdered,
     Send,
     StoreOrdered,
     WorkerDrained,
@@ -78,6 +80,29 @@ def _set_drained(worker: Worker, *, drained: bool) -> list[Action]:
     what = f"gets nothing new, and {left} requests move or finish" if drained else "gets work"
     note = f"{worker.role} {worker.name} {what}: an operator's order"
     return [Note("info", "worker.drained" if drained else "worker.resumed", note)]
+
+
+def order_role(tables: Tables, event: RoleOrdered) -> list[Action]:
+    """Unknown workers are the verb's to refuse. Idempotent."""
+    worker = tables.workers.get(event.worker)
+    if worker is None or event.role is (worker.next_role or worker.role):
+        return []
+    worker.set_role_order(event.role, worker.role_state.becomes)
+    order = Become(role=event.role, epoch=worker.role_state.epoch + 1)
+    left = f"{len(worker.held)} requests move or finish"
+    sentence = f"{worker.role} {worker.name} stays a {event.role} worker: an order"
+    if event.role is not worker.role:
+        sentence = f"{worker.role} {worker.name} becomes a {event.role} worker: {left}"
+    return [Send(worker.identity, order), Note("info", "role.ordered", sentence)]
+
+
+def confirm_role(worker: Worker, message: Beat) -> list[Action]:
+    """The worker's own word counts, except against an order that it has not received yet."""
+    ordered = worker.role_state.ordered
+    if ordered is None or message.becomes is (ordered if ordered is not worker.role else None):
+        worker.set_role_order(None, message.becomes)
+        return []
+    return [Send(worker.identity, Become(role=ordered, epoch=worker.role_state.epoch + 1))]
 
 
 def move_request(tables: Tables, event: RequestMoved, now: float) -> list[Action]:

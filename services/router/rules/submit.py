@@ -84,6 +84,8 @@ def on_submit(
         tables.counts.drop("old attempt")
         return _answer_ended(over, gateway, message.attempt)
     tables.counts.submitted += 1
+    if message.attempt == 1:
+        tables.balance.add_request(now)
     return actions + _admit(tables, _new_attempt(tables, gateway, message, body, now), now)
 
 

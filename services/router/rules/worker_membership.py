@@ -2,7 +2,8 @@
 
 A peer is one incarnation of a daemon. A newer incarnation of the same name fences the older one for
 good. A worker that was merely out of reach returns by a Hello, or by a Beat if it did not notice; a
-gateway returns by any message.
+gateway returns by any message. A Hello in another role of the same incarnation tells that the
+worker has changed its role: nothing that was placed on it before holds any more.
 What was given up meanwhile is then aborted on a worker, and sent as `Failed` to a gateway. A worker
 gets work only after a Beat has shown its load. Suspicion and trust are in `worker_trust.py`.
 """
@@ -38,7 +39,7 @@ from services.router.rules import (
     operator,
     worker_trust,
 )
-from services.router.rules.hello_check import NAME_CHARS_MAX
+from services.router.rules.hello_check import NAME_CHARS_MAX, home_of
 from services.router.settings import Settings
 from services.router.tables import RefusedWorker, SharedTables, Tables
 
@@ -56,7 +57,7 @@ def on_hello(shared: SharedTables, event: Received, message: Hello, now: float) 
     if refusal is not None:
         return _refuse(shared, peer, message, *refusal, now)
     actions = _fence_older(shared, peer, message, now)
-    shared.names[message.role, message.name] = peer
+    shared.names[home_of(message)] = peer
     shared.refused.pop((message.role, message.name[:NAME_CHARS_MAX]), None)
     actions.append(_welcome(shared.settings, peer))
     if message.role is Role.GATEWAY:
@@ -113,7 +114,7 @@ def _welcome(settings: Settings, peer: str) -> Action:
 
 
 def _fence_older(shared: SharedTables, peer: str, message: Hello, now: float) -> list[Action]:
-    older = shared.names.get((message.role, message.name))
+    older = shared.names.get(home_of(message))
     if older is None or older == peer:
         return []
     reason = "a new incarnation took its place"
@@ -139,6 +140,10 @@ def reject_fenced(shared: SharedTables, peer: str, message: ToRouter) -> list[Ac
 
 def _welcome_worker(tables: Tables, peer: str, message: Hello, now: float) -> list[Action]:
     worker = tables.workers.get(peer)
+    if worker is not None and worker.role is not message.role:
+        return _change_role(tables, worker, message, now)
+    if worker is not None:
+        worker.role_state.epoch = message.role_epoch
     if worker is not None and not worker.fingerprint and message.capacity is not None:
         worker.learn_layout(message, message.capacity)
     if worker is not None and not worker.away:
@@ -153,6 +158,25 @@ def _welcome_worker(tables: Tables, peer: str, message: Hello, now: float) -> li
     what = "blocks" if message.role is Role.POOL else "work"
     sentence = f"{message.role} {message.name} joined; it gets {what} after its first beat"
     return [Note("info", "worker.joining", sentence, {"fingerprint": message.fingerprint})]
+
+
+def _change_role(tables: Tables, before: Worker, message: Hello, now: float) -> list[Action]:
+    """The worker takes another role, and its row with it. It held nothing when it did: what the
+    router still has there was sent too late, and goes on elsewhere. What is known of its prefix
+    cache and its store stays, because they do."""
+    late, reason = [*before.orphans, *before.held], f"{before.name} is a {message.role} worker now"
+    actions = worker_trust.give_up_held(tables, before, reason, now)
+    actions += worker_trust.abort_messages(before, late, reason)
+    tables.retire_row(before, reason, now)
+    capacity, grant = message.capacity or NO_CAPACITY, tables.settings.kv_grant_max
+    worker = Worker.from_hello(before.identity, message, capacity, grant, tables.changes, now)
+    worker.flaps, worker.flapped_at = before.flaps, before.flapped_at
+    worker.faultless_since, worker.introduced = before.faultless_since, before.introduced
+    worker.set_excluded(before.excluded)
+    tables.add_worker(worker)
+    tables.balance.record_change(now)
+    sentence = f"{before.role} {before.name} has become a {message.role} worker"
+    return [*actions, Note("info", "role.changed", sentence, {"epoch": message.role_epoch})]
 
 
 def _return_worker(worker: Worker, now: float) -> list[Action]:
@@ -217,7 +241,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
         return [_welcome(tables.settings, worker.identity), *_return_worker(worker, now)]
     if message.load is None:
         return []
-    actions = operator.confirm_drain(worker, message)
+    actions = operator.confirm_drain(worker, message) + operator.confirm_role(worker, message)
     actions += health_verdicts.update_verdict(tables, worker, message)
     if worker.set_warm(message.warm, now) and worker.ready:
         actions += _introduce(tables, worker)

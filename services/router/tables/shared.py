@@ -67,7 +67,7 @@ class SharedTables:
         self.refused: OrderedDict[tuple[Role, str], RefusedWorker] = OrderedDict()
         #: Gateways by identity, those that are out of reach included.
         self.gateways: dict[str, Gateway] = {}
-        #: The newest incarnation of each name: its identity, by role and name.
+        #: The newest incarnation of each name: its identity, by role in the fleet file and name.
         self.names: dict[tuple[Role, str], str] = {}
         #: Replaced incarnations, to which the router no longer listens: the identity of the
         #: replacement, by identity.
@@ -136,7 +136,7 @@ class SharedTables:
         lost = [worker for worker in self.workers() if worker.state is WorkerState.GONE]
         for worker in lost[: max(0, len(lost) - GONE_MAX)]:
             self.owners[worker.identity].drop_worker(worker.identity)
-            self._forget_name(worker.role, worker.name, worker.identity)
+            self._forget_name(*worker.home, worker.identity)
         away = [g for g in self.gateways.values() if g.gone and not g.attempts]
         for gateway in away[: max(0, len(away) - GONE_MAX)]:
             del self.gateways[gateway.identity]

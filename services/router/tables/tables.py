@@ -11,6 +11,7 @@ from services.router.admission.state import Admission
 from services.router.degradation.detector import DegradationDetector
 from services.router.estimates.drain_rate import DrainRate
 from services.router.estimates.estimates import Estimates
+from services.router.fleet.balance.controller import Balance
 from services.router.fleet.prompt_quarantine import PromptQuarantine
 from services.router.fleet.snapshots import WorkerSnapshots
 from services.router.fleet.summary import DecodeLimits
@@ -20,14 +21,16 @@ from services.router.placement.types import Placement, PlacementOptions, Resourc
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.records.adapters import AdapterOrders
 from services.router.records.attempt import Attempt
+from services.router.records.changes import Changes
 from services.router.records.move import MoveOrder
 from services.router.records.states import (
     ON_WORKER,
     TERMINAL,
     AttemptEvent,
     AttemptState,
+    WorkerEvent,
 )
-from services.router.records.worker import Changes, Worker
+from services.router.records.worker import Worker
 from services.router.tables.shared import SharedTables
 
 
@@ -85,6 +88,7 @@ class Tables:
         self.adapter_orders = AdapterOrders()
         self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
         self.degradation = DegradationDetector(settings.degradation)
+        self.balance = Balance(settings.balance)
         #: Whether the router stops: it admits nothing new.
         self.draining = False
         #: Whether it has just started and places nothing yet (`rules/startup.py`).
@@ -116,6 +120,13 @@ class Tables:
         if worker.role is Role.POOL:
             self.pools[worker.identity] = worker
         self.shared.owners[worker.identity] = self
+
+    def retire_row(self, worker: Worker, reason: str, now: float) -> None:
+        """Another row of this worker takes the place of this one, which holds nothing."""
+        assert not worker.held
+        if worker.connected:
+            worker.apply(WorkerEvent.LOST, reason, now)
+        self.drop_worker(worker.identity)
 
     def drop_worker(self, identity: str) -> None:
         """Forgets the row of a worker that is gone."""

@@ -169,6 +169,8 @@ class DecodeEngine(ModelEngine):
         self._stepping = False
         #: Streams that were given up, by the engine's key, until their KV is taken or too old.
         self.kept: dict[str, Held] = {}
+        #: Attempts whose KV is not here and will not come, by the engine's key.
+        self._refused: set[str] = set()
         #: Tickets for what is kept, by the key of the attempt that takes it.
         self._handed: dict[str, tuple[Ticket, str]] = {}
         self._asking: dict[str, tuple[EngineRequest, Callable[[bool], None]]] = {}
@@ -185,6 +187,7 @@ class DecodeEngine(ModelEngine):
     def abort(self, key: str, keep_tokens: int = 0) -> None:
         held = self.held.pop(key, None)
         if not keep_tokens:
+            self._refuse(key)
             return
         if held is None or not held.emitted or keeps_part(self._groups):
             request_id, _, attempt = key.rpartition("#")
@@ -219,6 +222,9 @@ class DecodeEngine(ModelEngine):
 
     def take(self, request: EngineRequest, taker: Callable[[bool], None]) -> None:
         """As P's; the next D may ask before the router has said what for."""
+        if request.key in self._refused:
+            self._clock.after(0.05, lambda: taker(False))
+            return
         if request.key not in self._handed:
             self._asking[request.key] = (request, taker)
             return
@@ -233,6 +239,12 @@ class DecodeEngine(ModelEngine):
         taker(True)
         self._owner.fleet.tally.taken += 1
         self._let_go(kept_key, held, "")
+
+    def _refuse(self, key: str) -> None:
+        self._refused.add(key)
+        asking = self._asking.pop(key, None)
+        if asking is not None:
+            asking[1](False)
 
     def _let_go(self, key: str, held: Held, error: str) -> None:
         if self._owner.alive and self.kept.get(key) is held:

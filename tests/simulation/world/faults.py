@@ -4,15 +4,17 @@ with a new incarnation, partitions heal, the stopped go on."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from common.messages import HealthVerdict
-from services.router.events import RequestMoved, WorkerDrained, WorkerEvicted
+from common.messages import HealthVerdict, Role
+from services.router.events import RequestMoved, RoleOrdered, WorkerDrained, WorkerEvicted
+from services.router.fleet.roles import why_not
 from tests.simulation.world.engines import POISON
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import Client, GatewayProcess, spec
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import RouterProcess
-from tests.simulation.world.workers import DecodeProcess, PrefillProcess, WorkerProcess
+from tests.simulation.world.workers import DecodeProcess, WorkerProcess
 
 KINDS = ("kill", "blip", "hang", "slow", "cut", "deaf", "data", "usurp", "router", "drain")
 WEATHERS: dict[str, tuple[str, ...]] = {
@@ -32,6 +34,8 @@ WEATHERS: dict[str, tuple[str, ...]] = {
     "orders": ("move", "move", "move", "drain"),
 }
 ODDS = (1, 3, 3, 2, 4, 2, 1, 1, 1, 1, 1, 2, 3, 2)
+ROLE_SHARE = 3
+ROLE_BACK_SHARE = 0.2
 #: In these operators move streams.
 ORDERED = frozenset({"moves", "orders"})
 #: In these there is room for streams to move.
@@ -39,10 +43,12 @@ MOVING = ORDERED | {"drains"}
 
 
 class Faults:
-    """`weather` names the mix of a seed; `counts`: how often each kind happened."""
+    """`weather` names the mix of a seed; `counts`: how often each kind happened. `roles`: operators
+    also let workers change their role."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, roles: bool = False) -> None:
         self._fleet = fleet
+        self._roles = roles
         self._clock = fleet.clock
         self._random = fleet.clock.random
         self.weather = self._random.choices(list(WEATHERS), ODDS)[0]
@@ -59,13 +65,14 @@ class Faults:
 
     def start(self, until: float) -> None:
         self._until = until
-        if WEATHERS[self.weather]:
+        self._kinds = WEATHERS[self.weather] + (("role",) * ROLE_SHARE if self._roles else ())
+        if self._kinds:
             self._clock.after(self._random.uniform(0.3, 0.8), self._next)
 
     def _next(self) -> None:
         if self._clock.now >= self._until:
             return
-        kind = self._random.choice(WEATHERS[self.weather])
+        kind = self._random.choice(self._kinds)
         inflict: dict[str, Callable[[], None]] = {
             "kill": self._kill,
             "blip": self._blip,
@@ -81,6 +88,7 @@ class Faults:
             "drain": self._drain,
             "move": self._move,
             "evict": self._evict,
+            "role": self._role,
         }
         self.counts[kind] = self.counts.get(kind, 0) + 1
         inflict[kind]()
@@ -203,6 +211,32 @@ class Faults:
         for router in routers:
             router.when_awake(lambda r=router: r.feed(event))  # type: ignore[misc]
 
+    def _role(self) -> None:
+        """An operator orders a role of one router or of all, where its verb does not refuse; now
+        and then the order is taken back."""
+        victim = self._pick(WorkerProcess)
+        if victim is None:
+            return
+        back = self._random.random() < ROLE_BACK_SHARE
+        routers = [r for r in self._alive(RouterProcess) if isinstance(r, RouterProcess)]
+        for router in routers:
+            row = router.core.shared.worker(victim.identity)
+            if row is None:
+                continue
+            role = Role.PREFILL if row.role is Role.DECODE else Role.DECODE
+            workers = router.core.shared.owners[row.identity].workers.values()
+            if not why_not(workers, row, role, "disaggregated", self._clock.now):
+                self._say(f"{role} for", victim)
+                self._feed_role(router, RoleOrdered(victim.identity, role))
+                if back:
+                    present = RoleOrdered(victim.identity, row.role)
+                    seconds = self._random.uniform(0.0, 0.3)
+                    self._clock.after(seconds, partial(self._feed_role, router, present))
+
+    @staticmethod
+    def _feed_role(router: RouterProcess, event: RoleOrdered) -> None:
+        router.when_awake(lambda: router.feed(event))
+
     def _evict(self) -> None:
         """An operator evicts a decode worker, perhaps twice, and resumes it."""
         victim = self._pick(DecodeProcess)
@@ -227,7 +261,7 @@ class Faults:
 
     def _slow(self) -> None:
         victim = self._pick(WorkerProcess)
-        if not isinstance(victim, PrefillProcess | DecodeProcess):
+        if not isinstance(victim, WorkerProcess):
             return
         self._say("slow", victim)
         engine = victim.engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from common.messages import Role
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import DecodeEngine, PrefillEngine
 from tests.simulation.world.gateway import GatewayProcess
@@ -28,6 +29,16 @@ class Tally:
         self.woken = self.slept = 0
         #: How many streams were copied ahead of their move.
         self.copied = 0
+        #: Changes of role, by the worker's identity and the epoch.
+        self.roles: dict[tuple[str, int], Role] = {}
+
+    def took_role(self, worker: WorkerProcess) -> None:
+        """Once for each epoch of a worker, and never the role that it had."""
+        identity, epoch = worker.identity, worker.core.epoch
+        before = self.roles.get((identity, epoch - 1), worker.configured)
+        if (identity, epoch) in self.roles or worker.role is before:
+            worker.clock.violate(f"{identity} takes the role {worker.role} in epoch {epoch}")
+        self.roles[identity, epoch] = worker.role
 
     def dispatched(self, request_id: str, attempt: int) -> None:
         self.dispatches[request_id, attempt] += 1
@@ -90,7 +101,7 @@ class Fleet:
     def kv_engine(self, identity: str) -> PrefillEngine | DecodeEngine | None:
         """None when that process is dead."""
         process = self.processes.get(identity)
-        if isinstance(process, PrefillProcess | DecodeProcess) and process.alive:
+        if isinstance(process, WorkerProcess) and process.alive:
             return process.engine
         return None
 

@@ -22,7 +22,7 @@ from tests.simulation.world.router import (
     RETRY_SHARE,
     RouterProcess,
 )
-from tests.simulation.world.workers import DecodeProcess, WorkerProcess
+from tests.simulation.world.workers import WorkerProcess
 
 if TYPE_CHECKING:
     from tests.simulation.world.fleet import Fleet
@@ -263,8 +263,8 @@ class Judge:
                 self._clock.violate(f"two processes are {worker.name}")
             if worker.engine.held:
                 self._clock.violate(f"{worker.name} still holds {list(worker.engine.held)}")
-            if isinstance(worker, DecodeProcess) and worker.engine.kept:
-                self._clock.violate(f"{worker.name} still keeps {list(worker.engine.kept)}")
+            if worker.decode_engine.kept:
+                self._clock.violate(f"{worker.name} still keeps {list(worker.decode_engine.kept)}")
             if worker.core.active:
                 self._clock.violate(f"the core of {worker.name} still holds {worker.core.active}")
 

@@ -9,6 +9,7 @@ from common.identity import AttemptKey
 from common.messages import Abort, Beat, Cancel, Decode, Ended, Hello, Prefill, Role
 from services.router.events import Action, Event, Received, Send
 from services.router.records.states import AttemptState, WorkerState
+from services.router.rules.hello_check import home_of
 from services.router.tables import SharedTables
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class RouterWatch:
     def _after_message(self, event: Received, aborted: set[tuple[str, AttemptKey]]) -> None:
         shared, message = self._shared, event.message
         if isinstance(message, Hello) and event.peer in shared.owners:
-            self._greeted[message.role, message.name] = event.peer
+            self._greeted[home_of(message)] = event.peer
         if isinstance(message, Ended):
             worker = shared.worker(event.peer)
             if worker is not None and (message.request_id, message.attempt) in worker.held:
@@ -102,7 +103,7 @@ class RouterWatch:
 
     def _after_work(self, send: Send) -> None:
         worker = self._shared.worker(send.peer)
-        newest = self._greeted.get((worker.role, worker.name)) if worker is not None else None
+        newest = self._greeted.get(worker.home) if worker is not None else None
         if newest != send.peer:
             self._violate(f"gave work to {send.peer}, replaced by {newest}")
 

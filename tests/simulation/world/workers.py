@@ -10,6 +10,7 @@ from common.identity import identity_of, split_identity
 from common.messages import (
     Abort,
     Beat,
+    Become,
     CopyAhead,
     Decode,
     Drain,
@@ -43,6 +44,7 @@ from common.worker.actions import (
     ToGateway,
     ToRouter,
 )
+from common.worker.roles import RoleCores
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import grant_limit_of
 from services.prefill.core import PrefillCore
@@ -60,19 +62,33 @@ HELD_FRAMES_MAX = 64
 
 
 class WorkerProcess(Process):
-    """What P and D share: the control connection to each router, the beat, the engine's events.
-    `added`, `ended`: requests given to the engine, and those that the routers heard the end of."""
+    """The cores of P and D over the modelled engine of either: the control connection to each
+    router, the beat, the engine's events, the streams. `added`, `ended`: streams given to the
+    engine, and those that the routers heard the end of."""
 
-    core: PrefillCore | DecodeCore
-    engine: PrefillEngine | DecodeEngine
+    configured: Role
 
     def start(self) -> None:
         self.added = self.ended = self.depth = 0
+        self._gateways: dict[str, StreamLink] = {}
         self.health_verdict: HealthVerdict | None = None
         self.drained = False
         #: A worker whose name begins with this letter is warm, and sleeps at first.
         self.warm = self.name.startswith(WARM)
         self.asleep = self.warm
+        self.decode_core = DecodeCore(
+            self.name, self.incarnation, grant_limit_of(self.fleet.capacity, GRANT)
+        )
+        prefill_core = PrefillCore(self.name, self.incarnation, self.fleet.capacity.max_num_seqs)
+        self.core = RoleCores(
+            {Role.PREFILL: prefill_core, Role.DECODE: self.decode_core},
+            self.configured,
+            self.clock.now,
+            warm=self.warm,
+        )
+        self._checks = (self.core, prefill_core, self.decode_core)
+        self.prefill_engine = PrefillEngine(self, self.from_engine)
+        self.decode_engine = DecodeEngine(self, self.from_engine)
         self._greeted: dict[str, bool] = {}
         self._welcomed: dict[str, bool] = {}
         self._routers = {
@@ -97,13 +113,37 @@ class WorkerProcess(Process):
         for action in self.core.handle(event, self.clock.now):
             self._carry_out(action)
         self.depth -= 1
-        self.core.check_invariants()
-        if not self.depth:
+        for core in self._checks:
+            core.check_invariants()
+        if self.depth:
+            return
+        self.check()
+        if self.core.change(self.clock.now):
             self.check()
+            self.fleet.tally.took_role(self)
+            for router, greeted in self._greeted.items():
+                if greeted:
+                    self._welcomed[router] = False
+                    self._routers[router].send(self.hello())
+
+    @property
+    def role(self) -> Role:  # type: ignore[override]
+        return self.core.role
+
+    @property
+    def engine(self) -> PrefillEngine | DecodeEngine:
+        """Of the role in force."""
+        return self.decode_engine if self.core.role is Role.DECODE else self.prefill_engine
 
     def check(self) -> None:
         if len(self.engine.held) > self.core.active:
             self.clock.violate(f"the engine of {self.name} works on what its core has forgotten")
+        other = self.prefill_engine if self.core.role is Role.DECODE else self.decode_engine
+        if other.held or (self.decode_engine.kept and self.core.role is Role.PREFILL):
+            self.clock.violate(f"{self.name} holds what belongs to another role")
+        streams = len(self.core.held_attempts()) if self.core.role is Role.DECODE else 0
+        if self.added - self.ended != streams:
+            self.clock.violate(f"{self.name} said {self.ended} ends of {self.added} streams")
 
     def heard(self, connection: Connection, message: Message, body: bytes | None) -> None:
         raise AssertionError("nobody dials a worker")
@@ -122,6 +162,8 @@ class WorkerProcess(Process):
             kv_address=address,
             capacity=self.fleet.capacity,
             model=self.model,
+            configured_role=self.core.configured if self.core.can_change else None,
+            role_epoch=self.core.epoch,
         )
 
     def _greet(self, router: str) -> None:
@@ -140,6 +182,7 @@ class WorkerProcess(Process):
             drained=self.drained,
             health_verdict=self.health_verdict,
             warm=WarmState(asleep=self.asleep, wake_ms=WAKE_SECONDS * 1000) if self.warm else None,
+            becomes=self.core.becomes,
         )
 
     def _sleep(self, *, asleep: bool) -> None:
@@ -174,6 +217,9 @@ class WorkerProcess(Process):
         elif isinstance(message, Drain):
             self.drained = message.on
             self._beat()
+        elif isinstance(message, Become):
+            self.handle(message)
+            self._beat()
         elif isinstance(message, Wake) and message.on:
             self.clock.after(WAKE_SECONDS, partial(self._sleep, asleep=False))
         elif isinstance(message, Wake):
@@ -188,6 +234,8 @@ class WorkerProcess(Process):
 
     def dispatched(self, message: Prefill | Decode) -> None:
         """For the judge."""
+        if isinstance(message, Decode):
+            self.fleet.tally.dispatched(message.request_id, message.attempt)
 
     def from_engine(self, batch: Batch) -> None:
         if self.alive:
@@ -196,56 +244,21 @@ class WorkerProcess(Process):
     def _carry_out(self, action: Action) -> None:
         match action:
             case AddToEngine():
-                self.added += 1
+                self.added += action.request.role is Role.DECODE
                 self.engine.add(action.request)
                 self.fleet.judge.granted(self, self.engine.held[action.request.key])
             case AbortInEngine():
                 key = engine_key(action.request_id, action.attempt)
                 self.engine.abort(key, action.keep_tokens)
             case HandOverKept():
-                assert isinstance(self.engine, DecodeEngine)
-                self.engine.hand_over(action.ticket, action.kept_attempt)
+                self.decode_engine.hand_over(action.ticket, action.kept_attempt)
             case CopyInEngine():
-                assert isinstance(self.engine, DecodeEngine)
-                self.engine.copy_ahead(action.order)
+                self.decode_engine.copy_ahead(action.order)
             case ToRouter():
                 self.ended += isinstance(action.message, Ended)
                 self._to_routers(action.message)
             case ToGateway():
                 self.to_gateway(action)
-
-    def to_gateway(self, action: ToGateway) -> None:
-        raise AssertionError("only a decode worker streams")
-
-
-class PrefillProcess(WorkerProcess):
-    role = Role.PREFILL
-
-    def start(self) -> None:
-        self.core = PrefillCore(self.name, self.incarnation, self.fleet.capacity.max_num_seqs)
-        self.engine: PrefillEngine = PrefillEngine(self, self.from_engine)
-        super().start()
-
-
-class DecodeProcess(WorkerProcess):
-    role = Role.DECODE
-
-    def start(self) -> None:
-        self.core: DecodeCore = DecodeCore(
-            self.name, self.incarnation, grant_limit_of(self.fleet.capacity, GRANT)
-        )
-        self.engine: DecodeEngine = DecodeEngine(self, self.from_engine)
-        self._gateways: dict[str, StreamLink] = {}
-        super().start()
-
-    def check(self) -> None:
-        super().check()
-        if self.added - self.ended != len(self.core.held_attempts()):
-            self.clock.violate(f"{self.name} said {self.ended} ends of {self.added} streams")
-
-    def dispatched(self, message: Prefill | Decode) -> None:
-        if isinstance(message, Decode):
-            self.fleet.tally.dispatched(message.request_id, message.attempt)
 
     def to_gateway(self, action: ToGateway) -> None:
         identity = identity_of(action.gateway, action.incarnation)
@@ -261,8 +274,17 @@ class DecodeProcess(WorkerProcess):
             link.close()
             name, incarnation = split_identity(identity)
             self.handle(GatewayGone(name, incarnation, reason))
-            if any(stream.gateway == (name, incarnation) for stream in self.core._streams.values()):
+            streams = self.decode_core._streams.values()
+            if any(stream.gateway == (name, incarnation) for stream in streams):
                 self.clock.violate(f"{self.name} goes on for lost {identity}")
+
+
+class PrefillProcess(WorkerProcess):
+    configured = Role.PREFILL
+
+
+class DecodeProcess(WorkerProcess):
+    configured = Role.DECODE
 
 
 class StreamLink:
@@ -270,7 +292,7 @@ class StreamLink:
 
     def __init__(
         self,
-        owner: DecodeProcess,
+        owner: WorkerProcess,
         gateway: str,
         lose: Callable[[str, str], None],
         handle: Callable[[Event], None],

@@ -10,7 +10,7 @@ from tests.simulation.world.faults import MOVING, ORDERED, Faults
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import GatewayProcess, spec
 from tests.simulation.world.network import Network
-from tests.simulation.world.workers import DecodeProcess
+from tests.simulation.world.workers import DecodeProcess, PrefillProcess
 
 LONG_PROMPT_MAX = 50
 LOAD_SECONDS = 1.5
@@ -48,7 +48,8 @@ class Outcome:
 class World:
     """`lines`: the event log, when `trace` was asked for. `models`: names of those that its fleet
     serves; each has as many workers, and requests ask for them in turn. `warm`: each has one that
-    sleeps until it is needed, too."""
+    sleeps until it is needed, too. `roles`: workers change their role, of which there is one more
+    each."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class World:
         trace: bool = False,
         models: tuple[str, ...] = ("model",),
         warm: bool = False,
+        roles: bool = False,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
@@ -64,7 +66,8 @@ class World:
             self.clock.lines = []
         self.network = Network(self.clock, delay=0.001, loss=0.0, twice=0.0)
         self.fleet = Fleet(self.clock, self.network, models, warm=warm)
-        self.faults = Faults(self.fleet)
+        self.faults = Faults(self.fleet, roles=roles)
+        self._roles = roles
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
         if self.faults.weather == "drains":
             self._pace *= 8  # where others wait, streams stay
@@ -85,6 +88,9 @@ class World:
         if self.faults.weather in ORDERED and clock.random.random() < FULL_SHARE:
             self.fleet.serve("full")
         self.fleet.build()
+        if self._roles:
+            self.fleet.add(PrefillProcess(self.fleet, "p7"))
+            self.fleet.add(DecodeProcess(self.fleet, "d7"))
         if self.faults.weather in MOVING:
             self._make_room()
         self.faults.start(LOAD_SECONDS)

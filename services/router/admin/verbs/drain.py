@@ -1,18 +1,22 @@
 """`drain`: a worker receives nothing new and finishes what it has. A second call shows progress.
-`resume` ends it.
+`resume` ends it. `role`: a worker takes the other role once it holds nothing; its present role
+takes the order back.
 
 The worker keeps the order and reports it in its beats, so the drain outlives the router, but not a
-restart of the worker.
+restart of the worker. So it is with its role: it restarts in that of the fleet file.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from common.errors import BatonError, Code
+from common.messages import Role
 from common.net.admin_verbs import Value
 from services.router.admin.named import worker_named
 from services.router.admin.verb import View
-from services.router.events import WorkerDrained
+from services.router.events import RoleOrdered, WorkerDrained
+from services.router.fleet.roles import why_not
 from services.router.records.worker import Worker
 
 
@@ -27,6 +31,23 @@ def resume(view: View, args: dict[str, Value]) -> dict[str, Any]:
     worker = worker_named(view.shared, str(args["worker"]))
     view.act(WorkerDrained(worker.identity, on=False))
     return progress(worker)
+
+
+def role(view: View, args: dict[str, Value]) -> dict[str, Any]:
+    worker = worker_named(view.shared, str(args["worker"]))
+    wanted = Role(str(args["role"]))
+    tables = view.shared.owners[worker.identity]
+    if wanted is not (worker.next_role or worker.role):
+        why = why_not(tables.workers.values(), worker, wanted, tables.settings.mode, view.now)
+        if why:
+            sentence = f"{worker.name} cannot become a {wanted} worker: {why}"
+            raise BatonError(Code.INVALID_REQUEST, sentence)
+        view.act(RoleOrdered(worker.identity, wanted))
+    return {
+        **progress(worker),
+        "becomes": worker.next_role or "",
+        "role_s": round(view.now - worker.role_state.since, 1),
+    }
 
 
 def progress(worker: Worker) -> dict[str, Any]:

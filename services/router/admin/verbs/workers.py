@@ -61,6 +61,10 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         incarnation=worker.incarnation,
         pid=worker.pid,
         wake_ms=worker.warm.wake_ms if worker.warm is not None else 0.0,
+        configured_role=worker.role_state.configured or "",
+        role_since_s=round(now - worker.role_state.since, 1),
+        role_epoch=worker.role_state.epoch,
+        becomes=worker.next_role or "",
     )
 
 

@@ -18,6 +18,7 @@ from common.messages import (
     WIRE_VERSION,
     Abort,
     Beat,
+    Become,
     CanaryAnswer,
     CopiedAhead,
     CopyAhead,
@@ -50,11 +51,13 @@ from common.worker.actions import ToGateway
 from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit
+from services.prefill.core import PrefillCore
 from tests.rigs.engines import PlayedEngine
 from tests.rigs.messages import decode, kv_done, kv_hold
 from tests.rigs.peers import WAIT_SECONDS, Peer
 
 BODY = encode(RequestBody(prompt_ids=pack_ids([1, 2, 3]), sampling=Sampling(max_tokens=4)))
+WELCOME = Welcome(wire_version=WIRE_VERSION, name="r0", incarnation="1")
 HOLD = kv_hold()
 CHECKPOINT = KvCheckpoint(request_id="r", attempt=1, holder="d1", blocks=9, held=8)
 STATUS = KvStatus(
@@ -92,7 +95,7 @@ class Bench:
             name="d0",
             incarnation="i",
             engine=self.engine,
-            core=self.core,
+            cores={Role.DECODE: self.core, Role.PREFILL: PrefillCore("d0", "i", 2)},
             clock=SystemClock(),
             log=structlog.get_logger("test"),
         )
@@ -189,7 +192,7 @@ async def test_an_introduction_opens_the_kv_connection(bench: Bench) -> None:
 
 
 async def test_a_prefill_worker_that_is_not_reached_is_tried_again_and_told(bench: Bench) -> None:
-    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(WELCOME)
     bench.router.send(Introduce(kv_address="10.0.0.1:7", prefill="p0"))
     assert [await bench.asked() for _ in range(2)] == ["connect 10.0.0.1:7"] * 2
     await bench.beat_with(lambda beat: [peer.prefill for peer in beat.kv_unreachable] == ["p0"])
@@ -264,7 +267,7 @@ async def test_a_drain_says_so_and_waits_for_what_runs(bench: Bench) -> None:
 
 
 async def test_an_operators_drain_is_remembered_and_said_in_each_beat(bench: Bench) -> None:
-    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(WELCOME)
     for on in (True, False):
         bench.router.send(Drain(on=on))
         await bench.beat_with(lambda beat, on=on: beat.drained is on)  # type: ignore[misc]
@@ -275,11 +278,41 @@ async def test_an_operators_order_for_the_store_goes_to_the_engine(bench: Bench)
     assert await bench.asked() == f"pin {b'12345678'.hex()}"
 
 
+async def test_a_role_waits_for_the_last_stream_and_is_told_after_its_end(bench: Bench) -> None:
+    bench.router.send(WELCOME)
+    bench.router.send(decode(), BODY)
+    await bench.asked()
+    bench.router.send(Become(role=Role.PREFILL, epoch=1))
+    await bench.beat_with(lambda beat: beat.becomes is Role.PREFILL)
+    bench.engine.batches.put_nowait(Batch(outputs=[Output("r#1", [8], "stop", 8)]))
+    await bench.router.next(Ended)
+    hello = await bench.router.next(Hello)
+    assert (hello.role, hello.configured_role, hello.role_epoch) == (Role.PREFILL, Role.DECODE, 1)
+    assert hello.incarnation == "i"
+    bench.router.send(WELCOME)
+    assert (await bench.router.next(Holding)).attempts == ()
+    await bench.beat_with(lambda beat: beat.becomes is None)
+
+
+async def test_a_worker_that_stops_takes_no_other_role(bench: Bench) -> None:
+    bench.router.send(WELCOME)
+    bench.router.send(decode(), BODY)
+    await bench.asked()
+    bench.router.send(Become(role=Role.PREFILL, epoch=1))
+    await bench.beat_with(lambda beat: beat.becomes is Role.PREFILL)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(bench.worker.stop())
+        await bench.router.next(Leaving)
+        bench.engine.batches.put_nowait(Batch(outputs=[Output("r#1", [8], "stop", 8)]))
+    heard = bench.router.drained()
+    assert not [message for message in heard if isinstance(message, Hello)]
+
+
 async def test_it_says_what_it_holds_then_beats_once_it_is_welcome(bench: Bench) -> None:
     bench.router.send(decode(), BODY)
     await bench.asked()
     assert bench.router.inbox.empty(), "no beat before the welcome"
-    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(WELCOME)
     holding = bench.router.decoded(await bench.router.hear())
     held = HeldAttempt("r", 1, 3, 4, decode="d0|i", gateway="g0|k")
     assert holding == Holding(attempts=(held,), complete=True)
@@ -294,7 +327,7 @@ async def test_prefixes_are_told_whole_after_a_welcome_and_then_as_they_change(
     bench: Bench,
 ) -> None:
     bench.engine.news = [PrefixDelta(stored=bytes(8))]
-    bench.router.send(Welcome(wire_version=WIRE_VERSION, name="r0", incarnation="1"))
+    bench.router.send(WELCOME)
     told = [await bench.router.next(PrefixDelta) for _ in range(2)]
     if told[0] == PrefixDelta(stored=bytes(8)):  # a beat came between
         assert told[1] == PrefixDelta(cleared=True)
@@ -315,7 +348,7 @@ async def post(tmp_path: Path, path: str, body: bytes = b"") -> tuple[int, bytes
 
 
 async def test_a_canary_flies_beside_the_core_and_is_no_load(bench: Bench, tmp_path: Path) -> None:
-    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(WELCOME)
     bench.engine.now = Load()
     flight = asyncio.gather(post(tmp_path, "/canary?ms=5000"))
     assert (await bench.asked()).startswith("add ~canary#1 [40, 41, 42, 43, ")
@@ -343,7 +376,7 @@ async def test_a_canary_that_the_engine_refuses_is_no_request_of_the_core(
 
 
 async def test_a_drained_worker_flies_no_canary(bench: Bench, tmp_path: Path) -> None:
-    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(WELCOME)
     bench.router.send(Drain(on=True))
     await bench.beat_with(lambda beat: beat.drained)
     bench.engine.now = Load()
@@ -354,7 +387,7 @@ async def test_a_drained_worker_flies_no_canary(bench: Bench, tmp_path: Path) ->
 async def test_what_its_host_thinks_of_it_is_said_in_each_beat(
     bench: Bench, tmp_path: Path
 ) -> None:
-    bench.router.send(Welcome(wire_version=1, name="r0", incarnation="x"))
+    bench.router.send(WELCOME)
     told = b'{"opinion": {"reason": "its canary died", "down": true}, "for_ms": 60000}'
     assert await post(tmp_path, "/opinion", told) == (204, b"")
     verdict = HealthVerdict(reason="its canary died", down=True)

@@ -83,7 +83,7 @@ async def worker(core: Core, tmp_path: Any) -> Worker:
         name="d0",
         incarnation="i",
         engine=PlayedEngine(Load(running=1), status=KvStatus(counts=KvCounts(stale=3))),
-        core=core,  # type: ignore[arg-type]
+        cores={Role.DECODE: core},  # type: ignore[dict-item]
         clock=ManualClock(),
         log=structlog.get_logger("test"),
     )

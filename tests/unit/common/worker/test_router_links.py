@@ -23,9 +23,12 @@ class Socket:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.kinds: list[type[Message]] = []
+        self.full = False
         self._decoder: Decoder[Any] = Decoder(type(HELLO) | Beat | Ended)
 
     def send(self, frames: list[bytes]) -> Sent:
+        if self.full:
+            return Sent.FULL
         self.kinds.append(type(self._decoder.decode(frames[0])))
         return Sent.OK
 
@@ -71,3 +74,28 @@ def test_another_connection_begins_anew(link: RouterLink) -> None:
     link._on_connected()
     link.send(BEAT)
     assert sent(link) == [type(HELLO)]
+
+
+def test_a_worker_that_is_not_what_it_was_says_hello_again(link: RouterLink) -> None:
+    link.greet()
+    assert sent(link) == [], "nobody is there"
+    link._on_connected()
+    link.welcomed()
+    sent(link)
+    link.greet()
+    link.send(BEAT)
+    assert sent(link) == [type(HELLO)], "and beats when it is welcome again"
+
+
+def test_a_hello_that_found_no_room_is_said_before_anything_else(link: RouterLink) -> None:
+    socket: Any = link._socket
+    link._on_connected()
+    link.welcomed()
+    sent(link)
+    socket.full = True
+    link.greet()
+    link.send(ENDED)
+    socket.full = False
+    link.send(ENDED)
+    link.send(ENDED)
+    assert sent(link) == [type(HELLO), Ended, Ended]

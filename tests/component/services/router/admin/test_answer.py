@@ -19,7 +19,7 @@ from tests.rigs.messages import hello, submit, worker_hello
 
 NAMES = (
     "status, workers, requests, explain, events, keys, kv, adapter, store, pairs, drain, resume, "
-    "move, evict, quarantine, policy, limits, reload, help"
+    "role, move, evict, quarantine, policy, balance, limits, reload, help"
 )
 
 
@@ -142,6 +142,8 @@ async def test_more_frames_than_one_are_answered_with_an_error(live: Running) ->
         ("limits", {"concurrency": 3}, "invalid_request", "is of one key; name it with key="),
         ("limits", {"key": "k", "weight": 0}, "invalid_request", "between 1 and 1000"),
         ("help", {"verb": "limit"}, "not_found", NAMES),
+        ("role", {"worker": "d0"}, "invalid_request", "role needs 'role'"),
+        ("role", {"worker": "d0", "role": "pool"}, "invalid_request", "one of: prefill, decode"),
     ],
 )
 async def test_wrong_arguments_are_named(

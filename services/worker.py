@@ -1,4 +1,8 @@
-"""The decode daemon: receives KV by ticket, samples, streams tokens straight to the gateways."""
+"""The worker daemon: the cores of a prefill and of a decode worker, over one engine.
+
+Its table in the fleet file says which of the two is in force at first; an order may change that
+while it runs (`common/worker/roles.py`). Only the command line imports it.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,25 @@ from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import grant_limit_of
 from services.decode.links import GatewayLinks
+from services.prefill.core import PrefillCore
 
 
-def make(config: Config, name: str, incarnation: str, engine: Engine, log: Logger) -> Worker:
+def make(
+    config: Config, role: Role, name: str, incarnation: str, engine: Engine, log: Logger
+) -> Worker:
     """Makes the daemon, inside the running loop and with an engine that is already open."""
-    core = DecodeCore(
-        name, incarnation, grant_limit_of(engine.info.capacity, config.router.kv_grant_max)
-    )
+    capacity = engine.info.capacity
+    limit = grant_limit_of(capacity, config.router.kv_grant_max)
     worker = Worker(
         config,
-        role=Role.DECODE,
+        role=role,
         name=name,
         incarnation=incarnation,
         engine=engine,
-        core=core,
+        cores={
+            Role.PREFILL: PrefillCore(name, incarnation, capacity.max_num_seqs),
+            Role.DECODE: DecodeCore(name, incarnation, limit),
+        },
         clock=SystemClock(),
         log=log,
     )

@@ -1,0 +1,90 @@
+"""Workers on real vLLM change their role both ways under load, without an engine start: every text
+is that of an undisturbed fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.e2e.prompts import prompts
+from tests.e2e.test_moves import Stream, read
+from tests.rigs.fleet import Fleet, fleet, wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+CHANGES = (("d0", "prefill"), ("p0", "decode"), ("d0", "decode"), ("p0", "prefill"))
+CONTEXT = 400
+STREAMS = 4
+GROWTH_MAX = 1.1
+PROMPT = max(prompts(14), key=len)
+
+
+@pytest.fixture
+def running() -> Iterator[Fleet]:
+    with fleet("--prefill", "2", "--decode", "2") as there:
+        yield there.wait_ready()
+
+
+def has(running: Fleet, name: str, role: str) -> bool:
+    (worker,) = [row for row in running.ctl("workers") if row["name"] == name]
+    return (worker["role"], worker["state"]) == (role, "ready")
+
+
+def switch(running: Fleet) -> list[float]:
+    took = []
+    for name, role in CHANGES:
+        began = time.monotonic()
+        running.ctl("role", name, role)
+        wait_until(f"{name} is a {role} worker", lambda: has(running, name, role), 60.0)  # noqa: B023
+        took.append(time.monotonic() - began)
+    return took
+
+
+def memory(running: Fleet) -> dict[str, int]:
+    """Of the worker processes and all below them, in bytes."""
+    found = {}
+    for name, child in running.children().items():
+        if name[0] in "pd":
+            family = [child, *child.children(recursive=True)]
+            found[name] = sum(psutil.Process(one.pid).memory_info().rss for one in family)
+    return found
+
+
+def test_roles_change_both_ways_under_load_and_every_text_is_the_same(running: Fleet) -> None:
+    texts = [PROMPT[at : at + CONTEXT] for at in range(STREAMS)]
+    alone = asyncio.run(round_of(running, texts))
+    asyncio.run(round_of(running, texts))
+    pids = {name: child.pid for name, child in running.children().items()}
+    before = memory(running)
+    rounds, took = asyncio.run(under_load(running, texts))
+    print(f"{len(rounds)} rounds of {STREAMS} streams; seconds of each change:", took)
+    for streams in rounds:
+        assert [stream.tokens for stream in streams] == [stream.tokens for stream in alone]
+    assert {name: child.pid for name, child in running.children().items()} == pids
+    after = memory(running)
+    grown = {name: round(after[name] / before[name], 3) for name in before}
+    print("memory after four changes, of that before:", grown)
+    assert max(grown.values()) <= GROWTH_MAX
+
+
+async def under_load(running: Fleet, texts: list[list[int]]) -> tuple[list[list[Stream]], list]:  # type: ignore[type-arg]
+    """Rounds of streams follow each other until all roles have changed."""
+    rounds = []
+    async with asyncio.TaskGroup() as group:
+        changing = group.create_task(asyncio.to_thread(switch, running))
+        while not changing.done():
+            rounds.append(await round_of(running, texts))
+    return rounds, [round(seconds, 2) for seconds in changing.result()]
+
+
+async def round_of(running: Fleet, texts: list[list[int]]) -> list[Stream]:
+    streams = [Stream() for _ in texts]
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(240)) as client:
+        pairs = zip(texts, streams, strict=True)
+        await asyncio.gather(*(read(running, client, text, stream) for text, stream in pairs))
+    return streams

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from common.blocks import KvGroup
 from common.engine.adapters import Adapter, AdapterTable, not_held
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
 from common.engine.probe import Probe
@@ -29,7 +28,7 @@ from common.engine.vllm.adapter_loader import lora_request
 from common.engine.vllm.args import engine_failed
 from common.engine.vllm.images import engine_input
 from common.engine.vllm.kv_events import PrefixWatch
-from common.engine.vllm.outputs import ending, prompt_counts
+from common.engine.vllm.outputs import ending, ids_to_compute, prompt_counts
 from common.engine.vllm.prefetch import PrefetchOrders
 from common.engine.vllm.sampling import logprobs_of, prompt_logprobs_of, sampling_params
 from common.errors import BatonError, Code, ConfigError
@@ -393,10 +392,3 @@ class VllmEngine:
             handed_over,
             stored,
         )
-
-
-def ids_to_compute(request: EngineRequest, groups: Sequence[KvGroup]) -> list[int]:
-    """The prompt as the engine gets it. Where `groups` are told, P leaves the last token to D. A
-    prompt must have one token."""
-    ids = list(request.prompt_ids)
-    return ids[:-1] if groups and request.role is Role.PREFILL and len(ids) > 1 else ids

@@ -1,9 +1,13 @@
-"""What vLLM's outputs say: how a request ended, and of how many prompt tokens the KV was there."""
+"""What vLLM gets of a prompt, and what its outputs say: how a request ended, and of how many prompt
+tokens the KV was there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from common.blocks import KvGroup
+from common.engine.port import EngineRequest
 from common.errors import Code
 from common.messages import FinishReason, Role
 
@@ -34,3 +38,10 @@ def ending(made: EngineCoreOutput, role: Role) -> tuple[str, str]:
     if role is Role.PREFILL or made.finish_reason == VllmFinish.LENGTH:
         return FinishReason.LENGTH, ""
     return FinishReason.STOP, ""
+
+
+def ids_to_compute(request: EngineRequest, groups: Sequence[KvGroup]) -> list[int]:
+    """The prompt as the engine gets it. Where `groups` are told, P leaves the last token to D. A
+    prompt must have one token."""
+    ids = list(request.prompt_ids)
+    return ids[:-1] if groups and request.role is Role.PREFILL and len(ids) > 1 else ids

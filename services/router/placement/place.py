@@ -85,6 +85,19 @@ def likely(
     return Likely(_best(scores, list(able))[0][-1], local=False)
 
 
+def rooms(request: ResourceRequest, views: Views) -> int:
+    """How many requests like this one these workers could take now."""
+    total_tokens = request.total_tokens
+    return sum(
+        min(
+            view.requests_max - view.requests,
+            (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(total_tokens)),
+        )
+        for view in views
+        if total_tokens <= view.max_model_len and view.has(request.adapter)
+    )
+
+
 def _decodes_with_room(request: ResourceRequest, views: Views) -> list[WorkerView]:
     total = request.total_tokens
     return [

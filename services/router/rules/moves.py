@@ -27,7 +27,8 @@ from common.model.adapters import name_of_adapter
 from services.router.events import Action, Note, Send
 from services.router.placement import checkpoint
 from services.router.placement.fingerprint_mismatch import difference
-from services.router.placement.types import Placement, ResourceRequest, WorkerView
+from services.router.placement.place import rooms
+from services.router.placement.types import Placement, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import AttemptState, WorkerState
@@ -47,7 +48,7 @@ LOST_SECONDS = 2.0
 """An order that was not followed by then was lost with a connection."""
 COOLDOWN_SECONDS = 10.0
 """For so long a stream that has moved is not moved to make room."""
-COPIED_FIRST = (MoveReason.DRAIN, MoveReason.STOP, MoveReason.OPERATOR)
+COPIED_FIRST = (MoveReason.DRAIN, MoveReason.STOP, MoveReason.ROLE, MoveReason.OPERATOR)
 """Moves for which nobody waits, and after which nothing is dropped."""
 LAG_BLOCKS = 2
 """So many full blocks may travel with the move itself."""
@@ -197,7 +198,7 @@ def _unlike(attempt: Attempt, source: Worker, worker: Worker) -> str:
 
 def takers(tables: Tables, attempt: Attempt, source: Worker) -> list[WorkerView]:
     """The decode workers that could take the attempt from `source` now."""
-    return [view for view in _others(tables, source) if _rooms(attempt.request, [view])]
+    return [view for view in _others(tables, source) if rooms(attempt.request, [view])]
 
 
 def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
@@ -350,7 +351,7 @@ def _move_some(tables: Tables, worker: Worker, now: float) -> list[Action]:
     actions: list[Action] = []
     for key in list(worker.decoding):
         attempt = tables.attempts[key]
-        if leaving >= min(MOVING_MAX, _rooms(attempt.request, others)):
+        if leaving >= min(MOVING_MAX, rooms(attempt.request, others)):
             if attempt.request.adapter:
                 continue
             break
@@ -368,19 +369,6 @@ def _others(tables: Tables, worker: Worker) -> list[WorkerView]:
     aside = tables.quarantine.trials.rows
     views = tables.snapshots.open_decodes()
     return [view for view in views if view.identity not in aside and can_take(view, worker)]
-
-
-def _rooms(request: ResourceRequest, views: list[WorkerView]) -> int:
-    """How many attempts like this one these workers could take now."""
-    total_tokens = request.total_tokens
-    return sum(
-        min(
-            view.requests_max - view.requests,
-            (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(total_tokens)),
-        )
-        for view in views
-        if total_tokens <= view.max_model_len and view.has(request.adapter)
-    )
 
 
 def _would_fit(tables: Tables, victim: Attempt, first: Attempt) -> bool:

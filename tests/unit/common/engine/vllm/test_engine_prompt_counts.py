@@ -10,8 +10,7 @@ import pytest
 
 from common.blocks import Kept, KvGroup
 from common.engine.port import EngineRequest
-from common.engine.vllm.engine import ids_to_compute
-from common.engine.vllm.outputs import prompt_counts
+from common.engine.vllm.outputs import ids_to_compute, prompt_counts
 from common.messages import Role, Sampling
 
 

@@ -175,21 +175,14 @@ class StoreScheduler:
             if row is not None:
                 row.block_ids, row.computed, row.settled = [], 0, None
         for new in output.scheduled_new_reqs:
-            self._advance(
-                output, new.req_id, new.block_ids[GROUP], new.num_computed_tokens, fresh=True
-            )
+            ids, computed = new.block_ids[GROUP], new.num_computed_tokens
+            self._advance(output, new.req_id, ids, computed, fresh=True)
         cached = output.scheduled_cached_reqs
         for at, request_id in enumerate(cached.req_ids):
-            new_ids = cached.new_block_ids[at]
-            self._advance(
-                output,
-                request_id,
-                new_ids[GROUP] if new_ids else [],
-                cached.num_computed_tokens[at],
-                fresh=request_id in cached.resumed_req_ids,
-            )
-        now = self._clock()
-        self._table.expire(now)
+            new_ids, computed = cached.new_block_ids[at], cached.num_computed_tokens[at]
+            ids, resumed = new_ids[GROUP] if new_ids else [], request_id in cached.resumed_req_ids
+            self._advance(output, request_id, ids, computed, fresh=resumed)
+        self._table.expire(self._clock())
         self._offer()
         self._save()
         plan, self._plan = self._plan, StorePlan()

@@ -186,12 +186,11 @@ class StoreTable:
         slot.whole &= whole
         if slot.awaited > 0:
             return False
+        self._note(at, held=slot.whole)
         if slot.whole:
             self._become_ready(at, now)
             self.counts.held += 1
-            self._note(at, held=True)
         else:
-            self._note(at, held=False)
             self._forget(at)
         return True
 
@@ -236,8 +235,8 @@ class StoreTable:
             slot.readers -= 1
             if slot.readers == 0 and slot.state is SlotState.READING:
                 self._become_ready(at, now)
-                if cold:
-                    self._slots[at].expires = self._slots[next(iter(self._unread))].expires
+                if cold and at in self._unread:
+                    slot.expires = self._slots[next(iter(self._unread))].expires
                     self._unread.age(at)
             elif slot.readers == 0:
                 self._forget(at)
@@ -343,8 +342,7 @@ class StoreTable:
 
     @_guarded
     def changes(self) -> dict[BlockName, bool]:
-        """By name, whether it is held now, of all for which that may have changed since the last
-        call."""
+        """By name, whether it is held now, of all that may have changed since the last call."""
         changed, self._changed = self._changed, {}
         return changed
 

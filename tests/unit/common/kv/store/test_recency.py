@@ -126,3 +126,25 @@ def test_a_tenant_is_one_owner_whatever_salts_he_adds_and_is_not_named() -> None
     assert owner_of("tenant:acm") != owner
     assert (len(owner), b"acme" in owner) == (8, False)
     assert owner_of("tenant:\ud800") != owner
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_what_is_read_and_of_no_further_use_is_the_next_to_go(share: float) -> None:
+    rig = Rig(share)
+    first, second = rig.store(A, 2)
+    for name in (second, first):
+        rig.table.end_read(rig.table.take([name], rig.now), rig.now, cold=name == second)
+        rig.table.check_invariants()
+    rig.store(A, 7)
+    assert second not in rig.table
+    assert first in rig.table
+
+
+def test_a_pinned_block_that_is_read_does_not_go_though_it_is_of_no_further_use() -> None:
+    rig = Rig(1.0)
+    (pinned,) = rig.store(A)
+    rig.table.pin([pinned])
+    rig.table.end_read(rig.table.take([pinned], rig.now), rig.now, cold=True)
+    rig.table.check_invariants()
+    rig.store(A, 8)
+    assert pinned in rig.table

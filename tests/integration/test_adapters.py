@@ -50,7 +50,7 @@ def running(root: Path, keys: dict[str, str]) -> Iterator[Fleet]:
 
 def post(running: Fleet, path: str, key: str, body: dict[str, Any]) -> httpx.Response:
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx.post(f"{running.url}{path}", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{running.url}{path}", json=body, headers=headers, timeout=150)
 
 
 def ask(running: Fleet, key: str, model: str, **more: Any) -> httpx.Response:

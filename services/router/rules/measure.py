@@ -83,22 +83,23 @@ def look_at_balance(tables: Tables, now: float) -> list[Action]:
         return []
     totals = tables.snapshots.totals(Role.DECODE)
     split = Split(tables.snapshots.totals(Role.PREFILL).workers, totals.workers)
-    slots = max(1, totals.slots // max(1, totals.workers))
+    workers = max(1, totals.workers)
     curves = Curves(
         estimates.prefill_seconds,
         estimates.step_seconds,
         lambda tokens: estimates.exposed_transfer_s(
             tokens * totals.latest.kv_token_bytes, estimates.prefill_seconds(tokens)
         ),
-        slots,
+        max(1, totals.slots // workers),
+        totals.kv_tokens_max // workers,
     )
     before = balance.verdict
     verdict = balance.look(split, curves, now)
     if verdict.role is None:
         return []
     candidates = [w for w in tables.workers.values() if w.ready and w.role is not verdict.role]
-    workers = tables.workers.values()
-    reasons = [roles.why_not(workers, w, verdict.role, "disaggregated", now) for w in candidates]
+    others = tables.workers.values()
+    reasons = [roles.why_not(others, w, verdict.role, "disaggregated", now) for w in candidates]
     if all(reasons):
         balance.hold_back(reasons[0] if reasons else "no worker could take it")
         return []

@@ -68,10 +68,11 @@ class Balance:
         """Whether it looks at all."""
         return self._config.mode != "off"
 
-    def add_request(self, now: float) -> None:
+    def add_request(self, kv_tokens: int, now: float) -> None:
+        """As `MixWindow.add_request`."""
         if self.on:
             for window in self._windows:
-                window.add_request(now)
+                window.add_request(kv_tokens, now)
 
     def add_prompt(self, tokens: int, now: float) -> None:
         """As `MixWindow.add_prompt`."""

@@ -1,8 +1,9 @@
 """Requests per second that a split of workers can serve, on paper: the sums of the planner
 (`demand` in `loadtest/plan/sizing.py`) with the curves that the router has measured.
 
-A prefill worker computes one prompt after the other. A decode worker steps with all its slots full.
-The slower phase decides; nobody serves more than is asked for.
+A prefill worker computes one prompt after the other. A decode worker steps with all its slots full,
+or with as many as its KV has room for. The slower phase decides; nobody serves more than is asked
+for.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class Curves(NamedTuple):
     step_s: Callable[[int], float]
     #: Seconds for which the KV of a prompt is still on the wire when it is computed.
     exposed_s: Callable[[int], float]
-    #: Streams of one decode worker at once.
+    #: Streams of one decode worker at once, at most.
     slots: int
+    #: Its KV, in tokens.
+    kv_tokens: int
 
 
 class Capacity(NamedTuple):
@@ -53,8 +56,9 @@ class Capacity(NamedTuple):
 def capacity(split: Split, mix: Mix, curves: Curves) -> Capacity:
     """Of this split, for requests like those of the mix."""
     prompt_s = max(1e-6, curves.prefill_s(max(1, round(mix.prompt))))
-    stream_s = max(1e-6, curves.step_s(curves.slots) * max(1.0, mix.output))
-    return Capacity(split.prefills / prompt_s, split.decodes * curves.slots / stream_s)
+    streams = max(1, min(curves.slots, int(curves.kv_tokens / max(1.0, mix.kv))))
+    stream_s = max(1e-6, curves.step_s(streams) * max(1.0, mix.output))
+    return Capacity(split.prefills / prompt_s, split.decodes * streams / stream_s)
 
 
 def wire_decides(mix: Mix, curves: Curves) -> bool:

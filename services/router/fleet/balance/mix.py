@@ -23,6 +23,8 @@ class Mix(NamedTuple):
     prompt: float
     #: Mean tokens that a request generates.
     output: float
+    #: Mean KV tokens that a request is promised: its prompt, and all that it may generate.
+    kv: float
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class _Slot:
     #: The slot's number since the clock's zero.
     number: int
     requests: int = 0
+    kv_tokens: int = 0
     prompts: int = 0
     prompt_tokens: int = 0
     outputs: int = 0
@@ -46,8 +49,11 @@ class MixWindow:
         self._slots: deque[_Slot] = deque()
         self._first: float | None = None
 
-    def add_request(self, now: float) -> None:
-        self._slot(now).requests += 1
+    def add_request(self, kv_tokens: int, now: float) -> None:
+        """A request came that needs so many KV tokens at most."""
+        slot = self._slot(now)
+        slot.requests += 1
+        slot.kv_tokens += kv_tokens
 
     def add_prompt(self, tokens: int, now: float) -> None:
         """A prompt was computed, and so many of its tokens were not cached."""
@@ -76,6 +82,7 @@ class MixWindow:
             requests / seconds,
             sum(slot.prompt_tokens for slot in self._slots) / prompts,
             sum(slot.output_tokens for slot in self._slots) / outputs,
+            sum(slot.kv_tokens for slot in self._slots) / max(1, requests),
         )
 
     def _slot(self, now: float) -> _Slot:

@@ -66,7 +66,7 @@ def busy(mode: Any = "dry", **settings: Any) -> tuple[Rig, list[Note]]:
     rig = fleet(mode, **settings)
     for n in range(3_000):
         now = rig.now + n / 10
-        rig.core.tables.balance.add_request(now)
+        rig.core.tables.balance.add_request(100, now)
         rig.core.tables.balance.add_prompt(8_000, now)
         rig.core.tables.balance.add_output(20, now)
     rig.now += 300.0

@@ -20,7 +20,7 @@ from services.router.fleet.balance.mix import Mix, MixWindow
 
 P, D = Role.PREFILL, Role.DECODE
 #: 1 ms for each prompt token, 10 ms for a step of 8 streams, a wire that never shows.
-CURVES = Curves(lambda tokens: tokens / 1000, lambda _: 0.01, lambda _: 0.0, 8)
+CURVES = Curves(lambda tokens: tokens / 1000, lambda _: 0.01, lambda _: 0.0, 8, 1_000_000)
 
 
 def feed(
@@ -29,7 +29,7 @@ def feed(
     """A steady load. Returns when it ends."""
     for n in range(round(rate * seconds)):
         now = since + n / rate
-        balance.add_request(now)
+        balance.add_request(100, now)
         balance.add_prompt(prompt, now)
         balance.add_output(output, now)
     return since + seconds
@@ -44,11 +44,19 @@ def verdict(
 
 
 def test_a_phase_serves_what_its_workers_can_and_nobody_more_than_is_asked() -> None:
-    limits = capacity(Split(2, 3), Mix(100, 10.0, 500.0, 100.0), CURVES)
+    limits = capacity(Split(2, 3), Mix(100, 10.0, 500.0, 100.0, 600.0), CURVES)
     assert limits.prefill == pytest.approx(2 / 0.5)
     assert limits.decode == pytest.approx(3 * 8 / 1.0)
     assert limits.goodput(1.0) == 1.0
     assert limits.goodput(10.0) == pytest.approx(0.97 * 4)
+
+
+def test_a_decode_worker_has_no_more_streams_than_its_kv_has_room_for() -> None:
+    mix, full = Mix(100, 10.0, 500.0, 100.0, kv=600.0), Split(2, 3)
+    narrow = CURVES._replace(kv_tokens=1_500)
+    assert capacity(full, mix, narrow).decode == pytest.approx(3 * 2 / 1.0)
+    tiny = CURVES._replace(kv_tokens=100)
+    assert capacity(full, mix, tiny).decode == pytest.approx(3 * 1 / 1.0)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +155,7 @@ def test_it_looks_every_few_seconds_and_never_when_it_is_off() -> None:
     assert not balance.due(1000.0 + LOOK_SECONDS - 0.1)
     assert balance.due(1000.0 + LOOK_SECONDS)
     off = Balance(BalanceConfig())
-    off.add_request(1.0)
+    off.add_request(100, 1.0)
     off.add_prompt(1, 1.0)
     off.add_output(1, 1.0)
     assert not off.due(1000.0)
@@ -158,7 +166,7 @@ def test_a_window_forgets_what_is_older_and_keeps_few_slots() -> None:
     window = MixWindow(30.0)
     assert window.mix(0.0) is None
     for n in range(100):
-        window.add_request(1000.0 + n)
+        window.add_request(100, 1000.0 + n)
         window.add_prompt(100 if n < 60 else 10, 1000.0 + n)
         window.add_output(4, 1000.0 + n)
     mix = window.mix(1099.0)
@@ -172,7 +180,7 @@ def test_a_window_forgets_what_is_older_and_keeps_few_slots() -> None:
 def test_a_young_window_counts_the_time_that_it_has_seen() -> None:
     window = MixWindow(600.0)
     for n in range(100):
-        window.add_request(1000.0 + n)
+        window.add_request(100, 1000.0 + n)
     window.add_prompt(1, 1100.0)
     window.add_output(1, 1100.0)
     mix = window.mix(1100.0)

@@ -22,12 +22,14 @@ TESTS = Path(__file__).parent
 # that fork something else do it in a process of their own (`tests.component.common.engine.apart`).
 FORKING = TESTS / "e2e" / "engine"
 KINDS = frozenset({"unit", "component", "simulation", "integration", "faults", "e2e", "chaos"})
-# Two processes run all tests (`make test`). What starts vLLM stays in one of them, one engine or
-# fleet after another, since two at a time would only wait for each other; so do the daemons of the
-# integration tests, whose fleet is one for all. Any other file goes to whoever is free.
+# Two processes run all tests (`make test`). Most of what starts vLLM stays in one of them, one
+# engine or fleet after another, since two at a time would only wait for each other; so do the
+# daemons of the integration tests, whose fleet is one for all. The families of models and the
+# fleets with images go to the process that is through first, as does any other file.
 ONE_AFTER_ANOTHER = {
     "e2e": "vllm",
-    "zoo": "vllm",
+    "e2e/images": "images",
+    "zoo": "zoo",
     "hostile": "vllm",
     "integration": "daemons",
     "chaos": "daemons",
@@ -46,15 +48,20 @@ def _place(item: pytest.Item) -> int:
     """The longest first, so that no process is left with it at the end."""
     if FORKING in item.path.parents:
         return 0
-    group = ONE_AFTER_ANOTHER.get(item.path.relative_to(TESTS).parts[0])
-    return {"vllm": 1, "daemons": 2}.get(group or "", 3)
+    group = _group(item.path.relative_to(TESTS).parts)
+    return {"vllm": 1, "daemons": 2, "zoo": 3, "images": 4}.get(group, 5)
+
+
+def _group(parts: tuple[str, ...]) -> str:
+    """The group of a file below `TESTS`; empty if it has none."""
+    return ONE_AFTER_ANOTHER.get("/".join(parts[:2]), ONE_AFTER_ANOTHER.get(parts[0], ""))
 
 
 class _Scheduler(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         """What stays together: a group, or a file."""
         file = nodeid.split("::", maxsplit=1)[0]
-        return ONE_AFTER_ANOTHER.get(Path(file).parts[1], file)
+        return _group(Path(file).parts[1:]) or file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

@@ -109,7 +109,9 @@ class PoolStore:
         self._side.close()
 
     def _on_copied(self, copied: KvCopied) -> None:
-        """What has gone again by now is not listed, because the table tells of that once."""
+        """What has gone again by now is not listed, because the table tells of that once. What went
+        to make room is told first, or the names would seem to be more than there is room for."""
+        self.holdings.update(self.table.changes(), self._holds)
         self.holdings.add(copied.hashes, copied.names, self._holds)
         if self._disk is not None:
             self._disk.saved(copied)

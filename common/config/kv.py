@@ -108,10 +108,11 @@ class KvConfig(Section, frozen=True):
     """How long a decode worker keeps the KV of a stream that it gave up so that the stream can go
     on elsewhere without being computed again."""
     copy_ahead_ms: Annotated[float, Meta(ge=0)] = 0.0
-    """How long a stream that an operator or a worker's drain moves may go on where it is while its
-    full blocks are copied to the store of the next worker, so that its pause is that of the last
-    blocks, however long it is. 0 moves it at once, with all of its KV. It needs `[kv.store]` with
-    `pull` on both workers. Only `[kv]` of the fleet counts, not that of a single worker."""
+    """How long a stream that an operator moves, or that leaves a worker which drains or changes its
+    role, may go on where it is while its full blocks are copied to the store of the next worker, so
+    that its pause is that of the last blocks, however long it is. 0 moves it at once, with all of
+    its KV. It needs `[kv.store]` with `pull` on both workers. Only `[kv]` of the fleet counts, not
+    that of a single worker."""
     load_timeout_ms: Annotated[float, Meta(ge=100)] = 60_000.0
     """How long D waits for a handoff; it computes the prompt itself then."""
     answer_ms: Annotated[float, Meta(ge=50)] = 750.0

@@ -54,7 +54,7 @@ def test_streams_go_on_elsewhere_from_their_kv(running: Fleet, how: str) -> None
 
 
 @pytest.mark.parametrize("running", [AHEAD], indirect=True, ids=["ahead"])
-@pytest.mark.parametrize("how", ["move"])
+@pytest.mark.parametrize("how", ["drain", "move"])
 def test_streams_that_were_copied_ahead_take_their_last_blocks_along(
     running: Fleet, how: str
 ) -> None:

@@ -14,6 +14,7 @@ The library is imported only where it is used (`baton-serve[encryption]`).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -33,6 +34,8 @@ SEAL_BYTES = NONCE_BYTES + TAG_BYTES
 """By which what is sealed is longer than it was."""
 KEY_FILE = "store.key"
 OTHERS = 0o077
+KEY_BYTES_MAX = 1024
+NOT_A_FILE = "it is not a file; remove it"
 
 
 class Sealing:
@@ -101,8 +104,7 @@ def secret_of(config: StoreConfig) -> bytes:
     path = key_path(config)
     try:
         make_private(path, os.urandom(SECRET_BYTES).hex().encode() + b"\n")
-        fault = key_fault(path)
-        text = "" if fault else path.read_text("ascii")
+        text, fault = read_key(path)
         secret = bytes.fromhex(text)
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else "it has no hexadecimal digits"
@@ -119,12 +121,26 @@ def key_path(config: StoreConfig) -> Path:
     return Path(config.key_file) if config.key_file else Path(config.path) / KEY_FILE
 
 
-def key_fault(path: Path) -> str:
-    """Why this file is not used as a key; empty if it can be. Raises OSError where there is
-    none."""
-    status = path.lstat()
+def read_key(path: Path) -> tuple[str, str]:
+    """What this file says, and why it is not used as a key, which is judged of the file that was
+    opened. One of both is empty. Raises OSError where there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return "", NOT_A_FILE
+    try:
+        fault = _fault(path, os.fstat(descriptor))
+        read = b"" if fault else os.read(descriptor, KEY_BYTES_MAX)
+    finally:
+        os.close(descriptor)
+    return read.decode("ascii", "replace"), fault
+
+
+def _fault(path: Path, status: os.stat_result) -> str:
     if not stat.S_ISREG(status.st_mode):
-        return "it is not a file; remove it"
+        return NOT_A_FILE
     if status.st_uid != os.geteuid():
         return f"it belongs to user {status.st_uid}; give it to the daemons' user"
     if status.st_mode & OTHERS:

@@ -17,7 +17,7 @@ import psutil
 
 from common.config import Config, StoreConfig
 from common.errors import ConfigError
-from common.kv.store.sealing import key_fault, key_path
+from common.kv.store.sealing import key_path, read_key
 from common.process.owned_files import folder_fault
 from services.up import preflight
 from services.up.doctor.finding import Finding, failed, passed, warned
@@ -126,7 +126,7 @@ def _key_fault(store: StoreConfig) -> str:
         return "the library cryptography is missing: pip install 'baton-serve[encryption]'"
     path = key_path(store)
     try:
-        fault = key_fault(path)
+        _, fault = read_key(path)
     except OSError:  # it is made when the first of them starts
         return ""
     return f"{path}: {fault}" if fault else ""

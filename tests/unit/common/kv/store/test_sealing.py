@@ -174,6 +174,10 @@ def test_a_link_and_a_folder_that_cannot_be_written_to_are_refused(tmp_path: Pat
     (tmp_path / "store.key").symlink_to(tmp_path / "key")
     with pytest.raises(BatonError, match="it is not a file; remove it"):
         secret_of(config(tmp_path))
+    (tmp_path / "store.key").unlink()
+    (tmp_path / "store.key").mkdir(mode=0o700)
+    with pytest.raises(BatonError, match="it is not a file; remove it"):
+        secret_of(config(tmp_path))
     (tmp_path / "file").touch()
     with pytest.raises(BatonError, match=r"see \[kv\.store\] key_file"):
         secret_of(config(tmp_path, str(tmp_path / "file" / "key")))

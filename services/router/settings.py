@@ -21,6 +21,8 @@ class Settings(RouterConfig, frozen=True):
     incarnation: str = "0"
     #: How long P keeps KV that D does not fetch.
     lease_ms: float = 30_000.0
+    #: How long a decode worker keeps the KV of a stream that goes on elsewhere.
+    keep_seconds: float = 2.0
     #: Of which streams other workers get copies, as in `[kv.checkpoint]`.
     checkpoint: str = "none"
     #: As `[kv] copy_ahead_ms`, in seconds.
@@ -55,6 +57,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         name=name,
         incarnation=incarnation,
         lease_ms=config.kv.lease_ms,
+        keep_seconds=config.kv.keep_ms / 1000,
         checkpoint=config.kv.checkpoint.policy,
         copy_ahead_seconds=config.kv.copy_ahead_ms / 1000,
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,

@@ -42,8 +42,8 @@ CONNECT_SECONDS = 0.3
 INTRODUCED_SECONDS = 60.0
 """For so long two workers that connected are thought to be connected."""
 INTRODUCED_MAX = 64
-KEPT_SECONDS = 1.5
-"""How long an attempt that waits is placed by its KV. Workers keep it a little longer."""
+KEPT_SHARE = 0.75
+"""For this part of the time that workers keep its KV an attempt that waits is placed by it."""
 LOST_SECONDS = 2.0
 """An order that was not followed by then was lost with a connection."""
 COOLDOWN_SECONDS = 10.0
@@ -211,7 +211,8 @@ def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
         or not streams_can_move(worker.capacity.kv_groups)
     ):
         return None
-    return worker if now - attempt.received <= KEPT_SECONDS else None
+    kept = KEPT_SHARE * tables.settings.keep_seconds
+    return worker if now - attempt.received <= kept else None
 
 
 def can_take(decode: WorkerView, source: Worker) -> bool:

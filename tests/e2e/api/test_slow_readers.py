@@ -23,10 +23,18 @@ OTHERS_SECONDS_MAX = 3.0
 BODY = {"prompt": "the sea is wide " * 90, "echo": True, "logprobs": 20, "max_tokens": 1}
 SHORT = {"prompt": "hello", "max_tokens": 1}
 READ_BYTES, READ_SECONDS = 4096, 0.1
+BUSY = 503
 
 
 async def read_slowly(stack: Stack, done: asyncio.Event) -> int:
-    """Reads on until `done` is set. Returns the status."""
+    """Reads on until `done` is set. Returns the status. A fleet that is full may ask it to come
+    again."""
+    while (status := await ask_and_read(stack, done)) == BUSY:
+        await asyncio.sleep(READ_SECONDS)
+    return status
+
+
+async def ask_and_read(stack: Stack, done: asyncio.Event) -> int:
     address = urlsplit(stack.fleet.url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -205,7 +205,8 @@ class MoveWatch:
         if attempt is None or not attempt.moved_from or not self._router.fleet.judge.faultless:
             return
         report, placed = attempt.decode_report, attempt.placed or 0.0
-        if attempt.decode == attempt.moved_from or placed - attempt.received > moves.KEPT_SECONDS:
+        kept = moves.KEPT_SHARE * self._tables.settings.keep_seconds
+        if attempt.decode == attempt.moved_from or placed - attempt.received > kept:
             return
         if report is None or report.kv is None or not report.kv.complete:
             self._violate(f"{key} was computed again, though nothing went wrong")

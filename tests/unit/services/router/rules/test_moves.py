@@ -20,16 +20,18 @@ from common.messages import (
 )
 from services.router.degradation.detector import Cause
 from services.router.events import WorkerDrained
-from services.router.rules.moves import CONNECT_SECONDS, KEPT_SECONDS, MOVING_MAX
+from services.router.rules.moves import CONNECT_SECONDS, KEPT_SHARE, MOVING_MAX
 from tests.unit.services.router.rig import Rig
 
 GATEWAY, P0, D0, D1 = "g0|1", "p0|1", "d0|1", "d1|1"
 ALL = (GATEWAY, P0, D0, D1)
 
 
-def fleet(streams: int = 1, *, resumable: bool = True, **more: Any) -> Rig:
+def fleet(
+    streams: int = 1, *, resumable: bool = True, keep_seconds: float = 2.0, **more: Any
+) -> Rig:
     """`r0` and so on stream on d0. `more`: of the decode workers."""
-    rig = Rig()
+    rig = Rig(keep_seconds=keep_seconds)
     rig.gateway()
     rig.beat(rig.prefill(), Load())
     rig.beat(rig.decode("d0", **more), Load())
@@ -232,10 +234,21 @@ def test_an_attempt_whose_kv_cannot_be_there_is_placed_as_any_other(case: str) -
         rig.handle(WorkerDrained(D1, on=True))
     submit_next(rig)
     if case == "late":
-        rig.tick(KEPT_SECONDS + 0.3, alive=ALL)
+        rig.tick(KEPT_SHARE * 2.0 + 0.3, alive=ALL)
         rig.beat(rig.decode("d2"), Load())
     assert rig.take(HandOver) == []
     assert len(rig.take(Prefill, P0)) == 1
+
+
+def test_an_attempt_that_waits_is_placed_by_its_kv_as_long_as_workers_keep_it() -> None:
+    rig = fleet(keep_seconds=4.0)
+    drain(rig)
+    rig.ended("r0", error=Code.MOVED)
+    rig.handle(WorkerDrained(D1, on=True))
+    submit_next(rig)
+    rig.tick(KEPT_SHARE * 4.0 - 0.5, alive=ALL)
+    rig.beat(rig.decode("d2"), Load())
+    assert len(rig.take(HandOver, D0)) == 1
 
 
 def test_a_stream_that_comes_back_to_its_worker_takes_nothing_from_it() -> None:

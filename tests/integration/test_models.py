@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.rigs.fleet import Fleet, fleet
+from tests.rigs.processes import baton
 
 NAMES = ("chat", "code")
 FLAGS = [flag for name in NAMES for flag in ("--model", "baton-tiny", "--name", name)]
@@ -56,6 +57,26 @@ def test_an_unknown_model_is_refused_with_the_names(running: Fleet) -> None:
     answer = ask(running, "nope")
     assert answer.status_code == 404
     assert answer.json()["error"]["message"].endswith("this server serves 'chat', 'code'")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_of_another_model_is_refused_and_named(running: Fleet, role: str) -> None:
+    """Its own fleet file has the model, and the fleet's has not."""
+    name, file = f"{role[0]}9", running.run_dir / f"{role}-9.toml"
+    text = (running.run_dir / "fleet.toml").read_text()
+    about = [f"[{role}.{name}]", 'model = "other"', "[models.other]", 'path = "baton-tiny"', ""]
+    file.write_text("\n".join([text, *about]))
+    file.chmod(0o600)
+    done = baton(role, "--config", str(file), "--name", name)
+    sentence = f"{role} {name} serves the model 'other'; this fleet's file has chat, code"
+    assert done.returncode == 1
+    assert sentence in done.stdout + done.stderr
+    (row,) = [row for row in running.ctl("workers") if row["name"] == name]
+    assert (row["state"], row["reason"]) == ("refused", sentence)
+    assert sentence in running.told("workers")
+    for model in NAMES:
+        (attempt,) = running.ctl("explain", ask(running, model).json()["id"])["attempts"]
+        assert (attempt["prefill"], attempt["decode"]) == WORKERS[model]
 
 
 def test_a_lost_model_is_a_503_and_the_other_is_served(running: Fleet) -> None:

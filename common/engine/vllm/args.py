@@ -30,6 +30,7 @@ from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION
 from common.model.adapters import RANK_MAX_DEFAULT
 from common.model.embedded import EMBEDDED_MODEL_NAME
+from common.model.weight_digest import weight_marks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,10 +48,6 @@ HARMLESS_WARNINGS = (
 RESUME_SAMPLER = "common.engine.vllm.resume_sampler:ResumeSampler"
 ADAPTERS_IN_USE_MAX = 1_024
 PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
-#: Stretches of a weight file that the fingerprint covers. 64 scattered reads take a second of a
-#: disk at most.
-SAMPLES = 64
-SAMPLE_BYTES = 8 << 10
 
 
 def prepare_process(engine: EngineConfig, workers: int, *, eager: bool = False) -> None:
@@ -254,7 +251,7 @@ def fingerprint_parts(made: VllmConfig, model: Path, given: Mapping[str, Any]) -
         "wire": WIRE_VERSION,
         "device": [current_platform.device_type, current_platform.get_device_name()],
         "config": {k: v for k, v in architecture.items() if k not in PLACE_DEPENDENT},
-        "weights": _weights_revision(model),
+        "weights": weight_marks(model),
         "code": _code_revision(model) if made.model_config.trust_remote_code else "",
         "dtype": str(made.model_config.dtype),
         "kv_dtype": str(made.cache_config.cache_dtype),
@@ -281,20 +278,6 @@ def _code_revision(model: Path) -> list[str]:
     """Names and hashes of the model's own code."""
     files = sorted(model.glob("*.py"))
     return [f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}" for file in files]
-
-
-def _weights_revision(model: Path) -> list[str]:
-    """Names and sizes of the weight files, and hashes of `SAMPLES` stretches spread over each: a
-    finetuned model may differ from its base in the middle of a file only."""
-    marks = []
-    for file in sorted(model.glob("*.safetensors")) + sorted(model.glob("*.bin")):
-        size, digest = file.stat().st_size, hashlib.sha256()
-        with file.open("rb") as stream:
-            for index in range(SAMPLES):
-                stream.seek(max(0, size - SAMPLE_BYTES) * index // (SAMPLES - 1))
-                digest.update(stream.read(SAMPLE_BYTES))
-        marks.append(f"{file.name}:{size}:{digest.hexdigest()[:16]}")
-    return marks
 
 
 def _size_kv_cache(made: VllmConfig, engine: EngineConfig) -> None:

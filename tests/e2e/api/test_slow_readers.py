@@ -29,7 +29,7 @@ BUSY = 503
 async def read_slowly(stack: Stack, done: asyncio.Event) -> int:
     """Reads on until `done` is set. Returns the status. A fleet that is full may ask it to come
     again."""
-    while (status := await ask_and_read(stack, done)) == BUSY:
+    while (status := await ask_and_read(stack, done)) == BUSY:  # noqa: ASYNC110
         await asyncio.sleep(READ_SECONDS)
     return status
 

@@ -38,9 +38,13 @@ SETTINGS = {
     "BATON_DECODE__D2__STATE": "warm",
     "BATON_HEALTH__CANARY_INTERVAL_S": "0",
     "BATON_ROUTER__WARM_IDLE_MS": "1000",
-} | {f"BATON_MODELS__{name.upper()}__DTYPE": "float32" for name in SEEDS}
-"""vLLM takes a model in float32 as bfloat16 unless told; the plain engine computes in float32. A
-worker has two slots, so that a queue forms, and the canaries here are the test's own."""
+}
+"""A worker has two slots, so that a queue forms, and the canaries here are the test's own."""
+FLOAT32 = {f"BATON_MODELS__{name.upper()}__DTYPE": "float32" for name in SEEDS}
+"""vLLM takes a model in float32 as bfloat16 unless told; the plain engine computes in float32."""
+EAGER = {f"BATON_{w}__ENGINE__ARGS__ENFORCE_EAGER": "true" for w in ("PREFILL__P1", "DECODE__D1")}
+EAGER |= {"BATON_DECODE__D2__ENGINE__ARGS__ENFORCE_EAGER": "true"}
+"""The other model is compiled, as it is where nobody says otherwise; to compile takes long."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,7 @@ def expected(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
 def running(folders: dict[str, Path], expected: dict[str, list[list[int]]]) -> Iterator[Fleet]:
     assert expected
     flags = [f for name, path in folders.items() for f in ("--model", str(path), "--name", name)]
-    with fleet(*flags, env=SETTINGS) as up:
+    with fleet(*flags, env=SETTINGS | FLOAT32 | EAGER) as up:
         yield up.wait_ready()
 
 

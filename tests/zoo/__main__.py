@@ -21,7 +21,7 @@ from tests.zoo.families import FAMILIES, Family
 from tests.zoo.page import PAGE, name_of, page, rows_of, works
 from tests.zoo.trial import SAMPLE, TWO_RANKS, WHOLE, Trial
 
-SAMPLED = 5
+SAMPLED = 3
 #: Days until a sample returns.
 STRIDE = -(-len(FAMILIES) // SAMPLED)
 WRONG_SHOWN = 10

@@ -49,7 +49,8 @@ class AdmissionConfig(Section, frozen=True):
     """Time after a prompt was computed from which its first token counts as overdue."""
     capacity_full: Annotated[float, Meta(gt=0, le=1)] = 0.8
     """Healthy share of the known decode slots below which admission shrinks in proportion while
-    requests wait. Losing one worker of five does not refuse anybody."""
+    requests wait. Losing one worker of five does not refuse anybody; 0.6 suits a fleet of which
+    two workers of three are enough."""
     capacity_memory_ms: Milliseconds = 60_000.0
     """Time for which the slots of a lost decode worker still count as known."""
     thinning_debt: Annotated[float, Meta(ge=1)] = 8.0

@@ -26,7 +26,10 @@ READY_SECONDS = 60.0
 STREAMS_PAUSED_MIN = 3
 
 
-SEATS = {"BATON_ENGINE__MAX_NUM_SEQS": "16"}
+N_PLUS_ONE = {"BATON_ROUTER__ADMISSION__CAPACITY_FULL": "0.6"}
+"""Two decode workers of three are all that these loads need, so admission is not to be thinned when
+one is away."""
+SEATS = N_PLUS_ONE | {"BATON_ENGINE__MAX_NUM_SEQS": "16"}
 PATIENT = {
     "BATON_ROUTER__ADMISSION__DECODE_QUEUE_OVERDUE_MS": "30000",
     "BATON_GATEWAY__ROUTER_WAIT_MS": "30000",
@@ -34,16 +37,14 @@ PATIENT = {
 """For a machine that is busy with other things: no refusal of what waits long for a worker."""
 SHORT = Ask(prompt_tokens=(20, 300), max_tokens=16, at_once=64)
 LOADED = PATIENT | {
+    **N_PLUS_ONE,
     "BATON_ENGINE__MAX_NUM_SEQS": "8",
     "BATON_ENGINE__SIM__DECODE_STEP_MS": "26",
     "BATON_ENGINE__SIM__PREFILL_TOKENS_PER_S": "5500",
-    "BATON_ROUTER__ADMISSION__CAPACITY_FULL": "0.6",
 }
 LOADED_RATE = 24.0
 """Of `SHORT` requests a second: 70 % of what one prefill worker computes (5,500 / 160) and of what
-two decode workers hold (2 x 8 / 0.47 s), that is, of the fleet with one of each down. Two decode
-workers of three are all that this load needs, so admission is not to be thinned when one is away.
-"""
+two decode workers hold (2 x 8 / 0.47 s), that is, of the fleet with one of each down."""
 
 
 async def workers(

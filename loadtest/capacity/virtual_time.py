@@ -24,12 +24,12 @@ class VirtualTime:
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         self.at(self.now + seconds, act)
 
-    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
+    def run(self, until: float, done: Callable[[], bool] | None = None) -> None:
         """Runs events until this instant, until `done` is true after one, or until none is left."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             self.now, _, act = heapq.heappop(heap)
             self.events += 1
             act()
-            if done():
+            if done is not None and done():
                 return

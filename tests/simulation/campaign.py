@@ -6,6 +6,7 @@ failing seed replays alone: `python -m tests.simulation --seed N --trace`.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -122,8 +123,7 @@ def campaign(
     with ProcessPoolExecutor(
         max_workers=jobs or os.cpu_count() or 1,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
+        initializer=_begin,
     ) as pool:
         try:
             for sums in _results(pool, first, seeds, roles=roles):
@@ -132,6 +132,13 @@ def campaign(
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
     return total
+
+
+def _begin() -> None:
+    """In each worker process. What was imported lasts as long as the process, so the garbage
+    collector need not look through it again and again."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
 
 
 def _results(pool: ProcessPoolExecutor, first: int, seeds: int, *, roles: bool) -> Iterator[Sums]:

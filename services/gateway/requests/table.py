@@ -96,11 +96,14 @@ class RequestTable:
         """Raises AssertionError."""
         assert len(self.requests) <= self.limit
         assert len(self.recent) <= RECENT_MAX
+        assigned = 0
         for request_id, request in self.requests.items():
             assert request.spec.request_id == request_id
-            assert request.worker or request.state not in (State.PLACED, State.STREAMING)
             if request.worker:
                 assert self._of_worker[request.worker][request_id] is request
+                assigned += 1
+            else:
+                assert request.state is not State.PLACED
+                assert request.state is not State.STREAMING
             assert request.state is not State.SUBMITTED or router_up
-        assigned = sum(len(requests) for requests in self._of_worker.values())
-        assert assigned == sum(1 for request in self.requests.values() if request.worker)
+        assert assigned == sum(map(len, self._of_worker.values()))

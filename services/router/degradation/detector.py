@@ -97,7 +97,8 @@ class Window:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         assert len(self._slots) <= SLOTS + 1
-        assert all(len(slot.blamed) <= BLAMED_MAX for slot in self._slots)
+        for slot in self._slots:
+            assert len(slot.blamed) <= BLAMED_MAX
 
 
 @dataclass(slots=True)

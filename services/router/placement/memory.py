@@ -102,8 +102,8 @@ class PlacementMemory:
 
     def check_invariants(self) -> None:
         """Raises AssertionError."""
-        self.prefixes.check_invariants()
-        self.stored.check_invariants()
+        for index in (self.prefixes, *self._prefixes_of_others.values(), self.stored):
+            index.check_invariants()
         self.pairs.check_invariants()
 
 

@@ -222,18 +222,23 @@ class FairClass:
             insort(self._order, (tenant.counter, tenant.name))
 
     def check_invariants(self) -> None:
+        """Raises AssertionError."""
         assert len(self._idle) <= IDLE_MAX
+        if not self._active and not self._later:
+            assert not self._order
+            assert self.backlog.requests == self.backlog.prompt_tokens == self._weights == 0
+            return
         assert self._order == sorted((t.counter, t.name) for t in self._active.values())
-        assert not self._active.keys() & self._idle.keys()
-        tenants = self._active.values()
-        assert all(t.attempts and t.weight > 0 for t in tenants)
-        attempts = [
-            *self._later.values(),
-            *(attempt for t in tenants for attempt in t.attempts.values()),
-        ]
+        assert self._active.keys().isdisjoint(self._idle)
+        attempts, weights = list(self._later.values()), 0.0
+        assert all(attempt.number > 1 for attempt in attempts)
+        for tenant in self._active.values():
+            assert tenant.attempts
+            assert tenant.weight > 0
+            attempts += tenant.attempts.values()
+            weights += tenant.weight
         assert self.backlog.requests == len(attempts)
-        assert all(attempt.number > 1 for attempt in self._later.values())
-        assert self.backlog.prompt_tokens == sum(
-            attempt.request.prompt_tokens for attempt in attempts
-        )
-        assert abs(self._weights - sum(t.weight for t in tenants)) < 1e-6 * max(1.0, self._weights)
+        prompt_tokens = [attempt.request.prompt_tokens for attempt in attempts]
+        assert self.backlog.prompt_tokens == sum(prompt_tokens)
+        assert abs(self._weights - weights) < 1e-6 * max(1.0, self._weights)
+        assert len(list(self.in_order())) == len(attempts)

@@ -185,12 +185,13 @@ class WaitingQueue:
         raise IndexError("the queue is empty")
 
     def check_invariants(self) -> None:
+        """Raises AssertionError."""
         assert self.within_bounds()
-        assert self.bytes_held == sum(len(attempt.body) for attempt in self._attempts.values())
-        parts = (*self._classes, self._abandoned)
-        assert len(self._attempts) == sum(len(waiting) for waiting in parts)
+        assert self.bytes_held == sum([len(attempt.body) for attempt in self._attempts.values()])
         self._abandoned.check_invariants()
-        for kind, waiting in zip(CLASSES, self._classes, strict=True):
+        requests = len(self._abandoned)
+        for owed, waiting in zip(self._owed, self._classes, strict=True):
             waiting.check_invariants()
-            assert self._owed[kind] == 0 or len(waiting)
-            assert sum(1 for _ in waiting.in_order()) == len(waiting)
+            requests += len(waiting)
+            assert owed == 0 or len(waiting)
+        assert len(self._attempts) == requests

@@ -153,12 +153,16 @@ class SharedTables:
         self.recorder.check_invariants()
         assert len(self.fenced) <= FENCED_MAX
         assert len(self.refused) <= REFUSED_MAX
-        charged = sum(len(tables.admission.charged) for tables in self.models.values())
-        self.keys.check_invariants(charged)
-        owned = {worker.identity: worker.model for worker in self.workers()}
-        assert owned == {identity: tables.model for identity, tables in self.owners.items()}
-        live = [attempt.key for attempt in self.attempts()]
-        of_gateways = [key for gateway in self.gateways.values() for key in gateway.attempts]
-        assert len(live) == len(set(live)) == len(of_gateways)
+        charged = 0
+        live: list[AttemptKey] = []
         for tables in self.models.values():
             tables.check_invariants()
+            charged += len(tables.admission.charged)
+            live += tables.attempts
+            for identity, worker in tables.workers.items():
+                assert worker.identity == identity
+                assert worker.model == tables.model == self.owners[identity].model
+        self.keys.check_invariants(charged)
+        assert len(self.owners) == sum(len(tables.workers) for tables in self.models.values())
+        of_gateways = sum(len(gateway.attempts) for gateway in self.gateways.values())
+        assert len(live) == len(set(live)) == of_gateways

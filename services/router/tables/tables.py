@@ -25,7 +25,6 @@ from services.router.records.changes import Changes
 from services.router.records.move import MoveOrder
 from services.router.records.states import (
     ON_WORKER,
-    TERMINAL,
     AttemptEvent,
     AttemptState,
     WorkerEvent,
@@ -239,31 +238,24 @@ class Tables:
         self.quarantine.check_invariants()
         self.degradation.check_invariants()
         queued = {attempt.key for attempt in self.waiting}
-        on_worker = 0
         for key, attempt in self.attempts.items():
             assert key == attempt.key
             assert attempt.model == self.model
-            assert attempt.state not in TERMINAL, f"{key} is over and still in the table"
             assert (attempt.state is AttemptState.QUEUED) == (key in queued), f"{key} and the queue"
-            assert attempt.number <= self.newest.get(attempt.request_id, attempt.number)
-            assert key in self.gateways[attempt.gateway].attempts
-            on_worker += attempt.state in ON_WORKER
             self._check_attempt(attempt)
-        assert on_worker == self.active
-        assert {key for key, a in self.attempts.items() if a.abandoned} == self.abandoned.keys()
-        assert {key for key, a in self.attempts.items() if a.leaves_by} == self.leaving.keys()
+        assert self.abandoned.keys() <= self.attempts.keys()
+        assert self.leaving.keys() <= self.attempts.keys()
+        assert self.newest.items() <= self.attempts.keys()
         assert len(queued) == len(self.waiting)
+        assert queued <= self.attempts.keys()
         if self.limits.max_active:
             adopted = sum(attempt.adopted for attempt in self.attempts.values())
             assert self.active <= max(self.limits.max_active, self.active_before) + adopted
         self._check_admission()
-        for request_id, number in self.newest.items():
-            assert (request_id, number) in self.attempts
-        for worker in self.workers.values():
+        for identity, worker in self.workers.items():
+            assert (worker.role is Role.POOL) == (identity in self.pools)
             self._check_worker(worker)
-        pools = {at for at, worker in self.workers.items() if worker.role is Role.POOL}
-        assert pools == self.pools.keys()
-        assert not any(pool.held for pool in self.pools.values())
+        assert self.pools.keys() <= self.workers.keys()
 
     def _check_admission(self) -> None:
         state = self.admission
@@ -273,35 +265,46 @@ class Tables:
         assert state.awaiting_first_token.keys() <= self.attempts.keys()
 
     def _check_attempt(self, attempt: Attempt) -> None:
-        if attempt.state not in ON_WORKER:
+        key = attempt.key
+        assert attempt.abandoned == (key in self.abandoned)
+        assert (attempt.leaves_by is not None) == (key in self.leaving)
+        assert attempt.number <= self.newest.get(attempt.request_id, attempt.number)
+        assert key in self.gateways[attempt.gateway].attempts
+        if attempt.state is AttemptState.QUEUED:
             assert attempt.placement is None
             return
-        assert not attempt.body, f"{attempt.key} keeps its body after placement"
+        assert attempt.state in ON_WORKER, f"{key} is over and still in the table"
+        assert not attempt.body, f"{key} keeps its body after placement"
         assert attempt.placement is not None
         decode = self.workers[attempt.decode]
-        assert attempt.key in decode.held, f"{attempt.key} holds no credit on {decode.name}"
+        assert key in decode.held, f"{key} holds no credit on {decode.name}"
         if attempt.prefill_open:
             prefill = self.workers[attempt.prefill]
-            assert attempt.key in prefill.held
+            assert key in prefill.held
             assert prefill.fingerprint == decode.fingerprint
 
     def _check_worker(self, worker: Worker) -> None:
+        block_tokens = worker.capacity.block_tokens
+        promised = worker.held_tokens + worker.preexisting_kv_tokens
+        assert promised % block_tokens == 0, f"{worker.name}: not in whole blocks"
+        assert worker.kv_tokens_max % block_tokens == 0
         assert worker.held_tokens == sum(worker.held.values())
-        view = worker.view()
-        assert view.kv_tokens % view.block_tokens == 0, f"{worker.name}: not in whole blocks"
-        assert view.kv_tokens_max % view.block_tokens == 0
         assert worker.queued_tokens == sum(worker.computing.values())
-        assert not (worker.held and worker.away), f"{worker.name} is {worker.state.value}"
-        if not any(self.attempts[key].adopted for key in worker.held):
-            promised = worker.held_tokens + worker.preexisting_kv_tokens
-            assert not worker.held or promised <= worker.kv_tokens_max, f"{worker.name} over"
-            assert len(worker.held) <= worker.capacity.max_num_seqs
+        assert worker.computing.keys() <= worker.held.keys()
+        assert worker.decoding.keys() <= worker.held.keys()
+        if not worker.held:
+            return
+        assert not worker.away, f"{worker.name} is {worker.state.value}"
+        assert worker.role is not Role.POOL
+        adopted = False
         for key in worker.held:
             attempt = self.attempts[key]
+            adopted |= attempt.adopted
             if worker.role is Role.DECODE:
                 assert attempt.decode == worker.identity
             else:
                 assert attempt.prefill == worker.identity
                 assert attempt.prefill_open
-        assert worker.computing.keys() <= worker.held.keys()
-        assert worker.decoding.keys() <= worker.held.keys()
+        if not adopted:
+            assert promised <= worker.kv_tokens_max, f"{worker.name} over"
+            assert len(worker.held) <= worker.capacity.max_num_seqs

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from common.messages import (
@@ -39,13 +40,13 @@ DIAL_AGAIN = 0.1
 NOTICE = 0.01
 TO_LISTENER, TO_DIALER = 0, 1
 
-UNIONS: dict[tuple[str, int], Any] = {
-    ("gateway", TO_LISTENER): GatewayToRouter,
-    ("gateway", TO_DIALER): RouterToGateway,
-    ("worker", TO_LISTENER): WorkerToRouter,
-    ("worker", TO_DIALER): RouterToWorker,
-    ("stream", TO_LISTENER): DecodeToGateway,
-    ("stream", TO_DIALER): GatewayToDecode,
+DECODERS: dict[tuple[str, int], Decoder[Any]] = {
+    ("gateway", TO_LISTENER): Decoder(GatewayToRouter),
+    ("gateway", TO_DIALER): Decoder(RouterToGateway),
+    ("worker", TO_LISTENER): Decoder(WorkerToRouter),
+    ("worker", TO_DIALER): Decoder(RouterToWorker),
+    ("stream", TO_LISTENER): Decoder(DecodeToGateway),
+    ("stream", TO_DIALER): Decoder(GatewayToDecode),
 }
 
 
@@ -67,8 +68,8 @@ class Network:
         """What the other side decodes."""
         if not self.wire:
             return message
-        decoder: Decoder[Message] = Decoder(UNIONS[kind, way])
-        return decoder.decode(encode(message))
+        decoded: Message = DECODERS[kind, way].decode(encode(message))
+        return decoded
 
     def open(self, source: str, target: str) -> bool:
         return (source, target) not in self.blocked
@@ -161,7 +162,7 @@ class Connection:
             message, body = held.popleft()
             arrival = max(self._clock.now + draw(1 / self.network.delay), self._arrival[way])
             self._arrival[way] = arrival
-            self._clock.at(arrival, lambda m=message, b=body: self._arrive(way, m, b))  # type: ignore[misc]
+            self._clock.at(arrival, partial(self._arrive, way, message, body))
 
     def flush(self) -> None:
         """After a partition: what was kept back goes on."""
@@ -173,9 +174,9 @@ class Connection:
         if not self.open:
             return
         if way == 0:
-            self.listener.when_awake(lambda: self._to_listener(message, body))
+            self.listener.when_awake(partial(self._to_listener, message, body))
         elif self.dialer.alive:
-            self.dialer.when_awake(lambda: self._to_dialer(message, body))
+            self.dialer.when_awake(partial(self._to_dialer, message, body))
 
     def _to_listener(self, message: Message, body: bytes | None) -> None:
         self._clock.note(f"{self.dialer.identity} > {self.listener.name} {_brief(message)}")

@@ -59,7 +59,7 @@ def explained(running: Fleet, request_id: str) -> list[dict[str, Any]]:
 async def play(running: Fleet) -> Stream:
     stream = Stream()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as client:
-        reading = read(running, client, PROMPT, stream)
+        reading = read(running, client, PROMPT, stream, TOKENS)
         await asyncio.gather(reading, asyncio.to_thread(kill_midway, running, stream))
     return stream
 

@@ -143,12 +143,16 @@ def held(running: Fleet) -> int:
 
 
 async def read(
-    running: Fleet, client: aiohttp.ClientSession, text: list[int], stream: Stream
+    running: Fleet,
+    client: aiohttp.ClientSession,
+    text: list[int],
+    stream: Stream,
+    tokens: int = TOKENS,
 ) -> None:
     body = {
         "model": "baton-tiny",
         "prompt": text,
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BLOCK = 128
 BLOCKS = 12
+ANSWER = 60
+"""Tokens; P has reported by then, or what it computed is not asked of it any more."""
 SMALL_MIB = 16
 """A pool of 32 blocks."""
 STORES = {
@@ -33,7 +35,7 @@ def ask(running: Fleet, prompt: list[int]) -> tuple[str, dict[str, Any]]:
     answer = api.completions.create(
         model="baton-tiny",
         prompt=prompt,
-        max_tokens=16,
+        max_tokens=ANSWER,
         temperature=0.0,
         extra_body={"ignore_eos": True},
     )

@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BLOCK = 128
 BLOCKS = 12
+ANSWER = 60
+"""Tokens; P has reported by then, or what it computed is not asked of it any more."""
 STORES = {
     "BATON_KV__STORE__RAM_MIB": "64",
     "BATON_ROUTER__POLICY": "round_robin",
@@ -28,7 +30,7 @@ def ask(running: Fleet, prompt: list[int]) -> tuple[str, dict[str, Any]]:
     answer = api.completions.create(
         model="baton-tiny",
         prompt=prompt,
-        max_tokens=16,
+        max_tokens=ANSWER,
         temperature=0.0,
         extra_body={"ignore_eos": True},
     )

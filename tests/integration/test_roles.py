@@ -116,10 +116,15 @@ async def switch_over_a_router(running: Fleet) -> None:
         for _ in range(12):
             group.create_task(load.one())
         await asyncio.to_thread(wait_until, "d0 has streams", lambda: bool(held(running)))
-        await asyncio.to_thread(running.ctl, "role", "d0", "prefill")
+        await asyncio.to_thread(wait_until, "d0 has its order", lambda: confirmed(running))
         running.children()["r0"].send_signal(signal.SIGKILL)
-        await asyncio.to_thread(wait_until, "d0 prefills", lambda: found(running), 30.0)
+        await asyncio.to_thread(wait_until, "d0 prefills", lambda: found(running), 60.0)
     assert faults_of(load.answers) == []
+
+
+def confirmed(running: Fleet) -> bool:
+    """Orders it, too. A router that dies before its worker has the order takes it to its grave."""
+    return bool(running.ctl("role", "d0", "prefill")["confirmed"])
 
 
 def found(running: Fleet) -> bool:

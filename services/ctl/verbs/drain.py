@@ -26,8 +26,9 @@ def render_role(result: Any) -> str:
     worker = f"{result['role']} {result['worker']}"
     if not result["becomes"]:
         return f"{worker} is {result['state']}, in this role for {result['role_s']:g} s"
-    left = f"{result['requests_left']} requests move or finish first; ask again"
-    return f"{worker} becomes a {result['becomes']} worker: {left}"
+    left = f"{result['requests_left']} requests move or finish first"
+    heard = "" if result["confirmed"] else ", and it has not confirmed the order yet"
+    return f"{worker} becomes a {result['becomes']} worker: {left}{heard}; ask again"
 
 
 def _evicted(worker: str, result: Any) -> str:

@@ -62,7 +62,9 @@ def on_prefill_ended(
 ) -> list[Action]:
     degradation_reports.record_prefill(tables, message)
     _trust_survivor(tables, worker, message)
-    attempt = tables.attempts.get((message.request_id, message.attempt))
+    key = (message.request_id, message.attempt)
+    live = tables.attempts.get(key)
+    attempt = live or tables.history.find(key)
     if attempt is None or attempt.prefill != worker.identity or attempt.prefill_report is not None:
         tables.counts.drop("stale prefill report")
         return []
@@ -74,6 +76,8 @@ def on_prefill_ended(
         computed = max(0, attempt.request.prompt_tokens - message.cached_tokens)
         tables.balance.add_prompt(computed, now)
     pair_reports.record_pull(tables, attempt, message, now)
+    if live is None:
+        return []
     tables.finish_prompt(attempt, worker)
     if message.error or attempt.decode_report is not None:
         tables.close_prefill(attempt)
@@ -184,10 +188,14 @@ def abort(tables: Tables, attempt: Attempt, reason: str, now: float) -> list[Act
 
 
 def abort_prefill(tables: Tables, attempt: Attempt, reason: str) -> list[Action]:
-    """P need hold nothing for the attempt any more and is told so. Idempotent."""
+    """P need hold nothing for the attempt any more and is told so, unless D took all of its KV:
+    then it has computed the prompt, and its report is under way. Idempotent."""
     if not attempt.prefill_open:
         return []
     tables.close_prefill(attempt)
+    report = attempt.decode_report
+    if report is not None and report.kv is not None and report.kv.complete:
+        return []
     return [abort_message(attempt.prefill, attempt.key, reason)]
 
 

@@ -46,6 +46,7 @@ def role(view: View, args: dict[str, Value]) -> dict[str, Any]:
     return {
         **progress(worker),
         "becomes": worker.next_role or "",
+        "confirmed": worker.role_state.ordered is None,
         "role_s": round(view.now - worker.role_state.since, 1),
     }
 

@@ -107,6 +107,8 @@ EVICTED = (
     "ask again to drop what does not"
 )
 DRAIN = {"worker": "d0", "role": "decode", "state": "draining", "requests_left": 3}
+BECOMING = "decode d0 becomes a prefill worker: 3 requests move or finish first"
+BECOMES = {**DRAIN, "becomes": "prefill", "role_s": 7.0, "confirmed": True}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +196,21 @@ def test_people_are_shown(verb: str, result: Any, shows: list[str]) -> None:
             "decode d0 is drained: nothing runs there, it may be stopped",
         ),
         ("resume", DRAIN | {"state": "ready"}, "decode d0 is ready, with 3 requests"),
+        (
+            "role",
+            BECOMES,
+            f"{BECOMING}; ask again",
+        ),
+        (
+            "role",
+            BECOMES | {"confirmed": False},
+            f"{BECOMING}, and it has not confirmed the order yet; ask again",
+        ),
+        (
+            "role",
+            BECOMES | {"becomes": "", "state": "ready"},
+            "decode d0 is ready, in this role for 7 s",
+        ),
         (
             "move",
             MOVE | {"to": "d1"},

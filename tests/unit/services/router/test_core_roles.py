@@ -88,6 +88,7 @@ def stream(rig: Rig, request_id: str = "r0") -> str:
 def test_an_idle_worker_is_told_and_serves_in_its_new_role(fleet: Rig) -> None:
     told = ask(fleet, "role", worker="d0", role="prefill")
     assert (told["state"], told["becomes"]) == ("switching", "prefill")
+    assert not told["confirmed"], "it has not repeated the order in a beat"
     (order,) = fleet.take(Become, D0)
     assert (order.role, order.epoch) == (P, 1)
     assert fleet.take(Fleet)[-1].decode_ready == 1
@@ -99,7 +100,7 @@ def test_an_idle_worker_is_told_and_serves_in_its_new_role(fleet: Rig) -> None:
     latest = fleet.take(Fleet)[-1]
     assert (latest.prefill_ready, latest.decode_ready) == (3, 1)
     again = ask(fleet, "role", worker="d0", role="prefill")
-    assert (again["state"], again["becomes"]) == ("ready", "")
+    assert (again["state"], again["becomes"], again["confirmed"]) == ("ready", "", True)
     assert not fleet.take(Become)
 
 
@@ -134,6 +135,7 @@ def test_an_order_is_said_again_until_a_beat_agrees(fleet: Rig) -> None:
     for _ in range(2):
         fleet.receive(D0, Beat(load=Load(), becomes=P))
     assert not fleet.take(Become)
+    assert ask(fleet, "role", worker="d0", role="prefill")["confirmed"]
     told = shown(fleet, "d0")
     assert (told["state"], told["becomes"]) == ("switching", "prefill")
 

@@ -121,6 +121,29 @@ def test_a_handoff_s_report_that_comes_after_the_end_is_in_the_explanation(rig: 
     assert not rig.core.tables.counts.dropped
 
 
+def test_a_prefill_report_that_comes_after_the_end_is_in_the_explanation(rig: Rig) -> None:
+    rig.submit("r1")
+    rig.started("r1", kv=MOVED)
+    rig.ended("r1")
+    assert rig.take(Abort) == [], "d0 took the KV, so p0 has computed the prompt and reports it"
+    rig.prefilled("r1", cached_tokens=16)
+    report = rig.known("r1").prefill_report
+    assert report is not None
+    story = " ".join(attempt_record(rig.known("r1"), rig.now).sentences)
+    assert f"(16 of {rig.known('r1').request.prompt_tokens} tokens were cached)" in story
+    assert rig.core.tables.estimates.prefill.count == 1
+    assert not rig.core.tables.counts.dropped
+    rig.prefilled("r1")
+    assert rig.core.tables.counts.dropped == {"stale prefill report": 1}
+
+
+def test_a_prefill_worker_whose_kv_was_not_taken_is_told_of_the_end(rig: Rig) -> None:
+    rig.submit("r1")
+    rig.started("r1", kv=None)
+    rig.ended("r1")
+    assert [abort.request_id for abort in rig.take(Abort, "p0|1")] == ["r1"]
+
+
 def test_a_late_report_of_another_worker_or_without_a_handoff_is_dropped(rig: Rig) -> None:
     rig.decode("d1")
     rig.submit("r1")

@@ -305,8 +305,15 @@ class World:
                     self._send(member, "holdings")
                 while any(member.holdings is None for member in members):
                     self._listen(1.0)
-                counts = [Counter(member.holdings) for member in members]
-                left = sum(counts, Counter())
+                counts = {m.name: m.holdings or {} for m in members}
+                left = Counter(
+                    {
+                        f"{what} of {name}": count
+                        for name, held in counts.items()
+                        for what, count in held.items()
+                        if count > 0
+                    }
+                )
             else:
                 self._listen(1.0)
                 continue

@@ -5,19 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
 from tests.rigs.browser import Page, chromium, installed
-from tests.rigs.fleet import Fleet, wait_until
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 needs_browser = pytest.mark.skipif(
     installed() is None, reason="no chromium here: `make dashboard` installs it and runs this"
 )
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 30
+MODELS = ("chat", "code")
 TEXT = "document.getElementById('{}').textContent"
 
 
@@ -26,6 +27,13 @@ async def page(tmp_path: Path) -> AsyncIterator[Page]:
     async with chromium(tmp_path) as opened:
         yield opened
         assert opened.errors == []
+
+
+@pytest.fixture
+def two_models() -> Iterator[Fleet]:
+    names = [flag for name in MODELS for flag in ("--model", "baton-tiny", "--name", name)]
+    with fleet("--engine", "sim", *names) as up:
+        yield up.wait_ready()
 
 
 async def loaded(fleet: Fleet) -> None:
@@ -97,6 +105,23 @@ async def test_a_phone_shows_it_without_sideways_scrolling(sim_fleet: Fleet, pag
     await page.until("document.querySelectorAll('.worker').length === 4")
     assert await page.value("document.documentElement.scrollWidth") <= 400
     await keep(page, "phone")
+
+
+@needs_browser
+async def test_each_of_two_models_has_a_row_and_its_workers_say_so(
+    two_models: Fleet, page: Page
+) -> None:
+    await page.open(url(two_models), 1400, 1300)
+    await page.until("document.querySelectorAll('.worker').length === 4")
+    await page.until("document.querySelectorAll('#models tbody tr').length === 2")
+    assert not await page.value("document.getElementById('by-model').hidden")
+    for number, model in enumerate(MODELS):
+        row = f"document.querySelector('[data-model={model}]')"
+        await page.until(f"{row}?.cells[1].textContent === 'ready'")
+        for worker in (f"p{number}", f"d{number}"):
+            card = f"document.querySelector('[data-worker={worker}]')"
+            assert model in await page.value(f"{card}.textContent")
+    await keep(page, "models")
 
 
 def get(fleet: Fleet, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:

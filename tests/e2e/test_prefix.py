@@ -69,6 +69,7 @@ def test_the_second_request_goes_where_the_first_went(
 ) -> None:
     client = Client(running, keys["a"])
     seeds = range(4) if policy == "cost" else range(10, 14)
+    before = hashes(running)["d0"]
     running.ctl("policy", "round_robin")
     homes = {seed: client.ask([*prefix(seed), seed])["prefill"] for seed in seeds}
     assert set(homes.values()) == {"p0", "p1"}
@@ -79,6 +80,11 @@ def test_the_second_request_goes_where_the_first_went(
         story = " ".join(told["sentences"])
         assert f"{WHOLE} of {PREFIX + 3} tokens were cached" in story, story
         assert told["kv"]["blocks"] == 1, "d0 has the rest"
+    blocks = len(seeds) * ((PREFIX + ANSWER) // BLOCK + 1)
+    wait_until(
+        "d0 has told of both prompts and answers, so that the next test can count its own",
+        lambda: hashes(running)["d0"] == before + blocks,
+    )
 
 
 def test_engines_tell_what_no_placement_could_know(running: Fleet, keys: dict[str, str]) -> None:

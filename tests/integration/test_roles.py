@@ -68,12 +68,20 @@ def test_sixteen_streams_move_and_none_fails(running: Fleet) -> None:
     assert took <= BUSY_SECONDS
 
 
+def order_others(running: Fleet, verb: str) -> None:
+    for name in ("d1", "d2"):
+        running.ctl(verb, name)
+
+
 async def switch_under_streams(running: Fleet) -> float:
-    load = Load(running.url, rate=1.0, ask=Ask((40, 60), max_tokens=400))
+    """All of them run on d0, because the others are drained until then."""
+    load = Load(running.url, rate=1.0, ask=Ask((40, 60), max_tokens=800))
+    order_others(running, "drain")
     async with asyncio.TaskGroup() as group:
-        for _ in range(3 * STREAMS):
+        for _ in range(STREAMS):
             group.create_task(load.one())
         await asyncio.to_thread(wait_until, "d0 has streams", lambda: held(running) >= STREAMS)
+        await asyncio.to_thread(order_others, running, "resume")
         took = await asyncio.to_thread(switch, running, "d0", "prefill")
     assert faults_of(load.answers) == []
     assert not any(answer.refused for answer in load.answers)

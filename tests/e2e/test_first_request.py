@@ -10,15 +10,15 @@ from tests.rigs.fleet import fleet
 pytestmark = pytest.mark.timeout(300)
 
 ASK = {"model": "baton-tiny", "prompt": "hello", "max_tokens": 2}
-LOADS_FIRST = {"BATON_GATEWAY__TEXT": "vllm"}
+LOADS_FIRST = {"BATON_GATEWAY__TEXT": "vllm", "BATON_ROUTER__WORKER_TIMEOUT_MS": "10000"}
+"""The import of vLLM holds the interpreter for seconds where others want the cores, too."""
 
 
 def test_the_first_request_after_ready_is_answered() -> None:
     with fleet("--engine", "sim", env=LOADS_FIRST) as running:
         running.wait_ready()
         assert "text.loaded" in running.log("g0")
-        lost = running.log("r0").count("gateway.lost")
         answer = httpx.post(f"{running.url}/v1/completions", json=ASK, timeout=10)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 2
-        assert running.log("r0").count("gateway.lost") == lost
+        assert "gateway.lost" not in running.log("r0")

@@ -19,8 +19,8 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
-STREAMS = 4
-TOKENS = 600
+STREAMS = 6
+TOKENS = 800
 CONTEXT = 1_500
 REASON = {"drain": "drain", "stop": "stop", "move": "operator", "evict": "evict"}
 PROMPT = max(prompts(14), key=len)

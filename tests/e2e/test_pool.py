@@ -44,7 +44,7 @@ def ask(running: Fleet, prompt: list[int]) -> tuple[str, dict[str, Any]]:
         attempt: dict[str, Any] = running.ctl("explain", answer.id)["attempts"][0]
         return attempt
 
-    wait_until("P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]))
+    wait_until("P has reported", lambda: "tokens were cached" in " ".join(told()["sentences"]), 60)
     return answer.choices[0].text, told() | {"id": answer.id}
 
 

@@ -84,6 +84,7 @@ def test_the_second_request_goes_where_the_first_went(
     wait_until(
         "d0 has told of both prompts and answers, so that the next test can count its own",
         lambda: hashes(running)["d0"] == before + blocks,
+        30,
     )
 
 

@@ -124,7 +124,7 @@ async def switch_over_a_router(running: Fleet) -> None:
         for _ in range(12):
             group.create_task(load.one())
         await asyncio.to_thread(wait_until, "d0 has streams", lambda: bool(held(running)))
-        await asyncio.to_thread(wait_until, "d0 has its order", lambda: confirmed(running))
+        await asyncio.to_thread(wait_until, "d0 has its order", lambda: confirmed(running), 30.0)
         running.children()["r0"].send_signal(signal.SIGKILL)
         await asyncio.to_thread(wait_until, "d0 prefills", lambda: found(running), 60.0)
     assert faults_of(load.answers) == []

@@ -31,7 +31,7 @@ FIXED_ROUTE = {"BATON_ROUTER__REMOTE_PREFILL": "always"}
 """Tests know the way of a request; the governor's own tests set `auto`."""
 
 
-def wait_until(what: str, true: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> None:
     """Polls a condition that has no event to wait for; fails the test by name in the end."""
     deadline = time.monotonic() + seconds
     while not true():

@@ -76,8 +76,8 @@ function worker(row) {
   const bad = ["gone", "ejected", "suspect", "down"].includes(row.state);
   const kind = bad ? "bad" : row.state === "ready" ? "" : "off";
   const head = make("header", {}, make("strong", { text: row.name }));
-  const [state, why] = row.reason || !row.verdict ? [row.state, row.reason] : [row.verdict, row.verdict_reason];
-  head.append(make("span", { class: "state", title: why, text: why ? `${state}: ${why}` : state }));
+  const [condition, why] = row.reason || !row.verdict ? [row.state, row.reason] : [row.verdict, row.verdict_reason];
+  head.append(make("span", { class: "state", title: why, text: why ? `${condition}: ${why}` : condition }));
   const card = make("li", { class: `worker ${row.role} ${kind}`, "data-worker": row.name, title: row.model }, head);
   if (state?.status?.models?.length > 1) head.append(make("span", { class: "state", text: row.model }));
   if (row.state === "gone") return card;

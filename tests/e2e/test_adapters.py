@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 BASE = "baton-tiny"
 NAMES = ("law", "sql")
 PROMPTS = [[(7 * i + n) % 240 + 1 for i in range(150 + 110 * n)] for n in range(2)]
-LONG = 300
+LONG = 800
 """Tokens of each answer; the comparisons of whole answers take fewer."""
 SHORT = 10
 MOVE_AT, KILL_AT = 40, 150

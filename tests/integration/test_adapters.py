@@ -203,9 +203,9 @@ def test_a_stream_goes_on_with_its_adapter_when_its_worker_dies(
     running: Fleet, keys: dict[str, str]
 ) -> None:
     """The last test of this fleet."""
-    whole = text(running, keys["all"], "law", max_tokens=120)
-    assert whole != text(running, keys["all"], "baton-tiny", max_tokens=120)
-    body = {"model": "law", "prompt": PROMPT, "max_tokens": 120, "stream": True}
+    whole = text(running, keys["all"], "law", max_tokens=300)
+    assert whole != text(running, keys["all"], "baton-tiny", max_tokens=300)
+    body = {"model": "law", "prompt": PROMPT, "max_tokens": 300, "stream": True}
     headers = {"Authorization": f"Bearer {keys['all']}"}
     seen, killed = "", False
     with httpx.stream(

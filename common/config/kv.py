@@ -117,7 +117,8 @@ class KvConfig(Section, frozen=True):
     """How long D waits for a handoff; it computes the prompt itself then."""
     answer_ms: Annotated[float, Meta(ge=50)] = 750.0
     """Time in which a silent peer of a handoff must answer a question; the connection counts as
-    lost then. A worker that stopped is found within a second."""
+    lost then. A worker that stopped is found within a second. A new connection may take as long,
+    and a second at least."""
     retries: Annotated[int, Meta(ge=0, le=10)] = 3
     """How often D asks for a handoff again after a failure, before it computes the prompt
     itself."""

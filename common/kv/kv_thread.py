@@ -363,6 +363,8 @@ class KvThread:
         self._schedule_tick()
 
     def _schedule_tick(self) -> None:
+        if self._ticking and self._status_pending:
+            return
         held = len(self.send_side) + len(self.kept_streams) + len(self.receive_side)
         held += len(self.sharing) if self.sharing is not None else 0
         self._status_pending = self._status_pending or held > 0

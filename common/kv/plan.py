@@ -46,7 +46,7 @@ class KvShape:
 
     def uncompressed(self) -> KvShape:
         """The shape where compression is not wanted."""
-        return replace(self, fp8_page_bytes=0)
+        return replace(self, fp8_page_bytes=0) if self.fp8_page_bytes else self
 
     @property
     def page_bytes(self) -> int:

@@ -136,7 +136,8 @@ class Core:
             actions += moves.move_streams(tables, now)
             actions += operator.drop_evicted(tables, now)
             actions += operator.answer_late_orders(tables, now)
-        actions += startup.open_queue(tables, now)
+        if tables.rebuilding:
+            actions += startup.open_queue(tables, now)
         if tables.changes.capacity and not tables.rebuilding:
             actions += place_queue.place_waiting(tables, now)
             tables.changes.capacity = False

@@ -62,7 +62,7 @@ async def seconds_of_plain_requests(running: Fleet, key: dict[str, str]) -> list
 def test_another_key_is_served_at_once_when_many_streams_were_left(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     greedy, other = new_key(file, "greedy"), new_key(file, "other")
-    env = {"BATON_ENGINE__MAX_NUM_SEQS": str(SLOTS)}
+    env = {"BATON_ENGINE__MAX_NUM_SEQS": str(SLOTS), "BATON_FLEET__DRAIN_MS": "1000"}
     with fleet("--engine", "sim", "--keys", str(file), env=env) as running:
         running.wait_ready()
         statuses = asyncio.run(begin_and_leave(running, greedy))

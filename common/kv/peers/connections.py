@@ -1,9 +1,9 @@
 """D's connections: one channel for each P address, opened on demand, cached, probed and closed.
 
 Theory of operation: everything runs on the KV thread. A connection that does not open within
-`CONNECT_S` is given up. While something is awaited from an open one, its channel pings a silent
-peer (`keepalive.py`). A connection counts as open when both sides have said hello and P's shared
-segment is mapped or cannot be.
+`CONNECT_S`, or the time that an answer may take if that is longer, is given up. While something is
+awaited from an open one, its channel pings a silent peer (`keepalive.py`). A connection counts as
+open when both sides have said hello and P's shared segment is mapped or cannot be.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ class Connections:
                 secrets=self._secrets,
             )
             self._channels[peer_id] = channel
-            connection = self._connections[address] = _Connection(channel, now + CONNECT_S)
+            connection = self._connections[address] = _Connection(
+                channel, now + max(CONNECT_S, self._answer_seconds)
+            )
         return connection
 
     def _on_hello(self, address: str) -> None:

@@ -52,9 +52,12 @@ def place_waiting(tables: Tables, now: float) -> list[Action]:
 def _prefetch(tables: Tables, now: float) -> list[Action]:
     """Tells workers of the next requests that they will probably get; each request is looked at
     once. Nothing is known of any store while none has told what it has."""
-    memory, actions, prefills = tables.placement_memory, list[Action](), tables.snapshots.prefills()
+    memory, actions = tables.placement_memory, list[Action]()
+    if not len(memory.stored):
+        return actions
+    prefills = tables.snapshots.prefills()
     for attempt in islice(tables.waiting.in_order(), tables.settings.prefetch_queued):
-        if attempt.looked_ahead or not len(memory.stored) or not attempt.may_prefetch:
+        if attempt.looked_ahead or not attempt.may_prefetch:
             continue
         attempt.looked_ahead = True
         decodes = _with_adapter(attempt.request.adapter, tables.snapshots.decodes())
@@ -71,9 +74,11 @@ def _prefetch(tables: Tables, now: float) -> list[Action]:
 def _end_prefetch(tables: Tables, attempt: Attempt, chosen: Placement) -> list[Action]:
     """The worker that was told of this request need not wait for it if it goes elsewhere."""
     told = attempt.prefetch
+    if told is None:
+        return []
     placed = {view.identity for view in (chosen.decode, chosen.prefill) if view is not None}
-    worker = tables.workers.get(told.identity) if told is not None else None
-    if told is None or told.identity in placed or worker is None or not worker.connected:
+    worker = tables.workers.get(told.identity)
+    if told.identity in placed or worker is None or not worker.connected:
         return []
     abort = Abort(request_id=attempt.request_id, attempt=attempt.number, reason="placed elsewhere")
     return [Send(told.identity, abort)]

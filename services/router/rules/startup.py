@@ -14,9 +14,7 @@ from services.router.tables import Tables
 
 
 def open_queue(tables: Tables, now: float) -> list[Action]:
-    """Lets placement begin when it is time. Idempotent."""
-    if not tables.rebuilding:
-        return []
+    """Lets placement begin when it is time."""
     waited, missing = now - tables.started, _missing(tables)
     if missing and waited < tables.settings.rebuild_seconds:
         return []

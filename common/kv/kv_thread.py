@@ -363,11 +363,10 @@ class KvThread:
         self._schedule_tick()
 
     def _schedule_tick(self) -> None:
-        if self._ticking and self._status_pending:
-            return
-        held = len(self.send_side) + len(self.kept_streams) + len(self.receive_side)
-        held += len(self.sharing) if self.sharing is not None else 0
-        self._status_pending = self._status_pending or held > 0
+        if not self._status_pending:
+            held = len(self.send_side) + len(self.kept_streams) + len(self.receive_side)
+            held += len(self.sharing) if self.sharing is not None else 0
+            self._status_pending = held > 0
         if not self._ticking and self._status_pending:
             self._ticking = True
             self.loop.call_later(TICK_S, self._tick)

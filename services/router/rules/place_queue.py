@@ -74,11 +74,10 @@ def _prefetch(tables: Tables, now: float) -> list[Action]:
 def _end_prefetch(tables: Tables, attempt: Attempt, chosen: Placement) -> list[Action]:
     """The worker that was told of this request need not wait for it if it goes elsewhere."""
     told = attempt.prefetch
-    if told is None:
+    worker = tables.workers.get(told.identity) if told is not None else None
+    if told is None or worker is None or not worker.connected:
         return []
-    placed = {view.identity for view in (chosen.decode, chosen.prefill) if view is not None}
-    worker = tables.workers.get(told.identity)
-    if told.identity in placed or worker is None or not worker.connected:
+    if told.identity in {view.identity for view in (chosen.decode, chosen.prefill) if view}:
         return []
     abort = Abort(request_id=attempt.request_id, attempt=attempt.number, reason="placed elsewhere")
     return [Send(told.identity, abort)]

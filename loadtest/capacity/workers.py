@@ -39,6 +39,7 @@ from common.worker.actions import (
     Event,
     ToGateway,
     ToRouter,
+    WorkerCore,
 )
 from loadtest.capacity.engine import Engine, Job
 from loadtest.capacity.profile import Profile
@@ -82,7 +83,9 @@ class FleetPort(NamedTuple):
 
 class ModelWorker:
     role: Role
-    core: PrefillCore | DecodeCore
+    core: WorkerCore
+    #: The role that it takes once it holds nothing; such a worker has both (`roles.py`).
+    becomes: Role | None = None
 
     def __init__(
         self,

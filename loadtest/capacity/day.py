@@ -1,9 +1,10 @@
 """A day whose work shifts from prefill to decode and back, and what each split could do with it.
 
-Two kinds of requests come: long prompts with short answers, and short prompts with long ones. All
-the time they ask for the same work, a share of what all workers together can do, if only the right
-ones prefill; what changes is the ratio of the two phases, from `ratio` to 1 at midnight to 1 to
-`ratio` at noon, along a cosine.
+Requests come at a constant rate, and all ask for the same work; what changes is how much of it is
+prefill: from `ratio` to 1 at midnight to 1 to `ratio` at noon, along a cosine. Either the lengths
+of all requests shift, or there are two kinds, long prompts with short answers and short prompts
+with long answers, and their shares do. In the latter case a split that has too few workers of a
+phase still serves all of the kind that hardly needs it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,16 @@ from typing import NamedTuple
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.workload import Arrival, RequestShape, drawn
 
-LONG_PROMPT = RequestShape(prompt=4_000, output=50)
-LONG_ANSWER = RequestShape(prompt=400, output=300)
-GRANT = 0.95
+KINDS = (0.07, 0.93)
+"""Share of prefill in the work of either kind."""
 LEAD_SECONDS = 10.0
-"""By so much sooner than the load the clairvoyant's workers change: as long as streams take to
-end."""
+"""By so much sooner than the load the clairvoyant's workers change, so that streams can end."""
 
 
 class Day(NamedTuple):
     """A fleet's day."""
 
+    #: Without curves, and with room in the KV for all slots.
     profile: Profile
     workers: int
     #: How long it takes, in seconds; a real one, squeezed.
@@ -36,21 +36,29 @@ class Day(NamedTuple):
     #: The work of prefill by that of decode, when it is most; its inverse when it is least. 1 = it
     #: stays the same all day.
     ratio: float = 4.0
-    shapes: tuple[RequestShape, RequestShape] = (LONG_PROMPT, LONG_ANSWER)
+    #: Whether there are two kinds of requests.
+    kinds: bool = False
+    #: Seconds of work of a request, on workers that have no slot free.
+    work: float = 1.6
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.load * self.workers / self.work
 
     def prefill_share(self, at: float) -> float:
         """Share of prefill in all work."""
         amplitude = self.ratio / (1 + self.ratio) - 0.5
         return 0.5 + amplitude * math.cos(2 * math.pi * at / self.seconds)
 
-    def rates(self, at: float) -> tuple[float, float]:
-        """Long prompts and long answers per second."""
-        work, share = self.load * self.workers, self.prefill_share(at)
-        (p, d), (q, e) = map(self.seconds_of, self.shapes)
-        prefill, decode = work * share, work * (1 - share)
-        det = p * e - q * d
-        prompts, answers = (prefill * e - q * decode) / det, (p * decode - prefill * d) / det
-        return max(0.0, prompts), max(0.0, answers)
+    def shape(self, share: float) -> RequestShape:
+        """Of a request with this share of prefill."""
+        profile = self.profile
+        token_s = profile.step_seconds(profile.max_num_seqs) / profile.max_num_seqs
+        return RequestShape(
+            prompt=round(self.work * share * profile.prefill_tokens_per_s),
+            output=round(self.work * (1 - share) / token_s),
+        )
 
     def ideal(self, at: float) -> int:
         """How many workers should prefill, on paper."""
@@ -61,14 +69,14 @@ class Day(NamedTuple):
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """Of the whole day."""
         draw = random.Random(seed)
-        most = 1.01 * max(sum(self.rates(n * self.seconds / 200)) for n in range(201))
-        at = draw.expovariate(most)
+        low, high = KINDS
+        at = draw.expovariate(self.rate)
         while at < self.seconds:
-            prompts, answers = self.rates(at)
-            dice = draw.uniform(0.0, most)
-            if dice < prompts + answers:
-                yield drawn(draw, self.shapes[dice >= prompts], at)
-            at += draw.expovariate(most)
+            share = self.prefill_share(at)
+            if self.kinds:
+                share = high if draw.random() < (share - low) / (high - low) else low
+            yield drawn(draw, self.shape(share), at)
+            at += draw.expovariate(self.rate)
 
     def orders(self) -> list[tuple[float, int]]:
         """What somebody orders who knows the day, one change at a time (`Scenario.orders`)."""
@@ -80,10 +88,3 @@ class Day(NamedTuple):
                 now += 1 if wanted > now else -1
                 found.append((float(second), now))
         return found
-
-    def seconds_of(self, shape: RequestShape) -> tuple[float, float]:
-        """Work of a request: seconds of a prefill worker, and of a full decode worker."""
-        profile = self.profile
-        prefill = 1 / profile.prefill_capacity(1, shape.prompt)
-        decode = profile.decode_capacity(1, shape.prompt, shape.output * shape.slack, GRANT)
-        return prefill, 1 / (decode * shape.slack)

@@ -136,15 +136,18 @@ class Fleet:
         port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
         parts = (f"{role.value[0]}{number}", self._scenario.profile, self._time, port)
         both, grant = self._scenario.roles, self._scenario.settings.kv_grant_max
-        worker: ModelWorker | RoleModel
+        models: list[PrefillModel | DecodeModel] = []
         if both or role is Role.PREFILL:
-            worker = prefill = PrefillModel(*parts, model=model)
-            self._prefills[worker.identity] = prefill
+            prefill = PrefillModel(*parts, model=model)
+            self._prefills[prefill.identity] = prefill
+            models.append(prefill)
         if both or role is Role.DECODE:
-            worker = decode = DecodeModel(*parts, grant, model=model)
-            self._decodes[worker.identity] = decode
+            decode = DecodeModel(*parts, grant, model=model)
+            self._decodes[decode.identity] = decode
+            models.append(decode)
+        worker: ModelWorker | RoleModel = models[0]
         if both:
-            worker = RoleModel(prefill, decode, role, self._time, self._changed_role)
+            worker = RoleModel(models, role, self._time, self._changed_role)
         self.workers[worker.identity] = worker
 
     def run(self) -> Report:

@@ -7,7 +7,7 @@ itself takes no time: it is made when the worker holds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -20,36 +20,37 @@ from loadtest.capacity.workers import DecodeModel, ModelWorker, PrefillModel, Re
 
 
 class RoleModel:
-    """As `ModelWorker`. `changed` is called with the worker once it has another role."""
+    """As `ModelWorker`. `models` are one of each role; `changed` is called with the worker once it
+    has another role."""
 
     def __init__(
         self,
-        prefill: PrefillModel,
-        decode: DecodeModel,
+        models: Sequence[PrefillModel | DecodeModel],
         role: Role,
         time: VirtualTime,
         changed: Callable[[RoleModel], None],
     ) -> None:
-        self._models: dict[Role, ModelWorker] = {Role.PREFILL: prefill, Role.DECODE: decode}
+        self._models = {model.role: model for model in models}
         self._changed = changed
         cores = {each: model.core for each, model in self._models.items()}
-        self._cores = _Cores(cores, role, time, self._change)
-        for model in self._models.values():
-            model.core = self._cores
+        #: Both of them, one in force.
+        self.core = _Cores(cores, role, time, self._change)
+        for model in models:
+            model.core = self.core
         #: As of either model.
-        self.identity, self.name = prefill.identity, prefill.name
+        self.identity, self.name = models[0].identity, models[0].name
         #: When it last took a role, in seconds.
         self._since = 0.0
         self._time = time
 
     @property
     def role(self) -> Role:
-        return self._cores.role
+        return self.core.role
 
     @property
     def becomes(self) -> Role | None:
         """The role that it takes once it holds nothing; None = it keeps its own."""
-        return self._cores.becomes
+        return self.core.becomes
 
     @property
     def engine(self) -> Engine:
@@ -63,8 +64,8 @@ class RoleModel:
     def hello(self) -> Hello:
         return msgspec.structs.replace(
             self._model.hello(),
-            configured_role=self._cores.configured,
-            role_epoch=self._cores.epoch,
+            configured_role=self.core.configured,
+            role_epoch=self.core.epoch,
             role_ms=(self._time.now - self._since) * 1000,
         )
 
@@ -78,10 +79,10 @@ class RoleModel:
         self._model.abort(message)
 
     def order(self, message: Become) -> None:
-        self._cores.handle(message, self._time.now)
+        self.core.handle(message, self._time.now)
 
     def _change(self) -> None:
-        if self._cores.change(self._time.now):
+        if self.core.change(self._time.now):
             self._since = self._time.now
             self._changed(self)
 

@@ -39,8 +39,8 @@ from common.worker.actions import (
     Event,
     ToGateway,
     ToRouter,
-    WorkerCore,
 )
+from common.worker.roles import RoleCores
 from loadtest.capacity.engine import Engine, Job
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.virtual_time import VirtualTime
@@ -83,7 +83,7 @@ class FleetPort(NamedTuple):
 
 class ModelWorker:
     role: Role
-    core: WorkerCore
+    core: PrefillCore | DecodeCore | RoleCores
     #: The role that it takes once it holds nothing; such a worker has both (`roles.py`).
     becomes: Role | None = None
 

@@ -3,8 +3,8 @@
 Virtual time: the production router and the cores of the workers, modelled engines. The work asked
 for is what all ten workers can just do if the right ones prefill (`loadtest/capacity/day.py`).
 Goodput is requests within the SLO. The ratios are against the best split that stays, and against
-somebody who knows the day beforehand. The last lines are loads that do not change, at the split
-that suits them: an hour of each, and how many roles changed.
+somebody who knows the day beforehand. Two days: the lengths of all requests shift, or the shares of
+two kinds do. The last lines are loads that stay, at the split that suits them, for an hour each.
 
 `make bench ARGS=balance` writes the picture to build/; `python -m tests.bench.balance --picture
 PATH` elsewhere.
@@ -14,31 +14,37 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.config import BalanceConfig
 from loadtest.capacity.day import Day
 from loadtest.capacity.fleet import Fleet, Scenario
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.report import Slo
-from loadtest.show.plots import BLUE, GREEN, GREY, ORANGE, figure, headed, png, quiet
+from loadtest.show.plots import BLUE, GREY, ORANGE, figure, headed, png, quiet
 from services.router.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PROFILE = Profile(
     prefill_tokens_per_s=5_000.0,
     decode_step_ms=25.0,
     decode_step_ms_per_seq=0.5,
     max_num_seqs=32,
+    kv_blocks=16_384,
 )
 """About a model of 70 billion parameters on cards of today."""
-SLO = Slo(ttft_ms=4_000.0, tpot_ms=60.0)
+SLO = Slo(ttft_ms=8_000.0, tpot_ms=60.0)
 DAY = Day(PROFILE, workers=10, seconds=3_600.0)
 LONG_SECONDS = (30, 60, 120, 300, 600)
-DEFAULT_LONG = 120
+DEFAULT_LONG, LONG_MAX = 120, 600
+CLAIRVOYANT = "clairvoyant"
+PARTS = 60
 RATIO_MIN, CLAIRVOYANT_MIN = 1.25, 0.90
 JOBS = 2
 SEED = 7
@@ -59,7 +65,7 @@ class Case(NamedTuple):
 
 class Played(NamedTuple):
     case: Case
-    #: Requests within the SLO per second, over the day and in each of its sixtieths.
+    #: Requests within the SLO per second, over the day and in each of its PARTS.
     goodput: float
     by_part: tuple[float, ...]
     #: Requests that came.
@@ -102,7 +108,7 @@ def played(case: Case) -> Played:
         )
     )
     report = fleet.run()
-    part, parts = day.seconds / 60, [0] * 60
+    part, parts = day.seconds / PARTS, [0] * PARTS
     for sample in fleet.samples:
         if sample.done is not None and sample.done < day.seconds and sample.good(SLO):
             parts[int(sample.done / part)] += 1
@@ -118,27 +124,46 @@ def play_all(cases: Iterable[Case]) -> dict[str, Played]:
 
 
 def main(picture: Path = Path("build/balance.png")) -> None:
-    first = DAY.ideal(0.0)
-    names = {n: f"{n}P+{DAY.workers - n}D" for n in range(1, DAY.workers)}
-    cases = [Case(name, DAY, n) for n, name in names.items()]
-    cases.append(Case("clairvoyant", DAY, first, clairvoyant=True))
-    cases += [Case(_named(long_s), DAY, first, long_s) for long_s in LONG_SECONDS]
-    steady = [
-        Case(f"{load:g} x, ratio {share}", Day(PROFILE, 10, 3_600.0, load, 1.0), 5, DEFAULT_LONG)
-        for load, share in ((0.7, "1:1"), (1.0, "1:1"), (1.3, "1:1"))
+    found = _of_day("all lengths shift", DAY, LONG_SECONDS)
+    _of_day("two kinds shift their shares", DAY._replace(kinds=True), (DEFAULT_LONG, LONG_MAX))
+    steady = [(load, kinds) for kinds in (False, True) for load in (0.7, 1.0, 1.3)]
+    cases = [
+        Case(
+            f"{load:g} x the load{', two kinds' if kinds else ''}",
+            DAY._replace(load=load, ratio=1.0, kinds=kinds),
+            DAY.workers // 2,
+            DEFAULT_LONG,
+        )
+        for load, kinds in steady
     ]
-    found = play_all([*cases, *steady])
-    best = max((found[name] for name in names.values()), key=lambda each: each.goodput)
-    clairvoyant = found["clairvoyant"]
-    print(f"{clairvoyant.requests} requests; goodput in requests/s, of the best split that stays,")
-    print("of the clairvoyant; roles changed, and the least seconds between two changes")
-    for case in cases:
-        print(_line(found[case.name], best, clairvoyant))
-    for case in steady:
-        print(f"{case.name:<16}{found[case.name].switches} roles changed in an hour")
+    for name, each in play_all(cases).items():
+        print(f"{name:<28}{each.switches} roles changed in an hour of a load that stays")
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_bytes(draw([found[name] for name in names.values()], found, best))
+    picture.write_bytes(draw(found))
     print(picture)
+
+
+def _of_day(title: str, day: Day, longs: Sequence[int]) -> dict[str, Played]:
+    first = day.ideal(0.0)
+    cases = [Case(_split(n), day, n) for n in range(1, day.workers)]
+    cases.append(Case(CLAIRVOYANT, day, first, clairvoyant=True))
+    cases += [Case(_named(long_s), day, first, long_s) for long_s in longs]
+    found = play_all(cases)
+    best, clairvoyant = best_of(found), found[CLAIRVOYANT]
+    print(f"{title}, {clairvoyant.requests} requests")
+    print("                goodput/s   of best   of clairvoyant   changes, closest")
+    for case in cases:
+        print(_line(found[case.name], best, clairvoyant), flush=True)
+    return found
+
+
+def best_of(found: dict[str, Played]) -> Played:
+    """The best of the splits that stay."""
+    return max((found[_split(n)] for n in range(1, DAY.workers)), key=lambda each: each.goodput)
+
+
+def _split(prefills: int) -> str:
+    return f"{prefills}P+{DAY.workers - prefills}D"
 
 
 def _named(long_s: int) -> str:
@@ -147,34 +172,24 @@ def _named(long_s: int) -> str:
 
 def _line(each: Played, best: Played, clairvoyant: Played) -> str:
     of_best, of_clairvoyant = each.goodput / best.goodput, each.goodput / clairvoyant.goodput
-    under = each.case.long_s == DEFAULT_LONG and (
-        of_best < RATIO_MIN or of_clairvoyant < CLAIRVOYANT_MIN
-    )
-    closest = f"{each.closest:>8.0f} s" if each.switches > 1 else ""
+    ours = each.case.long_s == DEFAULT_LONG
+    under = ours and (of_best < RATIO_MIN or of_clairvoyant < CLAIRVOYANT_MIN)
+    closest = f", {each.closest:.0f} s" if each.switches > 1 else ""
     return (
-        f"{each.case.name:<16}{each.goodput:>8.2f}{of_best:>8.2f} x{of_clairvoyant:>8.2f} x"
-        f"{each.switches:>6}{closest}{'  UNDER TARGET' if under else ''}"
+        f"{each.case.name:<16}{each.goodput:>9.2f}{of_best:>8.2f} x{of_clairvoyant:>15.2f} x"
+        f"{each.switches:>11}{closest}{'  UNDER TARGET' if under else ''}"
     )
 
 
-def draw(static: list[Played], found: dict[str, Played], best: Played) -> bytes:
+def draw(found: dict[str, Played]) -> bytes:
     """PNG."""
-    ours, clairvoyant = found[_named(DEFAULT_LONG)], found["clairvoyant"]
     made = figure(10.5, 6.6)
     (roles, rates), (windows, bars) = made.subplots(2, 2)
-    hours = [24 * n / 60 for n in range(60)]
+    best, ours, clairvoyant = best_of(found), found[_named(DEFAULT_LONG)], found[CLAIRVOYANT]
+    _roles_over_time(roles, found)
+    hours = [24 * n / PARTS for n in range(PARTS)]
     for each, colour, label in (
-        (clairvoyant, GREY, "clairvoyant"),
-        (ours, BLUE, "controller"),
-    ):
-        times = [24 * at / DAY.seconds for at, _ in each.splits] + [24.0]
-        counts = [count for _, count in each.splits]
-        roles.step(times, [*counts, counts[-1]], where="post", color=colour, label=label, lw=1.5)
-    roles.axhline(best.case.prefills, color=ORANGE, lw=1, ls="--", label=f"best: {best.case.name}")
-    roles.set_ylim(0, DAY.workers)
-    quiet(roles, f"prefill workers of {DAY.workers}", "hour of the day", "")
-    for each, colour, label in (
-        (clairvoyant, GREY, "clairvoyant"),
+        (clairvoyant, GREY, CLAIRVOYANT),
         (best, ORANGE, f"best that stays, {best.case.name}"),
         (ours, BLUE, "controller"),
     ):
@@ -186,11 +201,11 @@ def draw(static: list[Played], found: dict[str, Played], best: Played) -> bytes:
     windows.bar([str(long_s) for long_s in LONG_SECONDS], longs, color=BLUE)
     windows.axhline(clairvoyant.goodput / best.goodput, color=GREY, lw=1, ls="--")
     windows.axhline(1.0, color=ORANGE, lw=1, ls="--")
-    quiet(windows, "goodput by the best split's, by long window", "seconds", "")
-    shown = [*static, ours, clairvoyant]
-    colours = [ORANGE if each in static else BLUE for each in shown[:-1]] + [GREEN]
-    labels = [each.case.name for each in static] + ["controller", "clairvoyant"]
-    bars.bar(labels, [each.goodput for each in shown], color=colours)
+    quiet(windows, "goodput by that of the best that stays, by long window", "seconds", "")
+    static = [found[_split(n)] for n in range(1, DAY.workers)]
+    labels = [each.case.name for each in static] + ["controller", CLAIRVOYANT]
+    colours = [ORANGE] * len(static) + [BLUE, GREY]
+    bars.bar(labels, [each.goodput for each in [*static, ours, clairvoyant]], color=colours)
     bars.tick_params(axis="x", rotation=60)
     quiet(bars, "goodput of the day, requests/s", "", "")
     headed(
@@ -200,6 +215,16 @@ def draw(static: list[Played], found: dict[str, Played], best: Played) -> bytes:
         f"the best split that stays and {ours.goodput / clairvoyant.goodput:.0%} of a clairvoyant",
     )
     return png(made)
+
+
+def _roles_over_time(axes: Axes, found: dict[str, Played]) -> None:
+    for name, colour in ((CLAIRVOYANT, GREY), (_named(DEFAULT_LONG), BLUE)):
+        times = [24 * at / DAY.seconds for at, _ in found[name].splits]
+        counts = [count for _, count in found[name].splits]
+        axes.step([*times, 24.0], [*counts, counts[-1]], where="post", color=colour, lw=1.5)
+    axes.axhline(best_of(found).case.prefills, color=ORANGE, lw=1, ls="--")
+    axes.set_ylim(0, DAY.workers)
+    quiet(axes, f"prefill workers of {DAY.workers}", "hour of the day", "")
 
 
 if __name__ == "__main__":

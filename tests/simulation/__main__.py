@@ -29,14 +29,16 @@ def main(argv: list[str] | None = None) -> int:
     add("--roles", action="store_true", help="workers change their role, too")
     add("--switches", action="store_true", help="and faults come in each phase of such a change")
     options = parser.parse_args(argv)
-    kinds = {"roles": options.roles, "switches": options.switches}
     if options.seed is not None:
-        return _one(options.seed, trace=options.trace, **kinds)
+        world = World(
+            options.seed, trace=options.trace, roles=options.roles, switches=options.switches
+        )
+        return _one(options.seed, world)
+    kinds = {"roles": options.roles, "switches": options.switches}
     return _many(options.first, options.seeds, options.jobs, **kinds)
 
 
-def _one(seed: int, *, trace: bool, **kinds: bool) -> int:
-    world = World(seed, trace=trace, **kinds)
+def _one(seed: int, world: World) -> int:
     broken = ""
     try:
         outcome = world.run()

@@ -4,20 +4,14 @@ that does not alone. `make bench ARGS=balance` measures the same on a larger fle
 from __future__ import annotations
 
 from functools import cache
+from statistics import fmean
 
 import pytest
 
 from loadtest.capacity.day import Day
 from loadtest.capacity.fleet import Fleet, Scenario
-from loadtest.capacity.profile import Profile
-from tests.bench.balance import SLO, Case, Played, played
+from tests.bench.balance import PROFILE, SLO, Case, Played, played
 
-PROFILE = Profile(
-    prefill_tokens_per_s=5_000.0,
-    decode_step_ms=25.0,
-    decode_step_ms_per_seq=0.5,
-    max_num_seqs=32,
-)
 DAY = Day(PROFILE, workers=5, seconds=1_800.0)
 LONG_SECONDS = 120
 
@@ -59,27 +53,33 @@ def test_a_load_that_stays_changes_nothing_in_an_hour(load: float) -> None:
 
 
 def test_a_day_asks_for_the_same_work_all_the_time_and_shifts_it() -> None:
-    for at in (0.0, 200.0, 450.0, 900.0, 1_333.0):
-        prompts, answers = DAY.rates(at)
-        (p, d), (q, e) = (DAY.seconds_of(shape) for shape in DAY.shapes)
-        prefill, decode = prompts * p + answers * q, prompts * d + answers * e
-        assert prefill + decode == pytest.approx(DAY.workers)
-        assert prefill == pytest.approx(DAY.workers * DAY.prefill_share(at))
+    for share in (0.2, 0.5, 0.8):
+        shape = DAY.shape(share)
+        prefill = 1 / PROFILE.prefill_capacity(1, shape.prompt)
+        decode = shape.output / (PROFILE.max_num_seqs / PROFILE.step_seconds(PROFILE.max_num_seqs))
+        assert prefill == pytest.approx(DAY.work * share, rel=0.01)
+        assert decode == pytest.approx(DAY.work * (1 - share), rel=0.01)
+        room = 0.95 * PROFILE.kv_blocks * PROFILE.block_tokens
+        assert PROFILE.max_num_seqs * (shape.prompt + 2 * shape.output) < room
     assert DAY.prefill_share(0.0) == pytest.approx(0.8)
     assert DAY.prefill_share(900.0) == pytest.approx(0.2)
     assert [DAY.ideal(at) for at in (0.0, 900.0, 1_800.0)] == [4, 1, 4]
 
 
+@pytest.mark.parametrize("kinds", [False, True])
+def test_arrivals_are_as_many_as_asked_for_and_shift(kinds: bool) -> None:
+    day = DAY._replace(kinds=kinds)
+    arrivals = list(day.arrivals(1))
+    assert len(arrivals) == pytest.approx(day.rate * day.seconds, rel=0.06)
+    assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at)
+    for low, high, share in ((0.0, 180.0, 0.8), (810.0, 990.0, 0.2)):
+        prompts = [a.prompt for a in arrivals if low <= a.at < high]
+        assert fmean(prompts) == pytest.approx(day.shape(share).prompt, rel=0.2)
+
+
 def test_the_clairvoyant_changes_one_worker_at_a_time() -> None:
     counts = [DAY.ideal(0.0), *(prefills for _, prefills in DAY.orders())]
     assert counts == [4, 3, 2, 1, 2, 3, 4]
-
-
-def test_arrivals_are_as_many_as_asked_for() -> None:
-    arrivals = list(DAY.arrivals(1))
-    expected = sum(sum(DAY.rates(float(at))) for at in range(1_800))
-    assert len(arrivals) == pytest.approx(expected, rel=0.05)
-    assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at)
 
 
 def test_a_worker_changes_its_role_and_serves_on_in_it() -> None:
@@ -100,5 +100,5 @@ def test_a_worker_changes_its_role_and_serves_on_in_it() -> None:
     report = fleet.run()
     assert [prefills for _, prefills in fleet.splits] == [2, 3, 2]
     assert report.ended == report.requests
-    assert fleet.core.check_invariants() is None
+    fleet.core.check_invariants()
     assert sum("has become" in sentence for _, sentence in fleet.told) == 2

@@ -95,12 +95,12 @@ def look_at_balance(tables: Tables, now: float) -> list[Action]:
     verdict = balance.look(split, _curves(tables), now, _changing(tables))
     if verdict.role is None:
         return actions
-    worker, why = _candidate(tables, verdict.role, now)
-    if worker is None:
+    chosen, why = _candidate(tables, verdict.role, now)
+    if chosen is None:
         balance.hold_back(why)
         return actions
     if balance.acts:
-        return [*actions, *_order(tables, worker, verdict.role, verdict, now)]
+        return [*actions, *_order(tables, chosen, verdict.role, verdict, now)]
     if before is not None and before.role is verdict.role:
         return actions
     sentence = f"{tables.model}: a worker should become a {verdict.role} worker: {verdict.sentence}"

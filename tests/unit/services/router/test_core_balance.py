@@ -13,6 +13,7 @@ from tests.unit.services.router.rig import Rig
 from tests.unit.services.router.test_core_roles import D0, D1, GATEWAY, P0, join, refused, says
 
 ALL = (GATEWAY, P0, D0, D1)
+MORE = ("d2|1", "d3|1")
 IDLE = Load()
 
 
@@ -204,18 +205,19 @@ def test_among_equals_one_that_has_the_role_in_the_fleet_file_changes() -> None:
 
 def test_one_worker_changes_at_a_time_and_one_a_minute() -> None:
     rig, _ = busy("on")
-    join(rig, "d2|1", Role.DECODE)
+    for peer in MORE:
+        join(rig, peer, Role.DECODE)
     rig.take(Become)
     rig.receive(D0, Beat(load=IDLE))
     assert rig.take(Become, D0), "it asks again until the worker says it"
-    assert look(rig, *ALL, "d2|1") == []
+    assert look(rig, *ALL, *MORE) == []
     assert "d0 is becoming a prefill worker: it has not confirmed the order yet" in why(rig)
-    assert look(rig, GATEWAY, P0, D1, "d2|1", becomes=D0) == []
+    assert look(rig, GATEWAY, P0, D1, *MORE, becomes=D0) == []
     assert "0 requests have to move or finish first" in why(rig)
     assert leaving(rig) == ["d0"]
     changed(rig)
     load(rig, 49.0)
-    everyone = (*ALL, "d2|1")
+    everyone = (*ALL, *MORE)
     assert look(rig, *everyone) == []
     assert "a role changed" in why(rig)
     assert leaving(rig) == []
@@ -227,21 +229,24 @@ def test_one_worker_changes_at_a_time_and_one_a_minute() -> None:
 def test_a_new_router_watches_first_and_counts_changes_that_it_did_not_order() -> None:
     """The order of its predecessor died with it: nobody has it, and this one asks again."""
     rig = fleet("on")
-    join(rig, "d2|1", Role.DECODE)
-    everyone = (*ALL, "d2|1")
+    for peer in MORE:
+        join(rig, peer, Role.DECODE)
+    everyone = (*ALL, *MORE)
     load(rig, 100.0)
     assert look(rig, *everyone) == []
     assert "this router has watched for less than 2 min" in why(rig)
     load(rig, 20.0)
     assert [note.event for note in look(rig, *everyone)] == ["balance.ordered", "role.ordered"]
-    later = fleet("on")
-    join(later, "d2|1", Role.DECODE)
+    later = Rig(balance=BalanceConfig(mode="on"))
+    later.gateway()
+    for peer in (P0, D1, *MORE):
+        join(later, peer, Role.PREFILL if peer == P0 else Role.DECODE)
     late = says(D0, Role.PREFILL, home=Role.DECODE, epoch=1, role_ms=5_000.0)
     load(later, 130.0)
     later.receive(D0, late)
     later.beat(D0, IDLE)
     assert look(later, *everyone) == []
-    assert "a role changed 10 s ago" in why(later)
+    assert "a role changed 5 s ago" in why(later)
 
 
 def test_nothing_changes_during_a_rollout_nor_while_the_router_stops() -> None:

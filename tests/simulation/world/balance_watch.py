@@ -13,7 +13,7 @@ from services.router.tables import Tables
 if TYPE_CHECKING:
     from tests.simulation.world.router import RouterProcess
 
-PACE = Pace(look_s=0.1, short_s=0.3, long_s=0.4, cooldown_s=0.25, requests_min=2)
+PACE = Pace(look_s=0.1, short_s=0.8, long_s=0.3, cooldown_s=0.3, requests_min=1)
 
 
 class BalanceWatch:

@@ -154,6 +154,11 @@ class Fleet:
                 found[f"{reason.value} {outcome.value}"] += times
         return dict(found)
 
+    def balanced(self) -> int:
+        """Orders that the controllers of all routers gave that there ever were."""
+        routers = [p for p in self.processes.values() if isinstance(p, RouterProcess)]
+        return sum(balance.orders for router in routers for balance in router.balances)
+
     def submitted(self) -> int:
         """Requests that clients asked for."""
         return sum(len(gateway.clients) for gateway in self.gateways())

@@ -1,9 +1,9 @@
 """Faults at chosen moments of a change of role, and a controller that changes roles all the time.
 
 A switch passes five phases; each seed draws some pairs of a phase and a fault, and strikes when a
-switch reaches the phase, before the next message is delivered. In half of the seeds the routers'
-own controllers give orders, too, as often as they may and whatever the load is
-(`balance_watch.py`).
+switch reaches the phase, before the next message is delivered. In half of the seeds operators give
+the orders, in the other half the routers' own controllers do, as often as they may and whatever the
+load is (`balance_watch.py`).
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ class SwitchFaults(Faults):
     """`struck`: how often each fault came in each phase."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
-        super().__init__(fleet, roles=True)
+        controlled = seed % 2 == 1
+        super().__init__(fleet, roles=not controlled)
         self.struck: Counter[tuple[Phase, str]] = Counter()
         self._dice = random.Random(seed)
         pairs = list(product(Phase, FAULTS))
         self._pending = [pairs[seed % len(pairs)], *self._dice.choices(pairs, k=STRIKES - 1)]
         fleet.switch_reached = self._reached
-        fleet.controller = CONTROLLER if seed % 2 else BalanceConfig()
+        fleet.controller = CONTROLLER if controlled else BalanceConfig()
 
     def start(self, until: float) -> None:
         super().start(until)
-        for _ in range(ORDERS):
+        for _ in range(ORDERS if self._roles else 0):
             self._clock.after(self._dice.uniform(0.2, until), self._role)
 
     def _reached(self, phase: str, identity: str) -> None:

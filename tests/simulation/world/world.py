@@ -45,7 +45,7 @@ class Outcome:
     faults: dict[str, int]
     #: Faults in chosen phases of a change of role, by phase and fault.
     struck: dict[str, int]
-    #: Orders that the controllers of roles gave, of the routers that live.
+    #: Orders that the controllers of roles gave.
     balanced: int
     virtual_seconds: float
 
@@ -177,7 +177,7 @@ class World:
             ends=ends,
             faults=dict(self.faults.counts),
             struck=self._struck(),
-            balanced=sum(b.orders for router in self.fleet.routers() for b in router.balances),
+            balanced=self.fleet.balanced(),
             virtual_seconds=self.clock.now,
         )
 

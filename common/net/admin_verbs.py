@@ -244,8 +244,8 @@ _ALL = (
     ),
     AdminVerb(
         "balance",
-        "whether one more worker should prefill or decode: what is seen, would be done, and why",
-        examples=('balance  # [router.balance] mode = "dry" makes the router watch',),
+        "whether one more worker should prefill or decode: what is seen, would be or was done",
+        examples=('balance  # [router.balance] mode = "dry" or "on" makes the router watch',),
     ),
     AdminVerb(
         "limits",

@@ -11,8 +11,9 @@ import math
 import random
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from common.identity import AttemptKey
@@ -20,6 +21,7 @@ from common.messages import (
     WIRE_VERSION,
     Abort,
     Beat,
+    Become,
     Decode,
     Failed,
     Hello,
@@ -35,11 +37,12 @@ from loadtest.capacity.engine import Job
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.prompt_parts import block_hashes
 from loadtest.capacity.report import ClientSample, Report, Slo, quantiles, weighted
+from loadtest.capacity.roles import RoleModel
 from loadtest.capacity.virtual_time import VirtualTime
 from loadtest.capacity.workers import DecodeModel, FleetPort, ModelWorker, PrefillModel, Request
 from loadtest.capacity.workload import Arrival
 from services.router.core import Core
-from services.router.events import Event, Received, Send, Tick
+from services.router.events import Event, Note, Received, RoleOrdered, Send, Tick
 from services.router.settings import Settings
 
 GATEWAY = "g0|1"
@@ -74,6 +77,12 @@ class Scenario:
     beat_seconds: float = 0.5
     #: Names of the models, of one profile; the settings have the same.
     models: tuple[str, ...] = ("model",)
+    #: Whether workers may change their role. If so, `prefills` and `decodes` are what they have at
+    #: first, and utilizations are shares of all workers.
+    roles: bool = False
+    #: Orders of somebody who knows the load beforehand: how many workers should prefill from an
+    #: instant on, in seconds. Each lets one worker change its role.
+    orders: Sequence[tuple[float, int]] = ()
 
 
 def run(scenario: Scenario) -> Report:
@@ -109,30 +118,49 @@ class Fleet:
         self._delay = scenario.profile.control_ms / 1000
         self._second_tries = [0, 0]
         self._dice = random.Random(0)
-        port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
-        parts = (scenario.profile, self._time, port)
-        grant = scenario.settings.kv_grant_max
-        prefills: list[PrefillModel] = []
-        decodes: list[DecodeModel] = []
-        for model in scenario.models:
-            for _ in range(scenario.prefills):
-                prefills.append(PrefillModel(f"p{len(prefills)}", *parts, model=model))
-            for _ in range(scenario.decodes):
-                decodes.append(DecodeModel(f"d{len(decodes)}", *parts, grant, model=model))
-        self._prefills = {worker.identity: worker for worker in prefills}
-        self._decodes = {worker.identity: worker for worker in decodes}
+        self._prefills: dict[str, PrefillModel] = {}
+        self._decodes: dict[str, DecodeModel] = {}
         #: All workers, by identity.
-        self.workers: dict[str, ModelWorker] = {**self._prefills, **self._decodes}
+        self.workers: dict[str, ModelWorker | RoleModel] = {}
+        #: Workers that prefill, since an instant: what it was at first, and after each change.
+        self.splits: list[tuple[float, int]] = [(0.0, scenario.prefills)]
+        #: What the router said of roles: when, and the sentence.
+        self.told: list[tuple[float, str]] = []
+        for at, model in enumerate(scenario.models):
+            for number in range(scenario.prefills):
+                self._add_worker(Role.PREFILL, at * scenario.prefills + number, model)
+            for number in range(scenario.decodes):
+                self._add_worker(Role.DECODE, at * scenario.decodes + number, model)
+
+    def _add_worker(self, role: Role, number: int, model: str) -> None:
+        port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
+        parts = (f"{role.value[0]}{number}", self._scenario.profile, self._time, port)
+        both, grant = self._scenario.roles, self._scenario.settings.kv_grant_max
+        models: list[PrefillModel | DecodeModel] = []
+        if both or role is Role.PREFILL:
+            prefill = PrefillModel(*parts, model=model)
+            self._prefills[prefill.identity] = prefill
+            models.append(prefill)
+        if both or role is Role.DECODE:
+            decode = DecodeModel(*parts, grant, model=model)
+            self._decodes[decode.identity] = decode
+            models.append(decode)
+        worker: ModelWorker | RoleModel = models[0]
+        if both:
+            worker = RoleModel(models, role, self._time, self._changed_role)
+        self.workers[worker.identity] = worker
 
     def run(self) -> Report:
         began = time.process_time()
         self._join()
         self._tick()
+        for instant, prefills in self._scenario.orders:
+            self._time.at(instant, partial(self._order, prefills))
         arrivals = iter(self._scenario.arrivals)
         self._next_arrival(arrivals)
         end = self._scenario.warmup + self._scenario.seconds
         self._time.run(end)
-        for worker in self.workers.values():
+        for worker in (*self._prefills.values(), *self._decodes.values()):
             worker.engine.settle()
         busy = self._busy()
         self._time.run(end + self._scenario.drain_seconds, lambda: not self._open)
@@ -157,7 +185,8 @@ class Fleet:
     def _beats(self, cost: Cost) -> None:
         self._feed(Received(GATEWAY, Beat()), cost)
         for worker in self.workers.values():
-            self._feed(Received(worker.identity, Beat(load=worker.load())), cost)
+            beat = Beat(load=worker.load(), becomes=worker.becomes)
+            self._feed(Received(worker.identity, beat), cost)
 
     def _beat(self) -> None:
         self._beats(Cost.BEAT)
@@ -181,20 +210,25 @@ class Fleet:
         for action in actions:
             if isinstance(action, Send):
                 self._carry(action.peer, action.message)
+            elif isinstance(action, Note) and action.event.startswith(("balance.", "role.")):
+                self.told.append((self._time.now, action.sentence))
 
     def _carry(self, peer: str, message: Message) -> None:
         if peer != GATEWAY:
-            if isinstance(message, Prefill | Decode | Abort):
+            if isinstance(message, Prefill | Decode | Abort | Become):
                 self._time.after(self._delay, lambda: self._to_worker(peer, message))
         elif isinstance(message, Refused | Failed):
             self._time.after(self._delay, lambda: self._refused(message))
         elif isinstance(message, Placed):
             self._open[message.request_id].placed = True
 
-    def _to_worker(self, peer: str, message: Prefill | Decode | Abort) -> None:
+    def _to_worker(self, peer: str, message: Prefill | Decode | Abort | Become) -> None:
         worker = self.workers[peer]
         if isinstance(message, Abort):
             worker.abort(message)
+        elif isinstance(message, Become):
+            assert isinstance(worker, RoleModel)
+            worker.order(message)
         elif (request := self._requests.get(message.request_id)) is not None:
             worker.dispatch(message, request)
 
@@ -203,6 +237,25 @@ class Fleet:
 
     def _deliver_kv(self, key: AttemptKey, decode: str) -> None:
         self._decodes[decode].deliver_kv(key)
+
+    # ------------------------------------------------------------ roles
+
+    def _order(self, prefills: int) -> None:
+        """The worker that is soonest empty takes the role that is lacking."""
+        roles = [worker.becomes or worker.role for worker in self.workers.values()]
+        now, lacking = roles.count(Role.PREFILL), Role.PREFILL
+        if now == prefills:
+            return
+        if now > prefills:
+            lacking = Role.DECODE
+        rows = [w for w in self.core.shared.workers() if w.ready and w.role is not lacking]
+        row = min(rows, key=lambda row: (len(row.held), row.name))
+        self._feed(RoleOrdered(row.identity, lacking))
+
+    def _changed_role(self, worker: RoleModel) -> None:
+        self._to_router(worker.identity, worker.hello())
+        roles = [each.role for each in self.workers.values()]
+        self.splits.append((self._time.now, roles.count(Role.PREFILL)))
 
     # ------------------------------------------------------------ clients
 
@@ -281,7 +334,7 @@ class Fleet:
         )
 
     def _cached_share(self) -> float:
-        workers = self.workers.values()
+        workers = (*self._prefills.values(), *self._decodes.values())
         tokens = sum(worker.engine.prompt_tokens for worker in workers)
         return sum(worker.engine.cached_tokens for worker in workers) / max(1, tokens)
 

@@ -40,6 +40,7 @@ from common.worker.actions import (
     ToGateway,
     ToRouter,
 )
+from common.worker.roles import RoleCores
 from loadtest.capacity.engine import Engine, Job
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.virtual_time import VirtualTime
@@ -82,7 +83,9 @@ class FleetPort(NamedTuple):
 
 class ModelWorker:
     role: Role
-    core: PrefillCore | DecodeCore
+    core: PrefillCore | DecodeCore | RoleCores
+    #: The role that it takes once it holds nothing; such a worker has both (`roles.py`).
+    becomes: Role | None = None
 
     def __init__(
         self,

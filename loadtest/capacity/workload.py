@@ -52,16 +52,21 @@ def poisson(
     draw = random.Random(seed)
     at = draw.expovariate(rate)
     while at < seconds:
-        output = _around(draw, shape.output, shape.spread)
-        yield Arrival(
-            at=at,
-            prompt=_around(draw, shape.prompt, shape.spread),
-            output=output,
-            max_tokens=max(output, int(shape.output * shape.slack)),
-            tenant=tenant,
-            deadline_ms=shape.deadline_ms,
-        )
+        yield drawn(draw, shape, at, tenant)
         at += draw.expovariate(rate)
+
+
+def drawn(draw: random.Random, shape: RequestShape, at: float, tenant: str = "") -> Arrival:
+    """One request of this shape."""
+    output = _around(draw, shape.output, shape.spread)
+    return Arrival(
+        at=at,
+        prompt=_around(draw, shape.prompt, shape.spread),
+        output=output,
+        max_tokens=max(output, int(shape.output * shape.slack)),
+        tenant=tenant,
+        deadline_ms=shape.deadline_ms,
+    )
 
 
 def recorded(rows: Iterable[Row], *, speed: float = 1.0, scale: float = 1.0) -> Iterator[Arrival]:

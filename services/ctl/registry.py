@@ -47,6 +47,7 @@ _RENDER = {
     "evict": drain.render,
     "quarantine": quarantine.render,
     "policy": policy.render,
+    "balance": policy.render_balance,
     "limits": limits.render,
     "reload": reload.render,
     "help": help_.render,

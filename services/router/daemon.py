@@ -108,6 +108,7 @@ class Router:
         self._control = Socket(CONTROL, bind=control, on_frames=self._on_control, curve=self._curve)
         self._admin = Socket(ADMIN, bind=admin, on_frames=self._on_admin)
         if self._curve is not None:
+            self._core.shared.denied_to_host = self._denied_to_host
             self._curve.start()
             tasks.start("allow-list", self._curve.watch())
         self._control.start()
@@ -223,6 +224,11 @@ class Router:
         if self._curve is None or not host:
             return None
         return self._curve.gate.speaker(host, hello.role, hello.name)
+
+    def _denied_to_host(self, host: str, role: Role, name: str) -> str:
+        if self._curve is None or not host:
+            return ""
+        return self._curve.gate.speaker(host, role, name).denied
 
     def _drop(self, why: str, peer: str, sentence: str) -> None:
         self._dropped[why] = self._dropped.get(why, 0) + 1

@@ -8,6 +8,7 @@ import sys
 from tests.bench import (
     aborts,
     adapters,
+    balance,
     compression,
     curve,
     guard,
@@ -36,6 +37,7 @@ BENCHES = {
     "moves": moves.main,
     "adapters": adapters.main,
     "overload": overload.main,
+    "balance": balance.main,
     "compression": compression.main,
     "curve": curve.main,
     "planner": planner.main,

@@ -79,6 +79,7 @@ async def test_the_whole_fleet_is_on_the_page_and_kept_current(
     rounds = int(await page.value("document.body.dataset.rounds"))
     await page.until(f"Number(document.body.dataset.rounds) > {rounds + 1}")
     await page.until("document.querySelectorAll('#c-load .line').length === 2")
+    await page.until("document.querySelectorAll('#c-roles .line').length === 2")
     assert await page.value("document.documentElement.dataset.theme") == (
         "dark" if dark else "light"
     )

@@ -27,14 +27,18 @@ def main(argv: list[str] | None = None) -> int:
     add("--seed", type=int, help="only this one, in this process")
     add("--trace", action="store_true", help="with --seed: print everything that happened")
     add("--roles", action="store_true", help="workers change their role, too")
+    add("--switches", action="store_true", help="and faults come in each phase of such a change")
     options = parser.parse_args(argv)
     if options.seed is not None:
-        return _one(options.seed, trace=options.trace, roles=options.roles)
-    return _many(options.first, options.seeds, options.jobs, roles=options.roles)
+        world = World(
+            options.seed, trace=options.trace, roles=options.roles, switches=options.switches
+        )
+        return _one(options.seed, world)
+    kinds = {"roles": options.roles, "switches": options.switches}
+    return _many(options.first, options.seeds, options.jobs, **kinds)
 
 
-def _one(seed: int, *, trace: bool, roles: bool) -> int:
-    world = World(seed, trace=trace, roles=roles)
+def _one(seed: int, world: World) -> int:
     broken = ""
     try:
         outcome = world.run()
@@ -47,7 +51,7 @@ def _one(seed: int, *, trace: bool, roles: bool) -> int:
     return 1 if broken else 0
 
 
-def _many(first: int, seeds: int, jobs: int, *, roles: bool) -> int:
+def _many(first: int, seeds: int, jobs: int, **kinds: bool) -> int:
     began = time.monotonic()
     told = [began]
     shown = 0
@@ -68,8 +72,9 @@ def _many(first: int, seeds: int, jobs: int, *, roles: bool) -> int:
                 flush=True,
             )
 
-    sums = campaign(seeds, first=first, jobs=jobs, roles=roles, progress=progress)
-    _report(sums, seeds, time.monotonic() - began, " --roles" if roles else "")
+    sums = campaign(seeds, first=first, jobs=jobs, progress=progress, **kinds)
+    flags = "".join(f" --{name}" for name, on in kinds.items() if on)
+    _report(sums, seeds, time.monotonic() - began, flags)
     return 1 if sums.failed else 0
 
 
@@ -78,11 +83,12 @@ def _report(sums: Sums, asked: int, seconds: float, more: str) -> None:
         f"{sums.seeds} of {asked} seeds in {seconds:.0f} s ({sums.seeds / seconds:.1f}/s), "
         f"{sums.events} events, {sums.virtual_seconds / 3600:.2f} virtual hours, "
         f"{sums.requests} requests, {sums.amplification:.4f} dispatches each, "
-        f"{sums.moves} moves, {sums.taken} with their KV, {sums.roles} roles changed, {commit()}"
+        f"{sums.moves} moves, {sums.taken} with their KV, {sums.roles} roles changed, "
+        f"{sums.balanced} orders of controllers, {commit()}"
     )
     for title, counter in (
         ("ends", sums.ends), ("faults", sums.faults), ("weathers", sums.weathers),
-        ("models", sums.models), ("moved", sums.moved),
+        ("models", sums.models), ("moved", sums.moved), ("struck", sums.struck),
     ):  # fmt: skip
         parts = ", ".join(f"{name} {times}" for name, times in counter.most_common())
         print(f"  {title}: {parts}")

@@ -43,6 +43,8 @@ class Sums:
     weathers: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
     moved: Counter[str] = field(default_factory=Counter)
+    struck: Counter[str] = field(default_factory=Counter)
+    balanced: int = 0
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: Sums) -> None:
@@ -62,6 +64,8 @@ class Sums:
         self.weathers.update(other.weathers)
         self.models.update(other.models)
         self.moved.update(other.moved)
+        self.struck.update(other.struck)
+        self.balanced += other.balanced
         self.failures = (self.failures + other.failures)[:FAILURES_MAX]
 
     @property
@@ -70,11 +74,11 @@ class Sums:
         return self.dispatches / max(1, self.first_dispatches)
 
 
-def play(first: int, count: int, *, roles: bool = False) -> Sums:
+def play(first: int, count: int, *, roles: bool = False, switches: bool = False) -> Sums:
     """These seeds, in this process."""
     sums = Sums()
     for seed in range(first, first + count):
-        sentence = play_one(seed, sums, roles=roles)
+        sentence = play_one(seed, sums, roles=roles, switches=switches)
         sums.seeds += 1
         if sentence:
             sums.failed += 1
@@ -82,9 +86,9 @@ def play(first: int, count: int, *, roles: bool = False) -> Sums:
     return sums
 
 
-def play_one(seed: int, sums: Sums, *, roles: bool = False) -> str:
+def play_one(seed: int, sums: Sums, *, roles: bool = False, switches: bool = False) -> str:
     """What this seed broke, empty if nothing."""
-    world = World(seed, roles=roles)
+    world = World(seed, roles=roles, switches=switches)
     try:
         outcome = world.run()
     except PromiseBrokenError as broken:
@@ -106,6 +110,8 @@ def play_one(seed: int, sums: Sums, *, roles: bool = False) -> str:
     sums.weathers[outcome.weather] += 1
     sums.models[outcome.model] += 1
     sums.moved.update(outcome.moved)
+    sums.struck.update(outcome.struck)
+    sums.balanced += outcome.balanced
     return ""
 
 
@@ -115,9 +121,10 @@ def campaign(
     first: int = 0,
     jobs: int = 0,
     roles: bool = False,
+    switches: bool = False,
     progress: Callable[[Sums], None] = lambda sums: None,
 ) -> Sums:
-    """All of them; `jobs` 0 = one a core; `roles`: workers change their role. Interrupted by
+    """All of them; `jobs` 0 = one a core; `roles`, `switches`: as in `World`. Interrupted by
     Ctrl-C, it returns what was done by then."""
     total = Sums()
     with ProcessPoolExecutor(
@@ -126,7 +133,7 @@ def campaign(
         initializer=_begin,
     ) as pool:
         try:
-            for sums in _results(pool, first, seeds, roles=roles):
+            for sums in _results(pool, first, seeds, roles=roles, switches=switches):
                 total.add(sums)
                 progress(total)
         except KeyboardInterrupt:
@@ -141,7 +148,7 @@ def _begin() -> None:
     gc.freeze()
 
 
-def _results(pool: ProcessPoolExecutor, first: int, seeds: int, *, roles: bool) -> Iterator[Sums]:
+def _results(pool: ProcessPoolExecutor, first: int, seeds: int, **kinds: bool) -> Iterator[Sums]:
     """At most a few blocks are handed out ahead, so that an interrupt is heard soon."""
     starts = iter(range(first, first + seeds, BLOCK))
     end = first + seeds
@@ -149,7 +156,7 @@ def _results(pool: ProcessPoolExecutor, first: int, seeds: int, *, roles: bool) 
 
     def refill() -> None:
         for start in starts:
-            running.add(pool.submit(play, start, min(BLOCK, end - start), roles=roles))
+            running.add(pool.submit(play, start, min(BLOCK, end - start), **kinds))
             if len(running) >= 2 * (os.cpu_count() or 1):
                 return
 

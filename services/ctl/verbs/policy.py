@@ -1,10 +1,11 @@
-"""`baton ctl policy`: how workers are chosen."""
+"""`baton ctl policy`: how workers are chosen. `baton ctl balance`: why a worker changes its role,
+or why none does."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from services.ctl.table import fields, table
+from services.ctl.table import duration, fields, table
 
 
 def render(result: Any) -> str:
@@ -16,3 +17,22 @@ def render(result: Any) -> str:
         for name, help_ in result["policies"].items()
     ]
     return f"{fields(in_force)}\n\n{table(('', 'POLICY', 'WHO IS CHOSEN'), policies)}"
+
+
+def render_balance(result: Any) -> str:
+    """A paragraph for each model."""
+    return "\n\n".join(map(_of_model, result))
+
+
+def _of_model(row: dict[str, Any]) -> str:
+    looked = f", looked {duration(row['looked_s'] * 1000)} ago" if "looked_s" in row else ""
+    told = [("model", f"{row['model']}, mode {row['mode']}{looked}")]
+    if row.get("before"):
+        now = f"{row['requests_per_s']:.2f}/s of {row['prompt_tokens']} + {row['output_tokens']}"
+        told += [("load", f"{now} tokens"), ("before", row["before"])]
+    if row.get("serves_per_s"):
+        told.append(("serves", f"{row['serves_per_s']} requests/s"))
+    told += [("would", row["would"] or "change nothing"), ("why", row["why"] or "not looked yet")]
+    if "ordered" in row:
+        told.append(("did", f"{duration(row['ordered_s'] * 1000)} ago: {row['ordered']}"))
+    return fields(told)

@@ -50,6 +50,8 @@ class Series:
             "failed": round(rates["failed"], 3),
             "active": float(status.active),
             "queued": float(status.queued),
+            "prefill": float(status.prefill_ready),
+            "decode": float(status.decode_ready),
         }
         self.points.append(point)
         return point

@@ -73,8 +73,8 @@ def on_prefill_ended(
         attempt.prefill_problem = f"{worker.name} failed: {message.message or message.error}"
     learning.learn_prefill(tables.estimates, worker, attempt, now)
     if not message.error:
-        computed = max(0, attempt.request.prompt_tokens - message.cached_tokens)
-        tables.balance.add_prompt(computed, now)
+        tokens = attempt.request.prompt_tokens
+        tables.balance.add_prompt(tokens, max(0, tokens - message.cached_tokens), now)
     pair_reports.record_pull(tables, attempt, message, now)
     if live is None:
         return []
@@ -107,6 +107,10 @@ def on_decode_started(
     tables.admission.awaiting_first_token.pop(attempt.key, None)
     attempt.batch = len(worker.decoding)
     learning.learn_first_token(tables.estimates, worker, attempt, now)
+    if attempt.placement is not None and attempt.placement.prefill is None:
+        tokens = attempt.request.prompt_tokens
+        if not attempt.moved_from:
+            tables.balance.add_prompt(tokens, max(0, tokens - message.cached_tokens), now)
     worker.finish_prompt(attempt.key)
     if attempt.state is AttemptState.PLACED:
         attempt.apply(AttemptEvent.STARTED)
@@ -153,7 +157,8 @@ def on_ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list
     attempt.end_report = message
     learning.learn_end(tables.estimates, worker, attempt, now)
     if message.finish_reason:
-        tables.balance.add_output(message.completion_tokens, now)
+        allowed = attempt.request.max_tokens
+        tables.balance.add_output(allowed, message.completion_tokens, now)
     actions = abort_prefill(tables, attempt, "the request is over")
     event = AttemptEvent.FAILED if message.error else AttemptEvent.ENDED
     if message.error in (Code.CANCELLED, Code.MOVED):

@@ -1,5 +1,5 @@
 """The figures that admission reads between two Ticks, the slow start of returned workers, which
-warm workers are woken, and whether a worker should change its role."""
+warm workers are woken, and which worker changes its role, and when."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import math
 
 from common.messages import Role, Wake
 from services.router.admission import gates
-from services.router.events import Action, Note, Send
-from services.router.fleet import roles, warm_workers
+from services.router.events import Action, Note, RoleOrdered, Send
+from services.router.fleet import warm_workers
+from services.router.fleet.balance.controller import Ordered, Verdict
 from services.router.fleet.balance.goodput import Curves, Split
+from services.router.fleet.roles import ROLES
 from services.router.fleet.warm_workers import WarmWorker
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
-from services.router.rules import admit
+from services.router.rules import admit, operator
 from services.router.tables import Tables
 
 WAKE_ORDER_SECONDS = 2.0
@@ -77,14 +79,94 @@ def wake_workers(tables: Tables, now: float) -> list[Action]:
 
 
 def look_at_balance(tables: Tables, now: float) -> list[Action]:
-    """At each Tick; it looks every few seconds. A verdict that is new is told once."""
-    balance, estimates = tables.balance, tables.estimates
-    if tables.settings.mode != "disaggregated" or not balance.due(now):
+    """At each Tick; it looks every few seconds. What it would do is told once while it may not act;
+    each order is told. A role whose last ready worker is about to leave it keeps that worker."""
+    balance = tables.balance
+    if tables.settings.mode != "disaggregated" or tables.rebuilding or tables.draining:
         return []
-    totals = tables.snapshots.totals(Role.DECODE)
-    split = Split(tables.snapshots.totals(Role.PREFILL).workers, totals.workers)
+    actions = _keep_last(tables, now) if balance.acts else []
+    if not balance.due(now):
+        return actions
+    for worker in tables.workers.values():
+        if worker.role_state.epoch and worker.role in ROLES:
+            balance.record_change(worker.role_state.since)
+    before = balance.verdict
+    split = Split(*(tables.snapshots.totals(role).workers for role in ROLES))
+    verdict = balance.look(split, _curves(tables), now, _changing(tables))
+    if verdict.role is None:
+        return actions
+    chosen, why = _candidate(tables, verdict.role, now)
+    if chosen is None:
+        balance.hold_back(why)
+        return actions
+    if balance.acts:
+        return [*actions, *_order(tables, chosen, verdict.role, verdict, now)]
+    if before is not None and before.role is verdict.role:
+        return actions
+    sentence = f"{tables.model}: a worker should become a {verdict.role} worker: {verdict.sentence}"
+    return [*actions, Note("info", "balance.advised", sentence)]
+
+
+def _order(
+    tables: Tables, worker: Worker, role: Role, verdict: Verdict, now: float
+) -> list[Action]:
+    tables.balance.record_order(Ordered(now, worker.name, role, verdict.sentence))
+    sentence = f"{tables.model}: {worker.role} {worker.name} is to become a {role} worker"
+    note = Note("info", "balance.ordered", f"{sentence}: {verdict.sentence}")
+    return [note, *operator.order_role(tables, RoleOrdered(worker.identity, role))]
+
+
+def _keep_last(tables: Tables, now: float) -> list[Action]:
+    """Takes orders back, whosever they are, if the workers that would have stayed are gone since,
+    or another router ordered them away."""
+    actions: list[Action] = []
+    for role in ROLES:
+        if tables.snapshots.totals(role).workers:
+            continue
+        for worker in tables.workers.values():
+            if worker.role is role and worker.next_role is not None and not worker.away:
+                why = f"no other {role} worker of {tables.model} is ready any more"
+                tables.balance.record_order(Ordered(now, worker.name, role, why))
+                note = f"{worker.name} stays a {role} worker, because {why}"
+                actions.append(Note("warning", "balance.kept", note))
+                actions += operator.order_role(tables, RoleOrdered(worker.identity, role))
+    return actions
+
+
+def _changing(tables: Tables) -> str:
+    """Which worker changes its role just now, by whosever order; empty = none does."""
+    for worker in tables.workers.values():
+        if worker.next_role is not None and not worker.away:
+            left = f"{len(worker.held)} requests have to move or finish first"
+            if worker.role_state.ordered is not None:
+                left = "it has not confirmed the order yet"
+            return f"{worker.name} is becoming a {worker.next_role} worker: {left}"
+    return ""
+
+
+def _candidate(tables: Tables, role: Role, now: float) -> tuple[Worker | None, str]:
+    """The worker that is soonest empty, of those that may take the role; None, and why none may.
+    Among equals one that has the role in the fleet file."""
+    why, able = "no worker could take it", []
+    for worker in tables.workers.values():
+        if not worker.ready or worker.role is role or worker.role not in ROLES:
+            continue
+        why_not = operator.why_no_role(tables, worker, role, now)
+        if why_not:
+            why = f"{worker.name} cannot: {why_not}"
+        else:
+            able.append(worker)
+    return min(able, key=lambda worker: _emptying_cost(worker, role), default=None), why
+
+
+def _emptying_cost(worker: Worker, role: Role) -> tuple[int, int, bool, str]:
+    return len(worker.held), worker.held_tokens, worker.home[0] is not role, worker.name
+
+
+def _curves(tables: Tables) -> Curves:
+    estimates, totals = tables.estimates, tables.snapshots.totals(Role.DECODE)
     workers = max(1, totals.workers)
-    curves = Curves(
+    return Curves(
         estimates.prefill_seconds,
         estimates.step_seconds,
         lambda tokens: estimates.exposed_transfer_s(
@@ -93,20 +175,6 @@ def look_at_balance(tables: Tables, now: float) -> list[Action]:
         max(1, totals.slots // workers),
         totals.kv_tokens_max // workers,
     )
-    before = balance.verdict
-    verdict = balance.look(split, curves, now)
-    if verdict.role is None:
-        return []
-    candidates = [w for w in tables.workers.values() if w.ready and w.role is not verdict.role]
-    others = tables.workers.values()
-    reasons = [roles.why_not(others, w, verdict.role, "disaggregated", now) for w in candidates]
-    if all(reasons):
-        balance.hold_back(reasons[0] if reasons else "no worker could take it")
-        return []
-    if before is not None and before.role is verdict.role:
-        return []
-    sentence = f"{tables.model}: a worker should become a {verdict.role} worker: {verdict.sentence}"
-    return [Note("info", "balance.advised", sentence)]
 
 
 def _may_wake(worker: Worker) -> bool:

@@ -42,6 +42,7 @@ from services.router.events import (
     WorkerDrained,
     WorkerEvicted,
 )
+from services.router.fleet.roles import why_not
 from services.router.records.adapters import ANSWER_SECONDS, AdapterOrder
 from services.router.records.gateway import Gateway
 from services.router.records.move import MoveReason
@@ -94,6 +95,20 @@ def order_role(tables: Tables, event: RoleOrdered) -> list[Action]:
     if event.role is not worker.role:
         sentence = f"{worker.role} {worker.name} becomes a {event.role} worker: {left}"
     return [Send(worker.identity, order), Note("info", "role.ordered", sentence)]
+
+
+def why_no_role(tables: Tables, worker: Worker, role: Role, now: float) -> str:
+    """Why this worker may not be ordered to take the role now; empty = it may."""
+    reason = why_not(tables.workers.values(), worker, role, tables.settings.mode, now)
+    if reason or role is worker.role:
+        return reason
+    denied = tables.shared.denied_to_host(worker.host, role, worker.name)
+    if not denied:
+        return ""
+    return (
+        f"host {worker.host} may not speak for a {role} worker {worker.name}: {denied}; "
+        "`baton keygen add --roles prefill,decode` gives its entry both"
+    )
 
 
 def confirm_role(worker: Worker, message: Beat) -> list[Action]:

@@ -85,7 +85,7 @@ def on_submit(
         return _answer_ended(over, gateway, message.attempt)
     tables.counts.submitted += 1
     if message.attempt == 1:
-        tables.balance.add_request(message.prompt_tokens + message.max_tokens, now)
+        tables.balance.add_request(message.prompt_tokens, message.max_tokens, now)
     return actions + _admit(tables, _new_attempt(tables, gateway, message, body, now), now)
 
 

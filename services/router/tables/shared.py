@@ -27,6 +27,10 @@ REFUSED_MAX = 64
 ATTEMPTS_LISTED_MAX = 64
 
 
+def _nothing_denied(host: str, role: Role, name: str) -> str:  # noqa: ARG001 - there are no keys
+    return ""
+
+
 class RefusedWorker(NamedTuple):
     """A worker whose latest Hello was refused for what its engine serves."""
 
@@ -81,6 +85,9 @@ class SharedTables:
         self.refusals = History(settings.history)
         self.recorder = Recorder(settings.history)
         self.counts = Counts()
+        #: Why the allow-list does not let this host speak for the daemon of this role and name;
+        #: empty = it does, as where there are no keys. The shell sets it.
+        self.denied_to_host: Callable[[str, Role, str], str] = _nothing_denied
 
     def worker(self, identity: str) -> Worker | None:
         owner = self.owners.get(identity)

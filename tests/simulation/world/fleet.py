@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from common.config import BalanceConfig
 from common.messages import Role
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import DecodeEngine, PrefillEngine
@@ -39,6 +40,7 @@ class Tally:
         if (identity, epoch) in self.roles or worker.role is before:
             worker.clock.violate(f"{identity} takes the role {worker.role} in epoch {epoch}")
         self.roles[identity, epoch] = worker.role
+        worker.fleet.switch_reached("taken", identity)
 
     def dispatched(self, request_id: str, attempt: int) -> None:
         self.dispatches[request_id, attempt] += 1
@@ -64,6 +66,10 @@ class Fleet:
         self.serve(clock.random.choices(list(MODELS), ODDS)[0])
         #: What happens to a process that computed poison; `Faults` sets it.
         self.poisoned: Callable[[Process], None] = lambda process: None
+        #: What happens when a change of role reaches a phase (`switches.Phase`), of the worker with
+        #: this identity; `SwitchFaults` sets it, and the routers' controller.
+        self.switch_reached: Callable[[str, str], None] = lambda phase, identity: None
+        self.controller = BalanceConfig()
 
     def serve(self, model: str) -> None:
         """Before `build`. `capacity` is that of each worker."""
@@ -147,6 +153,11 @@ class Fleet:
             for (reason, outcome), times in router.core.tables.counts.moves.items():
                 found[f"{reason.value} {outcome.value}"] += times
         return dict(found)
+
+    def balanced(self) -> int:
+        """Orders that the controllers of all routers gave that there ever were."""
+        routers = [p for p in self.processes.values() if isinstance(p, RouterProcess)]
+        return sum(balance.orders for router in routers for balance in router.balances)
 
     def submitted(self) -> int:
         """Requests that clients asked for."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from common.config import AdmissionConfig
-from common.messages import Decode, Message, Role
+from common.config import AdmissionConfig, BalanceConfig
+from common.messages import Become, Decode, Message, Role
 from services.router.core import Core
 from services.router.events import Event, Note, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
+from tests.simulation.world.balance_watch import PACE, BalanceWatch
 from tests.simulation.world.move_watch import MoveWatch
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Process
@@ -26,7 +27,12 @@ WARM_IDLE_MS = 600.0
 COPY_AHEAD_SECONDS = 0.1
 
 
-def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
+def settings(
+    name: str,
+    incarnation: str,
+    models: tuple[str, ...],
+    controller: BalanceConfig | None = None,
+) -> Settings:
     """Production's, with times cut so that a scenario fits into seconds, and small limits."""
     return Settings(
         name=name,
@@ -48,6 +54,7 @@ def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
         ),
         warm_idle_ms=WARM_IDLE_MS,
         copy_ahead_seconds=COPY_AHEAD_SECONDS,
+        balance=controller or BalanceConfig(),
     )
 
 
@@ -57,13 +64,18 @@ class RouterProcess(Process):
     def start(self) -> None:
         draw = self.clock.random
         self.core = Core(
-            settings(self.name, self.incarnation, self.fleet.names),
+            settings(self.name, self.incarnation, self.fleet.names, self.fleet.controller),
             lambda: draw.randbytes(16),
             random.Random(self.incarnation).random,
             self.clock.now,
         )
         self._watch = RouterWatch(self)
         self._moves = [MoveWatch(self, tables) for tables in self.core.shared.models.values()]
+        self.balances: list[BalanceWatch] = []
+        if self.fleet.controller.mode != "off":
+            for tables in self.core.shared.models.values():
+                tables.balance.set_pace(PACE)
+                self.balances.append(BalanceWatch(self, tables))
         self._events: deque[Event] = deque()
         self.every(PULSE, self._pulse)
         self.every(PULSE, self._second_look)
@@ -81,17 +93,25 @@ class RouterProcess(Process):
             self._watch.after(self._events[0], actions)
             for watch in self._moves:
                 watch.after(self._events[0], actions)
+            for balance in self.balances:
+                balance.after(actions)
             for action in actions:
                 if isinstance(action, Send):
                     self._judge_sent(action)
                     if not self.answer("control", action.peer, action.message, action.body):
                         self._events.append(PeerGone(action.peer, "its connection closed"))
+                elif isinstance(action, Note) and action.event == "role.changed":
+                    event = self._events[0]
+                    assert isinstance(event, Received)
+                    self.fleet.switch_reached("joining", event.peer)
                 elif isinstance(action, Note) and action.event in ("worker.lost", "gateway.lost"):
                     self.clock.note(f"{self.name}: {action.sentence}")
             self._events.popleft()
             self._check()
 
     def _judge_sent(self, sent: Send) -> None:
+        if isinstance(sent.message, Become):
+            self.fleet.switch_reached("ordered", sent.peer)
         worker = self.core.shared.worker(sent.peer)
         warm = None if worker is None else worker.warm
         if isinstance(sent.message, Decode) and worker and warm and warm.asleep:

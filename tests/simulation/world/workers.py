@@ -175,6 +175,8 @@ class WorkerProcess(Process):
 
     def _beat(self) -> None:
         self._to_routers(self._make_beat())
+        if self.core.becomes is not None:
+            self.fleet.switch_reached("emptying", self.identity)
 
     def _make_beat(self) -> Beat:
         return Beat(
@@ -219,6 +221,7 @@ class WorkerProcess(Process):
             self._beat()
         elif isinstance(message, Become):
             self.handle(message)
+            self.told_role()
             self._beat()
         elif isinstance(message, Wake) and message.on:
             self.clock.after(WAKE_SECONDS, partial(self._sleep, asleep=False))
@@ -231,6 +234,11 @@ class WorkerProcess(Process):
         elif isinstance(message, Refused):
             self.clock.note(f"{self.identity} was refused: {message.message}")
             self.die()
+
+    def told_role(self) -> None:
+        """For the faults."""
+        if self.core.becomes is not None:
+            self.fleet.switch_reached("told", self.identity)
 
     def dispatched(self, message: Prefill | Decode) -> None:
         """For the judge."""

@@ -10,6 +10,7 @@ from tests.simulation.world.faults import MOVING, ORDERED, Faults
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import GatewayProcess, spec
 from tests.simulation.world.network import Network
+from tests.simulation.world.switches import SwitchFaults
 from tests.simulation.world.workers import DecodeProcess, PrefillProcess
 
 LONG_PROMPT_MAX = 50
@@ -42,6 +43,10 @@ class Outcome:
     moved: dict[str, int]
     ends: dict[str, int]
     faults: dict[str, int]
+    #: Faults in chosen phases of a change of role, by phase and fault.
+    struck: dict[str, int]
+    #: Orders that the controllers of roles gave.
+    balanced: int
     virtual_seconds: float
 
 
@@ -49,7 +54,7 @@ class World:
     """`lines`: the event log, when `trace` was asked for. `models`: names of those that its fleet
     serves; each has as many workers, and requests ask for them in turn. `warm`: each has one that
     sleeps until it is needed, too. `roles`: workers change their role, of which there is one more
-    each."""
+    each. `switches`: they do so more often, and faults come in chosen phases of it."""
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class World:
         models: tuple[str, ...] = ("model",),
         warm: bool = False,
         roles: bool = False,
+        switches: bool = False,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
@@ -67,7 +73,9 @@ class World:
         self.network = Network(self.clock, delay=0.001, loss=0.0, twice=0.0)
         self.fleet = Fleet(self.clock, self.network, models, warm=warm)
         self.faults = Faults(self.fleet, roles=roles)
-        self._roles = roles
+        if switches:
+            self.faults = SwitchFaults(self.fleet, seed)
+        self._roles = roles or switches
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
         if self.faults.weather == "drains":
             self._pace *= 8  # where others wait, streams stay
@@ -168,5 +176,12 @@ class World:
             moved=self.fleet.moved(),
             ends=ends,
             faults=dict(self.faults.counts),
+            struck=self._struck(),
+            balanced=self.fleet.balanced(),
             virtual_seconds=self.clock.now,
         )
+
+    def _struck(self) -> dict[str, int]:
+        if not isinstance(self.faults, SwitchFaults):
+            return {}
+        return {f"{fault} at {phase}": n for (phase, fault), n in self.faults.struck.items()}

@@ -125,6 +125,7 @@ function charts({ points, unix_ms: now }) {
   chart(at("c-tpot"), shown, both("tpot"), from, now);
   chart(at("c-rate"), shown, [{ field: "goodput", colour: "--good", area: true }, { field: "refused", colour: "--warn" }, { field: "failed", colour: "--bad" }], from, now);
   chart(at("c-load"), shown, [{ field: "active", colour: "--note", area: true }, { field: "queued", colour: "--warn" }], from, now);
+  chart(at("c-roles"), shown, [{ field: "prefill", colour: "--p" }, { field: "decode", colour: "--d" }], from, now);
 }
 
 function lists() {

@@ -16,8 +16,8 @@ from common.net.admin_verbs import Value
 from services.router.admin.named import worker_named
 from services.router.admin.verb import View
 from services.router.events import RoleOrdered, WorkerDrained
-from services.router.fleet.roles import why_not
 from services.router.records.worker import Worker
+from services.router.rules.operator import why_no_role
 
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def role(view: View, args: dict[str, Value]) -> dict[str, Any]:
     wanted = Role(str(args["role"]))
     tables = view.shared.owners[worker.identity]
     if wanted is not (worker.next_role or worker.role):
-        why = why_not(tables.workers.values(), worker, wanted, tables.settings.mode, view.now)
+        why = why_no_role(tables, worker, wanted, view.now)
         if why:
             sentence = f"{worker.name} cannot become a {wanted} worker: {why}"
             raise BatonError(Code.INVALID_REQUEST, sentence)

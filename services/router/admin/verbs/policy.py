@@ -1,5 +1,5 @@
 """`policy`: shows and sets the placement policy and the rule for remote prefill. `balance`: what
-the controller of roles sees, and what it would do."""
+the controller of roles sees, what it would do, and what it did last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from common.errors import BatonError, Code
 from common.net.admin_verbs import Value
 from services.router.admin.verb import View
 from services.router.events import PolicyChosen
+from services.router.fleet.balance.mix import Mix
 from services.router.placement.policies.registry import POLICIES
 from services.router.tables import Tables
 
@@ -36,26 +37,42 @@ def balance(view: View, _: dict[str, Value]) -> list[dict[str, Any]]:
 
 
 def _balance_row(tables: Tables, now: float) -> dict[str, Any]:
-    verdict = tables.balance.verdict
+    verdict, ordered = tables.balance.verdict, tables.balance.ordered
     row: dict[str, Any] = {"model": tables.model, "mode": tables.settings.balance.mode}
-    if verdict is None:
-        return row | {"would": "", "why": _why_nothing(tables)}
-    mix = verdict.mixes[0] if verdict.mixes else None
-    splits = [f"{o.split.name} {min(o.goodput):.2f}" for o in verdict.options]
-    return row | {
-        "looked_s": round(now - verdict.at, 1),
-        "requests_per_s": round(mix.rate, 2) if mix else 0.0,
-        "prompt_tokens": round(mix.prompt) if mix else 0,
-        "output_tokens": round(mix.output) if mix else 0,
-        "serves_per_s": ", ".join(splits),
-        "would": f"one more {verdict.role} worker" if verdict.role else "",
-        "why": verdict.sentence,
-    }
+    row |= {"would": "", "why": _why_nothing(tables)}
+    if verdict is not None:
+        short, long = verdict.mixes if len(verdict.mixes) == 2 else (None, None)
+        splits = [f"{o.split.name} {min(o.goodput):.2f}" for o in verdict.options]
+        row |= {
+            "looked_s": round(now - verdict.at, 1),
+            "requests_per_s": round(short.rate, 2) if short else 0.0,
+            "prompt_tokens": round(short.prompt) if short else 0,
+            "output_tokens": round(short.output) if short else 0,
+            "before": _told(long) if long else "",
+            "serves_per_s": ", ".join(splits),
+            "would": f"one more {verdict.role} worker" if verdict.role else "",
+            "why": row["why"] or verdict.sentence,
+        }
+    if ordered is not None:
+        row |= {
+            "ordered": f"{ordered.worker} to {ordered.role}: {ordered.sentence}",
+            "ordered_s": round(now - ordered.at, 1),
+        }
+    return row
+
+
+def _told(mix: Mix) -> str:
+    """The load of the longer window."""
+    return f"{mix.rate:.2f}/s of {mix.prompt:.0f} + {mix.output:.0f} tokens"
 
 
 def _why_nothing(tables: Tables) -> str:
-    """Why there is no verdict; empty: the first one is due."""
+    """Why nothing is looked at; empty = it is, or the first look is due."""
     if not tables.balance.on:
         return "[router.balance] mode is off, so nothing is watched"
     mode = tables.settings.mode
-    return "" if mode == "disaggregated" else f"mode {mode} has decode workers only"
+    if mode != "disaggregated":
+        return f"mode {mode} has decode workers only"
+    if tables.draining:
+        return "this router is stopping"
+    return "this router has just started and waits for its workers" if tables.rebuilding else ""

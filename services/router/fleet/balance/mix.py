@@ -1,5 +1,9 @@
 """What clients asked for lately: how often, how much there was to compute, how much was generated.
 
+Lengths come from what was asked for, and only two shares of them from what was served: how much of
+a prompt had to be computed, and how much of `max_tokens` was generated. The requests that a full
+phase refuses are the ones that need it most, so means of what was served would hide the need.
+
 Sums in slots, so that the cost depends neither on the load nor on the length of the window.
 """
 
@@ -19,7 +23,7 @@ class Mix(NamedTuple):
     requests: int
     #: Requests per second, the refused ones included.
     rate: float
-    #: Mean prompt tokens that a request has to compute, beyond what was cached.
+    #: Mean prompt tokens that a request has to compute, beyond what is cached.
     prompt: float
     #: Mean tokens that a request generates.
     output: float
@@ -34,67 +38,76 @@ class _Slot:
     #: The slot's number since the clock's zero.
     number: int
     requests: int = 0
-    kv_tokens: int = 0
-    prompts: int = 0
-    prompt_tokens: int = 0
-    outputs: int = 0
-    output_tokens: int = 0
+    #: Of those requests.
+    asked_prompt: int = 0
+    asked_output: int = 0
+    #: Of the prompts that were computed: all their tokens, and those not cached.
+    prompt: int = 0
+    computed: int = 0
+    #: Of the requests that ended: what they might have generated, and what they did.
+    allowed: int = 0
+    generated: int = 0
 
 
 class MixWindow:
     """The latest `seconds`, with the precision of one slot."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
+        #: When its first request came, in seconds; None = none came yet.
+        self.first: float | None = None
         self._slots: deque[_Slot] = deque()
-        self._first: float | None = None
 
-    def add_request(self, kv_tokens: int, now: float) -> None:
-        """A request came that needs so many KV tokens at most."""
+    def add_request(self, prompt_tokens: int, max_tokens: int, now: float) -> None:
+        """A request came."""
         slot = self._slot(now)
         slot.requests += 1
-        slot.kv_tokens += kv_tokens
+        slot.asked_prompt += prompt_tokens
+        slot.asked_output += max_tokens
 
-    def add_prompt(self, tokens: int, now: float) -> None:
-        """A prompt was computed, and so many of its tokens were not cached."""
+    def add_prompt(self, prompt_tokens: int, computed: int, now: float) -> None:
+        """A prompt was computed, save what was cached."""
         slot = self._slot(now)
-        slot.prompts += 1
-        slot.prompt_tokens += tokens
+        slot.prompt += prompt_tokens
+        slot.computed += computed
 
-    def add_output(self, tokens: int, now: float) -> None:
-        """A request ended that generated so many tokens."""
+    def add_output(self, max_tokens: int, generated: int, now: float) -> None:
+        """A request ended."""
         slot = self._slot(now)
-        slot.outputs += 1
-        slot.output_tokens += tokens
+        slot.allowed += max_tokens
+        slot.generated += generated
 
     def mix(self, now: float) -> Mix | None:
-        """None until a prompt and an answer were seen."""
+        """None until a request, a prompt and an answer were seen."""
         self._forget(now)
-        prompts = sum(slot.prompts for slot in self._slots)
-        outputs = sum(slot.outputs for slot in self._slots)
-        if not prompts or not outputs or self._first is None:
+        slots = self._slots
+        requests = sum(slot.requests for slot in slots)
+        prompt = sum(slot.prompt for slot in slots)
+        allowed = sum(slot.allowed for slot in slots)
+        if not requests or not prompt or not allowed or self.first is None:
             return None
-        requests = sum(slot.requests for slot in self._slots)
-        begun = (int(now * SLOTS / self._seconds) + 1 - SLOTS) * self._seconds / SLOTS
-        seconds = max(self._seconds / SLOTS, now - max(begun, self._first))
+        begun = (int(now * SLOTS / self.seconds) + 1 - SLOTS) * self.seconds / SLOTS
+        seconds = max(self.seconds / SLOTS, now - max(begun, self.first))
+        asked_prompt = sum(slot.asked_prompt for slot in slots) / requests
+        asked_output = sum(slot.asked_output for slot in slots) / requests
         return Mix(
             requests,
             requests / seconds,
-            sum(slot.prompt_tokens for slot in self._slots) / prompts,
-            sum(slot.output_tokens for slot in self._slots) / outputs,
-            sum(slot.kv_tokens for slot in self._slots) / max(1, requests),
+            asked_prompt * sum(slot.computed for slot in slots) / prompt,
+            asked_output * sum(slot.generated for slot in slots) / allowed,
+            asked_prompt + asked_output,
         )
 
     def _slot(self, now: float) -> _Slot:
-        if self._first is None:
-            self._first = now
-        number = int(now * SLOTS / self._seconds)
+        if self.first is None:
+            self.first = now
+        number = int(now * SLOTS / self.seconds)
         if not self._slots or self._slots[-1].number != number:
             self._slots.append(_Slot(number))
             self._forget(now)
         return self._slots[-1]
 
     def _forget(self, now: float) -> None:
-        oldest = int(now * SLOTS / self._seconds) - SLOTS
+        oldest = int(now * SLOTS / self.seconds) - SLOTS
         while self._slots and self._slots[0].number <= oldest:
             self._slots.popleft()

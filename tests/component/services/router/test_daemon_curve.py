@@ -143,6 +143,29 @@ async def test_an_entry_with_roles_speaks_for_no_other(tmp_path: Path) -> None:
         await state_of(config, worker, "ready")
 
 
+async def test_a_worker_is_not_ordered_to_take_a_role_for_which_its_host_may_not_speak(
+    tmp_path: Path,
+) -> None:
+    """Until the list is read again the order is accepted; then it is taken back, and given anew."""
+    async with running(tmp_path, "other") as (hosts, config, worker):
+        hosts.keys.add("other", None, ["decode"])
+        other = hosts.end(hosts.curve("other"), "d1|1", connect=config.router.control)
+        await other.up()
+        hello = worker_hello(Role.DECODE, "d1", configured_role=Role.DECODE)
+        other.socket.send([encode(hello)])
+        async with asyncio.timeout(SECONDS):
+            while True:
+                for each in (worker, other):
+                    each.socket.send([encode(Beat(load=Load()))])
+                order = {"worker": "d1", "role": "prefill"}
+                answer = await ask(admin_address(config), "role", order)
+                told = answer.error.get("message", "")
+                if "its entry of the allow-list has the roles decode" in told:
+                    break
+                await ask(admin_address(config), "role", order | {"role": "decode"})
+        assert told.startswith("d1 cannot become a prefill worker: host other may not speak")
+
+
 async def counted_by_router(config: Config, why: str) -> None:
     async with asyncio.timeout(SECONDS):
         while why not in (await asked(config, "status"))["dropped"]:  # noqa: ASYNC110 - no event

@@ -57,6 +57,13 @@ POLICY = {
     "policy": "cost", "remote_prefill": "auto", "mode": "disaggregated",
     "policies": {"cost": "predicted seconds", "round_robin": "each in turn"},
 }  # fmt: skip
+BALANCE = {
+    "model": "chat", "mode": "on", "looked_s": 2.5, "requests_per_s": 12.3, "prompt_tokens": 800,
+    "output_tokens": 120, "before": "11.90/s of 700 + 130 tokens", "serves_per_s": "3P+2D 9.00",
+    "would": "one more prefill worker", "why": "4P+1D would serve more", "ordered_s": 312.0,
+    "ordered": "d1 to prefill: 3P+2D would serve more",
+}  # fmt: skip
+UNWATCHED = {"model": "code", "mode": "off", "would": "", "why": "[router.balance] mode is off"}
 LIMITS = {
     "limits": {"max_queue": 1024, "ttft_slo_ms": 0.0},
     "set_here": {"k": {"weight": 4.0}},
@@ -152,6 +159,11 @@ BECOMES = {**DRAIN, "becomes": "prefill", "role_s": 7.0, "confirmed": True}
         ("explain", [SLOW | LATE], ["draining", "the router is stopping"]),
         ("explain", [], ["no such request is kept"]),
         ("policy", POLICY, ["remote prefill  auto", "*  cost", "round_robin  each in turn"]),
+        ("balance", [BALANCE], ["chat, mode on, looked 2.5 s ago", "12.30/s of 800 + 120 tokens"]),
+        ("balance", [BALANCE], ["before  11.90/s", "serves  3P+2D 9.00 requests/s", "4P+1D would"]),
+        ("balance", [BALANCE], ["would   one more prefill worker", "did     5 min ago: d1 to"]),
+        ("balance", [BALANCE, UNWATCHED], ["\n\nmodel  code, mode off\n", "change nothing"]),
+        ("balance", [UNWATCHED | {"why": ""}], ["why    not looked yet"]),
         ("help", [HELP], ["explain id", "a timeline"]),
         ("limits", LIMITS, ["max_queue", "set here for key k: weight 4", "RUNNING", "90.5"]),
         ("keys", [KEY], ["(no key)", "9.5", "set here"]),

@@ -20,6 +20,8 @@ def status(ended: int, refused: int = 0, ttft_slo_ms: float = 0.0) -> Status:
                 "refused": {"queue_full": refused},
                 "active": 3,
                 "queued": 1,
+                "prefill_ready": 2,
+                "decode_ready": 3,
                 "ttft_slo_ms": ttft_slo_ms,
             }
         )
@@ -37,6 +39,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert point is not None
     assert (point["ended"], point["goodput"], point["refused"]) == (2.0, 2.0, 1.0)
     assert (point["ttft_p50"], point["ttft_p99"], point["tpot_p50"]) == (90.0, 90.0, 10.0)
+    assert (point["prefill"], point["decode"]) == (2.0, 3.0)
 
 
 def test_only_what_ended_since_counts_and_only_within_the_slo_is_good() -> None:

@@ -27,14 +27,15 @@ def main(argv: list[str] | None = None) -> int:
     add("--seed", type=int, help="only this one, in this process")
     add("--trace", action="store_true", help="with --seed: print everything that happened")
     add("--roles", action="store_true", help="workers change their role, too")
+    add("--budgets", action="store_true", help="requests have KV budgets, and load is evened out")
     options = parser.parse_args(argv)
     if options.seed is not None:
-        return _one(options.seed, trace=options.trace, roles=options.roles)
-    return _many(options.first, options.seeds, options.jobs, roles=options.roles)
+        return _one(options.seed, options.roles, options.budgets, trace=options.trace)
+    return _many(options)
 
 
-def _one(seed: int, *, trace: bool, roles: bool) -> int:
-    world = World(seed, trace=trace, roles=roles)
+def _one(seed: int, roles: bool, budgets: bool, *, trace: bool) -> int:
+    world = World(seed, trace=trace, roles=roles, budgets=budgets)
     broken = ""
     try:
         outcome = world.run()
@@ -47,7 +48,8 @@ def _one(seed: int, *, trace: bool, roles: bool) -> int:
     return 1 if broken else 0
 
 
-def _many(first: int, seeds: int, jobs: int, *, roles: bool) -> int:
+def _many(options: argparse.Namespace) -> int:
+    seeds = options.seeds
     began = time.monotonic()
     told = [began]
     shown = 0
@@ -68,8 +70,10 @@ def _many(first: int, seeds: int, jobs: int, *, roles: bool) -> int:
                 flush=True,
             )
 
-    sums = campaign(seeds, first=first, jobs=jobs, roles=roles, progress=progress)
-    _report(sums, seeds, time.monotonic() - began, " --roles" if roles else "")
+    kinds = {"roles": options.roles, "budgets": options.budgets}
+    sums = campaign(seeds, first=options.first, jobs=options.jobs, progress=progress, **kinds)
+    more = "".join(f" --{kind}" for kind, asked in kinds.items() if asked)
+    _report(sums, seeds, time.monotonic() - began, more)
     return 1 if sums.failed else 0
 
 

@@ -70,11 +70,11 @@ class Sums:
         return self.dispatches / max(1, self.first_dispatches)
 
 
-def play(first: int, count: int, *, roles: bool = False) -> Sums:
+def play(first: int, count: int, *, roles: bool = False, budgets: bool = False) -> Sums:
     """These seeds, in this process."""
     sums = Sums()
     for seed in range(first, first + count):
-        sentence = play_one(seed, sums, roles=roles)
+        sentence = play_one(seed, sums, roles=roles, budgets=budgets)
         sums.seeds += 1
         if sentence:
             sums.failed += 1
@@ -82,9 +82,9 @@ def play(first: int, count: int, *, roles: bool = False) -> Sums:
     return sums
 
 
-def play_one(seed: int, sums: Sums, *, roles: bool = False) -> str:
+def play_one(seed: int, sums: Sums, *, roles: bool = False, budgets: bool = False) -> str:
     """What this seed broke, empty if nothing."""
-    world = World(seed, roles=roles)
+    world = World(seed, roles=roles, budgets=budgets)
     try:
         outcome = world.run()
     except PromiseBrokenError as broken:
@@ -115,9 +115,11 @@ def campaign(
     first: int = 0,
     jobs: int = 0,
     roles: bool = False,
+    budgets: bool = False,
     progress: Callable[[Sums], None] = lambda sums: None,
 ) -> Sums:
-    """All of them; `jobs` 0 = one a core; `roles`: workers change their role. Interrupted by
+    """All of them; `jobs` 0 = one a core; `roles`: workers change their role; `budgets`: requests have
+    KV budgets. Interrupted by
     Ctrl-C, it returns what was done by then."""
     total = Sums()
     with ProcessPoolExecutor(
@@ -126,7 +128,7 @@ def campaign(
         initializer=_begin,
     ) as pool:
         try:
-            for sums in _results(pool, first, seeds, roles=roles):
+            for sums in _results(pool, first, seeds, roles=roles, budgets=budgets):
                 total.add(sums)
                 progress(total)
         except KeyboardInterrupt:
@@ -141,7 +143,9 @@ def _begin() -> None:
     gc.freeze()
 
 
-def _results(pool: ProcessPoolExecutor, first: int, seeds: int, *, roles: bool) -> Iterator[Sums]:
+def _results(
+    pool: ProcessPoolExecutor, first: int, seeds: int, *, roles: bool, budgets: bool
+) -> Iterator[Sums]:
     """At most a few blocks are handed out ahead, so that an interrupt is heard soon."""
     starts = iter(range(first, first + seeds, BLOCK))
     end = first + seeds
@@ -149,7 +153,9 @@ def _results(pool: ProcessPoolExecutor, first: int, seeds: int, *, roles: bool) 
 
     def refill() -> None:
         for start in starts:
-            running.add(pool.submit(play, start, min(BLOCK, end - start), roles=roles))
+            running.add(
+                pool.submit(play, start, min(BLOCK, end - start), roles=roles, budgets=budgets)
+            )
             if len(running) >= 2 * (os.cpu_count() or 1):
                 return
 

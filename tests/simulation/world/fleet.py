@@ -53,6 +53,8 @@ class Fleet:
     ) -> None:
         #: Whether each model has a warm decode worker, too.
         self.warm = warm
+        #: Blocks of KV that a request is promised at a time, by class; empty = all.
+        self.budgets: tuple[int, ...] = ()
         self.names = names
         self.clock = clock
         self.network = network
@@ -68,6 +70,10 @@ class Fleet:
     def serve(self, model: str) -> None:
         """Before `build`. `capacity` is that of each worker."""
         self.model, self.capacity = model, MODELS[model]
+
+    def draw_budgets(self) -> None:
+        """Before `build`. A class without a budget is promised all."""
+        self.budgets = tuple(self.clock.random.choice([2, 3, 5, 8, 0]) for _ in range(3))
 
     def build(self) -> None:
         prefills, decodes = self.clock.random.choice(SHAPES)

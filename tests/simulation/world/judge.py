@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.engine.port import EngineRequest
 from common.messages import Role
 from services.router.placement.types import WaitFor
 from services.router.records.states import AttemptState, WorkerState
@@ -13,7 +14,7 @@ from services.router.tables import Tables
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import LEASE_SECONDS, POISON, Held
 from tests.simulation.world.gateway import TOKEN_WAIT_MS, Client, GatewayProcess
-from tests.simulation.world.models import GRANT
+from tests.simulation.world.models import FULL, GRANT, blocks_held
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import (
     QUEUE_SECONDS,
@@ -91,11 +92,35 @@ class Judge:
             if row is None or tokens is None:
                 continue
             promised, slack = tokens // capacity.block_tokens, len(capacity.kv_groups)
-            if not held.blocks <= promised <= held.blocks + slack:
+            needed = self._needed(router, held)
+            if not needed <= promised <= needed + slack:
                 self._clock.violate(
                     f"{router.name} promised {request.key} {promised} blocks of {worker.name}, "
-                    f"which needs {held.blocks}"
+                    f"which needs {needed}"
                 )
+
+    def _needed(self, router: RouterProcess, held: Held) -> int:
+        """Blocks: of a decode worker for as much as its budget allows."""
+        request, capacity = held.request, self._fleet.capacity
+        attempt = router.core.shared.attempt((request.request_id, request.attempt))
+        part = attempt.request.kv_tokens if attempt is not None else 0
+        if not part or request.role is Role.PREFILL:
+            return held.blocks
+        return blocks_held(capacity.kv_groups or (FULL,), part)
+
+    def grew(self, worker: Process, request: EngineRequest, tokens: int) -> None:
+        """A stream never has a block more than it was promised, where everybody is there to ask."""
+        if not self.strict or not self._fleet.budgets:
+            return
+        calm = worker.calm(CALM_SECONDS) and self._fleet.routers_calm(CALM_SECONDS)
+        for router in self._fleet.routers() if calm and not self._fleet.network.blocked else ():
+            attempt = router.core.shared.attempt((request.request_id, request.attempt))
+            row = router.core.shared.worker(worker.identity)
+            if attempt is None or attempt.adopted or row is None or not row.ready:
+                continue
+            part, block = attempt.request.kv_tokens, self._fleet.capacity.block_tokens
+            if attempt.state is AttemptState.DECODING and part and tokens >= part + block:
+                self._clock.violate(f"{request.key} has {tokens} tokens, promised were {part}")
 
     def given(self, worker: WorkerProcess, request_id: str) -> None:
         """A worker was given a request: one that asks for the model that it serves."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Any
 
-from common.config import AdmissionConfig
+from common.config import AdmissionConfig, RebalanceConfig
 from common.messages import Decode, Message, Role
 from services.router.core import Core
 from services.router.events import Event, Note, PeerGone, Received, Send, Tick
@@ -26,8 +27,15 @@ WARM_IDLE_MS = 600.0
 COPY_AHEAD_SECONDS = 0.1
 
 
-def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
-    """Production's, with times cut so that a scenario fits into seconds, and small limits."""
+def settings(
+    name: str, incarnation: str, models: tuple[str, ...], budgets: tuple[int, ...], block_bytes: int
+) -> Settings:
+    """Production's, with times cut so that a scenario fits into seconds, and small limits.
+    `budgets`: in blocks, by class; where there are any, load is evened out too."""
+    parts: dict[str, Any] = {}
+    if budgets:
+        parts["kv_budgets"] = tuple(blocks * block_bytes for blocks in budgets)
+        parts["rebalance"] = RebalanceConfig(mode="on", gain_min=1.0, cooldown_ms=500.0)
     return Settings(
         name=name,
         incarnation=incarnation,
@@ -48,6 +56,7 @@ def settings(name: str, incarnation: str, models: tuple[str, ...]) -> Settings:
         ),
         warm_idle_ms=WARM_IDLE_MS,
         copy_ahead_seconds=COPY_AHEAD_SECONDS,
+        **parts,
     )
 
 
@@ -57,7 +66,13 @@ class RouterProcess(Process):
     def start(self) -> None:
         draw = self.clock.random
         self.core = Core(
-            settings(self.name, self.incarnation, self.fleet.names),
+            settings(
+                self.name,
+                self.incarnation,
+                self.fleet.names,
+                self.fleet.budgets,
+                self.fleet.capacity.kv_block_bytes,
+            ),
             lambda: draw.randbytes(16),
             random.Random(self.incarnation).random,
             self.clock.now,

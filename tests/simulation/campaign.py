@@ -118,9 +118,8 @@ def campaign(
     budgets: bool = False,
     progress: Callable[[Sums], None] = lambda sums: None,
 ) -> Sums:
-    """All of them; `jobs` 0 = one a core; `roles`: workers change their role; `budgets`: requests have
-    KV budgets. Interrupted by
-    Ctrl-C, it returns what was done by then."""
+    """All of them; `jobs` 0 = one a core; `roles`: workers change their role; `budgets`: requests
+    have KV budgets. Interrupted by Ctrl-C, it returns what was done by then."""
     total = Sums()
     with ProcessPoolExecutor(
         max_workers=jobs or os.cpu_count() or 1,

@@ -315,7 +315,9 @@ class DecodeEngine(ModelEngine):
         first = request.prompt_ids[0]
         ids = [token(first, at + n) for n in range(size)]
         held.emitted += size
-        self._owner.fleet.judge.grew(self._owner, held.request, _tokens(held))
+        if self._owner.fleet.budgets:
+            judge = self._owner.fleet.budget_judge
+            judge.grew(self._owner.identity, request, _tokens(held))
         reason = FinishReason.LENGTH if size == wanted else ""
         if reason:
             del self.held[request.key]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from common.messages import Role
+from tests.simulation.world.budget_judge import BudgetJudge
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import DecodeEngine, PrefillEngine
 from tests.simulation.world.gateway import GatewayProcess
@@ -63,6 +64,7 @@ class Fleet:
         self.router_names = ["r0"]
         self.tally = Tally()
         self.judge = Judge(self)
+        self.budget_judge = BudgetJudge(self)
         self.serve(clock.random.choices(list(MODELS), ODDS)[0])
         #: What happens to a process that computed poison; `Faults` sets it.
         self.poisoned: Callable[[Process], None] = lambda process: None

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.engine.port import EngineRequest
 from common.messages import Role
 from services.router.placement.types import WaitFor
 from services.router.records.states import AttemptState, WorkerState
@@ -108,20 +107,6 @@ class Judge:
             return held.blocks
         return blocks_held(capacity.kv_groups or (FULL,), part)
 
-    def grew(self, worker: Process, request: EngineRequest, tokens: int) -> None:
-        """A stream never has a block more than it was promised, where everybody is there to ask."""
-        if not self.strict or not self._fleet.budgets:
-            return
-        calm = worker.calm(CALM_SECONDS) and self._fleet.routers_calm(CALM_SECONDS)
-        for router in self._fleet.routers() if calm and not self._fleet.network.blocked else ():
-            attempt = router.core.shared.attempt((request.request_id, request.attempt))
-            row = router.core.shared.worker(worker.identity)
-            if attempt is None or attempt.adopted or row is None or not row.ready:
-                continue
-            part, block = attempt.request.kv_tokens, self._fleet.capacity.block_tokens
-            if attempt.state is AttemptState.DECODING and part and tokens >= part + block:
-                self._clock.violate(f"{request.key} has {tokens} tokens, promised were {part}")
-
     def given(self, worker: WorkerProcess, request_id: str) -> None:
         """A worker was given a request: one that asks for the model that it serves."""
         client = self._client(request_id)
@@ -196,6 +181,8 @@ class Judge:
             for tables in router.core.shared.models.values():
                 self._judge_idle(router, tables)
         self._judge_zombies()
+        if self._fleet.budgets:
+            self._fleet.budget_judge.pulse()
 
     def _judge_waits(self) -> None:
         """Nobody waits for longer than is configured, even where messages vanish."""

@@ -11,6 +11,7 @@ from common.messages import Decode, Message, Role
 from services.router.core import Core
 from services.router.events import Event, Note, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
+from tests.simulation.world.budget_judge import GrantWatch
 from tests.simulation.world.move_watch import MoveWatch
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Process
@@ -78,7 +79,10 @@ class RouterProcess(Process):
             self.clock.now,
         )
         self._watch = RouterWatch(self)
-        self._moves = [MoveWatch(self, tables) for tables in self.core.shared.models.values()]
+        models = self.core.shared.models.values()
+        self._moves: list[MoveWatch | GrantWatch] = [MoveWatch(self, tables) for tables in models]
+        if self.fleet.budgets:
+            self._moves += [GrantWatch(self, tables) for tables in models]
         self._events: deque[Event] = deque()
         self.every(PULSE, self._pulse)
         self.every(PULSE, self._second_look)

@@ -71,6 +71,9 @@ soak: install ## 200,000 seeds of faults against all cores in virtual time (ARGS
 soak-roles: install ## 10,000 seeds of changes of role, with faults in each phase of them (ARGS="--seeds N --first N")
 	@exec $(VENV)/python -m tests.simulation --switches --seeds 10000 $(ARGS)
 
+soak-moves: install ## 200,000 seeds in which streams move and are parked in every phase (ARGS="--seeds N --first N")
+	@exec $(VENV)/python -m tests.simulation --seeds 200000 --budgets $(ARGS)
+
 soak-capacity: install ## the capacity model with 4,000 workers (ARGS="-s" prints its cost)
 	@BATON_CAPACITY_WORKERS=4000 $(PYTEST) tests/simulation/test_capacity_scale.py $(ARGS)
 

@@ -22,7 +22,7 @@ from common.config.reading import (
     parse,
 )
 from common.config.request_limits import RequestLimits
-from common.config.router import Mode, RemotePrefill, RouterConfig
+from common.config.router import Mode, RebalanceConfig, RemotePrefill, RouterConfig
 from common.config.sections import (
     AdapterConfig,
     Config,

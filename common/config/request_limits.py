@@ -1,12 +1,17 @@
-"""`[gateway.limits]`: how much one request, or one key, may ask for."""
+"""`[gateway.limits]`: how much one request, or one key, may ask for. `[limits]`: what a running one
+may hold."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from common.config.base import Count, Section
+
+Mib = Annotated[float, Meta(ge=0)]
+Class = Literal["interactive", "standard", "batch"]
+CLASSES: tuple[Class, ...] = ("interactive", "standard", "batch")
 
 
 class RequestLimits(Section, frozen=True):
@@ -89,3 +94,21 @@ class RequestLimits(Section, frozen=True):
     grammars_per_key_max: Count = 8
     """Structures of one API key that compile or wait for it in one gateway. Structures that were
     compiled before do not count."""
+
+
+class LimitsConfig(Section, frozen=True):
+    """What one running request may hold. An API key may have limits of its own (`baton keys`),
+    which go before these."""
+
+    kv_budget_mib: Mib = 0.0
+    """MiB of KV that a request is promised at a time, in whole blocks, instead of all that its
+    longest answer would need; 0 promises all. A stream that reaches 80 % is promised as much again,
+    or prepared to move; at 100 % it goes on at the decode worker with most room, or waits in the
+    queue until one has room. Streams that cannot go on exactly elsewhere are promised all."""
+    kv_budget_mib_of_class: dict[Class, Mib] = field(default_factory=dict)
+    """The same for requests of one class, by its name."""
+
+    def kv_budgets(self) -> tuple[int, ...]:
+        """Bytes, by class; 0 = no budget."""
+        mib = [self.kv_budget_mib_of_class.get(name, self.kv_budget_mib) for name in CLASSES]
+        return tuple(int(size * (1 << 20)) for size in mib)

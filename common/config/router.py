@@ -16,6 +16,21 @@ Mode = Literal["disaggregated", "replicated", "single"]
 RemotePrefill = Literal["auto", "always", "never"]
 
 
+class RebalanceConfig(Section, frozen=True):
+    """The controller of running streams. Every second it asks for each model whether one stream
+    would better go on at another decode worker; `baton ctl balance` shows what it found, and why
+    it did nothing."""
+
+    mode: Literal["off", "dry", "on"] = "off"
+    """`off` looks at nothing; `dry` says what it would do; `on` moves streams, one at a time."""
+    gain_min: Annotated[float, Meta(ge=1, le=100)] = 2.0
+    """How many times its cost a move has to gain. The gain is the time that the head of the queue
+    and the streams of both workers save; the cost is the pause of the stream that moves."""
+    cooldown_ms: Milliseconds = 10_000.0
+    """Time for which two workers that a stream moved between are left alone, in either
+    direction. The stream itself is not moved again for as long as after any move."""
+
+
 class RouterConfig(Section, frozen=True):
     """How the router places requests, and how much waits in it."""
 
@@ -51,6 +66,7 @@ class RouterConfig(Section, frozen=True):
     liveness: LivenessConfig = LivenessConfig()
     degradation: DegradationConfig = DegradationConfig()
     balance: BalanceConfig = BalanceConfig()
+    rebalance: RebalanceConfig = RebalanceConfig()
     standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
     """Further routers by name, each with its control endpoint; an empty one is an ipc socket in
     `run_dir`. Workers report to all routers; a gateway uses the first that answers."""

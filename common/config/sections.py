@@ -17,6 +17,7 @@ from common.config.engine import EngineConfig
 from common.config.gateway import GatewayConfig
 from common.config.kv import KvConfig
 from common.config.observe import Phase, Price, PricesConfig, TimelineConfig
+from common.config.request_limits import LimitsConfig
 from common.config.router import RouterConfig
 from common.config.security import SecurityConfig
 from common.errors import ConfigError
@@ -165,6 +166,7 @@ class Config(Section, frozen=True):
     """The LoRA adapters with which workers start, one table for each name: `[adapters.NAME]`."""
     engine: EngineConfig = EngineConfig()
     kv: KvConfig = KvConfig()
+    limits: LimitsConfig = LimitsConfig()
     gateway: GatewayConfig = GatewayConfig()
     router: RouterConfig = RouterConfig()
     health: HealthConfig = HealthConfig()

@@ -177,6 +177,9 @@ class Decode(Message, frozen=True):
     source: KvSource | None = None
     #: To whose store D offers the stream's blocks as they fill; None: to none.
     holder: KvHolder | None = None
+    #: As in `GrantKv`.
+    kv_tokens: Count = 0
+    kv_tokens_near: Count = 0
 
 
 class Prefetch(Message, frozen=True):
@@ -199,6 +202,18 @@ class Move(Message, frozen=True):
     request_id: str
     attempt: int
     reason: str
+
+
+class GrantKv(Message, frozen=True):
+    """Router to D, perhaps in answer to BudgetReached: the stream may go on growing here. Repeated
+    by the router whenever D seems not to know it. Idempotent; no answer."""
+
+    request_id: str
+    attempt: int
+    #: Tokens of prompt and answer whose KV it is promised; 0: all that it may have.
+    kv_tokens: Count = 0
+    #: How many of them it has when D tells for the first time.
+    kv_tokens_near: Count = 0
 
 
 class CopyAhead(Message, frozen=True):
@@ -296,6 +311,7 @@ RouterToWorker = (
     | Decode
     | Abort
     | Move
+    | GrantKv
     | CopyAhead
     | HandOver
     | Wake

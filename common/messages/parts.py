@@ -166,6 +166,8 @@ class HeldAttempt(msgspec.Struct, frozen=True, array_like=True):
     started: bool = False
     #: The worker whose store gets copies of its blocks; empty if none does.
     holder: str = ""
+    #: On D, tokens of prompt and answer whose KV it is promised; 0: all.
+    kv_tokens: Count = 0
 
 
 class Leg(msgspec.Struct, frozen=True, array_like=True):

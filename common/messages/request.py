@@ -113,3 +113,5 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: Count = 0
     #: Share of the tenant in a contended fleet, relative to other tenants.
     weight: Number = 1.0
+    #: MiB of KV that one of its requests is promised at a time; 0 is that of its class.
+    kv_budget_mib: Number = 0.0

@@ -284,6 +284,17 @@ class CopiedAhead(Message, frozen=True):
     message: str = ""
 
 
+class BudgetReached(Message, frozen=True):
+    """D, of a stream that is promised KV for a part of its tokens: it has come near to them
+    (`GrantKv.kv_tokens_near`), it has them all, or has grown by a block beyond. Answered by
+    `GrantKv` or `Move`, or not at all: it goes on and tells again with its next block."""
+
+    request_id: str
+    attempt: Count
+    #: Tokens of its prompt and its answer so far.
+    tokens: Count
+
+
 class PrefixDelta(Message, frozen=True):
     """Worker: what its store, or a KV cache group of its engine's prefix cache, gained and lost
     since the last one, as hashes of `common.prefix`. No answer; what is lost with a connection is
@@ -356,6 +367,7 @@ WorkerToRouter = (
     | PrefillEnded
     | DecodeStarted
     | CopiedAhead
+    | BudgetReached
     | PairTrouble
     | PrefixDelta
     | AdapterDone

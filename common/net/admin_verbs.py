@@ -244,7 +244,7 @@ _ALL = (
     ),
     AdminVerb(
         "balance",
-        "whether one more worker should prefill or decode: what is seen, would be or was done",
+        "whether a worker should change its role, or a stream its worker: why, and what was done",
         examples=('balance  # [router.balance] mode = "dry" or "on" makes the router watch',),
     ),
     AdminVerb(
@@ -267,6 +267,7 @@ _ALL = (
             ),
             _limit("concurrency", "requests of the key at once, 0 = no limit", 0, KEY_LIMIT_MAX),
             _limit("weight", "share of the key's tenant, relative to others", 1, 1_000),
+            _limit("kv_budget_mib", "KV a request of the key is promised at a time", 0, 1 << 20),
             Arg("reset", "back to what the key's file says", default=False),
         ),
         examples=("limits max_queue=2000", "limits key=3f9a12c44d01 concurrency=4"),

@@ -60,6 +60,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     concurrency: Annotated[int, Meta(ge=0)] = 0
     #: Share of the tenant in a contended fleet, relative to other tenants.
     weight: Annotated[float, Meta(gt=0)] = 1.0
+    #: MiB of KV that one of its requests is promised at a time; 0 is that of `[limits]`.
+    kv_budget_mib: Amount = 0.0
     #: Names of the models that it may ask for; empty = all.
     models: Annotated[tuple[ModelName, ...], Meta(max_length=KEY_MODELS_MAX)] = ()
     #: Date, for people.
@@ -72,6 +74,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             tokens_per_min=self.tokens_per_min,
             concurrency=self.concurrency,
             weight=self.weight,
+            kv_budget_mib=self.kv_budget_mib,
         )
 
 

@@ -58,7 +58,8 @@ class AttemptPhase(msgspec.Struct, frozen=True):
 class MoveRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt came from the decode worker that its stream left."""
 
-    #: As the metric names it: `drain`, `stop`, `evict`, `operator`, `room` or `unordered`.
+    #: As the metric names it: `drain`, `role`, `stop`, `evict`, `operator`, `room`, `budget`,
+    #: `rebalance` or `unordered`.
     reason: str
     #: The same for an operator.
     sentence: str
@@ -73,6 +74,8 @@ class MoveRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     #: From the end at the first worker to the next token at the second; None = not known.
     pause_ms: float | None = None
+    #: Whether no worker had room, so that it waited in the queue.
+    parked: bool = False
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """The interface of worker cores: the events that they handle and the actions that they return.
 
 The shell (`common.worker.daemon`) turns what sockets and the engine bring into these events, and
-carries out the actions in order. `Abort`, `Become`, `Move`, `CopyAhead`, `HandOver` and `Batch` are
-events as they arrive.
+carries out the actions in order. `Abort`, `Become`, `Move`, `CopyAhead`, `GrantKv`, `HandOver`
+and `Batch` are events as they arrive.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from common.messages import (
     CopyAhead,
     Decode,
     Delta,
+    GrantKv,
     HandOver,
     HeldAttempt,
     Message,
@@ -75,6 +76,7 @@ Event = (
     | Become
     | Move
     | CopyAhead
+    | GrantKv
     | HandOver
     | Batch
     | EngineRefused

@@ -30,6 +30,7 @@ from common.messages import (
     CopyAhead,
     Decode,
     Drain,
+    GrantKv,
     HandOver,
     Holding,
     Introduce,
@@ -250,7 +251,7 @@ class Worker:
                     raise WireError(f"{type(message).__name__} came without its body")
                 self.handle(Dispatched(message, decode_body(frames[1])))
                 self._announce_attempt(link, message)
-            elif isinstance(message, Abort | Move | CopyAhead | HandOver):
+            elif isinstance(message, Abort | Move | CopyAhead | GrantKv | HandOver):
                 self.handle(message)
             elif isinstance(message, Wake | OrderStore | Prefetch):
                 self._commands.put(message)

@@ -2,11 +2,12 @@
 
 Sans-IO. A stream is in the table from its `Decode` until its one `Ended`. It ends by the engine's
 own finish or error, by an `Abort` of the router or the gateway, by a `Move`, or because its gateway
-is lost. The KV of a stream that moves stays in the engine until the worker on which it goes on has
-taken it, and a drain waits for that. All new tokens of one engine step for one gateway leave as one
-`Tokens`. `index` counts the completion tokens sent before, by which the gateway refuses gaps and
-duplicates. The engine's tokens and the handoff's report arrive over different channels, so
-`DecodeStarted` waits for the report, at most until the end of the stream; tokens do not wait.
+is lost. What it is promised may be raised while it runs (`budget.py`). The KV of a stream that
+moves stays in the engine until the worker on which it goes on has taken it, and a drain waits for
+that. All new tokens of one engine step for one gateway leave as one `Tokens`. `index` counts the
+completion tokens sent before, by which the gateway refuses gaps and duplicates. The engine's tokens
+and the handoff's report arrive over different channels, so `DecodeStarted` waits for the report, at
+most until the end of the stream; tokens do not wait.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from common.messages import (
     DecodeStarted,
     Delta,
     Ended,
+    GrantKv,
     HandOver,
     HeldAttempt,
     Move,
@@ -45,6 +47,7 @@ from common.worker.actions import (
     ToGateway,
     ToRouter,
 )
+from services.decode import budget
 from services.decode.grant_limit import GrantLimit
 from services.decode.late_reports import LateReports
 from services.decode.stream import Stream, delta_of, trouble_of
@@ -92,7 +95,7 @@ class DecodeCore:
                 return self._dispatched(event, message, now)
             case Abort():
                 return self._aborted(event, now)
-            case Move() | CopyAhead() | HandOver():
+            case Move() | CopyAhead() | HandOver() | GrantKv():
                 return self._moved(event, now)
             case Batch():
                 return self._stepped(event, now)
@@ -136,7 +139,10 @@ class DecodeCore:
             arrived=now,
             awaits_report=ticket is not None,
             held=self._held_attempt(message, len(prompt_ids), event.body.sampling.max_tokens),
-            kv_tokens=self._limit.kv_tokens(len(prompt_ids) + event.body.sampling.max_tokens),
+            kv_tokens=budget.promised(
+                self._limit, message.kv_tokens, len(prompt_ids) + event.body.sampling.max_tokens
+            ),
+            tell_at=budget.tell_at(message),
         )
         mine = (self._name, self._incarnation)
         if ticket is not None and (ticket.decode, ticket.decode_incarnation) != mine:
@@ -175,6 +181,7 @@ class DecodeCore:
             prefill=identity_of(ticket.prefill, ticket.prefill_incarnation) if ticket else "",
             gateway=identity_of(message.gateway, message.gateway_incarnation),
             holder=identity_of(holder.name, holder.incarnation) if holder else "",
+            kv_tokens=message.kv_tokens,
         )
 
     def _stepped(self, batch: Batch, now: float) -> list[Action]:
@@ -207,6 +214,8 @@ class DecodeCore:
             if not stream.awaits_report:
                 reports += self._report_started(stream)
         stream.emitted += len(output.token_ids)
+        if stream.tell_at and not output.finish_reason:
+            reports += budget.told(stream, self._limit.block_tokens)
         if output.finish_reason or output.error:
             reports += self._end(stream, now, output.finish_reason, output.error, output.message)
         return reports
@@ -235,14 +244,19 @@ class DecodeCore:
         return actions + self._report_started(stream)
 
     def _aborted(self, event: Abort, now: float) -> list[Action]:
-        stream = self._streams.get(engine_key(event.request_id, event.attempt))
+        key = engine_key(event.request_id, event.attempt)
+        stream = self._streams.get(key)
+        if stream is None and key in self._kept:  # nobody will take what is kept of it
+            return [AbortInEngine(event.request_id, event.attempt)]
         if stream is None:
             self.dropped += 1
             return []
         ended = self._end(stream, now, error=Code.CANCELLED, message=event.reason)
         return [AbortInEngine(event.request_id, event.attempt), *ended]
 
-    def _moved(self, event: Move | CopyAhead | HandOver, now: float) -> list[Action]:
+    def _moved(self, event: Move | CopyAhead | HandOver | GrantKv, now: float) -> list[Action]:
+        if isinstance(event, GrantKv):
+            return self._granted(event)
         if isinstance(event, HandOver):
             return [HandOverKept(event.ticket, event.kept_attempt)]
         key = engine_key(event.request_id, event.attempt)
@@ -258,6 +272,16 @@ class DecodeCore:
         identity = identity_of(holder.name, holder.incarnation) if holder is not None else ""
         stream.held = msgspec.structs.replace(stream.held, holder=identity)
         return [CopyInEngine(order)]
+
+    def _granted(self, order: GrantKv) -> list[Action]:
+        stream = self._streams.get(engine_key(order.request_id, order.attempt))
+        others = self._promised - (stream.kv_tokens if stream is not None else 0)
+        kv = None if stream is None else budget.regrant(stream, order, self._limit, others)
+        if kv is None:
+            self.dropped += 1
+        else:
+            self._promised = others + kv
+        return []
 
     def _refused(self, event: EngineRefused, now: float) -> list[Action]:
         stream = self._streams.get(engine_key(event.request_id, event.attempt))

@@ -35,6 +35,8 @@ class Stream:
     started: DecodeStarted | None = None
     #: Completion tokens sent.
     emitted: int = 0
+    #: At how many tokens routers are told that it comes near to what it is promised; 0 = never.
+    tell_at: int = 0
     #: What its handoff moved; None if nothing was remote.
     kv: KvReport | None = None
     #: Milliseconds from its arrival until its remote KV was in place.
@@ -43,6 +45,11 @@ class Stream:
     @property
     def key(self) -> str:
         return engine_key(self.request_id, self.attempt)
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and its answer so far."""
+        return self.held.prompt_tokens + self.emitted
 
 
 def trouble_of(done: KvDone) -> PairTrouble:

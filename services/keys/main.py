@@ -62,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
         ("--concurrency", int, "requests at a time"),
     ):
         add.add_argument(flag, type=kind, default=0, metavar="N", help=f"{what}; 0 = no limit")
+    add.add_argument(
+        "--kv-budget-mib",
+        type=float,
+        default=0,
+        metavar="N",
+        help="MiB of KV that a request is promised at a time; 0 = as [limits] says",
+    )
     add.add_argument("--weight", type=float, default=1.0, help="share of a busy fleet (1)")
     add.add_argument(
         "--model",
@@ -93,6 +100,7 @@ def _add(path: Path, arguments: argparse.Namespace) -> None:
         name: vars(arguments)[name]
         for name in (
             "tenant", "priority", "requests_per_min", "tokens_per_min", "concurrency", "weight",
+            "kv_budget_mib",
         )
     }  # fmt: skip
     created = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -116,10 +124,10 @@ def _add(path: Path, arguments: argparse.Namespace) -> None:
 
 
 def _list(path: Path, _arguments: argparse.Namespace) -> None:
-    row = "{:<12}  {:<16}  {:<11}  {:>9}  {:>11}  {:>8}  {:>6}  {:<10}  {}"
+    row = "{:<12}  {:<16}  {:<11}  {:>9}  {:>11}  {:>8}  {:>6}  {:>6}  {:<10}  {}"
     print(row.format(
-        "ID", "TENANT", "PRIORITY", "REQ/MIN", "TOKENS/MIN", "AT ONCE", "WEIGHT", "CREATED",
-        "MODELS",
+        "ID", "TENANT", "PRIORITY", "REQ/MIN", "TOKENS/MIN", "AT ONCE", "WEIGHT", "KV MIB",
+        "CREATED", "MODELS",
     ))  # fmt: skip
     for key in read_keys(path).keys:
         amounts = [
@@ -127,7 +135,8 @@ def _list(path: Path, _arguments: argparse.Namespace) -> None:
             for amount in (key.requests_per_min, key.tokens_per_min, key.concurrency)
         ]
         print(row.format(
-            key.id, key.tenant, key.priority, *amounts, f"{key.weight:g}", key.created,
+            key.id, key.tenant, key.priority, *amounts, f"{key.weight:g}",
+            f"{key.kv_budget_mib:g}" if key.kv_budget_mib else "-", key.created,
             ", ".join(key.models) or "all",
         ))  # fmt: skip
 

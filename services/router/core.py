@@ -20,6 +20,7 @@ from common.messages import (
     AdapterDone,
     AskAdapter,
     Beat,
+    BudgetReached,
     Cancel,
     CopiedAhead,
     DecodeStarted,
@@ -79,7 +80,13 @@ from services.router.rules import (
     worker_membership,
     worker_trust,
 )
-from services.router.rules.measure import look_at_balance, measure, ramp, wake_workers
+from services.router.rules.measure import (
+    look_at_balance,
+    measure,
+    ramp,
+    rebalance_streams,
+    wake_workers,
+)
 from services.router.settings import Settings
 from services.router.tables import SharedTables, Tables
 
@@ -133,6 +140,8 @@ class Core:
             actions += look_at_balance(tables, now)
             actions += place_queue.refuse_waiting(tables, now)
             actions += preempt.preempt(tables, now)
+            actions += preempt.end_grace(tables, now)
+            actions += rebalance_streams(tables, now)
             actions += moves.move_streams(tables, now)
             actions += operator.drop_evicted(tables, now)
             actions += operator.answer_late_orders(tables, now)
@@ -201,6 +210,8 @@ class Core:
                 actions += attempt_lifecycle.on_ended(tables, worker, message, now)
             case CopiedAhead() if is_decode:
                 actions += moves.on_copied_ahead(tables, worker, message, now)
+            case BudgetReached() if is_decode:
+                actions += preempt.on_reached(tables, worker, message, now)
             case PrefixDelta():
                 actions += worker_membership.on_prefix_delta(tables, worker, message)
             case AdapterDone():

@@ -27,6 +27,8 @@ class Settings(RouterConfig, frozen=True):
     checkpoint: str = "none"
     #: As `[kv] copy_ahead_ms`, in seconds.
     copy_ahead_seconds: float = 0.0
+    #: As in `[limits]`: bytes of KV that a request is promised at a time, by class; 0 = all.
+    kv_budgets: tuple[int, ...] = (0, 0, 0)
     #: Seconds for which a decode worker has to report an engine without work before the router
     #: ends what it thinks the worker holds; longer than a handoff may take.
     idle_seconds: float = 17.0
@@ -60,6 +62,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         keep_seconds=config.kv.keep_ms / 1000,
         checkpoint=config.kv.checkpoint.policy,
         copy_ahead_seconds=config.kv.copy_ahead_ms / 1000,
+        kv_budgets=config.limits.kv_budgets(),
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         rebuild_seconds=router.liveness.rebuild_ms / 1000,
         models=tuple(config.served),

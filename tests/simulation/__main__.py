@@ -28,13 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     add("--trace", action="store_true", help="with --seed: print everything that happened")
     add("--roles", action="store_true", help="workers change their role, too")
     add("--switches", action="store_true", help="and faults come in each phase of such a change")
+    add("--budgets", action="store_true", help="requests have KV budgets, and load is evened out")
     options = parser.parse_args(argv)
+    kinds = {name: getattr(options, name) for name in ("roles", "switches", "budgets")}
     if options.seed is not None:
-        world = World(
-            options.seed, trace=options.trace, roles=options.roles, switches=options.switches
-        )
-        return _one(options.seed, world)
-    kinds = {"roles": options.roles, "switches": options.switches}
+        return _one(options.seed, World(options.seed, trace=options.trace, **kinds))
     return _many(options.first, options.seeds, options.jobs, **kinds)
 
 

@@ -74,11 +74,11 @@ class Sums:
         return self.dispatches / max(1, self.first_dispatches)
 
 
-def play(first: int, count: int, *, roles: bool = False, switches: bool = False) -> Sums:
-    """These seeds, in this process."""
+def play(first: int, count: int, **kinds: bool) -> Sums:
+    """These seeds, in this process. `kinds`: as in `World`."""
     sums = Sums()
     for seed in range(first, first + count):
-        sentence = play_one(seed, sums, roles=roles, switches=switches)
+        sentence = play_one(seed, sums, **kinds)
         sums.seeds += 1
         if sentence:
             sums.failed += 1
@@ -86,9 +86,9 @@ def play(first: int, count: int, *, roles: bool = False, switches: bool = False)
     return sums
 
 
-def play_one(seed: int, sums: Sums, *, roles: bool = False, switches: bool = False) -> str:
-    """What this seed broke, empty if nothing."""
-    world = World(seed, roles=roles, switches=switches)
+def play_one(seed: int, sums: Sums, **kinds: bool) -> str:
+    """What this seed broke, empty if nothing. `kinds`: as in `World`."""
+    world = World(seed, **kinds)
     try:
         outcome = world.run()
     except PromiseBrokenError as broken:
@@ -120,12 +120,11 @@ def campaign(
     *,
     first: int = 0,
     jobs: int = 0,
-    roles: bool = False,
-    switches: bool = False,
     progress: Callable[[Sums], None] = lambda sums: None,
+    **kinds: bool,
 ) -> Sums:
-    """All of them; `jobs` 0 = one a core; `roles`, `switches`: as in `World`. Interrupted by
-    Ctrl-C, it returns what was done by then."""
+    """All of them; `jobs` 0 = one a core; `kinds`: `roles`, `switches` and `budgets` of `World`.
+    Interrupted by Ctrl-C, it returns what was done by then."""
     total = Sums()
     with ProcessPoolExecutor(
         max_workers=jobs or os.cpu_count() or 1,
@@ -133,7 +132,7 @@ def campaign(
         initializer=_begin,
     ) as pool:
         try:
-            for sums in _results(pool, first, seeds, roles=roles, switches=switches):
+            for sums in _results(pool, first, seeds, **kinds):
                 total.add(sums)
                 progress(total)
         except KeyboardInterrupt:

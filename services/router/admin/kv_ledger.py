@@ -1,7 +1,7 @@
 """The ledger of KV that workers hold for other workers, with the request of each hold.
 
 What a decode worker keeps of a stream that left it is `moving`: the next one takes it, or its lease
-of `[kv] keep_ms` ends. Blocks that were offered to another worker's store, which pulls them, are a
+of `[kv] keep_ms` ends. Of a stream that was parked it is `parked`, and kept for a moment only. Blocks that were offered to another worker's store, which pulls them, are a
 `copy`: they belong to no request, and their lease is short.
 
 A hold is an orphan when its request is over or unknown and its worker still reports it
@@ -23,6 +23,7 @@ from services.router.tables import SharedTables
 
 ORPHAN_SECONDS = 2.0
 MOVING = "moving"
+PARKED = "parked"
 COPY = "copy"
 
 
@@ -31,7 +32,7 @@ class TrackedHold(NamedTuple):
 
     worker: Worker
     hold: KvHold
-    #: State of its request, or `moving`, `copy`, `over` or `unknown`.
+    #: State of its request, or `moving`, `parked`, `copy`, `over` or `unknown`.
     state: str
     orphan: bool
 
@@ -67,5 +68,5 @@ def _tracked(shared: SharedTables, worker: Worker, hold: KvHold) -> TrackedHold:
     since = worker.kv_seen - past.finished
     if past.decode == worker.identity and past.outcome in (Code.MOVED, Code.DRAINING):
         late = hold.lease_left_ms <= 0 and since > ORPHAN_SECONDS
-        return TrackedHold(worker, hold, MOVING, late)
+        return TrackedHold(worker, hold, PARKED if past.parked else MOVING, late)
     return TrackedHold(worker, hold, "over", since > ORPHAN_SECONDS)

@@ -160,6 +160,22 @@ def _moves(shared: SharedTables) -> Iterator[Metric]:
         "From the end of a stream at one decode worker to its next token at another",
         {(): shared.counts.move_pauses},
     )
+    yield histogram(
+        "baton_router_park_pause_seconds",
+        "From the end of a stream that was parked for its KV budget to its next token",
+        {(): shared.counts.park_pauses},
+    )
+    size = CounterMetricFamily(
+        "baton_router_move_bytes", "Bytes of KV that came with moves, by why", labels=["reason"]
+    )
+    for reason, moved in shared.counts.move_bytes.items():
+        size.add_metric([reason.value], moved)
+    yield size
+    yield CounterMetricFamily(
+        "baton_router_kv_grants",
+        "Streams that were promised KV for another budget where they run",
+        value=shared.counts.grants,
+    )
 
 
 def _imbalances(shared: SharedTables) -> Iterator[Metric]:

@@ -87,11 +87,11 @@ def likely(
 
 def rooms(request: ResourceRequest, views: Views) -> int:
     """How many requests like this one these workers could take now."""
-    total_tokens = request.total_tokens
+    total_tokens, promised = request.total_tokens, request.promised_tokens
     return sum(
         min(
             view.requests_max - view.requests,
-            (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(total_tokens)),
+            (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(promised)),
         )
         for view in views
         if total_tokens <= view.max_model_len and view.has(request.adapter)
@@ -99,12 +99,12 @@ def rooms(request: ResourceRequest, views: Views) -> int:
 
 
 def _decodes_with_room(request: ResourceRequest, views: Views) -> list[WorkerView]:
-    total = request.total_tokens
+    total, promised = request.total_tokens, request.promised_tokens
     return [
         view
         for view in views
         if view.requests < view.requests_max
-        and (view.kv_need(total) if view.kv_groups else total)
+        and (view.kv_need(promised) if view.kv_groups else promised)
         <= view.kv_tokens_max - view.kv_tokens
         and total <= view.max_model_len
     ]

@@ -31,10 +31,16 @@ class ResourceRequest(NamedTuple):
     prefix: tuple[bytes, ...] = ()
     #: Id of the LoRA adapter, which its workers must have; empty = none.
     adapter: str = ""
+    #: Tokens of prompt and answer whose KV it is promised now (`budget.py`); 0 = all.
+    kv_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.max_tokens
+
+    @property
+    def promised_tokens(self) -> int:
+        return self.kv_tokens or self.total_tokens
 
 
 class WorkerView(NamedTuple):

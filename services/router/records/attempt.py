@@ -13,8 +13,9 @@ from common.messages import (
     PrefillEnded,
     PriorityClass,
 )
+from services.router.placement.budget import next_step
 from services.router.placement.prefetch import BODY_BYTES_MAX, Prefetched
-from services.router.placement.types import Placement, ResourceRequest, WaitFor
+from services.router.placement.types import Placement, ResourceRequest, WaitFor, WorkerView
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import ATTEMPT_TABLE, AttemptEvent, AttemptState, next_state
 
@@ -84,6 +85,12 @@ class Attempt:
     limits: KeyLimits | None = None
     #: Share of its tenant in the fair queue, relative to other tenants.
     weight: float = 1.0
+    #: Bytes of KV that it is promised at a time; 0 = all that it may need.
+    budget_bytes: int = 0
+    #: At how many tokens its decode worker tells that it comes near to what it is promised.
+    kv_tokens_near: int = 0
+    #: How often it was promised more where it runs.
+    grants: int = 0
     #: Predicted tokens of the answer.
     output_tokens: int = 0
     #: Predicted cost (`admission/keys.py`).
@@ -160,6 +167,17 @@ class Attempt:
     def move_reason(self) -> MoveReason:
         """Of an attempt that came from another decode worker."""
         return self.came_by.reason if self.came_by is not None else MoveReason.UNORDERED
+
+    def promise(self, view: WorkerView) -> ResourceRequest:
+        """What a queued attempt asks for, with its budget, which is known once a decode worker is.
+        What cannot go on elsewhere is promised all. `view`: of any decode worker."""
+        request = self.request
+        if self.budget_bytes and not request.kv_tokens and self.resumable:
+            tokens, total = request.prompt_tokens, request.total_tokens
+            step = next_step(tokens, total, self.budget_bytes, view)
+            self.request = request._replace(kv_tokens=step.tokens)
+            self.kv_tokens_near = step.near
+        return self.request
 
     def follow_copies(self, before: Attempt) -> None:
         """Where most blocks of the attempts before this one are, it goes on best. `before` may have

@@ -25,6 +25,15 @@ class Counts(Totals, kw_only=True):
     #: From the end of a stream at one decode worker to its next token at another.
     move_pauses: Buckets = msgspec.field(default_factory=lambda: Buckets(PAUSE_SECONDS))
 
+    #: From the end of a stream that was parked for its budget to its next token.
+    park_pauses: Buckets = msgspec.field(default_factory=lambda: Buckets(PAUSE_SECONDS))
+
+    #: Streams that were promised more KV where they run.
+    grants: int = 0
+
+    #: Bytes of KV that came with moves, by reason.
+    move_bytes: dict[MoveReason, int] = msgspec.field(default_factory=dict)
+
     def move(self, reason: MoveReason, outcome: MoveOutcome) -> None:
         self.moves[reason, outcome] = self.moves.get((reason, outcome), 0) + 1
 

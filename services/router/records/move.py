@@ -19,6 +19,10 @@ class MoveReason(enum.StrEnum):
     OPERATOR = "operator"
     #: A request of a higher class, or one that a client waits for, needs its place.
     ROOM = "room"
+    #: It has as much KV as it is promised, and another worker has more room.
+    BUDGET = "budget"
+    #: The queue and the other streams gain more than it loses.
+    REBALANCE = "rebalance"
     #: Its worker gave it up at the end of a drain, or another router ordered it.
     UNORDERED = "unordered"
 
@@ -32,7 +36,7 @@ class MoveOutcome(enum.StrEnum):
     ENDED = "ended"
     #: It left, and was over before it had a token elsewhere.
     LOST = "lost"
-    #: No other worker had room: it was ended, and is computed again once there is room.
+    #: No worker had room: it was ended, and goes on once there is room.
     PARKED = "parked"
 
 
@@ -56,3 +60,5 @@ class MoveOrder:
     copy_until: float | None = None
     #: How many blocks were there when it left; None = that is not known.
     copied_blocks: int | None = None
+    #: Whether no worker had room, so that it waits in the queue.
+    parks: bool = False

@@ -291,11 +291,11 @@ class Worker:
             self.changes.capacity = True
             self.stale_snapshots[self.identity] = self
 
-    def hold(self, key: AttemptKey, tokens: int) -> None:
-        """Promises KV to an attempt, once."""
-        assert key not in self.held
+    def hold(self, key: AttemptKey, tokens: int, *, before: int = 0) -> None:
+        """Promises KV to an attempt: once, or more or less than `before`."""
+        assert self.held.get(key, 0) == before
         self.held[key] = tokens
-        self.held_tokens += tokens
+        self.held_tokens += tokens - before
         self.stale_snapshots[self.identity] = self
 
     def release(self, key: AttemptKey) -> None:

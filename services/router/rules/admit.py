@@ -45,6 +45,10 @@ def set_cost(tables: Tables, attempt: Attempt, message: Submit) -> None:
     attempt.limits = tables.admission.keys.limits(attempt.key_id, message.limits)
     if attempt.limits is not None and attempt.limits.weight > 0:
         attempt.weight = attempt.limits.weight
+    budget_mib = attempt.limits.kv_budget_mib if attempt.limits is not None else 0.0
+    of_class = tables.settings.kv_budgets[attempt.priority]
+    attempt.budget_bytes = int(budget_mib * (1 << 20)) or of_class
+    attempt.promise(tables.snapshots.totals(Role.DECODE).latest)
 
 
 def check_and_charge(tables: Tables, attempt: Attempt, now: float) -> Refusal | None:
@@ -156,7 +160,7 @@ def _load_snapshot(tables: Tables, attempt: Attempt, ahead: QueueAhead) -> LoadS
         ahead=ahead,
         seconds_per_token=seconds(usual) / max(1, usual),
         own_seconds=own,
-        own_kv=decodes.latest.kv_need(request.total_tokens),
+        own_kv=decodes.latest.kv_need(request.promised_tokens),
         ahead_kv=kv_ahead(decodes.latest, ahead),
         transfer_seconds=0.0 if local else _transfer_seconds(tables, request.prompt_tokens, own),
         decode=_pool(tables),

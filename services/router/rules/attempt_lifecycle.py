@@ -140,12 +140,17 @@ def _add_late_report(tables: Tables, worker: Worker, message: DecodeStarted) -> 
 
 def _record_arrival(tables: Tables, attempt: Attempt, message: DecodeStarted, now: float) -> None:
     """A stream goes on after it left another decode worker."""
-    whole = message.kv is not None and message.kv.complete
-    outcome = MoveOutcome.MOVED if whole else MoveOutcome.RECOMPUTED
-    tables.counts.move(attempt.move_reason, outcome)
+    counts, reason, kv = tables.counts, attempt.move_reason, message.kv
+    parked = attempt.came_by is not None and attempt.came_by.parks
+    if not parked:  # which was counted when it was
+        whole = kv is not None and kv.complete
+        counts.move(reason, MoveOutcome.MOVED if whole else MoveOutcome.RECOMPUTED)
+    if kv is not None:
+        counts.move_bytes[reason] = counts.move_bytes.get(reason, 0) + kv.payload_bytes
     before = tables.history.find((attempt.request_id, attempt.number - 1))
     if before is not None and before.finished is not None:
-        tables.counts.move_pauses.observe(now - before.finished)
+        pauses = counts.park_pauses if parked else counts.move_pauses
+        pauses.observe(now - before.finished)
 
 
 def on_ended(tables: Tables, worker: Worker, message: Ended, now: float) -> list[Action]:
@@ -323,6 +328,8 @@ def decode_message(
         stream_endpoint=gateway.stream_endpoint,
         ticket=taken_by,
         holder=holder,
+        kv_tokens=attempt.request.kv_tokens,
+        kv_tokens_near=attempt.kv_tokens_near,
     )
 
 

@@ -1,9 +1,11 @@
 """The figures that admission reads between two Ticks, the slow start of returned workers, which
-warm workers are woken, and which worker changes its role, and when."""
+warm workers are woken, which worker changes its role, and when, and whether a running stream should
+change its worker."""
 
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from common.messages import Role, Wake
 from services.router.admission import gates
@@ -12,15 +14,21 @@ from services.router.fleet import warm_workers
 from services.router.fleet.balance.controller import Ordered, Verdict
 from services.router.fleet.balance.goodput import Curves, Split
 from services.router.fleet.roles import ROLES
+from services.router.fleet.rebalance import Load, Mover
 from services.router.fleet.warm_workers import WarmWorker
+from services.router.placement.types import WaitFor, WorkerView
+from services.router.records.attempt import Attempt
+from services.router.records.move import MoveReason
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
-from services.router.rules import admit, operator
+from services.router.rules import admit, moves, operator
 from services.router.tables import Tables
 
 WAKE_ORDER_SECONDS = 2.0
 """An order to wake or to sleep is repeated after this time, if the worker has not said since that
 it obeyed."""
+MOVERS_MAX = 64
+"""Streams of one worker that are looked at for a move."""
 
 
 def measure(tables: Tables, now: float) -> None:
@@ -239,3 +247,100 @@ def ramped_slots(slots_max: int, since: float, ramp: float, first_share: float) 
         return slots_max
     share = first_share + (1.0 - first_share) * max(0.0, since) / ramp
     return min(slots_max, max(1, math.ceil(slots_max * share)))
+
+
+# ------------------------------------------------------------ streams
+
+
+def rebalance_streams(tables: Tables, now: float) -> list[Action]:
+    """At each Tick; it looks every second, and one stream moves at a time. In `dry` mode a stream
+    that should move is told once."""
+    controller = tables.rebalance
+    if not controller.due(now):
+        return []
+    if any(_rebalances(attempt) for attempt in tables.leaving.values()):
+        controller.stay("a stream is on its way", now)
+        return []
+    loads = [_load(view) for view in tables.snapshots.decodes()]
+    if len(loads) < 2:
+        controller.stay("there is no second decode worker", now)
+        return []
+    source = max(loads, key=lambda load: load.streams)
+    target = min(loads, key=lambda load: (load.streams, -load.kv_free))
+    if source.streams <= target.streams:
+        controller.stay("all decode workers have as many streams", now)
+        return []
+    before = controller.verdict
+    movers = _movers(tables, source, target, now)
+    step_s = tables.estimates.step_seconds
+    verdict = controller.look((source, target), movers, _head_need(tables), step_s, now)
+    if verdict.key is None:
+        return []
+    attempt = tables.attempts[verdict.key]
+    if controller.mode == "on":
+        sentence = f"this stream leaves {source.name} for {target.name}: {verdict.sentence}"
+        actions = moves.order_move(
+            tables, attempt, MoveReason.REBALANCE, sentence, now, target.identity
+        )
+        if actions:
+            controller.record_move(source.identity, target.identity, now)
+        return actions
+    if before is not None and before.key == verdict.key:
+        return []
+    fields: dict[str, object] = {"request_id": attempt.request_id}
+    sentence = f"{attempt.request_id} should go on at {target.name}: {verdict.sentence}"
+    return [Note("info", "rebalance.advised", sentence, fields)]
+
+
+def _rebalances(attempt: Attempt) -> bool:
+    order = attempt.leaves_by
+    return order is not None and order.reason is MoveReason.REBALANCE
+
+
+def _load(view: WorkerView) -> Load:
+    free = view.kv_tokens_max - view.kv_tokens
+    slots = view.requests_max - view.requests
+    return Load(view.identity, view.name, view.decoding, slots, free)
+
+
+def _movers(tables: Tables, source: Load, target: Load, now: float) -> list[Mover]:
+    """Those that may leave, and have not moved of late."""
+    worker, taker = tables.workers[source.identity], tables.workers[target.identity]
+    found = []
+    for key in islice(reversed(worker.decoding), MOVERS_MAX):
+        attempt = tables.attempts[key]
+        if attempt.leaves_by is not None or moves.cools_down(attempt, now):
+            continue
+        if moves.why_it_stays(tables, attempt):
+            continue
+        if moves.why_not_taken(tables, attempt, worker, taker):
+            continue
+        found.append(_mover(tables, attempt, source, taker.view(), now))
+    return found
+
+
+def _mover(tables: Tables, attempt: Attempt, source: Load, taker: WorkerView, now: float) -> Mover:
+    estimates, step_s = tables.estimates, tables.estimates.step_seconds(source.streams)
+    made = (now - (attempt.decode_started or now)) / max(1e-6, step_s)
+    likely = min(attempt.output_tokens or attempt.request.max_tokens, attempt.request.max_tokens)
+    tokens = attempt.request.prompt_tokens + round(min(made, attempt.request.max_tokens))
+    seconds = estimates.transfer_seconds(taker.kv_bytes(tokens, 0))
+    pause_s = estimates.handoff_latency_s() + seconds + step_s
+    return Mover(
+        attempt.key,
+        tables.workers[source.identity].held[attempt.key],
+        taker.kv_need(attempt.request.promised_tokens),
+        max(0, likely - round(made)),
+        pause_s,
+    )
+
+
+def _head_need(tables: Tables) -> int:
+    """KV tokens that the head of the queue waits for; 0 = it waits for something else."""
+    if not len(tables.waiting):
+        return 0
+    first = tables.waiting.head()
+    view = next(iter(tables.snapshots.decodes()), None)
+    if view is None or first.waits_for is not WaitFor.KV:
+        return 0
+    return view.kv_need(first.request.promised_tokens)

@@ -44,11 +44,13 @@ INTRODUCED_SECONDS = 60.0
 INTRODUCED_MAX = 64
 KEPT_SHARE = 0.75
 """For this part of the time that workers keep its KV an attempt that waits is placed by it."""
+PARKED_SECONDS = 0.2
+"""For so long the KV of a parked stream is kept, where its budget is why it was parked."""
 LOST_SECONDS = 2.0
 """An order that was not followed by then was lost with a connection."""
 COOLDOWN_SECONDS = 10.0
 """For so long a stream that has moved is not moved to make room."""
-COPIED_FIRST = (MoveReason.DRAIN, MoveReason.STOP, MoveReason.ROLE, MoveReason.OPERATOR)
+COPIED_FIRST = frozenset(MoveReason) - {MoveReason.ROOM, MoveReason.EVICT, MoveReason.UNORDERED}
 """Moves for which nobody waits, and after which nothing is dropped."""
 LAG_BLOCKS = 2
 """So many full blocks may travel with the move itself."""
@@ -121,7 +123,7 @@ def on_copied_ahead(
     if order is None or order.told is not None or order.copy_until is None:
         return []
     order.copied_blocks = message.held
-    return _tell_or_forget(tables, attempt, order, now)
+    return leave_now(tables, attempt, order, now)
 
 
 def make_room(
@@ -182,7 +184,8 @@ def why_not_taken(tables: Tables, attempt: Attempt, source: Worker, worker: Work
         return f"{name} has no free slot: it has {view.requests} requests"
     if total > view.max_model_len:
         return f"{name} takes {view.max_model_len} tokens at most, and this may grow to {total}"
-    free, need = view.kv_tokens_max - view.kv_tokens, view.kv_need(total)
+    free = view.kv_tokens_max - view.kv_tokens
+    need = view.kv_need(attempt.request.promised_tokens)
     return f"{name} has {free} KV tokens free, and it needs {need}" if need > free else ""
 
 
@@ -211,7 +214,8 @@ def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
         or not streams_can_move(worker.capacity.kv_groups)
     ):
         return None
-    kept = KEPT_SHARE * tables.settings.keep_seconds
+    keep = PARKED_SECONDS if attempt.follows_parked else tables.settings.keep_seconds
+    kept = KEPT_SHARE * keep
     return worker if now - attempt.received <= kept else None
 
 
@@ -283,7 +287,7 @@ def _copy_or_tell(tables: Tables, attempt: Attempt, order: MoveOrder, now: float
     for that any longer."""
     taker = tables.workers.get(order.copy_to)
     if taker is None or taker.away or (order.copy_until is not None and order.copy_until <= now):
-        return _tell_or_forget(tables, attempt, order, now)
+        return leave_now(tables, attempt, order, now)
     if order.copy_until is not None:
         return []
     order.copy_until = now + tables.settings.copy_ahead_seconds
@@ -300,7 +304,7 @@ def _copies_go_to(attempt: Attempt, holder: Worker | None) -> Send:
     return Send(attempt.decode, order)
 
 
-def _tell_or_forget(tables: Tables, attempt: Attempt, order: MoveOrder, now: float) -> list[Action]:
+def leave_now(tables: Tables, attempt: Attempt, order: MoveOrder, now: float) -> list[Action]:
     """Between order and due time all may have changed."""
     why = why_it_stays(tables, attempt)
     if not why and not takers(tables, attempt, tables.workers[attempt.decode]):
@@ -379,9 +383,9 @@ def _would_fit(tables: Tables, victim: Attempt, first: Attempt) -> bool:
         return False
     view = worker.view()
     free = view.kv_tokens_max - view.kv_tokens + worker.held.get(victim.key, 0)
-    total = first.request.total_tokens
+    total, promised = first.request.total_tokens, first.request.promised_tokens
     slot = view.requests <= view.requests_max
-    return slot and view.kv_need(total) <= free and total <= view.max_model_len
+    return slot and view.kv_need(promised) <= free and total <= view.max_model_len
 
 
 def with_target_told(tables: Tables, attempt: Attempt, choice: Placement) -> Placement:

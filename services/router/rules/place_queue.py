@@ -95,11 +95,11 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
     passed: list[Attempt] = []
     tables.wants_prefill = False
     for attempt in _unsuspected(tables):
-        request = attempt.request
+        request = attempt.promise(decodes[0])
         if attempt.start_by and now >= attempt.start_by:
             return _refuse_expired(tables, attempt, now)
         behind = attempt.follows_parked and preempt.waits_behind(attempt, tables.waiting.head())
-        too_large = request.total_tokens >= too_big or request.prompt_tokens >= too_long
+        too_large = request.promised_tokens >= too_big or request.prompt_tokens >= too_long
         if behind or too_large:
             passed.append(attempt)
             continue
@@ -122,7 +122,7 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
                 sentence = submit.too_long_sentence(request)
                 code = Code.CONTEXT_LENGTH_EXCEEDED
                 return submit.refuse(tables, attempt, code, sentence, now)
-            too_big = min(too_big, request.total_tokens)
+            too_big = min(too_big, request.promised_tokens)
         passed.append(attempt)
     return None
 
@@ -147,7 +147,8 @@ def _choose_for(
             there = _choose(tables, [view], [], checkpoint.at_holder(context, view))
             if isinstance(there, Placement):
                 return there
-    if not attempt.avoid and not attempt.moved_from:
+    anywhere = source is None and attempt.follows_parked
+    if anywhere or not (attempt.avoid or attempt.moved_from):
         return _choose(tables, decodes, prefills, context)
     choice: Placement | WaitFor = WaitFor.WORKER
     for views in moves.preferences(attempt, decodes, source):

@@ -12,6 +12,18 @@ client already has. A request that streams is preempted only if its gateway can 
 it frees shows only in the next reports, and none while another is on its way. What was parked
 waits until nobody waits for whom it would be parked again (`waits_behind`), and is not parked twice
 within `moves.COOLDOWN_SECONDS`.
+
+A KV budget: a request is promised KV for a part of its tokens at a time. Its decode worker tells
+when the stream comes near to what it is promised, at 80 % of its latest budget, and when it has all
+of it (`BudgetReached`). It goes on at the worker with most room for the next budget. That is its
+own where its own has room and no other has more, what the stream itself holds included: then it is
+granted the next one and notices nothing. Otherwise it moves (`moves.py`): from 80 % on the next
+worker connects and gets its full blocks, and at 100 % it leaves. Where no worker has room, or a
+higher class waits for KV, it is parked at 100 %: it leaves as for a move and waits in the queue,
+before newer requests of its class. For `moves.PARKED_SECONDS` its worker keeps its blocks, so that
+it goes on from them if room appears; after that it goes on from what stores and prefix caches have.
+A stream that another router placed is granted all as soon as it asks, if this one is the only
+router.
 """
 
 from __future__ import annotations
@@ -20,18 +32,22 @@ from collections.abc import Iterator
 from itertools import islice
 
 from common.errors import Code
-from common.messages import PriorityClass
-from services.router.events import Action, Note
-from services.router.placement.types import WaitFor
+from common.messages import BudgetReached, GrantKv, Move, PriorityClass
+from services.router.events import Action, Note, Send
+from services.router.placement.budget import ALL, Step, next_step
+from services.router.placement.place import rooms
+from services.router.placement.types import WaitFor, WorkerView
 from services.router.records.attempt import Attempt
-from services.router.records.move import MoveOutcome, MoveReason
+from services.router.records.move import MoveOrder, MoveOutcome, MoveReason
 from services.router.records.states import AttemptState
+from services.router.records.worker import Worker
 from services.router.rules import attempt_lifecycle, moves
 from services.router.tables import Tables
 
 LOWEST = max(PriorityClass)
 VICTIMS_MAX = 32
 SHORT_OF = (WaitFor.KV, WaitFor.SLOT)
+ON_WORKER = (AttemptState.PLACED, AttemptState.DECODING)
 
 
 def preempt(tables: Tables, now: float) -> list[Action]:
@@ -123,3 +139,153 @@ def _leaves(attempt: Attempt) -> bool:
 def _loses_nothing(attempt: Attempt) -> bool:
     can_pause = attempt.state is AttemptState.DECODING and attempt.resumable
     return attempt.state is AttemptState.PLACED or can_pause
+
+
+# ------------------------------------------------------------ budgets
+
+
+def on_reached(tables: Tables, worker: Worker, message: BudgetReached, now: float) -> list[Action]:
+    """The stream gets more here, or begins to leave, or is parked; or nothing can be done yet, and
+    it tells again."""
+    attempt = tables.attempts.get((message.request_id, message.attempt))
+    if attempt is None or attempt.decode != worker.identity or attempt.state not in ON_WORKER:
+        tables.counts.drop("stale budget report")
+        return []
+    promised = attempt.request.kv_tokens
+    if not promised or message.tokens < attempt.kv_tokens_near:
+        return [_grant(attempt)]  # it has not heard of the last one
+    if attempt.moving:
+        return []
+    if attempt.adopted:
+        return _grant_all(tables, attempt, worker)
+    order, actions = attempt.leaves_by, list[Action]()
+    if order is not None:
+        if message.tokens < promised:
+            return []
+        actions = moves.leave_now(tables, attempt, order, now)
+        if attempt.leaves_by is not None:
+            return actions
+    return actions + _grow(tables, attempt, worker, message.tokens, now)
+
+
+def end_grace(tables: Tables, now: float) -> list[Action]:
+    """At each Tick: nobody took what is kept of a parked stream. One that has not left yet is not
+    aborted: its gateway would hear nothing of that."""
+    actions: list[Action] = []
+    for key, (identity, since) in list(tables.parked.items()):
+        live = tables.attempts.get(key)
+        if (live is not None and live.moving) or now - since < moves.PARKED_SECONDS:
+            continue
+        del tables.parked[key]
+        if live is not None:
+            continue
+        following = tables.attempts.get((key[0], key[1] + 1))
+        worker = tables.workers.get(identity)
+        taken = following is not None and following.state is not AttemptState.QUEUED
+        if worker is not None and worker.connected and not taken:
+            reason = "no worker had room for the parked stream in time"
+            actions.append(attempt_lifecycle.abort_message(identity, key, reason))
+    return actions
+
+
+def _grow(
+    tables: Tables, attempt: Attempt, worker: Worker, tokens: int, now: float
+) -> list[Action]:
+    promised = attempt.request.kv_tokens
+    full = tokens >= promised
+    here = worker.view()
+    total = attempt.request.total_tokens
+    step = next_step(max(tokens, promised), total, attempt.budget_bytes, here)
+    outranked = _outranked(tables, attempt)
+    own = -1 if outranked else _room_here(here, worker, attempt, step)
+    best = None if outranked else _roomiest(tables, attempt, worker, step)
+    if own >= 0 and (best is None or own >= _free(best)):
+        return _granted(tables, attempt, step)
+    why = f"it has {tokens} of the {promised} tokens that its KV budget holds"
+    if best is not None:
+        sentence = f"{why}, and {best.name} has most room for more"
+        actions = moves.order_move(tables, attempt, MoveReason.BUDGET, sentence, now, best.identity)
+        order = attempt.leaves_by
+        if full and order is not None and not attempt.moving:
+            actions += moves.leave_now(tables, attempt, order, now)
+        return actions
+    if not full or attempt.state is not AttemptState.DECODING:
+        return []
+    lacks = "a request of a higher class waits for KV" if outranked else "no worker has room"
+    return _park(tables, attempt, worker, f"{why}, and {lacks}", now)
+
+
+def _room_here(view: WorkerView, worker: Worker, attempt: Attempt, step: Step) -> int:
+    """KV tokens that are free for the stream where it runs, those that it holds included; -1 if
+    that is too little."""
+    held = worker.held.get(attempt.key, 0)
+    room = _free(view) + held
+    need = view.kv_need(step.tokens or attempt.request.total_tokens)
+    return room if worker.ready and need <= room else -1
+
+
+def _free(view: WorkerView) -> int:
+    return view.kv_tokens_max - view.kv_tokens
+
+
+def _roomiest(tables: Tables, attempt: Attempt, worker: Worker, step: Step) -> WorkerView | None:
+    """The other worker with most room, if one has room and the stream can leave."""
+    if moves.why_it_stays(tables, attempt):
+        return None
+    request = attempt.request._replace(kv_tokens=step.tokens)
+    able = [v for v in moves.takers(tables, attempt, worker) if rooms(request, [v])]
+    return max(able, key=_free, default=None)
+
+
+def _outranked(tables: Tables, attempt: Attempt) -> bool:
+    """Whether somebody who goes first waits for KV."""
+    if not len(tables.waiting):
+        return False
+    first = tables.waiting.head()
+    higher = first.priority < attempt.priority or attempt.abandoned
+    return higher and not first.abandoned and first.waits_for is WaitFor.KV
+
+
+def _granted(tables: Tables, attempt: Attempt, step: Step) -> list[Action]:
+    tables.regrant(attempt, step.tokens)
+    attempt.kv_tokens_near = step.near
+    attempt.grants += 1
+    tables.counts.grants += 1
+    return [_grant(attempt)]
+
+
+def _grant_all(tables: Tables, attempt: Attempt, worker: Worker) -> list[Action]:
+    """What its budget is, the router knows that placed it."""
+    if not tables.settings.alone or _room_here(worker.view(), worker, attempt, ALL) < 0:
+        return []
+    return _granted(tables, attempt, ALL)
+
+
+def _grant(attempt: Attempt) -> Send:
+    request_id, number = attempt.key
+    grant = GrantKv(
+        request_id=request_id,
+        attempt=number,
+        kv_tokens=attempt.request.kv_tokens,
+        kv_tokens_near=attempt.kv_tokens_near,
+    )
+    return Send(attempt.decode, grant)
+
+
+def _park(
+    tables: Tables, attempt: Attempt, worker: Worker, sentence: str, now: float
+) -> list[Action]:
+    """It leaves with its KV kept for the grace, and waits in the queue as its next attempt."""
+    stays = f"stays in the store of {worker.name}" if worker.capacity.pull_blocks else "is let go"
+    sentence += f"; it waits until one has, and its KV {stays}"
+    order = MoveOrder(MoveReason.BUDGET, sentence, due=now, told=now, parks=True)
+    tables.order_move(attempt, order)
+    attempt.parked, attempt.parked_at = True, now
+    tables.parked[attempt.key] = (worker.identity, now)
+    tables.counts.move(MoveReason.BUDGET, MoveOutcome.PARKED)
+    request_id, number = attempt.key
+    fields: dict[str, object] = {"request_id": request_id, "worker": worker.name}
+    return [
+        Send(worker.identity, Move(request_id=request_id, attempt=number, reason=sentence)),
+        Note("info", "request.parked", sentence, fields),
+    ]

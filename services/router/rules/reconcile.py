@@ -177,6 +177,7 @@ def _new_attempt(tables: Tables, gateway: Gateway, held: HeldAttempt, now: float
 def _place(tables: Tables, attempt: Attempt, worker: Worker, held: HeldAttempt, now: float) -> None:
     """The attempt is on this decode worker, with all promises that go with that."""
     attempt.adopted = True
+    attempt.request = attempt.request._replace(kv_tokens=held.kv_tokens)
     sentence = f"{worker.name} was found holding it"
     tables.place(attempt, Placement(worker.view(), None, POLICY, sentence, ()), now)
     attempt.drop_prompt()

@@ -13,6 +13,7 @@ from services.router.estimates.drain_rate import DrainRate
 from services.router.estimates.estimates import Estimates
 from services.router.fleet.balance.controller import Balance
 from services.router.fleet.prompt_quarantine import PromptQuarantine
+from services.router.fleet.rebalance import Rebalance
 from services.router.fleet.snapshots import WorkerSnapshots
 from services.router.fleet.summary import DecodeLimits
 from services.router.placement.memory import PlacementMemory
@@ -67,6 +68,9 @@ class Tables:
         self.abandoned: dict[AttemptKey, Attempt] = {}
         #: Those of them that are ordered to leave their decode worker.
         self.leaving: dict[AttemptKey, Attempt] = {}
+        #: Attempts that were parked a moment ago, with the worker that still keeps their KV, and
+        #: when.
+        self.parked: dict[AttemptKey, tuple[str, float]] = {}
         #: Number of the newest live attempt of each request.
         self.newest: dict[str, int] = {}
         #: What was active when `limits` were last set; that may be more than they allow.
@@ -88,6 +92,7 @@ class Tables:
         self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
         self.degradation = DegradationDetector(settings.degradation)
         self.balance = Balance(settings.balance)
+        self.rebalance = Rebalance(settings.rebalance)
         #: Whether the router stops: it admits nothing new.
         self.draining = False
         #: Whether it has just started and places nothing yet (`rules/startup.py`).
@@ -174,8 +179,15 @@ class Tables:
         attempt.apply(AttemptEvent.PLACED)
         attempt.placement, attempt.placed, attempt.waits_for = placement, now, None
         decode = placement.decode
-        needed = decode.kv_need(attempt.request.total_tokens)
+        needed = decode.kv_need(attempt.request.promised_tokens)
         self.workers[decode.identity].hold(attempt.key, needed)
+
+    def regrant(self, attempt: Attempt, kv_tokens: int) -> None:
+        """Its decode worker promises a placed attempt KV for so many of its tokens; 0 = all."""
+        attempt.request = attempt.request._replace(kv_tokens=kv_tokens)
+        worker = self.workers[attempt.decode]
+        needed = worker.view().kv_need(attempt.request.promised_tokens)
+        worker.hold(attempt.key, needed, before=worker.held[attempt.key])
 
     def open_prefill(self, attempt: Attempt, worker: Worker, *, computed: bool = False) -> None:
         """A prefill worker promises KV for the prompt of a placed attempt. `computed`: it has

@@ -74,6 +74,7 @@ def move_record(attempt: Attempt, before: Attempt | None) -> MoveRecord | None:
         recomputed_tokens=tokens - report.cached_tokens if report is not None else None,
         bytes=report.kv.payload_bytes if report is not None and report.kv is not None else 0,
         pause_ms=pause,
+        parked=order is not None and order.parks,
     )
 
 
@@ -137,6 +138,7 @@ def _sentences(attempt: Attempt, now: float, before: Attempt | None) -> list[str
         sentences.append(f"placed by {attempt.placement.policy}: {attempt.placement.sentence}")
     sentences += _prefill(attempt)
     sentences += _first_token(attempt)
+    sentences.append(_budget(attempt))
     sentences += [_copies_used(attempt), _copies_made(attempt)]
     sentences.append(_end(attempt))
     return [sentence for sentence in sentences if sentence]
@@ -146,7 +148,9 @@ def _move(attempt: Attempt, before: Attempt | None) -> str:
     move = move_record(attempt, before)
     if move is None:
         return ""
-    sentence = f"it left {move.source} after {move.tokens} tokens: {move.sentence} ({move.reason})"
+    left = "was parked, and left" if move.parked else "left"
+    why = f"{move.sentence} ({move.reason})"
+    sentence = f"it {left} {move.source} after {move.tokens} tokens: {why}"
     order = attempt.came_by
     if order is not None and order.copied_blocks is not None:
         there = f"{order.copied_blocks} full blocks were copied to {name_of(order.copy_to)} before"
@@ -229,6 +233,17 @@ def _first_token(attempt: Attempt) -> list[str]:
     return sentences
 
 
+def _budget(attempt: Attempt) -> str:
+    if not attempt.budget_bytes:
+        return ""
+    total, promised = attempt.request.total_tokens, attempt.request.promised_tokens
+    more = f", the last of {attempt.grants + 1} budgets there" if attempt.grants else ""
+    return (
+        f"its KV budget is {attempt.budget_bytes / (1 << 20):g} MiB: it was promised KV for "
+        f"{promised} of {total} tokens{more}"
+    )
+
+
 def _copies_used(attempt: Attempt) -> str:
     """Of an attempt that goes on after another, whose blocks were copied."""
     report, placement, tokens = (
@@ -274,7 +289,8 @@ def _end(attempt: Attempt) -> str:
     made = f" after {report.completion_tokens} tokens" if report else ""
     order = attempt.leaves_by
     if order is not None and attempt.moving:
-        made += f", when it was told to move ({order.reason.value})"
+        what = "parked" if order.parks else "told to move"
+        made += f", when it was {what} ({order.reason.value})"
     return (
         f"{attempt.state.value} ({attempt.outcome}){made}: {attempt.sentence or 'no reason given'}"
     )

@@ -175,6 +175,13 @@ class DecodeEngine(ModelEngine):
         self._handed: dict[str, tuple[Ticket, str]] = {}
         self._asking: dict[str, tuple[EngineRequest, Callable[[bool], None]]] = {}
 
+    @property
+    def blocks_held(self) -> int:
+        """Where streams are promised KV in parts, what they have, not what they need at most."""
+        if not self._owner.fleet.budgets:
+            return super().blocks_held
+        return sum(blocks_held(self._groups, _tokens(held)) for held in self.held.values())
+
     def add(self, request: EngineRequest) -> None:
         total = len(request.prompt_ids) + request.sampling.max_tokens
         held = Held(request, blocks_held(self._groups, total))
@@ -188,6 +195,9 @@ class DecodeEngine(ModelEngine):
         held = self.held.pop(key, None)
         if not keep_tokens:
             self._refuse(key)
+            kept = self.kept.get(key)
+            if kept is not None:
+                self._let_go(key, kept, "cancelled")
             return
         if held is None or not held.emitted or keeps_part(self._groups):
             request_id, _, attempt = key.rpartition("#")
@@ -305,7 +315,14 @@ class DecodeEngine(ModelEngine):
         first = request.prompt_ids[0]
         ids = [token(first, at + n) for n in range(size)]
         held.emitted += size
+        if self._owner.fleet.budgets:
+            judge = self._owner.fleet.budget_judge
+            judge.grew(self._owner.identity, request, _tokens(held))
         reason = FinishReason.LENGTH if size == wanted else ""
         if reason:
             del self.held[request.key]
         return Output(request.key, ids, reason)
+
+
+def _tokens(held: Held) -> int:
+    return len(held.request.prompt_ids) + held.emitted

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from common.config import BalanceConfig
 from common.messages import Role
+from tests.simulation.world.budget_judge import BudgetJudge
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import DecodeEngine, PrefillEngine
 from tests.simulation.world.gateway import GatewayProcess
@@ -55,6 +56,8 @@ class Fleet:
     ) -> None:
         #: Whether each model has a warm decode worker, too.
         self.warm = warm
+        #: Blocks of KV that a request is promised at a time, by class; empty = all.
+        self.budgets: tuple[int, ...] = ()
         self.names = names
         self.clock = clock
         self.network = network
@@ -63,6 +66,7 @@ class Fleet:
         self.router_names = ["r0"]
         self.tally = Tally()
         self.judge = Judge(self)
+        self.budget_judge = BudgetJudge(self)
         self.serve(clock.random.choices(list(MODELS), ODDS)[0])
         #: What happens to a process that computed poison; `Faults` sets it.
         self.poisoned: Callable[[Process], None] = lambda process: None
@@ -74,6 +78,15 @@ class Fleet:
     def serve(self, model: str) -> None:
         """Before `build`. `capacity` is that of each worker."""
         self.model, self.capacity = model, MODELS[model]
+
+    def draw_budgets(self) -> None:
+        """Before `build`. A class without a budget is promised all."""
+        self.budgets = tuple(self.clock.random.choice([2, 3, 5, 8, 0]) for _ in range(3))
+
+    @property
+    def budget_bytes(self) -> tuple[int, ...]:
+        """By class, as a fleet file has them."""
+        return tuple(blocks * self.capacity.kv_block_bytes for blocks in self.budgets)
 
     def build(self) -> None:
         prefills, decodes = self.clock.random.choice(SHAPES)

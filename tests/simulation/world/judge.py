@@ -13,7 +13,7 @@ from services.router.tables import Tables
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import LEASE_SECONDS, POISON, Held
 from tests.simulation.world.gateway import TOKEN_WAIT_MS, Client, GatewayProcess
-from tests.simulation.world.models import GRANT
+from tests.simulation.world.models import FULL, GRANT, blocks_held
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import (
     QUEUE_SECONDS,
@@ -91,11 +91,21 @@ class Judge:
             if row is None or tokens is None:
                 continue
             promised, slack = tokens // capacity.block_tokens, len(capacity.kv_groups)
-            if not held.blocks <= promised <= held.blocks + slack:
+            needed = self._needed(router, held)
+            if not needed <= promised <= needed + slack:
                 self._clock.violate(
                     f"{router.name} promised {request.key} {promised} blocks of {worker.name}, "
-                    f"which needs {held.blocks}"
+                    f"which needs {needed}"
                 )
+
+    def _needed(self, router: RouterProcess, held: Held) -> int:
+        """Blocks: of a decode worker for as much as its budget allows."""
+        request, capacity = held.request, self._fleet.capacity
+        attempt = router.core.shared.attempt((request.request_id, request.attempt))
+        part = attempt.request.kv_tokens if attempt is not None else 0
+        if not part or request.role is Role.PREFILL:
+            return held.blocks
+        return blocks_held(capacity.kv_groups or (FULL,), part)
 
     def given(self, worker: WorkerProcess, request_id: str) -> None:
         """A worker was given a request: one that asks for the model that it serves."""
@@ -171,6 +181,8 @@ class Judge:
             for tables in router.core.shared.models.values():
                 self._judge_idle(router, tables)
         self._judge_zombies()
+        if self._fleet.budgets:
+            self._fleet.budget_judge.pulse()
 
     def _judge_waits(self) -> None:
         """Nobody waits for longer than is configured, even where messages vanish."""

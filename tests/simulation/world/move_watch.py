@@ -82,6 +82,9 @@ class MoveWatch:
         if not attempt.resumable:
             self._violate(f"moves {key}, which cannot go on elsewhere")
         source, order = tables.workers[peer], attempt.leaves_by
+        if order is not None and order.parks:
+            self._orders[key] = order
+            return
         if not streams_can_move(source.capacity.kv_groups):
             self._violate(f"moves {key}, whose KV does not move")
         if not self._takers(attempt, sends):
@@ -116,7 +119,7 @@ class MoveWatch:
     def _takers(self, attempt: Attempt, sends: Sequence[Send] = ()) -> list[str]:
         """Counted here, and not as the router counts. A worker that is set aside for a suspected
         prompt takes nothing else. `sends`: what they placed is not counted yet."""
-        total, found = attempt.request.total_tokens, []
+        total, found = attempt.request.promised_tokens, []
         aside = {attempt.decode, *self._tables.quarantine.trials.rows}
         for view in self._tables.snapshots.decodes():
             new = [
@@ -124,7 +127,7 @@ class MoveWatch:
                 for send in sends
                 if isinstance(send.message, Decode) and send.peer == view.identity
             ]
-            taken = sum(view.kv_need(other.request.total_tokens) for other in new)
+            taken = sum(view.kv_need(other.request.promised_tokens) for other in new)
             free = view.kv_tokens_max - view.kv_tokens + taken
             if view.identity not in aside and view.requests - len(new) < view.requests_max:
                 found += [view.identity] if view.kv_need(total) <= free else []
@@ -156,6 +159,8 @@ class MoveWatch:
         if left and attempt.came_by is not order:
             self._violate(f"forgot the order by which {key} moved")
         by = attempt.came_by
+        if by is not None and by.parks:
+            return
         target = by.target or by.copy_to if by is not None else ""
         room = self._takers(attempt)
         doubted = self._tables.unhealthy or self._tables.quarantine.trials.rows
@@ -177,7 +182,7 @@ class MoveWatch:
         first = self._tables.waiting.head()
         if source is None or victim.decode_started is None or not source.ready:
             return
-        need = source.view().kv_need(first.request.total_tokens)
+        need = source.view().kv_need(first.request.promised_tokens)
         free = source.kv_tokens_max - source.view().kv_tokens + source.held.get(key, 0)
         able = streams_can_move(source.capacity.kv_groups) and not victim.trial
         able = able and not moves.is_recent(victim.moved_at, self._now) and last is None
@@ -193,16 +198,21 @@ class MoveWatch:
 
     def _judge_copies(self) -> None:
         """What is copied ahead of its move leaves in the end."""
-        longest = self._tables.settings.copy_ahead_seconds + LATE_SECONDS
+        longest = self._tables.settings.copy_ahead_seconds
         for key, attempt in self._tables.leaving.items():
             order = attempt.leaves_by
-            if order is not None and order.told is None and self._now > order.due + longest:
+            if order is None or order.told is not None:
+                continue
+            until = order.due + longest if order.copy_until is None else order.copy_until
+            if self._now > until + LATE_SECONDS:
                 self._violate(f"copies {key} and does not let it go")
 
     def _arrived(self, key: tuple[str, int]) -> None:
         """Where nothing goes wrong, the KV comes with a stream that was placed in time."""
         attempt = self._tables.attempts.get(key)
         if attempt is None or not attempt.moved_from or not self._router.fleet.judge.faultless:
+            return
+        if attempt.came_by is not None and attempt.came_by.parks:
             return
         report, placed = attempt.decode_report, attempt.placed or 0.0
         kept = moves.KEPT_SHARE * self._tables.settings.keep_seconds

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Any
 
-from common.config import AdmissionConfig, BalanceConfig
+from common.config import AdmissionConfig, BalanceConfig, RebalanceConfig
 from common.messages import Become, Decode, Message, Role
 from services.router.core import Core
 from services.router.events import Event, Note, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
 from tests.simulation.world.balance_watch import PACE, BalanceWatch
+from tests.simulation.world.budget_judge import GrantWatch
 from tests.simulation.world.move_watch import MoveWatch
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Process
@@ -31,9 +33,15 @@ def settings(
     name: str,
     incarnation: str,
     models: tuple[str, ...],
+    budgets: tuple[int, ...] = (),
     controller: BalanceConfig | None = None,
 ) -> Settings:
-    """Production's, with times cut so that a scenario fits into seconds, and small limits."""
+    """Production's, with times cut so that a scenario fits into seconds, and small limits.
+    `budgets`: in bytes, by class; where there are any, load is evened out too."""
+    parts: dict[str, Any] = {}
+    if budgets:
+        parts["kv_budgets"] = budgets
+        parts["rebalance"] = RebalanceConfig(mode="on", gain_min=1.0, cooldown_ms=500.0)
     return Settings(
         name=name,
         incarnation=incarnation,
@@ -55,6 +63,7 @@ def settings(
         warm_idle_ms=WARM_IDLE_MS,
         copy_ahead_seconds=COPY_AHEAD_SECONDS,
         balance=controller or BalanceConfig(),
+        **parts,
     )
 
 
@@ -64,16 +73,25 @@ class RouterProcess(Process):
     def start(self) -> None:
         draw = self.clock.random
         self.core = Core(
-            settings(self.name, self.incarnation, self.fleet.names, self.fleet.controller),
+            settings(
+                self.name,
+                self.incarnation,
+                self.fleet.names,
+                self.fleet.budget_bytes,
+                self.fleet.controller,
+            ),
             lambda: draw.randbytes(16),
             random.Random(self.incarnation).random,
             self.clock.now,
         )
         self._watch = RouterWatch(self)
-        self._moves = [MoveWatch(self, tables) for tables in self.core.shared.models.values()]
+        models = self.core.shared.models.values()
+        self._moves: list[MoveWatch | GrantWatch] = [MoveWatch(self, tables) for tables in models]
+        if self.fleet.budgets:
+            self._moves += [GrantWatch(self, tables) for tables in models]
         self.balances: list[BalanceWatch] = []
         if self.fleet.controller.mode != "off":
-            for tables in self.core.shared.models.values():
+            for tables in models:
                 tables.balance.set_pace(PACE)
                 self.balances.append(BalanceWatch(self, tables))
         self._events: deque[Event] = deque()

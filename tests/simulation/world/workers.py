@@ -15,6 +15,7 @@ from common.messages import (
     Decode,
     Drain,
     Ended,
+    GrantKv,
     HandOver,
     HealthVerdict,
     Hello,
@@ -213,7 +214,7 @@ class WorkerProcess(Process):
             held = self.core.held_attempt(message.request_id, message.attempt)
             if held is not None:
                 self._to_routers(Took(held=held), but=router)
-        elif isinstance(message, Abort | Move | CopyAhead | HandOver):
+        elif isinstance(message, Abort | Move | CopyAhead | GrantKv | HandOver):
             self.fleet.tally.moves += isinstance(message, Move)
             self.handle(message)
         elif isinstance(message, Drain):

@@ -54,7 +54,8 @@ class World:
     """`lines`: the event log, when `trace` was asked for. `models`: names of those that its fleet
     serves; each has as many workers, and requests ask for them in turn. `warm`: each has one that
     sleeps until it is needed, too. `roles`: workers change their role, of which there is one more
-    each. `switches`: they do so more often, and faults come in chosen phases of it."""
+    each. `switches`: they do so more often, and faults come in chosen phases of it. `budgets`:
+    requests are promised KV in parts, answers are long, and load is evened out."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class World:
         warm: bool = False,
         roles: bool = False,
         switches: bool = False,
+        budgets: bool = False,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
@@ -72,6 +74,8 @@ class World:
             self.clock.lines = []
         self.network = Network(self.clock, delay=0.001, loss=0.0, twice=0.0)
         self.fleet = Fleet(self.clock, self.network, models, warm=warm)
+        if budgets:
+            self.fleet.draw_budgets()
         self.faults = Faults(self.fleet, roles=roles)
         if switches:
             self.faults = SwitchFaults(self.fleet, seed)
@@ -142,6 +146,8 @@ class World:
             prompt = draw.choice([draw.randint(3, 20), 60, 100])
         if self.faults.weather in MOVING and prompt <= LONG_PROMPT_MAX:
             output = (30, 60)
+        if self.fleet.budgets and prompt <= LONG_PROMPT_MAX:
+            output = (5, 65)
         request = spec(
             f"{gateway.identity}/{self._serial}",
             self._serial,
@@ -150,7 +156,8 @@ class World:
             deadline_ms=draw.choice([0.0, 0.0, 300.0]),
             model=self.fleet.names[self._serial % len(self.fleet.names)],
         )
-        if self.faults.weather == "moves" and draw.random() < BATCH_SHARE:
+        ranked = self.faults.weather == "moves" or bool(self.fleet.budgets)
+        if ranked and draw.random() < BATCH_SHARE:
             request = replace(request, priority=PriorityClass.BATCH)
         gateway.open(request, draw.uniform(0.0, 0.4) if draw.random() < 0.12 else 0.0)
 

@@ -16,7 +16,7 @@ from services.router.admission.limits import with_changes
 from services.router.events import LimitsChosen
 
 KEYS_SHOWN = 100
-OF_KEY = ("requests_per_min", "tokens_per_min", "concurrency", "weight")
+OF_KEY = ("requests_per_min", "tokens_per_min", "concurrency", "weight", "kv_budget_mib")
 
 
 def run(view: View, args: dict[str, Value]) -> dict[str, Any]:

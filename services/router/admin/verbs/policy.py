@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.errors import BatonError, Code
+from common.identity import name_of
 from common.net.admin_verbs import Value
 from services.router.admin.verb import View
 from services.router.events import PolicyChosen
@@ -32,8 +33,23 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
 
 
 def balance(view: View, _: dict[str, Value]) -> list[dict[str, Any]]:
-    """One row for each model."""
-    return [_balance_row(tables, view.now) for tables in view.shared.models.values()]
+    """One row for each model: what of roles, and what of streams."""
+    tables = view.shared.models.values()
+    return [_balance_row(each, view.now) | _streams(each) for each in tables]
+
+
+def _streams(tables: Tables) -> dict[str, Any]:
+    """What `[router.rebalance]` sees and does."""
+    controller, verdict = tables.rebalance, tables.rebalance.verdict
+    off = (
+        "[router.rebalance] mode is off, so nothing is watched" if controller.mode == "off" else ""
+    )
+    mover = verdict.key[0] if verdict is not None and verdict.key is not None else ""
+    return {
+        "streams_mode": controller.mode,
+        "streams_would": f"{mover} to {name_of(verdict.target)}" if mover and verdict else "",
+        "streams_why": verdict.sentence if verdict is not None else off,
+    }
 
 
 def _balance_row(tables: Tables, now: float) -> dict[str, Any]:

@@ -26,8 +26,8 @@ CONTEXT = 512
 WIDE = {"initializer_range": 0.2}
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": CONTEXT,
@@ -70,7 +70,7 @@ QWEN_EMBED = PoolingModel(
     "embed",
     "qwen3",
     "Qwen3ForCausalLM",
-    {**SIZES, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
+    {**SIZES, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
 )
 #: As large as those that people serve, for figures of latency: 110 million weights.
 BERT_BASE = _bert(

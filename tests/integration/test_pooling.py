@@ -17,7 +17,6 @@ from tests.zoo.pooling import BERT_EMBED, made
 
 SLOW = {
     "BATON_ENGINE__SIM__PREFILL_TOKENS_PER_S": "4000",
-    "BATON_ROUTER__LIVENESS__DEATHS_MAX": "64",
 }
 LONG = "x" * 400
 REQUESTS = 60
@@ -113,7 +112,7 @@ def test_no_request_is_lost_when_workers_are_killed(running: Fleet, keys: dict[s
     """The last test of this fleet. Two of its workers die, each with requests on it."""
     with ThreadPoolExecutor(8) as clients:
         asked = [
-            clients.submit(ask, running, keys["plain"], input=[f"{n}-{LONG}", LONG])
+            clients.submit(ask, running, keys["plain"], input=[f"{n}-a-{LONG}", f"{n}-b-{LONG}"])
             for n in range(REQUESTS)
         ]
         for name in ("d0", "d1"):

@@ -61,7 +61,7 @@ class PooledClient(FleetClient):
 
     pooled: Iterator[Delta]
 
-    def encode(self, prompt: Any, _params: Any, request_id: str, **_: Any) -> Any:
+    def encode(self, prompt: Any, *, request_id: str, **_: Any) -> Any:
         return self._encoded(prompt, request_id, next(self.pooled))
 
     async def _encoded(

@@ -11,6 +11,7 @@ from common.config import Config
 from common.engine.port import Engine
 from common.messages import Role
 from common.telemetry.log import Logger
+from common.worker.actions import WorkerCore
 from common.worker.daemon import Worker
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import grant_limit_of
@@ -24,16 +25,16 @@ def make(
     """Makes the daemon, inside the running loop and with an engine that is already open."""
     capacity = engine.info.capacity
     limit = grant_limit_of(capacity, config.router.kv_grant_max)
+    cores: dict[Role, WorkerCore] = {Role.DECODE: DecodeCore(name, incarnation, limit)}
+    if engine.info.pooling is None:  # else nothing is handed over, and the role is for life
+        cores[Role.PREFILL] = PrefillCore(name, incarnation, capacity.max_num_seqs)
     worker = Worker(
         config,
         role=role,
         name=name,
         incarnation=incarnation,
         engine=engine,
-        cores={
-            Role.PREFILL: PrefillCore(name, incarnation, capacity.max_num_seqs),
-            Role.DECODE: DecodeCore(name, incarnation, limit),
-        },
+        cores=cores,
         clock=SystemClock(),
         log=log,
     )

@@ -66,6 +66,35 @@ def check_warm(config: Config) -> None:
             raise ConfigError(f"{path}.floor", sentence)
 
 
+def check_tasks(config: Config) -> None:
+    """Raises ConfigError for what makes no sense with a pooling model, or does not work with it."""
+    models = {f"models.{name}": model for name, model in config.models.items()}
+    for path, model in (models or {"model": config.model}).items():
+        if model.pools:
+            _check_pooling(path, model, model.text or config.gateway.text)
+    hands_nothing = "a pooling model hands no KV over"
+    for path, worker in _workers(config):
+        if not config.model_of(worker).pools:
+            continue
+        if path.startswith("prefill."):
+            raise ConfigError(path, f"{hands_nothing}; make its workers [decode.*]")
+        if worker.state == "warm":
+            raise ConfigError(f"{path}.state", "workers of a pooling model do not sleep")
+    for name, pool in config.pool.items():
+        if config.model_of(pool).pools:
+            raise ConfigError(f"pool.{name}", f"{hands_nothing}; remove its pool")
+
+
+def _check_pooling(path: str, model: ModelConfig, text: str) -> None:
+    about = f'a model of task = "{model.task}"'
+    for key in ("tool_parser", "reasoning_parser"):
+        if getattr(model, key):
+            raise ConfigError(f"{path}.{key}", f"{about} makes no text; leave it out")
+    if text == "light":
+        sentence = f'{about} needs vLLM\'s classes; use "auto" or "vllm"'
+        raise ConfigError(f"{path}.text", sentence)
+
+
 def check_adapters(config: Config) -> None:
     """Raises ConfigError for an adapter with the name of a model, and for one of a model that the
     file does not have. Its files are checked where the model's are (`model_check.py`)."""
@@ -80,7 +109,10 @@ def check_adapters(config: Config) -> None:
             raise ConfigError(f"adapters.{name[:MODEL_CHARS_MAX]!r}", fault)
         if name in taken:
             raise ConfigError(f"adapters.{name}", "a model has this name, too; give it another")
-        if config.base_of(adapter) is None:
+        base = config.base_of(adapter)
+        if base is not None and base.pools:
+            raise ConfigError(f"adapters.{name}", "a pooling model has no adapters here; remove it")
+        if base is None:
             what = f"there is no model {adapter.base!r}" if adapter.base else "says no model"
             raise ConfigError(f"adapters.{name}.base", f"{what} (there: {known})")
 

@@ -31,6 +31,7 @@ from common.config.modes import (
     check_parsers,
     check_pools,
     check_stores,
+    check_tasks,
     check_warm,
 )
 from common.config.sections import (
@@ -139,6 +140,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_names(config)
     check_models(config)
     check_adapters(config)
+    check_tasks(config)
     check_arguments(config)
     check_engines(config)
     check_kv(config)

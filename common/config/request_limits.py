@@ -28,6 +28,8 @@ class RequestLimits(Section, frozen=True):
     """Tools that a request may name."""
     prompts_max: Count = 256
     """Prompts of one completion request."""
+    inputs_max: Count = 2_048
+    """Prompts of one request to a pooling model: texts to embed, or pairs to score."""
     generations_max: Count = 512
     """Answers that one request may ask for: its prompts, or conversations of a batch, times `n`."""
     prompt_tokens_max: Count = 524_288

@@ -57,6 +57,10 @@ class ModelConfig(Section, frozen=True):
     not. With it the gateway loads vLLM's text classes before it is ready."""
     chat_template: str = ""
     """File of the chat template that the gateway uses; empty is the model's own."""
+    task: Literal["generate", "embed", "rerank", "classify"] = "generate"
+    """What the model is for: `generate` makes text. The others are for pooling models, which
+    compute one vector or score of each prompt. They have decode workers alone, which hand nothing
+    over; the least loaded one computes a prompt."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Element type of weights and KV; `auto` is the one of the weights."""
     args: dict[str, Any] = field(default_factory=dict)
@@ -72,6 +76,11 @@ class ModelConfig(Section, frozen=True):
     prices: dict[Phase, Price] = field(default_factory=dict)
     """Prices of a million tokens of this model, by `prefill`, `cached` and `decode`; of those that
     it does not name, the price of `[prices]` holds."""
+
+    @property
+    def pools(self) -> bool:
+        """Whether it is a pooling model, which makes no text."""
+        return self.task != "generate"
 
     @property
     def served_name(self) -> str:

@@ -26,6 +26,10 @@ def open_engine(
         from common.engine.sim.engine import open_sim
 
         return open_sim(config, role, name, incarnation)
+    if config.model.pools:
+        from common.engine.vllm_pooling import open_pooling
+
+        return open_pooling(config, role, name, progress)
     from common.engine.vllm.open import open_vllm
 
     return open_vllm(config, role, name, incarnation, progress)

@@ -20,6 +20,8 @@ from typing import Protocol
 
 import msgspec
 
+from common.config import ModelConfig
+from common.errors import BatonError, Code
 from common.kv.messages import KvDone, KvStatus
 from common.messages import (
     AdapterStatus,
@@ -30,6 +32,7 @@ from common.messages import (
     KvSource,
     Load,
     OrderStore,
+    Pooling,
     PrefixDelta,
     Role,
     Sampling,
@@ -69,6 +72,8 @@ class EngineRequest:
     images: tuple[ImageFeatures, ...] = ()
     #: Id of the LoRA adapter with which it is computed; empty: none.
     adapter: str = ""
+    #: What is computed of the prompt; None: tokens are generated.
+    pooling: Pooling | None = None
 
     @property
     def key(self) -> str:
@@ -100,6 +105,8 @@ class Output(msgspec.Struct, frozen=True):
     handed_over_tokens: int = 0
     #: In the first output: prompt tokens that are in the engine's prefix cache now.
     stored_tokens: int = 0
+    #: As in `Delta`, in the only output of a request of a pooling model.
+    pooled: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,33 @@ class EngineInfo:
     capacity: Capacity
     #: What the fingerprint is made of.
     fingerprint_parts: dict[str, str] = field(default_factory=dict)
+    #: What requests must ask for; None: the engine generates.
+    pooling: Pooling | None = None
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises BatonError(INVALID_REQUEST) for a request that this engine is not for, and
+        BatonError(CONTEXT_LENGTH_EXCEEDED) for one whose prompt it cannot take."""
+        wanted, asked = _task(self.pooling), _task(request.pooling)
+        if wanted != asked:
+            sentence = f"the model {self.model} is for the task {wanted}, not for {asked}"
+            raise BatonError(Code.INVALID_REQUEST, sentence, param="model")
+        tokens, output = len(request.prompt_ids), 1 if self.pooling is None else 0
+        most = self.capacity.max_model_len - output
+        if tokens > most:
+            sentence = f"the prompt has {tokens} tokens, the model takes {most}"
+            sentence += " and at least one of output" if output else ""
+            raise BatonError(Code.CONTEXT_LENGTH_EXCEEDED, sentence)
+
+
+def pooling_of(model: ModelConfig) -> Pooling | None:
+    """What workers of this model compute of a prompt; None: they generate."""
+    if not model.pools:
+        return None
+    return Pooling(task="embed" if model.task == "embed" else "classify")
+
+
+def _task(pooling: Pooling | None) -> str:
+    return "generate" if pooling is None else pooling.task
 
 
 class Engine(Protocol):

@@ -78,6 +78,7 @@ from common.messages.parts import (
 from common.messages.request import (
     ImageFeatures,
     KeyLimits,
+    Pooling,
     RequestBody,
     Sampling,
     Structured,

@@ -4,7 +4,7 @@ rules."""
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -83,6 +83,19 @@ class ImageFeatures(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
 
 
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a pooling model computes of a prompt, in vLLM's terms."""
+
+    #: `embed` makes a vector, `classify` one number for each label.
+    task: Literal["embed", "classify"]
+    #: How many numbers of the vector are wanted; None: all.
+    dimensions: Count | None = None
+    #: Whether the vector is normalized, or the numbers are probabilities; None: the model's own.
+    use_activation: bool | None = None
+    #: Index of the first token of the second of two texts, for models that tell them apart.
+    second_text_at: Count | None = None
+
+
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a request that only engines read."""
 
@@ -100,6 +113,8 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[ImageFeatures, ...] = ()
     #: Id of the LoRA adapter (`common.model.adapters`); empty: the model alone.
     adapter: str = ""
+    #: For a pooling model, which generates nothing: `sampling.max_tokens` is 0. None: for others.
+    pooling: Pooling | None = None
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,10 @@ TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 tokens go back to the router in that form."""
 
 
+POOLED_BYTES_MAX = 1 << 18
+"""65,536 numbers: more than any model makes of a prompt."""
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs at one position of the text."""
 
@@ -54,6 +58,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     handed_over_tokens: int = 0
     #: Prompt tokens that are in D's prefix cache now, in the first delta.
     stored_tokens: int = 0
+    #: What a pooling model made of the prompt, in the only delta: float32, little endian.
+    pooled: Annotated[bytes, Meta(max_length=POOLED_BYTES_MAX)] = b""
 
 
 class Tokens(Message, frozen=True):

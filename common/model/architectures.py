@@ -34,7 +34,15 @@ AUTO_TABLES = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
 )
-NO_TEXT = "makes no text; serve it with `vllm serve`, or name a model that generates text"
+NO_TEXT = (
+    "makes no text; set task = {task} for it under [model], or name a model that generates text"
+)
+TASKS = {
+    "an embedding model": '"embed"',
+    "a classification model": '"classify" or "rerank"',
+    "a reward model": '"classify"',
+}
+NO_TASK = "makes neither text nor one vector of a prompt; serve it with `vllm serve`"
 NO_DRAFT = "is a draft model for speculative decoding; name the model that it drafts for"
 
 
@@ -74,7 +82,8 @@ def _other_purpose(
 ) -> str:
     """What the model is for, if not for generating text. `served`: one of its architectures can."""
     if "modules.json" in files:
-        return f"it is an embedding model of sentence-transformers (modules.json), which {NO_TEXT}"
+        what = "an embedding model"
+        return f"it is {what} of sentence-transformers (modules.json), which {_way_out(what)}"
     if "speculators_config" in config:
         return f"{name} {NO_DRAFT}"
     if served:
@@ -82,7 +91,23 @@ def _other_purpose(
     if name in (tables.get("_SPECULATIVE_DECODING_MODELS") or ()):
         return f"{name} {NO_DRAFT}"
     kinds = [purpose for table, purpose in PURPOSES.items() if name in (tables.get(table) or ())]
-    return f"{name} is {kinds[0]}, which {NO_TEXT}" if kinds else ""
+    return f"{name} is {kinds[0]}, which {_way_out(kinds[0])}" if kinds else ""
+
+
+def _way_out(what: str) -> str:
+    return NO_TEXT.format(task=TASKS[what]) if what in TASKS else NO_TASK
+
+
+def why_not_pooled(config: Mapping[str, Any], *, trusted: bool, files: Sequence[str]) -> str:
+    """The same of a model with a `task`, which may be of any architecture that vLLM knows."""
+    names = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    tables = literal_tables("vllm", REGISTRY)
+    if not tables or not names:
+        return "" if names else "its config.json names no `architectures`; add them there"
+    if _decodes_from_an_encoder(config):
+        return f"{names[0]} has an encoder beside its decoder; serve it with `vllm serve`"
+    known = any(name in table for table in tables.values() if table for name in names)
+    return _fault_of_own_code(config, trusted=trusted, files=files, served=known)
 
 
 def _decodes_from_an_encoder(config: Mapping[str, Any]) -> bool:
@@ -160,7 +185,8 @@ def _unknown(name: str, model_type: str, tables: Mapping[str, Any]) -> str:
         if name.endswith(suffix):
             if runner == "generate":
                 break
-            return f"{name} is {CONVERSIONS[conversion]}, which {NO_TEXT}"
+            what = CONVERSIONS[conversion]
+            return f"{name} is {what}, which {_way_out(what)}"
     if name in _generating_with_transformers():
         if _takes_vllm_attention(model_type):
             return ""

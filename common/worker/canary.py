@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 
 from common.clock import Clock
 from common.engine.port import Batch, Engine, EngineRequest, Output, engine_key
@@ -27,6 +28,7 @@ CANARY_ID = "~canary"
 """No client can give its request this id, because request ids have no tilde."""
 PROMPT = [40, 41, 42, 43] * 3
 SAMPLING = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+NOTHING = Sampling(max_tokens=0)
 #: A canary is skipped while this share of the engine's sequences runs, or anything waits in it.
 BUSY_SHARE = 0.5
 
@@ -102,7 +104,15 @@ class Canary:
         """Why the answer is missing or incomplete; empty if it is complete."""
         self._attempt, self._tokens = self._attempt + 1, []
         self._ended = asyncio.get_running_loop().create_future()
-        request = EngineRequest(CANARY_ID, self._attempt, Role.DECODE, list(PROMPT), SAMPLING)
+        pooling = self._engine.info.pooling
+        request = EngineRequest(
+            CANARY_ID,
+            self._attempt,
+            Role.DECODE,
+            list(PROMPT),
+            SAMPLING if pooling is None else NOTHING,
+            pooling=pooling,
+        )
         self._enqueue(AddToEngine(request))
         try:
             async with asyncio.timeout(seconds):
@@ -118,6 +128,8 @@ class Canary:
 
     def _take(self, output: Output, ended: asyncio.Future[str]) -> None:
         self._tokens += output.token_ids
+        if output.pooled:
+            self._tokens += marks_of(output.pooled)
         if (output.finish_reason or output.error) and not ended.done():
             ended.set_result(output.message or output.error)
 
@@ -129,6 +141,13 @@ class Canary:
         if load.waiting or load.running >= slots * BUSY_SHARE:
             return f"{load.running} requests run and {load.waiting} wait in its engine"
         return ""
+
+
+def marks_of(pooled: bytes) -> list[int]:
+    """What engines of one fingerprint must agree on of what they make of a prompt: how many numbers
+    it has, which is the greatest, and how many are none (NaN, infinite)."""
+    numbers = np.frombuffer(pooled, "<f4")
+    return [len(numbers), int(np.argmax(numbers)), int(np.count_nonzero(~np.isfinite(numbers)))]
 
 
 def _others(load: Load, *, own: int) -> int:

@@ -50,7 +50,7 @@ from common.worker.actions import (
 from services.decode import budget
 from services.decode.grant_limit import GrantLimit
 from services.decode.late_reports import LateReports
-from services.decode.stream import Stream, delta_of, trouble_of
+from services.decode.stream import Stream, delta_of, in_frames, trouble_of
 
 
 class DecodeCore:
@@ -167,6 +167,7 @@ class DecodeCore:
             emitted=event.body.emitted,
             images=event.body.images,
             adapter=event.body.adapter,
+            pooling=event.body.pooling,
         )
         return [*actions, AddToEngine(request)]
 
@@ -186,6 +187,7 @@ class DecodeCore:
 
     def _stepped(self, batch: Batch, now: float) -> list[Action]:
         routed: dict[tuple[str, str], tuple[str, list[Delta]]] = {}
+        pooled_bytes = 0
         reports = [action for done in batch.kv_done for action in self._kv_done(done, now)]
         for output in batch.outputs:
             stream = self._streams.get(output.key)
@@ -195,15 +197,17 @@ class DecodeCore:
             delta = delta_of(stream, output)
             routed.setdefault(stream.gateway, (stream.endpoint, []))[1].append(delta)
             reports += self._advance(stream, output, now)
+            pooled_bytes += len(output.pooled)
         sends: list[Action] = [
-            ToGateway(name, incarnation, endpoint, deltas)
+            ToGateway(name, incarnation, endpoint, part)
             for (name, incarnation), (endpoint, deltas) in routed.items()
+            for part in (in_frames(deltas) if pooled_bytes else (deltas,))
         ]
         return sends + reports
 
     def _advance(self, stream: Stream, output: Output, now: float) -> list[Action]:
         reports: list[Action] = []
-        if stream.first_token is None and output.token_ids:
+        if stream.first_token is None and (output.token_ids or output.pooled):
             stream.first_token = now
             stream.started = DecodeStarted(
                 request_id=stream.request_id,

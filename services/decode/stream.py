@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.engine.port import Output, engine_key
 from common.identity import attempt_of_pull
 from common.kv.messages import KvDone
 from common.messages import DecodeStarted, Delta, HeldAttempt, KvReport, PairTrouble
+
+FRAME_POOLED_BYTES_MAX = 1 << 19
+"""With what else is in it, less than a frame may have."""
 
 
 @dataclass(slots=True)
@@ -78,4 +82,19 @@ def delta_of(stream: Stream, output: Output) -> Delta:
         output.prompt_logprobs,
         output.handed_over_tokens,
         output.stored_tokens,
+        output.pooled,
     )
+
+
+def in_frames(deltas: list[Delta]) -> Iterator[list[Delta]]:
+    """The deltas in parts that fit into one message each: what is made of the prompts of a batch
+    may be more than a frame holds."""
+    part: list[Delta] = []
+    size = 0
+    for delta in deltas:
+        size += len(delta.pooled)
+        if part and size > FRAME_POOLED_BYTES_MAX:
+            yield part
+            part, size = [], len(delta.pooled)
+        part.append(delta)
+    yield part

@@ -41,6 +41,9 @@ class Settings(RouterConfig, frozen=True):
     expected: Mapping[tuple[Role, str], str] = {}
     #: Decode workers of each model that stay awake; 1 of a model that is not named.
     floors: Mapping[str, int] = {}
+    #: Those of them that are pooling models: they generate nothing, and their requests go to the
+    #: worker that is loaded least, whatever the policy is.
+    pooling: frozenset[str] = frozenset()
     #: Whether engines keep prefixes, so that placement can use them.
     prefixes: bool = True
     #: As in the section, with another default: one rule for prompts of all sizes.
@@ -66,6 +69,7 @@ def from_config(config: Config, name: str, incarnation: str) -> Settings:
         idle_seconds=config.kv.load_timeout_ms / 1000 + IDLE_MARGIN_SECONDS,
         rebuild_seconds=router.liveness.rebuild_ms / 1000,
         models=tuple(config.served),
+        pooling=frozenset(name for name, model in config.served.items() if model.pools),
         floors={name: model.floor for name, model in config.served.items()},
         expected={
             (role, name): config.model_of(worker).served_name

@@ -22,13 +22,14 @@ from tests.bench import (
     store_disk,
     store_seal,
 )
-from tests.bench.gateway import serve
+from tests.bench.gateway import pooling, serve
 from tests.bench.gateway import table as gateway
 
 BENCHES = {
     "guard": guard.main,
     "gateway": gateway.main,
     "gateway-serve": serve.main,
+    "pooling": pooling.main,
     "idle": idle.main,
     "kv": kv.main,
     "kv-wire": kv_wire.main,

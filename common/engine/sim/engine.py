@@ -21,7 +21,7 @@ from common.blocks import blocks_for
 from common.config import Config
 from common.engine.adapters import Adapter, AdapterTable, resident_max
 from common.engine.fingerprint import fingerprint_of, parts_of
-from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key
+from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key, pooling_of
 from common.engine.sim.model import SimKv, not_modelled
 from common.engine.sim.scheduler import SimCore, SimRequest
 from common.errors import BatonError, Code
@@ -99,12 +99,7 @@ class SimEngine:
         capacity = self._info.capacity
         if not request.prompt_ids:
             raise BatonError(Code.INVALID_REQUEST, "the prompt is empty")
-        if len(request.prompt_ids) >= capacity.max_model_len:
-            raise BatonError(
-                Code.CONTEXT_LENGTH_EXCEEDED,
-                f"the prompt has {len(request.prompt_ids)} tokens, the model takes "
-                f"{capacity.max_model_len - 1} and at least one of output",
-            )
+        self._info.check(request)
         if self._core.blocks_needed(request) > capacity.kv_blocks:
             raise BatonError(
                 Code.CONTEXT_LENGTH_EXCEEDED, "the request needs more KV blocks than there are"
@@ -323,7 +318,9 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         max_num_seqs=worker.engine.max_num_seqs,
         restores=True,
     )
-    info = EngineInfo(config.model.served_name, fingerprint, kv_address, capacity, parts)
+    info = EngineInfo(
+        config.model.served_name, fingerprint, kv_address, capacity, parts, pooling_of(config.model)
+    )
     arguments = worker.engine.args
     adapters = AdapterTable(
         _NoLoading(),

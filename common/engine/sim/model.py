@@ -18,8 +18,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from common.kv.layout import HostMemory
-from common.messages import Sampling
+from common.messages import Pooling, Sampling
 
+DIMENSIONS = 64
 LETTERS = b"abcdefghijklmnopqrstuvwxyz     "
 
 
@@ -37,6 +38,17 @@ def not_modelled(sampling: Sampling) -> str:
         "structured_outputs": sampling.structured is not None,
     }
     return next((name for name, is_asked in asked.items() if is_asked), "")
+
+
+def pooled_numbers(prompt: Sequence[int], pooling: Pooling) -> bytes:
+    """What the simulated model makes of a prompt: a unit vector, or one number of 0 to 1; all
+    depend on every token."""
+    count = (pooling.dimensions or DIMENSIONS) if pooling.task == "embed" else 1
+    seed = xxhash.xxh3_64_intdigest(array("I", prompt).tobytes())
+    numbers = np.random.Generator(np.random.PCG64(seed)).random(count, np.float32)
+    if pooling.task == "embed":
+        numbers /= np.linalg.norm(numbers)
+    return numbers.astype("<f4").tobytes()
 
 
 def block_seed(prompt: Sequence[int], end: int, adapter: str = "") -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from common.blocks import blocks_for
 from common.config import SimConfig
 from common.engine.port import EngineRequest, Output
-from common.engine.sim.model import SimKv, SimText
+from common.engine.sim.model import SimKv, SimText, pooled_numbers
 from common.errors import Code
 from common.messages import FinishReason, Role
 
@@ -200,6 +200,9 @@ class SimCore:
                 if sim_request.request.role is Role.PREFILL:
                     outputs.append(self._end_prefill(key, sim_request))
                     continue
+                if sim_request.request.pooling is not None:
+                    outputs.append(self._pooled(key, sim_request.request))
+                    continue
             outputs.append(self._decode(key, sim_request))
         self._planned = []
         return outputs, grown
@@ -264,6 +267,12 @@ class SimCore:
         if not sim_request.sends:
             self._remove(key)
         return Output(key=key, token_ids=[], finish_reason=FinishReason.LENGTH)
+
+    def _pooled(self, key: str, request: EngineRequest) -> Output:
+        assert request.pooling is not None
+        self._remove(key)
+        pooled = pooled_numbers(request.prompt_ids, request.pooling)
+        return Output(key=key, token_ids=[], finish_reason=FinishReason.STOP, pooled=pooled)
 
     def _decode(self, key: str, sim_request: SimRequest) -> Output:
         text = sim_request.text

@@ -134,10 +134,10 @@ def make_vllm_config(
     if restores(made):
         others = made.model_config.logits_processors or []
         made.model_config.logits_processors = [*others, RESUME_SAMPLER]
-    _size_kv_cache(made, engine)
+    size_kv_cache(made, engine)
     setup["fingerprint_parts"] = fingerprint_parts(made, model, engine.args)
     setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
-    _choose_start_method()
+    choose_start_method()
     return made
 
 
@@ -220,7 +220,7 @@ def _sleeps() -> dict[str, Any]:
     return {"enable_sleep_mode": True}
 
 
-def _choose_start_method() -> None:
+def choose_start_method() -> None:
     """Forks on CPU, where the import is most of the start; CUDA does not survive a fork."""
     from vllm.platforms import current_platform
 
@@ -280,7 +280,7 @@ def _code_revision(model: Path) -> list[str]:
     return [f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}" for file in files]
 
 
-def _size_kv_cache(made: VllmConfig, engine: EngineConfig) -> None:
+def size_kv_cache(made: VllmConfig, engine: EngineConfig) -> None:
     """On CPU, sets the size of the KV cache if there is none. Raises ConfigError for a size that
     cannot hold one longest request or exceeds the free memory. Where layers keep a part of the
     tokens only, vLLM itself finds out whether one request fits."""

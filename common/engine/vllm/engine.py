@@ -30,7 +30,13 @@ from common.engine.vllm.images import engine_input
 from common.engine.vllm.kv_events import PrefixWatch
 from common.engine.vllm.outputs import ending, ids_to_compute, prompt_counts
 from common.engine.vllm.prefetch import PrefetchOrders
-from common.engine.vllm.sampling import logprobs_of, prompt_logprobs_of, sampling_params
+from common.engine.vllm.sampling import (
+    logprobs_of,
+    pooled_of,
+    pooling_params,
+    prompt_logprobs_of,
+    sampling_params,
+)
 from common.errors import BatonError, Code, ConfigError
 from common.kv.daemon_link.ranks import RankSideChannels
 from common.kv.messages import (
@@ -136,13 +142,7 @@ class VllmEngine:
         self._attach()
         if request.key in self._active:
             raise BatonError(Code.DUPLICATE_REQUEST, f"{request.key} is already in the engine")
-        limit = self._info.capacity.max_model_len
-        if len(request.prompt_ids) >= limit:
-            raise BatonError(
-                Code.CONTEXT_LENGTH_EXCEEDED,
-                f"the prompt has {len(request.prompt_ids)} tokens, the model takes {limit - 1} "
-                "and at least one of output",
-            )
+        self._info.check(request)
         self._refuse_lost_state(request)
         adapter = await self._used_adapter(request)
         try:
@@ -326,13 +326,15 @@ class VllmEngine:
     def _processed(self, request: EngineRequest, adapter: Adapter | None) -> Any:
         from vllm.exceptions import VLLMError
 
-        ids = ids_to_compute(request, self._info.capacity.kv_groups)
+        ids, pooling = ids_to_compute(request, self._info.capacity.kv_groups), request.pooling
         try:
             made = self._processor.process_inputs(
                 request.key,
                 engine_input(ids, request),
-                sampling_params(request, resume_sampler=self._info.capacity.restores),
-                TASKS,
+                sampling_params(request, resume_sampler=self._info.capacity.restores)
+                if pooling is None
+                else pooling_params(pooling),
+                TASKS if pooling is None else (pooling.task,),
                 lora_request=lora_request(adapter) if adapter is not None else None,
             )
         except (VLLMError, ValueError, TypeError) as error:
@@ -391,4 +393,5 @@ class VllmEngine:
             prompt_logprobs_of(made),
             handed_over,
             stored,
+            pooled_of(made) if made.pooling_output is not None else b"",
         )

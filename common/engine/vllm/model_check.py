@@ -17,7 +17,7 @@ from common.config import Config, EngineConfig
 from common.engine.vllm.kv_kinds import why_kv_stays
 from common.errors import ConfigError
 from common.model.adapters import RANK_MAX_DEFAULT, checked_adapter
-from common.model.architectures import why_not_served
+from common.model.architectures import why_not_pooled, why_not_served
 from common.model.checkpoint import check_tokenizer, check_weights, read_model_config
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import model_folder, tokenizer_folder
@@ -40,7 +40,10 @@ def check_model(config: Config) -> None:
     if folder is None:
         return
     if engines:
-        _check_architecture(folder, told, config.model_args)
+        if config.model.pools:
+            _check_pooling(folder, told, config.model_args)
+        else:
+            _check_architecture(folder, told, config.model_args)
         check_weights(folder, str(config.model_args.get("load_format", "auto")))
     check_tokenizer(tokenizer_folder(config))
     _check_template(config.model.chat_template)
@@ -66,6 +69,15 @@ def _check_architecture(
     files = [file.name for file in folder.iterdir()]
     trusted = arguments.get("trust_remote_code") is True
     sentence = why_not_served(told, trusted=trusted, files=files) or why_kv_stays(told)
+    if sentence:
+        raise ConfigError("model.path", f"{folder} cannot be served: {sentence}")
+
+
+def _check_pooling(folder: Path, told: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """What a pooling model is for, only vLLM can tell (`common.engine.vllm_pooling`)."""
+    files = [file.name for file in folder.iterdir()]
+    trusted = arguments.get("trust_remote_code") is True
+    sentence = why_not_pooled(told, trusted=trusted, files=files)
     if sentence:
         raise ConfigError("model.path", f"{folder} cannot be served: {sentence}")
 

@@ -76,7 +76,7 @@ def open_vllm(
     made.kv_transfer_config.kv_connector_extra_config[PARAMS_KEY] = setup
     lora_on_cpu.install_for(made)
     progress("starting the engine")
-    sockets = _sockets_in(engine_sockets(config, name))
+    sockets = sockets_in(engine_sockets(config, name))
     with nothing_to_collect(), collected_failures() as failures, sockets:
         try:
             client = EngineCoreClient.make_async_mp_client(
@@ -131,7 +131,7 @@ def _adapters(
 
 
 @contextlib.contextmanager
-def _sockets_in(folder: Path | None) -> Iterator[None]:
+def sockets_in(folder: Path | None) -> Iterator[None]:
     """Makes vLLM put its sockets there and not into the host's temporary directory, where each
     killed worker would leave some for good. The sockets of the previous worker are removed."""
     if folder is None or RPC_PATH in os.environ:

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from common.engine.connector.metadata import holder_params, source_params, to_params
 from common.engine.port import EngineRequest
-from common.messages import Role, Sampling, Structured, StructureKind, TokenLogprobs
+from common.messages import Pooling, Role, Sampling, Structured, StructureKind, TokenLogprobs
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
+    from vllm import PoolingParams, SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreOutput
 
 RESUME_KEY = "baton_resume"
+SECOND_TEXT = "compressed_token_type_ids"
+"""vLLM's name of what is `Pooling.second_text_at` here."""
 NEUTRAL: dict[str, Any] = {
     "temperature": 0.0,
     "top_p": 1.0,
@@ -148,6 +150,25 @@ def structured_params(structured: Structured) -> StructuredOutputsParams:
         disable_additional_properties=structured.disable_additional_properties,
         whitespace_pattern=structured.whitespace_pattern,
     )
+
+
+def pooling_params(pooling: Pooling) -> PoolingParams:
+    """`InputProcessor` adds the model's defaults, and raises for what vLLM refuses."""
+    from vllm import PoolingParams
+
+    second = pooling.second_text_at
+    return PoolingParams(
+        task=pooling.task,
+        dimensions=pooling.dimensions,
+        use_activation=pooling.use_activation,
+        extra_kwargs=None if second is None else {SECOND_TEXT: second},
+    )
+
+
+def pooled_of(made: EngineCoreOutput) -> bytes:
+    """What was made of a prompt, as in `Delta`."""
+    numbers = made.pooling_output.detach().float().cpu().reshape(-1).numpy()
+    return bytes(numbers.astype("<f4", copy=False).tobytes())
 
 
 def logprobs_of(made: EngineCoreOutput) -> list[TokenLogprobs] | None:

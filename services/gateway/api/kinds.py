@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from common.messages import ImageFeatures, PriorityClass, Sampling
+from common.messages import ImageFeatures, Pooling, PriorityClass, Sampling
 from common.model.adapters import name_of_adapter
 from services.gateway.streams.phase_timer import PhaseTimer
 
@@ -72,6 +72,8 @@ class RequestSpec:
     attended: bool = True
     #: Id of the LoRA adapter that is asked for; empty: none.
     adapter: str = ""
+    #: What a pooling model computes of the prompt; None: tokens are generated.
+    pooling: Pooling | None = None
 
     @property
     def asked_as(self) -> str:

@@ -28,7 +28,7 @@ from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.intake import hinted_session
 from services.gateway.api.kinds import Kind
 from services.gateway.api.parse import check_bias_keys, refuse
-from services.gateway.api.routes import Route
+from services.gateway.api.routes import RERANKS, SCORES, Route
 
 _SAMPLING = names("""
     model frequency_penalty logit_bias n presence_penalty seed stop stream stream_options
@@ -65,6 +65,22 @@ _TOKENIZE = names("""
     continue_final_message chat_template_kwargs tools
 """)
 
+_OF_PROMPTS = names("""
+    model user truncate_prompt_tokens truncation_side padding priority
+    session_id prompt_cache_key cache_salt
+""")
+_INPUT = _OF_PROMPTS | names("""
+    input messages add_special_tokens add_generation_prompt continue_final_message
+    chat_template_kwargs
+""")
+_ENCODING = names("encoding_format embed_dtype endianness")
+_EMBEDDINGS = _INPUT | _ENCODING | names("dimensions use_activation")
+_SCORING = _OF_PROMPTS | names("""
+    use_activation max_tokens_per_query max_tokens_per_doc instruction chat_template_kwargs
+""")
+_RERANK = _SCORING | names("query documents top_n")
+_SCORE = _SCORING | names("data_1 data_2 queries documents items text_1 text_2")
+
 #: One set of parameters for several conversations, each with one whole answer.
 _BATCH = (_SAMPLING | _CHAT) - names("""
     stream stream_options tools parallel_tool_calls reasoning_effort documents
@@ -82,8 +98,14 @@ HONOURED: dict[Route, frozenset[str]] = {
     Route.COUNT_TOKENS: _COUNT,
     Route.TOKENIZE: _TOKENIZE,
     Route.DETOKENIZE: frozenset({"model", "tokens"}),
+    Route.EMBEDDINGS: _EMBEDDINGS,
+    Route.CLASSIFY: _INPUT | {"use_activation"},
+    Route.POOLING: _EMBEDDINGS | {"task"},
+    **dict.fromkeys(RERANKS, _RERANK),
+    **dict.fromkeys(SCORES, _SCORE),
 }
 
+_POOLING_REFUSED: NoOps = PROCESSOR_FIELDS | {"chat_template": ()}
 REFUSED: dict[Route, NoOps] = {
     Route.CHAT: fields.REFUSED[Kind.CHAT],
     Route.BATCH: fields.REFUSED[Kind.CHAT]
@@ -95,7 +117,15 @@ REFUSED: dict[Route, NoOps] = {
     Route.COUNT_TOKENS: {},
     Route.TOKENIZE: PROCESSOR_FIELDS | {"chat_template": ()},
     Route.DETOKENIZE: {},
+    Route.EMBEDDINGS: _POOLING_REFUSED,
+    Route.CLASSIFY: _POOLING_REFUSED,
+    Route.POOLING: _POOLING_REFUSED | {"data": ()},
+    **dict.fromkeys(RERANKS, PROCESSOR_FIELDS),
+    **dict.fromkeys(SCORES, PROCESSOR_FIELDS),
 }
+#: Answers that are no JSON.
+REFUSED_ENCODINGS = ("bytes", "bytes_only")
+POOLED_ENCODINGS = (Route.EMBEDDINGS, Route.POOLING)
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -123,6 +153,8 @@ def check_fields(route: Route, body: bytes, ignored: IgnoredFields) -> dict[str,
             ignored.add(name)
         else:
             ignored.add_unknown(name)
+    if given.get("encoding_format") in REFUSED_ENCODINGS and route in POOLED_ENCODINGS:
+        refuse("encoding_format", 'encoding_format must be "float" or "base64" here')
     _note_inner(route, given, ignored)
     check_bias_keys(given.get("logit_bias"))
     return given

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from common.errors import BatonError
-from common.messages import ImageFeatures, Structured
+from common.messages import ImageFeatures, Pooling, Structured
 from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.kinds import RequestSpec
 from services.gateway.api.routes import Route
@@ -117,6 +117,8 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
     #: Of its conversation, as the chat template had it; empty where nobody asks for it.
     last_message: dict[str, Any] = {}
     images: list[ImageFeatures] = []
+    #: What a pooling model computes of it; None: tokens are generated.
+    pooling: Pooling | None = None
 
 
 class CheckedBody(msgspec.Struct, frozen=True):
@@ -141,6 +143,9 @@ class CheckedBody(msgspec.Struct, frozen=True):
     #: Nothing else is known yet: the body names images by these URLs, which must be fetched before
     #: it is checked again.
     missing_images: list[str] = []
+    #: Of a request to a pooling model, as its body has them.
+    cache_salt: str = ""
+    priority: int = 0
 
     @property
     def without_images(self) -> CheckedBody:

@@ -17,7 +17,7 @@ from common.config import RequestLimits
 from common.errors import BatonError, Code
 from services.gateway.api.bounds import check_size
 from services.gateway.api.ignored import IgnoredFields
-from services.gateway.api.routes import Route
+from services.gateway.api.routes import RERANKS, SCORES, Route
 from services.gateway.full_api.fields import check_fields
 
 #: The field with the conversation, by route.
@@ -28,12 +28,21 @@ CONVERSATION: dict[Route, str] = {
     Route.MESSAGES: "messages",
     Route.COUNT_TOKENS: "messages",
     Route.TOKENIZE: "messages",
+    **dict.fromkeys((Route.EMBEDDINGS, Route.CLASSIFY, Route.POOLING), "messages"),
 }
 #: The fields with token ids, by route.
 TOKEN_IDS: dict[Route, str] = {
     Route.COMPLETION: "prompt",
     Route.TOKENIZE: "prompt",
     Route.DETOKENIZE: "tokens",
+    **dict.fromkeys((Route.EMBEDDINGS, Route.CLASSIFY, Route.POOLING), "input"),
+}
+#: The fields with text to compare.
+TEXTS: dict[Route, tuple[str, ...]] = {
+    **dict.fromkeys(RERANKS, ("query", "documents")),
+    **dict.fromkeys(
+        SCORES, ("data_1", "data_2", "queries", "documents", "items", "text_1", "text_2")
+    ),
 }
 #: The arrays of a message that its reader takes element by element.
 LISTS = ("content", "tool_calls", "output", "summary")
@@ -55,6 +64,9 @@ def check_shape(route: Route, given: dict[str, Any], limits: RequestLimits) -> N
     rest = dict(given)
     if ids is not None and ids in given:
         _check_prompts(ids, rest.pop(ids), limits)
+    for texts in TEXTS.get(route, ()):
+        if texts in given:
+            _check_texts(texts, rest.pop(texts), limits)
     _check_elements(rest, limits)
     name = CONVERSATION.get(route)
     if name is not None and given.get(name) is not None:
@@ -114,9 +126,20 @@ def _check_prompts(param: str, prompts: Any, limits: RequestLimits) -> None:
         ids = len(prompts)
     elif types and types != {str}:
         _refuse(param, "must be text, token ids, or an array of either alone")
-    if types != {int}:
+    if types != {int} and param == "input":
+        check_size(param, "prompts", len(prompts), limits.inputs_max, "inputs_max")
+    elif types != {int}:
         check_size(param, "prompts", len(prompts), limits.prompts_max, "prompts_max")
     check_size(param, "token ids", ids, limits.prompt_tokens_max, "prompt_tokens_max")
+
+
+def _check_texts(param: str, texts: Any, limits: RequestLimits) -> None:
+    """One text, or an array of them."""
+    if texts is None or isinstance(texts, str):
+        return
+    if set(map(type, _array(param, texts))) - {str}:
+        _refuse(param, "must be text, or an array of texts")
+    check_size(param, "texts", len(texts), limits.inputs_max, "inputs_max")
 
 
 def _check_elements(given: dict[str, Any], limits: RequestLimits) -> None:

@@ -67,8 +67,32 @@ def _plain(config: Config, text: LightText, job: PlainJob) -> PlainReport:
     return PlainReport(asyncio.run(work), names)
 
 
+def pooling(config: Config) -> Work:
+    """All of a pooling model. Raises what vLLM raises where its classes cannot be used."""
+    prepare_process(EngineConfig(threads=1), 1)
+    from services.gateway.full_api.vllm.build import build_pooling
+
+    pools = build_pooling(config, model_folder(config))
+
+    def work(job: Job) -> Result:
+        match job:
+            case ShapeJob():
+                return _shape(config, job)
+            case ApiJob():
+                return ApiReport(asyncio.run(pools.check(job.route, job.body, job.context)))
+            case AnswerJob():
+                about = ApiRequest(job.route, job.body, Origin(job.request_id))
+                written = pools.answer(about, job.checked, job.deltas, job.context)
+                return ApiReport(CheckedBody(answer=asyncio.run(written)))
+        raise BatonError(Code.INTERNAL, "this helper is of a pooling model")
+
+    return work
+
+
 def vllm(config: Config) -> Work:
     """Everything. Raises what vLLM raises where its classes cannot be used."""
+    if config.model.pools:
+        return pooling(config)
     prepare_process(EngineConfig(threads=1), 1)
     from services.gateway.full_api.vllm.build import build_helper
 

@@ -10,6 +10,7 @@ from common.config import Config
 from common.errors import BatonError, Code
 from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.kinds import Kind, RequestSpec
+from services.gateway.api.routes import ROUTE_OF
 from services.gateway.auth.caller import Caller
 from services.gateway.helper.jobs import INLINE_BYTES_MAX, PlainJob, PlainReport
 from services.gateway.http.served_model import ServedModel, asked_model
@@ -110,6 +111,7 @@ class App:
         if self._core.draining:
             raise draining()
         model, adapter = self.chosen(body, caller)
+        model.check_route(ROUTE_OF[kind])
         if len(body) <= INLINE_BYTES_MAX:
             about = (kind, body, request_id, deadline_ms)
             return await model.intake.prepare(*about, ignored, adapter)

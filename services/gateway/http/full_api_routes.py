@@ -68,7 +68,7 @@ class FullApiRoutes:
         self, request: web.Request, route: Route, body: bytes, origin: Origin
     ) -> web.StreamResponse:
         """Raises BatonError before anything is written."""
-        api, adapter = await self._api(body, origin)
+        api, adapter = await self._api(route, body, origin)
         api_request = ApiRequest(route, body, origin, adapter)
         try:
             reply = await api.answer(api_request)
@@ -81,10 +81,11 @@ class FullApiRoutes:
         finally:
             api.end(api_request, "client gone")
 
-    async def _api(self, body: bytes, origin: Origin) -> tuple[LazyApi, str]:
+    async def _api(self, route: Route, body: bytes, origin: Origin) -> tuple[LazyApi, str]:
         """That of the model that is asked for, once the fleet's longest sequence is known, and the
-        id of the LoRA adapter, if one is."""
+        id of the LoRA adapter, if one is. Raises BatonError for a model that has no such route."""
         model, adapter = self._app.chosen(body, origin.caller)
+        model.check_route(route)
         await model.context()
         return self._apis[model.name], adapter
 
@@ -92,7 +93,7 @@ class FullApiRoutes:
         self, route: Route, body: bytes, origin: Origin, sink: StreamReplay
     ) -> None:
         """Writes the events of a resumable stream to `sink`. Raises BatonError before the first."""
-        api, adapter = await self._api(body, origin)
+        api, adapter = await self._api(route, body, origin)
         api_request = ApiRequest(route, body, origin, adapter, is_attended=lambda: sink.has_client)
         began = False
         try:

@@ -11,6 +11,7 @@ from common.config import Config
 from common.model.resolve import model_folder
 from common.telemetry.log import Logger
 from services.gateway.full_api.lazy import LazyApi
+from services.gateway.full_api.pooling import PoolingApi
 from services.gateway.full_api.port import Checks, FullApi
 from services.gateway.full_api.vllm.build import build
 from services.gateway.helper.bodies import BodyChecks
@@ -72,7 +73,8 @@ class ModelParts:
 
     async def start(self) -> None:
         """Loads what must be there before the gateway is ready."""
-        if self._config.gateway.text == "vllm" or self._config.model.reasoning_parser:
+        model = self._config.model
+        if self._config.gateway.text == "vllm" or model.reasoning_parser or model.pools:
             await asyncio.gather(self.full_api.ready(), self._helpers.start())
 
     def close(self) -> None:
@@ -86,5 +88,8 @@ class ModelParts:
             return None
         grammars = Grammars(self._helpers, config.gateway.limits)
         checks = Checks(grammars.check, bodies.check, bodies.answer)
+        if config.model.pools:
+            name = config.model.served_name
+            return lambda: PoolingApi(name, checks, app.open_with, app.close)
         folder, root = model_folder(config), self._root
         return lambda: build(config, folder, root, checks, app.open_with, app.close)

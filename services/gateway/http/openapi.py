@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.request_bodies import ChatRequest, CompletionRequest
-from services.gateway.api.routes import Route
+from services.gateway.api.routes import RERANKS, Route
 from services.gateway.full_api.fields import HONOURED
 
 REFERENCE = "#/components/schemas/{name}"
@@ -25,6 +25,10 @@ REQUIRED: dict[Route, list[str]] = {
     Route.COUNT_TOKENS: ["model", "messages"],
     Route.TOKENIZE: [],
     Route.DETOKENIZE: ["tokens"],
+    Route.EMBEDDINGS: ["input"],
+    Route.CLASSIFY: ["input"],
+    Route.POOLING: ["input"],
+    **{route: ["query", "documents"] for route in RERANKS},
 }
 TYPES: dict[str, Any] = {
     "model": {"type": "string"},

@@ -15,6 +15,7 @@ from common.messages import ServedAdapter
 from common.model.adapters import name_of_adapter
 from services.gateway.api.intake import Intake
 from services.gateway.api.response_bodies import models_body
+from services.gateway.api.routes import Route, check_task
 from services.gateway.helper.pool import HelperPool
 from services.gateway.requests.core import Core
 from services.gateway.requests.refusals import RETRY_SOON_MS, unreachable
@@ -46,6 +47,10 @@ class ServedModel:
         self._root = root
         self._created = clock.unix_ms() // 1000
         self._context_known = asyncio.Event()
+
+    def check_route(self, route: Route) -> None:
+        """Raises BatonError(INVALID_REQUEST) where this model is for something else."""
+        check_task(self.name, self._config.model.task, route)
 
     @property
     def reason(self) -> str:

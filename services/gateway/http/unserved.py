@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_TEXT_ONLY = "the fleet serves models that generate text"
+_TEXT_ONLY = "the fleet serves text, vectors and scores by other routes"
 _STORED = "answers are not stored"
 _HALVES = "rendering and generating are not served apart; /tokenize renders a prompt"
 _ENGINE = "it concerns a single engine; `baton ctl` has what an operator needs"
@@ -17,8 +17,7 @@ _DOCUMENT = "/docs and /openapi.json describe the API"
 
 _BY_REASON: dict[str, str] = {
     _TEXT_ONLY: """
-        POST /v1/embeddings POST /v2/embed POST /pooling POST /classify POST /score POST /v1/score
-        POST /rerank POST /v1/rerank POST /v2/rerank POST /generative_scoring POST /v1/systemone
+        POST /v2/embed POST /generative_scoring POST /v1/systemone
         POST /v1/audio/transcriptions POST /v1/audio/translations GET /v1/realtime
         POST /v2/chat
     """,

@@ -152,13 +152,14 @@ class Core:
             if request.worker != worker and not self._adopt(request, worker, delta):
                 actions += self._from_wrong_worker(worker, delta)
                 continue
-            if request.state is not State.STREAMING and delta.token_ids:
+            has_output = delta.token_ids or delta.pooled
+            if request.state is not State.STREAMING and has_output:
                 request.timer.output_began(now)
             outcome = request.stream.push(delta)
             if outcome is PushOutcome.DROPPED:
                 self.counters.stale += 1
                 continue
-            if outcome in ACCEPTED and delta.token_ids:
+            if outcome in ACCEPTED and has_output:
                 if request.state is not State.STREAMING:
                     request.move(State.STREAMING, now)
                 gap = request.timer.token(now)

@@ -161,6 +161,7 @@ class LiveRequest:
             emitted=len(journal.emitted),
             images=spec.images,
             adapter=spec.adapter,
+            pooling=spec.pooling,
         )
         submit = Submit(
             request_id=spec.request_id,

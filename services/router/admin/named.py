@@ -11,7 +11,7 @@ from services.router.records.worker import Worker
 from services.router.tables import SharedTables
 
 NAMES_MAX, IDS_MAX = 32, 5
-RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-")
+RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-", "embd-", "score-", "classify-", "pooling-")
 
 
 def worker_named(shared: SharedTables, name: str) -> Worker:

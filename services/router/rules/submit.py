@@ -186,8 +186,9 @@ def _check_request(tables: Tables, attempt: Attempt, now: float) -> Refusal | No
     if not 0 < len(attempt.request_id) <= REQUEST_ID_CHARS_MAX or attempt.number < 1:
         sentence = "a request needs an id and an attempt from 1 on"
         return Refusal(Code.INVALID_REQUEST, sentence)
-    if request.prompt_tokens < 1 or request.max_tokens < 1 or not attempt.body:
-        sentence = "a request needs a body, prompt_tokens and max_tokens above 0"
+    if request.prompt_tokens < 1 or not attempt.body or bool(request.max_tokens) == tables.pooling:
+        needs = "0 (it generates nothing)" if tables.pooling else "above 0"
+        sentence = f"a request needs a body, prompt_tokens above 0 and max_tokens {needs}"
         return Refusal(Code.INVALID_REQUEST, sentence)
     if tables.draining:
         return Refusal(Code.DRAINING, "the router is stopping")

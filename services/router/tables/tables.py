@@ -17,6 +17,7 @@ from services.router.fleet.rebalance import Rebalance
 from services.router.fleet.snapshots import WorkerSnapshots
 from services.router.fleet.summary import DecodeLimits
 from services.router.placement.memory import PlacementMemory
+from services.router.placement.policies import least_loaded
 from services.router.placement.policies.registry import POLICIES
 from services.router.placement.types import Placement, PlacementOptions, ResourceRequest
 from services.router.queue.waiting_queue import WaitingQueue
@@ -44,6 +45,8 @@ class Tables:
         self.shared = shared
         #: Name of the model.
         self.model = model
+        #: Whether it is a pooling model, as `Settings` has it.
+        self.pooling = model in settings.pooling
         self.settings = settings
         #: Makes the 16 random bytes of a ticket.
         self.secrets = shared.secrets
@@ -80,8 +83,10 @@ class Tables:
         )
         self.drain_rate = DrainRate()
         self.estimates = Estimates(settings.admission)
+        policy = least_loaded.NAME if self.pooling else settings.policy
+        remote_prefill = "never" if self.pooling else settings.remote_prefill
         self.placement_memory = PlacementMemory(
-            POLICIES[settings.policy], PlacementOptions(settings.mode, settings.remote_prefill)
+            POLICIES[policy], PlacementOptions(settings.mode, remote_prefill)
         )
         self.admission = Admission(settings.admission, shared.keys, shared.uniform)
         #: The limits in force; an operator may set them, for all models alike.
@@ -234,7 +239,9 @@ class Tables:
         self.changes.capacity = True
 
     def set_policy(self, policy: str, remote_prefill: str) -> None:
-        """An empty argument leaves its value as it is."""
+        """An empty argument leaves its value as it is. A pooling model has a policy of its own."""
+        if self.pooling:
+            return
         self.placement_memory.set_options(policy, remote_prefill)
         self.changes.capacity = True
 

@@ -38,9 +38,9 @@ def main() -> None:
 
 
 @contextmanager
-def peer(model: Path | None = None) -> Iterator[str]:
-    """Its URL, until the block ends. `model`: a folder; none: the embedded one. Raises
-    AssertionError with its last words if it never answers."""
+def peer(model: Path | None = None, *more: str) -> Iterator[str]:
+    """Its URL, until the block ends. `model`: a folder; none: the embedded one. `more`: further
+    arguments. Raises AssertionError with its last words if it never answers."""
     port = free_port()
     arguments = [
         "--model",
@@ -52,6 +52,7 @@ def peer(model: Path | None = None) -> Iterator[str]:
     arguments += ["--port", str(port), "--kv-cache-memory-bytes", str(256 << 20)]
     arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     arguments += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    arguments += more
     settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     settings |= {"VLLM_USE_AOT_COMPILE": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment = os.environ | settings

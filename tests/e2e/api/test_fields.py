@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from services.gateway.api.fields import WITHOUT_EFFECT
-from services.gateway.api.routes import Route
+from services.gateway.api.routes import RERANKS, SCORES, Route
 from services.gateway.full_api.fields import HONOURED, REFUSED
 
 #: Taken on every route that generates.
@@ -23,9 +23,22 @@ def models(route: Route) -> list[Any]:
     )
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.entrypoints.pooling.classify import protocol as classify
+    from vllm.entrypoints.pooling.embed import protocol as embed
+    from vllm.entrypoints.pooling.pooling import protocol as pooling
+    from vllm.entrypoints.pooling.scoring import protocol as scoring
     from vllm.entrypoints.serve.tokenize import protocol as tokenize
 
+    embeddings = [embed.EmbeddingCompletionRequest, embed.EmbeddingChatRequest]
+    classes = [classify.ClassificationCompletionRequest, classify.ClassificationChatRequest]
+    pooled = [pooling.PoolingCompletionRequest, pooling.PoolingChatRequest]
+    pooled += [pooling.IOProcessorRequest]
     return {
+        Route.EMBEDDINGS: embeddings,
+        Route.CLASSIFY: classes,
+        Route.POOLING: pooled,
+        **{route: [scoring.RerankRequest] for route in RERANKS},
+        **{route: [*get_args(scoring.ScoreRequest)] for route in SCORES},
         Route.CHAT: [ChatCompletionRequest],
         Route.BATCH: [BatchChatCompletionRequest],
         Route.COMPLETION: [CompletionRequest],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from services.gateway.full_api.vllm.checking import BodyChecker
+    from services.gateway.full_api.vllm.pooling import PoolingWork
     from services.gateway.full_api.vllm.writing import AnswerWriter
 
 
@@ -87,6 +88,17 @@ def build_helper(config: Config, model: Path) -> tuple[BodyChecker, AnswerWriter
     return checker, writer
 
 
+def build_pooling(config: Config, model: Path) -> PoolingWork:
+    """In a helper process of a pooling model. Raises what vLLM raises."""
+    from services.gateway.full_api.vllm.pooling import PooledClient, PoolingWork
+    from services.gateway.full_api.vllm.writing import AnswerWriter
+
+    idle, name = AnswerWriter(), config.model.served_name
+    made, limits = vllm_config(config, model, language_model_only=True), config.gateway.limits
+    client = PooledClient(made, name, idle.compiles, limits, idle.open, idle.close)
+    return PoolingWork(config, client, "embed" if config.model.task == "embed" else "classify")
+
+
 def vllm_config(config: Config, model: Path, *, language_model_only: bool = False) -> VllmConfig:
     """The configuration that vLLM's own render server makes: no engine, KV cache or kernels.
     `language_model_only`: nothing that processes images is loaded."""
@@ -105,6 +117,7 @@ def vllm_config(config: Config, model: Path, *, language_model_only: bool = Fals
         dtype="float32" if embedded else config.model.dtype,
         max_model_len=config.model.max_model_len or None,
         reasoning_parser=config.model.reasoning_parser,
+        runner="pooling" if config.model.pools else "auto",
         enforce_eager=True,
         mm_processor_cache_gb=0,
     )

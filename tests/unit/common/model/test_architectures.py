@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from common.model import architectures
-from common.model.architectures import GENERATING, REGISTRY, why_not_served
+from common.model.architectures import (
+    GENERATING,
+    REGISTRY,
+    why_not_pooled,
+    why_not_served,
+)
 from common.model.vllm_source import literal_tables
 
 OWN_CODE = {
@@ -38,6 +43,10 @@ def test_architectures_that_generate_text_are_taken(table: str) -> None:
         ("T5ForConditionalGeneration", {"is_encoder_decoder": True}, "has an encoder"),
         ("Own", {"text_config": {"is_encoder_decoder": True}}, "name a decoder-only model"),
         ("BertModel", {}, "BertModel is an embedding model, which makes no text"),
+        ("BertModel", {}, 'set task = "embed" for it under [model]'),
+        ("BertForSequenceClassification", {}, 'set task = "classify" or "rerank" for it'),
+        ("Qwen3Model", {}, 'set task = "embed"'),
+        ("LlamaForCausalLM", {"files": ["modules.json"]}, 'set task = "embed"'),
         ("Qwen3Model", {}, "is an embedding model"),
         ("LlamaForSequenceClassification", {}, "is a classification model"),
         ("BertForTokenClassification", {}, "is a classification model"),
@@ -97,3 +106,27 @@ def test_a_plugin_may_bring_any_architecture(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_vllm_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architectures, "literal_tables", lambda *_: {})
     assert said("BertModel") == ""
+
+
+def pooled(name: str, *, trusted: bool = False, files: list[str] | None = None, **more: Any) -> str:
+    config = {"architectures": [name] if name else [], **more}
+    return why_not_pooled(config, trusted=trusted, files=files or ["config.json"])
+
+
+@pytest.mark.parametrize(
+    "name", ["BertModel", "BertForSequenceClassification", "Qwen3ForCausalLM", "Qwen3Model"]
+)
+def test_with_a_task_models_of_any_purpose_are_taken(name: str) -> None:
+    assert pooled(name, files=["config.json", "modules.json"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "sentence"),
+    [
+        ("", {}, "names no `architectures`"),
+        ("T5Model", {"is_encoder_decoder": True}, "has an encoder beside its decoder"),
+        ("OwnModel", {"auto_map": OWN_CODE}, "set `trust_remote_code = true`"),
+    ],
+)
+def test_what_cannot_be_pooled(name: str, more: dict[str, Any], sentence: str) -> None:
+    assert sentence in pooled(name, **more)

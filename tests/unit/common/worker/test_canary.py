@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from common.clock import SystemClock
 from common.engine.port import Batch, Output
-from common.messages import Load
+from common.messages import Load, Pooling
 from common.worker.actions import AbortInEngine, AddToEngine
-from common.worker.canary import CANARY_ID, PROMPT, SAMPLING, Canary
+from common.worker.canary import CANARY_ID, PROMPT, SAMPLING, Canary, marks_of
 from tests.rigs.engines import PlayedEngine
 
 FIRST = f"{CANARY_ID}#1"
@@ -153,3 +155,18 @@ async def test_an_engine_that_is_silent_while_it_has_the_canary_says_so_in_every
     reported = bench.canary.load_without_own(silent, empty=True)
     assert reported == Load(step_age_ms=4_000.0, silent_ms=3_000.0)
     running.cancel()
+
+
+async def test_a_pooling_engine_is_asked_for_what_it_makes(bench: Bench) -> None:
+    pooling = Pooling(task="embed")
+    bench.engine.info = replace(bench.engine.info, pooling=pooling)
+    running = asyncio.gather(bench.canary.run(5.0))
+    request = (await bench.add()).request
+    assert (request.pooling, request.sampling.max_tokens) == (pooling, 0)
+    numbers = np.array([0.1, 0.9, np.nan, 0.2], "<f4").tobytes()
+    bench.canary.batch_without_own(Batch(outputs=[Output(FIRST, [], "stop", pooled=numbers)]))
+    (answer,) = await running
+    assert answer.outcome == "answered"
+    assert (answer.tokens[0], answer.tokens[2]) == (4, 1), "numbers, and those that are none"
+    healthy = marks_of(np.array([0.1, 0.9, 0.3], "<f4").tobytes())
+    assert healthy == [3, 1, 0]

@@ -124,7 +124,7 @@ class Ledger:
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"):
                 database.execute(f"PRAGMA {pragma}")
             self._database = database
-            known = self._transact("BEGIN IMMEDIATE", _made)
+            known = self._transact("BEGIN IMMEDIATE", make_tables)
         except (sqlite3.Error, BatonError) as error:
             raise ConfigError("gateway.jobs.path", f"{path} cannot be used: {error}") from error
         if known != VERSION:
@@ -155,7 +155,7 @@ class Ledger:
         return result
 
 
-def _made(database: sqlite3.Connection) -> int:
+def make_tables(database: sqlite3.Connection) -> int:
     """Makes the tables of an empty ledger. Returns its version."""
     (known,) = database.execute("PRAGMA user_version").fetchone()
     if known:

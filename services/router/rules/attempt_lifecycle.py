@@ -107,7 +107,7 @@ def on_decode_started(
     tables.admission.awaiting_first_token.pop(attempt.key, None)
     attempt.batch = len(worker.decoding)
     learning.learn_first_token(tables.estimates, worker, attempt, now)
-    worker.finish_prompt(attempt.key)
+    tables.finish_prompt(attempt, worker)
     if attempt.state is AttemptState.PLACED:
         attempt.apply(AttemptEvent.STARTED)
     if attempt.moved_from:

@@ -9,7 +9,7 @@ from common.config.balance import BalanceConfig
 from common.config.base import NAME_PATTERN, Section
 from common.config.degradation import DegradationConfig
 from common.config.engine import EngineConfig, SimConfig
-from common.config.gateway import GatewayConfig
+from common.config.gateway import GatewayConfig, JobsConfig
 from common.config.kv import CheckpointConfig, KvConfig, StoreConfig
 from common.config.liveness import LivenessConfig
 from common.config.observe import PricesConfig, TimelineConfig

@@ -103,6 +103,10 @@ class AdmissionConfig(Section, frozen=True):
     class_floor: Share = 0.05
     """Share of the service that each lower priority class gets while it waits, so that none
     starves."""
+    batch_reserve: Share = 0.05
+    """Share of the slots of each decode worker that new requests of the lowest class leave free, so
+    that one of a higher class begins at once. Nor do they go where a prompt is being computed. They
+    do both where their class has waited long enough to be owed service (`class_floor`)."""
     queue_reserve: Share = 0.1
     """Last share of the queue's count and bytes, kept for tenants below their fair share and never
     for the batch class, so that a flood of one tenant does not shut out the others."""

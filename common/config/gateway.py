@@ -15,6 +15,33 @@ ROOT_PATH_PATTERN = r"^((/[A-Za-z0-9._~-]+)+)?$"
 MEDIA_DOMAIN_PATTERN = r"^[a-z0-9.:-]+$"
 
 
+class JobsConfig(Section, frozen=True):
+    """Files and batches: `/v1/files` and `/v1/batches`. The lines of a batch run as requests of the
+    lowest class. The gateway processes of a host share one folder of jobs."""
+
+    path: str = ""
+    """Folder of the files and of the ledger, on a disk of this host; empty serves no jobs. What
+    clients upload and what the models answer lies there, in files of mode 0600."""
+    quota_mib: Count = 1024
+    """MiB of files that one API key may have. An upload over it is refused. The answers of a batch
+    are always written, and count."""
+    file_mib_max: Count = 200
+    """MiB of one uploaded file."""
+    lines_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
+    """Lines of one batch."""
+    batches_max: Count = 64
+    """Batches of one API key that are not over."""
+    lines_at_once: Count = 256
+    """Lines that one gateway process runs at once."""
+    lines_waiting: Count = 16
+    """Lines that one gateway process has in the router's queue. Others wait in the ledger."""
+    keep_hours: Annotated[int, Meta(ge=1, le=8760)] = 720
+    """Hours after which a file is deleted that was given no other time, and a batch that is
+    over."""
+    lease_ms: Annotated[float, Meta(ge=1_000)] = 15_000.0
+    """Time after which another gateway process runs the lines of one that says nothing any more."""
+
+
 class GatewayConfig(Section, frozen=True):
     """The HTTP side of the fleet. Limits on counts are for each gateway process."""
 
@@ -108,3 +135,4 @@ class GatewayConfig(Section, frozen=True):
     """Bytes of events that are kept of each such stream. A stream of which more waits to be taken,
     because its client is gone or slow, is ended. Its client can still get all that is kept."""
     limits: RequestLimits = RequestLimits()
+    jobs: JobsConfig = JobsConfig()

@@ -26,6 +26,13 @@ class Authenticator:
         """Raises BatonError(INVALID_API_KEY)."""
         return ANONYMOUS if self._ring is None else self._ring.value.caller(authorization, api_key)
 
+    def holder(self, key_id: str) -> Caller | None:
+        """Who has the key with this public id, for work that goes on without a connection. None:
+        the key was revoked."""
+        if self._ring is None:
+            return None if key_id else ANONYMOUS
+        return self._ring.value.holder(key_id)
+
     def refresh(self, *, force: bool = False) -> None:
         """Reads the file if it has changed, or in any case."""
         if self._ring is not None:

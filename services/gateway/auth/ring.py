@@ -31,3 +31,7 @@ class KeyRing:
         """Takes the values of all `Authorization` and `x-api-key` headers. Raises
         BatonError(INVALID_API_KEY)."""
         return self._callers[self._check.identify(authorization, api_key)]
+
+    def holder(self, key_id: str) -> Caller | None:
+        """Of the key with this public id; None: there is none any more."""
+        return self._callers.get(key_id)

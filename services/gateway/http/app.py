@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from common.clock import Clock
 from common.config import Config
 from common.errors import BatonError, Code
 from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.kinds import Kind, RequestSpec
+from services.gateway.api.response_bodies import answer_body
 from services.gateway.api.routes import ROUTE_OF
 from services.gateway.auth.caller import Caller
 from services.gateway.helper.jobs import INLINE_BYTES_MAX, PlainJob, PlainReport
@@ -17,7 +20,7 @@ from services.gateway.http.served_model import ServedModel, asked_model
 from services.gateway.requests.core import Core
 from services.gateway.requests.events import Attended, Closed, Event, Opened
 from services.gateway.requests.refusals import RETRY_SOON_MS, draining
-from services.gateway.streams.answer import Answer, FailureListener, TokenStream
+from services.gateway.streams.answer import Answer, Collected, FailureListener, TokenStream
 from services.gateway.streams.journal import Journal
 from services.gateway.streams.stream import TextStream
 
@@ -141,6 +144,22 @@ class App:
             include_stop=spec.include_stop,
         )
         self._handle(Opened(spec, stream, answer, caller))
+
+    async def answered(self, spec: RequestSpec, caller: Caller, clock: Clock) -> bytes:
+        """The body of an answer that does not stream. Who waits for it may be cancelled. Raises
+        BatonError."""
+        done = asyncio.Event()
+        answer = Collected(done.set)
+        self.open(spec, answer, caller)
+        try:
+            await done.wait()
+        finally:
+            self.close(spec, "client gone")
+        if answer.ending is None:
+            raise answer.error or BatonError(Code.INTERNAL, "the answer has no end")
+        return answer_body(
+            spec, answer.joined_text, answer.token_ids, answer.ending, clock.monotonic()
+        )
 
     def open_with(
         self, spec: RequestSpec, stream: TokenStream, listener: FailureListener, caller: Caller

@@ -8,6 +8,7 @@ event in the route's own shape, and the stream ends without [DONE].
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 import msgspec
 from aiohttp import web
@@ -15,10 +16,11 @@ from aiohttp import web
 from common.clock import Clock
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
+from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.response_bodies import error_object
-from services.gateway.api.routes import Route
+from services.gateway.api.routes import ROUTE_OF, Route
 from services.gateway.auth.caller import Caller
-from services.gateway.full_api.lazy import LazyApi
+from services.gateway.full_api.lazy import LazyApi, plain_refusal
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply, Origin
 from services.gateway.full_api.timings import events_with_timings, with_timings
 from services.gateway.http.app import App
@@ -63,6 +65,45 @@ class FullApiRoutes:
             bool(self._parses_chats)
             and self._app.chosen(body, caller).model.name in self._parses_chats
         )
+
+    async def plain_spec(self, kind: Kind, body: bytes, origin: Origin) -> RequestSpec | None:
+        """The checked request; None: it needs the full API. Raises BatonError."""
+        if kind is Kind.CHAT and self.parses_chat(body, origin.caller):
+            return None
+        try:
+            spec = await self._app.prepare(
+                kind,
+                body,
+                origin.request_id,
+                origin.deadline_ms,
+                origin.ignored,
+                origin.caller,
+            )
+        except BatonError as error:
+            if error.code is not Code.UNSUPPORTED_PARAMETER or not self.is_served:
+                raise plain_refusal(ROUTE_OF[kind], error) from error
+            return None
+        return replace(
+            spec,
+            session=origin.session or spec.session,
+            timer=origin.timer,
+            timings=origin.timings,
+            traceparent=origin.traceparent,
+        )
+
+    async def answered(self, route: Route, body: bytes, origin: Origin) -> bytes:
+        """The body of an answer that does not stream. Who waits for it may be cancelled. Raises
+        BatonError."""
+        api, adapter = await self._api(body, origin)
+        api_request = ApiRequest(route, body, origin, adapter)
+        try:
+            reply = await api.answer(api_request)
+            if isinstance(reply, JsonReply):
+                return reply.body
+            sentence = "an answer cannot be streamed here"
+            raise BatonError(Code.INVALID_REQUEST, sentence, param="stream")
+        finally:
+            api.end(api_request, "client gone")
 
     async def answer(
         self, request: web.Request, route: Route, body: bytes, origin: Origin

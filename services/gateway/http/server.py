@@ -15,8 +15,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -31,13 +30,10 @@ from common.telemetry.log import Logger
 from services.gateway.api.intake import deadline_ms, session_id, wants_timings
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.api.parse import kind_of
-from services.gateway.api.response_bodies import answer_body
 from services.gateway.api.routes import ROUTE_OF, Route
 from services.gateway.api.sse import SseAnswer
 from services.gateway.auth.caller import Caller
-from services.gateway.full_api.lazy import plain_refusal
 from services.gateway.full_api.port import Origin
-from services.gateway.http.about_routes import AboutRoutes
 from services.gateway.http.app import App
 from services.gateway.http.client_connection import ClientConnection, WriteBatcher
 from services.gateway.http.full_api_routes import SSE_HEADERS, FullApiRoutes, error_body_of
@@ -62,7 +58,6 @@ from services.gateway.http.resumable import (
     wants_stream,
 )
 from services.gateway.http.stream_owners import StreamOwners
-from services.gateway.streams.answer import Collected
 
 OTHER_ROUTES = [route for route in Route if route not in ROUTE_OF.values()]
 SHUTDOWN_SECONDS = 1.0
@@ -82,10 +77,11 @@ class HttpServer:
         owners: StreamOwners,
         *,
         guard: Guard,
-        about: AboutRoutes,
+        other_routes: Iterable[tuple[str, str, Handler]],
         clock: Clock,
         log: Logger,
     ) -> None:
+        """`other_routes`: method, path and handler of those that generate nothing."""
         self._app = app
         self._full_api = full_api
         self._config = gateway = config.gateway
@@ -105,10 +101,12 @@ class HttpServer:
         application = web.Application(
             client_max_size=gateway.body_bytes_max, middlewares=[guard.middleware()]
         )
-        for method, path, handler in (*self._generating_routes(), *about.routes()):
-            make = web.get if method == "GET" else web.post
+        for method, path, handler in (*self._generating_routes(), *other_routes):
             for prefix in {"", gateway.root_path}:
-                application.router.add_routes([make(prefix + path, handler)])
+                if method == "GET":
+                    application.router.add_get(prefix + path, handler)
+                else:
+                    application.router.add_route(method, prefix + path, handler)
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -206,34 +204,16 @@ class HttpServer:
 
     async def _generate(self, request: web.Request, kind: Kind, body: bytes) -> web.StreamResponse:
         origin, route = _origin(request), ROUTE_OF[kind]
-        if kind is Kind.CHAT and self._full_api.parses_chat(body, origin.caller):
+        spec = await self._full_api.plain_spec(kind, body, origin)
+        if spec is None:
             return await self._beyond_plain(request, route, body, origin)
-        try:
-            spec = await self._app.prepare(
-                kind,
-                body,
-                origin.request_id,
-                origin.deadline_ms,
-                origin.ignored,
-                origin.caller,
-            )
-        except BatonError as error:
-            if error.code is not Code.UNSUPPORTED_PARAMETER or not self._full_api.is_served:
-                raise plain_refusal(route, error) from error
-            return await self._beyond_plain(request, route, body, origin)
-        spec = replace(
-            spec,
-            session=origin.session or spec.session,
-            timer=origin.timer,
-            timings=origin.timings,
-            traceparent=origin.traceparent,
-        )
         caller = origin.caller
         if asks_to_resume(request, stream=spec.stream):
             return await self.resumable.open(request, spec, caller)
         if spec.stream:
             return await self._stream(request, spec, caller)
-        return await self._answer_at_once(spec, caller)
+        body = await self._app.answered(spec, caller, self._clock)
+        return web.Response(body=body, content_type=JSON_TYPE)
 
     def _other(self, route: Route) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
@@ -267,21 +247,6 @@ class HttpServer:
         check_body_type(request.headers.get("Content-Type", ""), self._config.body_types)
         self.memory_limit.check()
         return await read_body(request, self._config)
-
-    async def _answer_at_once(self, spec: RequestSpec, caller: Caller) -> web.Response:
-        done = asyncio.Event()
-        answer = Collected(done.set)
-        self._app.open(spec, answer, caller)
-        try:
-            await done.wait()
-        finally:
-            self._app.close(spec, "client gone")
-        if answer.ending is None:
-            raise answer.error or BatonError(Code.INTERNAL, "the answer has no end")
-        body = answer_body(
-            spec, answer.joined_text, answer.token_ids, answer.ending, self._clock.monotonic()
-        )
-        return web.Response(body=body, content_type=JSON_TYPE)
 
     async def _stream(
         self, request: web.Request, spec: RequestSpec, caller: Caller

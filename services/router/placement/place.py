@@ -32,6 +32,9 @@ from services.router.placement.types import (
 
 PREFILL_AHEAD_TOKENS = 16_384
 SORTED_MAX = 64
+#: Prompt tokens with which a worker counts as busy for the lowest class: a prompt of a higher class
+#: that comes then waits for no more of it.
+LOWEST_AHEAD_TOKENS = 256
 
 Ranked = list[tuple[Score, int, str, WorkerView]]
 """(score, number of its last placement, name, worker), best first."""
@@ -62,6 +65,23 @@ def place(
             )
         fitting = [view for view in fitting if view.fingerprint != decode.fingerprint]
     return WaitFor.PREFILL
+
+
+def with_headroom(
+    prompt_tokens: int, decodes: Views, prefills: Views, reserve: float
+) -> tuple[list[WorkerView], list[WorkerView]] | None:
+    """The workers on which a request of the lowest class is in nobody's way: decode workers with
+    more than the share `reserve` of their slots free, and workers that compute no prompt. None:
+    there are none."""
+    ahead_max = LOWEST_AHEAD_TOKENS - prompt_tokens
+    calm = [view for view in prefills if view.queued == 0 or view.queued <= ahead_max]
+    roomy = [
+        view
+        for view in decodes
+        if view.requests < view.requests_max - int(view.requests_max * reserve)
+        and (prefills or view.queued == 0 or view.queued <= ahead_max)
+    ]
+    return (roomy, calm) if roomy and (calm or not prefills) else None
 
 
 class Likely(NamedTuple):

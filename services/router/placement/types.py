@@ -228,6 +228,7 @@ class WaitFor(enum.Enum):
     KV = "free KV blocks on a decode worker"
     PREFILL = "a free prefill worker"
     ADAPTER = "a decode worker that has its adapter"
+    HEADROOM = "more room than is kept for higher classes"
     TRIAL = "a decode worker of its own, because workers died with its prompt"
 
 

@@ -114,6 +114,12 @@ class WaitingQueue:
         """The attempt that is served next; there must be one."""
         return self._next_class().first()
 
+    def owes(self, kind: PriorityClass) -> bool:
+        """Whether this class is served next although a higher one waits."""
+        next_class = self._next_class()
+        higher = any(waiting.backlog.requests for waiting in self._classes[:kind])
+        return higher and next_class is self._classes[kind]
+
     def window(self) -> Iterator[Attempt]:
         """The attempts that may be placed now, in order. The queue must not change meanwhile."""
         for attempt in islice(self.in_order(), self.look_past):

@@ -111,7 +111,7 @@ def on_decode_started(
         tokens = attempt.request.prompt_tokens
         if not attempt.moved_from:
             tables.balance.add_prompt(tokens, max(0, tokens - message.cached_tokens), now)
-    worker.finish_prompt(attempt.key)
+    tables.finish_prompt(attempt, worker)
     if attempt.state is AttemptState.PLACED:
         attempt.apply(AttemptEvent.STARTED)
     if attempt.moved_from:

@@ -98,14 +98,14 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
         request = attempt.promise(decodes[0])
         if attempt.start_by and now >= attempt.start_by:
             return _refuse_expired(tables, attempt, now)
-        behind = attempt.follows_parked and preempt.waits_behind(attempt, tables.waiting.head())
+        workers = preempt.open_to(tables, attempt, decodes, prefills)
         too_large = request.promised_tokens >= too_big or request.prompt_tokens >= too_long
-        if behind or too_large:
+        if workers is None or too_large:
             passed.append(attempt)
             continue
         source = moves.source_of(tables, attempt, now)
-        able = _with_adapter(request.adapter, decodes)
-        choice = _choose_for(tables, attempt, (able, prefills), source, now)
+        able = _with_adapter(request.adapter, workers[0])
+        choice = _choose_for(tables, attempt, (able, workers[1]), source, now)
         if isinstance(choice, Placement):
             for earlier in passed:
                 earlier.passed_by += 1

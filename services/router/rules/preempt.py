@@ -13,6 +13,8 @@ it frees shows only in the next reports, and none while another is on its way. W
 waits until nobody waits for whom it would be parked again (`waits_behind`), and is not parked twice
 within `moves.COOLDOWN_SECONDS`.
 
+That it is seldom needed, new requests of the lowest class leave headroom (`open_to`).
+
 A KV budget: a request is promised KV for a part of its tokens at a time. Its decode worker tells
 when the stream comes near to what it is promised, at 80 % of its latest budget, and when it has all
 of it (`BudgetReached`). It goes on at the worker with most room for the next budget. That is its
@@ -35,7 +37,7 @@ from common.errors import Code
 from common.messages import BudgetReached, GrantKv, Move, PriorityClass
 from services.router.events import Action, Note, Send
 from services.router.placement.budget import ALL, Step, next_step
-from services.router.placement.place import rooms
+from services.router.placement.place import rooms, with_headroom
 from services.router.placement.types import WaitFor, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.move import MoveOrder, MoveOutcome, MoveReason
@@ -57,6 +59,25 @@ def preempt(tables: Tables, now: float) -> list[Action]:
 def abandoned_victims(tables: Tables) -> list[Attempt]:
     """The attempts on workers that nobody reads and that lose nothing, newest first."""
     return [a for a in reversed(tables.abandoned.values()) if _loses_nothing(a)]
+
+
+def open_to(
+    tables: Tables, attempt: Attempt, decodes: list[WorkerView], prefills: list[WorkerView]
+) -> tuple[list[WorkerView], list[WorkerView]] | None:
+    """The decode and prefill workers that this attempt may go to now. A new one of the lowest class
+    leaves headroom for higher ones, unless its class is owed service before one that waits. None:
+    there is no headroom, or it waits behind another (`waits_behind`)."""
+    if attempt.follows_parked and waits_behind(attempt, tables.waiting.head()):
+        return None
+    if attempt.priority is not LOWEST or attempt.number > 1 or tables.waiting.owes(LOWEST):
+        return decodes, prefills
+    reserve = tables.admission.config.batch_reserve
+    prompt_tokens = attempt.request.prompt_tokens
+    open_workers = with_headroom(prompt_tokens, decodes, prefills, reserve)
+    if open_workers is None:
+        attempt.waits_for = WaitFor.HEADROOM
+        tables.wants_prefill = True  # a prompt that is computed may make it
+    return open_workers
 
 
 def waits_behind(attempt: Attempt, first: Attempt) -> bool:

@@ -102,7 +102,8 @@ class Tables:
         self.draining = False
         #: Whether it has just started and places nothing yet (`rules/startup.py`).
         self.rebuilding = settings.rebuild_seconds > 0 and settings.max_queue > 0
-        #: Whether a queued attempt lacked only a prefill worker when placement last looked.
+        #: Whether a queued attempt lacked only a prefill worker, or headroom on one, when placement
+        #: last looked.
         self.wants_prefill = False
         #: Identities of the workers that their hosts' health daemons have something against.
         self.unhealthy: frozenset[str] = frozenset()
@@ -206,7 +207,7 @@ class Tables:
             worker.start_prompt(attempt.key, tokens)
 
     def finish_prompt(self, attempt: Attempt, worker: Worker) -> None:
-        """The prefill worker has computed the prompt. Idempotent."""
+        """The worker has computed the prompt. Idempotent."""
         worker.finish_prompt(attempt.key)
         self.changes.capacity |= self.wants_prefill
 

@@ -98,7 +98,7 @@ def read(path: Path, mib: int, workers: list[str], write_mib_s: float = 0.0) -> 
         fault="; ".join(faults),
         mib_free=free >> 20,
         mib_taken=sum(file.stat().st_blocks * 512 for file in files) >> 20,
-        filesystem=_filesystem(above),
+        filesystem=filesystem_of(above),
         mib_per_s=written_per_s(above) / (1 << 20) if tried else 0.0,
         write_mib_s=write_mib_s,
     )
@@ -196,7 +196,7 @@ def judge(disk: DiskFacts) -> Finding:
     return passed("kv.store", saw)
 
 
-def _filesystem(folder: Path) -> str:
+def filesystem_of(folder: Path) -> str:
     """The type of that of the longest mount point above the folder."""
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     resolved = folder.resolve()

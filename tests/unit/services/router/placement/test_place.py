@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.router.placement.place import PREFILL_AHEAD_TOKENS, place
+from services.router.placement.place import PREFILL_AHEAD_TOKENS, place, with_headroom
 from services.router.placement.policies import least_loaded
 from services.router.placement.types import (
     CANDIDATES_MAX,
@@ -105,3 +105,32 @@ def test_a_placement_explains_itself() -> None:
     assert roles == ["prefill"] + ["decode"] * CANDIDATES_MAX
     scores = [c.score for c in choice.candidates if c.role == "decode"]
     assert scores == sorted(scores)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prefills", "expected"),
+    [
+        ([view("d0")], [view("p0")], (["d0"], ["p0"])),
+        ([view("d0", requests=6), view("d1", requests=7)], [view("p0")], (["d0"], ["p0"])),
+        ([view("d0", requests=7)], [view("p0")], None),
+        ([view("d0")], [view("p0", queued=157), view("p1", queued=156)], (["d0"], ["p1"])),
+        ([view("d0")], [view("p0", queued=157)], None),
+        ([view("d0", queued=900)], [view("p0")], (["d0"], ["p0"])),
+        ([view("d0", queued=157), view("d1", queued=156)], [], (["d1"], [])),
+        ([view("d0", queued=157)], [], None),
+    ],
+)
+def test_the_lowest_class_leaves_headroom(
+    decodes: list[WorkerView],
+    prefills: list[WorkerView],
+    expected: tuple[list[str], list[str]] | None,
+) -> None:
+    """An eighth of eight slots is one; a prompt of 100 tokens joins 156 others."""
+    found = with_headroom(100, decodes, prefills, reserve=0.125)
+    names = None if found is None else tuple([one.name for one in views] for views in found)
+    assert names == expected
+
+
+def test_a_long_prompt_of_the_lowest_class_goes_where_none_is_computed() -> None:
+    assert with_headroom(9_000, [view("d0")], [view("p0")], reserve=0.0) is not None
+    assert with_headroom(9_000, [view("d0")], [view("p0", queued=1)], reserve=0.0) is None

@@ -165,3 +165,16 @@ def test_the_reserve_counts_bytes_too() -> None:
     waiting.append(queued("calm", body=bytes(50)))
     assert not waiting.may_use_reserve(queued("x", body=bytes(100), priority=BATCH))
     assert waiting.may_use_reserve(queued("x", body=bytes(100)))
+
+
+def test_a_class_is_owed_service_only_before_a_higher_one_that_waits() -> None:
+    waiting = WaitingQueue(100, 10_000, AdmissionConfig(class_floor=0.5))
+    fill(waiting, BATCH, 2)
+    assert not waiting.owes(BATCH), "nobody else waits"
+    fill(waiting, STANDARD, 3)
+    assert not waiting.owes(BATCH)
+    assert serve(waiting, 1) == [STANDARD]
+    assert waiting.owes(BATCH)
+    assert not waiting.owes(STANDARD)
+    assert serve(waiting, 1) == [BATCH]
+    assert not waiting.owes(BATCH)

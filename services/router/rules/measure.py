@@ -13,8 +13,8 @@ from services.router.events import Action, Note, RoleOrdered, Send
 from services.router.fleet import warm_workers
 from services.router.fleet.balance.controller import Ordered, Verdict
 from services.router.fleet.balance.goodput import Curves, Split
-from services.router.fleet.roles import ROLES
 from services.router.fleet.rebalance import Load, Mover
+from services.router.fleet.roles import ROLES
 from services.router.fleet.warm_workers import WarmWorker
 from services.router.placement.types import WaitFor, WorkerView
 from services.router.records.attempt import Attempt

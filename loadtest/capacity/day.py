@@ -1,7 +1,8 @@
 """A day whose work shifts from prefill to decode and back, and what each split could do with it.
 
 Requests come at a constant rate, and all ask for the same work; what changes is how much of it is
-prefill: from `ratio` to 1 at midnight to 1 to `ratio` at noon, along a cosine. Either the lengths
+prefill: from `ratio` to 1 at midnight to 1 to `ratio` at noon, along a cosine that may be cut off
+at both ends, as where there is a night and a working day. Either the lengths
 of all requests shift, or there are two kinds, long prompts with short answers and short prompts
 with long answers, and their shares do. In the latter case a split that has too few workers of a
 phase still serves all of the kind that hardly needs it.
@@ -40,6 +41,8 @@ class Day(NamedTuple):
     kinds: bool = False
     #: Seconds of work of a request, on workers that have no slot free.
     work: float = 1.6
+    #: Above 1 the share moves so many times as fast and stays at its ends meanwhile.
+    steepness: float = 1.0
 
     @property
     def rate(self) -> float:
@@ -49,7 +52,8 @@ class Day(NamedTuple):
     def prefill_share(self, at: float) -> float:
         """Share of prefill in all work."""
         amplitude = self.ratio / (1 + self.ratio) - 0.5
-        return 0.5 + amplitude * math.cos(2 * math.pi * at / self.seconds)
+        wave = self.steepness * math.cos(2 * math.pi * at / self.seconds)
+        return 0.5 + amplitude * max(-1.0, min(1.0, wave))
 
     def shape(self, share: float) -> RequestShape:
         """Of a request with this share of prefill."""

@@ -254,7 +254,7 @@ class Fleet:
 
     def _changed_role(self, worker: RoleModel) -> None:
         self._to_router(worker.identity, worker.hello())
-        roles = [each.role for each in self.workers.values()]
+        roles = [other.role for other in self.workers.values()]
         self.splits.append((self._time.now, roles.count(Role.PREFILL)))
 
     # ------------------------------------------------------------ clients

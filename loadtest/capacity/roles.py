@@ -32,7 +32,7 @@ class RoleModel:
     ) -> None:
         self._models = {model.role: model for model in models}
         self._changed = changed
-        cores = {each: model.core for each, model in self._models.items()}
+        cores = {model.role: model.core for model in models}
         #: Both of them, one in force.
         self.core = _Cores(cores, role, time, self._change)
         for model in models:

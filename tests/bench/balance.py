@@ -3,8 +3,9 @@
 Virtual time: the production router and the cores of the workers, modelled engines. The work asked
 for is what all ten workers can just do if the right ones prefill (`loadtest/capacity/day.py`).
 Goodput is requests within the SLO. The ratios are against the best split that stays, and against
-somebody who knows the day beforehand. Two days: the lengths of all requests shift, or the shares of
-two kinds do. The last lines are loads that stay, at the split that suits them, for an hour each.
+somebody who knows the day beforehand. Three days: the lengths of all requests shift along a cosine,
+or the shares of two kinds do, or the lengths shift quickly between a night and a working day. The
+last lines are loads that stay, at the split that suits them, for an hour each.
 
 `make bench ARGS=balance` writes the picture to build/; `python -m tests.bench.balance --picture
 PATH` elsewhere.
@@ -41,6 +42,10 @@ PROFILE = Profile(
 """About a model of 70 billion parameters on cards of today."""
 SLO = Slo(ttft_ms=8_000.0, tpot_ms=60.0)
 DAY = Day(PROFILE, workers=10, seconds=3_600.0)
+OTHER_DAYS = {
+    "two kinds shift their shares": DAY._replace(kinds=True),
+    "lengths shift between night and working day": DAY._replace(steepness=2.0),
+}
 LONG_SECONDS = (30, 60, 120, 300, 600)
 DEFAULT_LONG, LONG_MAX = 120, 600
 CLAIRVOYANT = "clairvoyant"
@@ -125,7 +130,8 @@ def play_all(cases: Iterable[Case]) -> dict[str, Played]:
 
 def main(picture: Path = Path("build/balance.png")) -> None:
     found = _of_day("all lengths shift", DAY, LONG_SECONDS)
-    _of_day("two kinds shift their shares", DAY._replace(kinds=True), (DEFAULT_LONG, LONG_MAX))
+    for title, day in OTHER_DAYS.items():
+        _of_day(title, day, (DEFAULT_LONG, LONG_MAX))
     steady = [(load, kinds) for kinds in (False, True) for load in (0.7, 1.0, 1.3)]
     cases = [
         Case(

@@ -76,7 +76,8 @@ class SwitchFaults(Faults):
             return
         router = next(self._fleet.routers(), None)
         struck: Process | None = router if fault.endswith("router") else victim
-        if struck is None:
+        forgets = fault == "kill router" and "poison" in self._kinds
+        if struck is None or forgets:  # a router's quarantine of prompts dies with it
             return
         self.struck[strike] += 1
         self._say(f"{fault} at {strike[0]}", victim)

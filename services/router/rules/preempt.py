@@ -179,10 +179,8 @@ def end_grace(tables: Tables, now: float) -> list[Action]:
         del tables.parked[key]
         if live is not None:
             continue
-        following = tables.attempts.get((key[0], key[1] + 1))
         worker = tables.workers.get(identity)
-        taken = following is not None and following.state is not AttemptState.QUEUED
-        if worker is not None and worker.connected and not taken:
+        if worker is not None and worker.connected:
             reason = "no worker had room for the parked stream in time"
             actions.append(attempt_lifecycle.abort_message(identity, key, reason))
     return actions

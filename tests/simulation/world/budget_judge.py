@@ -1,6 +1,6 @@
 """What is promised of KV budgets, checked where everybody is there to keep it: no stream has a
-block more than it was promised, worker and router agree on that, what is kept of a parked stream is let
-go soon, and nobody gets more KV past a higher class that waits for some."""
+block more than it was promised, worker and router agree on that, what is kept of a parked stream is
+let go soon, and nobody gets more KV past a higher class that waits for some."""
 
 from __future__ import annotations
 

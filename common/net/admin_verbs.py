@@ -244,7 +244,7 @@ _ALL = (
     ),
     AdminVerb(
         "balance",
-        "whether a worker should change its role, or a stream its worker: would be done, and why",
+        "whether a worker should change its role, or a stream its worker: what was seen, and why",
         examples=('balance  # [router.balance] mode = "dry" makes the router watch',),
     ),
     AdminVerb(

@@ -46,9 +46,10 @@ def grants_without_a_word(*args: Any) -> list[Action]:
 
 
 def forgets_lost_grants(tables: Tables, worker: Any, message: Any, now: float) -> list[Action]:
-    actions = REACHED(tables, worker, message, now)
     attempt = tables.attempts.get((message.request_id, message.attempt))
-    repeated = attempt is not None and message.tokens < attempt.kv_tokens_near - 8
+    before = attempt.grants if attempt is not None else 0
+    actions = REACHED(tables, worker, message, now)
+    repeated = attempt is not None and attempt.grants == before
     return [a for a in actions if not (repeated and _is_grant(a))]
 
 

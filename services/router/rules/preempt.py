@@ -111,6 +111,7 @@ def _parked(tables: Tables, victim: Attempt, sentence: str, now: float) -> list[
     sentence += "; no other worker has room for this one, which goes on later and is computed again"
     tables.counts.move(MoveReason.ROOM, MoveOutcome.PARKED)
     victim.parked, victim.parked_at = True, now
+    tables.gateways[victim.gateway].lost.append(victim.key)  # told again, if it does not hear it
     fields: dict[str, object] = {"request_id": victim.request_id}
     return [
         *attempt_lifecycle.abort(tables, victim, sentence, now),

@@ -156,7 +156,8 @@ class MoveWatch:
             self._violate(f"was not told that {key} left its worker with its KV")
         if attempt is None or not attempt.moved_from:
             return
-        if left and attempt.came_by is not order:
+        from_there = row is not None and row.decode == attempt.moved_from
+        if left and from_there and attempt.came_by is not order:
             self._violate(f"forgot the order by which {key} moved")
         by = attempt.came_by
         if by is not None and by.parks:

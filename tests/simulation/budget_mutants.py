@@ -57,8 +57,8 @@ def _is_grant(action: Action) -> bool:
     return isinstance(action, Send) and isinstance(action.message, GrantKv)
 
 
-def has_always_room(view: WorkerView, *args: Any) -> int:
-    return 1 << 40
+def has_always_room(view: WorkerView, *args: Any) -> bool:
+    return True
 
 
 def goes_where_no_room_is(tables: Tables, attempt: Attempt, worker: Any, step: Any) -> Any:
@@ -98,7 +98,7 @@ MUTANTS: dict[str, Mutant] = {
     "budget: D ignores the grant": (DecodeCore, "_granted", nothing),
     "budget: D does not count the grant": (budget, "regrant", counts_nothing_new),
     "budget: the worker's promise is not raised": (Tables, "regrant", regrants_the_table_only),
-    "budget: room here is not looked at": (preempt, "_room_here", has_always_room),
+    "budget: room here is not looked at": (preempt, "_has_room_here", has_always_room),
     "budget: room there is not looked at": (preempt, "_roomiest", goes_where_no_room_is),
     "budget: at the end it does not leave": (moves, "leave_now", nothing),
     "budget: KV not handed over": (place_queue, "_dispatch", hands_nothing_over),

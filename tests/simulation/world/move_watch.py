@@ -156,8 +156,7 @@ class MoveWatch:
             self._violate(f"was not told that {key} left its worker with its KV")
         if attempt is None or not attempt.moved_from:
             return
-        from_there = row is not None and row.decode == attempt.moved_from
-        if left and from_there and attempt.came_by is not order:
+        if left and attempt.came_by is not order:
             self._violate(f"forgot the order by which {key} moved")
         by = attempt.came_by
         if by is not None and by.parks:
@@ -217,7 +216,8 @@ class MoveWatch:
             return
         report, placed = attempt.decode_report, attempt.placed or 0.0
         kept = moves.KEPT_SHARE * self._tables.settings.keep_seconds
-        if attempt.decode == attempt.moved_from or placed - attempt.received > kept:
+        left = attempt.received if attempt.moved_at is None else attempt.moved_at
+        if attempt.decode == attempt.moved_from or placed - left > kept:
             return
         if report is None or report.kv is None or not report.kv.complete:
             self._violate(f"{key} was computed again, though nothing went wrong")

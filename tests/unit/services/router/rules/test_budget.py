@@ -286,6 +286,28 @@ def test_it_moves_though_its_worker_has_room_if_another_has_more() -> None:
     assert rig.take(Move, D0)
 
 
+def test_streams_that_are_on_their_way_count_where_they_go_and_where_they_leave() -> None:
+    """So that not all of them go where one would do."""
+    rig = fleet((21,))
+    for n in range(2):
+        stream(rig, f"r{n}")
+    rig.beat(rig.decode("d1", blocks=21), Load())
+    reach(rig, NEAR, "r0")
+    reach(rig, NEAR, "r1")
+    leaving = [key for key, _ in rig.core.tables.leaving]
+    assert leaving == ["r0"]
+    assert grants(rig) == [(128, 116)], "r1 has its worker to itself once r0 has left"
+
+
+def test_one_that_has_just_moved_stays_where_it_has_room() -> None:
+    rig = fleet((21,))
+    stream(rig)
+    rig.known().moved_at = rig.now - 5
+    rig.beat(rig.decode("d1", blocks=40), Load())
+    reach(rig, FULL)
+    assert grants(rig) == [(128, 116)]
+
+
 def test_a_worker_without_room_for_the_next_budget_is_not_asked() -> None:
     rig = fleet((13,))
     for n in range(3):

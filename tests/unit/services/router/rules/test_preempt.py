@@ -346,3 +346,12 @@ def test_a_stream_that_nobody_reads_moves_too() -> None:
     leave(rig, "r0")
     assert pressed(rig, 0.6) == ["r0"]
     assert parked(rig) == []
+
+
+def test_a_gateway_that_did_not_hear_that_its_stream_was_parked_is_told_again() -> None:
+    rig = full()
+    leave(rig, "r0")
+    submit(rig, "x", tenant="other")
+    assert preempted(rig) == ["r0"]
+    rig.gateway()
+    assert [(failed.request_id, failed.attempt) for failed in rig.take(Failed)] == [("r0", 1)]

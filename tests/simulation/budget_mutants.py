@@ -46,9 +46,10 @@ def grants_without_a_word(*args: Any) -> list[Action]:
 
 
 def forgets_lost_grants(tables: Tables, worker: Any, message: Any, now: float) -> list[Action]:
-    actions = REACHED(tables, worker, message, now)
     attempt = tables.attempts.get((message.request_id, message.attempt))
-    repeated = attempt is not None and message.tokens < attempt.kv_tokens_near - 8
+    before = attempt.grants if attempt is not None else 0
+    actions = REACHED(tables, worker, message, now)
+    repeated = attempt is not None and attempt.grants == before
     return [a for a in actions if not (repeated and _is_grant(a))]
 
 
@@ -56,8 +57,8 @@ def _is_grant(action: Action) -> bool:
     return isinstance(action, Send) and isinstance(action.message, GrantKv)
 
 
-def has_always_room(view: WorkerView, *args: Any) -> int:
-    return 1 << 40
+def has_always_room(view: WorkerView, *args: Any) -> bool:
+    return True
 
 
 def goes_where_no_room_is(tables: Tables, attempt: Attempt, worker: Any, step: Any) -> Any:
@@ -97,7 +98,7 @@ MUTANTS: dict[str, Mutant] = {
     "budget: D ignores the grant": (DecodeCore, "_granted", nothing),
     "budget: D does not count the grant": (budget, "regrant", counts_nothing_new),
     "budget: the worker's promise is not raised": (Tables, "regrant", regrants_the_table_only),
-    "budget: room here is not looked at": (preempt, "_room_here", has_always_room),
+    "budget: room here is not looked at": (preempt, "_has_room_here", has_always_room),
     "budget: room there is not looked at": (preempt, "_roomiest", goes_where_no_room_is),
     "budget: at the end it does not leave": (moves, "leave_now", nothing),
     "budget: KV not handed over": (place_queue, "_dispatch", hands_nothing_over),

@@ -202,8 +202,8 @@ class RequestLifecycle:
             reason = error.code.value
             abort = Abort(request_id=request_id, attempt=request.attempt, reason=reason)
             actions.append(ToWorker(request.worker, abort))
-        if kept and emitted:
-            request.moved_from = request.worker.decode(errors="replace")
+        moves = kept and emitted
+        request.moved_from = request.worker.decode(errors="replace") if moves else ""
         self.table.unassign(request)
         if request.state is not State.HELD:
             request.move(State.HELD, now)

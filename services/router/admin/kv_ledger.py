@@ -1,8 +1,9 @@
 """The ledger of KV that workers hold for other workers, with the request of each hold.
 
 What a decode worker keeps of a stream that left it is `moving`: the next one takes it, or its lease
-of `[kv] keep_ms` ends. Of a stream that was parked it is `parked`, and kept for a moment only. Blocks that were offered to another worker's store, which pulls them, are a
-`copy`: they belong to no request, and their lease is short.
+of `[kv] keep_ms` ends. Of a stream that was parked it is `parked`, and kept for a moment only.
+Blocks that were offered to another worker's store, which pulls them, are a `copy`: they belong to
+no request, and their lease is short.
 
 A hold is an orphan when its request is over or unknown and its worker still reports it
 `ORPHAN_SECONDS` later; reports are up to two beats old. An orphan that stays is a leak, which the

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from services.router.placement.types import WorkerView
 
-NEAR = 0.8
-"""From this share of the latest budget on, more is asked for."""
+LEFT = 5
+"""When a fifth of the latest budget is left, more is asked for."""
 
 
 class Step(NamedTuple):
@@ -39,8 +39,8 @@ def next_step(tokens: int, total: int, budget_bytes: int, view: WorkerView) -> S
     most = blocks * ceil(least / blocks)
     if most * view.block_tokens >= view.kv_need(total):
         return ALL
-    near = most - ceil(blocks * (1 - NEAR))
-    return Step(_held_by(most, total, view), max(1, _held_by(near, total, view)))
+    part, before = _held_by(most, total, view), _held_by(most - blocks, total, view)
+    return Step(part, part - (part - before) // LEFT)
 
 
 def _held_by(blocks: int, total: int, view: WorkerView) -> int:

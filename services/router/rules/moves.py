@@ -216,7 +216,7 @@ def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
         return None
     keep = PARKED_SECONDS if attempt.follows_parked else tables.settings.keep_seconds
     kept = KEPT_SHARE * keep
-    return worker if now - attempt.received <= kept else None
+    return worker if now - (attempt.moved_at or attempt.received) <= kept else None
 
 
 def can_take(decode: WorkerView, source: Worker) -> bool:

@@ -350,10 +350,12 @@ def _dispatch(
     ticket = None
     if source is not None:
         tables.counts.moved += 1
+        tables.parked.pop((attempt.request_id, attempt.number - 1), None)
         tables.workers[decode.identity].start_prompt(attempt.key, 1)
         ticket = attempt_lifecycle.ticket(tables, attempt, decode, source.view())
-        hand_over = HandOver(ticket=ticket, kept_attempt=attempt.number - 1)
-        actions.append(Send(source.identity, hand_over))
+        actions.append(
+            Send(source.identity, HandOver(ticket=ticket, kept_attempt=attempt.number - 1))
+        )
     elif prefill is None:
         tables.counts.placed_local += 1
         worker = tables.workers[decode.identity]

@@ -16,16 +16,16 @@ within `moves.COOLDOWN_SECONDS`.
 That it is seldom needed, new requests of the lowest class leave headroom (`open_to`).
 
 A KV budget: a request is promised KV for a part of its tokens at a time. Its decode worker tells
-when the stream comes near to what it is promised, at 80 % of its latest budget, and when it has all
-of it (`BudgetReached`). It goes on at the worker with most room for the next budget. That is its
-own where its own has room and no other has more, what the stream itself holds included: then it is
-granted the next one and notices nothing. Otherwise it moves (`moves.py`): from 80 % on the next
-worker connects and gets its full blocks, and at 100 % it leaves. Where no worker has room, or a
-higher class waits for KV, it is parked at 100 %: it leaves as for a move and waits in the queue,
-before newer requests of its class. For `moves.PARKED_SECONDS` its worker keeps its blocks, so that
-it goes on from them if room appears; after that it goes on from what stores and prefix caches have.
-A stream that another router placed is granted all as soon as it asks, if this one is the only
-router.
+when the stream comes near to what it is promised, with a fifth of its latest budget left, and when
+it has all of it (`BudgetReached`). It goes on at the worker with most room for the next budget.
+That is its own where its own has room and no other has more, what the stream itself holds included,
+and where it has just come from another: then it is granted the next one and notices nothing.
+Otherwise it moves (`moves.py`): from 80 % on the next worker connects and gets its full blocks, and
+at 100 % it leaves. Where no worker has room, or a higher class waits for KV, it is parked at 100 %:
+it leaves as for a move and waits in the queue, before newer requests of its class. For
+`moves.PARKED_SECONDS` its worker keeps its blocks, so that it goes on from them if room appears;
+after that it goes on from what stores and prefix caches have. A stream that another router placed
+is granted all as soon as it asks, if this one is the only router.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ def _parked(tables: Tables, victim: Attempt, sentence: str, now: float) -> list[
     sentence += "; no other worker has room for this one, which goes on later and is computed again"
     tables.counts.move(MoveReason.ROOM, MoveOutcome.PARKED)
     victim.parked, victim.parked_at = True, now
+    tables.gateways[victim.gateway].lost.append(victim.key)  # told again, if it does not hear it
     fields: dict[str, object] = {"request_id": victim.request_id}
     return [
         *attempt_lifecycle.abort(tables, victim, sentence, now),
@@ -200,10 +201,8 @@ def end_grace(tables: Tables, now: float) -> list[Action]:
         del tables.parked[key]
         if live is not None:
             continue
-        following = tables.attempts.get((key[0], key[1] + 1))
         worker = tables.workers.get(identity)
-        taken = following is not None and following.state is not AttemptState.QUEUED
-        if worker is not None and worker.connected and not taken:
+        if worker is not None and worker.connected:
             reason = "no worker had room for the parked stream in time"
             actions.append(attempt_lifecycle.abort_message(identity, key, reason))
     return actions
@@ -218,9 +217,12 @@ def _grow(
     total = attempt.request.total_tokens
     step = next_step(max(tokens, promised), total, attempt.budget_bytes, here)
     outranked = _outranked(tables, attempt)
-    own = -1 if outranked else _room_here(here, worker, attempt, step)
+    fits = not outranked and _has_room_here(here, worker, attempt, step)
     best = None if outranked else _roomiest(tables, attempt, worker, step)
-    if own >= 0 and (best is None or own >= _free(best)):
+    if fits and (best is None or moves.cools_down(attempt, now)):
+        return _granted(tables, attempt, step)
+    own = _left(tables, here) + worker.held[attempt.key]
+    if fits and best is not None and own >= _left(tables, best):
         return _granted(tables, attempt, step)
     why = f"it has {tokens} of the {promised} tokens that its KV budget holds"
     if best is not None:
@@ -236,13 +238,10 @@ def _grow(
     return _park(tables, attempt, worker, f"{why}, and {lacks}", now)
 
 
-def _room_here(view: WorkerView, worker: Worker, attempt: Attempt, step: Step) -> int:
-    """KV tokens that are free for the stream where it runs, those that it holds included; -1 if
-    that is too little."""
-    held = worker.held.get(attempt.key, 0)
-    room = _free(view) + held
+def _has_room_here(view: WorkerView, worker: Worker, attempt: Attempt, step: Step) -> bool:
+    """Whether the stream may grow where it runs."""
     need = view.kv_need(step.tokens or attempt.request.total_tokens)
-    return room if worker.ready and need <= room else -1
+    return worker.ready and need <= _free(view) + worker.held[attempt.key]
 
 
 def _free(view: WorkerView) -> int:
@@ -254,8 +253,22 @@ def _roomiest(tables: Tables, attempt: Attempt, worker: Worker, step: Step) -> W
     if moves.why_it_stays(tables, attempt):
         return None
     request = attempt.request._replace(kv_tokens=step.tokens)
-    able = [v for v in moves.takers(tables, attempt, worker) if rooms(request, [v])]
-    return max(able, key=_free, default=None)
+    need = worker.view().kv_need(request.promised_tokens)
+    takers = moves.takers(tables, attempt, worker)
+    able = [v for v in takers if rooms(request, [v]) and need <= _left(tables, v)]
+    return max(able, key=lambda view: _left(tables, view), default=None)
+
+
+def _left(tables: Tables, view: WorkerView) -> int:
+    """KV tokens that are free there once all streams have come and gone that are ordered to."""
+    free = _free(view)
+    for attempt in tables.leaving.values():
+        held = tables.workers[attempt.decode].held.get(attempt.key, 0)
+        if attempt.decode == view.identity:
+            free += held
+        elif attempt.leaves_by is not None and attempt.leaves_by.target == view.identity:
+            free -= held
+    return free
 
 
 def _outranked(tables: Tables, attempt: Attempt) -> bool:
@@ -277,7 +290,7 @@ def _granted(tables: Tables, attempt: Attempt, step: Step) -> list[Action]:
 
 def _grant_all(tables: Tables, attempt: Attempt, worker: Worker) -> list[Action]:
     """What its budget is, the router knows that placed it."""
-    if not tables.settings.alone or _room_here(worker.view(), worker, attempt, ALL) < 0:
+    if not tables.settings.alone or not _has_room_here(worker.view(), worker, attempt, ALL):
         return []
     return _granted(tables, attempt, ALL)
 

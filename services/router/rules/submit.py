@@ -121,7 +121,10 @@ def _new_attempt(
     before = (attempt.request_id, attempt.number - 1)
     row = tables.attempts.get(before) or tables.history.find(before)
     attempt.came_by = _order_of(tables, attempt, row)
-    attempt.moved_at = now if attempt.moved_from else (row.moved_at if row else None)
+    attempt.moved_at = row.moved_at if row is not None else None
+    if attempt.moved_from:
+        ended = row.finished if row is not None and row.decode == attempt.moved_from else None
+        attempt.moved_at = now if ended is None else ended
     attempt.parked_at = row.parked_at if row else None
     if row is not None:
         attempt.follow_copies(row)

@@ -1,6 +1,6 @@
 """What is promised of KV budgets, checked where everybody is there to keep it: no stream has a
-block more than it was promised, worker and router agree on that, what is kept of a parked stream is let
-go soon, and nobody gets more KV past a higher class that waits for some."""
+block more than it was promised, worker and router agree on that, what is kept of a parked stream is
+let go soon, and nobody gets more KV past a higher class that waits for some."""
 
 from __future__ import annotations
 
@@ -62,16 +62,26 @@ class BudgetJudge:
 
     def pulse(self) -> None:
         """Five times a second."""
-        now, longest = self._fleet.clock.now, PARKED_SECONDS + LATE_SECONDS
         for worker in self._fleet.workers():
             for held in worker.decode_engine.kept.values() if self._calm(worker) else ():
-                key = (held.request.request_id, held.request.attempt)
                 for router in self._fleet.routers():
-                    over = router.core.tables.history.find(key)
-                    if over is None or not over.parked or over.finished is None:
-                        continue
-                    if now > over.finished + longest:
-                        self._fleet.clock.violate(f"{worker.name} still keeps {key}, parked")
+                    self._judge_kept(router, worker, held.request)
+
+    def _judge_kept(
+        self, router: RouterProcess, worker: WorkerProcess, request: EngineRequest
+    ) -> None:
+        """Unless it was cut off since, or the next worker was told to take it."""
+        history = router.core.tables.history
+        over = history.find((request.request_id, request.attempt))
+        if over is None or not over.parked or over.finished is None:
+            return
+        next_key = (request.request_id, request.attempt + 1)
+        following = router.core.shared.attempt(next_key) or history.find(next_key)
+        elsewhere = following is not None and following.decode not in ("", worker.identity)
+        since = self._fleet.clock.now - over.finished
+        calm = worker.calm(since + LATE_SECONDS) and self._fleet.routers_calm(since + LATE_SECONDS)
+        if since > PARKED_SECONDS + LATE_SECONDS and calm and not elsewhere:
+            self._fleet.clock.violate(f"{worker.name} still keeps {over.key}, parked")
 
     def _calm(self, worker: WorkerProcess) -> bool:
         fleet = self._fleet

@@ -216,7 +216,8 @@ class MoveWatch:
             return
         report, placed = attempt.decode_report, attempt.placed or 0.0
         kept = moves.KEPT_SHARE * self._tables.settings.keep_seconds
-        if attempt.decode == attempt.moved_from or placed - attempt.received > kept:
+        left = attempt.received if attempt.moved_at is None else attempt.moved_at
+        if attempt.decode == attempt.moved_from or placed - left > kept:
             return
         if report is None or report.kv is None or not report.kv.complete:
             self._violate(f"{key} was computed again, though nothing went wrong")

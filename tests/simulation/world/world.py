@@ -109,7 +109,8 @@ class World:
         clock.after(0.1, self._arrival)
         clock.after(PULSE, self._pulse)
         clock.run(LOAD_SECONDS)
-        clock.run(LOAD_SECONDS + SETTLE_SECONDS, self._over)
+        patience = 2 if self.fleet.budgets else 1  # what is parked waits its turn, too
+        clock.run(LOAD_SECONDS + patience * SETTLE_SECONDS, self._over)
         self.fleet.judge.verdict()
         return self._outcome()
 

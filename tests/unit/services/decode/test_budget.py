@@ -28,7 +28,7 @@ def body(prompt: int, out: int) -> Any:
 class Bench:
     """`r` has 20 tokens of prompt and may make 200, in blocks of 16."""
 
-    def __init__(self, kv_tokens_max: int = 400, **order: int) -> None:
+    def __init__(self, kv_tokens_max: int = 400, **order: Any) -> None:
         self.core = DecodeCore("d0", "i", GrantLimit(4, kv_tokens_max, 16))
         self(Dispatched(messages.decode("r", **order), body(20, 200)))
 

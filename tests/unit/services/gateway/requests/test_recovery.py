@@ -321,6 +321,14 @@ def test_a_stream_that_its_worker_gave_up_names_it_for_its_kv_until_it_is_placed
     assert submitted(gate.do(WorkerGone(D1, "x")))[0].moved_from == ""
 
 
+def test_a_next_attempt_that_is_lost_before_it_was_named_is_no_move(gate: Gate) -> None:
+    """Else it would go on without the retry budget, from a worker that keeps nothing of it."""
+    gate.do(Stepped(D0, [Delta("r", 1, 2, [], error=Code.MOVED)]))
+    lost = Failed(request_id="r", attempt=2, code=Code.WORKER_LOST, message="it was lost")
+    submit, _ = submitted(gate.do(FromRouter(lost)))
+    assert (submit.attempt, submit.moved_from) == (3, "")
+
+
 @pytest.mark.parametrize(("code", "ab"), [(Code.WORKER_LOST, True), (Code.MOVED, False)])
 def test_where_no_kv_can_be_no_worker_is_named(code: Code, *, ab: bool) -> None:
     gate = Gate(recovery=True)

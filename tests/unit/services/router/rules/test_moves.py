@@ -251,6 +251,17 @@ def test_an_attempt_that_waits_is_placed_by_its_kv_as_long_as_workers_keep_it() 
     assert len(rig.take(HandOver, D0)) == 1
 
 
+def test_what_was_refused_in_between_is_late_since_it_left() -> None:
+    """Its KV is kept from the end of the attempt that left, not from the latest Submit."""
+    rig = fleet()
+    drain(rig)
+    rig.ended("r0", error=Code.MOVED)
+    rig.tick(KEPT_SHARE * 2.0 + 0.3, alive=ALL)
+    submit_next(rig)
+    assert rig.take(HandOver) == []
+    assert rig.known("r0", 2).placement is not None
+
+
 def test_a_stream_that_comes_back_to_its_worker_takes_nothing_from_it() -> None:
     """No other is there any more. The blocks may still be in its prefix cache."""
     rig = fleet()

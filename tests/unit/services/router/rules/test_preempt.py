@@ -386,3 +386,12 @@ def test_a_continued_request_of_the_lowest_class_needs_no_headroom() -> None:
     rig = computing()
     rig.submit("batch", 2, prompt=300, priority=BATCH)
     assert rig.state("batch", 2) == "placed"
+
+
+def test_a_gateway_that_did_not_hear_that_its_stream_was_parked_is_told_again() -> None:
+    rig = full()
+    leave(rig, "r0")
+    submit(rig, "x", tenant="other")
+    assert preempted(rig) == ["r0"]
+    rig.gateway()
+    assert [(failed.request_id, failed.attempt) for failed in rig.take(Failed)] == [("r0", 1)]

@@ -18,7 +18,7 @@ D0, D1 = "d0|1", "d1|1"
 ALIVE = (D0, D1, "g0|1")
 
 
-def fleet(mode: str, streams: int = 6, *, slope: float = 0.01, **more: Any) -> Rig:
+def fleet(mode: Any, streams: int = 6, *, slope: float = 0.01, **more: Any) -> Rig:
     """All streams are on d0, and d1 has just come. A step takes `slope` longer for each stream."""
     rig = Rig(rebalance=RebalanceConfig(mode=mode), mode="replicated", **more)
     rig.gateway()

@@ -80,6 +80,7 @@ class Runner:
         self._clock = clock
         self._log = log
         self._tasks: Tasks | None = None
+        self._loops: list[asyncio.Task[None]] = []
         self._wake, self._batch_wake = asyncio.Event(), asyncio.Event()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         #: What lines made of themselves that are not over yet.
@@ -106,8 +107,10 @@ class Runner:
 
     def start(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        tasks.start("lines", self._repeat(self._pass, self._wake))
-        tasks.start("batches", self._repeat(self._work_on_batches, self._batch_wake))
+        self._loops = [
+            tasks.start("lines", self._repeat(self._pass, self._wake)),
+            tasks.start("batches", self._repeat(self._work_on_batches, self._batch_wake)),
+        ]
 
     def stop_taking(self) -> None:
         """What runs may end."""
@@ -116,7 +119,7 @@ class Runner:
     async def close(self) -> None:
         """Breaks off what runs, and returns it to the ledger for others."""
         self._takes = False
-        under_way = list(self._running.values())
+        under_way = [*self._loops, *self._running.values()]
         for task in under_way:
             task.cancel()
         if under_way:

@@ -117,7 +117,7 @@ def test_a_key_has_so_many_batches_at_once() -> None:
     with pytest.raises(BatonError, match="batches_max") as caught:
         created(db, most=1)
     assert caught.value.code is Code.RATE_LIMITED
-    created(db, "b", most=1)
+    created(db, "b", now_ms=1, most=1)
     taken = batches.take(db, "g0", 0, 1000)
     assert taken is not None
     batches.refuse(db, taken, [{"code": "c"}], 1)

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import openai
@@ -92,7 +93,7 @@ def exactly_once() -> None:
             until_done(api, batch.id, LINES * (2 * number + 1) // (2 * KILLS + 1), 600)
             for name in (f"g{number % 2}", "r0"):
                 kill(running, name)
-                wait_until(f"{name} is back", lambda name=name: is_up(running, name), 120)
+                wait_until(f"{name} is back", partial(is_up, running, name), 120)
         done = over(api, batch.id, 600)
         seconds = time.monotonic() - began
         found = entries(api, done.output_file_id)
@@ -160,8 +161,8 @@ def idle_used(rows: list[dict[str, Any]], live: Any) -> float:
     way to it, which count as lines: a few in a hundred."""
     decodes = [row for row in rows if row["role"] == "decode"]
     held = sum(1 for answer in live if answer.first)
-    slots = sum(row["requests_max"] for row in decodes)
-    taken = sum(row["requests"] for row in decodes)
+    slots = sum(int(row["requests_max"]) for row in decodes)
+    taken = sum(int(row["requests"]) for row in decodes)
     return max(0, taken - held) / (slots - held)
 
 
@@ -214,6 +215,7 @@ async def asked(running: Fleet, lines: list[dict[str, Any]]) -> int:
                 usage = (await api.completions.create(**body)).usage
             assert usage is not None
             details = usage.prompt_tokens_details
-            return usage.prompt_tokens - ((details and details.cached_tokens) or 0)
+            cached = details.cached_tokens if details is not None else 0
+            return usage.prompt_tokens - int(cached or 0)
 
         return sum(await asyncio.gather(*[one(line["body"]) for line in lines]))

@@ -180,5 +180,6 @@ def test_files_and_batches_of_a_key_do_not_exist_for_another(tmp_path: Path) -> 
             ):
                 with pytest.raises(openai.NotFoundError):
                     call()
-            assert list(other.files.list()) == list(other.batches.list()) == []
+            assert list(other.files.list()) == []
+            assert list(other.batches.list()) == []
             assert len(list(api.files.list())) == 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import psutil
@@ -17,7 +17,9 @@ import psutil
 from common.engine.sim.model import SimText
 from tests.rigs.fleet import Fleet, wait_until
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+COMPLETIONS: Literal["/v1/completions"] = "/v1/completions"
 OVER = {"completed", "failed", "expired", "cancelled"}
 MODEL = "baton-tiny"
 
@@ -49,7 +51,7 @@ def jsonl(lines: list[Any]) -> bytes:
     return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
 
 
-def started(api: openai.OpenAI, content: bytes, endpoint: str = CHAT, **more: Any) -> Any:
+def started(api: openai.OpenAI, content: bytes, endpoint: Endpoint = CHAT, **more: Any) -> Any:
     file = api.files.create(file=("in.jsonl", content), purpose="batch")
     window = more.pop("completion_window", "24h")
     return api.batches.create(
@@ -76,7 +78,8 @@ def until_done(api: openai.OpenAI, batch_id: str, lines: int, seconds: float = 6
     """So many lines have an answer."""
 
     def reached() -> bool:
-        return api.batches.retrieve(batch_id).request_counts.completed >= lines
+        counts = api.batches.retrieve(batch_id).request_counts
+        return counts is not None and counts.completed >= lines
 
     wait_until(f"{lines} lines of {batch_id} are done", reached, seconds)
 

@@ -17,7 +17,7 @@ ANY = "*"
 PREFLIGHT_SECONDS = "600"
 #: A client's JavaScript may read these of an answer.
 EXPOSED = "retry-after, server-timing, traceparent, x-ignored-fields, x-request-id, x-stream-id"
-METHODS = "GET, POST"
+METHODS = "GET, POST, DELETE"
 
 
 class Origins:

@@ -91,14 +91,10 @@ class BatchWork:
     async def _plan(self, taken: sqlite3.Row) -> None:
         batch, most = taken["id"], self._config.lines_max
         await self._ledger.change(lambda db: lines.forget(db, batch))
-        try:
-            file = await self._ledger.aside(self._ledger.path_of(taken["input"]).open)
-            file.close()
-            planned = self._planned(taken)
-        except FileNotFoundError:
+        if not await self._ledger.aside(self._ledger.path_of(taken["input"]).exists):
             await self._refuse(taken, "file_not_found", "the input file is gone")
             return
-        count = 0
+        planned, count = self._planned(taken), 0
         while chunk := await self._ledger.aside(lambda: list(islice(planned, PLANNED_AT_ONCE))):
             count += len(chunk)
             if count > most:

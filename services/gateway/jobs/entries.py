@@ -38,8 +38,11 @@ class _Answer(msgspec.Struct):
 
 
 def usage_of(body: bytes) -> Usage:
-    """Of an answer that this gateway made."""
-    counts = msgspec.json.decode(body, type=_Answer).usage or _Counts()
+    """Of an answer; nothing of one that does not say."""
+    try:
+        counts = msgspec.json.decode(body, type=_Answer).usage or _Counts()
+    except msgspec.MsgspecError:
+        return Usage()
     details = counts.prompt_tokens_details or counts.input_tokens_details or _Details()
     return Usage(
         counts.prompt_tokens or counts.input_tokens,

@@ -75,10 +75,12 @@ class Jobs(Collector):
             self._runner.stop_taking()
 
     async def close(self) -> None:
-        """What still runs goes back to the ledger, for another process or the next one."""
-        if self._runner is not None:
-            await self._runner.close()
-        await self._ledger.close()
+        """What still runs goes back to the ledger, for another process or the next one.
+        Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.close()
+            await self._ledger.close()
 
     def _wake(self) -> None:
         if self._runner is not None:

@@ -83,6 +83,7 @@ class Ledger:
         self.folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
         self._database: sqlite3.Connection | None = None
+        self._closed = False
 
     async def open(self) -> None:
         """Makes what is missing. Raises ConfigError."""
@@ -90,11 +91,17 @@ class Ledger:
 
     async def close(self) -> None:
         """After what was begun."""
-        await self.aside(self._close)
+        try:
+            await self.aside(self._close)
+        finally:
+            self._closed = True
         self._thread.shutdown(wait=False)
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Does it on the ledger's thread, outside of any transaction."""
+        """Does it on the ledger's thread, outside of any transaction. Raises BatonError(DRAINING)
+        once it is closed."""
+        if self._closed:
+            raise BatonError(Code.DRAINING, "this gateway is stopping; its jobs are closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def change(self, work: Callable[[sqlite3.Connection], T]) -> T:

@@ -217,9 +217,9 @@ def _count(db: sqlite3.Connection, batch: str, result: Result) -> None:
     )
 
 
-def reclaim(db: sqlite3.Connection, now_ms: int) -> int:
+def reclaim(db: sqlite3.Connection, now_ms: int) -> list[str]:
     """Returns the lines of processes that say nothing any more to those that wait, and gives up the
-    ones that were lost too often. Returns how many there were."""
+    ones that were lost too often. Returns the batch of each."""
     rows = db.execute(
         "UPDATE lines SET state = 0, held_by = '', losses = losses + 1"
         " WHERE state = 1 AND held_until_ms <= ? RETURNING batch, number, custom_id, losses",
@@ -234,7 +234,7 @@ def reclaim(db: sqlite3.Connection, now_ms: int) -> int:
         db.execute("UPDATE lines SET state = 3 WHERE batch = ? AND number = ?", (batch, number))
         _keep(db, batch, number, entry, failed=True)
         db.execute("UPDATE batches SET failed = failed + 1 WHERE id = ?", (batch,))
-    return len(rows)
+    return [row["batch"] for row in rows]
 
 
 def outcomes_after(db: sqlite3.Connection, batch: str, number: int, most: int) -> list[sqlite3.Row]:

@@ -34,7 +34,8 @@ ROUTES = (
     ("GET", FILES + "/{id}/content"), ("POST", BATCHES), ("GET", BATCHES),
     ("GET", BATCHES + "/{id}"), ("POST", BATCHES + "/{id}/cancel"),
 )  # fmt: skip
-FILES_OF_A_PAGE, BATCHES_OF_A_PAGE = 10_000, 20
+#: A client may ask for more files, and gets the rest with the next page.
+FILES_ASKED_MAX, FILES_OF_A_PAGE, BATCHES_OF_A_PAGE = 10_000, 1_000, 20
 WINDOW = re.compile(r"([1-9]\d{0,2})h")
 WINDOW_HOURS_MAX = 336
 METADATA_MAX, METADATA_NAME_CHARS, METADATA_CHARS = 16, 64, 512
@@ -101,7 +102,8 @@ class JobRoutes:
         order = query.get("order", "desc")
         if order not in {"asc", "desc"}:
             raise _bad("order must be asc or desc", "order")
-        limit = _limit(query.get("limit"), FILES_OF_A_PAGE, FILES_OF_A_PAGE)
+        limit = _limit(query.get("limit"), FILES_OF_A_PAGE, FILES_ASKED_MAX)
+        limit = min(limit, FILES_OF_A_PAGE)
         about = (owner, query.get("purpose", ""), query.get("after", ""), limit)
         rows = await self._ledger.read(lambda db: files.page(db, *about, newest=order == "desc"))
         return _page([files.shown(row) for row in rows], limit)
@@ -121,7 +123,10 @@ class JobRoutes:
         owner, file_id = request[CALLER].key_id, request.match_info["id"]
         row = await self._ledger.read(lambda db: files.find(db, file_id, owner))
         path = self._ledger.path_of(file_id)
-        file: BinaryIO = await self._ledger.aside(lambda: path.open("rb"))
+        try:
+            file: BinaryIO = await self._ledger.aside(lambda: path.open("rb"))
+        except FileNotFoundError as error:
+            raise files.unknown(file_id) from error
         try:
             headers = reply_headers(request, "total", self._clock.monotonic())
             response = web.StreamResponse(

@@ -80,6 +80,7 @@ class Runner:
         self._clock = clock
         self._log = log
         self._tasks: Tasks | None = None
+        self._loops: list[asyncio.Task[None]] = []
         self._wake, self._batch_wake = asyncio.Event(), asyncio.Event()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         #: What lines made of themselves that are not over yet.
@@ -99,14 +100,17 @@ class Runner:
         return len(self._running)
 
     def wake(self) -> None:
-        """Something is to be done."""
+        """Something is to be done, or not to be done any more."""
+        self._renew_at = 0.0
         self._wake.set()
         self._batch_wake.set()
 
     def start(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        tasks.start("lines", self._repeat(self._pass, self._wake))
-        tasks.start("batches", self._repeat(self._work_on_batches, self._batch_wake))
+        self._loops = [
+            tasks.start("lines", self._repeat(self._pass, self._wake)),
+            tasks.start("batches", self._repeat(self._work_on_batches, self._batch_wake)),
+        ]
 
     def stop_taking(self) -> None:
         """What runs may end."""
@@ -115,7 +119,7 @@ class Runner:
     async def close(self) -> None:
         """Breaks off what runs, and returns it to the ledger for others."""
         self._takes = False
-        under_way = list(self._running.values())
+        under_way = [*self._loops, *self._running.values()]
         for task in under_way:
             task.cancel()
         if under_way:
@@ -126,8 +130,8 @@ class Runner:
         while True:
             try:
                 await work()
-            except BatonError as error:
-                self._log.error("jobs.delayed", code=error.code, sentence=error.message)
+            except (BatonError, OSError) as error:
+                self._log.error("jobs.delayed", sentence=str(error))
                 await asyncio.sleep(PAUSE_SECONDS)
             await asyncio.sleep(PASS_SECONDS)
             with suppress(TimeoutError):
@@ -187,9 +191,15 @@ class Runner:
             leaving = await self._ledger.change(lambda db: lines.renew(db, self._holder, until))
             for key in leaving & self._running.keys():
                 self._running[key].cancel()
-        reclaimed = await self._ledger.change(lambda db: lines.reclaim(db, now))
-        self.counts.reclaimed += reclaimed
-        await self._ledger.change(lambda db: batches.expire(db, now, keep))
+
+        def reclaim(db: sqlite3.Connection) -> int:
+            of_batches = lines.reclaim(db, now)
+            for batch in set(of_batches):
+                batches.close_if_done(db, batch, now)
+            batches.expire(db, now, keep)
+            return len(of_batches)
+
+        self.counts.reclaimed += await self._ledger.change(reclaim)
         await self._work.delete(await self._ledger.change(lambda db: files.expire(db, now)))
         if seconds >= self._sweep_at:
             self._sweep_at = seconds + HOUR_MS / 1000

@@ -123,7 +123,7 @@ class Uploads:
     async def _field(self, part: BodyPartReader) -> str:
         async with asyncio.timeout(self._seconds):
             value = await part.read_chunk(FIELD_BYTES_MAX)
-            if await part.read_chunk(1):
+            if await part.read_chunk(FIELD_BYTES_MAX):
                 raise _bad(f"it has more than {FIELD_BYTES_MAX} bytes", part.name or "part")
         return value.decode(errors="replace")
 

@@ -24,7 +24,7 @@ from common.errors import BatonError, ConfigError
 from common.net.admin_client import ask
 from common.net.endpoints import admin_address
 from services.up import preflight
-from services.up.doctor import fleet, host, security, software, store, ucx
+from services.up.doctor import fleet, host, jobs, security, software, store, ucx
 from services.up.doctor.finding import Finding, Level, failed
 from services.up.doctor.fleet import MODEL
 
@@ -93,6 +93,7 @@ def examine(path: Path | None, model: str | None = None) -> Iterator[Finding]:
         return
     yield from fleet.check(config, running=_running(config), gpus=gpus)
     yield from store.check(config, gpus, store.memory_max_of)
+    yield from jobs.check(config)
     yield from security.check(config)
     yield from _ucx(config)
 

@@ -24,6 +24,7 @@ from services.gateway.daemon import Gateway
 from services.gateway.full_api.fields import HONOURED, REFUSED
 from services.gateway.full_api.media import IMAGES, OTHERS
 from services.gateway.http.unserved import unserved
+from services.gateway.jobs.routes import ROUTES as JOB_ROUTES
 from services.gateway.text.light import LightText
 from tests.e2e.api.test_fields import models
 
@@ -65,6 +66,8 @@ SERVED_BY_A_SETTING = {
 }
 """What vLLM has for those who ask for it, and Baton for keys of operators."""
 
+WITH_JOBS = "served with `[gateway.jobs] path`, else 501"
+
 
 def page() -> str:
     return "\n".join([HEAD + table(route_rows()), PARTS, FIELDS, *map(field_section, Route)])
@@ -78,7 +81,8 @@ def route_rows() -> Iterator[list[str]]:
         route = (method, path)
         by_setting = route in refused or route in SERVED_BY_A_SETTING
         vllm = "yes" if route in theirs else "by a setting" if by_setting else "-"
-        yield [f"`{method} {path}`", vllm, answer_of(refused.get(route), served=route in ours)]
+        answer = answer_of(refused.get(route), served=route in ours)
+        yield [f"`{method} {path}`", vllm, WITH_JOBS if route in JOB_ROUTES else answer]
 
 
 def answer_of(reason: str | None, *, served: bool) -> str:

@@ -53,9 +53,9 @@ def test_a_line_of_a_process_that_says_nothing_runs_again_and_its_late_result_is
     db = memory()
     batch = batch_of(db, 1)
     (lost,) = take(db, "g0", now_ms=0)
-    assert lines.reclaim(db, 999) == 0
+    assert lines.reclaim(db, 999) == []
     assert take(db, "g1", now_ms=999) == []
-    assert lines.reclaim(db, 1000) == 1
+    assert lines.reclaim(db, 1000) == [batch]
     (again,) = take(db, "g1", now_ms=1000)
     assert again.fence == lost.fence + 1
     assert lines.settle(db, [done(lost)]) == 1
@@ -77,12 +77,12 @@ def test_a_late_result_is_refused_also_while_nobody_has_taken_the_line_again() -
 
 def test_who_lives_goes_on_holding_his_lines() -> None:
     db = memory()
-    batch_of(db, 2)
+    batch = batch_of(db, 2)
     take(db, "g0", 1)
     take(db, "g1", 1)
     assert lines.renew(db, "g0", 2000) == set()
-    assert lines.reclaim(db, 1500) == 1
-    assert lines.reclaim(db, 2000) == 1
+    assert lines.reclaim(db, 1500) == [batch]
+    assert lines.reclaim(db, 2000) == [batch]
 
 
 def test_lines_of_a_batch_that_ends_are_to_be_returned() -> None:

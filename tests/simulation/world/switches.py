@@ -52,6 +52,7 @@ class SwitchFaults(Faults):
     def __init__(self, fleet: Fleet, seed: int) -> None:
         controlled = seed % 2 == 1
         super().__init__(fleet, roles=not controlled)
+        fleet.judge.faultless = False
         self.struck: Counter[tuple[Phase, str]] = Counter()
         self._dice = random.Random(seed)
         pairs = list(product(Phase, FAULTS))

@@ -18,7 +18,6 @@ from tests.simulation.mutants import Mutant, hands_nothing_over, nothing
 
 PARK = preempt._park
 GRANTED = preempt._granted
-REACHED = preempt.on_reached
 REGRANT = budget.regrant
 DECODE_ABORTED = DecodeCore._aborted
 DECODE_GIVES_UP = DecodeCore._give_up
@@ -43,18 +42,6 @@ def grants_what_it_has(tables: Tables, attempt: Attempt, step: Any) -> list[Acti
 def grants_without_a_word(*args: Any) -> list[Action]:
     GRANTED(*args)
     return []
-
-
-def forgets_lost_grants(tables: Tables, worker: Any, message: Any, now: float) -> list[Action]:
-    attempt = tables.attempts.get((message.request_id, message.attempt))
-    before = attempt.grants if attempt is not None else 0
-    actions = REACHED(tables, worker, message, now)
-    repeated = attempt is not None and attempt.grants == before
-    return [a for a in actions if not (repeated and _is_grant(a))]
-
-
-def _is_grant(action: Action) -> bool:
-    return isinstance(action, Send) and isinstance(action.message, GrantKv)
 
 
 def has_always_room(view: WorkerView, *args: Any) -> bool:
@@ -94,7 +81,6 @@ MUTANTS: dict[str, Mutant] = {
     "budget: nobody is told": (budget, "told", nothing),
     "budget: the promise is not raised": (preempt, "_granted", grants_what_it_has),
     "budget: the grant is not sent": (preempt, "_granted", grants_without_a_word),
-    "budget: a lost grant is not repeated": (preempt, "on_reached", forgets_lost_grants),
     "budget: D ignores the grant": (DecodeCore, "_granted", nothing),
     "budget: D does not count the grant": (budget, "regrant", counts_nothing_new),
     "budget: the worker's promise is not raised": (Tables, "regrant", regrants_the_table_only),

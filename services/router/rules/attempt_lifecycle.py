@@ -20,6 +20,7 @@ from common.messages import (
     DecodeStarted,
     Ended,
     Failed,
+    HandOver,
     KvHolder,
     Placed,
     Prefilled,
@@ -331,6 +332,14 @@ def decode_message(
         kv_tokens=attempt.request.kv_tokens,
         kv_tokens_near=attempt.kv_tokens_near,
     )
+
+
+def hand_over(tables: Tables, attempt: Attempt, source: Worker, taken_by: Ticket) -> Send:
+    """The worker that the stream left is to give what it keeps to the D of the ticket."""
+    tables.counts.moved += 1
+    tables.parked.pop((attempt.request_id, attempt.number - 1), None)
+    order = HandOver(ticket=taken_by, kept_attempt=attempt.number - 1)
+    return Send(source.identity, order)
 
 
 def ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: WorkerView) -> Ticket:

@@ -14,7 +14,7 @@ import msgspec
 
 from common.errors import Code
 from common.identity import identity_of
-from common.messages import Abort, HandOver, KvHolder, Prefetch, Prefill, Role
+from common.messages import Abort, KvHolder, Prefetch, Prefill, Role
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.fleet.pools import pool_for
@@ -349,13 +349,9 @@ def _dispatch(
     ]
     ticket = None
     if source is not None:
-        tables.counts.moved += 1
-        tables.parked.pop((attempt.request_id, attempt.number - 1), None)
         tables.workers[decode.identity].start_prompt(attempt.key, 1)
         ticket = attempt_lifecycle.ticket(tables, attempt, decode, source.view())
-        actions.append(
-            Send(source.identity, HandOver(ticket=ticket, kept_attempt=attempt.number - 1))
-        )
+        actions.append(attempt_lifecycle.hand_over(tables, attempt, source, ticket))
     elif prefill is None:
         tables.counts.placed_local += 1
         worker = tables.workers[decode.identity]

@@ -166,6 +166,7 @@ class Faults:
         if victim is None:
             return
         self._say("hang", victim)
+        self._fleet.judge.killed_by_chance.add(victim.identity)
         seconds = self._random.uniform(0.1, 2.5)
         victim.hang(seconds)
         self._ends(seconds, lambda: None)
@@ -279,6 +280,7 @@ class Faults:
         victim = self._pick(WorkerProcess)
         if victim is not None:
             self._say("usurp", victim)
+            self._fleet.judge.killed_by_chance.add(victim.identity)
             victim.disturb()
             self.last_end = max(self.last_end, self._clock.now + 0.5)
             self._fleet.add(victim.successor())

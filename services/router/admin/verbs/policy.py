@@ -34,8 +34,8 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
 
 def balance(view: View, _: dict[str, Value]) -> list[dict[str, Any]]:
     """One row for each model: what of roles, and what of streams."""
-    tables = view.shared.models.values()
-    return [_balance_row(each, view.now) | _streams(each) for each in tables]
+    models = view.shared.models.values()
+    return [_balance_row(tables, view.now) | _streams(tables) for tables in models]
 
 
 def _streams(tables: Tables) -> dict[str, Any]:

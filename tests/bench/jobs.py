@@ -216,6 +216,6 @@ async def asked(running: Fleet, lines: list[dict[str, Any]]) -> int:
             assert usage is not None
             details = usage.prompt_tokens_details
             cached = details.cached_tokens if details is not None else 0
-            return usage.prompt_tokens - int(cached or 0)
+            return int(usage.prompt_tokens) - int(cached or 0)
 
         return sum(await asyncio.gather(*[one(line["body"]) for line in lines]))

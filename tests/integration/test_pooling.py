@@ -118,7 +118,7 @@ def test_no_request_is_lost_when_workers_are_killed(running: Fleet, keys: dict[s
         for name in ("d0", "d1"):
             wait_until(f"{name} has requests", partial(_holds, running, name), 30)
             running.children()[name].send_signal(signal.SIGKILL)
-            wait_until(f"{name} is gone", lambda name=name: not _holds(running, name), 30)
+            wait_until(f"{name} is gone", partial(_is_gone, running, name), 30)
         answers = [one.result(120) for one in asked]
     assert [answer.status_code for answer in answers] == [200] * REQUESTS
     for answer in answers:
@@ -133,3 +133,7 @@ def test_no_request_is_lost_when_workers_are_killed(running: Fleet, keys: dict[s
 
 def _holds(running: Fleet, name: str) -> bool:
     return any(row["name"] == name and row["requests"] for row in running.ctl("workers"))
+
+
+def _is_gone(running: Fleet, name: str) -> bool:
+    return not _holds(running, name)

@@ -6,10 +6,11 @@ import argparse
 import subprocess
 import sys
 import time
+from typing import Unpack
 
 from tests.simulation.campaign import Sums, campaign
 from tests.simulation.world.clock import PromiseBrokenError
-from tests.simulation.world.world import World
+from tests.simulation.world.world import Kinds, World
 
 REPORT_SECONDS = 10.0
 
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--switches", action="store_true", help="and faults come in each phase of such a change")
     add("--budgets", action="store_true", help="requests have KV budgets, and load is evened out")
     options = parser.parse_args(argv)
-    kinds = {name: getattr(options, name) for name in ("roles", "switches", "budgets")}
+    kinds = Kinds(roles=options.roles, switches=options.switches, budgets=options.budgets)
     if options.seed is not None:
         return _one(options.seed, World(options.seed, trace=options.trace, **kinds))
     return _many(options.first, options.seeds, options.jobs, **kinds)
@@ -49,7 +50,7 @@ def _one(seed: int, world: World) -> int:
     return 1 if broken else 0
 
 
-def _many(first: int, seeds: int, jobs: int, **kinds: bool) -> int:
+def _many(first: int, seeds: int, jobs: int, **kinds: Unpack[Kinds]) -> int:
     began = time.monotonic()
     told = [began]
     shown = 0

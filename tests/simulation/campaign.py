@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Unpack
 
 from tests.simulation.world.clock import PromiseBrokenError
-from tests.simulation.world.world import World
+from tests.simulation.world.world import Kinds, World
 
 BLOCK = 25
 FAILURES_MAX = 100
@@ -74,7 +75,7 @@ class Sums:
         return self.dispatches / max(1, self.first_dispatches)
 
 
-def play(first: int, count: int, **kinds: bool) -> Sums:
+def play(first: int, count: int, **kinds: Unpack[Kinds]) -> Sums:
     """These seeds, in this process. `kinds`: as in `World`."""
     sums = Sums()
     for seed in range(first, first + count):
@@ -86,7 +87,7 @@ def play(first: int, count: int, **kinds: bool) -> Sums:
     return sums
 
 
-def play_one(seed: int, sums: Sums, **kinds: bool) -> str:
+def play_one(seed: int, sums: Sums, **kinds: Unpack[Kinds]) -> str:
     """What this seed broke, empty if nothing. `kinds`: as in `World`."""
     world = World(seed, **kinds)
     try:
@@ -121,9 +122,9 @@ def campaign(
     first: int = 0,
     jobs: int = 0,
     progress: Callable[[Sums], None] = lambda sums: None,
-    **kinds: bool,
+    **kinds: Unpack[Kinds],
 ) -> Sums:
-    """All of them; `jobs` 0 = one a core; `kinds`: `roles`, `switches` and `budgets` of `World`.
+    """All of them; `jobs` 0 = one a core; `kinds`: as in `World`.
     Interrupted by Ctrl-C, it returns what was done by then."""
     total = Sums()
     with ProcessPoolExecutor(
@@ -147,7 +148,9 @@ def _begin() -> None:
     gc.freeze()
 
 
-def _results(pool: ProcessPoolExecutor, first: int, seeds: int, **kinds: bool) -> Iterator[Sums]:
+def _results(
+    pool: ProcessPoolExecutor, first: int, seeds: int, **kinds: Unpack[Kinds]
+) -> Iterator[Sums]:
     """At most a few blocks are handed out ahead, so that an interrupt is heard soon."""
     starts = iter(range(first, first + seeds, BLOCK))
     end = first + seeds

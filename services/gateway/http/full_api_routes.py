@@ -94,7 +94,7 @@ class FullApiRoutes:
     async def answered(self, route: Route, body: bytes, origin: Origin) -> bytes:
         """The body of an answer that does not stream. Who waits for it may be cancelled. Raises
         BatonError."""
-        api, adapter = await self._api(body, origin)
+        api, adapter = await self._api(route, body, origin)
         api_request = ApiRequest(route, body, origin, adapter)
         try:
             reply = await api.answer(api_request)

@@ -175,8 +175,7 @@ def why_not_taken(tables: Tables, attempt: Attempt, source: Worker, worker: Work
         return f"it runs on {name}"
     if not worker.ready:
         return f"{name} is {worker.availability} and gets nothing new"
-    unlike = _unlike(attempt, source, worker)
-    if unlike:
+    if unlike := _unlike(attempt, source, worker):
         return f"{name} {unlike}"
     if worker.identity in tables.quarantine.trials.rows:
         return f"{name} is set aside for a prompt that may kill workers"
@@ -215,8 +214,8 @@ def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
     ):
         return None
     keep = PARKED_SECONDS if attempt.follows_parked else tables.settings.keep_seconds
-    kept = KEPT_SHARE * keep
-    return worker if now - (attempt.moved_at or attempt.received) <= kept else None
+    age = now - (attempt.moved_at or attempt.received)
+    return worker if age <= KEPT_SHARE * keep else None
 
 
 def can_take(decode: WorkerView, source: Worker) -> bool:
@@ -383,9 +382,9 @@ def _would_fit(tables: Tables, victim: Attempt, first: Attempt) -> bool:
         return False
     view = worker.view()
     free = view.kv_tokens_max - view.kv_tokens + worker.held.get(victim.key, 0)
-    total, promised = first.request.total_tokens, first.request.promised_tokens
-    slot = view.requests <= view.requests_max
-    return slot and view.kv_need(promised) <= free and total <= view.max_model_len
+    fits = view.kv_need(first.request.promised_tokens) <= free
+    short = first.request.total_tokens <= view.max_model_len
+    return fits and short and view.requests <= view.requests_max
 
 
 def with_target_told(tables: Tables, attempt: Attempt, choice: Placement) -> Placement:

@@ -32,7 +32,15 @@ from services.router.records.states import (
     WorkerEvent,
 )
 from services.router.records.worker import Worker
+from services.router.settings import Settings
 from services.router.tables.shared import SharedTables
+
+
+def _placement_memory(settings: Settings, *, pooling: bool) -> PlacementMemory:
+    """A pooling model has a policy of its own, and no prefill workers."""
+    policy = least_loaded.NAME if pooling else settings.policy
+    remote_prefill = "never" if pooling else settings.remote_prefill
+    return PlacementMemory(POLICIES[policy], PlacementOptions(settings.mode, remote_prefill))
 
 
 class Tables:
@@ -71,8 +79,7 @@ class Tables:
         self.abandoned: dict[AttemptKey, Attempt] = {}
         #: Those of them that are ordered to leave their decode worker.
         self.leaving: dict[AttemptKey, Attempt] = {}
-        #: Attempts that were parked a moment ago, with the worker that still keeps their KV, and
-        #: when.
+        #: Attempts that were parked a moment ago: who still keeps their KV, and since when.
         self.parked: dict[AttemptKey, tuple[str, float]] = {}
         #: Number of the newest live attempt of each request.
         self.newest: dict[str, int] = {}
@@ -83,11 +90,7 @@ class Tables:
         )
         self.drain_rate = DrainRate()
         self.estimates = Estimates(settings.admission)
-        policy = least_loaded.NAME if self.pooling else settings.policy
-        remote_prefill = "never" if self.pooling else settings.remote_prefill
-        self.placement_memory = PlacementMemory(
-            POLICIES[policy], PlacementOptions(settings.mode, remote_prefill)
-        )
+        self.placement_memory = _placement_memory(settings, pooling=self.pooling)
         self.admission = Admission(settings.admission, shared.keys, shared.uniform)
         #: The limits in force; an operator may set them, for all models alike.
         self.limits = Limits(

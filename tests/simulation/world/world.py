@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from common.messages import PriorityClass
 from tests.simulation.world.clock import Clock
@@ -48,6 +49,15 @@ class Outcome:
     #: Orders that the controllers of roles gave.
     balanced: int
     virtual_seconds: float
+
+
+class Kinds(TypedDict, total=False):
+    """What is special about a world; each is told at `World`."""
+
+    warm: bool
+    roles: bool
+    switches: bool
+    budgets: bool
 
 
 class World:

@@ -78,7 +78,7 @@ class PooledClient(FleetClient):
 
 
 class PoolingWork:
-    """The jobs of such a helper. `tasks`: what vLLM's engine would say it does."""
+    """The jobs of such a helper. `task`: the word that vLLM has for it, embed or classify."""
 
     def __init__(self, config: Config, client: PooledClient, task: str) -> None:
         self._client = client

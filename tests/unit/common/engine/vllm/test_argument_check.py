@@ -18,7 +18,7 @@ from common.errors import ConfigError
         ("pipeline_parallel_size", 2, "use tensor_parallel_size"),
         ("prefill_context_parallel_size", 2, "leave it out"),
         ("nnodes", 2, "a worker runs on one host"),
-        ("runner", "pooling", 'cannot be "pooling": Baton generates text'),
+        ("runner", "pooling", 'cannot be "pooling": `task` of the model'),
         ("kv_offloading_size", 4, "vLLM takes one connector for KV"),
         ("speculative_config", {"method": "eagle"}, 'needs one of these methods: "ngram"'),
         ("speculative_config", "ngram", "must be of type dict"),

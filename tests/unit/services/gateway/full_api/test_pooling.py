@@ -54,12 +54,12 @@ class Bench:
         return b"written"
 
     def _open(
-        self, spec: RequestSpec, stream: TokenStream, listener: FailureListener, _: Caller
+        self, spec: RequestSpec, stream: TokenStream, listener: FailureListener, caller: Caller
     ) -> None:
         self.open[spec.request_id] = (spec, stream, listener)
         self.most = max(self.most, len(self.open))
 
-    def _close(self, spec: RequestSpec, _: str) -> None:
+    def _close(self, spec: RequestSpec, reason: str) -> None:
         self.closed.append(spec.request_id)
 
     async def settle(self) -> None:

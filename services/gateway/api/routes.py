@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from itertools import chain
 
 from common.errors import BatonError, Code
 from services.gateway.api.kinds import Kind
@@ -43,14 +44,14 @@ POOLING_ROUTES: dict[str, tuple[Route, ...]] = {
     "rerank": (*RERANKS, *SCORES, Route.CLASSIFY, Route.POOLING, *_OF_TEXT),
     "classify": (Route.CLASSIFY, Route.POOLING, *_OF_TEXT),
 }
+ONLY_POOLING = frozenset(chain.from_iterable(POOLING_ROUTES.values())) - set(_OF_TEXT)
 
 
 def check_task(model: str, task: str, route: Route) -> None:
     """Raises BatonError(INVALID_REQUEST) for a route that this model does not have. `task`: as the
     fleet file has it."""
     pooling = POOLING_ROUTES.get(task)
-    only_pooling = {one for routes in POOLING_ROUTES.values() for one in routes} - set(_OF_TEXT)
-    if route in only_pooling if pooling is None else route not in pooling:
+    if route in ONLY_POOLING if pooling is None else route not in pooling:
         named = pooling or (Route.CHAT, Route.COMPLETION)
         sentence = (
             f"the model {model!r} (task {task!r}) is not served by {route.value}; "

@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import BatonError, Code
 from common.messages import Submit
-from services.gateway.api.routes import Route
+from services.gateway.api.routes import ONLY_POOLING, Route
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
 from services.gateway.helper.pool import HelperPool
 from services.gateway.http.model_parts import ModelParts
@@ -92,7 +92,7 @@ async def test_what_the_plain_path_does_not_serve_goes_through_the_port(
 
 
 @pytest.mark.parametrize(
-    "route", [route for route in Route if route not in (Route.CHAT, Route.COMPLETION)]
+    "route", [one for one in Route if one not in {*ONLY_POOLING, Route.CHAT, Route.COMPLETION}]
 )
 async def test_every_other_route_is_served(behind: tuple[Rig, Standin], route: Route) -> None:
     rig, standin = behind
@@ -100,6 +100,17 @@ async def test_every_other_route_is_served(behind: tuple[Rig, Standin], route: R
     response, _ = await post(rig, route.value, {})
     assert response.status == 200
     assert standin.requests[0].route is route
+
+
+@pytest.mark.parametrize("route", [one for one in Route if one in ONLY_POOLING])
+async def test_a_route_of_pooling_models_is_refused(
+    behind: tuple[Rig, Standin], route: Route
+) -> None:
+    rig, standin = behind
+    response, text = await post(rig, route.value, {})
+    assert response.status == 400
+    assert f"is not served by {route.value}; ask it by /v1/chat/completions" in text
+    assert standin.requests == []
 
 
 async def test_events_are_passed_on_as_they_come(behind: tuple[Rig, Standin]) -> None:

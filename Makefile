@@ -37,7 +37,7 @@ chaos: install ## daemons killed, stopped and cut off under load: the failure ma
 	@exec $(VENV)/python -m tests.chaos $(ARGS)
 
 chaos-full: install ## workers killed 100 times each under 20,000 requests, clients that leave in each phase (ARGS)
-	@exec $(VENV)/python -m tests.chaos full closed $(ARGS)
+	@exec $(VENV)/python -m tests.chaos full full-moves closed $(ARGS)
 
 chaos-vllm: install ## deaths, hangs and drains on real vLLM, each 5 times, token for token
 	@exec $(VENV)/python -m tests.chaos vllm $(ARGS)

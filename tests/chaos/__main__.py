@@ -1,7 +1,7 @@
 """`make chaos`: every promise of the failure matrix under load, and a table of what was seen.
 
 Names of scenarios may follow: `python -m tests.chaos kills router`. `--quick` is a cut of it.
-Those of `apart` run only by name: `full` counts to 20,000 (make chaos-full), `mixed` lasts
+Those of `apart` run only by name: the full ones count to 20,000 (make chaos-full), `mixed` lasts
 `--minutes` (make soak-chaos), `vllm` is on real engines (make chaos-vllm).
 """
 
@@ -23,6 +23,7 @@ from tests.chaos.scenarios import (
     leaving,
     limits,
     mixed,
+    moves,
     poison,
     storm,
     vllm,
@@ -67,6 +68,7 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
         "rollout-stops": lambda: leaving.rollout_stops(8),
         "engine-dies": lambda: engines.lost("die", 6),
         "engine-hangs": lambda: engines.lost("hang", 6),
+        "moves": lambda: moves.everywhere(least),
         "reset": lambda: hangs.bent("reset", 6, hang),
     }
 
@@ -76,6 +78,7 @@ def apart(minutes: float) -> dict[str, Scenario]:
         "full": lambda: deaths.workers(
             100, deaths.LOADED_RATE, 20_000, deaths.LOADED, deaths.SHORT
         ),
+        "full-moves": lambda: moves.everywhere(20_000),
         "mixed": lambda: mixed.soak(minutes),
         "vllm": vllm.kinds,
     }

@@ -44,6 +44,7 @@ class Plan:
     prefill: int = 2
     decode: int = 2
     gateways: int = 1
+    routers: int = 1
     engine: str = "sim"
     settings: Mapping[str, str] = field(default_factory=dict)
     own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -90,6 +91,7 @@ class Cell:
                 [f"d{i}" for i in range(plan.decode)],
                 (),
                 plan.gateways,
+                ("r1",)[: plan.routers - 1],
             )
             if child.name != "h0"
         }
@@ -101,9 +103,8 @@ class Cell:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
-    def admin(self) -> str:
-        return f"ipc://{self.run_dir}/admin.sock"
+    def admin(self, router: str = "r0") -> str:
+        return f"ipc://{self.run_dir}/{'' if router == 'r0' else f'{router}.'}admin.sock"
 
     def names(self, role: str) -> list[str]:
         return [name for name, its in self._roles.items() if its == role]
@@ -121,10 +122,18 @@ class Cell:
         return (self.run_dir / "logs" / f"{name}.log").read_text(errors="replace")
 
     async def ctl(self, verb: str, **args: Any) -> Any:
-        """Raises BatonError while no router answers."""
-        answer = await ask(self.admin, verb, args, seconds=2.0)
+        """Raises BatonError while the first router does not answer."""
+        answer = await ask(self.admin(), verb, args, seconds=2.0)
         assert answer.ok, answer.error
         return answer.result
+
+    async def told(self, router: str, verb: str, **args: Any) -> Any:
+        """What this router says, None if it is not there or refuses."""
+        try:
+            answer = await ask(self.admin(router), verb, args, seconds=2.0)
+        except BatonError:
+            return None
+        return answer.result if answer.ok else None
 
     async def workers(self) -> dict[str, dict[str, Any]]:
         return {row["name"]: row for row in await self.ctl("workers") if row["state"] != "gone"}
@@ -164,6 +173,7 @@ class Cell:
             run_dir=str(self.run_dir),
             cores=2,
             gateways=self.plan.gateways,
+            routers=self.plan.routers,
         )
         self._config.write_text(fleet_toml(flags), encoding="utf-8")
         (self.run_dir / "logs").mkdir()

@@ -38,7 +38,8 @@ def log_handoff(log: Logger, done: KvDone) -> None:
         what = done.message or "it has all but the last of the stream's full blocks"
         bound.debug("stream.copied", sentence=f"before it moves, {done.held} blocks: {what}")
     elif done.error and done.side == "send":
-        bound.warning("lease.expired", sentence=f"KV for {done.peer}: {done.message}")
+        what = f"KV for {done.peer}" if done.peer else "KV that was kept"
+        bound.warning("lease.expired", sentence=f"{what}: {done.message}")
     elif done.error:
         sentence = f"{done.message}; the prompt is computed here"
         bound.warning("handoff.failed", sentence=sentence)

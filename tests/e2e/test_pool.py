@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.rigs.browser import chromium, installed
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -130,7 +132,7 @@ def test_a_pool_that_was_killed_gives_what_its_disk_has(tmp_path: Path) -> None:
         assert f"{second['prefill']} pulled {BLOCKS} KV blocks" in story
 
 
-def test_a_pinned_prefix_survives_what_pushes_everything_else_out() -> None:
+def test_a_pinned_prefix_survives_what_pushes_everything_else_out(tmp_path: Path) -> None:
     draw = random.Random(9)
 
     def prompt() -> list[int]:
@@ -154,6 +156,21 @@ def test_a_pinned_prefix_survives_what_pushes_everything_else_out() -> None:
         while tier()["evicted"] < tier()["blocks_max"]:
             ask(running, prompt())
         assert tier()["pinned"] == BLOCKS
+        if installed() is not None:
+            held, pinned = asyncio.run(shown(running, tmp_path))
+            assert held.endswith(f" of {SMALL_MIB} MiB")
+            assert pinned == str(BLOCKS)
         (dropped,) = running.ctl("store", "drop", f"request={first['id']}", "worker=s0")
         assert dropped["blocks"] == BLOCKS, "the pool has told nobody that it lost any"
         wait_until("it is dropped", lambda: tier()["pinned"] == 0)
+
+
+async def shown(running: Fleet, folder: Path) -> tuple[str, str]:
+    """What the dashboard shows of the pool's memory: how much it holds, and how much is pinned."""
+    row = "document.querySelector('[data-store=s0-ram]')"
+    async with chromium(folder) as page:
+        await page.open(f"http://127.0.0.1:{running.health_port}/", 1400, 1300)
+        await page.until(f"!!{row}")
+        cells = [await page.value(f"{row}.cells[{at}].textContent") for at in (3, 4)]
+        assert page.errors == []
+    return cells[0], cells[1]

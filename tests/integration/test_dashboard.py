@@ -76,6 +76,8 @@ async def test_the_whole_fleet_is_on_the_page_and_kept_current(
     assert await page.value("document.querySelectorAll('#pairs td').length") == 4
     assert await page.value("document.querySelectorAll('#wires path').length") == 4
     await page.until("document.querySelectorAll('#requests tbody tr').length >= 6")
+    for section in ("by-model", "by-store"):
+        assert await page.value(f"document.getElementById('{section}').hidden")
     rounds = int(await page.value("document.body.dataset.rounds"))
     await page.until(f"Number(document.body.dataset.rounds) > {rounds + 1}")
     await page.until("document.querySelectorAll('#c-load .line').length === 2")

@@ -101,6 +101,7 @@ class FleetWatch:
         self.details = {
             "workers": [{field: row.get(field) for field in WORKER} for row in workers],
             "pairs": await self._ask("pairs", {}) or [],
+            "stores": await self._ask("store", {}) or [],
             "queue": await self._ask("requests", {"queue": True, "limit": 10}) or [],
             "requests": {
                 "recent": recent[:ROWS],

@@ -64,6 +64,16 @@ function models({ status }) {
   ].map((text) => make("td", { text })))));
 }
 
+/** A row for each tier of each store, where there is one. */
+function stores({ stores: rows = [] }) {
+  at("by-store").hidden = !rows.length;
+  at("stores").tBodies[0].replaceChildren(...rows.map((row) => {
+    const held = `${size(row.bytes)} of ${size(row.bytes_max)}`, ttl = `kept for ${span(row.ttl_s * 1000)} after the last use`;
+    const texts = [`${row.worker} (${row.role})`, row.tier, row.state, held, ...["pinned", "hits", "written", "skipped", "evicted", "expired", "damaged"].map((field) => count(row[field]))];
+    return make("tr", { "data-store": `${row.worker}-${row.tier}`, title: ttl }, ...texts.map((text, i) => make("td", { text, ...(text === "failed" || (i === 10 && row.damaged) ? { class: "failed" } : {}) })));
+  }));
+}
+
 const split = (text) => { const [value, unit = ""] = text.split(" "); return [value, unit]; };
 
 function gauge(label, share, text) {
@@ -225,7 +235,7 @@ function events({ events: rows }) {
 function render(next) {
   state = next;
   heard = Date.now();
-  for (const part of [header, figures, models, fleet, charts, requests, pairs, queue, events]) part(next);
+  for (const part of [header, figures, models, fleet, charts, requests, pairs, stores, queue, events]) part(next);
   document.body.dataset.rounds = String(Number(document.body.dataset.rounds ?? 0) + 1);
 }
 

@@ -16,7 +16,7 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -96,6 +96,8 @@ class ForkServer:
         #: Why this side ended it; empty if it did not.
         self._reason = ""
         self._closed = False
+        #: Those that it forked and that have not ended.
+        self._workers: list[ForkedProcess] = []
 
     @property
     def is_importing(self) -> bool:
@@ -133,13 +135,18 @@ class ForkServer:
                 return None
             try:
                 with adopting():
-                    return await self._ask(self._socket, arguments, environment, log)
+                    forked = await self._ask(self._socket, arguments, environment, log)
+                self._workers = [worker for worker in self._workers if worker.returncode is None]
+                self._workers += [forked] if forked is not None else []
+                return forked
             except OSError:
                 self._end("was ended because it did not answer")
                 return None
             except asyncio.CancelledError:
                 self._end("was ended with an answer due")
                 raise
+            finally:
+                reap_orphans({worker.pid for worker in self._workers})
 
     def close(self) -> None:
         """Ends the process; no worker is forked any more."""
@@ -244,23 +251,22 @@ async def _receive(channel: socket.socket) -> bytes:
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Orphans below this process become its children within. The other orphans among them, of
-    daemons that die just then, are waited for when the next worker is forked."""
+    """Orphans below this process become its children within, also those of a daemon that dies just
+    then."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
-        reap_orphans()
 
 
-def reap_orphans() -> None:
-    """Waits for the children that have ended and were adopted. What the supervisor starts itself
-    leads a session of its own, and is left to who waits for it."""
+def reap_orphans(workers: Collection[int]) -> None:
+    """Waits for children that have ended and that nobody waits for, because they were adopted:
+    neither workers nor what the supervisor started itself, which leads a session of its own."""
     for child in psutil.Process().children():
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            if os.getsid(child.pid) != child.pid:
+            if child.pid not in workers and os.getsid(child.pid) != child.pid:
                 os.waitpid(child.pid, os.WNOHANG)
 
 

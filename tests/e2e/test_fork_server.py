@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,13 @@ def send(running: Fleet, name: str, signum: signal.Signals) -> psutil.Process:
     return running.children()[name]
 
 
+def start_cost(worker: psutil.Process) -> tuple[float, float]:
+    """Seconds since its start, and of CPU, the engine's included; take them when it is ready."""
+    seconds = time.time() - worker.create_time()
+    times = [process.cpu_times() for process in (worker, *worker.children())]
+    return seconds, sum(one.user + one.system for one in times)
+
+
 def complete(running: Fleet) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
     body = {"model": "baton-tiny", "prompt": "One two three", "max_tokens": 16, "temperature": 0}
@@ -107,6 +115,17 @@ def test_a_killed_worker_is_forked_again_and_answers_alike(workers: Fleet) -> No
     workers.wait_for_line(r"d1: was killed by signal 9; starting it again")
     assert not [line for line in workers.lines[printed:] if "importing vLLM" in line]
     assert {complete(workers) for _ in range(6)} == {before}
+
+
+def test_a_forked_worker_is_ready_sooner_than_one_that_imports(workers: Fleet) -> None:
+    seconds, cpu = start_cost(send(workers, "d1", signal.SIGKILL))
+    plain_seconds, plain_cpu = start_cost(send(workers, "d2", signal.SIGKILL))
+    print(
+        f"\nkill -9 of a worker, from its next start to ready: forked {seconds:.1f} s and "
+        f"{cpu:.1f} s of CPU, importing vLLM itself {plain_seconds:.1f} s and {plain_cpu:.1f} s: "
+        f"{seconds / plain_seconds:.2f} and {cpu / plain_cpu:.2f} of it"
+    )
+    assert cpu < 0.6 * plain_cpu
 
 
 def test_a_worker_is_terminated_as_any_other(workers: Fleet) -> None:

@@ -28,8 +28,11 @@ class Server:
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.line.settimeout(WAIT_SECONDS)
         given = os.environ | {"BATON_SUPERVISOR_PID": str(os.getpid())} | environment
-        with theirs:
-            self.process = subprocess.Popen(LIGHT, stdin=theirs, env=given)
+        own, inherited = os.pipe()
+        os.set_inheritable(inherited, True)
+        with theirs, os.fdopen(own, "rb"), os.fdopen(inherited, "wb"):
+            stdin = theirs.fileno()
+            self.process = subprocess.Popen(LIGHT, stdin=stdin, env=given, close_fds=False)
 
     def fork(self, *words: str) -> tuple[psutil.Process, int]:
         """A worker that has not begun, and the pipe at which it waits."""
@@ -86,7 +89,7 @@ def test_nothing_of_a_request_stays_open_in_it(server: Server) -> None:
         worker, pipe = server.fork("tell")
         os.close(pipe)
         worker.wait(WAIT_SECONDS)
-    assert own.num_fds() == before
+    assert own.num_fds() == before == 3, "nor of what it inherited"
 
 
 def test_it_does_not_serve_another_than_who_started_it(tmp_path: Path) -> None:

@@ -274,19 +274,27 @@ async def test_nothing_is_forked_once_it_is_closed(tmp_path: Path) -> None:
     assert up.said == []
 
 
+def child_that_ends(exit_code: int) -> int:
+    command = [sys.executable, "-c", f"raise SystemExit({exit_code})"]
+    return os.posix_spawn(sys.executable, command, os.environ)
+
+
 async def test_orphans_that_were_adopted_are_waited_for(tmp_path: Path) -> None:
     """And children that someone else waits for are left alone."""
     program = f"import os; os.fork() or os.fork() or open({str(tmp_path / 'ran')!r}, 'w')"
     before = set(psutil.Process().children())
     own = await asyncio.create_subprocess_exec(sys.executable, "-c", "", start_new_session=True)
+    worker = ForkedProcess(child_that_ends(4))
     with fork_client.adopting():
         parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
         await parent.wait()
         await until((tmp_path / "ran").exists)
 
     def orphans() -> set[psutil.Process]:
-        reap_orphans()
-        return {child for child in psutil.Process().children() if child.pid != own.pid} - before
+        reap_orphans([worker.pid])
+        found = set(psutil.Process().children()) - before
+        return {child for child in found if child.pid not in (own.pid, worker.pid)}
 
     await until(lambda: not orphans())
     assert await own.wait() == 0
+    assert await worker.wait() == 4

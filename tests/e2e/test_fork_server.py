@@ -104,7 +104,7 @@ def test_workers_that_import_alike_are_forked_and_the_other_is_not(workers: Flee
     assert server is not None
     assert server.children() == []
     assert all(os.getsid(found[name].pid) == found[name].pid for name in ("d0", "d1", "d2"))
-    lines = [line for line in workers.lines if "importing vLLM" in line]
+    lines = [line for line in workers.lines if line.endswith(": importing vLLM")]
     assert sorted(line.split()[-3] for line in lines) == ["d0:", "d1:", "d2:"], lines
 
 

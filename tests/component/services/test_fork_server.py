@@ -109,13 +109,15 @@ def test_where_workers_must_not_be_forked_it_says_so_by_its_status(tmp_path: Pat
 def test_it_ends_with_who_started_it_while_it_imports(tmp_path: Path) -> None:
     """Which is when it does not look at the socket."""
     program = (
-        "import os, subprocess, sys\n"
+        "import os, socket, subprocess, sys\n"
+        "ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "environment = os.environ | {'BATON_SUPERVISOR_PID': str(os.getpid()), 'HANG': '1'}\n"
-        "process = subprocess.Popen(sys.argv[1:], env=environment, stdout=subprocess.PIPE)\n"
-        "process.stdout.readline()\n"
+        "command, pipe = sys.argv[1:], subprocess.PIPE\n"
+        "process = subprocess.Popen(command, env=environment, stdin=theirs.fileno(), stdout=pipe)\n"
+        "assert process.stdout.readline() == b'importing\\n'\n"
         "print(process.pid, flush=True)\n"
     )
     starter = (sys.executable, "-c", program, *LIGHT)
-    done = subprocess.run(starter, stdin=subprocess.PIPE, capture_output=True, check=True)
+    done = subprocess.run(starter, capture_output=True, check=True)
     with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended already
         psutil.Process(int(done.stdout)).wait(WAIT_SECONDS)

@@ -3,6 +3,7 @@ worker does what its first argument says."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -23,6 +24,7 @@ def load() -> bool:
     if "HANG" in os.environ:
         print("importing", flush=True)
         signal.pause()
+    np.random.random()  # so that every worker inherits one state
     os.environ["SET_BY_IMPORT"] = "1"
     os.environ.pop("REMOVED_BY_IMPORT", None)
     return "UNFIT" not in os.environ
@@ -50,6 +52,7 @@ def state() -> dict[str, object]:
         "environment": dict(os.environ),
         "handlers": {n.name: str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT)},
         "blocked": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "shares": gc.get_freeze_count() > 0,
         "words": sys.argv[1:],
         "random": [random.random(), float(np.random.random())],
     }

@@ -101,6 +101,7 @@ async def test_a_worker_is_as_if_this_process_had_started_it(tmp_path: Path) -> 
     expected = os.environ | {"WORKERS": "own", "SET_BY_IMPORT": "1"}
     assert told["environment"] == dict(expected), "and none of the fork server's own"
     assert told["words"] == ["tell"]
+    assert told["shares"], "what it has in common with the others is not collected"
     assert told["handlers"]["SIGTERM"] == str(signal.SIG_DFL)
     assert told["blocked"] == []
     one, other = told["random"], again["random"]
@@ -120,6 +121,8 @@ async def test_its_command_line_is_that_of_a_worker(tmp_path: Path) -> None:
 
 async def test_exit_statuses_and_signals_are_told(tmp_path: Path) -> None:
     async with supervisor(tmp_path) as up:
+        await (await up.worker("end")).wait()
+        before = psutil.Process().num_fds()
         ended = await up.worker("end", "5")
         assert ended.returncode is None
         assert await ended.wait() == 5
@@ -132,6 +135,7 @@ async def test_exit_statuses_and_signals_are_told(tmp_path: Path) -> None:
             killed = await up.waiting()
             killed.send_signal(signum)
             assert await killed.wait() == -signum
+        assert psutil.Process().num_fds() == before
     assert up.said == []
 
 

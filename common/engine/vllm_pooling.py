@@ -9,6 +9,7 @@ routers count tokens of every model alike.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,7 @@ from common.engine.vllm.args import (
     engine_failed,
     fingerprint_parts,
     first_line,
-    is_eager,
-    prepare_process,
+    prepare_worker,
     size_kv_cache,
     tensor_parallel,
 )
@@ -53,8 +53,9 @@ def open_pooling(
     """Blocks until the engine can serve. Raises BatonError with one sentence."""
     worker = config.worker(role, name)
     check_model(config)
-    prepare_process(worker.engine, len(config.prefill) + len(config.decode), eager=is_eager(config))
-    progress("importing vLLM")
+    prepare_worker(config, worker.engine)
+    if "vllm" not in sys.modules:
+        progress("importing vLLM")
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.executor import Executor

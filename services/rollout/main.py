@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from common import config as configuration
 from common.clock import SystemClock
@@ -162,12 +163,13 @@ def restart(worker: WorkerRow, command: str) -> None:
 
 
 def _runs_here(worker: WorkerRow) -> bool:
-    """A pid of another host may be anybody's here."""
+    """A pid of another host may be anybody's here. The command line of a worker that was forked is
+    one word with spaces, which psutil divides."""
     try:
-        words = Path(f"/proc/{worker.pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        words = psutil.Process(worker.pid).cmdline()
+    except psutil.Error:
         return False
-    return worker.name.encode() in words and _started_as(worker).encode() in words
+    return worker.name in words and _started_as(worker) in words
 
 
 def _started_as(worker: WorkerRow) -> str:

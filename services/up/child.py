@@ -9,14 +9,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from common.errors import BatonError, Code
+from common import config as configuration
+from common.errors import BatonError, Code, ConfigError
 from common.process.handled_request import handled_path
 from common.process.owned_files import open_own, own_folder
-from services.up.plan import Child
+from services.up.fork_client import ForkedProcess, ForkServer
+from services.up.plan import Child, library_environment
 
 LOG_BYTES_MAX = 16 << 20
 TAIL_BYTES = 65_536
@@ -26,7 +28,7 @@ NOTIFY_BYTES = 4096
 class ChildProcess:
     """One daemon over all its restarts. `on_status` is called with each status line that it
     reports, `on_ready` when it has become ready, and `on_beat` then and with each beat. It has to
-    beat within `watchdog_seconds`, unless they are 0."""
+    beat within `watchdog_seconds`, unless they are 0. Workers are forked off the `fork_server`."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class ChildProcess:
         on_ready: Callable[[], None],
         on_beat: Callable[[], None],
         watchdog_seconds: float,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.child = child
         self.log_path = run_dir / "logs" / f"{child.name}.log"
@@ -53,7 +56,8 @@ class ChildProcess:
         self._on_ready = on_ready
         self._on_beat = on_beat
         self._watchdog_seconds = watchdog_seconds
-        self._process: asyncio.subprocess.Process | None = None
+        self._fork_server = fork_server
+        self._process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._notify = self._open_notify()
 
     @property
@@ -75,11 +79,15 @@ class ChildProcess:
             "WATCHDOG_USEC": str(int(self._watchdog_seconds * 1e6)),
         }
         environment.pop("WATCHDOG_PID", None)  # this supervisor's own, where it has one
-        arguments = ("--config", str(self._config_path), "--name", self.child.name)
+        role, name = self.child.role.value, self.child.name
+        arguments = (role, "--config", str(self._config_path), "--name", name)
         try:
             with self._open_log() as log:
+                self._process = await self._forked(arguments, environment, log)
+                if self._process is not None:
+                    return
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "services.cli", self.child.role.value, *arguments),
+                    *(sys.executable, "-m", "services.cli", *arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -89,6 +97,25 @@ class ChildProcess:
         except OSError as error:
             sentence = f"cannot start {self.child.name}: {error.filename}: {error.strerror}"
             raise BatonError(Code.INTERNAL, sentence) from error
+
+    async def _forked(
+        self, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+    ) -> ForkedProcess | None:
+        """None if it has to be started in the plain way, as everything but workers is."""
+        server = self._fork_server
+        if server is None or not self.child.is_worker or not self._imports_alike(server):
+            return None
+        if server.is_importing:
+            self._print("importing vLLM")
+        return await server.fork(arguments, environment, log)
+
+    def _imports_alike(self, server: ForkServer) -> bool:
+        """By the fleet file as it is now."""
+        try:
+            config = configuration.load(self._config_path)
+            return library_environment(config, self.child, os.environ) == server.environment
+        except ConfigError:  # the daemon itself says so
+            return False
 
     async def wait(self) -> int:
         """The exit status; negative for a signal, as in subprocess."""

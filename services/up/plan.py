@@ -6,9 +6,11 @@ drains go the other way round, gateway first (`STOP_ORDER`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from common.config import ModelConfig
+from common.config import Config, ModelConfig
+from common.engine.vllm.args import worker_environment
 from common.errors import ConfigError
 from common.messages import Role
 
@@ -152,6 +154,28 @@ def children(
             raise ConfigError(f"{child.role}.{child.name}", sentence)
         roles[child.name] = child.role
     return fleet
+
+
+def library_environment(
+    config: Config, child: Child, given: Mapping[str, str]
+) -> dict[str, str] | None:
+    """The environment in which this child imports vLLM. None if it does not, or has a GPU, which
+    does not survive a fork. `given`: the supervisor's. Raises ConfigError."""
+    if not child.is_worker or child.environment:
+        return None
+    engine = config.worker(child.role, child.name).engine
+    if engine.kind != "vllm":
+        return None
+    return worker_environment(config.of_worker(child.role, child.name), engine, given)
+
+
+def shared_environment(
+    config: Config, fleet: Iterable[Child], given: Mapping[str, str]
+) -> dict[str, str] | None:
+    """The one in which most children import vLLM; None if none does."""
+    made = [library_environment(config, child, given) for child in fleet]
+    importing = [environment for environment in made if environment is not None]
+    return max(importing, key=importing.count, default=None)
 
 
 def _access(flags: Flags) -> list[str]:

@@ -11,6 +11,7 @@ the workers under them leave.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,8 @@ from common.process.flapping_file import FILE, write_flapping
 from common.process.handled_request import handled_by
 from common.process.lifecycle import Tasks, first_of
 from services.up.child import ChildProcess
-from services.up.plan import STOP_ORDER, Child
+from services.up.fork_client import ForkServer
+from services.up.plan import STOP_ORDER, Child, shared_environment
 from services.up.restart import Restarts
 from services.up.watchdog import Watchdog
 
@@ -57,6 +59,7 @@ class Supervisor:
         self._started = clock.monotonic()
         self._stopping = False
         self._processes: list[ChildProcess] = []
+        self._fork_server: ForkServer | None = None
         self._restarts = Restarts(fleet, config.up.give_up_s, self._started)
         self._watchdog = Watchdog(config.up.watchdog_s)
         #: By child: it was ready, or died.
@@ -75,6 +78,11 @@ class Supervisor:
 
     async def start(self, tasks: Tasks) -> str:
         run_dir = Path(self._config.fleet.run_dir)
+        environment = shared_environment(self._config, self._fleet, os.environ)
+        if environment is not None:
+            say = partial(self._line, "fork-server")
+            self._fork_server = ForkServer(environment, run_dir, say)
+            tasks.start("fork-server", self._fork_server.run())
         for child in self._fleet:
             process = ChildProcess(
                 child,
@@ -84,6 +92,7 @@ class Supervisor:
                 on_ready=partial(self._on_ready, child.name),
                 on_beat=partial(self._watchdog.heard, child.name),
                 watchdog_seconds=self._config.up.watchdog_s,
+                fork_server=self._fork_server,
             )
             self._processes.append(process)
             tasks.start(f"child-{child.name}", self._supervise(process))
@@ -97,6 +106,8 @@ class Supervisor:
 
     async def stop(self) -> None:
         self._stopping = True
+        if self._fork_server is not None:
+            self._fork_server.close()
         if any(process.running for process in self._processes):
             self._print("stopping: running requests may finish (Ctrl-C again to leave at once)")
         for role in STOP_ORDER:

@@ -51,7 +51,31 @@ PLACE_DEPENDENT = ("_name_or_path", "transformers_version")
 
 
 def prepare_process(engine: EngineConfig, workers: int, *, eager: bool = False) -> None:
-    """Sets the environment that vLLM and OpenMP read once, before the first import of either.
+    """Sets the environment that vLLM and OpenMP read once, before the first import of either."""
+    _prepare(library_environment(engine, workers, os.environ, eager=eager))
+
+
+def prepare_worker(config: Config, engine: EngineConfig) -> None:
+    """The same for a worker. One that was forked off a process with the same environment has both
+    imported already."""
+    _prepare(worker_environment(config, engine, os.environ))
+
+
+def _prepare(environment: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    for known in HARMLESS_WARNINGS:
+        logging.getLogger(known).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.")
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is copied
+
+
+def library_environment(
+    engine: EngineConfig, workers: int, given: Mapping[str, str], *, eager: bool = False
+) -> dict[str, str]:
+    """The environment `given`, with what vLLM and OpenMP read once.
 
     vLLM binds each CPU rank to a NUMA node of its own and fails if there are fewer nodes; here the
     ranks share the cores, unless the environment names them. An `eager` engine compiles nothing at
@@ -59,26 +83,32 @@ def prepare_process(engine: EngineConfig, workers: int, *, eager: bool = False) 
     step meanwhile (5 to 30 s on CPU), which counts as a hung engine."""
     ranks = tensor_parallel(engine)
     threads = engine.threads or max(1, (os.cpu_count() or 1) // max(1, workers * ranks))
+    defaults = {
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_AOT_COMPILE": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
     if ranks > 1:
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if eager or engine.args.get("enforce_eager"):
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if not os.environ.get("VLLM_CPU_KVCACHE_SPACE", "unset"):
-        del os.environ["VLLM_CPU_KVCACHE_SPACE"]
-    logging.getLogger("vllm").setLevel(logging.WARNING)
-    for known in HARMLESS_WARNINGS:
-        logging.getLogger(known).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.|torch\.")
-    warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is copied
+        defaults["TORCHDYNAMO_DISABLE"] = "1"
+    fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "0"}
+    environment = {**defaults, **given, **fixed}
+    if not environment.get("VLLM_CPU_KVCACHE_SPACE", "unset"):
+        del environment["VLLM_CPU_KVCACHE_SPACE"]
+    return environment
+
+
+def worker_environment(
+    config: Config, engine: EngineConfig, given: Mapping[str, str]
+) -> dict[str, str]:
+    """That of a worker. `config`: of its model."""
+    workers = len(config.prefill) + len(config.decode)
+    return library_environment(engine, workers, given, eager=is_eager(config))
 
 
 def make_vllm_config(

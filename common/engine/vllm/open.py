@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,9 +24,8 @@ from common.engine.vllm.adapter_loader import VllmAdapters
 from common.engine.vllm.args import (
     adapter_slots,
     engine_failed,
-    is_eager,
     make_vllm_config,
-    prepare_process,
+    prepare_worker,
     rank_max,
     tensor_parallel,
 )
@@ -54,8 +54,9 @@ def open_vllm(
     worker = config.worker(role, name)
     check_model(config)
     model = model_folder(config)
-    _prepare(config, worker.engine)
-    progress("importing vLLM")
+    prepare_worker(config, worker.engine)
+    if "vllm" not in sys.modules:
+        progress("importing vLLM")
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.executor import Executor
@@ -113,11 +114,6 @@ def open_vllm(
     info = EngineInfo(config.model.served_name, fingerprint, listening.kv_address, capacity, parts)
     adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
     return VllmEngine(info, client, processor, side, events, adapters=adapters)
-
-
-def _prepare(config: Config, engine: EngineConfig) -> None:
-    workers = len(config.prefill) + len(config.decode)
-    prepare_process(engine, workers, eager=is_eager(config))
 
 
 def _adapters(

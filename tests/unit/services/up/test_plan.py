@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from common import config as configuration
 from common.errors import ConfigError
 from common.messages import Role
-from services.up.plan import STOP_ORDER, Flags, children, fleet_toml
+from services.up.plan import (
+    STOP_ORDER,
+    Child,
+    Flags,
+    children,
+    fleet_toml,
+    library_environment,
+    shared_environment,
+)
 
 FLAGS = Flags(
     models=(("baton-tiny", ""),),
@@ -117,3 +125,29 @@ def test_several_models_have_as_many_workers_each(tmp_path: Path) -> None:
     assert [worker.model for worker in config.prefill.values()] == ["chat", "code"]
     assert [worker.model for worker in config.decode.values()] == ["chat"] * 3 + ["code"] * 3
     assert list(config.decode) == ["d0", "d1", "d2", "d3", "d4", "d5"]
+
+
+def test_workers_import_vllm_in_the_environment_that_most_have() -> None:
+    one_thread, two_threads = {"engine": {"threads": 1}}, {"engine": {"threads": 2}}
+    workers = {"d0": one_thread, "d1": two_threads, "d2": two_threads}
+    config = configuration.from_mapping({"decode": workers, "prefill": {"p0": two_threads}})
+    fleet = children(["p0"], ["d0", "d1", "d2"], ())
+    shared = shared_environment(config, fleet, {"PATH": "/bin"})
+    assert shared is not None
+    assert (shared["OMP_NUM_THREADS"], shared["PATH"]) == ("2", "/bin")
+    alike = [c.name for c in fleet if library_environment(config, c, {"PATH": "/bin"}) == shared]
+    assert alike == ["p0", "d1", "d2"]
+
+
+def test_workers_with_gpus_or_simulated_engines_share_no_import() -> None:
+    config = configuration.from_mapping({"decode": {"d0": {}}})
+    assert shared_environment(config, children([], ["d0"], (0,)), {}) is None
+    assert shared_environment(config, [Child(Role.GATEWAY, "g0")], {}) is None
+    simulated = configuration.from_mapping({"decode": {"d0": {"engine": {"kind": "sim"}}}})
+    assert shared_environment(simulated, children([], ["d0"], ()), {}) is None
+
+
+def test_a_worker_that_the_file_lacks_is_named() -> None:
+    config = configuration.from_mapping({"decode": {"d0": {}}})
+    with pytest.raises(ConfigError, match="d9"):
+        library_environment(config, Child(Role.DECODE, "d9"), {})

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from common.config import from_mapping
+from common.config import EngineConfig, from_mapping
 from common.engine.fingerprint import fingerprint_of, parts_of
-from common.engine.vllm.args import adapter_slots, argument_parts, as_vllm_takes
+from common.engine.vllm.args import (
+    adapter_slots,
+    argument_parts,
+    as_vllm_takes,
+    library_environment,
+    prepare_worker,
+    worker_environment,
+)
 from common.engine.vllm.argument_table import KV_ARGUMENTS, UNTESTED, WORKS
 
 #: Written out here once more, so that none can be lost by accident.
@@ -67,3 +75,36 @@ def test_a_worker_keeps_the_adapters_of_its_own_model_in_memory() -> None:
     of_model = {name: config.of_model(name) for name in models}
     assert adapter_slots(of_model["chat"], config.decode["d-chat"].engine) == 9
     assert adapter_slots(of_model["code"], config.decode["d-code"].engine) == 0
+
+
+def test_the_environment_of_libraries_follows_the_engine() -> None:
+    engine = EngineConfig(threads=3)
+    plain = library_environment(engine, 2, {"PATH": "/bin"})
+    assert plain["PATH"] == "/bin"
+    assert plain["OMP_NUM_THREADS"] == "3"
+    assert "TORCHDYNAMO_DISABLE" not in plain
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in plain
+    assert library_environment(engine, 2, {}, eager=True)["TORCHDYNAMO_DISABLE"] == "1"
+    ranks = EngineConfig(args={"tensor_parallel_size": 2, "enforce_eager": True})
+    assert library_environment(ranks, 1, {})["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert library_environment(ranks, 1, {})["TORCHDYNAMO_DISABLE"] == "1"
+
+
+def test_who_sets_the_environment_of_libraries_is_obeyed_where_it_is_safe() -> None:
+    given = {"OMP_NUM_THREADS": "7", "VLLM_CPU_KVCACHE_SPACE": ""}
+    fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    made = library_environment(EngineConfig(threads=3), 1, given | fixed)
+    assert made["OMP_NUM_THREADS"] == "7"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in made
+    assert {name: made[name] for name in fixed} == dict.fromkeys(fixed, "0")
+    assert library_environment(EngineConfig(threads=3), 1, made) == made, "nothing is left to do"
+
+
+def test_a_process_gets_exactly_that_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"VLLM_CPU_KVCACHE_SPACE": "", "A": "b"}
+    monkeypatch.setattr("common.engine.vllm.args.os.environ", given)
+    worker = from_mapping({"decode": {"d0": {"engine": {"threads": 2}}}})
+    expected = worker_environment(worker, worker.decode["d0"].engine, {"A": "b"})
+    prepare_worker(worker, worker.decode["d0"].engine)
+    assert os.environ == expected
+    assert expected["TORCHDYNAMO_DISABLE"] == "1", "the embedded model is not compiled"

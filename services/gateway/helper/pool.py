@@ -351,7 +351,9 @@ class HelperLink:
             if len(unread) < end:
                 return
             try:
-                report = report_decoder.decode(bytes(unread[LENGTH.size : end]))
+                # An answer may have tens of MB, which are copied once.
+                with memoryview(unread) as whole, whole[LENGTH.size : end] as payload:
+                    report = report_decoder.decode(payload)
             except msgspec.MsgspecError:  # whoever waits for it must not wait for ever
                 self.close()
                 self._on_lost(self)

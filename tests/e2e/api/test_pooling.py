@@ -34,6 +34,9 @@ EMBEDDINGS: list[Case] = [
     ("/v1/embeddings", {"input": [[5, 6, 7], [8]]}),
     ("/v1/embeddings", {"input": TEXTS[0], "use_activation": False}),
     ("/v1/embeddings", {"input": TEXTS[3], "truncate_prompt_tokens": 9}),
+    ("/v1/embeddings", {"input": "a long text " * 90, "truncate_prompt_tokens": -1}),
+    ("/v1/embeddings", {"input": TEXTS, "encoding_format": "base64", "endianness": "big"}),
+    ("/v1/embeddings", {"input": TEXTS, "encoding_format": "base64", "embed_dtype": "float16"}),
     ("/v1/embeddings", {"input": "z" * 512}),
     ("/pooling", {"input": TEXTS[:2]}),
     ("/score", {"queries": TEXTS[0], "documents": TEXTS}),
@@ -43,7 +46,7 @@ EMBEDDINGS: list[Case] = [
 #: Of a model whose vectors may be cut.
 SHORT: list[Case] = [
     ("/v1/embeddings", {"input": TEXTS, "dimensions": 32}),
-    ("/pooling", {"input": TEXTS[0], "dimensions": 64, "use_activation": False}),
+    ("/v1/embeddings", {"input": TEXTS[0], "dimensions": 64, "use_activation": False}),
 ]
 SCORES: list[Case] = [
     ("/score", {"queries": TEXTS[0], "documents": TEXTS}),
@@ -80,6 +83,7 @@ BAD: list[Case] = [
     ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 513}),
     ("/v1/embeddings", {"input": [5] * 513}),
     ("/pooling", {"input": "x", "task": "sing"}),
+    ("/pooling", {"input": "x", "dimensions": 3}),
     ("/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]}),
     ("/rerank", {"query": "a", "documents": "b", "top_n": -1}),
 ]

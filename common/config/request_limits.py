@@ -30,6 +30,9 @@ class RequestLimits(Section, frozen=True):
     """Prompts of one completion request."""
     inputs_max: Count = 2_048
     """Prompts of one request to a pooling model: texts to embed, or pairs to score."""
+    pooled_numbers_max: Count = 2_097_152
+    """Numbers in the answer to such a request: its prompts times the numbers that are made of each.
+    With `encoding_format = "base64"`, which is shorter and costs less, four times as many."""
     generations_max: Count = 512
     """Answers that one request may ask for: its prompts, or conversations of a batch, times `n`."""
     prompt_tokens_max: Count = 524_288

@@ -17,18 +17,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.hostile.bodies import MIB, HostileBody
+from tests.hostile.bodies import MIB, TEXT, VECTORS, HostileBody
 from tests.rigs.fleet import Fleet, fleet, wait_until
+from tests.zoo.pooling import BERT_EMBED, made
 
 TRIES = 3
 GAP_SECONDS_MAX = 0.100
 ANSWER_SECONDS_MAX = 1.0
 RSS_BYTES_MAX = 128 * MIB
-FLAGS = ("--engine", "sim", "--prefill", "1", "--decode", "1")
-HARMLESS = b'{"prompt":"x","max_tokens":1}'
+FLAGS = ("--engine", "sim", "--mode", "replicated", "--decode", "1")
+HARMLESS = b'{"model":"baton-tiny","prompt":"x","max_tokens":1}'
 #: Loads vLLM's classes where they are not loaded yet.
 FIRST_USE_PATH = "/v1/chat/completions"
-FIRST_USE = b'{"messages":[{"role":"user","content":"x"}],"n":2,"max_tokens":1}'
+FIRST_USE = (
+    b'{"model":"baton-tiny","messages":[{"role":"user","content":"x"}],"n":2,"max_tokens":1}'
+)
 #: While they are. It was 0.8 s and more.
 FIRST_USE_GAP_SECONDS_MAX = 0.3
 
@@ -143,7 +146,10 @@ class Attack:
 @contextmanager
 def attack(text: str = "vllm") -> Iterator[Attack]:
     """`text`: of `[gateway]`."""
-    with fleet(*FLAGS, env={"BATON_GATEWAY__TEXT": text}) as running:
+    (folder,) = made(BERT_EMBED)
+    models = ("--model", TEXT, "--name", TEXT, "--model", str(folder), "--name", VECTORS)
+    env = {"BATON_GATEWAY__TEXT": text, f"BATON_MODELS__{VECTORS.upper()}__TASK": "embed"}
+    with fleet(*FLAGS, *models, env=env) as running:
         running.wait_ready()
         stream = HealthyStream(running, running.run_dir)
         try:

@@ -18,16 +18,31 @@ MIB = 1 << 20
 #: From 1 KB to the limit of a body.
 SIZES = (KIB, 30 * KIB, 500 * KIB, 8 * MIB - 4 * KIB)
 HELLO = '"messages":[{"role":"user","content":"x"}]'
-#: The smallest good body of each route. What turns out to be valid ends soon.
-BASE: dict[str, str] = {
+#: The models of the fleet: one that generates, and one that pools.
+TEXT, VECTORS = "baton-tiny", "vectors"
+PAIRS = '"query":"x","documents":["x"]'
+#: The smallest good body of each route but for its model. What turns out to be valid ends soon.
+_OF_TEXT: dict[str, str] = {
     "/v1/chat/completions": f'"max_tokens":4,{HELLO}',
     "/v1/chat/completions/batch": '"max_tokens":4,"messages":[[{"role":"user","content":"x"}]]',
     "/v1/completions": '"prompt":"x","max_tokens":4',
     "/v1/responses": '"input":"x","max_output_tokens":4',
-    "/v1/messages": f'"model":"baton-tiny","max_tokens":4,{HELLO}',
-    "/v1/messages/count_tokens": f'"model":"baton-tiny",{HELLO}',
+    "/v1/messages": f'"max_tokens":4,{HELLO}',
+    "/v1/messages/count_tokens": HELLO,
     "/tokenize": '"prompt":"x"',
     "/detokenize": '"tokens":[1]',
+}
+_OF_VECTORS: dict[str, str] = {
+    "/v1/embeddings": '"input":"x"',
+    "/classify": '"input":"x"',
+    "/pooling": '"input":"x"',
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), PAIRS),
+    **dict.fromkeys(("/score", "/v1/score"), '"queries":"x","documents":["x"]'),
+}
+BASE: dict[str, str] = {
+    path: f'"model":"{model}",{about}'
+    for model, bodies in ((TEXT, _OF_TEXT), (VECTORS, _OF_VECTORS))
+    for path, about in bodies.items()
 }
 
 
@@ -97,6 +112,7 @@ def _one(path: str, field: str, value: str, size: int, *more: str) -> HostileBod
 
 
 RESPONSES, CHAT, COMPLETION = "/v1/responses", "/v1/chat/completions", "/v1/completions"
+EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/rerank", "/score"
 BATCH = f"{CHAT}/batch"
 REQUIRED = '"tool_choice":"required"'
 PROPERTIES = ",".join(f'"a{n}":{{"type":"string"}}' for n in range(20))
@@ -130,6 +146,15 @@ KNOWN: list[HostileBody] = [
     _many(COMPLETION, "prompt", '"x"', 256, '"n":128'),
     _many(CHAT, "tools", f'{{"type":"function","function":{{{FUNCTION}}}}}', 500, REQUIRED),
 ]
+#: For a model that pools, of which the gateway itself loads nothing.
+POOLING: list[HostileBody] = [
+    _many(EMBEDDINGS, "input", '"x"', 10_000),
+    _many(EMBEDDINGS, "input", "[1]", 2_048, '"encoding_format":"base64"'),
+    _many(EMBEDDINGS, "input", "7", 500_000),
+    _one(EMBEDDINGS, "input", "text", SIZES[-1], '"truncate_prompt_tokens":5'),
+    _many(RERANK, "documents", '"x"', 2_048),
+    _many(SCORE, "documents", f'"{"word, " * 600}"', 2_048),
+]
 #: Good ones that ask for about as much as they may.
 DEMANDING: list[HostileBody] = [
     _many(BATCH, "messages", '[{"role":"user","content":"x"}]', 256),
@@ -156,5 +181,6 @@ def by_field() -> Iterator[HostileBody]:
 
 def whole() -> Iterator[HostileBody]:
     yield from KNOWN
+    yield from POOLING
     yield from DEMANDING
     yield from by_field()

@@ -11,7 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-BODY = {"prompt": "healthy", "max_tokens": 1500, "stream": True, "ignore_eos": True}
+BODY = {
+    "model": "baton-tiny",
+    "prompt": "healthy",
+    "max_tokens": 1500,
+    "stream": True,
+    "ignore_eos": True,
+}
 
 
 def main(port: int, path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.hostile.attack import RSS_BYTES_MAX, attack, report
-from tests.hostile.bodies import KNOWN, HostileBody, by_field
+from tests.hostile.bodies import KNOWN, POOLING, HostileBody, by_field
 
 SAMPLE = 12
 
@@ -13,7 +13,7 @@ SAMPLE = 12
 def sample() -> list[HostileBody]:
     """What once stopped a gateway, and some of the others from all over."""
     others = list(by_field())
-    return KNOWN + others[:: len(others) // SAMPLE]
+    return KNOWN + POOLING + others[:: len(others) // SAMPLE]
 
 
 @pytest.mark.timeout(300)

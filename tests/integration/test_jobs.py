@@ -120,7 +120,7 @@ def test_what_cannot_be_uploaded_or_run_is_one_clear_error(jobs: Fleet) -> None:
         empty = api.files.create(file=("a", b"\n\n"), purpose="batch")
         with pytest.raises(openai.BadRequestError, match="endpoint"):
             api.batches.create(
-                input_file_id=empty.id, endpoint="/v1/embeddings", completion_window="24h"
+                input_file_id=empty.id, endpoint="/v1/moderations", completion_window="24h"
             )
         failed = over(api, started(api, b"\n\n").id)
         assert (failed.status, failed.errors.data[0].code) == ("failed", "empty_file")

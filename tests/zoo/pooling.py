@@ -70,7 +70,13 @@ QWEN_EMBED = PoolingModel(
     "embed",
     "qwen3",
     "Qwen3ForCausalLM",
-    {**SIZES, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
+    {
+        **SIZES,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+        "is_matryoshka": True,
+    },
 )
 #: As large as those that people serve, for figures of latency: 110 million weights.
 BERT_BASE = _bert(

@@ -118,11 +118,12 @@ class PooledStream:
         self.error: BatonError | None = None
         self._api_request = api_request
         self._ended = ended
-        self._delta: Delta | None = None
+        #: The delta, encoded.
+        self._pooled: msgspec.Raw | None = None
 
     def push(self, delta: Delta) -> PushOutcome:
         order = self.journal.order_of(delta.attempt, delta.index)
-        if order is not DeltaOrder.NEXT or self._delta is not None:
+        if order is not DeltaOrder.NEXT or self._pooled is not None:
             return PushOutcome.DROPPED
         if delta.error:
             code = Code(delta.error) if delta.error in set(Code) else Code.INTERNAL
@@ -133,7 +134,7 @@ class PooledStream:
             sentence = "the worker sent nothing that was made of the prompt"
             self.error = BatonError(Code.ENGINE_FAILED, sentence)
             return PushOutcome.BROKEN
-        self._delta = delta
+        self._pooled = msgspec.Raw(_encode(delta))
         self._api_request.has_output = True
         self.journal.take_prompt_counts(delta)
         self._ended()
@@ -145,6 +146,6 @@ class PooledStream:
 
     def recorded(self) -> msgspec.Raw:
         """The delta, for who writes the answer. Raises BatonError(INTERNAL) before the end."""
-        if self._delta is None:
+        if self._pooled is None:
             raise BatonError(Code.INTERNAL, "an answer is written before all is there")
-        return msgspec.Raw(_encode(self._delta))
+        return self._pooled

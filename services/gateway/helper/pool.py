@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from common.config import Config
 from common.errors import BatonError, Code
 from common.telemetry.log import Logger
@@ -348,7 +350,14 @@ class HelperLink:
             end = LENGTH.size + LENGTH.unpack_from(unread)[0]
             if len(unread) < end:
                 return
-            report = report_decoder.decode(bytes(unread[LENGTH.size : end]))
+            try:
+                # An answer may have tens of MB, which are copied once.
+                with memoryview(unread) as whole, whole[LENGTH.size : end] as payload:
+                    report = report_decoder.decode(payload)
+            except msgspec.MsgspecError:  # whoever waits for it must not wait for ever
+                self.close()
+                self._on_lost(self)
+                return
             del unread[:end]
             self._on_report(self, report)
 

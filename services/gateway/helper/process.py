@@ -81,7 +81,7 @@ class Helper:
         send(self._line, encode(Greeting(os.getpid())))
         while (job := self._receive()) is not None:
             self._limit(job.limits(self._limits))
-            payload = encode(self._report(job))
+            payload = self._report(job)
             self._limit(None)
             del job
             kept = _status_bytes("RssAnon") - self._memory_bytes - len(payload)
@@ -91,16 +91,17 @@ class Helper:
             if kept > KEPT_BYTES_MAX:
                 return
 
-    def _report(self, job: Job) -> Result:
+    def _report(self, job: Job) -> bytes:
         try:
-            return self._work(job)
+            return encode(self._work(job))
         except MemoryError:
-            return OutOfMemory()
+            return encode(OutOfMemory())
         except BatonError as error:
-            return Refusal(error.code, _short(error.message), error.param and _short(error.param))
+            param = error.param and _short(error.param)
+            return encode(Refusal(error.code, _short(error.message), param))
         except Exception as error:  # noqa: BLE001 - native code and foreign classes may raise anything
             sentence = f"this request cannot be checked ({type(error).__name__})"
-            return Refusal(Code.INVALID_REQUEST, sentence)
+            return encode(Refusal(Code.INVALID_REQUEST, sentence))
 
     def _limit(self, limits: JobLimits | None) -> None:
         """The default action of both signals ends the process. Zero disarms a timer."""

@@ -21,7 +21,7 @@ from services.gateway.jobs.entries import not_run
 from services.gateway.jobs.lines import Line
 
 #: What a line of a batch may ask for. Each of these is answered by one JSON body.
-ENDPOINTS = (Route.CHAT, Route.COMPLETION, Route.RESPONSES)
+ENDPOINTS = (Route.CHAT, Route.COMPLETION, Route.RESPONSES, Route.EMBEDDINGS)
 CUSTOM_ID_CHARS_MAX = 512
 PREFIX_BYTES_MIN, PREFIX_STEPS, DIGEST_BYTES = 64, 11, 4
 

@@ -20,11 +20,11 @@ from tests.e2e.api.peer import peer
 from tests.rigs.fleet import fleet
 from tests.zoo.pooling import BERT_BASE, RERANK_BASE, PoolingModel, made
 
-TURNS, WARM = 30, 4
+TURNS, WARM = 20, 3
 RATIO_MAX = 1.1
 EXACT = 1e-5
 #: A tokenizer of bytes: as many tokens as characters.
-TEXTS = [f"{n} " + "the quick brown fox jumps over the lazy dog. " * 8 for n in range(8)]
+TEXTS = [f"{n} " + "the quick brown fox jumps over the lazy dog. " * 2 for n in range(8)]
 ASKED: dict[str, tuple[PoolingModel, str, dict[str, Any]]] = {
     "embeddings, 1 text": (BERT_BASE, "/v1/embeddings", {"input": TEXTS[0]}),
     "embeddings, 8 texts": (BERT_BASE, "/v1/embeddings", {"input": TEXTS}),

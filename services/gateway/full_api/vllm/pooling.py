@@ -52,6 +52,8 @@ from services.gateway.full_api.vllm.serving import answer_bytes, as_bad_request
 from services.gateway.text.template import read_template
 
 CONTENT_FORMAT = "auto"
+#: A number in base64 has 5.3 bytes, as text about 21.
+BASE64_FACTOR = 4
 _delta = msgspec.msgpack.Decoder(Delta).decode
 
 
@@ -83,6 +85,11 @@ class PoolingWork:
     def __init__(self, config: Config, client: PooledClient, task: str) -> None:
         self._client = client
         self._limits = config.gateway.limits
+        about_model = client.model_config
+        #: Numbers that are made of a prompt.
+        self._width = (
+            about_model.embedding_size if task == "embed" else about_model.hf_config.num_labels
+        )
         self._refuses_unknown = config.gateway.unknown_fields == "refuse"
         names = (config.model.served_name, *config.model.aliases)
         models = OpenAIServingModels(client, [BaseModelPath(name=n, model_path="") for n in names])
@@ -128,13 +135,7 @@ class PoolingWork:
             checked = CheckedBody(answer=await self._tokenized(route, body))
         else:
             known = msgspec.json.encode(known_fields(route, given))
-            prompts = await self._rendered(ApiRequest(route, known, Origin("check")))
-            checked = CheckedBody(
-                body=known,
-                prompts=prompts,
-                cache_salt=given.get("cache_salt") or "",
-                priority=given.get("priority") or 0,
-            )
+            checked = await self._rendered(ApiRequest(route, known, Origin("check")))
         return replace(checked, session=session_of(route, given), ignored=names)
 
     async def answer(
@@ -154,7 +155,7 @@ class PoolingWork:
             self._prompts = None
         return bytes(response.body)
 
-    async def _rendered(self, api_request: ApiRequest) -> list[RenderedPrompt]:
+    async def _rendered(self, api_request: ApiRequest) -> CheckedBody:
         serving, requests = self._servings[api_request.route]
         try:
             request = requests.validate_json(api_request.body)
@@ -162,6 +163,9 @@ class PoolingWork:
             context = await serving._init_ctx(processor, request, _raw(api_request))  # noqa: SLF001
             await serving._preprocessing(processor, context)  # noqa: SLF001 - it has no other name
             context.pooling_params.verify(self._client.model_config)
+            for made in context.engine_inputs:
+                ids = made["prompts"]["prompt_token_ids"]
+                self._client.renderer.validate_token_ids(ids, parameter="input")
         except ValidationError as error:
             raise from_validation(error) from error
         except Exception as error:
@@ -170,10 +174,36 @@ class PoolingWork:
             RenderedPrompt(list(made["prompts"]["prompt_token_ids"]), pooling=_pooling(made))
             for made in context.engine_inputs
         ]
-        ids, most = sum(len(prompt.token_ids) for prompt in prompts), self._limits
-        check_size("input", "prompt tokens", ids, most.prompt_tokens_max, "prompt_tokens_max")
-        check_size("input", "prompts", len(prompts), most.inputs_max, "inputs_max")
-        return prompts
+        compares = api_request.route in (*RERANKS, *SCORES)
+        self._check_prompts("documents" if compares else "input", prompts)
+        if not compares:
+            self._check_numbers(request, len(prompts))
+        return CheckedBody(
+            body=api_request.body,
+            prompts=prompts,
+            cache_salt=request.cache_salt or "",
+            priority=request.priority,
+        )
+
+    def _check_prompts(self, param: str, prompts: list[RenderedPrompt]) -> None:
+        counts, most = [len(prompt.token_ids) for prompt in prompts], self._limits
+        if 0 in counts:
+            sentence = f"{param}: of prompt {counts.index(0)} no token is left to be computed"
+            raise BatonError(Code.INVALID_REQUEST, sentence, param=param)
+        tokens = sum(counts)
+        check_size(param, "prompt tokens", tokens, most.prompt_tokens_max, "prompt_tokens_max")
+        check_size(param, "prompts", len(prompts), most.inputs_max, "inputs_max")
+
+    def _check_numbers(self, request: Any, prompts: int) -> None:
+        """Before they are computed, since an answer with more could not be written in time."""
+        numbers = prompts * (getattr(request, "dimensions", None) or self._width)
+        most, what = self._limits.pooled_numbers_max, "numbers in the answer"
+        encoding = getattr(request, "encoding_format", "")
+        if encoding == "base64":
+            most *= BASE64_FACTOR
+        elif encoding:
+            what += ' that is not in "base64"'
+        check_size("input", what, numbers, most, "pooled_numbers_max")
 
     async def _tokenized(self, route: Route, body: bytes) -> bytes:
         about = ApiRequest(route, body, Origin("check"))

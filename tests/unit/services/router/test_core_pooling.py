@@ -48,7 +48,9 @@ def test_an_operators_choice_of_policy_is_for_models_that_generate() -> None:
 
 @pytest.mark.parametrize("mode", ["disaggregated", "replicated"])
 def test_it_needs_no_prefill_worker_even_if_prefill_is_always_remote(mode: str) -> None:
+    """It would get nothing of one that is there all the same."""
     rig = fleet(1, mode=mode)
+    rig.prefill()
     assert ask(rig, "r", 40) == "d0|1"
     rig.started("r", kv=None)
     rig.receive("d0|1", Ended(request_id="r", attempt=1, finish_reason="stop"))

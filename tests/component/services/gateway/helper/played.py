@@ -29,6 +29,8 @@ from services.gateway.helper.process import Helper, Work, serve
 
 NEEDS_IMAGES = b"images of these URLs"
 URLS = ["http://a/1", "http://a/2"]
+#: Numbers that no report can hold, and that nobody can read as one.
+STRANGE: dict[bytes, object] = {b"no report": 2**70, b"unreadable": "five"}
 ENDS: dict[str, Callable[[], object]] = {
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -53,6 +55,8 @@ def run(job: Job) -> Result:
     if isinstance(job, ApiJob) and job.body == NEEDS_IMAGES:
         there = b" ".join(job.images.values())
         return ApiReport(CheckedBody(answer=there, missing_images=[] if there else URLS))
+    if isinstance(job, ApiJob) and job.body in STRANGE:
+        return ApiReport(CheckedBody(tool_calls=STRANGE[job.body]))  # type: ignore[arg-type]
     if isinstance(job, ApiJob):
         do(job.body.decode().strip())
         return ApiReport(CheckedBody(answer=str(os.getpid()).encode()))

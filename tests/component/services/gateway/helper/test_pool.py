@@ -80,6 +80,8 @@ async def until(true: Callable[[], object]) -> None:
         ("crash", "200 MiB (gateway.limits.check_mib_max)"),
         ("exit", "200 MiB (gateway.limits.check_mib_max)"),
         ("killed", "try again"),
+        ("no report", "cannot be checked (OverflowError)"),
+        ("unreadable", "try again"),
     ],
 )
 async def test_what_goes_wrong_is_told_and_harms_nothing_else(

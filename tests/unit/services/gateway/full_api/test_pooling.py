@@ -68,7 +68,8 @@ class Bench:
 
     def end(self, request_id: str) -> PushOutcome:
         _, stream, _ = self.open.pop(request_id)
-        return stream.push(Delta(request_id, 1, 0, [], "stop", pooled=request_id.encode()))
+        made = request_id.encode()
+        return stream.push(Delta(request_id, 1, 0, [], "stop", pooled=made, cached_tokens=1))
 
 
 async def test_each_prompt_is_a_request_and_the_answer_has_them_in_order() -> None:
@@ -79,12 +80,26 @@ async def test_each_prompt_is_a_request_and_the_answer_has_them_in_order() -> No
         assert (spec.model, spec.pooling, spec.sampling.max_tokens) == ("m", POOLING, 0)
         assert (spec.prompt_ids, spec.cache_salt) == ([number + 1, 7], "s")
         assert spec.priority is PriorityClass.INTERACTIVE
-    assert [bench.end(name) for name in ("r-2", "r", "r-1")] == [PushOutcome.FINISHED] * 3
+    assert [bench.end(name) for name in ("r-2", "r")] == [PushOutcome.FINISHED] * 2
+    await bench.settle()
+    assert not bench.answer.done(), "it waits for all prompts"
+    assert bench.end("r-1") is PushOutcome.FINISHED
     (reply,) = await bench.answer
     assert reply.body == b"written"
     decoded = [msgspec.msgpack.decode(bench.written[str(n)][0], type=Delta) for n in range(3)]
     assert [delta.pooled for delta in decoded] == [b"r", b"r-1", b"r-2"]
-    assert bench.request.usage.prompt == 6
+    assert (bench.request.usage.prompt, bench.request.usage.cached) == (6, 3)
+
+
+async def test_other_work_has_its_turn_between_the_prompts_of_a_body() -> None:
+    bench, turns = Bench(IN_FLIGHT_MAX), 0
+    while len(bench.open) < IN_FLIGHT_MAX:
+        before = len(bench.open)
+        await asyncio.sleep(0)
+        turns += 1
+        assert len(bench.open) <= before + 1
+    assert turns >= IN_FLIGHT_MAX
+    bench.answer.cancel()
 
 
 async def test_a_body_without_prompts_is_answered_by_its_check() -> None:

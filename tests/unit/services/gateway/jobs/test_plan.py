@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from services.gateway.api.routes import Route
 from services.gateway.jobs.plan import (
+    ENDPOINTS,
     LineError,
     Planner,
     _body,
@@ -75,6 +77,14 @@ def test_a_custom_id_is_used_once() -> None:
     assert b"line 7 has the same custom_id" in line.entry
 
 
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_line_is_for_the_route_of_its_batch(endpoint: Route) -> None:
+    assert {route.value for route in ENDPOINTS} >= {CHAT, "/v1/embeddings"}
+    good, other = text_of(url=endpoint.value), text_of(url=f"{endpoint.value}/")
+    assert refusal(good, Planner("batch_1", endpoint.value, 200)) == ""
+    assert endpoint.value in refusal(other, Planner("batch_1", endpoint.value, 200))
+
+
 @pytest.mark.parametrize("text", [b"", b"  ", b"\r"])
 def test_an_empty_line_is_none(text: bytes) -> None:
     assert Planner("batch_1", CHAT, 200).plan(1, 0, text) is None
@@ -133,6 +143,12 @@ def test_prompts_that_begin_alike_are_neighbours() -> None:
     assert changes == 8 * 3 - 1
     outer = [one for one, _ in groups]
     assert sum(before != after for before, after in pairwise(outer)) == 7
+
+
+def test_texts_to_embed_that_begin_alike_are_neighbours() -> None:
+    bodies = [json.dumps({"model": "m", "input": [word * 40, "x"]}) for word in ("ab", "cd", "ab")]
+    first, other, again = (prefix_of(_body(body)) for body in bodies)  # type: ignore[arg-type]
+    assert first == again != other
 
 
 def test_a_model_and_tools_come_before_the_prompt() -> None:

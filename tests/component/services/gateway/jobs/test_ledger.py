@@ -75,11 +75,15 @@ async def test_a_ledger_of_an_earlier_version_gets_what_it_lacks(tmp_path: Path)
     early.commit()
     early.close()
     (folder / LEDGER).chmod(0o600)
+
+    def rows(db: sqlite3.Connection) -> tuple[int, ...]:
+        tables = "SELECT (SELECT count(*) FROM results), (SELECT count(*) FROM responses)"
+        return tuple(db.execute(tables).fetchone())
+
     for _ in range(2):
         ledger = Ledger(folder)
         await ledger.open()
-        rows = "SELECT (SELECT count(*) FROM results), (SELECT count(*) FROM responses)"
-        assert await ledger.read(lambda db: tuple(db.execute(rows).fetchone())) == (1, 0)
+        assert await ledger.read(rows) == (1, 0)
         await ledger.close()
 
 

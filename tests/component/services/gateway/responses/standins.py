@@ -16,7 +16,7 @@ from tests.component.services.gateway.rig import MakeRig, Rig
 from tests.rigs.peers import WAIT_SECONDS
 
 URL = "/v1/responses"
-BACKGROUND = {"background": True}
+BACKGROUND: dict[str, Any] = {"background": True}
 
 
 class Standin:
@@ -82,7 +82,7 @@ class Standin:
 
 
 def message(text: str) -> dict[str, Any]:
-    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": None}]
+    content: Any = [{"type": "output_text", "text": text, "annotations": [], "logprobs": None}]
     return {"type": "message", "role": "assistant", "id": "msg_1", "content": content}
 
 

@@ -44,7 +44,8 @@ def test_a_field_is_in_one_table_only(route: Route) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "way_out"), [("background", "without background"), ("previous_response_id", "as input")]
+    ("name", "way_out"),
+    [("background", "without background"), ("previous_response_id", "as input")],
 )
 def test_what_needs_stored_responses_is_refused_with_the_way_out(name: str, way_out: str) -> None:
     error = refusal(Route.RESPONSES, **{name: "something"})

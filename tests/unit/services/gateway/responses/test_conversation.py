@@ -46,8 +46,10 @@ def test_an_input_is_items() -> None:
     text = {"type": "message", "role": "user", "content": 'a "quoted" é'}
     assert loaded(conversation.said(turn(input='a "quoted" é'))) == [text]
     assert loaded(conversation.said(turn(input=[text, {"a": 1}]))) == [text, {"a": 1}]
-    for none in ({"input": 3}, {"input": {}}, {"input": None}, {}):
-        assert conversation.said(turn(**none)) is None
+    nothing: tuple[Any, ...] = (3, {}, None)
+    for none in nothing:
+        assert conversation.said(turn(input=none)) is None
+    assert conversation.said(turn()) is None
 
 
 def test_the_body_that_is_answered_has_all_but_what_is_ours() -> None:

@@ -72,6 +72,25 @@ async def test_it_may_go_on_from_another_and_be_gone_on_from(kept: Rig, standin:
 
 
 @pytest.mark.parametrize(("method", "end"), [("POST", "/cancel"), ("DELETE", "")])
+async def test_what_clients_ask_for_waits_for_no_clock(
+    make_rig: MakeRig,
+    jobs: dict[str, Any],
+    standin: Standin,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    end: str,
+) -> None:
+    monkeypatch.setattr("services.gateway.responses.background.POLL_SECONDS", 600.0)
+    rig = await behind(make_rig, standin, jobs=jobs | {"lease_ms": 600_000.0})
+    standin.holds = True
+    asked = await post(rig, **BACKGROUND)
+    async with asyncio.timeout(WAIT_SECONDS):
+        await standin.came.wait()
+        await at(rig, asked["id"] + end, method=method)
+        await standin.cancelled.wait()
+
+
+@pytest.mark.parametrize(("method", "end"), [("POST", "/cancel"), ("DELETE", "")])
 async def test_one_that_is_cancelled_or_deleted_is_broken_off(
     kept: Rig, standin: Standin, jobs: dict[str, Any], method: str, end: str
 ) -> None:

@@ -71,6 +71,18 @@ async def test_a_full_ledger_costs_the_storing_and_not_the_answer(
     await post(kept, 500, **BACKGROUND)
 
 
+async def test_where_files_fill_the_quota_nothing_is_computed_in_vain(
+    make_rig: MakeRig, jobs: dict[str, Any], standin: Standin
+) -> None:
+    rig = await behind(make_rig, standin, jobs=jobs | {"quota_mib": 1})
+    in_ledger(jobs, "INSERT INTO files VALUES ('f', '', 'batch', 'f', 1048576, 0, 1e14, 0, 1)")
+    error = await post(rig, 413)
+    assert error["error"]["param"] == "store"
+    assert standin.requests == []
+    await post(rig, store=False)
+    assert len(standin.requests) == 1
+
+
 async def test_the_oldest_makes_room(
     make_rig: MakeRig, jobs: dict[str, Any], standin: Standin
 ) -> None:
@@ -95,6 +107,7 @@ async def test_a_conversation_is_put_in_front_of_the_input(kept: Rig, standin: S
     assert "previous_response_id" not in standin.asked[1]
     assert second["previous_response_id"] == first["id"]
     assert (third["previous_response_id"], third["store"]) == (second["id"], False)
+    await at(kept, third["id"], 404)
     page = await at(kept, f"{second['id']}/input_items?order=asc")
     assert said({"input": page["data"]}) == ["one", "answer 1", "two"]
 

@@ -180,6 +180,7 @@ def test_a_conversation_goes_on_from_an_answer(status: Status) -> None:
         records.before(db, "r", "a", 0)
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "previous_response_id")
     assert status.value in caught.value.message
+    assert ("ask for it until" in caught.value.message) == (status not in TERMINAL)
 
 
 def test_cancelled_ends_what_waits_or_runs_and_may_be_said_twice() -> None:
@@ -247,8 +248,9 @@ def test_so_many_of_a_key_are_not_over() -> None:
     put(db, "done", Status.COMPLETED)
     records.settle(db, [done(held) for held in take(db) if held.id == "r0"])
     put(db, "r3")
-    with pytest.raises(BatonError):
+    with pytest.raises(BatonError) as caught:
         put(db, "r4", bounds=Bounds(responses=2, background=9, quota_bytes=10_000))
+    assert caught.value.code is Code.RATE_LIMITED
 
 
 def test_expiry_deletes_and_ends_what_waits() -> None:

@@ -75,9 +75,10 @@ class Background:
         self._tasks: Tasks | None = None
         self._loop: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._running: dict[str, asyncio.Task[None]] = {}
+        #: By taking: one that was taken again may still be ending.
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         #: What responses made of themselves that are not over yet.
-        self._made: dict[str, Result | Return] = {}
+        self._made: dict[tuple[str, int], Result | Return] = {}
         self._outcomes: list[Result | Return] = []
         self._takes = True
         #: When others are taken again, and when leases are renewed; seconds, monotonic.
@@ -152,7 +153,7 @@ class Background:
         now, keep = self._clock.unix_ms(), self._config.keep_hours * HOUR_MS
         until = now + int(self._config.lease_ms)
 
-        def tend(db: sqlite3.Connection) -> tuple[set[str], int]:
+        def tend(db: sqlite3.Connection) -> tuple[set[tuple[str, int]], int]:
             held = records.renew(db, self._holder, until)
             records.expire(db, now, keep)
             return held, records.reclaim(db, now)
@@ -160,8 +161,8 @@ class Background:
         running = set(self._running)
         held, reclaimed = await self._ledger.change(tend)
         self.counts.reclaimed += reclaimed
-        for response_id in (running - held) & self._running.keys():
-            self._running[response_id].cancel()
+        for key in (running - held) & self._running.keys():
+            self._running[key].cancel()
 
     async def _take(self) -> None:
         room = self._config.background_at_once - len(self._running)
@@ -180,22 +181,22 @@ class Background:
     # ------------------------------------------------------------ one response
 
     def _begin(self, held: Held, tasks: Tasks) -> None:
-        self._running[held.id] = task = tasks.start(held.id, self._run(held), ends=True)
+        self._running[held.key] = task = tasks.start(held.id, self._run(held), ends=True)
         task.add_done_callback(lambda _: self._ended(held))
 
     def _ended(self, held: Held) -> None:
         """One that was broken off made nothing, and is returned."""
-        self._outcomes.append(self._made.pop(held.id, Return(held)))
-        del self._running[held.id]
+        self._outcomes.append(self._made.pop(held.key, Return(held)))
+        del self._running[held.key]
         self._wake.set()
 
     async def _run(self, held: Held) -> None:
         try:
-            self._made[held.id] = await self._outcome(held)
+            self._made[held.key] = await self._outcome(held)
         except Exception as error:  # noqa: BLE001 - a defect must not take the gateway along
             self._log.error("response.crashed", response=held.id, exc_info=error)
             internal = BatonError(Code.INTERNAL, "internal error")
-            self._made[held.id] = _failed(held, internal)
+            self._made[held.key] = _failed(held, internal)
 
     async def _outcome(self, held: Held) -> Result | Return:
         client = request_id(held.id.removeprefix("resp_"))

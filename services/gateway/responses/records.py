@@ -84,6 +84,11 @@ class Held(NamedTuple):
     shown: bytes
     request: bytes
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Of this taking."""
+        return self.id, self.fence
+
 
 class Result(NamedTuple):
     """What became of one that was held."""
@@ -263,15 +268,15 @@ def take(db: sqlite3.Connection, holder: str, most: int, now_ms: int, until_ms: 
     return taken
 
 
-def renew(db: sqlite3.Connection, holder: str, until_ms: int) -> set[str]:
-    """Goes on holding all that this process holds. Returns their ids: what else it runs was
+def renew(db: sqlite3.Connection, holder: str, until_ms: int) -> set[tuple[str, int]]:
+    """Goes on holding all that this process holds. Returns their keys: what else it runs was
     cancelled or deleted, or is another's."""
     rows = db.execute(
         "UPDATE responses SET held_until_ms = ? WHERE status = 'in_progress' AND held_by = ?"
-        " RETURNING id",
+        " RETURNING id, fence",
         (until_ms, holder),
     )
-    return {row["id"] for row in rows.fetchall()}
+    return {(row["id"], row["fence"]) for row in rows.fetchall()}
 
 
 def settle(db: sqlite3.Connection, outcomes: Sequence[Result | Return]) -> int:

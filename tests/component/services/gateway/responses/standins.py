@@ -31,6 +31,8 @@ class Standin:
         self.breaks: BatonError | None = None
         self.status = "completed"
         self.holds = False
+        #: Whether one that is broken off takes until `release` to end.
+        self.lingers = False
         self.came = asyncio.Event()
         self.release = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -50,6 +52,8 @@ class Standin:
                 await self.release.wait()
         except asyncio.CancelledError:
             self.cancelled.set()
+            if self.lingers:
+                await self.release.wait()
             raise
         shown = {
             "id": f"resp_{api_request.origin.request_id}",

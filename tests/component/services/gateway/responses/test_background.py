@@ -127,15 +127,22 @@ async def test_a_gateway_that_stops_gives_it_back_and_another_runs_it(
 async def test_one_of_a_dead_gateway_is_run_by_another(
     kept: Rig, standin: Standin, jobs: dict[str, Any]
 ) -> None:
-    standin.holds = True
+    standin.holds = standin.lingers = True
     asked = await post(kept, **BACKGROUND)
     await until(kept, asked["id"], "in_progress")
     await standin.came.wait()
+    standin.came.clear()
     in_ledger(jobs, "UPDATE responses SET held_by = 'dead', held_until_ms = 0, fence = fence + 1")
-    await standin.cancelled.wait()
+    async with asyncio.timeout(WAIT_SECONDS):
+        await standin.cancelled.wait()
+        await standin.came.wait()
     standin.release.set()
     shown = await until(kept, asked["id"], "completed")
     assert shown["output"] == [message("answer 2")]
+    late = 'background_responses_total{outcome="late"} 1.0'
+    async with asyncio.timeout(WAIT_SECONDS):
+        while late not in await (await kept.http.get(f"{kept.url}/metrics")).text():
+            pass
 
 
 @pytest.mark.parametrize(
@@ -178,7 +185,9 @@ async def test_so_many_run_at_once_and_so_many_of_a_key_wait(
     error = await post(rig, 429, **BACKGROUND)
     assert "background_max" in error["error"]["message"]
     await until(rig, first["id"], "in_progress")
-    assert (await at(rig, second["id"]))["status"] == "queued"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await until(rig, second["id"], "in_progress")
     assert len(standin.requests) == 1
     standin.release.set()
     await until(rig, second["id"], "completed")

@@ -43,9 +43,9 @@ async def test_a_stream_is_stored_before_its_last_event(kept: Rig) -> None:
             if line.startswith(b"data: "):
                 event = json.loads(line.removeprefix(b"data: "))
                 ids.append(event.get("response", {}).get("id"))
+                assert event.get("response", {"store": True})["store"] is True
                 if event["type"] == "response.completed":
                     assert event["response"] == await at(kept, ids[-1])
-                    assert event["response"]["store"] is True
     assert [one is not None for one in ids] == [True, True, False, True]
 
 

@@ -112,7 +112,7 @@ def test_who_lives_goes_on_holding_and_sees_what_is_not_his_any_more() -> None:
     take(db)
     records.cancel(db, "r0", "a", 0)
     records.delete(db, "r1", "a", 0)
-    assert records.renew(db, "g0", 5_000) == {"r2"}
+    assert records.renew(db, "g0", 5_000) == {("r2", 1)}
     assert records.renew(db, "g1", 9_000) == set()
     assert records.reclaim(db, 4_999) == 0
     assert records.reclaim(db, 5_000) == 1

@@ -143,3 +143,11 @@ def in_ledger(jobs: dict[str, Any], order: str) -> list[Any]:
             return ledger.execute(order).fetchall()
     finally:
         ledger.close()
+
+
+async def until_counted(rig: Rig, outcome: str, count: int) -> None:
+    """So many background responses ended so."""
+    line = f'baton_gateway_background_responses_total{{outcome="{outcome}"}} {count}.0'
+    async with asyncio.timeout(WAIT_SECONDS):
+        while line not in await (await rig.http.get(f"{rig.url}/metrics")).text():
+            pass

@@ -21,6 +21,7 @@ from tests.component.services.gateway.responses.standins import (
     post,
     said,
     until,
+    until_counted,
 )
 from tests.component.services.gateway.rig import MakeRig, Rig
 from tests.rigs.peers import WAIT_SECONDS
@@ -139,10 +140,8 @@ async def test_one_of_a_dead_gateway_is_run_by_another(
     standin.release.set()
     shown = await until(kept, asked["id"], "completed")
     assert shown["output"] == [message("answer 2")]
-    late = 'background_responses_total{outcome="late"} 1.0'
-    async with asyncio.timeout(WAIT_SECONDS):
-        while late not in await (await kept.http.get(f"{kept.url}/metrics")).text():
-            pass
+    await until_counted(kept, "late", 1)
+    await until_counted(kept, "reclaimed", 1)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +164,14 @@ async def test_a_failed_attempt_is_repeated_where_that_may_help(
 
 @pytest.mark.parametrize("code", [Code.RATE_LIMITED, Code.OVERLOADED])
 async def test_a_refused_one_waits_and_is_tried_again(
-    kept: Rig, standin: Standin, code: Code
+    kept: Rig, standin: Standin, jobs: dict[str, Any], code: Code
 ) -> None:
     standin.errors = [BatonError(code, "busy", retry_after_ms=1) for _ in range(1)]
     asked = await post(kept, **BACKGROUND)
     await standin.came.wait()
     assert (await until(kept, asked["id"], "queued", "completed"))["status"] == "queued"
+    waits = in_ledger(jobs, "SELECT retry_ms > 0 FROM responses")
+    assert waits == [(code is Code.RATE_LIMITED,)], "else all of them wait"
     await until(kept, asked["id"], "completed")
     assert len(standin.requests) == 2
 
@@ -220,3 +221,28 @@ async def test_one_whose_answer_the_ledger_does_not_take_is_not_lost(
     asked = await post(kept, **BACKGROUND)
     await until(kept, asked["id"], "completed")
     assert (len(tries), len(standin.requests)) == (2, 1)
+
+
+async def test_what_has_expired_is_gone_from_the_disk(kept: Rig, jobs: dict[str, Any]) -> None:
+    await post(kept)
+    in_ledger(jobs, "UPDATE responses SET expires_ms = 1")
+    async with asyncio.timeout(WAIT_SECONDS):
+        while in_ledger(jobs, "SELECT id FROM responses"):
+            await kept.turn()
+
+
+async def test_a_gateway_that_drains_takes_none(kept: Rig, standin: Standin) -> None:
+    kept.gateway._ledger_parts.stop_taking()
+    asked = await post(kept, **BACKGROUND)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await until(kept, asked["id"], "in_progress", "completed")
+    assert standin.requests == []
+
+
+async def test_each_outcome_is_counted_once(kept: Rig) -> None:
+    for _ in range(3):
+        asked = await post(kept, **BACKGROUND)
+        await until(kept, asked["id"], "completed")
+    await until_counted(kept, "answered", 3)
+    await until_counted(kept, "late", 0)

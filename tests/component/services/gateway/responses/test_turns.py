@@ -93,6 +93,15 @@ async def test_the_oldest_makes_room(
         assert await at(rig, shown["id"]) == shown
 
 
+async def test_a_chat_is_not_stored(kept: Rig, standin: Standin, jobs: dict[str, Any]) -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "store": True}
+    chat |= {"tools": [{"type": "function"}]}
+    async with kept.http.post(f"{kept.url}/v1/chat/completions", json=chat) as response:
+        assert response.status == 200
+    assert standin.asked == [chat]
+    assert in_ledger(jobs, "SELECT id FROM responses") == []
+
+
 async def test_a_conversation_is_put_in_front_of_the_input(kept: Rig, standin: Standin) -> None:
     first = await post(kept, input="one", instructions="be brief")
     second = await post(

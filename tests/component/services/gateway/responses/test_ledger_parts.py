@@ -11,6 +11,7 @@ from tests.component.services.gateway.responses.standins import (
     BACKGROUND,
     Standin,
     behind,
+    in_ledger,
     post,
     until,
 )
@@ -44,3 +45,14 @@ async def test_what_became_of_them_is_counted(kept: Rig) -> None:
         text = await response.text()
     assert 'baton_gateway_responses_total{outcome="stored"} 1.0' in text
     assert 'baton_gateway_background_responses_total{outcome="answered"} 1.0' in text
+
+
+async def test_a_gateway_of_plain_text_takes_none_that_it_cannot_run(
+    make_rig: MakeRig, jobs: dict[str, Any]
+) -> None:
+    rig = await make_rig(jobs=jobs, text="light")
+    await rig.ready()
+    for background in (True, False):
+        error = await post(rig, 400, background=background)
+        assert "gateway.text" in error["error"]["message"]
+    assert in_ledger(jobs, "SELECT id FROM responses") == []

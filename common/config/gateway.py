@@ -16,15 +16,16 @@ MEDIA_DOMAIN_PATTERN = r"^[a-z0-9.:-]+$"
 
 
 class JobsConfig(Section, frozen=True):
-    """Files and batches: `/v1/files` and `/v1/batches`. The lines of a batch run as requests of the
-    lowest class. The gateway processes of a host share one folder of jobs."""
+    """Files, batches and stored responses: `/v1/files`, `/v1/batches`, and `store`,
+    `previous_response_id` and `background` of `/v1/responses`. The lines of a batch run as requests
+    of the lowest class. The gateway processes of a host share one folder of jobs."""
 
     path: str = ""
     """Folder of the files and of the ledger, on a disk of this host; empty serves no jobs. What
-    clients upload and what the models answer lies there, in files of mode 0600."""
+    clients upload, say and are answered lies there, in files of mode 0600."""
     quota_mib: Count = 1024
-    """MiB of files that one API key may have. An upload over it is refused. The answers of a batch
-    are always written, and count."""
+    """MiB of files and stored responses that one API key may have. An upload over it is refused.
+    The answers of a batch are always written, and count."""
     file_mib_max: Count = 200
     """MiB of one uploaded file."""
     lines_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
@@ -36,10 +37,17 @@ class JobsConfig(Section, frozen=True):
     lines_waiting: Count = 16
     """Lines that one gateway process has in the router's queue. Others wait in the ledger."""
     keep_hours: Annotated[int, Meta(ge=1, le=8760)] = 720
-    """Hours after which a file is deleted that was given no other time, and a batch that is
-    over."""
+    """Hours after which a file is deleted that was given no other time, a batch that is over, and a
+    stored response."""
     lease_ms: Annotated[float, Meta(ge=1_000)] = 15_000.0
-    """Time after which another gateway process runs the lines of one that says nothing any more."""
+    """Time after which another gateway process runs the lines and background responses of one that
+    says nothing any more."""
+    responses_max: Annotated[int, Meta(ge=0)] = 10_000
+    """Stored responses of one API key: the oldest makes room for a new one. 0 stores none."""
+    background_max: Count = 100
+    """Responses of one API key that were asked for with `background` and are not over."""
+    background_at_once: Count = 64
+    """Background responses that one gateway process runs at once. Others wait in the ledger."""
 
 
 class GatewayConfig(Section, frozen=True):

@@ -39,9 +39,7 @@ from services.gateway.http.model_parts import ModelParts
 from services.gateway.http.server import HttpServer
 from services.gateway.http.stream_owners import StreamOwners
 from services.gateway.http.tls import open_certificate
-from services.gateway.jobs.jobs import Jobs
 from services.gateway.jobs.line_answers import LineAnswers
-from services.gateway.jobs.routes import refusing_routes
 from services.gateway.links.adapter_asks import AdapterAsks
 from services.gateway.links.routers import RouterLinks
 from services.gateway.links.workers import WorkerLinks
@@ -60,6 +58,7 @@ from services.gateway.requests.events import (
     ToRouter,
     ToWorker,
 )
+from services.gateway.responses.ledger_parts import LedgerParts
 from services.gateway.text.light import light_text
 from services.gateway.text.port import TextPort
 
@@ -116,8 +115,8 @@ class Gateway:
             parts.add_full_api(self._app, self._executor)
         operator_keys = config.gateway.operator_keys_file
         self._operators = Authenticator(operator_keys, log) if operator_keys else None
-        self._jobs = self._made_jobs(config.gateway)
-        collectors = [GatewayMetrics(self._core, config), *filter(None, [self._jobs])]
+        self._ledger_parts = self._made_ledger_parts(config.gateway)
+        collectors = (GatewayMetrics(self._core, config), self._ledger_parts)
         self._exposition = Exposition(config, Role.GATEWAY, name, *collectors)
         self._adapter_asks = AdapterAsks(self._ask_router)
         self._handled = _handled_request(Path(config.fleet.run_dir), name, log)
@@ -151,24 +150,24 @@ class Gateway:
         )
         apis = {served: parts.full_api for served, parts in self._models.items()}
         parsed = frozenset(n for n, parts in self._models.items() if parts.parses_chats)
-        self._full_api = FullApiRoutes(apis, app, config, clock, parses_chats=parsed)
-        jobs = self._jobs.routes() if self._jobs is not None else refusing_routes()
+        turns = self._ledger_parts.turns
+        self._full_api = FullApiRoutes(
+            apis, app, config, clock, parses_chats=parsed, responses=turns
+        )
         return HttpServer(
             app,
             self._full_api,
             self._config,
             owners,
             guard=guard,
-            other_routes=(*about.routes(), *jobs),
+            other_routes=(*about.routes(), *self._ledger_parts.routes()),
             clock=clock,
             log=log,
         )
 
-    def _made_jobs(self, config: GatewayConfig) -> Jobs | None:
-        if not config.jobs.path:
-            return None
+    def _made_ledger_parts(self, config: GatewayConfig) -> LedgerParts:
         holder = f"{self._name}|{self._incarnation}"
-        return Jobs(
+        return LedgerParts(
             config, holder=holder, answers=self._line_answers, clock=self._clock, log=self._log
         )
 
@@ -223,8 +222,7 @@ class Gateway:
         tasks.start("router-refusal", self._exit_if_refused())
         for parts in self._models.values():
             await parts.start()
-        if self._jobs is not None:
-            await self._jobs.start(tasks)
+        await self._ledger_parts.start(tasks)
         self.http_address = await self._http.start(
             self._certificate.context if self._certificate is not None else None
         )
@@ -250,12 +248,10 @@ class Gateway:
             self._http.stop_listening()
         if self._router is not None:
             self._router.leave()
-        if self._jobs is not None:
-            self._jobs.stop_taking()
+        self._ledger_parts.stop_taking()
         await self._drain()
         await self._http.close()
-        if self._jobs is not None:
-            await self._jobs.close()
+        await self._ledger_parts.close()
         await self._exposition.close()
         for parts in self._models.values():
             parts.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from tests.rigs.batches import (
 )
 from tests.rigs.fleet import Fleet, fleet, wait_until
 from tests.rigs.processes import add_key
+from tests.rigs.responses import answered, asked, listed
 
 SIM = ("--engine", "sim", "--prefill", "1", "--decode", "2", "--gateways", "2")
 FAST = {
@@ -157,6 +160,44 @@ def test_each_line_is_answered_once_though_gateways_and_router_are_killed(jobs: 
         done = over(api, batch.id)
         assert (done.status, done.request_counts.failed) == ("completed", 0)
         assert faults(lines, entries(api, done.output_file_id)) == {}
+
+
+def test_a_conversation_goes_on_at_any_gateway_and_after_a_kill(jobs: Fleet) -> None:
+    with client(jobs) as api:
+        told, last = list[str](), asked(api, input="turn 0")
+        told += ["turn 0", last.output_text]
+        for turn in range(1, 6):
+            if turn == 3:
+                kill(jobs, "g0")
+                wait_until("g0 is back", partial(is_up, jobs, "g0"), 30)
+            last = asked(api, input=f"turn {turn}", previous_response_id=last.id)
+            told += [f"turn {turn}", last.output_text]
+        assert listed(api, last.id) == told[:-1]
+        assert {row[0] for row in requests_of(jobs)} == {0}
+
+
+def test_each_background_response_is_answered_once_though_gateways_are_killed(jobs: Fleet) -> None:
+    with client(jobs) as api:
+        texts = [asked(api, input=f"question {n}").output_text for n in range(12)]
+        about = {"background": True, "max_output_tokens": 200}
+        made = [asked(api, input=f"question {n}", **about) for n in range(12)]
+        for name in ("g0", "g1"):
+            kill(jobs, name)
+            wait_until(f"{name} is back", partial(is_up, jobs, name), 30)
+        done = [answered(api, one.id, 120) for one in made]
+        assert {one.status for one in done} <= {"completed", "incomplete"}
+        for text, one in zip(texts, done, strict=True):
+            assert one.output_text.startswith(text)
+        gone = api.responses.cancel(asked(api, input="x", **about).id)
+        assert gone.status == "cancelled"
+        assert {row[0] for row in requests_of(jobs)} == {0}
+
+
+def requests_of(running: Fleet) -> list[tuple[int]]:
+    """How many bytes of request each response has that is over."""
+    over = "SELECT length(request) FROM responses WHERE status NOT IN ('queued', 'in_progress')"
+    with closing(sqlite3.connect(folder(running) / "ledger.sqlite")) as ledger:
+        return ledger.execute(over).fetchall()
 
 
 def test_files_and_batches_of_a_key_do_not_exist_for_another(tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ REFUSED: dict[Route, NoOps] = {
     **dict.fromkeys(RERANKS, PROCESSOR_FIELDS),
     **dict.fromkeys(SCORES, PROCESSOR_FIELDS),
 }
+#: What is honoured before a body is checked where responses are stored (`responses/turns.py`), and
+#: refused elsewhere, with the way out.
+STORED: dict[str, str] = {
+    "background": "send it without background",
+    "previous_response_id": "send the whole conversation as input",
+}
+_WITHOUT_LEDGER = "it is served where [gateway.jobs] path is set, and not in a batch"
 #: Answers that are no JSON.
 REFUSED_ENCODINGS = ("bytes", "bytes_only")
 POOLED_ENCODINGS = (Route.EMBEDDINGS, Route.POOLING)
@@ -148,7 +155,7 @@ def check_fields(route: Route, body: bytes, ignored: IgnoredFields) -> dict[str,
             continue
         if name in refused:
             if not is_no_op(value, refused[name]):
-                refuse(name, f"{name!r} is not supported by this server")
+                refuse(name, f"{name!r} is not supported by this server{_way_out(route, name)}")
         elif name in WITHOUT_EFFECT:
             ignored.add(name)
         else:
@@ -158,6 +165,11 @@ def check_fields(route: Route, body: bytes, ignored: IgnoredFields) -> dict[str,
     _note_inner(route, given, ignored)
     check_bias_keys(given.get("logit_bias"))
     return given
+
+
+def _way_out(route: Route, name: str) -> str:
+    way = STORED.get(name) if route is Route.RESPONSES else None
+    return f": {_WITHOUT_LEDGER}; {way}" if way else ""
 
 
 def known_fields(route: Route, given: dict[str, Any]) -> dict[str, Any]:

@@ -92,6 +92,12 @@ class LazyApi:
             raise BatonError(Code.UNSUPPORTED_PARAMETER, error.message) from error
         return await api.answer(api_request)
 
+    async def check_shape(self, api_request: ApiRequest) -> None:
+        """What can be seen to be wrong with a request that is answered later. Raises BatonError."""
+        if not self.is_served:
+            raise BatonError(Code.UNSUPPORTED_PARAMETER, LIGHT_HINT)
+        await self._check_shape(api_request)
+
     def end(self, api_request: ApiRequest, reason: str) -> None:
         api = self._api
         if api is not None:

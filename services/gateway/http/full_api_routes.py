@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -23,7 +24,7 @@ from services.gateway.auth.caller import Caller
 from services.gateway.full_api.lazy import LazyApi, plain_refusal
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply, Origin
 from services.gateway.full_api.timings import events_with_timings, with_timings
-from services.gateway.http.app import App
+from services.gateway.http.app import App, Asked
 from services.gateway.http.client_connection import taken_in_time
 from services.gateway.http.guard import JSON_TYPE, reply_headers
 from services.gateway.streams.replay import StreamReplay
@@ -35,9 +36,21 @@ SSE_HEADERS = {
 }
 
 
+class ResponseStore(Protocol):
+    """Knows the conversations of `/v1/responses`."""
+
+    async def answer(
+        self, api_request: ApiRequest, api: LazyApi, model: str
+    ) -> JsonReply | EventReply:
+        """What `api` answers, in its conversation. `model`: the one that is asked. Raises
+        BatonError."""
+        ...
+
+
 class FullApiRoutes:
     """`apis`: that of each model, by its name. `parses_chats`: names of the models of which every
-    chat is rendered or parsed by classes of vLLM's, so that no chat is served without it."""
+    chat is rendered or parsed by classes of vLLM's, so that no chat is served without it.
+    `responses`: None where none are stored."""
 
     def __init__(
         self,
@@ -47,7 +60,9 @@ class FullApiRoutes:
         clock: Clock,
         *,
         parses_chats: frozenset[str],
+        responses: ResponseStore | None = None,
     ) -> None:
+        self._responses = responses
         self._parses_chats = parses_chats
         self._apis = apis
         self._app = app
@@ -94,8 +109,9 @@ class FullApiRoutes:
     async def answered(self, route: Route, body: bytes, origin: Origin) -> bytes:
         """The body of an answer that does not stream. Who waits for it may be cancelled. Raises
         BatonError."""
-        api, adapter = await self._api(route, body, origin)
-        api_request = ApiRequest(route, body, origin, adapter)
+        asked = await self._asked(route, body, origin)
+        api = self._apis[asked.model.name]
+        api_request = ApiRequest(route, body, origin, asked.adapter)
         try:
             reply = await api.answer(api_request)
             if isinstance(reply, JsonReply):
@@ -109,10 +125,10 @@ class FullApiRoutes:
         self, request: web.Request, route: Route, body: bytes, origin: Origin
     ) -> web.StreamResponse:
         """Raises BatonError before anything is written."""
-        api, adapter = await self._api(route, body, origin)
-        api_request = ApiRequest(route, body, origin, adapter)
+        asked = await self._asked(route, body, origin)
+        api_request = ApiRequest(route, body, origin, asked.adapter)
         try:
-            reply = await api.answer(api_request)
+            reply = await self._reply(asked, api_request)
             if isinstance(reply, EventReply):
                 return await self._stream(request, api_request, self._chunks(api_request, reply))
             body = reply.body
@@ -120,25 +136,34 @@ class FullApiRoutes:
                 body = with_timings(body, api_request, self._clock.monotonic())
             return web.Response(body=body, content_type=JSON_TYPE)
         finally:
-            api.end(api_request, "client gone")
+            self._apis[asked.model.name].end(api_request, "client gone")
 
-    async def _api(self, route: Route, body: bytes, origin: Origin) -> tuple[LazyApi, str]:
-        """That of the model that is asked for, once the fleet's longest sequence is known, and the
-        id of the LoRA adapter, if one is. Raises BatonError for a model that has no such route."""
-        model, adapter = self._app.chosen(body, origin.caller)
-        model.check_route(route)
-        await model.context()
-        return self._apis[model.name], adapter
+    async def _asked(self, route: Route, body: bytes, origin: Origin) -> Asked:
+        """What is asked for, once the fleet's longest sequence is known. Raises BatonError for a
+        model that has no such route."""
+        asked = self._app.chosen(body, origin.caller)
+        asked.model.check_route(route)
+        await asked.model.context()
+        return asked
+
+    async def _reply(self, asked: Asked, api_request: ApiRequest) -> JsonReply | EventReply:
+        """To a client that asks by itself, not in a batch."""
+        api = self._apis[asked.model.name]
+        if self._responses is None or api_request.route is not Route.RESPONSES:
+            return await api.answer(api_request)
+        return await self._responses.answer(api_request, api, asked.model.name)
 
     async def write_to_sink(
         self, route: Route, body: bytes, origin: Origin, sink: StreamReplay
     ) -> None:
         """Writes the events of a resumable stream to `sink`. Raises BatonError before the first."""
-        api, adapter = await self._api(route, body, origin)
-        api_request = ApiRequest(route, body, origin, adapter, is_attended=lambda: sink.has_client)
+        asked = await self._asked(route, body, origin)
+        api_request = ApiRequest(
+            route, body, origin, asked.adapter, is_attended=lambda: sink.has_client
+        )
         began = False
         try:
-            reply = await api.answer(api_request)
+            reply = await self._reply(asked, api_request)
             if isinstance(reply, JsonReply):
                 raise BatonError(Code.INVALID_REQUEST, "this request is not for a stream")
             chunks = self._chunks(api_request, reply)
@@ -154,7 +179,7 @@ class FullApiRoutes:
             sink.write(_failed(route, error))
             sink.end()
         finally:
-            api.end(api_request, "client gone")
+            self._apis[asked.model.name].end(api_request, "client gone")
 
     def _chunks(self, api_request: ApiRequest, reply: EventReply) -> AsyncIterator[bytes]:
         if not api_request.origin.timings:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _TEXT_ONLY = "the fleet serves text, vectors and scores by other routes"
-_STORED = "answers are not stored"
 _HALVES = "rendering and generating are not served apart; /tokenize renders a prompt"
 _ENGINE = "it concerns a single engine; `baton ctl` has what an operator needs"
 _WEIGHTS = "weights change with a rolling restart (`baton rollout`)"
@@ -21,7 +20,6 @@ _BY_REASON: dict[str, str] = {
         POST /v1/audio/transcriptions POST /v1/audio/translations GET /v1/realtime
         POST /v2/chat
     """,
-    _STORED: "GET /v1/responses/{response_id} POST /v1/responses/{response_id}/cancel",
     _HALVES: """
         POST /v1/chat/completions/render POST /v1/messages/render POST /v1/completions/render
         POST /v1/responses/render POST /v2/chat/render POST /v1/chat/completions/derender

@@ -63,8 +63,8 @@ def grow(
 
 def over_quota(quota_bytes: int) -> BatonError:
     sentence = (
-        f"the files of this key may have {quota_bytes >> 20} MiB together (gateway.jobs.quota_mib);"
-        " delete some"
+        f"the files and stored responses of this key may have {quota_bytes >> 20} MiB together"
+        " (gateway.jobs.quota_mib); delete some"
     )
     return BatonError(Code.BODY_TOO_LARGE, sentence, param="file")
 
@@ -89,8 +89,12 @@ def add_output(
 
 
 def used(db: sqlite3.Connection, owner: str) -> int:
-    """Bytes of all files of a key, those included that are being uploaded."""
-    row = db.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,))
+    """Bytes of all files and stored responses of a key, uploads under way included."""
+    row = db.execute(
+        "SELECT (SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = :owner)"
+        " + (SELECT coalesce(sum(bytes), 0) FROM responses WHERE owner = :owner)",
+        {"owner": owner},
+    )
     return int(row.fetchone()[0])
 
 

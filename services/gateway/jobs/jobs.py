@@ -33,14 +33,14 @@ class Jobs(Collector):
         clock: Clock,
         log: Logger,
     ) -> None:
-        self._ledger = Ledger(Path(config.jobs.path))
+        self.ledger = Ledger(Path(config.jobs.path))
         self._config = config
         self._holder = holder
         self._answers = answers
         self._clock = clock
         self._log = log
         self._runner: Runner | None = None
-        self._routes = JobRoutes(self._ledger, config, clock, self._wake)
+        self._routes = JobRoutes(self.ledger, config, clock, self._wake)
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         """Method, path and handler of each."""
@@ -48,10 +48,10 @@ class Jobs(Collector):
 
     async def start(self, tasks: Tasks) -> None:
         """Raises ConfigError if the folder or the ledger cannot be used."""
-        await self._ledger.open()
+        await self.ledger.open()
         jobs = self._config.jobs
         work = BatchWork(
-            self._ledger,
+            self.ledger,
             jobs,
             self._config.body_bytes_max,
             holder=self._holder,
@@ -59,7 +59,7 @@ class Jobs(Collector):
             log=self._log,
         )
         self._runner = Runner(
-            self._ledger,
+            self.ledger,
             self._answers(),
             work,
             jobs,
@@ -80,7 +80,7 @@ class Jobs(Collector):
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.close()
-            await self._ledger.close()
+            await self.ledger.close()
 
     def _wake(self) -> None:
         if self._runner is not None:

@@ -30,9 +30,7 @@ T = TypeVar("T")
 LEDGER = "ledger.sqlite"
 #: How long a transaction waits for that of another process.
 BUSY_SECONDS = 10.0
-#: "Bump when": a table changes. A ledger of another version is refused, never guessed at.
-VERSION = 1
-SCHEMA = """
+_FILES_AND_BATCHES = """
 CREATE TABLE files (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, purpose TEXT NOT NULL, name TEXT NOT NULL,
     bytes INTEGER NOT NULL, created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
@@ -73,6 +71,26 @@ CREATE TABLE results (
     PRIMARY KEY (batch, number)
 );
 """
+_RESPONSES = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, status TEXT NOT NULL, background INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+    failures INTEGER NOT NULL DEFAULT 0, losses INTEGER NOT NULL DEFAULT 0,
+    fence INTEGER NOT NULL DEFAULT 0, held_by TEXT NOT NULL DEFAULT '',
+    held_until_ms INTEGER NOT NULL DEFAULT 0, retry_ms INTEGER NOT NULL DEFAULT 0,
+    shown BLOB NOT NULL, items BLOB NOT NULL, request BLOB NOT NULL
+);
+CREATE INDEX responses_of_owner ON responses (owner, created_ms, id, bytes);
+CREATE INDEX responses_by_expiry ON responses (expires_ms);
+CREATE INDEX responses_at_work ON responses (owner, created_ms)
+    WHERE status IN ('queued', 'in_progress');
+CREATE VIEW open_responses AS SELECT * FROM responses
+    WHERE status IN ('queued', 'in_progress');
+"""
+SCHEMAS = (_FILES_AND_BATCHES, _RESPONSES)
+"""What each version adds to the one before. "Append when": a table changes."""
+#: A ledger of an earlier one is brought up to it, one of a later one is refused.
+VERSION = len(SCHEMAS)
 
 
 class Ledger:
@@ -163,11 +181,13 @@ class Ledger:
 
 
 def make_tables(database: sqlite3.Connection) -> int:
-    """Makes the tables of an empty ledger. Returns its version."""
+    """Makes the tables that an empty ledger, or one of an earlier version, lacks. Returns the
+    ledger's version, which is a later one where nothing was done."""
     (known,) = database.execute("PRAGMA user_version").fetchone()
-    if known:
+    if known >= VERSION:
         return int(known)
-    for statement in SCHEMA.split(";"):
-        database.execute(statement)
+    for schema in SCHEMAS[known:]:
+        for statement in schema.split(";"):
+            database.execute(statement)
     database.execute(f"PRAGMA user_version = {VERSION}")
     return VERSION

@@ -1,7 +1,7 @@
-"""Runs the request of one line, on the way that the same request takes over HTTP.
+"""Runs a request of the ledger, on the way that the same request takes over HTTP.
 
-Checks, admission, journal and recovery are those of any request. Its class is the lowest, whatever
-the key's is.
+Checks, admission, journal and recovery are those of any request. The class of a line is the lowest,
+whatever the key's is.
 """
 
 from __future__ import annotations
@@ -59,14 +59,18 @@ class LineAnswers:
         owner: str,
         request_id: str,
         on_placed: Callable[[], None],
+        *,
+        is_line: bool = True,
     ) -> bytes:
-        """The body of the answer. Who waits for it may be cancelled. Raises BatonError, also
-        INVALID_API_KEY where the key of the batch was revoked."""
+        """The body of the answer. `is_line`: else its class is that of the key, as over HTTP. Who
+        waits for it may be cancelled. Raises BatonError, also INVALID_API_KEY where the key that it
+        came with was revoked."""
         caller = self._authenticator.holder(owner)
         if caller is None:
-            sentence = "the API key of this batch is not valid any more"
+            sentence = "the API key that this came with is not valid any more"
             raise BatonError(Code.INVALID_API_KEY, sentence)
-        caller = replace(caller, priority=PriorityClass.BATCH)
+        if is_line:
+            caller = replace(caller, priority=PriorityClass.BATCH)
         timer = PlacedTimer(self._clock.monotonic(), on_placed)
         ignored = self._app.ignored_fields()
         origin = Origin(request_id, caller, timer=timer, ignored=ignored)

@@ -126,6 +126,14 @@ RESPONSES: dict[str, dict[str, Any]] = {
         "tool_choice": {"type": "function", "name": "news"},
         "max_output_tokens": 64,
     },
+    "after a tool": {
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"type": "function_call", "call_id": "c1", "name": "news", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "none"},
+        ],
+        "tools": [{"type": "function", "name": "news", "parameters": CITY}],
+    },
 }
 
 MESSAGES: dict[str, dict[str, Any]] = {

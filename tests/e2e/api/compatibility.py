@@ -21,10 +21,12 @@ from common.model.embedded import ensure_embedded_model
 from services.gateway.api.fields import WITHOUT_EFFECT
 from services.gateway.api.routes import Route
 from services.gateway.daemon import Gateway
-from services.gateway.full_api.fields import HONOURED, REFUSED
+from services.gateway.full_api.fields import HONOURED, REFUSED, STORED
 from services.gateway.full_api.media import IMAGES, OTHERS
 from services.gateway.http.unserved import unserved
 from services.gateway.jobs.routes import ROUTES as JOB_ROUTES
+from services.gateway.responses.conversation import STORE
+from services.gateway.responses.routes import ROUTES as RESPONSE_ROUTES
 from services.gateway.text.light import LightText
 from tests.e2e.api.test_fields import models
 
@@ -66,7 +68,9 @@ SERVED_BY_A_SETTING = {
 }
 """What vLLM has for those who ask for it, and Baton for keys of operators."""
 
+BY_JOBS = {*JOB_ROUTES, *RESPONSE_ROUTES}
 WITH_JOBS = "served with `[gateway.jobs] path`, else 501"
+HONOURED_WITH_JOBS = "honoured with `[gateway.jobs] path`, else "
 
 
 def page() -> str:
@@ -82,7 +86,7 @@ def route_rows() -> Iterator[list[str]]:
         by_setting = route in refused or route in SERVED_BY_A_SETTING
         vllm = "yes" if route in theirs else "by a setting" if by_setting else "-"
         answer = answer_of(refused.get(route), served=route in ours)
-        yield [f"`{method} {path}`", vllm, WITH_JOBS if route in JOB_ROUTES else answer]
+        yield [f"`{method} {path}`", vllm, WITH_JOBS if route in BY_JOBS else answer]
 
 
 def answer_of(reason: str | None, *, served: bool) -> str:
@@ -146,6 +150,8 @@ def field_section(route: Route) -> str:
         else:
             answer = "without effect"
             assert name in WITHOUT_EFFECT, (route, name)
+        if route is Route.RESPONSES and name in {*STORED, STORE}:
+            answer = HONOURED_WITH_JOBS + answer
         rows.append([f"`{name}`", "yes" if name in theirs else "-", answer])
     return f"\n### `POST {route.value}`\n\n{table(iter(rows))}"
 

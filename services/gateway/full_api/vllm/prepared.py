@@ -88,13 +88,15 @@ def _blocks(message: dict[str, Any], types: tuple[str, ...]) -> list[Any]:
 
 
 def restore(route: Route, request: Any, checked: CheckedBody) -> None:
-    """Gives vLLM's request the calls of tools that its parsers count."""
+    """Gives vLLM's request the calls of tools that its parsers count, in items that it can make
+    messages of."""
     if not checked.tool_calls:
         return
+    calls = {"role": "assistant", "tool_calls": [{}] * checked.tool_calls}
     if route is Route.RESPONSES:
-        request.input = [{"type": "function_call"}] * checked.tool_calls
+        said = {"content": PLACEHOLDER}
+        request.input = [calls | said, {"role": "user"} | said]
     elif route is Route.CHAT:
-        calls = {"role": "assistant", "tool_calls": [{}] * checked.tool_calls}
         request.messages = [calls, *request.messages]
 
 

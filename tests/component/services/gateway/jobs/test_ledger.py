@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import BatonError, Code, ConfigError
 from services.gateway.jobs import lines
-from services.gateway.jobs.ledger import LEDGER, VERSION, Ledger
+from services.gateway.jobs.ledger import LEDGER, SCHEMAS, VERSION, Ledger
 from tests.unit.services.gateway.jobs.ledgers import batch_of
 
 
@@ -64,6 +64,27 @@ async def test_what_fails_changes_nothing(tmp_path: Path) -> None:
         await ledger.change(lambda db: db.execute("SELECT nothing FROM nowhere"))
     assert caught.value.code is Code.INTERNAL
     await ledger.close()
+
+
+async def test_a_ledger_of_an_earlier_version_gets_what_it_lacks(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir(mode=0o750)
+    early = sqlite3.connect(folder / LEDGER)
+    early.executescript(SCHEMAS[0] + "PRAGMA user_version = 1;")
+    early.execute("INSERT INTO results VALUES ('batch_1', 1, 0, x'00')")
+    early.commit()
+    early.close()
+    (folder / LEDGER).chmod(0o600)
+
+    def rows(db: sqlite3.Connection) -> tuple[int, ...]:
+        tables = "SELECT (SELECT count(*) FROM results), (SELECT count(*) FROM responses)"
+        return tuple(db.execute(tables).fetchone())
+
+    for _ in range(2):
+        ledger = Ledger(folder)
+        await ledger.open()
+        assert await ledger.read(rows) == (1, 0)
+        await ledger.close()
 
 
 async def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:

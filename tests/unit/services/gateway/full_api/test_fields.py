@@ -43,6 +43,16 @@ def test_a_field_is_in_one_table_only(route: Route) -> None:
     assert not HONOURED[route] & set(REFUSED[route])
 
 
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [("background", "without background"), ("previous_response_id", "as input")],
+)
+def test_what_needs_stored_responses_is_refused_with_the_way_out(name: str, way_out: str) -> None:
+    error = refusal(Route.RESPONSES, **{name: "something"})
+    assert "[gateway.jobs] path" in error.message
+    assert way_out in error.message
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_honoured_fields_pass_with_any_value(route: Route) -> None:
     assert check(route, **dict.fromkeys(HONOURED[route], 7)).header == ""

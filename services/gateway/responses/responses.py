@@ -1,0 +1,106 @@
+"""All parts of a gateway's stored responses, put together for its daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from aiohttp.typedefs import Handler
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from common.clock import Clock
+from common.config import GatewayConfig
+from common.process.lifecycle import Tasks
+from common.telemetry.log import Logger
+from services.gateway.jobs.ledger import Ledger
+from services.gateway.jobs.line_answers import LineAnswers
+from services.gateway.responses.background import Background
+from services.gateway.responses.routes import ResponseRoutes
+from services.gateway.responses.turns import Turns
+
+
+class Responses(Collector):
+    """Stores, serves and runs responses. `ledger` is open from `start` to `close`. `holder`: the
+    process. `answers` makes what runs those of the background."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        config: GatewayConfig,
+        *,
+        holder: str,
+        answers: Callable[[], LineAnswers],
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        self._ledger = ledger
+        self._config = config.jobs
+        self._holder = holder
+        self._answers = answers
+        self._clock = clock
+        self._log = log
+        self._background: Background | None = None
+        self._routes = ResponseRoutes(ledger, clock, self._wake)
+        self.turns = Turns(ledger, config, wake=self._wake, clock=clock, log=log)
+
+    def routes(self) -> Iterator[tuple[str, str, Handler]]:
+        """Method, path and handler of each."""
+        return self._routes.routes()
+
+    def start(self, tasks: Tasks) -> None:
+        self._background = Background(
+            self._ledger,
+            self._answers(),
+            self._config,
+            holder=self._holder,
+            clock=self._clock,
+            log=self._log,
+        )
+        self._background.start(tasks)
+
+    def stop_taking(self) -> None:
+        """The daemon drains: what runs may end."""
+        if self._background is not None:
+            self._background.stop_taking()
+
+    async def close(self) -> None:
+        """What still runs goes back to the ledger, for another process or the next one.
+        Idempotent."""
+        background, self._background = self._background, None
+        if background is not None:
+            await background.close()
+
+    def _wake(self) -> None:
+        if self._background is not None:
+            self._background.wake()
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self.turns.counts
+        stored = CounterMetricFamily(
+            "baton_gateway_responses",
+            "Responses that were to be stored, by what became of them",
+            labels=["outcome"],
+        )
+        stored.add_metric(["stored"], counts.stored)
+        stored.add_metric(["unstored"], counts.unstored)
+        stored.add_metric(["evicted"], counts.evicted)
+        yield stored
+        if self._background is None:
+            return
+        ran = self._background.counts
+        ended = CounterMetricFamily(
+            "baton_gateway_background_responses",
+            "Background responses that this process ran, by what became of them",
+            labels=["outcome"],
+        )
+        ended.add_metric(["answered"], ran.answered)
+        ended.add_metric(["failed"], ran.failed)
+        ended.add_metric(["returned"], ran.returned)
+        ended.add_metric(["late"], ran.late)
+        ended.add_metric(["reclaimed"], ran.reclaimed)
+        yield ended
+        yield GaugeMetricFamily(
+            "baton_gateway_background_responses_running",
+            "Background responses under way",
+            value=self._background.running,
+        )

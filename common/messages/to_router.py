@@ -13,6 +13,7 @@ from common.messages.parts import (
     ADAPTER_CHARS_MAX,
     ADAPTER_PATH_CHARS_MAX,
     ADAPTERS_MAX,
+    SCALE_ORDERS_MAX,
     AdapterStatus,
     Capacity,
     Count,
@@ -25,6 +26,7 @@ from common.messages.parts import (
     Number,
     PriorityClass,
     Role,
+    ScaleOrder,
     WarmState,
 )
 from common.messages.request import KeyLimits
@@ -213,6 +215,13 @@ class AskAdapter(Message, frozen=True):
     model: str = ""
 
 
+class KeptOrders(Message, frozen=True):
+    """Gateway, to the router that it begins to use, and in answer to `KeepOrder`: the orders for
+    workers that it keeps, whichever router gave them. No answer."""
+
+    orders: Annotated[tuple[ScaleOrder, ...], Meta(max_length=SCALE_ORDERS_MAX)] = ()
+
+
 class RequestSummary(Message, frozen=True, tag="Journey"):
     """Gateway, once for every request that is over, except those that the router refused at once,
     of which it knows everything. No answer; it is lost if no router answers."""
@@ -354,7 +363,16 @@ class Ended(Message, frozen=True):
 
 
 GatewayToRouter = (
-    Hello | Beat | Leaving | Live | Submit | Abandoned | Cancel | AskAdapter | RequestSummary
+    Hello
+    | Beat
+    | Leaving
+    | Live
+    | Submit
+    | Abandoned
+    | Cancel
+    | AskAdapter
+    | KeptOrders
+    | RequestSummary
 )
 """What a router decodes from a gateway."""
 

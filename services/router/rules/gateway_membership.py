@@ -34,6 +34,8 @@ def on_hello(shared: SharedTables, peer: str, message: Hello, now: float) -> lis
     gateway.stream_endpoint, gateway.pid = message.stream_endpoint, message.pid
     gateway.unconfirmed = dict(gateway.attempts)
     gateway.unqueued.clear()
+    gateway.kept_orders = None
+    gateway.orders_told.clear()
     actions = _take_back(gateway, now)
     note = Note("info", "gateway.joined", f"gateway {gateway.name} is here")
     fleets = [Send(peer, tables.fleet) for tables in shared.models.values()]

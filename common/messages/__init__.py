@@ -74,6 +74,7 @@ from common.messages.parts import (
     Leg,
     Load,
     Message,
+    PhaseReport,
     PriorityClass,
     Role,
     ScaleOrder,

@@ -107,6 +107,22 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     silent_ms: Number = 0.0
 
 
+class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker computed in the last 10 s."""
+
+    #: Prompt tokens that it computed, and tokens that it generated, per second.
+    prefill_tokens_per_s: Number = 0.0
+    decode_tokens_per_s: Number = 0.0
+    #: Sequences in a step that generated, in the mean; 0 if none did.
+    batch: Number = 0.0
+    #: Prompts whose KV is on its way to it, and those whose KV others have not taken from it.
+    handoffs: Count = 0
+    #: Share of the time in which its GPUs computed, and in which their memory was read or written,
+    #: 0 to 1; -1 where nothing can tell.
+    gpu_busy: Number = -1.0
+    gpu_memory_busy: Number = -1.0
+
+
 class KvUnreachable(msgspec.Struct, frozen=True, kw_only=True):
     """D: a prefill worker to which no connection can be made, though it is tried again and
     again."""

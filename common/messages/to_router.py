@@ -24,6 +24,7 @@ from common.messages.parts import (
     Load,
     Message,
     Number,
+    PhaseReport,
     PriorityClass,
     Role,
     ScaleOrder,
@@ -98,6 +99,8 @@ class Beat(Message, frozen=True):
     adapters: Adapters = ()
     #: The role that it takes as soon as it holds nothing (`Become`); None: it keeps its own.
     becomes: Role | None = None
+    #: What it computes in each phase; None of a pool, and of an older worker.
+    phases: PhaseReport | None = None
 
 
 class Holding(Message, frozen=True):

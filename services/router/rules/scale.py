@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common.messages import KeepOrder, KeptOrders, Role, ScaleOrder
-from services.router.events import Action, CallHook, HookEnded, Note, Send, WorkerDrained
+from common.messages import KeptOrders, Role
+from services.router.events import Action, CallHook, HookEnded, Note, WorkerDrained
 from services.router.fleet.balance.goodput import Split
 from services.router.fleet.roles import RETURN_SECONDS, ROLES, rollout
 from services.router.fleet.scale import need as needs
@@ -15,11 +15,8 @@ from services.router.fleet.scale.need import NO_LOAD, Need
 from services.router.records.gateway import Gateway
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
-from services.router.rules import measure, operator
+from services.router.rules import gateway_membership, measure, operator
 from services.router.tables import SharedTables, Tables
-
-TELL_SECONDS = 1.0
-"""A gateway that does not confirm an order is told again after this time."""
 
 
 def scale_workers(tables: Tables, now: float) -> list[Action]:
@@ -28,10 +25,11 @@ def scale_workers(tables: Tables, now: float) -> list[Action]:
     scale = tables.scale
     if not scale.on or tables.rebuilding or tables.draining:
         return []
-    actions = _follow(tables, scale.open, now) if scale.open is not None else []
+    actions = _resume(tables) if scale.resumes else []
+    actions += _follow(tables, scale.open, now) if scale.open is not None else []
     if scale.due(now) or (scale.open is None and _nobody_decodes(tables, now)):
         actions += _look(tables, now)
-    return actions + _tell_gateways(tables, now)
+    return actions + gateway_membership.tell_order(tables, now)
 
 
 def on_kept(
@@ -94,7 +92,7 @@ def _look(tables: Tables, now: float) -> list[Action]:
         return []
     if scale.acts:
         return _propose(tables, need, sentence, worker, now)
-    if before is not None and before.need == need:
+    if before is not None and before.need is not None and before.need[:2] == need[:2]:
         return []
     what = f"{need.workers} more" if need.out else "one fewer"
     advice = f"{tables.model} needs {what} {need.role} workers: {sentence}"
@@ -138,7 +136,7 @@ def _against(tables: Tables, need: Need, now: float) -> str:
         return f"{what}; the next is given in {scale.rest_until - now:.0f} s at the earliest"
     if scale.acts and now - tables.started < scale.settle_s:
         return "this router has just started, and gateways may know of an earlier order"
-    if scale.acts and not _using(tables):
+    if scale.acts and not gateway_membership.keepers(tables):
         return "no gateway that uses this router keeps orders; start one of this version"
     for worker in _members(tables):
         if worker.next_role is not None and not worker.away:
@@ -248,7 +246,9 @@ def _follow(tables: Tables, order: Order, now: float) -> list[Action]:
         names = ", ".join(sorted(_newcomers(tables, order)))
         return _close(tables, Outcome.ANSWERED, f"{names} came", now)
     worker = None if order.need.out else _named(tables, order.worker)
-    if not order.need.out and (worker is None or worker.away or _leaves(worker)):
+    if order.worker and worker is None and now - tables.started < tables.scale.settle_s:
+        return []
+    if order.worker and (worker is None or worker.away or _leaves(worker)):
         outcome = Outcome.ANSWERED if order.phase is Phase.ASKED else Outcome.TAKEN_BACK
         return _close(tables, outcome, f"{order.worker} left", now)
     if now >= order.deadline:
@@ -256,14 +256,34 @@ def _follow(tables: Tables, order: Order, now: float) -> list[Action]:
     if order.phase is Phase.PROPOSED and worker is not None and _confirmed(tables, order):
         order.phase = Phase.DRAINING
         return operator.drain_worker(tables, WorkerDrained(worker.identity, on=True))
-    if order.phase is Phase.DRAINING and worker is not None:
-        if not worker.drained:
-            return _close(tables, Outcome.TAKEN_BACK, f"{worker.name} was resumed", now)
-        if _empty(worker):
-            order.phase = Phase.ASKING
+    if worker is not None and order.phase is not Phase.ASKED:
+        against = _why_it_stays(tables, order, worker)
+        if against:
+            return _close(tables, Outcome.TAKEN_BACK, against, now)
+    if order.phase is Phase.DRAINING and worker is not None and _empty(worker):
+        order.phase = Phase.ASKING
     elif order.phase is Phase.ASKING and _confirmed(tables, order):
         return _call(tables, order, now)
     return []
+
+
+def _why_it_stays(tables: Tables, order: Order, worker: Worker) -> str:
+    """Why a worker that was to stop, and whose hook was not called yet, stays; empty = it does not.
+    Others may have been lost since, and somebody may have asked for a model that was going down to
+    none."""
+    if order.phase is not Phase.PROPOSED and not worker.drained:
+        return f"{worker.name} was resumed or has started anew"
+    scale, prefills = tables.scale, tables.snapshots.totals(Role.PREFILL).workers
+    asked = scale.asked_at is not None and scale.asked_at >= order.given
+    needed = scale.floor
+    if order.need.role is Role.PREFILL:
+        needed = min(1, scale.floor)
+    elif prefills or asked or worker.held or len(tables.waiting):
+        needed = max(1, scale.floor)
+    left = tables.snapshots.totals(order.need.role).workers - worker.ready
+    if left >= needed:
+        return ""
+    return f"{left} other {order.need.role} workers are ready, and {needed} must stay"
 
 
 def _call(tables: Tables, order: Order, now: float) -> list[Action]:
@@ -285,7 +305,7 @@ def _reconsider(
 
 
 def _close(tables: Tables, outcome: Outcome, sentence: str, now: float) -> list[Action]:
-    """Ends the open order. A worker that was drained for it and stays gets work again."""
+    """Ends the open order."""
     order = tables.scale.close(outcome, sentence, now)
     events = {Outcome.ANSWERED: "scale.answered", Outcome.FAILED: "scale.failed"}
     event = events.get(outcome, "scale.taken_back")
@@ -293,12 +313,24 @@ def _close(tables: Tables, outcome: Outcome, sentence: str, now: float) -> list[
     note = Note("warning" if outcome is Outcome.FAILED else "info", event, told, {"id": order.id})
     worker = None if order.need.out else _named(tables, order.worker)
     actions: list[Action] = [note]
-    if worker is None:
-        return actions
-    if outcome is Outcome.ANSWERED:
+    if worker is not None and outcome is Outcome.ANSWERED:
         tables.scale.left.append(worker.identity)
-    elif order.phase is not Phase.PROPOSED and worker.drained and not worker.away:
-        actions += operator.drain_worker(tables, WorkerDrained(worker.identity, on=False))
+    if order.worker:
+        tables.scale.resumes.append(order.worker)
+    return actions + _resume(tables)
+
+
+def _resume(tables: Tables) -> list[Action]:
+    """Workers that were drained for an order that is over, and are here, get work again: at once,
+    or when they are back. One that started anew is not drained."""
+    actions: list[Action] = []
+    for name in list(tables.scale.resumes):
+        worker = _named(tables, name)
+        if worker is None or worker.state is not WorkerState.READY:
+            continue
+        tables.scale.resumes.remove(name)
+        if worker.drained:
+            actions += operator.drain_worker(tables, WorkerDrained(worker.identity, on=False))
     return actions
 
 
@@ -340,33 +372,7 @@ def _empty(worker: Worker) -> bool:
     return confirmed and not (worker.held or load.running or load.waiting)
 
 
-# ------------------------------------------------------------ gateways
-
-
-def _using(tables: Tables) -> list[Gateway]:
-    """The gateways that use this router and can keep orders."""
-    gateways = tables.gateways.values()
-    return [g for g in gateways if g.kept_orders is not None and not (g.gone or g.leaving)]
-
-
 def _confirmed(tables: Tables, order: Order) -> bool:
     """Whether all of them keep the order as it is."""
-    kept = [gateway.kept_orders or {} for gateway in _using(tables)]
+    kept = [gateway.kept_orders or {} for gateway in gateway_membership.keepers(tables)]
     return bool(kept) and all(one.get(tables.model) == order.kept_as for one in kept)
-
-
-def _tell_gateways(tables: Tables, now: float) -> list[Action]:
-    """Gateways that keep something else than what is open are told."""
-    order = tables.scale.open
-    wanted = order.kept_as if order is not None else None
-    told: ScaleOrder | None = None
-    actions: list[Action] = []
-    for gateway in _using(tables) if tables.scale.acts else ():
-        kept, last = gateway.kept_orders or {}, gateway.orders_told.get(tables.model)
-        fresh = last is not None and last[0] == wanted and now - last[1] < TELL_SECONDS
-        if kept.get(tables.model) == wanted or fresh:
-            continue
-        gateway.orders_told[tables.model] = (wanted, now)
-        told = told or tables.scale.wire(tables.model, now)
-        actions.append(Send(gateway.identity, KeepOrder(model=tables.model, order=told)))
-    return actions

@@ -130,6 +130,8 @@ class Scale:
         self.closed: deque[str] = deque(maxlen=CLOSED_MAX)
         #: Identities of the workers that left because of an order: they are not expected back.
         self.left: deque[str] = deque(maxlen=LEFT_MAX)
+        #: Names of workers that were drained for orders that are over, until they are seen here.
+        self.resumes: deque[str] = deque(maxlen=LEFT_MAX)
         #: Orders that failed since the last one that was answered.
         self.failures = 0
         #: Until when no further order is given, and why; 0 = it may be.

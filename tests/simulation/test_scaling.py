@@ -51,7 +51,8 @@ def test_every_promise_holds_whatever_a_hook_does_in_whichever_phase() -> None:
         orders += outcome.balanced
         assert world.fleet.hooks is not None
         habits.update(world.fleet.hooks.habits)
-    assert set(struck) >= {f"{fault} at {phase}" for phase, fault in product(ScalePhase, FAULTS)}
+    pairs = set(product(ScalePhase, FAULTS)) - {(ScalePhase.OBEYED, "resume")}  # it has left
+    assert set(struck) >= {f"{fault} at {phase}" for phase, fault in pairs}
     assert set(habits) == set(HABITS)
     assert orders > len(SEEDS)
 

@@ -326,7 +326,9 @@ def _resume(tables: Tables) -> list[Action]:
     actions: list[Action] = []
     for name in list(tables.scale.resumes):
         worker = _named(tables, name)
-        if worker is None or worker.state is not WorkerState.READY:
+        if worker is None or worker.away:
+            continue
+        if worker.state is WorkerState.JOINING and not worker.drained:  # it has not said yet
             continue
         tables.scale.resumes.remove(name)
         if worker.drained:

@@ -29,6 +29,8 @@ class ScaleWatch:
     def after(self, actions: list[Action]) -> None:
         now, tables = self._router.clock.now, self._tables
         told = [a for a in actions if isinstance(a, Note) and a.event.startswith("scale.")]
+        for note in told:
+            self._router.clock.note(f"{self._router.name}: {note.event} {note.sentence}")
         for note in (note for note in told if note.sentence.startswith(f"{tables.model}:")):
             if note.event == "scale.ordered":
                 self._ordered(now)
@@ -36,8 +38,8 @@ class ScaleWatch:
                 self._ends = now
         order = tables.scale.open
         if order is not None:
-            told = order.phase in (Phase.PROPOSED, Phase.ASKING)
-            phase = "ordered" if told else order.phase.value
+            kept = order.phase in (Phase.PROPOSED, Phase.ASKING)
+            phase = "ordered" if kept else order.phase.value
             self._router.fleet.scale_reached(phase, self._router.identity, order.worker)
 
     def _ordered(self, now: float) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.simulation.world.router import RouterProcess
 
 DEADLINE_SECONDS = 2.5
-STRIKES = 2
+STRIKES = 4
 TAKEN_OVER_SHARE = 0.6
 """Of the seeds, those in which a router dies when it has called a hook."""
 BASE = {
@@ -205,6 +205,11 @@ class ScaleFaults(Faults):
         fleet.scale = (MORE, FEWER, ZERO)[seed % 3]
         fleet.floor = 0 if fleet.scale is ZERO else 1
         fleet.scale_reached = self._reached
+
+    def make_slow(self) -> None:
+        """Where workers are to stop, they hold something."""
+        for worker in self._fleet.workers() if self._fleet.scale is FEWER else ():
+            worker.engine.slow = 8.0
 
     def verdict(self) -> None:
         """At the end. An operator's drain may be forgotten: the router that was to end it died."""

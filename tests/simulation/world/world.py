@@ -125,6 +125,8 @@ class World:
             self.fleet.add(DecodeProcess(self.fleet, "d7"))
         if self.faults.weather in MOVING:
             self._make_room()
+        if isinstance(self.faults, ScaleFaults):
+            self.faults.make_slow()
         self.faults.start(self._load_seconds)
         clock.after(0.1, self._arrival)
         clock.after(PULSE, self._pulse)

@@ -112,7 +112,6 @@ class ScaleRig(Rig):
         self.gone(peer)
         self.alive.remove(peer)
 
-    @property
     def is_open(self) -> bool:
         """Whether an order is."""
         return self.core.tables.scale.open is not None
@@ -168,12 +167,12 @@ def test_workers_that_lack_are_ordered_once_and_come() -> None:
     assert order.asked
     rig.comes("p1|1", P)
     rig.pass_time(1.0)
-    assert rig.is_open, "one of two came"
+    assert rig.is_open(), "one of two came"
     rig.comes("p2|1", P)
     rig.pass_time(1.0)
     assert rig.events == ["scale.ordered", "scale.asked", "scale.answered"]
     assert "p1, p2 came" in rig.told[-1].sentence
-    assert not rig.is_open
+    assert not rig.is_open()
     assert len(rig.calls) == 1
 
 
@@ -184,10 +183,10 @@ def test_one_that_was_here_and_starts_anew_is_no_answer() -> None:
     rig.alive.remove(P0)
     rig.comes("p0|2", P)
     rig.pass_time(1.0)
-    assert rig.is_open
+    assert rig.is_open()
     rig.comes("d7|1", D)
     rig.pass_time(1.0)
-    assert rig.is_open, "it has another role"
+    assert rig.is_open(), "it has another role"
 
 
 def test_no_more_than_workers_max_are_ordered() -> None:
@@ -247,7 +246,7 @@ def test_an_order_that_nobody_answers_has_failed_and_the_next_comes_later_and_la
             rig.load(2.0, seconds=10.0)
             rig.pass_time(0.2)
         pauses.append(rig.now - before)
-        while rig.is_open:
+        while rig.is_open():
             rig.pass_time(1.0)
     assert pauses[0] == pytest.approx(200, abs=20)
     assert pauses[1] == pytest.approx(400, abs=20)
@@ -391,7 +390,7 @@ def test_a_router_that_takes_over_waits_for_the_order_of_the_earlier_one() -> No
     assert rig.events == ["scale.adopted", "scale.answered"]
     rig.receive(GATEWAY, KeptOrders(orders=(kept(),)))
     rig.pass_time(1.0)
-    assert not rig.is_open, "it is over"
+    assert not rig.is_open(), "it is over"
     assert rig.calls == []
 
 
@@ -501,7 +500,7 @@ def test_a_model_that_nobody_asks_for_goes_down_to_none_decode_last() -> None:
     assert [call.order.worker for call in rig.calls] == ["p0", "d0"]
     rig.leaves(D0)
     rig.pass_time(1.0)
-    assert not rig.is_open
+    assert not rig.is_open()
 
 
 def test_a_request_keeps_the_last_one_that_empties() -> None:

@@ -51,8 +51,8 @@ def test_its_time_runs_and_ends() -> None:
 def test_more_than_may_be_told_are_not_kept() -> None:
     keeper = OrderKeeper()
     for number in range(SCALE_ORDERS_MAX + 1):
-        answer = keeper.keep(KeepOrder(model=str(number), order=order(str(number))), 10.0)
-    assert len(answer.orders) == SCALE_ORDERS_MAX
+        keeper.keep(KeepOrder(model=str(number), order=order(str(number))), 10.0)
+    assert len(keeper.kept(10.0).orders) == SCALE_ORDERS_MAX
 
 
 def test_the_router_that_is_used_is_told_at_once_and_so_is_its_successor() -> None:

@@ -71,6 +71,9 @@ soak: install ## 200,000 seeds of faults against all cores in virtual time (ARGS
 soak-roles: install ## 10,000 seeds of changes of role, with faults in each phase of them (ARGS="--seeds N --first N")
 	@exec $(VENV)/python -m tests.simulation --switches --seeds 10000 $(ARGS)
 
+soak-scale: install ## 10,000 seeds of orders for workers, with hooks that hang, lie or answer twice (ARGS="--seeds N --first N")
+	@exec $(VENV)/python -m tests.simulation --scaling --seeds 10000 $(ARGS)
+
 soak-moves: install ## 200,000 seeds in which streams move and are parked in every phase (ARGS="--seeds N --first N")
 	@exec $(VENV)/python -m tests.simulation --seeds 200000 --budgets $(ARGS)
 

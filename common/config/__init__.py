@@ -5,7 +5,7 @@ struct.
 """
 
 from common.config.admission import AdmissionConfig
-from common.config.balance import BalanceConfig
+from common.config.balance import BalanceConfig, ScaleConfig
 from common.config.base import NAME_PATTERN, Section
 from common.config.degradation import DegradationConfig
 from common.config.engine import EngineConfig, SimConfig

@@ -3,6 +3,7 @@ that there are parsers of the names that it gives."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from common.config.engine import EngineConfig
@@ -64,6 +65,27 @@ def check_warm(config: Config) -> None:
         if here and model.floor > max(1, here.count(model)):
             sentence = f"{model.floor} decode workers, but the file has {here.count(model)} of it"
             raise ConfigError(f"{path}.floor", sentence)
+
+
+def check_scale(config: Config) -> None:
+    """Raises ConfigError for a controller that could order nothing, for hooks that cannot be
+    called, and for shares between which it would never rest."""
+    scale = config.router.scale
+    if scale.mode == "on" and not (scale.out or scale.in_):
+        sentence = '"on" needs a hook: set out or in, or mode = "dry" to see what would be ordered'
+        raise ConfigError("router.scale.mode", sentence)
+    if scale.busy_min >= scale.busy_max:
+        sentence = f"{scale.busy_min:g} is not less than busy_max, {scale.busy_max:g}"
+        raise ConfigError("router.scale.busy_min", sentence)
+    for key, hook in (("out", scale.out), ("in", scale.in_)):
+        try:
+            words = shlex.split(hook)
+        except ValueError as error:
+            raise ConfigError(f"router.scale.{key}", f"is no command: {error}") from error
+        if words and "://" in words[0] and not hook.startswith(("http://", "https://")):
+            raise ConfigError(f"router.scale.{key}", "a URL begins with http:// or https://")
+        if hook and not words:
+            raise ConfigError(f"router.scale.{key}", "is blank; leave it out")
 
 
 def check_tasks(config: Config) -> None:

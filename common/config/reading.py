@@ -30,6 +30,7 @@ from common.config.modes import (
     check_names,
     check_parsers,
     check_pools,
+    check_scale,
     check_stores,
     check_tasks,
     check_warm,
@@ -147,6 +148,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_stores(config)
     check_pools(config)
     check_warm(config)
+    check_scale(config)
     check_mode(config)
     check_parsers(config)
     return config

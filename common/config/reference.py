@@ -163,7 +163,7 @@ def _table(section: StructType) -> str:
 
 def _row(field: Field, sentence: str) -> str:
     default = "none" if field.default is msgspec.NODEFAULT else f"`{_toml(field.default)}`"
-    return f"| `{field.name}` | {_values(field.type)} | {default} | {sentence} |"
+    return f"| `{field.encode_name}` | {_values(field.type)} | {default} | {sentence} |"
 
 
 def _values(kind: Type) -> str:

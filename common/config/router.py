@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from common.config.admission import AdmissionConfig
-from common.config.balance import BalanceConfig
+from common.config.balance import BalanceConfig, ScaleConfig
 from common.config.base import NAME_PATTERN, Count, Milliseconds, Section
 from common.config.degradation import DegradationConfig
 from common.config.liveness import LivenessConfig
@@ -67,6 +67,7 @@ class RouterConfig(Section, frozen=True):
     degradation: DegradationConfig = DegradationConfig()
     balance: BalanceConfig = BalanceConfig()
     rebalance: RebalanceConfig = RebalanceConfig()
+    scale: ScaleConfig = ScaleConfig()
     standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
     """Further routers by name, each with its control endpoint; an empty one is an ipc socket in
     `run_dir`. Workers report to all routers; a gateway uses the first that answers."""

@@ -65,9 +65,10 @@ class ModelConfig(Section, frozen=True):
     """Element type of weights and KV; `auto` is the one of the weights."""
     args: dict[str, Any] = field(default_factory=dict)
     """Engine arguments of this model's workers, over those of `[engine.args]`."""
-    floor: Annotated[int, Meta(ge=1)] = 1
+    floor: Annotated[int, Meta(ge=0)] = 1
     """Decode workers of this model that stay awake, if as many are here; it matters where some are
-    `warm`."""
+    `warm`, or where `[router.scale]` stops workers. With 0 a model that nobody asks for has none:
+    the first request waits until one has woken or was started."""
     text: Literal["", "auto", "vllm", "light"] = ""
     """When vLLM's text classes are loaded for this model; empty is `text` of `[gateway]`."""
     default_max_tokens: Annotated[int, Meta(ge=0)] = 0

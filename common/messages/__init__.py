@@ -32,6 +32,7 @@ from common.messages.from_router import (
     GrantKv,
     HandOver,
     Introduce,
+    KeepOrder,
     Layout,
     Move,
     OrderAdapter,
@@ -62,6 +63,8 @@ from common.messages.kv_reports import (
 from common.messages.on_host import CanaryAnswer, CanaryOutcome, HealthVerdictUpdate
 from common.messages.parts import (
     ADAPTERS_MAX,
+    SCALE_NAMES_MAX,
+    SCALE_ORDERS_MAX,
     AdapterStatus,
     Capacity,
     FinishReason,
@@ -71,8 +74,10 @@ from common.messages.parts import (
     Leg,
     Load,
     Message,
+    PhaseReport,
     PriorityClass,
     Role,
+    ScaleOrder,
     WarmState,
 )
 from common.messages.request import (
@@ -105,6 +110,7 @@ from common.messages.to_router import (
     GatewayToRouter,
     Hello,
     Holding,
+    KeptOrders,
     Leaving,
     Live,
     PairTrouble,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from common.messages.kv_reports import KvHolder, KvSource, Ticket
-from common.messages.parts import ADAPTERS_MAX, Count, Message, Role
+from common.messages.parts import ADAPTERS_MAX, Count, Message, Role, ScaleOrder
 
 #: What an operator wants of blocks of a store.
 StoreAction = Literal["pin", "unpin", "drop"]
@@ -116,6 +116,16 @@ class AdapterTold(Message, frozen=True):
     #: A `Code`; empty if all workers did it.
     code: str = ""
     message: str = ""
+
+
+class KeepOrder(Message, frozen=True):
+    """Router to the gateways that use it: remember this order for workers of a model, in place of
+    an earlier one, or forget it. Answered by `KeptOrders`. Idempotent."""
+
+    #: Name of the model.
+    model: str
+    #: None: no order is open.
+    order: ScaleOrder | None = None
 
 
 class Introduce(Message, frozen=True):
@@ -298,7 +308,9 @@ class Abort(Message, frozen=True):
     reason: str
 
 
-RouterToGateway = Welcome | Refused | Ping | Fleet | Placed | Prefilled | Failed | AdapterTold
+RouterToGateway = (
+    Welcome | Refused | Ping | Fleet | Placed | Prefilled | Failed | AdapterTold | KeepOrder
+)
 """What a gateway decodes from a router."""
 
 RouterToWorker = (

@@ -18,6 +18,9 @@ ADAPTERS_MAX = 128
 ADAPTER_CHARS_MAX = 128
 ADAPTER_PATH_CHARS_MAX = 1_024
 ADAPTER_ERROR_CHARS_MAX = 512
+#: Workers that an order for more of them names, and orders that a gateway keeps: one a model.
+SCALE_NAMES_MAX = 512
+SCALE_ORDERS_MAX = 256
 
 Number = Annotated[float, Meta(ge=-1e15, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -104,6 +107,22 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     silent_ms: Number = 0.0
 
 
+class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker computed in the last 10 s."""
+
+    #: Prompt tokens that it computed, and tokens that it generated, per second.
+    prefill_tokens_per_s: Number = 0.0
+    decode_tokens_per_s: Number = 0.0
+    #: Sequences in a step that generated, in the mean; 0 if none did.
+    batch: Number = 0.0
+    #: Prompts whose KV is on its way to it, and those whose KV others have not taken from it.
+    handoffs: Count = 0
+    #: Share of the time in which its GPUs computed, and in which their memory was read or written,
+    #: 0 to 1; -1 where nothing can tell.
+    gpu_busy: Number = -1.0
+    gpu_memory_busy: Number = -1.0
+
+
 class KvUnreachable(msgspec.Struct, frozen=True, kw_only=True):
     """D: a prefill worker to which no connection can be made, though it is tried again and
     again."""
@@ -180,3 +199,29 @@ class Leg(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     #: Duration in milliseconds.
     ms: float
+
+
+class ScaleOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """That workers of a model are to be started, or one is to be stopped. Gateways keep it for the
+    router that orders it, or for its successor."""
+
+    #: Chosen by the router, new for each order.
+    id: str
+    #: Name of the model.
+    model: str
+    role: Role
+    #: Whether workers are to be started; otherwise one is to be stopped.
+    out: bool
+    #: How many.
+    count: Count
+    #: The reason, as one sentence.
+    why: str
+    #: Milliseconds since it was given, and until it has failed.
+    age_ms: Number
+    remaining_ms: Number
+    #: Whether the hook has been called, or may have been.
+    asked: bool
+    #: Name of the worker that is to be stopped, else empty.
+    worker: str = ""
+    #: Names of the workers of the role that were here when it was given, the first 512.
+    names: Annotated[tuple[str, ...], Meta(max_length=SCALE_NAMES_MAX)] = ()

@@ -13,6 +13,7 @@ from common.messages.parts import (
     ADAPTER_CHARS_MAX,
     ADAPTER_PATH_CHARS_MAX,
     ADAPTERS_MAX,
+    SCALE_ORDERS_MAX,
     AdapterStatus,
     Capacity,
     Count,
@@ -23,8 +24,10 @@ from common.messages.parts import (
     Load,
     Message,
     Number,
+    PhaseReport,
     PriorityClass,
     Role,
+    ScaleOrder,
     WarmState,
 )
 from common.messages.request import KeyLimits
@@ -96,6 +99,8 @@ class Beat(Message, frozen=True):
     adapters: Adapters = ()
     #: The role that it takes as soon as it holds nothing (`Become`); None: it keeps its own.
     becomes: Role | None = None
+    #: What it computes in each phase; None of a pool, and of an older worker.
+    phases: PhaseReport | None = None
 
 
 class Holding(Message, frozen=True):
@@ -211,6 +216,13 @@ class AskAdapter(Message, frozen=True):
     path: Annotated[str, Meta(max_length=ADAPTER_PATH_CHARS_MAX)] = ""
     #: Name of the base model; empty: the only one, or the one that has the adapter.
     model: str = ""
+
+
+class KeptOrders(Message, frozen=True):
+    """Gateway, to the router that it begins to use, and in answer to `KeepOrder`: the orders for
+    workers that it keeps, whichever router gave them. No answer."""
+
+    orders: Annotated[tuple[ScaleOrder, ...], Meta(max_length=SCALE_ORDERS_MAX)] = ()
 
 
 class RequestSummary(Message, frozen=True, tag="Journey"):
@@ -354,7 +366,16 @@ class Ended(Message, frozen=True):
 
 
 GatewayToRouter = (
-    Hello | Beat | Leaving | Live | Submit | Abandoned | Cancel | AskAdapter | RequestSummary
+    Hello
+    | Beat
+    | Leaving
+    | Live
+    | Submit
+    | Abandoned
+    | Cancel
+    | AskAdapter
+    | KeptOrders
+    | RequestSummary
 )
 """What a router decodes from a gateway."""
 

@@ -74,6 +74,14 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     role_epoch: int = 0
     #: The role that it takes once it holds nothing; empty = it keeps its own.
     becomes: str = ""
+    #: What it computed in the last 10 s: tokens per second in each phase, sequences in a batch,
+    #: handoffs in flight; how busy its GPUs and their memory are, 0 to 1, -1 = nothing can tell.
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    batch: float = 0.0
+    handoffs: int = 0
+    gpu_busy: float = -1.0
+    gpu_memory_busy: float = -1.0
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):

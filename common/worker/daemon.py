@@ -80,6 +80,7 @@ from common.worker.hello import make_hello
 from common.worker.kv_log import LinkLog, log_handoff
 from common.worker.kv_reachability import KvReachability
 from common.worker.metrics import WorkerMetrics
+from common.worker.phase_watch import PhaseWatch
 from common.worker.roles import RoleCores
 from common.worker.router_links import RouterLink, RouterLinks
 
@@ -117,7 +118,7 @@ class Worker:
         warm = self._worker_config().state == "warm"
         self._engine = engine
         self._core = core = RoleCores(cores, role, clock.monotonic(), warm=warm)
-        self._depth = 0
+        self._depth, self._phases = 0, PhaseWatch(engine, clock, log)
         self._link_log = LinkLog(log, self._worker_config().kv.transports)
         self.curve = open_curve(config, log)
         self._gateways: Gateways | None = None
@@ -134,9 +135,8 @@ class Worker:
         self._drain = Draining(core, log)
         self._refused: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._health = HealthEndpoints(engine, self._commands.put, clock, self._why_no_canary)
-        self._exposition = Exposition(
-            config, role, name, WorkerMetrics(core, engine), routes=self._health.routes()
-        )
+        metrics = WorkerMetrics(core, engine, self._phases)
+        self._exposition = Exposition(config, role, name, metrics, routes=self._health.routes())
         self._kv_reachability = KvReachability()
         self._adapters = AdapterOrders(config.model_adapters, engine, self._report_adapter, log)
         self._draining = self._drained = self._engine_lost = self._ran = False
@@ -176,6 +176,7 @@ class Worker:
         tasks.start("engine-watch", self._watch_engine())
         tasks.start("engine-probe", self._while_alive(self._engine.watch()))
         tasks.start("beat", self._beat())
+        tasks.start("gpu", self._phases.watch_gpu(), ends=True)
         tasks.start("router-refusal", self._die_if_refused())
         tasks.watchdog_and_reload.beat_while(lambda: not self._why_hung())
         capacity = info.capacity
@@ -226,6 +227,7 @@ class Worker:
     def _carry_out(self, action: Action) -> None:
         match action:
             case AddToEngine() | AbortInEngine() | HandOverKept() | CopyInEngine():
+                self._phases.told(action)
                 self._commands.put(action)
             case ToRouter():
                 self._to_router(action.message)
@@ -313,7 +315,8 @@ class Worker:
                 raise
             for done in batch.kv_done:
                 log_handoff(self._log, done)
-            self.handle(self._health.canary.batch_without_own(batch))
+            own = self._health.canary.batch_without_own(batch)
+            self.handle(self._phases.stepped(own, self._core.role))
 
     async def _while_alive(self, work: Awaitable[None]) -> None:
         """What this raises tells that the engine is lost."""
@@ -324,6 +327,7 @@ class Worker:
             raise
 
     def _on_refused(self, refused: EngineRefused) -> None:
+        self._phases.told(AbortInEngine(refused.request_id, refused.attempt))
         if not self._health.canary.on_refused(refused.request_id, refused.message):
             self.handle(refused)
 
@@ -368,6 +372,7 @@ class Worker:
             warm=warm,
             adapters=adapters,
             becomes=self._core.becomes,
+            phases=self._phases.report(),
         )
         status = self._engine.kv_status()
         if status is None:

@@ -8,13 +8,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from common.engine.port import Engine
+from common.messages import PhaseReport
+from common.worker.phase_watch import PhaseWatch
+from common.worker.phases import PhaseMeter
 from common.worker.roles import RoleCores
 
 
 class WorkerMetrics(Collector):
-    def __init__(self, core: RoleCores, engine: Engine) -> None:
+    def __init__(self, core: RoleCores, engine: Engine, phases: PhaseWatch) -> None:
         self._core = core
         self._engine = engine
+        self._phases = phases
 
     def collect(self) -> Iterator[Metric]:
         load = self._engine.load()
@@ -45,8 +49,39 @@ class WorkerMetrics(Collector):
             "How often this worker has changed its role",
             value=self._core.epoch,
         )
+        yield from _phases(self._phases.meter, self._phases.report())
         yield CounterMetricFamily(
             "baton_worker_messages_dropped",
             "Messages that were not acted on",
             value=self._core.dropped,
+        )
+
+
+def _phases(meter: PhaseMeter, report: PhaseReport) -> Iterator[Metric]:
+    tokens = CounterMetricFamily(
+        "baton_worker_tokens", "Prompt tokens computed here, and tokens generated", labels=["phase"]
+    )
+    tokens.add_metric(["prefill"], meter.prefilled)
+    tokens.add_metric(["decode"], meter.decoded)
+    yield tokens
+    yield GaugeMetricFamily(
+        "baton_worker_batch_sequences",
+        "Sequences in a step that generated, mean of the last 10 s; 0 while none did",
+        value=report.batch,
+    )
+    yield GaugeMetricFamily(
+        "baton_worker_handoffs_in_flight",
+        "Prompts whose KV is on its way here, and those whose KV others have not taken yet",
+        value=report.handoffs,
+    )
+    if report.gpu_busy >= 0:
+        yield GaugeMetricFamily(
+            "baton_worker_gpu_busy_ratio",
+            "Share of the time in which its GPUs computed, by NVML",
+            value=report.gpu_busy,
+        )
+        yield GaugeMetricFamily(
+            "baton_worker_gpu_memory_busy_ratio",
+            "Share of the time in which the memory of its GPUs was read or written, by NVML",
+            value=report.gpu_memory_busy,
         )

@@ -297,11 +297,11 @@ class Gateway:
         return True
 
     def _on_fleet(self) -> None:
-        for served, parts in self._models.items():
-            fleet = self._core.fleet_of(served)
-            if fleet is not None and fleet.max_model_len:
+        for parts in self._models.values():
+            context = parts.model.known_context
+            if context:
                 parts.model.on_context()
-                parts.full_api.set_context(fleet.max_model_len)
+                parts.full_api.set_context(context)
 
     def _carry_out(self, action: Action) -> None:
         match action:

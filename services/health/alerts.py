@@ -8,13 +8,12 @@ meanwhile only the latest is delivered. A failed delivery is logged and not repe
 from __future__ import annotations
 
 import asyncio
-import shlex
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from common.config import HealthConfig
+from common.process import hook
 from common.telemetry.log import Logger
 
 SECONDS = 10.0
@@ -25,7 +24,7 @@ class Alerts:
     it."""
 
     def __init__(self, config: HealthConfig, log: Logger) -> None:
-        self._command = shlex.split(config.alert_command)
+        self._command = config.alert_command
         self._webhook = config.alert_webhook
         self._log = log
         self._latest: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=1)
@@ -38,37 +37,11 @@ class Alerts:
     async def run(self) -> None:
         while True:
             body = msgspec.json.encode(await self._latest.get())
-            for name, deliver in (("command", self._run), ("webhook", self._post)):
-                try:
-                    async with asyncio.timeout(SECONDS):
-                        await deliver(body)
-                except (OSError, aiohttp.ClientError, TimeoutError, ValueError) as error:
-                    why = str(error) or f"it took longer than {SECONDS:g} s"
-                    sentence = f"the alert {name} failed: {why}"
+            for name, target, deliver in (
+                ("command", self._command, hook.run),
+                ("webhook", self._webhook, hook.post),
+            ):
+                result = await deliver(target, body, SECONDS) if target else hook.HookResult(True)
+                if result.fault:
+                    sentence = f"the alert {name} failed: it {result.fault}"
                     self._log.warning("alert.failed", sentence=sentence)
-
-    async def _run(self, body: bytes) -> None:
-        if not self._command:
-            return
-        process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
-        )
-        try:
-            await process.communicate(body)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            raise ValueError(f"it exited with {process.returncode}")
-
-    async def _post(self, body: bytes) -> None:
-        if not self._webhook:
-            return
-        headers = {"Content-Type": "application/json"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(self._webhook, data=body, headers=headers) as answer,
-        ):
-            if answer.status >= 300:
-                raise ValueError(f"it answered {answer.status}")

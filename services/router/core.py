@@ -28,6 +28,7 @@ from common.messages import (
     Fleet,
     Hello,
     Holding,
+    KeptOrders,
     Leaving,
     Live,
     PairTrouble,
@@ -45,6 +46,7 @@ from services.router.events import (
     DrainExpired,
     DrainStarted,
     Event,
+    HookEnded,
     LimitsChosen,
     LocalEvent,
     PairsCleared,
@@ -75,7 +77,7 @@ from services.router.rules import (
     preempt,
     reconcile,
     request_records,
-    startup,
+    scale,
     submit,
     worker_membership,
     worker_trust,
@@ -138,6 +140,7 @@ class Core:
         if isinstance(event, Tick):
             actions += wake_workers(tables, now)
             actions += look_at_balance(tables, now)
+            actions += scale.scale_workers(tables, now)
             actions += place_queue.refuse_waiting(tables, now)
             actions += preempt.preempt(tables, now)
             actions += preempt.end_grace(tables, now)
@@ -146,7 +149,7 @@ class Core:
             actions += operator.drop_evicted(tables, now)
             actions += operator.answer_late_orders(tables, now)
         if tables.rebuilding:
-            actions += startup.open_queue(tables, now)
+            actions += reconcile.open_queue(tables, now)
         if tables.changes.capacity and not tables.rebuilding:
             actions += place_queue.place_waiting(tables, now)
             tables.changes.capacity = False
@@ -245,6 +248,8 @@ class Core:
                 actions += attempt_lifecycle.on_cancel(self._about(message), gateway, message, now)
             case AskAdapter():
                 actions += operator.ask_adapter(shared, gateway, message, now)
+            case KeptOrders():
+                actions += scale.on_kept(shared, gateway, message, now)
             case Live():
                 actions += reconcile.reconcile_gateway(shared, gateway, message, now)
             case _:
@@ -310,6 +315,8 @@ class Core:
                 return operator.clear_prompts(shared, event)
             case PairsCleared():
                 return pair_reports.clear_pairs(shared, event)
+            case HookEnded():
+                return scale.on_hook_ended(shared, event, now)
             case DrainStarted():
                 for tables in shared.models.values():
                     tables.draining = tables.changes.availability = True
@@ -342,8 +349,9 @@ class Core:
             tables.without_decode_since = None
         elif tables.without_decode_since is None:
             tables.without_decode_since = now
+        starts = tables.starts_from_zero
         fleet = Fleet(
-            ready=bool(summary.decode_ready) and not tables.draining,
+            ready=(bool(summary.decode_ready) or starts) and not tables.draining,
             prefill_ready=summary.prefill_ready,
             decode_ready=summary.decode_ready,
             max_model_len=max((limits.max_model_len for limits in tables.decode_limits), default=0),

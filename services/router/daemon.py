@@ -14,6 +14,9 @@ import logging
 import os
 import secrets
 from collections import deque
+from datetime import UTC, datetime
+
+import msgspec
 
 from common.clock import Clock, SystemClock
 from common.config import Config
@@ -30,6 +33,7 @@ from common.messages import (
 from common.net.endpoints import ADMIN, CONTROL, admin_address, control_address
 from common.net.sockets import Sent, Socket
 from common.net.wire import Decoder, encode
+from common.process import hook
 from common.process.lifecycle import Tasks
 from common.process.watchdog_and_reload import WatchdogAndReload
 from common.security.open import open_curve
@@ -43,9 +47,11 @@ from services.router.admin.verb import View
 from services.router.core import Core
 from services.router.events import (
     Action,
+    CallHook,
     DrainExpired,
     DrainStarted,
     Event,
+    HookEnded,
     Note,
     PeerGone,
     Received,
@@ -96,6 +102,7 @@ class Router:
         self._control: Socket | None = None
         self._admin: Socket | None = None
         self._emptied = asyncio.Event()
+        self._tasks: Tasks | None = None
         self._broken: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     @property
@@ -103,6 +110,7 @@ class Router:
         return self._config.fleet.drain_ms / 1000 + CLOSE_SECONDS
 
     async def start(self, tasks: Tasks) -> str:
+        self._tasks = tasks
         control = control_address(self._config, self._name)
         admin = admin_address(self._config, self._name)
         self._control = Socket(CONTROL, bind=control, on_frames=self._on_control, curve=self._curve)
@@ -168,6 +176,9 @@ class Router:
         if isinstance(action, Recorded):
             self._timeline_sink.add(action.record)
             return
+        if isinstance(action, CallHook):
+            self._call_hook(action)
+            return
         if not isinstance(action, Send):
             self._note(action)
             return
@@ -177,6 +188,18 @@ class Router:
             self._drop("oversized answer", action.peer, error.message)
             return
         self._send(action.peer, [frame] if action.body is None else [frame, action.body])
+
+    def _call_hook(self, action: CallHook) -> None:
+        """In a task of its own, which holds nothing up."""
+        assert self._tasks is not None, "the core gets its first event after the start"
+        self._tasks.start(f"hook {action.order.id}", self._run_hook(action), ends=True)
+
+    async def _run_hook(self, action: CallHook) -> None:
+        scale, order = self._config.router.scale, action.order
+        body = hook_body(action, self._clock.unix_ms())
+        hooked = scale.out if order.out else scale.in_
+        result = await hook.call(hooked, body, scale.hook_ms / 1000)
+        self._handle(HookEnded(order.model, order.id, result.called, result.sentence))
 
     def _note(self, note: Note) -> None:
         if note.level != "debug":
@@ -285,6 +308,24 @@ class Router:
     async def _die_if_broken(self) -> None:
         error = await self._broken
         raise BatonError(Code.INTERNAL, f"the router core is broken: {error!r}") from error
+
+
+def hook_body(action: CallHook, unix_ms: int) -> bytes:
+    """What a hook for workers gets (`[router.scale]`)."""
+    order = action.order
+    deadline = datetime.fromtimestamp((unix_ms + order.remaining_ms) / 1000, UTC)
+    told: dict[str, object] = {
+        "id": order.id,
+        "direction": "out" if order.out else "in",
+        "model": order.model,
+        "role": order.role,
+        "count": order.count,
+        "why": order.why,
+        "deadline": deadline.isoformat(timespec="seconds"),
+        "deadline_ms": round(order.remaining_ms),
+        "workers": action.workers,
+    }
+    return msgspec.json.encode(told if order.out else told | {"worker": order.worker})
 
 
 def make(config: Config, name: str, log: Logger) -> Router:

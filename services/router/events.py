@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.messages import KeyLimits, Message, Role, StoreAction, ToRouter
+from common.messages import KeyLimits, Message, Role, ScaleOrder, StoreAction, ToRouter
 from common.security.speaker import Speaker
 from common.telemetry.timeline import TimelineRecord
 from services.router.admission.limits import Limits
@@ -151,6 +151,19 @@ class PairsCleared:
 
 
 @dataclass(frozen=True, slots=True)
+class HookEnded:
+    """A hook for workers has ended, or was ended."""
+
+    #: The order of this id, of this model.
+    model: str
+    order_id: str
+    #: Whether it may have been heard: False = it was surely never called.
+    called: bool
+    #: What it said or did, for an operator.
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class PromptsCleared:
     """An operator ends the quarantine of a prompt."""
 
@@ -174,6 +187,7 @@ LocalEvent = (
     | StoreOrdered
     | PairsCleared
     | PromptsCleared
+    | HookEnded
 )
 Event = Received | LocalEvent
 
@@ -207,4 +221,13 @@ class Recorded:
     record: TimelineRecord
 
 
-Action = Send | Note | Recorded
+@dataclass(frozen=True, slots=True)
+class CallHook:
+    """Call a hook for workers, at most once, and never wait for it. `HookEnded` answers."""
+
+    order: ScaleOrder
+    #: Names of the workers of the model that are here.
+    workers: tuple[str, ...]
+
+
+Action = Send | Note | Recorded | CallHook

@@ -30,8 +30,14 @@ def main(argv: list[str] | None = None) -> int:
     add("--roles", action="store_true", help="workers change their role, too")
     add("--switches", action="store_true", help="and faults come in each phase of such a change")
     add("--budgets", action="store_true", help="requests have KV budgets, and load is evened out")
+    add("--scaling", action="store_true", help="hooks start and stop workers, with faults")
     options = parser.parse_args(argv)
-    kinds = Kinds(roles=options.roles, switches=options.switches, budgets=options.budgets)
+    kinds = Kinds(
+        roles=options.roles,
+        switches=options.switches,
+        budgets=options.budgets,
+        scaling=options.scaling,
+    )
     if options.seed is not None:
         return _one(options.seed, World(options.seed, trace=options.trace, **kinds))
     return _many(options.first, options.seeds, options.jobs, **kinds)

@@ -35,4 +35,22 @@ def _of_model(row: dict[str, Any]) -> str:
     told += [("would", row["would"] or "change nothing"), ("why", row["why"] or "not looked yet")]
     if "ordered" in row:
         told.append(("did", f"{duration(row['ordered_s'] * 1000)} ago: {row['ordered']}"))
-    return fields(told)
+    return fields([*told, *_phases(row), *_numbers(row)])
+
+
+def _phases(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """What both phases do, and what helps; an older router does not say it."""
+    return [(name, row[name]) for name in ("phases", "hint") if name in row]
+
+
+def _numbers(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """How many workers there should be."""
+    if "scale_mode" not in row:
+        return []
+    would = row["scale_would"] or "order nothing"
+    told = [("scale", f"mode {row['scale_mode']}: {would}: {row['scale_why'] or 'not looked yet'}")]
+    if "scale_open" in row:
+        told.append(("ordered", row["scale_open"]))
+    if "scale_did" in row:
+        told.append(("before", f"{duration(row['scale_did_s'] * 1000)} ago: {row['scale_did']}"))
+    return told

@@ -60,6 +60,15 @@ class ServedModel:
             return "the router has not reported the fleet yet"
         return "" if fleet.ready else fleet.reason or "no decode worker is ready"
 
+    @property
+    def known_context(self) -> int:
+        """The longest sequence that the fleet takes of it, in tokens; 0 = it is not known. Where
+        the first worker is started for the first request, the fleet file's counts until then."""
+        fleet = self._core.fleet_of(self.name)
+        if fleet is None:
+            return 0
+        return fleet.max_model_len or (self._config.model.max_model_len if fleet.ready else 0)
+
     def on_context(self) -> None:
         """The core knows the longest sequence that the fleet takes of it."""
         self._context_known.set()
@@ -94,8 +103,7 @@ class ServedModel:
                     f"the fleet cannot serve yet: {self.reason}",
                     retry_after_ms=RETRY_SOON_MS,
                 ) from None
-        fleet = self._core.fleet_of(self.name)
-        return fleet.max_model_len if fleet is not None else 0
+        return self.known_context
 
 
 class _Asked(msgspec.Struct):

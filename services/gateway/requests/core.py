@@ -28,7 +28,17 @@ from __future__ import annotations
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
 from common.identity import identity_of, name_of
-from common.messages import Abort, Delta, Failed, Fleet, Live, Placed, Prefilled, Refused
+from common.messages import (
+    Abort,
+    Delta,
+    Failed,
+    Fleet,
+    KeepOrder,
+    Live,
+    Placed,
+    Prefilled,
+    Refused,
+)
 from services.gateway.requests import recovery
 from services.gateway.requests.counters import KEYS_MAX, Counters
 from services.gateway.requests.events import (
@@ -39,7 +49,6 @@ from services.gateway.requests.events import (
     DrainStarted,
     Event,
     FromRouter,
-    Note,
     Opened,
     RouterDown,
     RouterUp,
@@ -55,14 +64,11 @@ from services.gateway.requests.refusals import (
     RETRY_SOON_MS,
     draining,
     known_code,
-    with_last_known,
 )
 from services.gateway.requests.request import WAITING, LiveRequest, State
 from services.gateway.requests.stalls import StallDetector
 from services.gateway.streams.answer import ACCEPTED, PushOutcome
 from services.gateway.streams.journal import DeltaOrder
-
-FLEETS_MAX = 256
 
 
 class Core:
@@ -224,7 +230,9 @@ class Core:
             case Failed() as failed:
                 return self._failed(failed, now)
             case Fleet() as fleet:
-                return self._fleet_changed(fleet)
+                return self.lifecycle.fleet_changed(fleet)
+            case KeepOrder() as order:
+                return [ToRouter(self.lifecycle.orders.keep(order, now))]
         return []
 
     def _placed(self, placed: Placed, now: float) -> None:
@@ -272,24 +280,10 @@ class Core:
         error = BatonError(known_code(failed.code), failed.message)
         return self.lifecycle.interrupt(request, error, Notify.WORKER, now)
 
-    def _fleet_changed(self, fleet: Fleet) -> list[Action]:
-        fleets = self.lifecycle.fleets
-        before = self.fleet_of(fleet.model)
-        if before is not None and not fleet.max_model_len:
-            fleet = with_last_known(fleet, before)
-        if not fleet.model:
-            fleets.clear()
-        if fleet.model in fleets or len(fleets) < FLEETS_MAX:
-            fleets[fleet.model] = fleet
-        if before is not None and before.ready == fleet.ready:
-            return []
-        what = f"serve {fleet.model}".rstrip()
-        state = f"can {what}" if fleet.ready else f"cannot {what}: {fleet.reason or 'not ready'}"
-        return [Note("fleet.changed", f"the fleet {state}")]
-
     def _router_up(self, now: float) -> list[Action]:
         self.lifecycle.router_up = True
-        actions: list[Action] = [ToRouter(cancel) for cancel in self.lifecycle.pending_cancels]
+        kept: Action = ToRouter(self.lifecycle.orders.kept(now))
+        actions = [kept, *map(ToRouter, self.lifecycle.pending_cancels)]
         self.lifecycle.pending_cancels.clear()
         placed = [request for request in self._table if request.state is State.PLACED]
         again = [self.lifecycle.submit(request, now) for request in placed]

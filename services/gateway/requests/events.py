@@ -9,6 +9,7 @@ from common.messages import (
     Abort,
     Cancel,
     Delta,
+    KeptOrders,
     RequestBody,
     RequestSummary,
     RouterToGateway,
@@ -119,7 +120,7 @@ Event = (
 class ToRouter:
     """Send `message`, with `body` in a frame of its own where there is one."""
 
-    message: Submit | Abandoned | Cancel
+    message: Submit | Abandoned | Cancel | KeptOrders
     body: RequestBody | None = None
 
 

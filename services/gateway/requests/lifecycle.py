@@ -26,10 +26,19 @@ from services.gateway.requests.events import (
     ToRouter,
     ToWorker,
 )
-from services.gateway.requests.refusals import RETRY_SOON_MS, draining, no_token, unreachable
+from services.gateway.requests.kept_orders import OrderKeeper
+from services.gateway.requests.refusals import (
+    RETRY_SOON_MS,
+    draining,
+    no_token,
+    unreachable,
+    with_last_known,
+)
 from services.gateway.requests.request import LiveRequest, State
 from services.gateway.requests.table import RequestTable
 from services.gateway.streams.phase_timer import HELD, PhaseTimer
+
+FLEETS_MAX = 256
 
 
 class Notify(enum.Flag):
@@ -58,6 +67,8 @@ class RequestLifecycle:
         #: What the fleet can serve of each model, as a router reported it last, by the model's
         #: name; a router that does not name models has one under the empty name.
         self.fleets: dict[str, Fleet] = {}
+        #: Orders for workers, for the router that gave them or its successor.
+        self.orders = OrderKeeper()
         self._router_wait = limits.router_wait_ms / 1000
         self._token_wait = limits.token_wait_ms_max / 1000
         self._recovers = limits.recovery
@@ -103,6 +114,21 @@ class RequestLifecycle:
     def submission(self, request: LiveRequest, now: float) -> Action:
         fleet = self.fleet_of(request.spec.model)
         return ToRouter(*request.submission(now, fleet, recovers=self._recovers))
+
+    def fleet_changed(self, fleet: Fleet) -> list[Action]:
+        fleets = self.fleets
+        before = self.fleet_of(fleet.model)
+        if before is not None and not fleet.max_model_len:
+            fleet = with_last_known(fleet, before)
+        if not fleet.model:
+            fleets.clear()
+        if fleet.model in fleets or len(fleets) < FLEETS_MAX:
+            fleets[fleet.model] = fleet
+        if before is not None and before.ready == fleet.ready:
+            return []
+        what = f"serve {fleet.model}".rstrip()
+        state = f"can {what}" if fleet.ready else f"cannot {what}: {fleet.reason or 'not ready'}"
+        return [Note("fleet.changed", f"the fleet {state}")]
 
     def fleet_of(self, model: str) -> Fleet | None:
         """None before a router reported it."""

@@ -8,7 +8,7 @@ in good order a moment ago.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from common.messages import Role
 from services.router.placement.fingerprint_mismatch import difference
@@ -40,7 +40,7 @@ def why_not(workers: Collection[Worker], worker: Worker, role: Role, mode: str, 
         _namesake(others, worker, role)
         or _unlike(others, worker, role)
         or _last(others, worker)
-        or _rollout(others, now)
+        or rollout(others, now)
     )
 
 
@@ -65,7 +65,8 @@ def _last(others: list[Worker], worker: Worker) -> str:
     return f"no other {worker.role} worker of {worker.model} is ready; start one, or wait for one"
 
 
-def _rollout(others: list[Worker], now: float) -> str:
+def rollout(others: Iterable[Worker], now: float) -> str:
+    """Which of these workers says that a rollout may be going on; empty = none does."""
     for other in others:
         left = other.left_drained and other.away and now - other.since < RETURN_SECONDS
         busy = other.state in (WorkerState.JOINING, WorkerState.DRAINING)

@@ -59,6 +59,7 @@ def _workers(shared: SharedTables) -> Iterator[Metric]:
         step.add_metric(names, worker.load.step_age_ms / 1000)
     yield used
     yield step
+    yield from _rates(there)
     busy = GaugeMetricFamily(
         "baton_router_utilisation_ratio",
         "Prefill: share of the ready workers that compute a prompt; decode: share of slots in use",
@@ -75,6 +76,36 @@ def _workers(shared: SharedTables) -> Iterator[Metric]:
         "Workers that said Hello and are connected, ready or not",
         value=len(there),
     )
+
+
+def _rates(workers: list[Worker]) -> Iterator[Metric]:
+    """What workers say that they compute in each phase."""
+    labels = ["model", "worker", "role"]
+    tokens = GaugeMetricFamily(
+        "baton_router_worker_tokens_per_second",
+        "Tokens that a worker computed in the last 10 s, by phase",
+        labels=[*labels, "phase"],
+    )
+    gpu = GaugeMetricFamily(
+        "baton_router_worker_gpu_busy_ratio",
+        "Share of the time in which a worker's GPUs computed, by NVML",
+        labels=labels,
+    )
+    memory = GaugeMetricFamily(
+        "baton_router_worker_gpu_memory_busy_ratio",
+        "Share of the time in which the memory of a worker's GPUs was used, by NVML",
+        labels=labels,
+    )
+    for worker in workers:
+        names, phases = [worker.model, worker.name, worker.role.value], worker.phases
+        if phases is None:
+            continue
+        tokens.add_metric([*names, "prefill"], phases.prefill_tokens_per_s)
+        tokens.add_metric([*names, "decode"], phases.decode_tokens_per_s)
+        if phases.gpu_busy >= 0:
+            gpu.add_metric(names, phases.gpu_busy)
+            memory.add_metric(names, phases.gpu_memory_busy)
+    yield from (tokens, gpu, memory)
 
 
 def _of(workers: list[Worker], role: Role) -> list[Worker]:

@@ -43,3 +43,8 @@ class Gateway:
     #: The latest placed attempts that failed, or were given up while it was out of reach. It is
     #: sent `Failed` for them again at every Hello, because a closed connection loses messages.
     lost: deque[AttemptKey] = field(default_factory=lambda: deque(maxlen=LOST_MAX))
+    #: The orders for workers that it keeps, by model, as `Order.kept_as`; None = it does not use
+    #: this router, or is of a version that keeps none.
+    kept_orders: dict[str, tuple[str, bool]] | None = None
+    #: As what it was last told to keep the order of a model, and when.
+    orders_told: dict[str, tuple[tuple[str, bool] | None, float]] = field(default_factory=dict)

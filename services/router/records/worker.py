@@ -16,6 +16,7 @@ from common.messages import (
     KvHold,
     KvUnreachable,
     Load,
+    PhaseReport,
     Role,
     WarmState,
 )
@@ -100,6 +101,8 @@ class Worker:
     kv_holds: tuple[KvHold, ...] = ()
     #: How many such holds there are, whether listed or not.
     kv_holds_total: int = 0
+    #: What it computes in each phase; None = it did not say.
+    phases: PhaseReport | None = None
     #: When the KV status arrived.
     kv_seen: float = 0.0
     #: Prefill workers that it cannot reach.
@@ -361,7 +364,7 @@ class Worker:
             self.stale_snapshots[self.identity] = self
 
     def update_kv_status(self, beat: Beat, now: float) -> None:
-        self.kv_counts, self.kv_holds = beat.kv_counts, beat.kv_holds
+        self.kv_counts, self.kv_holds, self.phases = beat.kv_counts, beat.kv_holds, beat.phases
         self.kv_holds_total, self.kv_seen = beat.kv_holds_total, now
         self.kv_unreachable = beat.kv_unreachable
 

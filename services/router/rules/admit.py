@@ -220,3 +220,12 @@ def retry_after_ms(tables: Tables, attempt: Attempt, refusal: Refusal, now: floa
     earliest, horizon = now + min(most, wait) * stretch, most * stretch
     due = state.reservations.reserve(attempt, earliest, spacing, now, horizon)
     return round(1000 * (due - now))
+
+
+def told_exactly(tables: Tables, attempt: Attempt, seconds: float) -> int:
+    """The same for a wait that is known, however long it is. Milliseconds."""
+    state, config = tables.admission, tables.admission.config
+    if attempt.number > 1:
+        seconds = 0.0
+    stretch = 1.0 + config.retry_after_jitter * state.uniform()
+    return int(1000 * max(config.retry_after_min_ms / 1000, seconds) * stretch)

@@ -5,16 +5,21 @@ A gateway whose connection closed may be back in a moment. Its requests are kept
 incarnation replaces it, or when it is silent on a connection that stands, its requests are given
 up. Decode workers drop the streams of a gateway that died by themselves. Any message of a gateway
 brings it back, so that no Submit is lost because the gateway had been silent before it.
+
+The gateways that use this router also keep its orders for workers (`scale.py`).
 """
 
 from __future__ import annotations
 
-from common.messages import Hello, Leaving
+from common.messages import Hello, KeepOrder, Leaving, ScaleOrder
 from services.router.events import Action, Note, Send
 from services.router.records.gateway import Gateway
 from services.router.records.states import AttemptState
 from services.router.rules import attempt_lifecycle
-from services.router.tables import SharedTables
+from services.router.tables import SharedTables, Tables
+
+TELL_SECONDS = 1.0
+"""A gateway that does not confirm an order for workers is told again after this time."""
 
 
 def on_hello(shared: SharedTables, peer: str, message: Hello, now: float) -> list[Action]:
@@ -34,6 +39,8 @@ def on_hello(shared: SharedTables, peer: str, message: Hello, now: float) -> lis
     gateway.stream_endpoint, gateway.pid = message.stream_endpoint, message.pid
     gateway.unconfirmed = dict(gateway.attempts)
     gateway.unqueued.clear()
+    gateway.kept_orders = None
+    gateway.orders_told.clear()
     actions = _take_back(gateway, now)
     note = Note("info", "gateway.joined", f"gateway {gateway.name} is here")
     fleets = [Send(peer, tables.fleet) for tables in shared.models.values()]
@@ -112,4 +119,27 @@ def give_up_absent(shared: SharedTables, now: float) -> list[Action]:
             actions += lose(shared, gateway, reason, now) + give_up(shared, gateway, reason, now)
         elif gateway.gone and gateway.attempts and now - gateway.since >= grace:
             actions += give_up(shared, gateway, gateway.reason, now)
+    return actions
+
+
+def keepers(tables: Tables) -> list[Gateway]:
+    """The gateways that use this router and can keep orders."""
+    gateways = tables.gateways.values()
+    return [g for g in gateways if g.kept_orders is not None and not (g.gone or g.leaving)]
+
+
+def tell_order(tables: Tables, now: float) -> list[Action]:
+    """Gateways that keep something else than what is open are told."""
+    order = tables.scale.open
+    wanted = order.kept_as if order is not None else None
+    told: ScaleOrder | None = None
+    actions: list[Action] = []
+    for gateway in keepers(tables) if tables.scale.acts else ():
+        kept, last = gateway.kept_orders or {}, gateway.orders_told.get(tables.model)
+        fresh = last is not None and last[0] == wanted and now - last[1] < TELL_SECONDS
+        if kept.get(tables.model) == wanted or fresh:
+            continue
+        gateway.orders_told[tables.model] = (wanted, now)
+        told = told or tables.scale.wire(tables.model, now)
+        actions.append(Send(gateway.identity, KeepOrder(model=tables.model, order=told)))
     return actions

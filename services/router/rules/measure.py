@@ -100,7 +100,7 @@ def look_at_balance(tables: Tables, now: float) -> list[Action]:
             balance.record_change(worker.role_state.since)
     before = balance.verdict
     split = Split(*(tables.snapshots.totals(role).workers for role in ROLES))
-    verdict = balance.look(split, _curves(tables), now, _changing(tables))
+    verdict = balance.look(split, curves_of(tables), now, _changing(tables))
     if verdict.role is None:
         return actions
     chosen, why = _candidate(tables, verdict.role, now)
@@ -164,14 +164,14 @@ def _candidate(tables: Tables, role: Role, now: float) -> tuple[Worker | None, s
             why = f"{worker.name} cannot: {why_not}"
         else:
             able.append(worker)
-    return min(able, key=lambda worker: _emptying_cost(worker, role), default=None), why
+    return min(able, key=lambda worker: emptying_cost(worker, role), default=None), why
 
 
-def _emptying_cost(worker: Worker, role: Role) -> tuple[int, int, bool, str]:
+def emptying_cost(worker: Worker, role: Role) -> tuple[int, int, bool, str]:
     return len(worker.held), worker.held_tokens, worker.home[0] is not role, worker.name
 
 
-def _curves(tables: Tables) -> Curves:
+def curves_of(tables: Tables) -> Curves:
     estimates, totals = tables.estimates, tables.snapshots.totals(Role.DECODE)
     workers = max(1, totals.workers)
     return Curves(
@@ -204,10 +204,13 @@ def _warm_worker(worker: Worker, now: float) -> WarmWorker:
 
 
 def _queue_seconds(tables: Tables) -> float:
-    """How long a request like the oldest would wait behind all that waits; 0 = nothing does."""
+    """How long a request like the oldest would wait behind all that waits; 0 = nothing does,
+    infinite = no decode worker is there to take it."""
     oldest = next((attempt for attempt in tables.waiting if not attempt.abandoned), None)
-    if oldest is None or not tables.snapshots.totals(Role.DECODE).workers:
+    if oldest is None:
         return 0.0
+    if not tables.snapshots.totals(Role.DECODE).workers:
+        return math.inf
     return admit.predicted(tables, oldest, tables.waiting.backlog()).wait
 
 

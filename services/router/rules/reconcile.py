@@ -10,6 +10,11 @@ never aborts it merely because it lost sight of somebody.
 
 An attempt that is known here and not held there is over; its end was lost with a connection. Only
 what was placed before the peer's Hello can be judged so, because the rest may be on its way.
+
+A router that has just started places nothing until it knows what already runs: requests wait in the
+queue until every worker of the fleet file has reported, or `rebuild_seconds` have passed. One that
+the earlier router had placed, and whose `Placed` was lost, is then found on its worker instead of
+being placed twice.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from services.router.events import Action, Note
 from services.router.placement.types import Placement, ResourceRequest
 from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
-from services.router.records.states import AttemptEvent, AttemptState
+from services.router.records.states import AttemptEvent, AttemptState, WorkerState
 from services.router.records.worker import Worker
 from services.router.rules import attempt_lifecycle
 from services.router.rules.attempt_lifecycle import abort_message
@@ -205,3 +210,32 @@ def _adopt_prefill(tables: Tables, attempt: Attempt, worker: Worker, held: HeldA
         return
     attempt.placement = attempt.placement._replace(prefill=worker.view())
     tables.open_prefill(attempt, worker, computed=computed)
+
+
+# ------------------------------------------------------------ the first moments
+
+
+def open_queue(tables: Tables, now: float) -> list[Action]:
+    """Lets placement begin when it is time."""
+    waited, missing = now - tables.started, _missing(tables)
+    if missing and waited < tables.settings.rebuild_seconds:
+        return []
+    tables.end_rebuild()
+    sentence = (
+        f"placing begins {waited:.1f} s after the start: {len(tables.workers)} workers of "
+        f"{tables.model} reported, {missing} did not; "
+        f"{tables.counts.adopted} requests were already running"
+    )
+    return [Note("info", "router.rebuilt", sentence)]
+
+
+def _missing(tables: Tables) -> int:
+    """Workers of the fleet file that have not reported yet; 1 when the file names none."""
+    expected = [who for who, model in tables.settings.expected.items() if model == tables.model]
+    if not expected:
+        return 1
+    found = 0
+    for name in expected:
+        worker = tables.workers.get(tables.shared.names.get(name, ""))
+        found += worker is not None and worker.state is not WorkerState.JOINING
+    return len(expected) - found

@@ -86,6 +86,8 @@ def on_submit(
     tables.counts.submitted += 1
     if message.attempt == 1:
         tables.balance.add_request(message.prompt_tokens, message.max_tokens, now)
+    if tables.without_decode_since is not None:
+        tables.scale.missed(now)
     return actions + _admit(tables, _new_attempt(tables, gateway, message, body, now), now)
 
 
@@ -245,7 +247,10 @@ def adapter_wait_expired(tables: Tables, attempt: Attempt, now: float) -> bool:
 
 
 def decode_wait_expired(tables: Tables, now: float) -> bool:
-    """Whether no decode worker has been ready for so long that requests no longer wait for one."""
+    """Whether no decode worker has been ready for so long that requests no longer wait for one.
+    Where the first one is woken or started for them, they wait as they do for any other."""
+    if tables.starts_from_zero:
+        return False
     since = tables.without_decode_since
     patience = tables.admission.config.no_decode_wait_ms / 1000
     return since is not None and now - since > patience
@@ -271,6 +276,9 @@ def _retry_after_ms(tables: Tables, attempt: Attempt, refusal: Refusal, now: flo
     """When the client may try again; 0 = another try would be refused, too."""
     if not HTTP_MAPPINGS[refusal.code].retryable:
         return 0
+    if tables.scale.starts_from_zero and tables.without_decode_since is not None:
+        wait = tables.scale.wait_seconds(now)
+        return admit.told_exactly(tables, attempt, wait)
     if refusal.retry_after is None and refusal.code not in BY_DRAIN_RATE:
         config = tables.admission.config
         no_worker = refusal.code is Code.NO_CAPACITY

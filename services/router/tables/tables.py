@@ -14,6 +14,7 @@ from services.router.estimates.estimates import Estimates
 from services.router.fleet.balance.controller import Balance
 from services.router.fleet.prompt_quarantine import PromptQuarantine
 from services.router.fleet.rebalance import Rebalance
+from services.router.fleet.scale.controller import Scale
 from services.router.fleet.snapshots import WorkerSnapshots
 from services.router.fleet.summary import DecodeLimits
 from services.router.placement.memory import PlacementMemory
@@ -30,6 +31,7 @@ from services.router.records.states import (
     AttemptEvent,
     AttemptState,
     WorkerEvent,
+    WorkerState,
 )
 from services.router.records.worker import Worker
 from services.router.settings import Settings
@@ -99,11 +101,16 @@ class Tables:
         self.adapter_orders = AdapterOrders()
         self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
         self.degradation = DegradationDetector(settings.degradation)
-        self.balance = Balance(settings.balance)
+        self.balance = Balance(settings.balance, watches=settings.scale.mode != "off")
         self.rebalance = Rebalance(settings.rebalance)
+        self.scale = Scale(
+            settings.scale,
+            f"{settings.name}-{settings.incarnation}",
+            settings.floors.get(model, 1),
+        )
         #: Whether the router stops: it admits nothing new.
         self.draining = False
-        #: Whether it has just started and places nothing yet (`rules/startup.py`).
+        #: Whether it has just started and places nothing yet (`rules/reconcile.py`).
         self.rebuilding = settings.rebuild_seconds > 0 and settings.max_queue > 0
         #: Whether a queued attempt lacked only a prefill worker, or headroom on one, when placement
         #: last looked.
@@ -116,13 +123,27 @@ class Tables:
         self.decode_limits: tuple[DecodeLimits, ...] = ()
         #: The summary that gateways were last sent.
         self.fleet = Fleet(
-            ready=False, prefill_ready=0, decode_ready=0, max_model_len=0, model=model
+            ready=self.scale.starts_from_zero,
+            prefill_ready=0,
+            decode_ready=0,
+            max_model_len=0,
+            model=model,
         )
 
     @property
     def active(self) -> int:
         """Attempts that are on workers."""
         return len(self.attempts) - len(self.waiting)
+
+    @property
+    def starts_from_zero(self) -> bool:
+        """Whether requests wait for the first decode worker of the model, because it is woken or
+        started for them."""
+        if self.scale.floor:
+            return False
+        ready = WorkerState.READY
+        asleep = any(worker.asleep and worker.state is ready for worker in self.workers.values())
+        return asleep or self.scale.starts_from_zero
 
     def can_ever_hold(self, request: ResourceRequest) -> bool:
         """Whether an idle decode worker could hold it; True, too, while none is known."""
@@ -260,6 +281,7 @@ class Tables:
         self.adapter_orders.check_invariants()
         self.quarantine.check_invariants()
         self.degradation.check_invariants()
+        self.scale.check_invariants()
         queued = {attempt.key for attempt in self.waiting}
         for key, attempt in self.attempts.items():
             assert key == attempt.key

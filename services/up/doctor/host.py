@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from common.errors import BatonError
+from common.worker.gpu import GpuReader, open_reader
 from services.up.doctor.finding import Finding, passed, warned
 
 SHM_BYTES_MIN = 256 << 20
@@ -29,6 +32,9 @@ class HostFacts(NamedTuple):
     numa_nodes: int
     rdma_devices: tuple[str, ...]
     gpus: int
+    #: What NVML reads of them, or why it reads nothing, and whether it does.
+    nvml: str
+    nvml_reads: bool
     #: Soft limit of locked memory, -1 if unlimited.
     memlock_bytes: int
     #: Size of /dev/shm.
@@ -37,8 +43,11 @@ class HostFacts(NamedTuple):
     mtu: dict[str, int]
 
 
-def read(gpus: int) -> HostFacts:
+def read(gpus: int, open_gpu: Callable[[], GpuReader] = open_reader) -> HostFacts:
+    nvml, nvml_reads = _nvml(open_gpu)
     return HostFacts(
+        nvml=nvml,
+        nvml_reads=nvml_reads,
         clock=CLOCK.read_text().strip() if CLOCK.exists() else "unknown",
         numa_nodes=len(list(NUMA.glob("node[0-9]*"))) or 1,
         rdma_devices=tuple(sorted(d.name for d in INFINIBAND.iterdir()))
@@ -51,9 +60,20 @@ def read(gpus: int) -> HostFacts:
     )
 
 
+def _nvml(open_gpu: Callable[[], GpuReader]) -> tuple[str, bool]:
+    """What workers will report of their GPUs."""
+    try:
+        reader = open_gpu()
+        now = reader.read()
+    except BatonError as error:
+        return error.message, False
+    return f"NVML reads {reader.count}: {now.busy:.0%} busy, memory {now.memory_busy:.0%}", True
+
+
 def check(host: HostFacts) -> list[Finding]:
     return [
         _gpu(host),
+        _gpu_metrics(host),
         _clock(host),
         _numa(host),
         _memlock(host),
@@ -65,6 +85,14 @@ def check(host: HostFacts) -> list[Finding]:
 def _gpu(host: HostFacts) -> Finding:
     saw = f"{host.gpus} NVIDIA GPUs" if host.gpus else "none: vLLM computes on the CPU"
     return passed("gpu", saw)
+
+
+def _gpu_metrics(host: HostFacts) -> Finding:
+    """Whether workers can tell how busy their GPUs are, by phase."""
+    if host.nvml_reads or not host.gpus:
+        return passed("gpu metrics", host.nvml)
+    fix = "install nvidia-ml-py beside vLLM, and let the daemons' user reach the driver"
+    return warned("gpu metrics", f"{host.nvml}; workers report no utilisation", fix)
 
 
 def _clock(host: HostFacts) -> Finding:

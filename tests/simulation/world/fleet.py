@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from common.config import BalanceConfig
+from common.config import BalanceConfig, ScaleConfig
 from common.messages import Role
 from tests.simulation.world.budget_judge import BudgetJudge
 from tests.simulation.world.clock import Clock
@@ -17,6 +18,9 @@ from tests.simulation.world.network import Network
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import RouterProcess
 from tests.simulation.world.workers import WARM, DecodeProcess, PrefillProcess, WorkerProcess
+
+if TYPE_CHECKING:
+    from tests.simulation.world.scaling import Hooks
 
 SHAPES = ((1, 1), (2, 2), (1, 3), (0, 2), (3, 1), (1, 2))
 
@@ -74,6 +78,13 @@ class Fleet:
         #: this identity; `SwitchFaults` sets it, and the routers' controller.
         self.switch_reached: Callable[[str, str], None] = lambda phase, identity: None
         self.controller = BalanceConfig()
+        #: Of the controller of numbers, what its hooks do, what happens when one of its orders
+        #: reaches a phase (by the router's identity and the name of the worker that is to stop),
+        #: and how many decode workers stay; `ScaleFaults` sets them.
+        self.scale = ScaleConfig()
+        self.hooks: Hooks | None = None
+        self.floor = 1
+        self.scale_reached: Callable[[str, str, str], None] = lambda phase, router, worker: None
 
     def serve(self, model: str) -> None:
         """Before `build`. `capacity` is that of each worker."""
@@ -170,7 +181,8 @@ class Fleet:
     def balanced(self) -> int:
         """Orders that the controllers of all routers gave that there ever were."""
         routers = [p for p in self.processes.values() if isinstance(p, RouterProcess)]
-        return sum(balance.orders for router in routers for balance in router.balances)
+        roles = sum(balance.orders for router in routers for balance in router.balances)
+        return roles + sum(scale.orders for router in routers for scale in router.scales)
 
     def submitted(self) -> int:
         """Requests that clients asked for."""

@@ -11,6 +11,7 @@ from common.messages import (
     WIRE_VERSION,
     Beat,
     Hello,
+    KeptOrders,
     Message,
     Refused,
     Role,
@@ -183,6 +184,8 @@ class GatewayProcess(Process):
     def _carry_out(self, action: Action) -> None:
         match action:
             case ToRouter(message=message, body=body):
+                for order in message.orders if isinstance(message, KeptOrders) else ():
+                    self.fleet.scale_reached("kept", "", order.worker)
                 if not self._router.send(message, None if body is None else encode(body)):
                     self._router_lost()
             case ToWorker(worker=worker, message=message):

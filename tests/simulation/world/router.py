@@ -6,16 +6,17 @@ import random
 from collections import deque
 from typing import Any
 
-from common.config import AdmissionConfig, BalanceConfig, RebalanceConfig
+from common.config import AdmissionConfig, BalanceConfig, RebalanceConfig, ScaleConfig
 from common.messages import Become, Decode, Message, Role
 from services.router.core import Core
-from services.router.events import Event, Note, PeerGone, Received, Send, Tick
+from services.router.events import Action, CallHook, Event, Note, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
 from tests.simulation.world.balance_watch import PACE, BalanceWatch
 from tests.simulation.world.budget_judge import GrantWatch
 from tests.simulation.world.move_watch import MoveWatch
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Process
+from tests.simulation.world.scale_watch import LOOK_SECONDS, SETTLE_SECONDS, ScaleWatch
 from tests.simulation.world.watch import RouterWatch
 
 PULSE = 0.2
@@ -35,10 +36,14 @@ def settings(
     models: tuple[str, ...],
     budgets: tuple[int, ...] = (),
     controller: BalanceConfig | None = None,
+    scale: tuple[ScaleConfig, int] | None = None,
 ) -> Settings:
     """Production's, with times cut so that a scenario fits into seconds, and small limits.
-    `budgets`: in bytes, by class; where there are any, load is evened out too."""
+    `budgets`: in bytes, by class; where there are any, load is evened out too. `scale`: with the
+    number of decode workers that stay."""
     parts: dict[str, Any] = {}
+    if scale is not None:
+        parts = {"scale": scale[0], "floors": dict.fromkeys(models, scale[1])}
     if budgets:
         parts["kv_budgets"] = budgets
         parts["rebalance"] = RebalanceConfig(mode="on", gain_min=1.0, cooldown_ms=500.0)
@@ -79,6 +84,7 @@ class RouterProcess(Process):
                 self.fleet.names,
                 self.fleet.budget_bytes,
                 self.fleet.controller,
+                (self.fleet.scale, self.fleet.floor),
             ),
             lambda: draw.randbytes(16),
             random.Random(self.incarnation).random,
@@ -94,6 +100,12 @@ class RouterProcess(Process):
             for tables in models:
                 tables.balance.set_pace(PACE)
                 self.balances.append(BalanceWatch(self, tables))
+        self.scales: list[ScaleWatch] = []
+        if self.fleet.scale.mode != "off":
+            for tables in models:
+                tables.balance.set_pace(PACE)
+                tables.scale.look_s, tables.scale.settle_s = LOOK_SECONDS, SETTLE_SECONDS
+                self.scales.append(ScaleWatch(self, tables))
         self._events: deque[Event] = deque()
         self.every(PULSE, self._pulse)
         self.every(PULSE, self._second_look)
@@ -111,13 +123,15 @@ class RouterProcess(Process):
             self._watch.after(self._events[0], actions)
             for watch in self._moves:
                 watch.after(self._events[0], actions)
-            for balance in self.balances:
-                balance.after(actions)
+            self._judge_orders(actions)
             for action in actions:
                 if isinstance(action, Send):
                     self._judge_sent(action)
                     if not self.answer("control", action.peer, action.message, action.body):
                         self._events.append(PeerGone(action.peer, "its connection closed"))
+                elif isinstance(action, CallHook):
+                    assert self.fleet.hooks is not None
+                    self.fleet.hooks.call(self, action)
                 elif isinstance(action, Note) and action.event == "role.changed":
                     event = self._events[0]
                     assert isinstance(event, Received)
@@ -126,6 +140,12 @@ class RouterProcess(Process):
                     self.clock.note(f"{self.name}: {action.sentence}")
             self._events.popleft()
             self._check()
+
+    def _judge_orders(self, actions: list[Action]) -> None:
+        for balance in self.balances:
+            balance.after(actions)
+        for scale in self.scales:
+            scale.after(actions)
 
     def _judge_sent(self, sent: Send) -> None:
         if isinstance(sent.message, Become):

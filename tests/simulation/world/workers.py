@@ -20,6 +20,7 @@ from common.messages import (
     HealthVerdict,
     Hello,
     Holding,
+    Leaving,
     Message,
     Move,
     Ping,
@@ -59,6 +60,7 @@ BEAT_SECONDS = 0.5
 CONNECT_SECONDS = 1.0
 WAKE_SECONDS = 0.05
 WARM = "w"
+STOPPING = Leaving(reason="stopping")
 HELD_FRAMES_MAX = 64
 
 
@@ -73,7 +75,7 @@ class WorkerProcess(Process):
         self.added = self.ended = self.depth = 0
         self._gateways: dict[str, StreamLink] = {}
         self.health_verdict: HealthVerdict | None = None
-        self.drained = False
+        self.drained = self.leaves = False
         #: A worker whose name begins with this letter is warm, and sleeps at first.
         self.warm = self.name.startswith(WARM)
         self.asleep = self.warm
@@ -197,6 +199,16 @@ class WorkerProcess(Process):
             self.fleet.tally.woken += not asleep
             self._beat()
 
+    def leave(self) -> None:
+        """As on SIGTERM: it tells the routers, and ends once it holds nothing."""
+        self.leaves = True
+        self._to_routers(STOPPING)
+        self.every(BEAT_SECONDS / 10, self._end_when_empty)
+
+    def _end_when_empty(self) -> None:
+        if not (self.core.active or self.engine.held):
+            self.die()
+
     def _to_routers(self, message: Message, *, but: str = "") -> None:
         """A router that has not welcomed this worker gets no beats yet."""
         known = self._welcomed if isinstance(message, Beat) else self._greeted
@@ -204,7 +216,9 @@ class WorkerProcess(Process):
             if known.get(name) and name != but:
                 dialer.send(message)
 
-    def _from_router(self, router: str, message: Message, body: bytes | None) -> None:
+    def _from_router(  # noqa: C901 - one line for each message
+        self, router: str, message: Message, body: bytes | None
+    ) -> None:
         if isinstance(message, Prefill | Decode):
             assert body is not None
             self._sleep(asleep=False)
@@ -230,6 +244,8 @@ class WorkerProcess(Process):
             self._sleep(asleep=True)
         elif isinstance(message, Welcome):
             self._welcomed[router] = True
+            if self.leaves:
+                self._routers[router].send(STOPPING)
             self._routers[router].send(Holding(attempts=tuple(self.core.held_attempts())))
             self._routers[router].send(self._make_beat())
         elif isinstance(message, Refused):

@@ -11,6 +11,7 @@ from tests.simulation.world.faults import MOVING, ORDERED, Faults
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import GatewayProcess, spec
 from tests.simulation.world.network import Network
+from tests.simulation.world.scaling import ScaleFaults
 from tests.simulation.world.switches import SwitchFaults
 from tests.simulation.world.workers import DecodeProcess, PrefillProcess
 
@@ -58,6 +59,7 @@ class Kinds(TypedDict, total=False):
     roles: bool
     switches: bool
     budgets: bool
+    scaling: bool
 
 
 class World:
@@ -65,7 +67,8 @@ class World:
     serves; each has as many workers, and requests ask for them in turn. `warm`: each has one that
     sleeps until it is needed, too. `roles`: workers change their role, of which there is one more
     each. `switches`: they do so more often, and faults come in chosen phases of it. `budgets`:
-    requests are promised KV in parts, answers are long, and load is evened out."""
+    requests are promised KV in parts, answers are long, and load is evened out. `scaling`: hooks
+    start and stop workers, and faults come in chosen phases of their orders."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class World:
         roles: bool = False,
         switches: bool = False,
         budgets: bool = False,
+        scaling: bool = False,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
@@ -89,6 +93,8 @@ class World:
         self.faults = Faults(self.fleet, roles=roles)
         if switches:
             self.faults = SwitchFaults(self.fleet, seed)
+        if scaling:
+            self.faults = ScaleFaults(self.fleet, seed)
         self._roles = roles or switches
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
         if self.faults.weather == "drains":
@@ -97,8 +103,12 @@ class World:
             self._pace *= self.clock.random.choice([1, 2, 6])
         if warm:
             self._pace /= 4  # so that queues are long enough to wake a worker for
+        if scaling:
+            self._pace *= 3
         self.network.wire = self.clock.random.random() < WIRE_SHARE
         self._serial = 0
+        #: Orders for workers take their time.
+        self._load_seconds = LOAD_SECONDS * (3 if scaling else 1)
 
     @property
     def lines(self) -> list[str]:
@@ -115,17 +125,21 @@ class World:
             self.fleet.add(DecodeProcess(self.fleet, "d7"))
         if self.faults.weather in MOVING:
             self._make_room()
-        self.faults.start(LOAD_SECONDS)
+        if isinstance(self.faults, ScaleFaults):
+            self.faults.make_slow()
+        self.faults.start(self._load_seconds)
         clock.after(0.1, self._arrival)
         clock.after(PULSE, self._pulse)
-        clock.run(LOAD_SECONDS)
+        clock.run(self._load_seconds)
         patience = 2 if self.fleet.budgets else 1  # what is parked waits its turn, too
-        clock.run(LOAD_SECONDS + patience * SETTLE_SECONDS, self._over)
+        clock.run(self._load_seconds + patience * SETTLE_SECONDS, self._over)
         self.fleet.judge.verdict()
+        if isinstance(self.faults, ScaleFaults):
+            self.faults.verdict()
         return self._outcome()
 
     def _over(self) -> bool:
-        settled = self.clock.now > max(LOAD_SECONDS, self.faults.last_end) + CALM_AFTER
+        settled = self.clock.now > max(self._load_seconds, self.faults.last_end) + CALM_AFTER
         return settled and self.fleet.at_rest()
 
     def _make_room(self) -> None:
@@ -142,7 +156,7 @@ class World:
 
     def _arrival(self) -> None:
         draw, clock = self.clock.random, self.clock
-        if clock.now >= LOAD_SECONDS:
+        if clock.now >= self._load_seconds:
             return
         gateways = [g for g in self.fleet.gateways() if g.alive and not g.hung]
         if gateways:
@@ -200,6 +214,6 @@ class World:
         )
 
     def _struck(self) -> dict[str, int]:
-        if not isinstance(self.faults, SwitchFaults):
+        if not isinstance(self.faults, SwitchFaults | ScaleFaults):
             return {}
         return {f"{fault} at {phase}": n for (phase, fault), n in self.faults.struck.items()}

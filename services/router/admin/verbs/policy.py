@@ -8,6 +8,7 @@ from typing import Any
 from common.errors import BatonError, Code
 from common.identity import name_of
 from common.net.admin_verbs import Value
+from services.router.admin.scale_rows import phases_row, scale_row
 from services.router.admin.verb import View
 from services.router.events import PolicyChosen
 from services.router.fleet.balance.mix import Mix
@@ -33,9 +34,15 @@ def run(view: View, args: dict[str, Value]) -> dict[str, Any]:
 
 
 def balance(view: View, _: dict[str, Value]) -> list[dict[str, Any]]:
-    """One row for each model: what of roles, and what of streams."""
+    """One row for each model: what of roles, of streams, of numbers, and the load by phase."""
     models = view.shared.models.values()
-    return [_balance_row(tables, view.now) | _streams(tables) for tables in models]
+    return [
+        _balance_row(tables, view.now)
+        | _streams(tables)
+        | scale_row(tables, view.now)
+        | phases_row(tables)
+        for tables in models
+    ]
 
 
 def _streams(tables: Tables) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.messages import Role
+from common.messages import PhaseReport, Role
 from common.net.admin_rows import WorkerRow
 from common.net.admin_verbs import Value
 from services.router.admin.pair_rows import not_paired_with
@@ -25,7 +25,7 @@ def run(view: View, args: dict[str, Value]) -> list[WorkerRow]:
 
 
 def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
-    capacity, load = worker.capacity, worker.load
+    capacity, load, phases = worker.capacity, worker.load, worker.phases or PhaseReport()
     return WorkerRow(
         name=worker.name,
         role=worker.role.value,
@@ -65,6 +65,12 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         role_since_s=round(now - worker.role_state.since, 1),
         role_epoch=worker.role_state.epoch,
         becomes=worker.next_role or "",
+        prefill_tokens_per_s=round(phases.prefill_tokens_per_s, 1),
+        decode_tokens_per_s=round(phases.decode_tokens_per_s, 1),
+        batch=round(phases.batch, 1),
+        handoffs=phases.handoffs,
+        gpu_busy=round(phases.gpu_busy, 3),
+        gpu_memory_busy=round(phases.gpu_memory_busy, 3),
     )
 
 

@@ -92,10 +92,11 @@ class Ordered(NamedTuple):
 
 
 class Balance:
-    """Of one model."""
+    """Of one model. `watches`: the load is watched for others, too, if it does nothing itself."""
 
-    def __init__(self, config: BalanceConfig) -> None:
+    def __init__(self, config: BalanceConfig, *, watches: bool = False) -> None:
         self._config = config
+        self._watches = watches or config.mode != "off"
         self._changed: float | None = None
         #: The latest look; None = there was none yet.
         self.verdict: Verdict | None = None
@@ -120,21 +121,37 @@ class Balance:
 
     def add_request(self, prompt_tokens: int, max_tokens: int, now: float) -> None:
         """As `MixWindow.add_request`."""
-        if self.on:
+        if self._watches:
             for window in self._windows:
                 window.add_request(prompt_tokens, max_tokens, now)
 
     def add_prompt(self, prompt_tokens: int, computed: int, now: float) -> None:
         """As `MixWindow.add_prompt`."""
-        if self.on:
+        if self._watches:
             for window in self._windows:
                 window.add_prompt(prompt_tokens, computed, now)
 
     def add_output(self, max_tokens: int, generated: int, now: float) -> None:
         """As `MixWindow.add_output`."""
-        if self.on:
+        if self._watches:
             for window in self._windows:
                 window.add_output(max_tokens, generated, now)
+
+    def mixes(self, now: float) -> tuple[Mix | None, ...]:
+        """The load of the short and of the long window; None where too little was seen."""
+        return tuple(window.mix(now) for window in self._windows)
+
+    def watches_for(self, now: float) -> str:
+        """Why it has not watched for long enough to act; empty = it has."""
+        first, long_s = self._windows[1].first, self._pace.long_s
+        if first is None or now - first < long_s:
+            return f"this router has watched for less than {_span(long_s)}"
+        return ""
+
+    @property
+    def requests_min(self) -> int:
+        """Requests in the short window below which it says too little."""
+        return self._pace.requests_min
 
     def due(self, now: float) -> bool:
         return self.on and (self.verdict is None or now - self.verdict.at >= self._pace.look_s)
@@ -184,10 +201,7 @@ class Balance:
         since = None if self._changed is None else now - self._changed
         if since is not None and since < self._pace.cooldown_s:
             return f"a role changed {since:.0f} s ago"
-        first, long_s = self._windows[1].first, self._pace.long_s
-        if first is None or now - first < long_s:
-            return f"this router has watched for less than {_span(long_s)}"
-        return ""
+        return self.watches_for(now)
 
     def _judge(
         self, options: tuple[Option, ...], mixes: tuple[Mix, ...], curves: Curves

@@ -63,6 +63,13 @@ BALANCE = {
     "would": "one more prefill worker", "why": "4P+1D would serve more", "ordered_s": 312.0,
     "ordered": "d1 to prefill: 3P+2D would serve more",
 }  # fmt: skip
+SCALED = BALANCE | {
+    "phases": "decode 900 tokens/s in batches of 4.0", "hint": "decode holds prefill up",
+    "scale_mode": "on", "scale_would": "2 more decode", "scale_why": "3.10 decode workers' work",
+    "scale_open": "2 more decode workers, asked for 9 s", "scale_did_s": 75.0,
+    "scale_did": "1 more decode workers: failed, no room",
+}  # fmt: skip
+QUIET = BALANCE | {"scale_mode": "off", "scale_would": "", "scale_why": ""}
 UNWATCHED = {"model": "code", "mode": "off", "would": "", "why": "[router.balance] mode is off"}
 LIMITS = {
     "limits": {"max_queue": 1024, "ttft_slo_ms": 0.0},
@@ -164,6 +171,13 @@ BECOMES = {**DRAIN, "becomes": "prefill", "role_s": 7.0, "confirmed": True}
         ("balance", [BALANCE], ["would   one more prefill worker", "did     5 min ago: d1 to"]),
         ("balance", [BALANCE, UNWATCHED], ["\n\nmodel  code, mode off\n", "change nothing"]),
         ("balance", [UNWATCHED | {"why": ""}], ["why    not looked yet"]),
+        (
+            "balance",
+            [SCALED],
+            ["phases   decode 900", "hint     decode holds", "2 more decode: 3"],
+        ),
+        ("balance", [SCALED], ["asked for 9 s", "75.0 s ago: 1 more decode workers: failed"]),
+        ("balance", [QUIET], ["mode off: order nothing: not looked yet"]),
         ("help", [HELP], ["explain id", "a timeline"]),
         ("limits", LIMITS, ["max_queue", "set here for key k: weight 4", "RUNNING", "90.5"]),
         ("keys", [KEY], ["(no key)", "9.5", "set here"]),

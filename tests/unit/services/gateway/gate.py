@@ -6,7 +6,7 @@ from typing import Any
 
 from common.config import GatewayConfig
 from common.errors import BatonError
-from common.messages import Delta, ImageFeatures, Placed, RequestSummary, Sampling
+from common.messages import Delta, ImageFeatures, KeptOrders, Placed, RequestSummary, Sampling
 from common.model.byte_tokenizer import build_tokenizer
 from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.requests.core import Core
@@ -51,6 +51,8 @@ class Gate:
         self.now = 0.0
         self.answers: dict[str, Once] = {}
         self.summaries: list[RequestSummary] = []
+        #: What it told routers of the orders that it keeps.
+        self.kept: list[KeptOrders] = []
         if up:
             self.do(RouterUp())
 
@@ -58,7 +60,12 @@ class Gate:
         actions = self.core.handle(event, self.now)
         self.core.check_invariants()
         self.summaries += [action.summary for action in actions if isinstance(action, Report)]
-        return [action for action in actions if not isinstance(action, Report)]
+        self.kept += [
+            a.message
+            for a in actions
+            if isinstance(a, ToRouter) and isinstance(a.message, KeptOrders)
+        ]
+        return [a for a in actions if not (isinstance(a, Report) or _is_kept(a))]
 
     def open(
         self,
@@ -100,6 +107,10 @@ class Gate:
         error = self.answers[request_id].error
         assert error is not None
         return error
+
+
+def _is_kept(action: Action) -> bool:
+    return isinstance(action, ToRouter) and isinstance(action.message, KeptOrders)
 
 
 def sent(actions: list[Action]) -> list[object]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.config import Config, FleetConfig, GatewayConfig, KvConfig, WorkerConfig
+from common.worker.gpu import GpuReading
 from services.up.doctor import fleet, host, software, ucx
 from services.up.doctor.finding import Finding, Level
 from services.up.doctor.host import HostFacts
@@ -17,6 +18,8 @@ GOOD = HostFacts(
     numa_nodes=1,
     rdma_devices=(),
     gpus=0,
+    nvml="NVML finds no GPU",
+    nvml_reads=False,
     memlock_bytes=8 << 20,
     shm_bytes=1 << 30,
     mtu={"eth0": 9_000},
@@ -36,6 +39,7 @@ def test_a_good_host_passes_everything() -> None:
     [
         ({"clock": "hpet"}, "clock source", "clocksource=tsc"),
         ({"numa_nodes": 2}, "numa", "numactl"),
+        ({"gpus": 2}, "gpu metrics", "nvidia-ml-py"),
         ({"rdma_devices": ("mlx5_0",)}, "memlock", "LimitMEMLOCK"),
         ({"shm_bytes": 64 << 20}, "shared memory", "--shm-size"),
         ({"mtu": {"eth0": 1400}}, "mtu eth0", "1500"),
@@ -56,6 +60,18 @@ def test_unlimited_is_unlimited() -> None:
 
 def test_this_host_can_be_read() -> None:
     assert len(host.check(host.read(gpus=0))) >= 6
+
+
+def test_what_nvml_reads_is_said() -> None:
+    class Reader:
+        count = 2
+
+        def read(self) -> GpuReading:
+            return GpuReading(0.42, 0.1)
+
+    facts = host.read(gpus=2, open_gpu=Reader)
+    (found,) = [finding for finding in host.check(facts) if finding.name == "gpu metrics"]
+    assert (found.level, found.saw) == (Level.PASS, "NVML reads 2: 42% busy, memory 10%")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""What a worker computes in each phase: prompt tokens and generated tokens per second, the size of
+its batches, handoffs in flight, and how busy its GPUs are.
+
+Sans-IO. It counts what goes into the engine and what comes out, at the cost of an addition for each
+output, and is asked twice a second, for the worker's Beat and its metrics.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from common.engine.port import Batch, EngineRequest
+from common.messages import PhaseReport, Role
+from common.worker.gpu import GpuReading
+
+WINDOW_SECONDS = 10.0
+SAMPLES_MAX = 64
+PENDING_MAX = 65_536
+
+
+class _Sample(NamedTuple):
+    at: float
+    prefilled: int
+    decoded: int
+    outputs: int
+    steps: int
+
+
+class PhaseMeter:
+    """Totals since the start, and rates of the last `WINDOW_SECONDS`."""
+
+    def __init__(self, now: float) -> None:
+        #: Prompt tokens that were computed here, and tokens that were generated here.
+        self.prefilled = self.decoded = 0
+        self._outputs = self._steps = 0
+        #: Prompt tokens of the requests that have no output yet, and whether KV is on its way.
+        self._pending: dict[str, tuple[int, bool]] = {}
+        self._awaited = 0
+        self._samples = deque([_Sample(now, 0, 0, 0, 0)], maxlen=SAMPLES_MAX)
+
+    def added(self, request: EngineRequest) -> None:
+        """It was given to the engine."""
+        if len(self._pending) >= PENDING_MAX:
+            return
+        awaited = request.role is Role.DECODE and request.ticket is not None
+        self._pending[request.key] = (len(request.prompt_ids), awaited)
+        self._awaited += awaited
+
+    def dropped(self, key: str) -> None:
+        """It was taken from the engine. Idempotent."""
+        self._awaited -= self._pending.pop(key, (0, False))[1]
+
+    def stepped(self, batch: Batch, role: Role) -> None:
+        """One step of the engine, of a worker in this role."""
+        generated = 0
+        for output in batch.outputs:
+            generated += len(output.token_ids)
+            known = self._pending.pop(output.key, None) if self._pending else None
+            if known is not None:
+                self._awaited -= known[1]
+                if not output.error:
+                    self.prefilled += max(0, known[0] - output.cached_tokens)
+        if role is Role.DECODE and generated:
+            self.decoded += generated
+            self._outputs += len(batch.outputs)
+            self._steps += 1
+
+    def report(self, now: float, sent: int, gpu: GpuReading | None) -> PhaseReport:
+        """`sent`: handoffs that others have not taken yet. `gpu`: None where there is none."""
+        while len(self._samples) > 1 and now - self._samples[1].at >= WINDOW_SECONDS:
+            self._samples.popleft()
+        first = self._samples[0]
+        sample = _Sample(now, self.prefilled, self.decoded, self._outputs, self._steps)
+        if now - self._samples[-1].at >= WINDOW_SECONDS / SAMPLES_MAX:
+            self._samples.append(sample)
+        seconds, steps = max(0.1, now - first.at), self._steps - first.steps
+        return PhaseReport(
+            prefill_tokens_per_s=(self.prefilled - first.prefilled) / seconds,
+            decode_tokens_per_s=(self.decoded - first.decoded) / seconds,
+            batch=(self._outputs - first.outputs) / steps if steps else 0.0,
+            handoffs=self._awaited + sent,
+            gpu_busy=-1.0 if gpu is None else gpu.busy,
+            gpu_memory_busy=-1.0 if gpu is None else gpu.memory_busy,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError."""
+        assert self._awaited == sum(awaited for _, awaited in self._pending.values())
+        assert len(self._pending) <= PENDING_MAX

@@ -1,0 +1,72 @@
+"""What a worker computes in each phase, counted where the engine is told and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.engine.port import Batch, EngineRequest, Output
+from common.messages import Role, Sampling
+from common.worker.gpu import GpuReading
+from common.worker.phases import PhaseMeter
+from tests.rigs.messages import ticket
+
+
+def request(request_id: str, prompt: int = 100, role: Role = Role.DECODE, **more: Any) -> Any:
+    return EngineRequest(request_id, 1, role, list(range(prompt)), Sampling(max_tokens=8), **more)
+
+
+def output(request_id: str, tokens: int = 1, **more: Any) -> Output:
+    return Output(f"{request_id}#1", [7] * tokens, **more)
+
+
+@pytest.fixture
+def meter() -> PhaseMeter:
+    return PhaseMeter(100.0)
+
+
+def test_a_prompt_counts_once_without_what_was_cached(meter: PhaseMeter) -> None:
+    meter.added(request("r"))
+    meter.stepped(Batch([output("r", cached_tokens=60)]), Role.DECODE)
+    meter.stepped(Batch([output("r"), output("other")]), Role.DECODE)
+    assert (meter.prefilled, meter.decoded) == (40, 3)
+    meter.check_invariants()
+
+
+def test_the_one_token_of_a_prefill_worker_is_no_decode(meter: PhaseMeter) -> None:
+    meter.added(request("r", role=Role.PREFILL, ticket=ticket("r")))
+    meter.stepped(Batch([output("r")]), Role.PREFILL)
+    assert (meter.prefilled, meter.decoded) == (100, 0)
+    assert meter.report(101.0, sent=3, gpu=None).handoffs == 3
+
+
+def test_a_prompt_that_failed_or_was_aborted_was_not_computed(meter: PhaseMeter) -> None:
+    for name in ("failed", "aborted"):
+        meter.added(request(name, ticket=ticket(name)))
+    assert meter.report(100.5, sent=0, gpu=None).handoffs == 2
+    meter.stepped(Batch([output("failed", tokens=0, error="internal")]), Role.DECODE)
+    meter.dropped("aborted#1")
+    meter.dropped("aborted#1")
+    assert meter.prefilled == 0
+    assert meter.report(101.0, sent=0, gpu=None).handoffs == 0
+    meter.check_invariants()
+
+
+def test_rates_are_those_of_the_last_ten_seconds(meter: PhaseMeter) -> None:
+    report = meter.report(100.0, sent=0, gpu=None)
+    for second in range(60):
+        now = 100.0 + second / 2
+        if second < 30:
+            meter.stepped(Batch([output("a", 4), output("b", 4)]), Role.DECODE)
+        report = meter.report(now, sent=0, gpu=None)
+        if second == 29:
+            assert report.decode_tokens_per_s == pytest.approx(16.0, rel=0.1)
+            assert report.batch == 2.0
+    assert (report.decode_tokens_per_s, report.batch) == (0.0, 0.0)
+
+
+def test_gpus_are_told_where_there_are_some(meter: PhaseMeter) -> None:
+    assert meter.report(101.0, 0, None).gpu_busy == -1.0
+    report = meter.report(102.0, 0, GpuReading(0.75, 0.5))
+    assert (report.gpu_busy, report.gpu_memory_busy) == (0.75, 0.5)

@@ -105,8 +105,11 @@ class AdmissionConfig(Section, frozen=True):
     starves."""
     batch_reserve: Share = 0.05
     """Share of the slots of each decode worker that new requests of the lowest class leave free, so
-    that one of a higher class begins at once. Nor do they go where a prompt is being computed. They
-    do both where their class has waited long enough to be owed service (`class_floor`)."""
+    that one of a higher class begins at once. One of the lowest class joins only where fewer
+    requests than that have no first token yet, or none has, because those that begin together end
+    together; and where no prompt is being computed. Its streams lengthen each step of an engine; a
+    larger share leaves fewer of them. None of this holds where the class has waited long enough to
+    be owed service (`class_floor`)."""
     queue_reserve: Share = 0.1
     """Last share of the queue's count and bytes, kept for tenants below their fair share and never
     for the batch class, so that a flood of one tenant does not shut out the others."""

@@ -33,6 +33,7 @@ from common.messages import (
     Submit,
 )
 from common.prefix import HASH_BYTES, HASHES_MAX
+from loadtest.capacity.batch import BatchLoad, BatchShape
 from loadtest.capacity.engine import Job
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.prompt_parts import block_hashes
@@ -83,6 +84,8 @@ class Scenario:
     #: Orders of somebody who knows the load beforehand: how many workers should prefill from an
     #: instant on, in seconds. Each lets one worker change its role.
     orders: Sequence[tuple[float, int]] = ()
+    #: A batch that runs beside the arrivals; it is no client, so no figure but its own has it.
+    batch: BatchShape | None = None
 
 
 def run(scenario: Scenario) -> Report:
@@ -116,6 +119,7 @@ class Fleet:
         self._open: dict[str, ClientSample] = {}
         self._requests: dict[str, Request] = {}
         self._delay = scenario.profile.control_ms / 1000
+        self.batch = BatchLoad(scenario.batch, self._time, self._submit) if scenario.batch else None
         self._second_tries = [0, 0]
         self._dice = random.Random(0)
         self._prefills: dict[str, PrefillModel] = {}
@@ -156,6 +160,8 @@ class Fleet:
         self._tick()
         for instant, prefills in self._scenario.orders:
             self._time.at(instant, partial(self._order, prefills))
+        if self.batch is not None:
+            self.batch.start()
         arrivals = iter(self._scenario.arrivals)
         self._next_arrival(arrivals)
         end = self._scenario.warmup + self._scenario.seconds
@@ -194,6 +200,9 @@ class Fleet:
 
     def _tick(self) -> None:
         self._feed(Tick(), Cost.BEAT)
+        measured = 0 <= self._time.now - self._scenario.warmup <= self._scenario.seconds
+        if self.batch is not None and measured:
+            self.batch.sample(self._decodes.values())
         self._time.after(TICK_SECONDS, self._tick)
 
     def _to_router(self, peer: str, message: Message) -> None:
@@ -220,7 +229,10 @@ class Fleet:
         elif isinstance(message, Refused | Failed):
             self._time.after(self._delay, lambda: self._refused(message))
         elif isinstance(message, Placed):
-            self._open[message.request_id].placed = True
+            sample = self._open[message.request_id]
+            if self.batch is not None:
+                self.batch.placed(sample)
+            sample.placed = True
 
     def _to_worker(self, peer: str, message: Prefill | Decode | Abort | Become) -> None:
         worker = self.workers[peer]
@@ -283,6 +295,7 @@ class Fleet:
             prompt_tokens=arrival.prompt,
             max_tokens=arrival.max_tokens,
             deadline_ms=arrival.deadline_ms,
+            priority=arrival.priority,
             tenant=arrival.tenant,
             key_id=arrival.tenant,
             prefix_hashes=hashes[: HASHES_MAX * HASH_BYTES],
@@ -293,6 +306,8 @@ class Fleet:
         sample = self._open.pop(message.request_id)
         self._requests.pop(message.request_id)
         sample.refused = message.code
+        if self.batch is not None:
+            self.batch.refused(sample)
         wait = message.retry_after_ms if isinstance(message, Refused) else 0
         sample.waits_ms.append(wait)
         if sample.tries == 2:

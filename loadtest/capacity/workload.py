@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from common.messages import PriorityClass
 from loadtest.bench.request_specs import RequestSpec, from_rows
 from loadtest.capacity.prompt_parts import Part, chained
 from loadtest.traces.rows import Row
@@ -29,6 +30,7 @@ class Arrival(NamedTuple):
     parts: tuple[Part, ...] = ()
     #: Name of the model that it asks for; empty = the only one.
     model: str = ""
+    priority: PriorityClass = PriorityClass.STANDARD
 
 
 class RequestShape(NamedTuple):

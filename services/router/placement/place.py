@@ -71,15 +71,19 @@ def with_headroom(
     prompt_tokens: int, decodes: Views, prefills: Views, reserve: float
 ) -> tuple[list[WorkerView], list[WorkerView]] | None:
     """The workers on which a request of the lowest class is in nobody's way: decode workers with
-    more than the share `reserve` of their slots free, and workers that compute no prompt. None:
-    there are none."""
+    more than the share `reserve` of their slots free, and fewer requests than that without a first
+    token; and workers that compute no prompt. None: there are none.
+
+    Requests that begin together end together, where their answers are alike, and until then no slot
+    becomes free. Those that begin a few at a time end so, and the reserve is soon there again."""
     ahead_max = LOWEST_AHEAD_TOKENS - prompt_tokens
     calm = [view for view in prefills if view.queued == 0 or view.queued <= ahead_max]
     roomy = [
         view
         for view in decodes
-        if view.requests < view.requests_max - int(view.requests_max * reserve)
-        and (prefills or view.queued == 0 or view.queued <= ahead_max)
+        if view.requests < view.requests_max - (kept := int(view.requests_max * reserve))
+        and view.requests - view.decoding < max(1, kept)
+        and (view.queued == 0 or view.queued <= ahead_max)
     ]
     return (roomy, calm) if roomy and (calm or not prefills) else None
 

@@ -107,15 +107,22 @@ def test_a_placement_explains_itself() -> None:
     assert scores == sorted(scores)
 
 
+def full(name: str, streams: int) -> WorkerView:
+    """All of its requests have a token."""
+    return view(name, requests=streams, decoding=streams)
+
+
 @pytest.mark.parametrize(
     ("decodes", "prefills", "expected"),
     [
         ([view("d0")], [view("p0")], (["d0"], ["p0"])),
-        ([view("d0", requests=6), view("d1", requests=7)], [view("p0")], (["d0"], ["p0"])),
-        ([view("d0", requests=7)], [view("p0")], None),
+        ([full("d0", 6), full("d1", 7)], [view("p0")], (["d0"], ["p0"])),
+        ([full("d0", 7)], [view("p0")], None),
+        ([view("d0", requests=6, decoding=5), full("d1", 6)], [view("p0")], (["d1"], ["p0"])),
         ([view("d0")], [view("p0", queued=157), view("p1", queued=156)], (["d0"], ["p1"])),
         ([view("d0")], [view("p0", queued=157)], None),
-        ([view("d0", queued=900)], [view("p0")], (["d0"], ["p0"])),
+        ([view("d0", queued=900)], [view("p0")], None),
+        ([view("d0", queued=156)], [view("p0")], (["d0"], ["p0"])),
         ([view("d0", queued=157), view("d1", queued=156)], [], (["d1"], [])),
         ([view("d0", queued=157)], [], None),
     ],
@@ -125,10 +132,20 @@ def test_the_lowest_class_leaves_headroom(
     prefills: list[WorkerView],
     expected: tuple[list[str], list[str]] | None,
 ) -> None:
-    """An eighth of eight slots is one; a prompt of 100 tokens joins 156 others."""
+    """An eighth of eight slots is one, which is also how many may be without a first token; a
+    prompt of 100 tokens joins 156 others."""
     found = with_headroom(100, decodes, prefills, reserve=0.125)
     names = None if found is None else tuple([one.name for one in views] for views in found)
     assert names == expected
+
+
+@pytest.mark.parametrize(("reserve", "without_token"), [(0.0, 1), (0.125, 1), (0.25, 2)])
+def test_no_more_of_the_lowest_class_begin_together_than_the_reserve_has_slots(
+    reserve: float, without_token: int
+) -> None:
+    begin = [view("d0", requests=3 + number, decoding=3) for number in range(3)]
+    found = [with_headroom(10, [decode], [], reserve) is not None for decode in begin]
+    assert found == [number < without_token for number in range(3)]
 
 
 def test_a_long_prompt_of_the_lowest_class_goes_where_none_is_computed() -> None:

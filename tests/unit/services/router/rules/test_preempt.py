@@ -18,7 +18,6 @@ from common.messages import (
     Submit,
 )
 from services.router.events import Send
-from services.router.placement.types import WaitFor
 from services.router.records.move import MoveOutcome, MoveReason
 from services.router.records.states import AttemptState
 from services.router.rules import admit, moves, preempt
@@ -347,45 +346,6 @@ def test_a_stream_that_nobody_reads_moves_too() -> None:
     leave(rig, "r0")
     assert pressed(rig, 0.6) == ["r0"]
     assert parked(rig) == []
-
-
-def computing(**settings: Any) -> Rig:
-    """One prefill worker that computes the prompt of `first`, and one decode worker."""
-    rig = Rig(remote_prefill="always", **settings)
-    rig.gateway()
-    rig.beat(rig.prefill(), Load())
-    rig.beat(rig.decode(seqs=8), Load())
-    rig.submit("first", prompt=500)
-    return rig
-
-
-def test_the_lowest_class_waits_while_a_prompt_is_computed_and_a_higher_one_does_not() -> None:
-    rig = computing()
-    rig.submit("batch", prompt=300, priority=BATCH)
-    rig.submit("standard", prompt=300)
-    assert (rig.state("batch"), rig.state("standard")) == ("queued", "placed")
-    assert rig.known("batch").waits_for is WaitFor.HEADROOM
-    rig.prefilled("first")
-    assert rig.state("batch") == "queued", "the other prompt is not computed yet"
-    rig.prefilled("standard")
-    assert rig.state("batch") == "placed"
-
-
-def test_the_lowest_class_is_placed_once_a_decode_worker_has_computed_the_other_prompt() -> None:
-    rig = Rig(remote_prefill="never")
-    rig.gateway()
-    rig.beat(rig.decode(seqs=8), Load())
-    rig.submit("first", prompt=500)
-    rig.submit("batch", prompt=300, priority=BATCH)
-    assert rig.state("batch") == "queued"
-    rig.started("first", kv=None)
-    assert rig.state("batch") == "placed"
-
-
-def test_a_continued_request_of_the_lowest_class_needs_no_headroom() -> None:
-    rig = computing()
-    rig.submit("batch", 2, prompt=300, priority=BATCH)
-    assert rig.state("batch", 2) == "placed"
 
 
 def test_a_gateway_that_did_not_hear_that_its_stream_was_parked_is_told_again() -> None:

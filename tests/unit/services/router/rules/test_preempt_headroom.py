@@ -1,0 +1,66 @@
+"""The headroom that the lowest class leaves, and when a request of it is placed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.messages import Load, PriorityClass
+from services.router.placement.types import WaitFor
+from tests.unit.services.router.rig import Rig
+
+BATCH = PriorityClass.BATCH
+
+
+def computing(**settings: Any) -> Rig:
+    """One prefill worker that computes the prompt of `first`, and one decode worker."""
+    rig = Rig(remote_prefill="always", **settings)
+    rig.gateway()
+    rig.beat(rig.prefill(), Load())
+    rig.beat(rig.decode(seqs=8), Load())
+    rig.submit("first", prompt=500)
+    return rig
+
+
+def test_the_lowest_class_waits_while_a_prompt_is_computed_and_a_higher_one_does_not() -> None:
+    rig = computing()
+    rig.submit("batch", prompt=300, priority=BATCH)
+    rig.submit("standard", prompt=300)
+    assert (rig.state("batch"), rig.state("standard")) == ("queued", "placed")
+    assert rig.known("batch").waits_for is WaitFor.HEADROOM
+    rig.prefilled("first")
+    assert rig.state("batch") == "queued", "the other prompt is not computed yet"
+    rig.prefilled("standard")
+    assert rig.state("batch") == "queued", "neither has its first token on the decode worker"
+    rig.started("first")
+    assert rig.state("batch") == "queued"
+    rig.started("standard")
+    assert rig.state("batch") == "placed"
+
+
+def test_streams_of_the_lowest_class_begin_one_after_the_other() -> None:
+    """As many together as the reserve has slots; so they end, where their answers are alike."""
+    rig = Rig(remote_prefill="never")
+    rig.gateway()
+    rig.beat(rig.decode(seqs=8), Load())
+    for number in range(3):
+        rig.submit(f"b{number}", prompt=10, priority=BATCH)
+    assert [rig.state(f"b{number}") for number in range(3)] == ["placed", "queued", "queued"]
+    rig.started("b0", kv=None)
+    assert [rig.state(f"b{number}") for number in range(3)] == ["decoding", "placed", "queued"]
+
+
+def test_the_lowest_class_is_placed_once_a_decode_worker_has_computed_the_other_prompt() -> None:
+    rig = Rig(remote_prefill="never")
+    rig.gateway()
+    rig.beat(rig.decode(seqs=8), Load())
+    rig.submit("first", prompt=500)
+    rig.submit("batch", prompt=300, priority=BATCH)
+    assert rig.state("batch") == "queued"
+    rig.started("first", kv=None)
+    assert rig.state("batch") == "placed"
+
+
+def test_a_continued_request_of_the_lowest_class_needs_no_headroom() -> None:
+    rig = computing()
+    rig.submit("batch", 2, prompt=300, priority=BATCH)
+    assert rig.state("batch", 2) == "placed"

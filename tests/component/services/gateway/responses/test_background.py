@@ -176,6 +176,19 @@ async def test_a_refused_one_waits_and_is_tried_again(
     assert len(standin.requests) == 2
 
 
+async def test_a_fleet_that_is_too_busy_is_left_alone(kept: Rig, standin: Standin) -> None:
+    standin.errors = [BatonError(Code.OVERLOADED, "busy", retry_after_ms=600_000)]
+    first = await post(kept, **BACKGROUND)
+    await standin.came.wait()
+    await until(kept, first["id"], "queued")
+    second = await post(kept, **BACKGROUND)
+    for asked in (first, second):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await until(kept, asked["id"], "in_progress", "completed")
+    assert len(standin.requests) == 1
+
+
 async def test_so_many_run_at_once_and_so_many_of_a_key_wait(
     make_rig: MakeRig, jobs: dict[str, Any], standin: Standin
 ) -> None:

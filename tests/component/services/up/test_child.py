@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -14,7 +15,7 @@ from common import config as configuration
 from common.errors import BatonError
 from common.messages import Role
 from services.up.child import ChildProcess
-from services.up.fork_client import ForkServer
+from services.up.fork_client import ForkedProcess, ForkServer
 from services.up.plan import Child, library_environment
 
 
@@ -59,34 +60,44 @@ threads = {threads}
 """
 
 
+def waiting_child() -> int:
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
+    return os.posix_spawn(sys.executable, command, os.environ)
+
+
 class StubServer(ForkServer):
     """Never runs; `asked` has the arguments of each worker."""
 
-    def __init__(self, environment: dict[str, str], run_dir: Path) -> None:
+    def __init__(self, environment: dict[str, str], run_dir: Path, forks: bool) -> None:
         super().__init__(environment, run_dir, print)
         self.asked: list[list[str]] = []
         self.given: dict[str, str] = {}
+        self.forked: ForkedProcess | None = None
+        self._forks = forks
 
     async def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
-    ) -> None:
+    ) -> ForkedProcess | None:
         self.asked.append(list(arguments))
         self.given = dict(environment)
         log.write(b"asked\n")
+        if self._forks:
+            self.forked = ForkedProcess(waiting_child())
+        return self.forked
 
 
 async def started(
-    tmp_path: Path, child: Child, kind: str = "vllm", threads: int = 1
+    tmp_path: Path, child: Child, kind: str = "vllm", threads: int = 1, *, forks: bool = False
 ) -> tuple[StubServer, list[str]]:
-    """What was asked of the fork server, and what the child said. The one that is started in the
-    plain way is killed. The fork server imported for one thread."""
+    """What was asked of the fork server, which imported for one thread, and what the child said.
+    It is killed."""
     path = tmp_path / "fleet.toml"
     path.write_text(FLEET.format(run_dir=tmp_path, kind="vllm", threads=1))
     worker = Child(Role.DECODE, "d0")
     environment = library_environment(configuration.load(path), worker, os.environ)
     assert environment is not None
     path.write_text(FLEET.format(run_dir=tmp_path, kind=kind, threads=threads))
-    server, said = StubServer(environment, tmp_path), list[str]()
+    server, said = StubServer(environment, tmp_path, forks), list[str]()
     process = ChildProcess(
         child,
         path,
@@ -99,7 +110,9 @@ async def started(
     )
     try:
         await process.spawn()
-        assert process.running, "in the plain way"
+        assert process.running
+        if server.forked is not None:
+            assert process.pid == server.forked.pid
         process.kill()
         assert await process.wait() == -signal.SIGKILL
     finally:
@@ -116,6 +129,12 @@ async def test_a_worker_asks_the_fork_server_first(tmp_path: Path) -> None:
     assert server.given["WATCHDOG_USEC"] == "7000000"
     assert said == ["starting", "importing vLLM"]
     assert (tmp_path / "logs" / "d0.log").read_text().startswith("asked")
+
+
+async def test_a_worker_that_was_forked_is_not_started_once_more(tmp_path: Path) -> None:
+    server, _ = await started(tmp_path, Child(Role.DECODE, "d0"), forks=True)
+    assert server.forked is not None
+    assert server.forked.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

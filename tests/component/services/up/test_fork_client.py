@@ -170,6 +170,15 @@ async def test_one_that_was_killed_is_told_of_once_and_comes_again(
     assert "ended by signal 9" in up.said[0]
 
 
+async def test_one_that_greeted_comes_again_however_often_it_is_killed(tmp_path: Path) -> None:
+    async with supervisor(tmp_path) as up:
+        for times in range(1, fork_client.FAILURES_MAX + 2):
+            await (await up.worker("end")).wait()
+            up.children()[0].kill()
+            await until(lambda: len(up.said) == times)  # noqa: B023 - it ends before the next turn
+            await until(lambda: up.server.is_importing)
+
+
 async def test_one_that_hangs_is_replaced_and_leaves_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,10 +218,16 @@ async def test_one_that_fails_at_once_names_its_log(tmp_path: Path) -> None:
     assert "no_such" in log.read_text()
 
 
-async def test_one_that_cannot_be_started_is_told_of(tmp_path: Path) -> None:
+async def test_one_that_cannot_be_started_is_told_of_three_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "PAUSE_SECONDS", 0.001)
     async with supervisor(tmp_path, ("/no/such/program",)) as up:
         assert await up.fork("tell") is None
-        await until(lambda: len(up.said) == fork_client.FAILURES_MAX)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await until(lambda: len(up.said) > fork_client.FAILURES_MAX)
+    assert len(up.said) == fork_client.FAILURES_MAX
     assert up.said[0].startswith("cannot be started: No such file")
 
 

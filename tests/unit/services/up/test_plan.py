@@ -129,14 +129,14 @@ def test_several_models_have_as_many_workers_each(tmp_path: Path) -> None:
 
 def test_workers_import_vllm_in_the_environment_that_most_have() -> None:
     one_thread, two_threads = {"engine": {"threads": 1}}, {"engine": {"threads": 2}}
-    workers = {"d0": one_thread, "d1": two_threads, "d2": two_threads}
-    config = configuration.from_mapping({"decode": workers, "prefill": {"p0": two_threads}})
-    fleet = children(["p0"], ["d0", "d1", "d2"], ())
+    workers = {"d0": two_threads, "d1": one_thread, "d2": two_threads, "d3": two_threads}
+    config = configuration.from_mapping({"decode": workers, "prefill": {"p0": one_thread}})
+    fleet = children(["p0"], ["d0", "d1", "d2", "d3"], ())
     shared = shared_environment(config, fleet, {"PATH": "/bin"})
     assert shared is not None
     assert (shared["OMP_NUM_THREADS"], shared["PATH"]) == ("2", "/bin")
     alike = [c.name for c in fleet if library_environment(config, c, {"PATH": "/bin"}) == shared]
-    assert alike == ["p0", "d1", "d2"]
+    assert alike == ["d0", "d2", "d3"]
 
 
 def test_workers_with_gpus_or_simulated_engines_share_no_import() -> None:

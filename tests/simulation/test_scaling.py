@@ -21,7 +21,7 @@ from tests.simulation.world.clock import PromiseBrokenError
 from tests.simulation.world.scaling import FAULTS, HABITS, ScalePhase
 from tests.simulation.world.world import World
 
-SEEDS = range(3 * len(ScalePhase) * len(FAULTS))
+SEEDS = range(4 * len(ScalePhase) * len(FAULTS))
 CLOSE = scale._close
 
 

@@ -416,6 +416,17 @@ def test_a_worker_that_was_drained_for_a_lost_order_gets_work_again() -> None:
     assert rig.drained == set()
 
 
+def test_one_whose_time_was_over_before_is_ended_and_its_worker_gets_work_again() -> None:
+    rig = ScaleRig()
+    rig.drained.add(D1)
+    order = kept(role=D, out=False, worker="d1", remaining_ms=0.0)
+    rig.receive(GATEWAY, KeptOrders(orders=(order,)))
+    rig.pass_time(1.0)
+    assert rig.events == ["scale.adopted", "scale.failed"]
+    assert rig.drained == set()
+    assert rig.calls == []
+
+
 def test_an_earlier_order_goes_before_one_that_nobody_has_carried_out() -> None:
     rig = ScaleRig()
     rig.deaf = True

@@ -26,7 +26,7 @@ CLOSE = scale._close
 
 
 def run_until_broken() -> None:
-    for seed in SEEDS:
+    for seed in range(4 * len(SEEDS)):
         World(seed, scaling=True).run()
 
 

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -60,10 +61,10 @@ class Elastic:
     def start(self, role: str, name: str) -> None:
         self.made.start(name, role, "--config", str(self.file), "--name", name)
 
-    def ask(self, max_tokens: int = 8) -> httpx.Response:
-        body: dict[str, Any] = {"model": "baton-tiny", "prompt": "hello", "max_tokens": max_tokens}
+    def ask(self, seconds: float = 60.0) -> httpx.Response:
+        body: dict[str, Any] = {"model": "baton-tiny", "prompt": "hello", "max_tokens": 8}
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        return httpx.post(url, json=body, timeout=60)
+        return httpx.post(url, json=body, timeout=seconds)
 
     def ctl(self, *words: str) -> Any:
         done = baton("ctl", *words, "--json", "--run-dir", str(self.folder))
@@ -118,3 +119,34 @@ def test_the_first_request_starts_a_worker_which_stops_when_nobody_asks() -> Non
         assert fleet.ready()
         assert fleet.ask().status_code == 200
         assert [call["direction"] for call in fleet.called()[:3]] == ["out", "in", "out"]
+
+
+@pytest.mark.timeout(120)
+def test_a_router_that_dies_after_the_call_has_a_successor_that_waits_for_the_worker() -> None:
+    with elastic() as fleet, ThreadPoolExecutor(1) as client:
+        answer = client.submit(fleet.ask)
+        wait_until("the hook is called", lambda: len(fleet.called()) == 1, SECONDS)
+        fleet.made.running["r0"].kill()
+        fleet.made.running["r0"].wait()
+        fleet.start("router", "r0")
+        assert answer.result(60).status_code == 200
+        wait_until("the order is over", lambda: "scale.answered" in fleet.events(), SECONDS)
+        assert "scale.adopted" in fleet.events()
+        assert len(fleet.called()) == 1
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("how", "heard"), [("fail", "exited with 3: there is no room"), ("hang", "was ended after")]
+)
+def test_a_hook_that_does_nothing_is_called_again_after_the_deadline(how: str, heard: str) -> None:
+    with elastic(how, deadline_ms="3000", hook_ms="1000", backoff_ms="1000") as fleet:
+        with pytest.raises(httpx.TimeoutException):
+            fleet.ask(seconds=2.0)
+        assert len(fleet.called()) == 1
+        wait_until("the order has failed", lambda: "scale.failed" in fleet.events(), SECONDS)
+        wait_until("the next is given", lambda: len(fleet.called()) == 2, SECONDS)
+        told = fleet.ctl("events")["events"]
+        assert any(heard in row["sentence"] for row in told if row["event"] == "scale.failed")
+        (row,) = fleet.ctl("balance")
+        assert row["scale_mode"] == "on"

@@ -21,12 +21,12 @@ from tests.simulation.world.clock import PromiseBrokenError
 from tests.simulation.world.scaling import FAULTS, HABITS, ScalePhase
 from tests.simulation.world.world import World
 
-SEEDS = range(3 * len(ScalePhase) * len(FAULTS))
+SEEDS = range(4 * len(ScalePhase) * len(FAULTS))
 CLOSE = scale._close
 
 
 def run_until_broken() -> None:
-    for seed in SEEDS:
+    for seed in range(4 * len(SEEDS)):
         World(seed, scaling=True).run()
 
 

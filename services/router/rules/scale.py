@@ -18,6 +18,10 @@ from services.router.records.worker import Worker
 from services.router.rules import gateway_membership, measure, operator
 from services.router.tables import SharedTables, Tables
 
+COUNT_SHARE = 0.2
+"""While new workers are awaited they are counted after this share of the time between two looks:
+to count means to go through all of the model."""
+
 
 def scale_workers(tables: Tables, now: float) -> list[Action]:
     """At each Tick: the open order goes on; every few seconds, and at once while a request waits
@@ -242,9 +246,9 @@ def _propose(
 
 def _follow(tables: Tables, order: Order, now: float) -> list[Action]:
     """What the order waits for has happened, or its time is over."""
-    if order.need.out and order.asked and len(_newcomers(tables, order)) >= order.need.workers:
-        names = ", ".join(sorted(_newcomers(tables, order)))
-        return _close(tables, Outcome.ANSWERED, f"{names} came", now)
+    came = _newcomers(tables, order, now) if order.need.out else set()
+    if order.need.out and len(came) >= order.need.workers:
+        return _close(tables, Outcome.ANSWERED, f"{', '.join(sorted(came))} came", now)
     worker = None if order.need.out else _named(tables, order.worker)
     if order.worker and worker is None and now - tables.started < tables.scale.settle_s:
         return []
@@ -347,8 +351,12 @@ def _why_failed(order: Order, worker: Worker | None) -> str:
     return f"{missing} after {seconds:.0f} s{heard}"
 
 
-def _newcomers(tables: Tables, order: Order) -> set[str]:
-    """Workers of the role that are here and were not when the order was given."""
+def _newcomers(tables: Tables, order: Order, now: float) -> set[str]:
+    """Workers of the role that are here and were not when the order was given. They are counted
+    now and then; in between there are none."""
+    if now - order.counted_at < tables.scale.look_s * COUNT_SHARE:
+        return set()
+    order.counted_at = now
     return {
         worker.name
         for worker in _members(tables)
@@ -359,7 +367,9 @@ def _newcomers(tables: Tables, order: Order) -> set[str]:
 
 
 def _named(tables: Tables, name: str) -> Worker | None:
-    rows = [worker for worker in _members(tables) if worker.name == name]
+    """The newest incarnation of the worker of this name."""
+    newest = (tables.shared.names.get((role, name), "") for role in ROLES)
+    rows = [tables.workers[identity] for identity in newest if identity in tables.workers]
     return next((row for row in rows if not row.away), rows[0] if rows else None)
 
 

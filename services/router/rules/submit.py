@@ -276,7 +276,8 @@ def _retry_after_ms(tables: Tables, attempt: Attempt, refusal: Refusal, now: flo
     """When the client may try again; 0 = another try would be refused, too."""
     if not HTTP_MAPPINGS[refusal.code].retryable:
         return 0
-    if tables.scale.starts_from_zero and tables.without_decode_since is not None:
+    none = tables.scale.starts_from_zero and tables.without_decode_since is not None
+    if none and (refusal.code in BY_DRAIN_RATE or refusal.code is Code.NO_CAPACITY):
         wait = tables.scale.wait_seconds(now)
         return admit.told_exactly(tables, attempt, wait)
     if refusal.retry_after is None and refusal.code not in BY_DRAIN_RATE:

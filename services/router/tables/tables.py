@@ -45,6 +45,15 @@ def _placement_memory(settings: Settings, *, pooling: bool) -> PlacementMemory:
     return PlacementMemory(POLICIES[policy], PlacementOptions(settings.mode, remote_prefill))
 
 
+def _scale(settings: Settings, model: str) -> Scale:
+    owner = f"{settings.name}-{settings.incarnation}"
+    return Scale(settings.scale, owner, settings.floors.get(model, 1))
+
+
+def _no_fleet(model: str, *, ready: bool) -> Fleet:
+    return Fleet(ready=ready, prefill_ready=0, decode_ready=0, max_model_len=0, model=model)
+
+
 class Tables:
     """An attempt stands in several tables: among the live ones, under its request, under its
     gateway, in the queue or on its workers. `add`, `place`, `open_prefill`, `close_prefill` and
@@ -103,11 +112,7 @@ class Tables:
         self.degradation = DegradationDetector(settings.degradation)
         self.balance = Balance(settings.balance, watches=settings.scale.mode != "off")
         self.rebalance = Rebalance(settings.rebalance)
-        self.scale = Scale(
-            settings.scale,
-            f"{settings.name}-{settings.incarnation}",
-            settings.floors.get(model, 1),
-        )
+        self.scale = _scale(settings, model)
         #: Whether the router stops: it admits nothing new.
         self.draining = False
         #: Whether it has just started and places nothing yet (`rules/reconcile.py`).
@@ -122,13 +127,7 @@ class Tables:
         #: The different limits of the decode workers that are here, ready or not.
         self.decode_limits: tuple[DecodeLimits, ...] = ()
         #: The summary that gateways were last sent.
-        self.fleet = Fleet(
-            ready=self.scale.starts_from_zero,
-            prefill_ready=0,
-            decode_ready=0,
-            max_model_len=0,
-            model=model,
-        )
+        self.fleet = _no_fleet(model, ready=self.scale.starts_from_zero)
 
     @property
     def active(self) -> int:

@@ -198,7 +198,8 @@ class ScaleFaults(Faults):
         self.struck: Counter[tuple[ScalePhase, str]] = Counter()
         self._dice = random.Random(seed)
         pairs = list(product(ScalePhase, FAULTS))
-        self._pending = [pairs[seed // 3 % len(pairs)], *self._dice.choices(pairs, k=STRIKES - 1)]
+        turn = random.Random(seed // len(pairs)).sample(pairs, len(pairs))
+        self._pending = [turn[(seed * STRIKES + i) % len(pairs)] for i in range(STRIKES)]
         if self._dice.random() < TAKEN_OVER_SHARE:
             self._pending.append((ScalePhase.ASKED, "kill router"))
         fleet.hooks = Hooks(fleet, seed)

@@ -82,6 +82,8 @@ class Order:
     worker: str = ""
     #: When the hook was called; None = it was not, or not by this router.
     asked_at: float | None = None
+    #: When the workers that came were last counted.
+    counted_at: float = 0.0
     #: What the hook said or did, for an operator.
     heard: str = ""
 

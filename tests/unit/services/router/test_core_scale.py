@@ -386,7 +386,7 @@ def test_a_router_that_takes_over_waits_for_the_order_of_the_earlier_one() -> No
     rig.pass_time(6.0)
     assert rig.events == ["scale.adopted"]
     rig.comes("p7|1", P)
-    rig.pass_time(0.4)
+    rig.pass_time(1.2)
     assert rig.events == ["scale.adopted", "scale.answered"]
     rig.receive(GATEWAY, KeptOrders(orders=(kept(),)))
     rig.pass_time(1.0)
@@ -414,6 +414,17 @@ def test_a_worker_that_was_drained_for_a_lost_order_gets_work_again() -> None:
     rig.alive.append(D1)
     rig.pass_time(1.0)
     assert rig.drained == set()
+
+
+def test_one_whose_time_was_over_before_is_ended_and_its_worker_gets_work_again() -> None:
+    rig = ScaleRig()
+    rig.drained.add(D1)
+    order = kept(role=D, out=False, worker="d1", remaining_ms=0.0)
+    rig.receive(GATEWAY, KeptOrders(orders=(order,)))
+    rig.pass_time(1.0)
+    assert rig.events == ["scale.adopted", "scale.failed"]
+    assert rig.drained == set()
+    assert rig.calls == []
 
 
 def test_an_earlier_order_goes_before_one_that_nobody_has_carried_out() -> None:
@@ -457,9 +468,9 @@ def test_a_model_without_workers_takes_requests_and_orders_its_first_worker() ->
     rig.pass_time(30.0)
     assert rig.state("r1") == "queued"
     rig.comes(D0, D)
-    rig.pass_time(0.4)
+    rig.pass_time(1.2)
     assert rig.state("r1") == "placed"
-    assert rig.core.tables.scale.start_seconds(D) == pytest.approx(30.2, abs=1.0)
+    assert rig.core.tables.scale.start_seconds(D) == pytest.approx(31.0, abs=1.5)
 
 
 def refused(rig: ScaleRig) -> Refused:
@@ -478,7 +489,7 @@ def test_who_is_refused_meanwhile_hears_how_long_it_takes() -> None:
     assert told.retry_after_ms / 1000 == pytest.approx(DEADLINE_SECONDS, rel=0.25)
     rig.pass_time(19.0)
     rig.comes(D0, D)
-    rig.pass_time(0.4)
+    rig.pass_time(1.2)
     rig.ended("r1", peer=D0)
     rig.gone(D0)
     rig.alive.remove(D0)

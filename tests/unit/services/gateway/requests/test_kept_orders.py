@@ -6,7 +6,7 @@ from typing import Any
 
 from common.messages import SCALE_ORDERS_MAX, KeepOrder, KeptOrders, Role, ScaleOrder
 from services.gateway.requests.events import FromRouter, RouterDown, RouterUp
-from services.gateway.requests.kept_orders import OrderKeeper
+from services.gateway.requests.kept_orders import OVER_SECONDS, OrderKeeper
 from tests.unit.services.gateway.gate import Gate
 
 
@@ -40,12 +40,14 @@ def test_one_order_a_model_until_it_is_told_otherwise() -> None:
     assert kept(keeper.keep(KeepOrder(model="m"), 10.0)) == ["n-1"]
 
 
-def test_its_time_runs_and_ends() -> None:
+def test_its_time_runs_and_it_is_kept_for_an_hour_more() -> None:
     keeper = OrderKeeper()
     keeper.keep(KeepOrder(model="m", order=order()), 10.0)
     (left,) = keeper.kept(10.4).orders
     assert (round(left.age_ms), round(left.remaining_ms)) == (400, 600)
-    assert keeper.kept(11.0).orders == ()
+    assert [one.remaining_ms for one in keeper.kept(12.0).orders] == [0.0]
+    assert len(keeper.kept(10.9 + OVER_SECONDS).orders) == 1
+    assert keeper.kept(11.0 + OVER_SECONDS).orders == ()
 
 
 def test_more_than_may_be_told_are_not_kept() -> None:

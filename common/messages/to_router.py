@@ -219,7 +219,7 @@ class AskAdapter(Message, frozen=True):
 
 
 class KeptOrders(Message, frozen=True):
-    """Gateway, in answer to `KeepOrder`, and to the router that it begins to use: the orders for
+    """Gateway, in answer to KeepOrder, and to the router that it begins to use: the orders for
     workers that it keeps, whichever router gave them. No answer."""
 
     orders: Annotated[tuple[ScaleOrder, ...], Meta(max_length=SCALE_ORDERS_MAX)] = ()

@@ -107,12 +107,7 @@ class Tables:
         self.limits = Limits(
             settings.max_active, settings.max_queue, settings.queue_bytes_max, settings.ttft_slo_ms
         )
-        self.adapter_orders = AdapterOrders()
-        self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
-        self.degradation = DegradationDetector(settings.degradation)
-        self.balance = Balance(settings.balance, watches=settings.scale.mode != "off")
-        self.rebalance = Rebalance(settings.rebalance)
-        self.scale = _scale(settings, model)
+        self._add_controllers(settings)
         #: Whether the router stops: it admits nothing new.
         self.draining = False
         #: Whether it has just started and places nothing yet (`rules/reconcile.py`).
@@ -128,6 +123,15 @@ class Tables:
         self.decode_limits: tuple[DecodeLimits, ...] = ()
         #: The summary that gateways were last sent.
         self.fleet = _no_fleet(model, ready=self.scale.starts_from_zero)
+
+    def _add_controllers(self, settings: Settings) -> None:
+        """Each decides something about workers from what it was told before."""
+        self.adapter_orders = AdapterOrders()
+        self.quarantine = PromptQuarantine(settings.liveness.deaths_max)
+        self.degradation = DegradationDetector(settings.degradation)
+        self.balance = Balance(settings.balance, watches=settings.scale.mode != "off")
+        self.rebalance = Rebalance(settings.rebalance)
+        self.scale = _scale(settings, self.model)
 
     @property
     def active(self) -> int:

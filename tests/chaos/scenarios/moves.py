@@ -30,6 +30,8 @@ PLAN = Plan(
     module={"p1": "tests.chaos.bent"},
     settings=LOADED
     | {
+        # Where KV is to be full, nobody is refused because it nearly is.
+        "BATON_ROUTER__ADMISSION__KV_REFUSE": "1.0",
         # Two blocks at a time, where the longest requests need 22. A worker has KV for six streams
         # of average length and slots for eight.
         "BATON_LIMITS__KV_BUDGET_MIB": "0.03125",

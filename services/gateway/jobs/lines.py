@@ -58,6 +58,10 @@ class Line(NamedTuple):
     entry: bytes = b""
 
 
+#: Batch, number of the line, and how often it was taken.
+Key = tuple[str, int, int]
+
+
 class Held(NamedTuple):
     """A line that this process runs."""
 
@@ -75,8 +79,9 @@ class Held(NamedTuple):
     length: int
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.batch, self.number
+    def key(self) -> Key:
+        """Of this taking: a line whose lease was lost may be taken again while it still runs."""
+        return self.batch, self.number, self.fence
 
 
 class Result(NamedTuple):
@@ -162,18 +167,18 @@ def _held(db: sqlite3.Connection, batch: str, number: int) -> Held:
     return Held(*row)
 
 
-def renew(db: sqlite3.Connection, holder: str, until_ms: int) -> set[tuple[str, int]]:
+def renew(db: sqlite3.Connection, holder: str, until_ms: int) -> set[Key]:
     """Goes on holding all that this process holds. Returns those of it whose batch is to end, which
     are to be returned."""
     db.execute(
         "UPDATE lines SET held_until_ms = ? WHERE state = 1 AND held_by = ?", (until_ms, holder)
     )
     rows = db.execute(
-        "SELECT batch, number FROM lines JOIN batches ON batches.id = lines.batch"
+        "SELECT batch, number, lines.fence FROM lines JOIN batches ON batches.id = lines.batch"
         " WHERE state = 1 AND lines.held_by = ? AND status <> 'in_progress'",
         (holder,),
     )
-    return {(row["batch"], row["number"]) for row in rows}
+    return {(row["batch"], row["number"], row["fence"]) for row in rows}
 
 
 def settle(db: sqlite3.Connection, outcomes: Sequence[Result | Return]) -> int:

@@ -82,11 +82,11 @@ class Runner:
         self._tasks: Tasks | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._wake, self._batch_wake = asyncio.Event(), asyncio.Event()
-        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._running: dict[lines.Key, asyncio.Task[None]] = {}
         #: What lines made of themselves that are not over yet.
-        self._made: dict[tuple[str, int], Result | Return] = {}
+        self._made: dict[lines.Key, Result | Return] = {}
         #: Of those, the ones that have no worker yet.
-        self._unplaced: set[tuple[str, int]] = set()
+        self._unplaced: set[lines.Key] = set()
         self._outcomes: list[Result | Return] = []
         self._takes = True
         self._turn = 0

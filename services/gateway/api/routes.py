@@ -36,6 +36,8 @@ class Route(enum.Enum):
 
 RERANKS = (Route.RERANK, Route.RERANK_BARE, Route.RERANK_V2)
 SCORES = (Route.SCORE, Route.SCORE_BARE)
+#: Of pooling models alone.
+POOLED = (Route.EMBEDDINGS, Route.CLASSIFY, Route.POOLING, *RERANKS, *SCORES)
 _OF_TEXT = (Route.TOKENIZE, Route.DETOKENIZE)
 #: The routes of a pooling model, by what it is for; all others are of models that generate.
 POOLING_ROUTES: dict[str, tuple[Route, ...]] = {
@@ -49,8 +51,7 @@ def check_task(model: str, task: str, route: Route) -> None:
     """Raises BatonError(INVALID_REQUEST) for a route that this model does not have. `task`: as the
     fleet file has it."""
     pooling = POOLING_ROUTES.get(task)
-    only_pooling = {one for routes in POOLING_ROUTES.values() for one in routes} - set(_OF_TEXT)
-    if route in only_pooling if pooling is None else route not in pooling:
+    if route in POOLED if pooling is None else route not in pooling:
         named = pooling or (Route.CHAT, Route.COMPLETION)
         sentence = (
             f"the model {model!r} (task {task!r}) is not served by {route.value}; "

@@ -30,6 +30,10 @@ class RequestLimits(Section, frozen=True):
     """Prompts of one completion request."""
     inputs_max: Count = 2_048
     """Prompts of one request to a pooling model: texts to embed, or pairs to score."""
+    inputs_ms_max: Annotated[float, Meta(ge=10)] = 3_000.0
+    """CPU time that checking such a request may take, instead of `check_ms_max`."""
+    inputs_mib_max: Annotated[int, Meta(ge=64)] = 512
+    """MiB of memory that it may take, instead of `check_mib_max`."""
     pooled_numbers_max: Count = 2_097_152
     """Numbers in the answer to such a request: its prompts times the numbers that are made of each.
     With `encoding_format = "base64"`, which is shorter and costs less, four times as many."""

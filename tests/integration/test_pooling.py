@@ -166,6 +166,8 @@ def test_keys_and_rate_limits_hold(running: Fleet, keys: dict[str, str]) -> None
         ("/rerank", {"query": {"a": 1}, "documents": ["x"]}, "query must be an array"),
         ("/v1/embeddings", {"input": "x", "encoding_format": "bytes"}, '"float" or "base64"'),
         ("/v1/embeddings", {"input": "x" * 600}, "maximum context length"),
+        ("/v1/embeddings", {"input": [7] * 500_000}, "500000 tokens, but this model's maximum"),
+        ("/v1/embeddings", {"input": [[7], [7] * 513]}, "513 tokens, but this model's maximum"),
         ("/v1/completions", {"prompt": "x"}, "task 'embed'"),
         ("/v1/chat/completions", {"messages": CHAT}, "task 'embed'"),
         ("/v1/responses", {"input": "x"}, "task 'embed'"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from itertools import chain
 
 from common.errors import BatonError, Code
 from services.gateway.api.kinds import Kind
@@ -37,6 +36,8 @@ class Route(enum.Enum):
 
 RERANKS = (Route.RERANK, Route.RERANK_BARE, Route.RERANK_V2)
 SCORES = (Route.SCORE, Route.SCORE_BARE)
+#: Of pooling models alone.
+POOLED = (Route.EMBEDDINGS, Route.CLASSIFY, Route.POOLING, *RERANKS, *SCORES)
 _OF_TEXT = (Route.TOKENIZE, Route.DETOKENIZE)
 #: The routes of a pooling model, by what it is for; all others are of models that generate.
 POOLING_ROUTES: dict[str, tuple[Route, ...]] = {
@@ -44,14 +45,13 @@ POOLING_ROUTES: dict[str, tuple[Route, ...]] = {
     "rerank": (*RERANKS, *SCORES, Route.CLASSIFY, Route.POOLING, *_OF_TEXT),
     "classify": (Route.CLASSIFY, Route.POOLING, *_OF_TEXT),
 }
-ONLY_POOLING = frozenset(chain.from_iterable(POOLING_ROUTES.values())) - set(_OF_TEXT)
 
 
 def check_task(model: str, task: str, route: Route) -> None:
     """Raises BatonError(INVALID_REQUEST) for a route that this model does not have. `task`: as the
     fleet file has it."""
     pooling = POOLING_ROUTES.get(task)
-    if route in ONLY_POOLING if pooling is None else route not in pooling:
+    if route in POOLED if pooling is None else route not in pooling:
         named = pooling or (Route.CHAT, Route.COMPLETION)
         sentence = (
             f"the model {model!r} (task {task!r}) is not served by {route.value}; "

@@ -12,7 +12,7 @@ from common.errors import BatonError, Code
 from common.messages import Structured
 from services.gateway.api.bounds import PARAM
 from services.gateway.api.kinds import Kind, RequestSpec
-from services.gateway.api.routes import Route
+from services.gateway.api.routes import POOLED, Route
 from services.gateway.full_api.port import CheckedBody
 
 #: A body over this, a grammar and an answer may take long; such jobs leave one helper free.
@@ -88,6 +88,8 @@ class ApiJob(_BodyJob, frozen=True, tag="api", kw_only=True):
     adapter: str = ""
 
     def limits(self, limits: RequestLimits) -> JobLimits:
+        if self.route in POOLED:
+            return JobLimits("inputs", limits.inputs_ms_max, limits.inputs_mib_max)
         if not self._may_have_images:
             return super().limits(limits)
         return JobLimits("images", limits.images_ms_max, limits.images_mib_max)

@@ -134,6 +134,7 @@ class PoolingWork:
         if route in (Route.TOKENIZE, Route.DETOKENIZE):
             checked = CheckedBody(answer=await self._tokenized(route, body))
         else:
+            _check_length(given, context)
             known = msgspec.json.encode(known_fields(route, given))
             checked = await self._rendered(ApiRequest(route, known, Origin("check")))
         return replace(checked, session=session_of(route, given), ignored=names)
@@ -244,6 +245,21 @@ class PoolingWork:
             )
 
         processor.render_async = prompt
+
+
+def _check_length(given: dict[str, Any], context: int) -> None:
+    """Before vLLM's classes try each token id as everything else that an input may have. Raises
+    BatonError."""
+    given_input = given.get("input")
+    inputs = given_input if isinstance(given_input, list) else []
+    prompts = [inputs] if isinstance(next(iter(inputs), ""), int) else inputs
+    longest = max((len(ids) for ids in prompts if isinstance(ids, list)), default=0)
+    if longest > context and given.get("truncate_prompt_tokens") is None:
+        sentence = (
+            f"input has {longest} tokens, but this model's maximum context length is {context}; "
+            "shorten it, or say where to cut it (truncate_prompt_tokens)"
+        )
+        raise BatonError(Code.CONTEXT_LENGTH_EXCEEDED, sentence, param="input")
 
 
 def _processors(serving: Any) -> list[Any]:

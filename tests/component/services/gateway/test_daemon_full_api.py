@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import BatonError, Code
 from common.messages import Submit
-from services.gateway.api.routes import ONLY_POOLING, Route
+from services.gateway.api.routes import POOLED, Route
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
 from services.gateway.helper.pool import HelperPool
 from services.gateway.http.model_parts import ModelParts
@@ -92,7 +92,7 @@ async def test_what_the_plain_path_does_not_serve_goes_through_the_port(
 
 
 @pytest.mark.parametrize(
-    "route", [one for one in Route if one not in {*ONLY_POOLING, Route.CHAT, Route.COMPLETION}]
+    "route", [one for one in Route if one not in {*POOLED, Route.CHAT, Route.COMPLETION}]
 )
 async def test_every_other_route_is_served(behind: tuple[Rig, Standin], route: Route) -> None:
     rig, standin = behind
@@ -102,7 +102,7 @@ async def test_every_other_route_is_served(behind: tuple[Rig, Standin], route: R
     assert standin.requests[0].route is route
 
 
-@pytest.mark.parametrize("route", [one for one in Route if one in ONLY_POOLING])
+@pytest.mark.parametrize("route", POOLED)
 async def test_a_route_of_pooling_models_is_refused(
     behind: tuple[Rig, Standin], route: Route
 ) -> None:

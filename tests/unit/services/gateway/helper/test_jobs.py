@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from common.config import RequestLimits
-from services.gateway.api.routes import Route
+from services.gateway.api.routes import POOLED, Route
 from services.gateway.helper.jobs import SMALL_BYTES, ApiJob, JobLimits
 
-LIMITS = RequestLimits(check_ms_max=100, check_mib_max=64, images_ms_max=2000, images_mib_max=128)
+LIMITS = RequestLimits(
+    check_ms_max=100,
+    check_mib_max=64,
+    images_ms_max=2000,
+    images_mib_max=128,
+    inputs_ms_max=500,
+    inputs_mib_max=256,
+)
 
 
 @pytest.mark.parametrize("word", [b'{"type": "image_url"}', b'{"type":"input_image"}', b'"image"'])
@@ -21,6 +28,15 @@ def test_a_body_that_may_have_images_has_limits_of_its_own_and_leaves_a_helper_f
     sentence = job.limits(LIMITS).too_much(job).message
     assert "2000 ms of CPU time (gateway.limits.images_ms_max)" in sentence
     assert "128 MiB (gateway.limits.images_mib_max)" in sentence
+
+
+@pytest.mark.parametrize("route", POOLED)
+def test_what_a_pooling_model_is_asked_has_limits_of_its_own(route: Route) -> None:
+    job = ApiJob(b'{"input": ["image"]}', 1, route=route)
+    assert job.limits(LIMITS) == JobLimits("inputs", 500, 256)
+    sentence = job.limits(LIMITS).too_much(job).message
+    assert "500 ms of CPU time (gateway.limits.inputs_ms_max)" in sentence
+    assert "256 MiB (gateway.limits.inputs_mib_max)" in sentence
 
 
 def test_text_has_those_of_all_bodies() -> None:

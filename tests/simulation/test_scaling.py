@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from common.messages import KeptOrders
-from services.router.fleet.scale import need as needs
 from services.router.fleet.scale.controller import Outcome
 from services.router.records.gateway import Gateway
 from services.router.rules import operator, scale
@@ -67,7 +66,6 @@ def test_every_promise_holds_whatever_a_hook_does_in_whichever_phase() -> None:
         (scale, "_why_it_stays", lambda tables, order, worker: ""),
         (scale, "_against", lambda tables, need, now: ""),
         (scale, "_close", drains_for_ever),
-        (needs, "_floor", lambda fleet, role: 0),
     ],
     ids=[
         "called before it is kept",
@@ -76,7 +74,6 @@ def test_every_promise_holds_whatever_a_hook_does_in_whichever_phase() -> None:
         "the last",
         "too soon, or during a rollout",
         "drained for ever",
-        "below the floor",
     ],
 )
 def test_an_order_that_must_not_be_given_is_noticed(

@@ -22,6 +22,9 @@ COUNT_SHARE = 0.2
 """While new workers are awaited they are counted after this share of the time between two looks:
 to count means to go through all of the model."""
 
+CARRIED_OUT = (Phase.DRAINING, Phase.ASKED)
+"""Phases in which something was done for an order."""
+
 
 def scale_workers(tables: Tables, now: float) -> list[Action]:
     """At each Tick: the open order goes on; every few seconds, and at once while a request waits
@@ -57,10 +60,6 @@ def on_kept(
         sentence = f"{tables.model}: {order.what}, as an earlier router ordered: {order.why}"
         actions.append(Note("info", "scale.adopted", sentence))
     return actions
-
-
-CARRIED_OUT = (Phase.DRAINING, Phase.ASKED)
-"""Phases in which something was done for an order."""
 
 
 def on_hook_ended(shared: SharedTables, event: HookEnded, now: float) -> list[Action]:
@@ -257,13 +256,12 @@ def _follow(tables: Tables, order: Order, now: float) -> list[Action]:
         return _close(tables, outcome, f"{order.worker} left", now)
     if now >= order.deadline:
         return _close(tables, Outcome.FAILED, _why_failed(order, worker), now)
+    against = _why_it_stays(tables, order, worker) if worker is not None else ""
+    if against:
+        return _close(tables, Outcome.TAKEN_BACK, against, now)
     if order.phase is Phase.PROPOSED and worker is not None and _confirmed(tables, order):
         order.phase = Phase.DRAINING
         return operator.drain_worker(tables, WorkerDrained(worker.identity, on=True))
-    if worker is not None and order.phase is not Phase.ASKED:
-        against = _why_it_stays(tables, order, worker)
-        if against:
-            return _close(tables, Outcome.TAKEN_BACK, against, now)
     if order.phase is Phase.DRAINING and worker is not None and _empty(worker):
         order.phase = Phase.ASKING
     elif order.phase is Phase.ASKING and _confirmed(tables, order):
@@ -272,9 +270,11 @@ def _follow(tables: Tables, order: Order, now: float) -> list[Action]:
 
 
 def _why_it_stays(tables: Tables, order: Order, worker: Worker) -> str:
-    """Why a worker that was to stop, and whose hook was not called yet, stays; empty = it does not.
+    """Why a worker that is to stop, and whose hook was not called yet, stays; empty = it does not.
     Others may have been lost since, and somebody may have asked for a model that was going down to
     none."""
+    if order.phase is Phase.ASKED:
+        return ""
     if order.phase is not Phase.PROPOSED and not worker.drained:
         return f"{worker.name} was resumed or has started anew"
     scale, prefills = tables.scale, tables.snapshots.totals(Role.PREFILL).workers
@@ -330,7 +330,7 @@ def _resume(tables: Tables) -> list[Action]:
     actions: list[Action] = []
     for name in list(tables.scale.resumes):
         worker = _named(tables, name)
-        if worker is None or worker.away:
+        if worker is None or worker.away or _leaves(worker):
             continue
         if worker.state is WorkerState.JOINING and not worker.drained:  # it has not said yet
             continue

@@ -63,7 +63,15 @@ class ScalePhase(enum.StrEnum):
     OBEYED = "obeyed"
 
 
-FAULTS = ("kill router", "hang router", "kill gateway", "cut gateways", "kill worker", "resume")
+FAULTS = (
+    "kill router",
+    "hang router",
+    "kill gateway",
+    "cut gateways",
+    "kill worker",
+    "kill others",
+    "resume",
+)
 HABITS = ("obey", "obey", "obey", "hang", "lie", "fail", "twice", "late", "unheard")
 
 
@@ -237,7 +245,11 @@ class ScaleFaults(Faults):
             return
         self.struck[strike] += 1
         self._say(f"{fault} at {strike[0]}", victim)
-        if fault.startswith("kill"):
+        if fault == "kill others":
+            for other in self._alive(WorkerProcess):
+                if other.role is victim.role and other is not victim:
+                    self._fell(other)
+        elif fault.startswith("kill"):
             self._fell(victim)
         elif fault.startswith("hang"):
             seconds = self._dice.uniform(0.1, 1.0)

@@ -103,11 +103,12 @@ class AdmissionConfig(Section, frozen=True):
     class_floor: Share = 0.05
     """Share of the service that each lower priority class gets while it waits, so that none
     starves."""
-    batch_reserve: Share = 0.05
+    batch_reserve: Share = 0.08
     """Share of the slots of each decode worker that new requests of the lowest class leave free, so
-    that one of a higher class begins at once. One of the lowest class joins only where fewer
-    requests than that have no first token yet, or none has, because those that begin together end
-    together; and where no prompt is being computed. Its streams lengthen each step of an engine; a
+    that one of a higher class begins at once. Those of the lowest class that begin together end
+    together; so one joins only where another request has ended, or after its part of the time that
+    an answer takes, where fewer requests than the reserve have no first token yet, and where no
+    prompt is being computed. Its streams lengthen each step of an engine; a
     larger share leaves fewer of them. None of this holds where the class has waited long enough to
     be owed service (`class_floor`)."""
     queue_reserve: Share = 0.1

@@ -148,6 +148,7 @@ class Core:
             actions += moves.move_streams(tables, now)
             actions += operator.drop_evicted(tables, now)
             actions += operator.answer_late_orders(tables, now)
+            tables.changes.capacity |= tables.wants_prefill
         if tables.rebuilding:
             actions += reconcile.open_queue(tables, now)
         if tables.changes.capacity and not tables.rebuilding:

@@ -72,10 +72,8 @@ def with_headroom(
 ) -> tuple[list[WorkerView], list[WorkerView]] | None:
     """The workers on which a request of the lowest class is in nobody's way: decode workers with
     more than the share `reserve` of their slots free, and fewer requests than that without a first
-    token; and workers that compute no prompt. None: there are none.
-
-    Requests that begin together end together, where their answers are alike, and until then no slot
-    becomes free. Those that begin a few at a time end so, and the reserve is soon there again."""
+    token, whose prompts would lengthen one step; and workers that compute no prompt. None: there
+    are none."""
     ahead_max = LOWEST_AHEAD_TOKENS - prompt_tokens
     calm = [view for view in prefills if view.queued == 0 or view.queued <= ahead_max]
     roomy = [

@@ -24,6 +24,7 @@ from services.router.placement.types import WorkerView
 from services.router.records.adapters import HeldAdapters, held_adapters
 from services.router.records.attempt import Attempt
 from services.router.records.changes import Changes
+from services.router.records.pace import Pace
 from services.router.records.role import RoleState
 from services.router.records.states import AWAY, WORKER_TABLE, WorkerEvent, WorkerState, next_state
 
@@ -85,6 +86,7 @@ class Worker:
     fingerprint_parts: dict[str, str] = field(default_factory=dict)
     #: Sum of `held`.
     held_tokens: int = 0
+    pace: Pace = field(default_factory=Pace)
     #: Sum of `computing`.
     queued_tokens: int = 0
     #: Serial number of the last placement that used it; 0 = none yet.

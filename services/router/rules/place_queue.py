@@ -98,7 +98,7 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
         request = attempt.promise(decodes[0])
         if attempt.start_by and now >= attempt.start_by:
             return _refuse_expired(tables, attempt, now)
-        workers = preempt.open_to(tables, attempt, decodes, prefills)
+        workers = preempt.open_to(tables, attempt, decodes, prefills, now)
         too_large = request.promised_tokens >= too_big or request.prompt_tokens >= too_long
         if workers is None or too_large:
             passed.append(attempt)

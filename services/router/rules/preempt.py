@@ -13,7 +13,8 @@ it frees shows only in the next reports, and none while another is on its way. W
 waits until nobody waits for whom it would be parked again (`waits_behind`), and is not parked twice
 within `moves.COOLDOWN_SECONDS`.
 
-That it is seldom needed, new requests of the lowest class leave headroom (`open_to`).
+That it is seldom needed, new requests of the lowest class leave headroom (`open_to`) and begin one
+after the other (`records/pace.py`).
 
 A KV budget: a request is promised KV for a part of its tokens at a time. Its decode worker tells
 when the stream comes near to what it is promised, with a fifth of its latest budget left, and when
@@ -35,6 +36,7 @@ from itertools import islice
 
 from common.errors import Code
 from common.messages import BudgetReached, GrantKv, Move, PriorityClass
+from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.placement.budget import ALL, Step, next_step
 from services.router.placement.place import rooms, with_headroom
@@ -62,7 +64,11 @@ def abandoned_victims(tables: Tables) -> list[Attempt]:
 
 
 def open_to(
-    tables: Tables, attempt: Attempt, decodes: list[WorkerView], prefills: list[WorkerView]
+    tables: Tables,
+    attempt: Attempt,
+    decodes: list[WorkerView],
+    prefills: list[WorkerView],
+    now: float,
 ) -> tuple[list[WorkerView], list[WorkerView]] | None:
     """The decode and prefill workers that this attempt may go to now. A new one of the lowest class
     leaves headroom for higher ones, unless its class is owed service before one that waits. None:
@@ -74,10 +80,29 @@ def open_to(
     reserve = tables.admission.config.batch_reserve
     prompt_tokens = attempt.request.prompt_tokens
     open_workers = with_headroom(prompt_tokens, decodes, prefills, reserve)
-    if open_workers is None:
+    paced = _paced(tables, attempt, open_workers[0], now) if open_workers else []
+    if open_workers is None or not paced:
         attempt.waits_for = WaitFor.HEADROOM
         tables.wants_prefill = True  # a prompt that is computed may make it
-    return open_workers
+        return None
+    return paced, open_workers[1]
+
+
+def _paced(
+    tables: Tables, attempt: Attempt, decodes: list[WorkerView], now: float
+) -> list[WorkerView]:
+    """Those of these on which another of the lowest class may begin."""
+    expected = rates(tables.estimates, attempt)
+    tokens = min(attempt.request.max_tokens, expected.out_tokens or attempt.request.max_tokens)
+    reserve, open_ones = tables.admission.config.batch_reserve, list[WorkerView]()
+    for view in decodes:
+        slots = view.requests_max
+        step_seconds = expected.step_s + expected.step_s_per_seq * slots
+        most = max(1, int(slots * reserve))
+        pace = tables.workers[view.identity].pace
+        if pace.allows(now, tokens * step_seconds / slots, most):
+            open_ones.append(view)
+    return open_ones
 
 
 def waits_behind(attempt: Attempt, first: Attempt) -> bool:

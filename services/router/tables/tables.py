@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from common.blocks import kv_need
 from common.identity import AttemptKey
-from common.messages import Fleet, Role
+from common.messages import Fleet, PriorityClass, Role
 from services.router.admission.limits import Limits
 from services.router.admission.state import Admission
 from services.router.degradation.detector import DegradationDetector
@@ -214,6 +214,8 @@ class Tables:
         decode = placement.decode
         needed = decode.kv_need(attempt.request.promised_tokens)
         self.workers[decode.identity].hold(attempt.key, needed)
+        if attempt.priority is PriorityClass.BATCH:
+            self.workers[decode.identity].pace.begun()
 
     def regrant(self, attempt: Attempt, kv_tokens: int) -> None:
         """Its decode worker promises a placed attempt KV for so many of its tokens; 0 = all."""
@@ -251,6 +253,7 @@ class Tables:
             self.waiting.remove(attempt)
         elif attempt.decode:
             self.workers[attempt.decode].release(attempt.key)
+            self.workers[attempt.decode].pace.ended()
         del self.attempts[attempt.key]
         self.abandoned.pop(attempt.key, None)
         self.leaving.pop(attempt.key, None)

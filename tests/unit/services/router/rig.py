@@ -18,6 +18,7 @@ from common.messages import (
     Message,
     PrefillEnded,
     Role,
+    Submit,
     ToRouter,
 )
 from services.router.core import Core
@@ -40,6 +41,8 @@ class Rig:
 
     def __init__(self, start: float = 100.0, **settings: Any) -> None:
         self.now = start
+        #: Otherwise one more of the lowest class may begin at each Submit, as if time had passed.
+        self.paced = False
         secrets = (n.to_bytes(16) for n in count())
         self.core = Core(
             Settings(**settings), lambda: next(secrets), random.Random(1).random, start
@@ -53,6 +56,9 @@ class Rig:
         return actions
 
     def receive(self, peer: str, message: ToRouter, body: bytes | None = None) -> list[Action]:
+        if isinstance(message, Submit) and not self.paced:
+            for worker in self.core.shared.workers():
+                worker.pace.ended()
         return self.handle(Received(peer, message, body))
 
     def tick(self, seconds: float = 0.0, *, alive: tuple[str, ...] = ()) -> list[Action]:

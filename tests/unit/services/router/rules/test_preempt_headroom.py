@@ -60,6 +60,25 @@ def test_the_lowest_class_is_placed_once_a_decode_worker_has_computed_the_other_
     assert rig.state("batch") == "placed"
 
 
+def test_one_begins_where_another_has_ended_and_beyond_that_the_slots_fill_evenly() -> None:
+    """An answer of 400 tokens is expected to take 10 s, in which eight slots fill."""
+    rig = Rig(remote_prefill="never")
+    rig.paced = True
+    rig.gateway()
+    rig.beat(rig.decode(seqs=8), Load())
+    for number in range(8):
+        rig.submit(f"b{number}", prompt=10, out=400, priority=BATCH)
+    rig.started("b0", kv=None)
+    assert rig.state("b1") == "queued"
+    rig.tick(1.2, alive=("g0|1", "d0|1"))
+    assert rig.state("b1") == "queued"
+    rig.tick(0.2, alive=("g0|1", "d0|1"))
+    assert (rig.state("b1"), rig.state("b2")) == ("placed", "queued")
+    rig.started("b1", kv=None)
+    rig.ended("b0")
+    assert (rig.state("b2"), rig.state("b3")) == ("placed", "queued")
+
+
 def test_a_continued_request_of_the_lowest_class_needs_no_headroom() -> None:
     rig = computing()
     rig.submit("batch", 2, prompt=300, priority=BATCH)

@@ -278,11 +278,10 @@ def _why_it_stays(tables: Tables, order: Order, worker: Worker) -> str:
     if order.phase is not Phase.PROPOSED and not worker.drained:
         return f"{worker.name} was resumed or has started anew"
     scale, prefills = tables.scale, tables.snapshots.totals(Role.PREFILL).workers
-    asked = scale.asked_at is not None and scale.asked_at >= order.given
     needed = scale.floor
     if order.need.role is Role.PREFILL:
         needed = min(1, scale.floor)
-    elif prefills or asked or worker.held or len(tables.waiting):
+    elif prefills or worker.held or len(tables.waiting):
         needed = max(1, scale.floor)
     left = tables.snapshots.totals(order.need.role).workers - worker.ready
     if left >= needed:

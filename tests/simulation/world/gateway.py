@@ -183,6 +183,8 @@ class GatewayProcess(Process):
 
     def _carry_out(self, action: Action) -> None:
         match action:
+            case ToRouter(message=KeptOrders()) if self.fleet.scale.mode == "off":
+                pass  # a world without such orders is the same as before there were any
             case ToRouter(message=message, body=body):
                 for order in message.orders if isinstance(message, KeptOrders) else ():
                     self.fleet.scale_reached("kept", "", order.worker)

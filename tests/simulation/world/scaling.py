@@ -12,7 +12,7 @@ import enum
 import random
 from collections import Counter
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from common.config import ScaleConfig
@@ -186,6 +186,8 @@ class Hooks:
 
     def verdict(self) -> None:
         """At the end: no worker is drained for an order that is over."""
+        if self._forgotten():
+            return
         orders = [
             tables.scale.open
             for router in self._fleet.routers()
@@ -195,6 +197,17 @@ class Hooks:
         for worker in self._fleet.workers():
             if worker.drained and worker.name not in kept and not worker.leaves:
                 self._clock.violate(f"{worker.name} is drained for ever")
+
+    def _forgotten(self) -> bool:
+        """Whether a router died, and no gateway lived on until its successor could ask."""
+        gateways = list(self._fleet.gateways())
+        there = [p for p in self._fleet.processes.values() if p.role is Role.ROUTER]
+        for dead, successor in pairwise(there):
+            asks = successor.born + SETTLE_SECONDS
+            before = [gateway for gateway in gateways if gateway.born < dead.disturbed]
+            if not any(gateway.alive or gateway.disturbed > asks for gateway in before):
+                return True
+        return False
 
 
 class ScaleFaults(Faults):

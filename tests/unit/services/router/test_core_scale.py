@@ -177,7 +177,7 @@ def test_workers_that_lack_are_ordered_once_and_come() -> None:
 
 
 def test_one_that_was_here_and_starts_anew_is_no_answer() -> None:
-    rig = busy()
+    rig = busy(workers_max=2)
     rig.pass_time(1.0)
     rig.gone(P0)
     rig.alive.remove(P0)
@@ -185,8 +185,11 @@ def test_one_that_was_here_and_starts_anew_is_no_answer() -> None:
     rig.pass_time(1.0)
     assert rig.is_open()
     rig.comes("d7|1", D)
-    rig.pass_time(1.0)
+    rig.pass_time(1.2)
     assert rig.is_open(), "it has another role"
+    rig.comes("p7|1", P)
+    rig.pass_time(1.2)
+    assert not rig.is_open()
 
 
 def test_no_more_than_workers_max_are_ordered() -> None:
@@ -291,6 +294,8 @@ def test_its_hook_is_called_when_it_is_empty() -> None:
     rig.pass_time(1.0)
     assert rig.calls == []
     rig.ended(attempt[0], peer=D0)
+    rig.pass_time(1.0, Load(running=1))
+    assert rig.calls == [], "its engine has something"
     rig.pass_time(1.0)
     assert rig.calls[0].order.worker == "d0"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from common.messages import Load, PriorityClass
 from services.router.placement.types import WaitFor
+from services.router.records.pace import Pace
 from tests.unit.services.router.rig import Rig
 
 BATCH = PriorityClass.BATCH
@@ -77,6 +78,45 @@ def test_one_begins_where_another_has_ended_and_beyond_that_the_slots_fill_evenl
     rig.started("b1", kv=None)
     rig.ended("b0")
     assert (rig.state("b2"), rig.state("b3")) == ("placed", "queued")
+
+
+def test_a_request_of_another_class_takes_no_turn() -> None:
+    rig = Rig(remote_prefill="never")
+    rig.paced = True
+    rig.gateway()
+    rig.beat(rig.decode(seqs=8), Load())
+    rig.submit("b0", prompt=10, priority=BATCH)
+    rig.started("b0", kv=None)
+    rig.ended("b0")
+    rig.submit("standard", prompt=10)
+    rig.started("standard", kv=None)
+    rig.submit("b1", prompt=10, priority=BATCH)
+    assert rig.state("b1") == "placed", "where b0 has ended"
+
+
+def test_it_begins_where_it_is_its_turn() -> None:
+    rig = Rig(remote_prefill="never")
+    rig.paced = True
+    rig.gateway()
+    for name in ("d0", "d1"):
+        rig.beat(rig.decode(name, seqs=8), Load())
+    rig.core.tables.workers["d0|1"].pace = Pace(0.0, rig.now)
+    rig.submit("batch", prompt=10, priority=BATCH)
+    assert rig.known("batch").decode == "d1|1"
+
+
+def test_the_time_of_an_answer_is_that_of_the_predicted_one() -> None:
+    """40 tokens are expected to take 1 s, an eighth of which has passed."""
+    rig = Rig(remote_prefill="never")
+    rig.paced = True
+    rig.gateway()
+    rig.beat(rig.decode(seqs=8), Load())
+    for number in range(2):
+        rig.submit(f"b{number}", prompt=10, out=400, priority=BATCH)
+    rig.started("b0", kv=None)
+    rig.known("b1").output_tokens = 40
+    rig.tick(0.2, alive=("g0|1", "d0|1"))
+    assert rig.state("b1") == "placed"
 
 
 def test_a_continued_request_of_the_lowest_class_needs_no_headroom() -> None:

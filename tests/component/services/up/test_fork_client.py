@@ -264,6 +264,31 @@ async def test_a_process_of_another_is_not_taken_for_a_worker(tmp_path: Path) ->
         await until(lambda: bool(up.said))
 
 
+async def test_one_that_dies_when_it_is_asked_costs_a_plain_start_alone(tmp_path: Path) -> None:
+    program = (
+        "import socket; from common.process.fork_request import GREETING\n"
+        "line = socket.socket(fileno=0); line.send(GREETING); line.recv(1)"
+    )
+    async with supervisor(tmp_path, (sys.executable, "-c", program)) as up:
+        assert await up.fork("tell") is None
+        await until(lambda: bool(up.said))
+
+
+async def test_orphans_are_looked_for_with_each_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spared: list[set[int]] = []
+    monkeypatch.setattr(fork_client, "reap_orphans", spared.append)
+    async with supervisor(tmp_path) as up:
+        first, second = await up.waiting(), await up.waiting()
+        for worker in (first, second):
+            worker.send_signal(signal.SIGKILL)
+            await worker.wait()
+        third = await up.worker("end")
+        await third.wait()
+    assert spared == [{first.pid}, {first.pid, second.pid}, {third.pid}]
+
+
 async def test_other_libraries_need_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,8 +319,11 @@ async def test_nothing_is_forked_once_it_is_closed(tmp_path: Path) -> None:
 
 
 def child_that_ends(exit_code: int) -> int:
+    """It has ended by then, and nobody has waited for it."""
     command = [sys.executable, "-c", f"raise SystemExit({exit_code})"]
-    return os.posix_spawn(sys.executable, command, os.environ)
+    pid = os.posix_spawn(sys.executable, command, os.environ)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
 
 
 async def test_orphans_that_were_adopted_are_waited_for(tmp_path: Path) -> None:
@@ -304,6 +332,7 @@ async def test_orphans_that_were_adopted_are_waited_for(tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     own = await asyncio.create_subprocess_exec(sys.executable, "-c", "", start_new_session=True)
     worker = ForkedProcess(child_that_ends(4))
+    reap_orphans([worker.pid])  # before the loop has heard of its end
     with fork_client.adopting():
         parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
         await parent.wait()

@@ -69,7 +69,7 @@ FAULTS = (
     "kill gateway",
     "cut gateways",
     "kill worker",
-    "kill others",
+    "kill another",
     "resume",
 )
 HABITS = ("obey", "obey", "obey", "hang", "lie", "fail", "twice", "late", "unheard")
@@ -194,8 +194,15 @@ class Hooks:
             for tables in router.core.shared.models.values()
         ]
         kept = {order.worker for order in orders if order is not None}
+        told = {
+            row.identity
+            for router in self._fleet.routers()
+            for row in router.core.shared.workers()
+            if row.drain_ordered is False  # it is on its way
+        }
         for worker in self._fleet.workers():
-            if worker.drained and worker.name not in kept and not worker.leaves:
+            over = worker.name not in kept and worker.identity not in told
+            if worker.drained and over and not worker.leaves:
                 self._clock.violate(f"{worker.name} is drained for ever")
 
     def _forgotten(self) -> bool:
@@ -258,10 +265,10 @@ class ScaleFaults(Faults):
             return
         self.struck[strike] += 1
         self._say(f"{fault} at {strike[0]}", victim)
-        if fault == "kill others":
-            for other in self._alive(WorkerProcess):
-                if other.role is victim.role and other is not victim:
-                    self._fell(other)
+        if fault == "kill another":
+            alike = [w for w in self._alive(WorkerProcess) if w.role is victim.role]
+            for other in [worker for worker in alike if worker is not victim][:1]:
+                self._fell(other)
         elif fault.startswith("kill"):
             self._fell(victim)
         elif fault.startswith("hang"):

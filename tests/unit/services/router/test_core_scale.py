@@ -255,6 +255,20 @@ def test_an_order_that_nobody_answers_has_failed_and_the_next_comes_later_and_la
     assert pauses[1] == pytest.approx(400, abs=20)
 
 
+def test_an_answer_ends_the_pauses_that_grow() -> None:
+    rig = busy(workers_max=2)
+    rig.pass_time(1.0)
+    rig.pass_time(DEADLINE_SECONDS)
+    assert rig.core.tables.scale.failures == 1
+    while len(rig.calls) < 2:
+        rig.load(2.0, seconds=10.0)
+        rig.pass_time(0.2)
+    rig.comes("p7|1", P)
+    rig.pass_time(1.2)
+    assert rig.events[-1] == "scale.answered"
+    assert rig.core.tables.scale.failures == 0
+
+
 def test_a_hook_that_was_surely_not_called_fails_its_order_at_once() -> None:
     rig = busy()
     rig.pass_time(1.0)
@@ -395,7 +409,7 @@ def test_a_router_that_takes_over_waits_for_the_order_of_the_earlier_one() -> No
     assert rig.events == ["scale.adopted", "scale.answered"]
     rig.receive(GATEWAY, KeptOrders(orders=(kept(),)))
     rig.pass_time(1.0)
-    assert not rig.is_open(), "it is over"
+    assert rig.events == ["scale.adopted", "scale.answered"], "it is over"
     assert rig.calls == []
 
 
@@ -405,6 +419,19 @@ def test_one_whose_hook_was_not_called_goes_on_emptying() -> None:
     rig.receive(GATEWAY, KeptOrders(orders=(order,)))
     rig.pass_time(2.0)
     assert rig.drained == {D1}
+    assert [call.order.worker for call in rig.calls] == ["d1"]
+
+
+def test_a_router_that_takes_over_waits_for_the_worker_to_say_hello() -> None:
+    rig = ScaleRig(workers=(P0, D0))
+    order = kept(role=D, out=False, worker="d1", asked=False)
+    rig.receive(GATEWAY, KeptOrders(orders=(order,)))
+    rig.pass_time(2.0)
+    assert rig.events == ["scale.adopted"]
+    rig.drained.add(D1)
+    join(rig, D1, D)
+    rig.alive.append(D1)
+    rig.pass_time(2.0)
     assert [call.order.worker for call in rig.calls] == ["d1"]
 
 

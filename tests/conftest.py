@@ -1,5 +1,6 @@
 """A test's kind is the directory it lives in: tests/<kind>/... carries the marker <kind>."""
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -70,7 +71,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 def _refuse_bad_forks() -> None:
     """What is raised here becomes a warning that nobody caught it, which fails the test."""
-    if os.getpid() != RUNNER:
+    if os.getpid() != RUNNER or sys._getframe(1).f_code is STARTS_A_PROGRAM:
         return
     if "ucxx" in sys.modules:
         raise RuntimeError("a fork of the test runner would share the UCX workers of other tests")
@@ -82,4 +83,6 @@ def _refuse_bad_forks() -> None:
 
 
 RUNNER = os.getpid()
+STARTS_A_PROGRAM = asyncio.create_subprocess_exec.__code__
+"""uvloop forks for it, and the fork becomes another program at once."""
 os.register_at_fork(before=_refuse_bad_forks)

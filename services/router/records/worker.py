@@ -77,8 +77,8 @@ class Worker:
     held: dict[AttemptKey, int] = field(default_factory=dict)
     #: Prompt tokens that it has to compute and has not computed yet, by attempt.
     computing: dict[AttemptKey, int] = field(default_factory=dict)
-    #: The latest attempts that ended before it had computed their prompt, until its next Beat: if
-    #: it is found dead before that, one of them may be why.
+    #: The latest attempts that ended before it had computed their prompt, until its next Beat:
+    #: one of them may be why it is found dead before that.
     abandoned: deque[Attempt] = field(default_factory=lambda: deque(maxlen=ABANDONED_MAX))
     #: Attempts whose first token it has made.
     decoding: dict[AttemptKey, None] = field(default_factory=dict)
@@ -86,6 +86,7 @@ class Worker:
     fingerprint_parts: dict[str, str] = field(default_factory=dict)
     #: Sum of `held`.
     held_tokens: int = 0
+    #: When requests of the lowest class begin on it.
     pace: Pace = field(default_factory=Pace)
     #: Sum of `computing`.
     queued_tokens: int = 0
@@ -109,7 +110,7 @@ class Worker:
     kv_seen: float = 0.0
     #: Prefill workers that it cannot reach.
     kv_unreachable: tuple[KvUnreachable, ...] = ()
-    #: Requests that it may have now; fewer than `max_num_seqs` during its slow start.
+    #: Requests that it may have now; fewer than `max_num_seqs` in its slow start.
     slots: int = 0
     #: When its slow start began; None = it is not in one.
     ramp_from: float | None = None
@@ -285,8 +286,7 @@ class Worker:
             self.wake_ordered = None
         if was is self.asleep:
             return False
-        self.idle_since = None if self.asleep else now
-        self.since = now
+        self.idle_since, self.since = None if self.asleep else now, now
         self._note_availability()
         return True
 
@@ -335,7 +335,7 @@ class Worker:
     def update_load(self, load: Load, now: float) -> None:
         """Takes the engine's load from a Beat. What it held before it joined is learned while it
         joins; afterwards that can only shrink, and if it does, there is new room."""
-        preexisting = (self.preexisting_kv_tokens, self.preexisting_requests)
+        before = (self.preexisting_kv_tokens, self.preexisting_requests)
         used = round(load.kv_used * self.capacity.kv_blocks) * self.capacity.block_tokens
         requests = load.running + load.waiting
         if self.state is WorkerState.JOINING:
@@ -344,11 +344,9 @@ class Worker:
         else:
             self.preexisting_kv_tokens = min(self.preexisting_kv_tokens, used)
             self.preexisting_requests = min(self.preexisting_requests, requests)
-        idle = not requests and not used
-        self.idle_since = (self.idle_since or now) if idle else None
+        self.idle_since = None if requests or used else self.idle_since or now
         self.load = load
-        if (self.preexisting_kv_tokens, self.preexisting_requests) != preexisting:
-            self.changes.capacity = True
+        self.changes.capacity |= before != (self.preexisting_kv_tokens, self.preexisting_requests)
         self.stale_snapshots[self.identity] = self
 
     def update_adapters(self, statuses: tuple[AdapterStatus, ...]) -> None:

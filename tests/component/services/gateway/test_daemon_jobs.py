@@ -372,7 +372,7 @@ async def test_a_file_may_be_larger_than_a_body(make_rig: MakeRig, jobs: dict[st
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "24"}, "completion_window"),
         ({"completion_window": "337h"}, "completion_window"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),

@@ -20,6 +20,7 @@ from tests.bench import (
     moves,
     overload,
     planner,
+    restart,
     store_disk,
     store_seal,
 )
@@ -44,6 +45,7 @@ BENCHES = {
     "compression": compression.main,
     "curve": curve.main,
     "planner": planner.main,
+    "restart": restart.main,
     "store": store_disk.main,
     "store-seal": store_seal.main,
 }

@@ -184,6 +184,7 @@ class Cell:
         self._tender = asyncio.get_running_loop().create_task(self._tend())
         seconds = READY_SECONDS if self.plan.engine == "sim" else READY_SECONDS_VLLM
         await self.until("every worker is ready", self.all_ready, seconds)
+        await self.until("gateways listen", self._gateways_listen, seconds)
 
     async def all_ready(self) -> bool:
         try:
@@ -192,6 +193,10 @@ class Cell:
             return False
         counted = (status["prefill_ready"], status["decode_ready"], status["gateways"])
         return bool(counted == (self.plan.prefill, self.plan.decode, self.plan.gateways))
+
+    def _gateways_listen(self) -> bool:
+        """They are known to the router before."""
+        return all('"daemon.ready"' in self.log(name) for name in self.names("gateway"))
 
     async def until(self, what: str, true: Callable[[], Any], seconds: float = 10.0) -> float:
         """Polls a condition, sync or async; returns the seconds it took. Raises AssertionError."""

@@ -7,8 +7,8 @@ import http.client
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -38,16 +38,22 @@ threads = 2
 WAIT_SECONDS = 90.0
 
 
+@contextmanager
+def forked_and_plain(folder: Path) -> Iterator[Fleet]:
+    """Two workers whose libraries have the same environment, d0 and d1, and d2 of another."""
+    file, port = folder / "fleet.toml", free_port()
+    file.write_text(CONFIG.format(folder=folder, port=port, health_port=free_port()))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("OMP_NUM_THREADS", raising=False)  # it goes before `threads`
+        with fleet("--mode", "replicated", "--config", str(file)) as running:
+            running.run_dir, running.port = folder / "run", port
+            yield running.wait_ready()
+
+
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two whose libraries have the same environment, and one of another."""
-    folder = tmp_path_factory.mktemp("forked")
-    file = folder / "fleet.toml"
-    port = free_port()
-    file.write_text(CONFIG.format(folder=folder, port=port, health_port=free_port()))
-    with fleet("--mode", "replicated", "--config", str(file)) as running:
-        running.run_dir, running.port = folder / "run", port
-        yield running.wait_ready()
+    with forked_and_plain(tmp_path_factory.mktemp("forked")) as running:
+        yield running
 
 
 def fork_server(running: Fleet) -> psutil.Process | None:
@@ -73,13 +79,6 @@ def send(running: Fleet, name: str, signum: signal.Signals) -> psutil.Process:
 
     wait_until(f"{name} is back", ready, WAIT_SECONDS)
     return running.children()[name]
-
-
-def start_cost(worker: psutil.Process) -> tuple[float, float]:
-    """Seconds since its start, and of CPU, the engine's included; take them when it is ready."""
-    seconds = time.time() - worker.create_time()
-    times = [process.cpu_times() for process in (worker, *worker.children())]
-    return seconds, sum(one.user + one.system for one in times)
 
 
 def complete(running: Fleet) -> str:
@@ -115,17 +114,6 @@ def test_a_killed_worker_is_forked_again_and_answers_alike(workers: Fleet) -> No
     workers.wait_for_line(r"d1: was killed by signal 9; starting it again")
     assert not [line for line in workers.lines[printed:] if "importing vLLM" in line]
     assert {complete(workers) for _ in range(6)} == {before}
-
-
-def test_a_forked_worker_is_ready_sooner_than_one_that_imports(workers: Fleet) -> None:
-    seconds, cpu = start_cost(send(workers, "d1", signal.SIGKILL))
-    plain_seconds, plain_cpu = start_cost(send(workers, "d2", signal.SIGKILL))
-    print(
-        f"\nkill -9 of a worker, from its next start to ready: forked {seconds:.1f} s and "
-        f"{cpu:.1f} s of CPU, importing vLLM itself {plain_seconds:.1f} s and {plain_cpu:.1f} s: "
-        f"{seconds / plain_seconds:.2f} and {cpu / plain_cpu:.2f} of it"
-    )
-    assert cpu < 0.6 * plain_cpu
 
 
 def test_a_worker_is_terminated_as_any_other(workers: Fleet) -> None:

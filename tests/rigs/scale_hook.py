@@ -22,8 +22,9 @@ from tests.rigs.processes import BATON
 
 def main(file: Path, folder: Path, how: str = "") -> int:
     told = json.load(sys.stdin)
-    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".json", delete=False) as kept:
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as kept:
         json.dump(told, kept)
+    Path(kept.name).rename(f"{kept.name}.json")  # whoever looks finds whole files only
     if how == "hang":
         time.sleep(600)
     if how == "lie":

@@ -27,9 +27,14 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 CONTEXTS = [int(n) for n in os.environ.get("BATON_BENCH_CONTEXTS", "200,1000,4000,7500").split(",")]
 MOVES = int(os.environ.get("BATON_BENCH_MOVES", "8"))
-TOKENS, LEAVE_AT = 160, 40
+TOKENS, LEAVE_AT = 480, 40
 RECIPE = Recipe(kv_heads=8, head_dim=128)
-STORE = {"BATON_KV__STORE__RAM_MIB": "1024", "BATON_ENGINE__KV_CACHE_MIB": "1024"}
+STORE = {
+    "BATON_KV__STORE__RAM_MIB": "1024",
+    "BATON_ENGINE__KV_CACHE_MIB": "1024",
+    # A step that computes thousands of tokens takes this model more than a second on a CPU.
+    "BATON_ROUTER__LIVENESS__STALL_MS": "20000",
+}
 MODES = {"copied ahead": STORE | {"BATON_KV__COPY_AHEAD_MS": "4000"}, "after it left": STORE}
 
 

@@ -19,6 +19,7 @@ from common.process.hook import SAID_BYTES_MAX, HookResult
 from loadtest.ports import free_port
 
 BODY = b'{"model": "m"}'
+FOR_EVER = "import signal; signal.pause()"
 
 
 def python(code: str) -> str:
@@ -51,14 +52,19 @@ async def test_one_that_does_not_read_and_says_too_much_does_no_harm() -> None:
 
 async def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
+    pids.touch()
     code = (
-        "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "import os, signal, subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {FOR_EVER!r}])\n"
+        "print('waiting', flush=True)\n"
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
-        "print('waiting', flush=True); time.sleep(600)"
+        "signal.pause()"
     )
-    result = await hook.call(python(code), BODY, 3.0)
-    assert result == HookResult(True, "was ended after 3 s", "waiting")
+    seconds, result = 0.5, HookResult(False)
+    while not pids.read_text():  # it had not the time to begin
+        seconds *= 2
+        result = await hook.call(python(code), BODY, seconds)
+    assert result == HookResult(True, f"was ended after {seconds:g} s", "waiting")
     for pid in map(int, pids.read_text().split()):
         deadline = time.monotonic() + 5.0
         while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -66,16 +72,17 @@ async def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> N
 
 
 async def test_what_it_leaves_behind_on_purpose_is_not_waited_for() -> None:
+    """It holds the command's output, and lives when the call is over."""
     code = (
         "import subprocess, sys\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)'],"
-        " start_new_session=True)\n"
-        "print('started')"
+        f"left = subprocess.Popen([sys.executable, '-c', {FOR_EVER!r}], start_new_session=True)\n"
+        "print(left.pid)"
     )
-    began = time.monotonic()
-    result = await hook.call(python(code), BODY, 15.0)
-    assert result == HookResult(True, "", "started")
-    assert time.monotonic() - began < 10.0
+    result = await hook.call(python(code), BODY, 20.0)
+    left = psutil.Process(int(result.said))
+    assert left.is_running()
+    left.kill()
+    assert result == HookResult(True, "", str(left.pid))
 
 
 @pytest.mark.parametrize("command", ["/does/not/exist", "'"])

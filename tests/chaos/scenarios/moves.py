@@ -19,6 +19,7 @@ RATE = 12.0
 ASK = Ask(prompt_tokens=(20, 300), max_tokens=64, at_once=20)
 ROUTERS = ("r0", "r1")
 DECODES = ("d0", "d1", "d2")
+STRUCK = ("killed", "router killed", "KV lost", "cut off", "drained")
 MOVE_SECONDS = (0.05, 0.3)
 DRAIN_SECONDS = (1.0, 3.0)
 FAULT_SECONDS = (2.0, 5.0)
@@ -43,7 +44,7 @@ PLAN = Plan(
 
 
 async def everywhere(least: int) -> list[Row]:
-    """`least`: how many requests there are at least."""
+    """`least`: how many requests there are at least; each fault comes more than once."""
     async with cell(PLAN) as fleet:
         done = Counter[str]()
         async with under_load(fleet, RATE, ASK) as load, asyncio.TaskGroup() as beside:
@@ -53,7 +54,11 @@ async def everywhere(least: int) -> list[Row]:
                 beside.create_task(_drain_workers(fleet, done)),
                 beside.create_task(_strike(fleet, done)),
             ]
-            await fleet.until("enough were asked", lambda: load.started >= least, 3 * least)
+            await fleet.until(
+                "enough were asked and struck",
+                lambda: load.started >= least and all(done[name] > 1 for name in STRUCK),
+                600 + least,
+            )
             for task in tasks:
                 task.cancel()
         await fleet.until("all are ready", fleet.all_ready, READY_SECONDS)
@@ -61,7 +66,7 @@ async def everywhere(least: int) -> list[Row]:
             done["moved"] += await _moved(fleet, router)
             done["parked"] += fleet.log(router).count("request.parked")
         test = f"moves, parks, kills and lost messages, {RATE:g} requests/s, two routers"
-        wanted = ("moved", "parked", "killed", "router killed", "KV lost", "cut off", "drained")
+        wanted = ("moved", "parked", *STRUCK)
         return [
             nothing_lost(test, load.answers, least),
             every_kind("- of them", load.answers),
@@ -103,10 +108,12 @@ async def _drain_workers(fleet: Cell, done: Counter[str]) -> None:
 
 async def _strike(fleet: Cell, done: Counter[str]) -> None:
     """One fault at a time, so that those who can serve are never none."""
-    chance = random.Random("faults")
+    chance, faults = random.Random("faults"), [_kill_worker, _kill_router, _lose_kv, _cut_off]
     while True:
-        await chance.choice((_kill_worker, _kill_router, _lose_kv, _cut_off))(fleet, chance, done)
-        await fleet.until("all are ready", fleet.all_ready, READY_SECONDS)
+        chance.shuffle(faults)
+        for fault in faults:
+            await fault(fleet, chance, done)
+            await fleet.until("all are ready", fleet.all_ready, READY_SECONDS)
 
 
 async def _kill_worker(fleet: Cell, chance: random.Random, done: Counter[str]) -> None:
@@ -139,10 +146,12 @@ async def _lose_kv(fleet: Cell, chance: random.Random, done: Counter[str]) -> No
 
 async def _cut_off(fleet: Cell, chance: random.Random, done: Counter[str]) -> None:
     held = Hold(fleet, "d0")
-    await inflict(fleet, held, 10.0)
-    await asyncio.sleep(chance.uniform(*FAULT_SECONDS))
-    held.heal()
-    done["cut off"] += 1
+    try:
+        await inflict(fleet, held, 10.0)
+        await asyncio.sleep(chance.uniform(*FAULT_SECONDS))
+        done["cut off"] += 1
+    finally:
+        held.heal()
 
 
 async def _knows_all(fleet: Cell, router: str) -> bool:

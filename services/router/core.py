@@ -85,7 +85,6 @@ from services.router.rules import (
 from services.router.rules.measure import (
     look_at_balance,
     measure,
-    ramp,
     rebalance_streams,
     wake_workers,
 )
@@ -135,7 +134,7 @@ class Core:
         """What follows from the changes of one model's tables."""
         actions: list[Action] = []
         if tables.changes.availability:
-            ramp(tables, now)
+            worker_trust.ramp(tables, now)
             actions += self._update_fleet(tables, now)
         if isinstance(event, Tick):
             actions += wake_workers(tables, now)

@@ -21,7 +21,7 @@ from services.router.records.attempt import Attempt
 from services.router.records.move import MoveReason
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
-from services.router.rules import admit, moves, operator
+from services.router.rules import admit, moves, operator, worker_trust
 from services.router.tables import Tables
 
 WAKE_ORDER_SECONDS = 2.0
@@ -51,15 +51,7 @@ def measure(tables: Tables, now: float) -> None:
         state.overdue_starts, len(ready), config.decode_queue_per_worker
     )
     state.closed = state.closed or gates.kv_pressure(state.kv_used, config.kv_refuse)
-    ramp(tables, now)
-
-
-def ramp(tables: Tables, now: float) -> None:
-    """Sets the slots of workers in their slow start; also whenever the state of a worker changed,
-    before anything is placed."""
-    for worker in tables.workers.values():
-        if worker.ramp_from is not None and worker.ready and worker.role is not Role.POOL:
-            _ramp_worker(tables, worker, worker.ramp_from, now)
+    worker_trust.ramp(tables, now)
 
 
 def wake_workers(tables: Tables, now: float) -> list[Action]:
@@ -229,27 +221,6 @@ def _capacity(decodes: list[Worker], memory: float, now: float) -> float:
         if worker.ready or worker.state is WorkerState.SUSPECT or lost or down:
             known += worker.capacity.max_num_seqs
     return healthy / known if known else 1.0
-
-
-def _ramp_worker(tables: Tables, worker: Worker, since: float, now: float) -> None:
-    """The only worker of its role gets all slots at once, because no other could take the load."""
-    config, slots_max = tables.admission.config, worker.capacity.max_num_seqs
-    alone = tables.snapshots.totals(worker.role).workers == 1
-    seconds = 0.0 if alone else config.slow_start_ms / 1000
-    slots = ramped_slots(slots_max, now - since, seconds, config.slow_start_share)
-    worker.set_slots(slots)
-    if slots == slots_max:
-        worker.ramp_from = None
-
-
-def ramped_slots(slots_max: int, since: float, ramp: float, first_share: float) -> int:
-    """Slots of a worker that came back `since` seconds ago, so that it is not overloaded while it
-    is cold: `first_share` of its slots at first, linearly to all of them after `ramp` seconds, and
-    at least 1."""
-    if since >= ramp:
-        return slots_max
-    share = first_share + (1.0 - first_share) * max(0.0, since) / ramp
-    return min(slots_max, max(1, math.ceil(slots_max * share)))
 
 
 # ------------------------------------------------------------ streams

@@ -10,10 +10,13 @@ nothing that it merely lost sight of: the gateway may have gone to the other rou
 request still runs.
 
 Trust returns after a probation without a fault, which is longer for a worker that flaps. If the
-router itself was stopped, the silence that it then finds proves nothing and is forgiven.
+router itself was stopped, the silence that it then finds proves nothing and is forgiven. A worker
+that came back gets its slots bit by bit.
 """
 
 from __future__ import annotations
+
+import math
 
 from common.errors import Code
 from common.identity import AttemptKey
@@ -245,3 +248,32 @@ def _may_eject(tables: Tables, worker: Worker) -> bool:
     pool = [w for w in tables.workers.values() if w.role is worker.role and w.connected]
     ejected = sum(w.state is WorkerState.EJECTED for w in pool)
     return may_eject(tables.settings.liveness, len(pool), ejected)
+
+
+def ramp(tables: Tables, now: float) -> None:
+    """Sets the slots of workers in their slow start; also whenever the state of a worker changed,
+    before anything is placed."""
+    for worker in tables.workers.values():
+        if worker.ramp_from is not None and worker.ready and worker.role is not Role.POOL:
+            _ramp_worker(tables, worker, worker.ramp_from, now)
+
+
+def _ramp_worker(tables: Tables, worker: Worker, since: float, now: float) -> None:
+    """The only worker of its role gets all slots at once, because no other could take the load."""
+    config, slots_max = tables.admission.config, worker.capacity.max_num_seqs
+    alone = tables.snapshots.totals(worker.role).workers == 1
+    seconds = 0.0 if alone else config.slow_start_ms / 1000
+    slots = ramped_slots(slots_max, now - since, seconds, config.slow_start_share)
+    worker.set_slots(slots)
+    if slots == slots_max:
+        worker.ramp_from = None
+
+
+def ramped_slots(slots_max: int, since: float, ramp: float, first_share: float) -> int:
+    """Slots of a worker that came back `since` seconds ago, so that it is not overloaded while it
+    is cold: `first_share` of its slots at first, linearly to all of them after `ramp` seconds, and
+    at least 1."""
+    if since >= ramp:
+        return slots_max
+    share = first_share + (1.0 - first_share) * max(0.0, since) / ramp
+    return min(slots_max, max(1, math.ceil(slots_max * share)))

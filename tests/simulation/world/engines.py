@@ -69,7 +69,7 @@ class ModelEngine:
         """Whether this is poison, of which the process has died now."""
         poison = held.request.prompt_ids[0] == POISON
         if poison:
-            self._owner.fleet.poisoned(self._owner)
+            self._owner.fleet.poisoned(self._owner, held.request.key)
         return poison
 
     def moved(self, request: EngineRequest) -> int:

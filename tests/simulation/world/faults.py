@@ -136,9 +136,9 @@ class Faults:
         self._say("poison", gateway)
         self._poison_client = gateway.open(request, 0.0)
 
-    def _poisoned(self, victim: Process) -> None:
+    def _poisoned(self, victim: Process, attempt: str) -> None:
         self._say("poisoned", victim)
-        self._fleet.judge.poisoned()
+        self._fleet.judge.poisoned(attempt)
         self._fleet.judge.killed(victim)
         victim.die()
         self._ends(self._random.uniform(0.05, 1.2), lambda: self._replace(victim))

@@ -72,8 +72,9 @@ class Fleet:
         self.judge = Judge(self)
         self.budget_judge = BudgetJudge(self)
         self.serve(clock.random.choices(list(MODELS), ODDS)[0])
-        #: What happens to a process that computed poison; `Faults` sets it.
-        self.poisoned: Callable[[Process], None] = lambda process: None
+        #: What happens to a process that computed poison, which this attempt brought; `Faults` sets
+        #: it.
+        self.poisoned: Callable[[Process, str], None] = lambda process, attempt: None
         #: What happens when a change of role reaches a phase (`switches.Phase`), of the worker with
         #: this identity; `SwitchFaults` sets it, and the routers' controller.
         self.switch_reached: Callable[[str, str], None] = lambda phase, identity: None

@@ -32,7 +32,7 @@ ZOMBIE_SECONDS = 0.5
 IDLE_SECONDS = 0.5
 CALM_SECONDS = 1.5
 LATE_SECONDS = 0.45
-POISON_DEATHS_MAX = 3
+POISON_ATTEMPTS_MAX = 3
 ANSWER_SECONDS = 3.0
 FAULTLESS = frozenset(
     {
@@ -52,7 +52,7 @@ class Judge:
     def __init__(self, fleet: Fleet) -> None:
         self.strict = True
         self.faultless = True
-        self._poison_deaths = 0
+        self._poisonings: set[str] = set()
         #: Identities of those that no prompt killed.
         self.killed_by_chance: set[str] = set()
         self._fleet = fleet
@@ -122,12 +122,13 @@ class Judge:
         if waited >= TOKEN_WAIT_MS / 1000 and calm and self.strict and not poison:
             self._clock.violate(f"{client.spec.request_id} was only ended by its longest wait")
 
-    def poisoned(self) -> None:
-        """A worker computed the prompt that kills, and is about to die. Whatever else dies: three
-        at most."""
-        self._poison_deaths += 1
-        if self._poison_deaths > POISON_DEATHS_MAX:
-            self._clock.violate(f"poison killed {self._poison_deaths} workers")
+    def poisoned(self, attempt: str) -> None:
+        """A worker computed the prompt that kills, and is about to die. Whatever else dies: it is
+        sent to workers three times at most. One that stood still since it got the first of these
+        attempts dies of it when it goes on, be the prompt in quarantine by then."""
+        self._poisonings.add(attempt)
+        if len(self._poisonings) > POISON_ATTEMPTS_MAX:
+            self._clock.violate(f"poison killed workers in {len(self._poisonings)} attempts")
 
     def quarantined(self, request_id: str) -> None:
         """A prompt that kills nobody is only refused for workers that chance killed under it."""

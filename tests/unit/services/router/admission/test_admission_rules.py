@@ -8,7 +8,7 @@ from services.router.admission import gates
 from services.router.admission.gates import ProportionalShedder
 from services.router.admission.limits import Limits, with_changes
 from services.router.admission.retry_budget import RetryBudget
-from services.router.rules.measure import ramped_slots
+from services.router.rules.worker_trust import ramped_slots
 
 INTERACTIVE, STANDARD, BATCH = PriorityClass
 

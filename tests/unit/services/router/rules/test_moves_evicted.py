@@ -78,6 +78,17 @@ def test_where_nobody_has_room_all_is_dropped_and_it_is_said() -> None:
     assert len(rig.take(Failed)) == 1
 
 
+def test_the_last_worker_has_all_its_slots_for_them_though_it_has_just_come_back() -> None:
+    rig = fleet(seqs=4)
+    ask(rig, "drain", worker="d0")
+    rig.submit("x", resumable=True)
+    ask(rig, "resume", worker="d0")
+    rig.row(D1).ramp_from = rig.now
+    rig.row(D1).set_slots(1)
+    told = ask(rig, "evict", worker="d0")
+    assert (told["requests_dropped"], told["requests_moving"]) == (0, 1)
+
+
 def test_kv_that_is_not_trusted_is_not_taken_along() -> None:
     rig = fleet()
     verdict = HealthVerdict(reason="its canary had wrong tokens")

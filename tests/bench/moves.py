@@ -3,8 +3,12 @@ real vLLM, a model with random weights and 32 KiB of KV a token. The text is com
 the same prompt without a move.
 
 A row is of `MOVES` streams, each with a prompt of its own, because what a worker had once it need
-not get again. The added gap is the longest pause between two tokens minus the usual one of the same
-stream. `BATON_BENCH_CONTEXTS` names other lengths.
+not get again. The added gap is the pause between the last token of the one worker and the first of
+the other, minus the usual one of the same stream. Beside it stands the longest pause of the stream
+that did not move, which is what the machine does by itself. Both streams find their prompt in the
+cache of the worker where they begin: in bfloat16 a prompt that is computed whole and one of which
+only the tail is computed may go on with different texts, in vLLM alone as well.
+`BATON_BENCH_CONTEXTS` names other lengths.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 CONTEXTS = [int(n) for n in os.environ.get("BATON_BENCH_CONTEXTS", "200,1000,4000,7500").split(",")]
 MOVES = int(os.environ.get("BATON_BENCH_MOVES", "8"))
-TOKENS, LEAVE_AT = 480, 40
+TOKENS, LEFT_TOKENS, LEAVE_AT = 400, 480, 40
 RECIPE = Recipe(kv_heads=8, head_dim=128)
 STORE = {
     "BATON_KV__STORE__RAM_MIB": "1024",
@@ -45,6 +49,7 @@ class Stream:
     request_id: str = ""
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def gaps_ms(self) -> list[float]:
@@ -52,9 +57,10 @@ class Stream:
         pairs = zip(self.times, self.times[1:], strict=False)
         return sorted((after - before) * 1000 for before, after in pairs)
 
-    @property
-    def added_ms(self) -> float:
-        return self.gaps_ms[-1] - statistics.median(self.gaps_ms)
+    def added_ms(self, before: int) -> float:
+        """What the pause after so many tokens has over the usual one."""
+        pause = self.times[before] - self.times[before - 1]
+        return pause * 1000 - statistics.median(self.gaps_ms)
 
 
 def main() -> None:
@@ -75,42 +81,57 @@ def main() -> None:
 
 async def measure(running: Fleet, mode: str, context: int) -> list[float]:
     """The added gap of each move, in milliseconds."""
-    draw, added, again, moved_bytes = random.Random(context), [], 0, []
+    draw, added, again, moved_bytes, undisturbed = random.Random(context), [], 0, [], []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as client:
         await read(running, client, text(draw, context), Stream())
         for _ in range(MOVES):
             prompt, stream, plain = text(draw, context), Stream(), Stream()
+            await read(running, client, prompt, Stream(), 1)
+            await read(running, client, prompt, plain)
             reading = read(running, client, prompt, stream)
             await asyncio.gather(reading, asyncio.to_thread(move, running, stream))
-            await read(running, client, prompt, plain)
             assert stream.tokens == plain.tokens, "the text is another one"
             last = running.ctl("explain", stream.request_id)["attempts"][-1]
             assert last["move"]["recomputed_tokens"] == 1, last["sentences"]
             again += last["move"]["recomputed_tokens"]
             moved_bytes.append(last["move"]["bytes"] >> 10)
-            added.append(stream.added_ms)
+            added.append(stream.added_ms(last["prompt_tokens"] - context))
+            undisturbed.append(plain.gaps_ms[-1] - statistics.median(plain.gaps_ms))
     added.sort()
     print(
         f"{mode}, {context} tokens: added gap p50 {statistics.median(added):.0f} ms, "
-        f"worst of {MOVES} {added[-1]:.0f} ms; in the pause {statistics.median(moved_bytes):.0f} "
-        f"KiB; {again} tokens computed again, text equal",
+        f"worst of {MOVES} {added[-1]:.0f} ms (longest without a move: p50 "
+        f"{statistics.median(undisturbed):.0f}, worst {max(undisturbed):.0f} ms); in the pause "
+        f"{statistics.median(moved_bytes):.0f} KiB; {again} tokens computed again, text equal",
         flush=True,
     )
     return added
 
 
 async def leave(running: Fleet, mode: str) -> None:
-    """Eight streams leave the worker that has most of sixteen."""
+    """Eight of sixteen streams leave one of two workers. They began one after the other, so that
+    none waits for the prompts of the others."""
     draw, streams = random.Random(9), [Stream() for _ in range(16)]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as client:
-        reading = [read(running, client, text(draw, 1000), stream) for stream in streams]
+
+        async def one_after_another(index: int) -> None:
+            if index:
+                await streams[index - 1].begun.wait()
+            await read(running, client, text(draw, 1000), streams[index], LEFT_TOKENS)
+
         drained = asyncio.to_thread(drain, running, streams)
-        seconds, *_ = await asyncio.gather(drained, *reading)
+        seconds, *_ = await asyncio.gather(drained, *map(one_after_another, range(16)))
     running.ctl("resume", "d0")
-    moved = [s for s in streams if len(running.ctl("explain", s.request_id)["attempts"]) > 1]
+    pauses = []
+    for stream in streams:
+        last = running.ctl("explain", stream.request_id)["attempts"][-1]
+        if last["move"] is not None:
+            before = last["prompt_tokens"] - 1000
+            pauses.append((stream.times[before] - stream.times[before - 1]) * 1000)
     print(
-        f"{mode}: {len(moved)} streams of 1,000 tokens left a drained worker in {seconds:.2f} s, "
-        f"longest gap {max(stream.gaps_ms[-1] for stream in moved):.0f} ms",
+        f"{mode}: {len(pauses)} streams of 1,000 tokens left a drained worker in {seconds:.2f} s, "
+        f"pause p50 {statistics.median(pauses):.0f} ms, longest {max(pauses):.0f} ms; usual gap "
+        f"{statistics.median(statistics.median(s.gaps_ms) for s in streams):.0f} ms",
         flush=True,
     )
 
@@ -135,12 +156,16 @@ def text(draw: random.Random, tokens: int) -> list[int]:
 
 
 async def read(
-    running: Fleet, client: aiohttp.ClientSession, prompt: list[int], stream: Stream
+    running: Fleet,
+    client: aiohttp.ClientSession,
+    prompt: list[int],
+    stream: Stream,
+    tokens: int = TOKENS,
 ) -> None:
     body = {
         "model": "m",
         "prompt": prompt,
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
@@ -154,3 +179,4 @@ async def read(
             ids = chunk["choices"][0].get("token_ids") or []
             stream.tokens += ids
             stream.times += [time.monotonic()] if ids else []
+            stream.begun.set()

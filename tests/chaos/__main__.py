@@ -64,6 +64,7 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
         "storm": lambda: storm.over_decodes(storm_seconds),
         "storm-poison": lambda: storm.with_poison(storm_seconds / 5),
         "term": lambda: leaving.terminated(3),
+        "drained": leaving.drained,
         "rollout": lambda: leaving.rollout(8),
         "rollout-stops": lambda: leaving.rollout_stops(8),
         "engine-dies": lambda: engines.lost("die", 6),
@@ -77,6 +78,9 @@ def apart(minutes: float) -> dict[str, Scenario]:
     return {
         "full": lambda: deaths.workers(
             100, deaths.LOADED_RATE, 20_000, deaths.LOADED, deaths.SHORT
+        ),
+        "full-rollout": lambda: leaving.rollout(
+            deaths.LOADED_LONG_RATE, ask=deaths.LOADED_LONG, settings=deaths.LOADED
         ),
         "full-moves": lambda: moves.everywhere(20_000),
         "mixed": lambda: mixed.soak(minutes),

@@ -45,6 +45,8 @@ LOADED = PATIENT | {
 LOADED_RATE = 24.0
 """Of `SHORT` requests a second: 70 % of what one prefill worker computes (5,500 / 160) and of what
 two decode workers hold (2 x 8 / 0.47 s), that is, of the fleet with one of each down."""
+LOADED_LONG, LOADED_LONG_RATE = Ask(prompt_tokens=(20, 300), max_tokens=160, at_once=64), 2.7
+"""The same share of what two decode workers hold (2 x 8 / 4.2 s), by streams that last."""
 
 
 async def workers(

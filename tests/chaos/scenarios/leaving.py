@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 
 from common.net.admin_verbs import EVENTS_MAX
 from tests.chaos.actions import Term, inflict
 from tests.chaos.cell import Cell, Plan, cell
 from tests.chaos.report import Row
-from tests.chaos.scenarios.run import nothing_lost, under_load
-from tests.rigs.load import Ask
+from tests.chaos.scenarios.run import longest_gap, nothing_lost, under_load
+from tests.rigs.load import Answer, Ask, Load
 from tests.rigs.processes import BATON
 
 DRAIN_MS = 3000
@@ -18,6 +21,7 @@ ROLES = ("prefill", "decode")
 READY_AGAIN = ("worker.ready", "worker.trusted", "worker.resumed")
 NOT_READY = ("worker.draining", "worker.drained", "worker.suspect", "worker.lost", "worker.left")
 LONG = Ask(max_tokens=600)
+DRAINED, DRAINED_SECONDS, PAUSE_SECONDS = 32, 2.0, 0.15
 
 
 async def terminated(rate: float) -> list[Row]:
@@ -40,12 +44,44 @@ async def terminated(rate: float) -> list[Row]:
         ]
 
 
-async def rollout(rate: float, workers: tuple[str, ...] = ()) -> list[Row]:
-    """`workers`: all when empty."""
-    async with cell(Plan(prefill=2, decode=2)) as fleet:
+async def drained() -> list[Row]:
+    """All streams run on one of two workers, which an operator drains."""
+    async with cell(Plan(prefill=1, decode=2)) as fleet:
+        load = Load(fleet.url, rate=1.0, ask=LONG)
+        await fleet.ctl("drain", worker="d1")
+        async with asyncio.TaskGroup() as streams:
+            for _ in range(DRAINED):
+                streams.create_task(load.one())
+            await fleet.until("all stream", partial(_all_stream, load), 60)
+            await fleet.ctl("resume", worker="d1")
+            began = time.monotonic()
+            await fleet.ctl("drain", worker="d0")
+            seconds = await fleet.until("d0 is empty", partial(_is_empty, fleet, "d0"), 30)
+        gaps = [answer.gap for answer in load.answers if answer.gap_at > began]
+        return [
+            nothing_lost(f"{DRAINED} streams leave a drained worker", load.answers, DRAINED),
+            Row(
+                "- left in",
+                f"{seconds:.2f} s",
+                f"at most {DRAINED_SECONDS:g} s",
+                seconds <= DRAINED_SECONDS,
+            ),
+            longest_gap("- pause", gaps, PAUSE_SECONDS),
+            await _computed_once(fleet, load.answers),
+        ]
+
+
+async def rollout(
+    rate: float,
+    workers: tuple[str, ...] = (),
+    ask: Ask | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> list[Row]:
+    """`workers`: all when empty. With settings there is one decode worker more."""
+    async with cell(Plan(prefill=2, decode=3 if settings else 2, settings=settings)) as fleet:
         before = {name: fleet.pid(name) for role in ROLES for name in fleet.names(role)}
         begun = await _last_event(fleet)
-        async with under_load(fleet, rate) as load:
+        async with under_load(fleet, rate, ask) as load:
             status, said = await _rollout(fleet, *workers, "--settle-seconds", "1")
         fewest = await _fewest_ready(fleet, begun)
         renewed = [name for name, pid in before.items() if fleet.pid(name) != pid]
@@ -61,6 +97,7 @@ async def rollout(rate: float, workers: tuple[str, ...] = ()) -> list[Row]:
             ),
             Row("- ready workers of a role, at least", str(kept), "1", kept >= 1),
             Row("- said", said.splitlines()[-1], "restarted: all", "restarted" in said),
+            await _computed_once(fleet, load.answers),
         ]
 
 
@@ -82,6 +119,22 @@ async def rollout_stops(rate: float) -> list[Row]:
             ),
             Row("- said", said.splitlines()[-2], "p0 is not there", "p0 is not there" in said),
         ]
+
+
+async def _computed_once(fleet: Cell, answers: list[Answer]) -> Row:
+    """Attempts that went on with the KV of the one before computed no prompt."""
+    attempts = fleet.log("g0").count('"request.recovered"')
+    moved = int((await fleet.ctl("status"))["totals"]["moved"])
+    figure = f"{attempts - moved} of {len(answers)}, {moved} moved"
+    return Row("- prompts computed twice", figure, "0", attempts == moved)
+
+
+def _all_stream(load: Load) -> bool:
+    return len([answer for answer in load.running.values() if answer.text]) == DRAINED
+
+
+async def _is_empty(fleet: Cell, name: str) -> bool:
+    return not (await fleet.workers())[name]["requests"]
 
 
 async def _rollout(fleet: Cell, *arguments: str) -> tuple[int, str]:

@@ -59,7 +59,10 @@ class ModelEngine:
 
     @property
     def blocks_held(self) -> int:
-        return sum(held.blocks for held in self.held.values())
+        return sum(map(self.blocks_of, self.held.values()))
+
+    def blocks_of(self, held: Held) -> int:
+        return held.blocks
 
     def load(self) -> Load:
         used = self.blocks_held / self._owner.fleet.capacity.kv_blocks
@@ -175,12 +178,10 @@ class DecodeEngine(ModelEngine):
         self._handed: dict[str, tuple[Ticket, str]] = {}
         self._asking: dict[str, tuple[EngineRequest, Callable[[bool], None]]] = {}
 
-    @property
-    def blocks_held(self) -> int:
+    def blocks_of(self, held: Held) -> int:
         """Where streams are promised KV in parts, what they have, not what they need at most."""
-        if not self._owner.fleet.budgets:
-            return super().blocks_held
-        return sum(blocks_held(self._groups, _tokens(held)) for held in self.held.values())
+        budgets = self._owner.fleet.budgets
+        return blocks_held(self._groups, _tokens(held)) if budgets else held.blocks
 
     def add(self, request: EngineRequest) -> None:
         total = len(request.prompt_ids) + request.sampling.max_tokens

@@ -76,11 +76,13 @@ class Judge:
 
     def granted(self, worker: WorkerProcess, held: Held) -> None:
         """KV given to a worker is never more than may be granted of it, and what was promised to a
-        request is what its engine will need for it, to the block of each group."""
+        request is what its engine will need for it, to the block of each group. A stream whose
+        budget is over takes a step more until the answer comes; `BudgetJudge` looks at that."""
         if not self.strict:
             return
         capacity = self._fleet.capacity
-        limit, blocks = int(capacity.kv_blocks * GRANT), worker.engine.blocks_held
+        limit, engine = int(capacity.kv_blocks * GRANT), worker.engine
+        blocks = sum(min(engine.blocks_of(h), self._promised(h)) for h in engine.held.values())
         calm = worker.calm(CALM_SECONDS) and self._fleet.routers_calm(CALM_SECONDS)
         if blocks > limit and calm:
             self._clock.violate(f"{worker.name} was given {blocks} blocks of KV, {limit} at most")
@@ -97,6 +99,11 @@ class Judge:
                     f"{router.name} promised {request.key} {promised} blocks of {worker.name}, "
                     f"which needs {needed}"
                 )
+
+    def _promised(self, held: Held) -> int:
+        """Blocks, by the router that promises most."""
+        needed = (self._needed(router, held) for router in self._fleet.routers())
+        return max(needed, default=held.blocks)
 
     def _needed(self, router: RouterProcess, held: Held) -> int:
         """Blocks: of a decode worker for as much as its budget allows."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.engine.port import EngineRequest
+from common.identity import AttemptKey
 from common.messages import BudgetReached, GrantKv
 from services.router.events import Action, Event, Received, Send
 from services.router.placement.types import WaitFor
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 CALM_SECONDS = 1.5
 LATE_SECONDS = 0.45
+ANSWER_SECONDS = 0.05
+"""What an answer of the router takes at most, which may be longer than a step."""
 
 
 class BudgetJudge:
@@ -31,9 +34,11 @@ class BudgetJudge:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        #: What worker and router thought when they began to differ about an attempt, and when.
+        self._differ: dict[AttemptKey, tuple[int, int, float]] = {}
 
     def grew(self, identity: str, request: EngineRequest, tokens: int) -> None:
-        """After each step of a stream. An answer of the router takes less than a step."""
+        """After each step of a stream."""
         key, fleet = (request.request_id, request.attempt), self._fleet
         worker = next((w for w in fleet.workers() if w.identity == identity), None)
         if worker is None or not self._calm(worker):
@@ -53,8 +58,13 @@ class BudgetJudge:
         if tokens >= part + block:
             clock.violate(f"{attempt.key} has {tokens} tokens, promised were {part}")
         held = worker.decode_core.held_attempt(*attempt.key)
-        if held is not None and held.kv_tokens != part:
-            clock.violate(f"{worker.name} thinks of {held.kv_tokens} tokens for {attempt.key}")
+        thought = held.kv_tokens if held is not None else part
+        before = self._differ.pop(attempt.key, None)
+        if thought != part:
+            since = before[2] if before is not None and before[:2] == (thought, part) else clock.now
+            self._differ[attempt.key] = (thought, part, since)
+            if clock.now - since > ANSWER_SECONDS:
+                clock.violate(f"{worker.name} thinks of {thought} tokens for {attempt.key}")
         promised = row.held.get(attempt.key, 0) // block
         needed, slack = blocks_held(capacity.kv_groups or (FULL,), part), len(capacity.kv_groups)
         if not needed <= promised <= needed + slack:

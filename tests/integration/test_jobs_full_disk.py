@@ -30,7 +30,6 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 LINES, TOKENS = 400, 200
 SIM = ("--engine", "sim", "--prefill", "1", "--decode", "1")
-ANSWERED = 'baton_gateway_batch_lines_total{outcome="answered"'
 
 
 @pytest.fixture
@@ -77,8 +76,9 @@ def test_lines_and_files_wait_for_room_and_nothing_is_lost(disk: Path) -> None:
         with pytest.raises(openai.APIStatusError, match=r"room|cannot be used"):
             api.files.create(file=("in.jsonl", bytes(1 << 20)), purpose="batch")
         assert api.completions.create(**lines[0]["body"]).choices[0].text
-        counted = api.batches.retrieve(batch.id).request_counts
-        assert counted.completed < LINES
+        counts = api.batches.retrieve(batch.id).request_counts
+        assert counts is not None
+        assert counts.completed < LINES
         ballast.unlink()
         done = over(api, batch.id)
         assert done.request_counts.model_dump() == {
@@ -87,14 +87,16 @@ def test_lines_and_files_wait_for_room_and_nothing_is_lost(disk: Path) -> None:
             "failed": 0,
         }
         assert faults(lines, entries(api, done.output_file_id)) == {}
+        wait_until("each line is counted", lambda: answered(running) >= LINES)
         assert answered(running) == LINES, "no line was computed again"
 
 
 def answered(running: Fleet) -> int:
-    """Lines that the gateway ran and whose answers it has written down."""
+    """How often a gateway wrote an answer of a line down."""
     text = httpx.get(f"http://127.0.0.1:{running.health_port}/metrics", timeout=10).text
-    return sum(
-        int(float(line.rsplit(" ", 1)[1]))
+    counted = [
+        line.rsplit(" ", 1)[1]
         for line in text.splitlines()
-        if line.startswith(ANSWERED)
-    )
+        if line.startswith("baton_gateway_batch_lines_total{") and 'outcome="answered"' in line
+    ]
+    return sum(int(float(count)) for count in counted)

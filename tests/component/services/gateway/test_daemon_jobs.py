@@ -191,7 +191,7 @@ async def test_a_gateway_that_stops_gives_its_lines_back_and_another_runs_them(
     batch = await started(rig, 2)
     (first,) = await answer(rig, 1)
     await rig.router.next(Submit)
-    await rig.gateway.stop()
+    await rig.stop()
     states = [row[0] for row in in_ledger(jobs, "SELECT state FROM lines ORDER BY state")]
     assert states == [lines.LineState.WAITING, lines.LineState.DONE]
     again = await make_rig(jobs=jobs)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from common.messages import Submit
+from common.process.owned_files import open_private
 from services.gateway.jobs import batch_work
 from tests.component.services.gateway.rig import MakeRig, Rig, delta
 from tests.component.services.gateway.test_daemon_jobs import (
@@ -39,7 +40,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = True
         self.refused = 0
-        self._opened = batch_work.open_private
+        self._opened = open_private
         monkeypatch.setattr(batch_work, "open_private", self._open)
         monkeypatch.setattr(batch_work, "RETRY_MS", 20)
 

@@ -117,7 +117,7 @@ async def test_a_gateway_that_stops_gives_it_back_and_another_runs_it(
     standin.holds = True
     asked = await post(kept, **BACKGROUND)
     await until(kept, asked["id"], "in_progress")
-    await kept.gateway.stop()
+    await kept.stop()
     assert in_ledger(jobs, "SELECT status FROM responses") == [("queued",)]
     standin.release.set()
     again = await behind(make_rig, standin, jobs=jobs)

@@ -93,7 +93,6 @@ class Jobs(Collector):
     async def close(self) -> None:
         """What still runs goes back to the ledger, for another process or the next one.
         Idempotent."""
-        self._takes = False
         leases, self._lines = self._lines, None
         if leases is not None:
             await self._batches.close()

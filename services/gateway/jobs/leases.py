@@ -213,7 +213,6 @@ class Leases(Generic[H, R]):
 
     async def close(self) -> None:
         """Breaks off what runs, and returns it to the ledger for others."""
-        self._takes = False
         await self._loop.close()
         running = list(self._running.values())
         for task in running:

@@ -212,14 +212,19 @@ class Leases(Generic[H, R]):
         self._takes = False
 
     async def close(self) -> None:
-        """Breaks off what runs, and returns it to the ledger for others."""
+        """Breaks off what runs, and returns it to the ledger for others. What a ledger that is full
+        does not take is run again when its lease is over."""
         await self._loop.close()
         running = list(self._running.values())
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        await self._settle()
+        try:
+            await self._settle()
+        except BatonError as error:
+            sentence = f"{len(self._outcomes)} of them run again: {error}"
+            self._log.error(f"{self._work.name}.unwritten", sentence=sentence)
 
     def collect(self, name: str, what: str) -> Iterator[Metric]:
         """`what`: runs, in the plural."""

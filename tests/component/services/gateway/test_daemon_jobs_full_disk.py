@@ -58,7 +58,7 @@ async def test_answers_wait_in_the_ledger_while_their_file_has_no_room(
     make_rig: MakeRig, jobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
-    rig = await make_rig(jobs=jobs)
+    rig = await make_rig(jobs=jobs | {"lease_ms": 600_000.0})
     await rig.worker()
     batch = await started(rig, LINES)
     await answer(rig, LINES)
@@ -98,7 +98,7 @@ async def test_answers_wait_for_a_ledger_that_has_no_room_and_are_not_computed_a
 ) -> None:
     rig = await make_rig(jobs=jobs | {"lease_ms": 60_000.0, "lines_at_once": MANY})
     await rig.worker()
-    batch = await started(rig, MANY + 1)
+    batch = await started(rig, MANY)
     submits = [await rig.router.next(Submit) for _ in range(MANY)]
     await pages(rig, 1)
     for submit in submits:
@@ -107,11 +107,9 @@ async def test_answers_wait_for_a_ledger_that_has_no_room_and_are_not_computed_a
         while "cannot be used: database or disk is full" not in capsys.readouterr().out:
             await rig.turn()
     assert in_ledger(jobs, "SELECT completed < 16 FROM batches") == [(1,)]
-    assert not any(isinstance(message, Submit) for message in rig.router.drained())
     await pages(rig, 1 << 20)
-    await answer(rig, 1)
     shown = await until(rig, batch, "completed")
-    assert len(await content(rig, shown["output_file_id"])) == MANY + 1
+    assert len(await content(rig, shown["output_file_id"])) == MANY
     assert not any(isinstance(message, Submit) for message in rig.router.drained())
 
 

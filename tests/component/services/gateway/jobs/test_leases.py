@@ -227,6 +227,17 @@ async def test_what_runs_at_the_end_is_returned_and_no_more_is_taken(rig: Rig) -
     assert rig.work.waiting == [Held("b")]
 
 
+async def test_a_ledger_that_stays_full_keeps_no_gateway_from_ending(rig: Rig) -> None:
+    rig.work.answers["a"] = asyncio.Event()
+    rig.work.waiting.append(Held("a"))
+    rig.leases.look()
+    await rig.work.began.wait()
+    rig.work.full = 1
+    await rig.leases.close()
+    assert rig.work.settled == []
+    assert rig.work.ended_ones == [Held("a")]
+
+
 async def test_one_that_drains_ends_what_runs_and_takes_no_more(rig: Rig) -> None:
     gate = rig.work.answers["a"] = asyncio.Event()
     rig.work.waiting.append(Held("a"))

@@ -13,6 +13,8 @@ how much of the idle capacity they use, and what their order saves.
   one again, in turns (`BATON_BENCH_TURNS`, `BATON_BENCH_SECONDS` each). Their TTFT is compared with
   that of the first and the third together; what the third and the first differ by is the host's
   own. Of the decode slots that interactive requests leave, the share is told that lines use.
+- `beside-virtual`: the same requests and lines in virtual time, three times for four minutes, under the
+  router's rules and without the noise of a host.
 - `beside-vllm`: the same on vLLM, one prefill and one decode worker.
 
 `order` and `beside-vllm` have real vLLM, the others real daemons and simulated engines.
@@ -35,6 +37,10 @@ from typing import Any, NamedTuple
 
 import openai
 
+from loadtest.capacity import fleet as capacity
+from loadtest.capacity.batch import BatchShape
+from loadtest.capacity.profile import Profile
+from loadtest.capacity.workload import RequestShape, poisson
 from tests.rigs.batches import (
     COMPLETIONS,
     client,
@@ -55,7 +61,7 @@ LINES = int(os.environ.get("BATON_BENCH_LINES", "10000"))
 KILLS = int(os.environ.get("BATON_BENCH_KILLS", "5"))
 SECONDS = float(os.environ.get("BATON_BENCH_SECONDS", "60"))
 TURNS = int(os.environ.get("BATON_BENCH_TURNS", "4"))
-PARTS = os.environ.get("BATON_BENCH_PARTS", "once,stopped,order,beside")
+PARTS = os.environ.get("BATON_BENCH_PARTS", "once,stopped,order,beside-virtual,beside")
 SAMPLE_SECONDS, SETTLE_SECONDS = 0.5, 15.0
 SIM = ("--engine", "sim", "--prefill", "1", "--decode", "2", "--gateways", "2")
 LEASE_SECONDS = 2.0
@@ -97,6 +103,14 @@ MODELLED = Beside(
     Ask(prompt_tokens=(4_000, 4_000), max_tokens=100),
     (40, 60),
     200,
+)
+VIRTUAL = Profile(
+    prefill_tokens_per_s=10_000.0,
+    decode_step_ms=120.0,
+    decode_step_ms_per_seq=0.1,
+    block_tokens=128,
+    kv_blocks=2048,
+    prefix_cache=False,
 )
 #: The same prompts come again.
 NO_CACHE = {"BATON_ENGINE__PREFIX_CACHING": "false"}
@@ -333,10 +347,45 @@ async def asked(running: Fleet, lines: list[dict[str, Any]]) -> int:
         return sum(await asyncio.gather(*[one(line["body"]) for line in lines]))
 
 
+def beside_virtual() -> None:
+    ask, (prompt, answer) = MODELLED.ask, MODELLED.line
+    asked = RequestShape(prompt=ask.prompt_tokens[0], output=ask.max_tokens, spread=0.0, slack=1.0)
+    line = BatchShape(RequestShape(prompt=prompt, output=answer, spread=0.0, slack=1.0))
+    alone, during, shares = list[float](), list[float](), list[float]()
+    for seed in range(1, 4):
+        for batch in (None, line):
+            fleet = capacity.Fleet(
+                capacity.Scenario(
+                    profile=VIRTUAL,
+                    prefills=2,
+                    decodes=2,
+                    arrivals=poisson(MODELLED.rate, 270.0, asked, seed=seed),
+                    seconds=240.0,
+                    warmup=30.0,
+                    batch=batch,
+                )
+            )
+            fleet.run()
+            counted = [one for one in fleet.samples if one.first and one.asked >= 30.0]
+            waits = [(one.first - one.asked) * 1000 for one in counted]
+            alone, during = (alone + waits, during) if batch is None else (alone, during + waits)
+            shares += [fleet.batch.idle_used] if fleet.batch is not None else []
+    ratios = [f"{p(during, share) / p(alone, share):.3f}" for share in (50, 90, 99, 100)]
+    used, bad = statistics.mean(shares), p(during, 99) / p(alone, 99) > 1.05
+    print(
+        f"beside, virtual time: TTFT p50/p99 alone {p(alone, 50):.0f}/{p(alone, 99):.0f} ms, "
+        f"beside a batch {p(during, 50):.0f}/{p(during, 99):.0f} ms: ratio p50/p90/p99/slowest "
+        f"{'/'.join(ratios)}; {len(during)} requests; {used:.1%} of the slots that they leave are "
+        f"used{'  UNDER TARGET' if bad or used < 0.9 else ''}",
+        flush=True,
+    )
+
+
 BY_NAME: dict[str, Callable[[], None]] = {
     "once": exactly_once,
     "stopped": stopped,
     "order": order,
+    "beside-virtual": beside_virtual,
     "beside": partial(beside, MODELLED),
     "beside-vllm": partial(beside, VLLM),
 }

@@ -13,8 +13,8 @@ how much of the idle capacity they use, and what their order saves.
   one again, in turns (`BATON_BENCH_TURNS`, `BATON_BENCH_SECONDS` each). Their TTFT is compared with
   that of the first and the third together; what the third and the first differ by is the host's
   own. Of the decode slots that interactive requests leave, the share is told that lines use.
-- `beside-virtual`: the same requests and lines in virtual time, three times for four minutes, under the
-  router's rules and without the noise of a host.
+- `beside-virtual`: the same requests and lines in virtual time, three times for four minutes: the
+  router's rules without the noise of a host.
 - `beside-vllm`: the same on vLLM, one prefill and one decode worker.
 
 `order` and `beside-vllm` have real vLLM, the others real daemons and simulated engines.
@@ -366,8 +366,11 @@ def beside_virtual() -> None:
                 )
             )
             fleet.run()
-            counted = [one for one in fleet.samples if one.first and one.asked >= 30.0]
-            waits = [(one.first - one.asked) * 1000 for one in counted]
+            waits = [
+                (one.first - one.asked) * 1000
+                for one in fleet.samples
+                if one.first and one.asked >= 30.0
+            ]
             alone, during = (alone + waits, during) if batch is None else (alone, during + waits)
             shares += [fleet.batch.idle_used] if fleet.batch is not None else []
     ratios = [f"{p(during, share) / p(alone, share):.3f}" for share in (50, 90, 99, 100)]

@@ -1,6 +1,6 @@
 """A batch beside the load: its lines run in what capacity the others leave.
 
-As a gateway does (`services/gateway/jobs/runner.py`), it has at most `waiting` lines in the
+As a gateway does (`services/gateway/jobs/line_work.py`), it has at most `waiting` lines in the
 router's queue, and takes another one when one of them is placed.
 """
 

@@ -1,15 +1,23 @@
 """Batches: each line answered exactly once whoever is killed, what they cost interactive requests,
 how much of the idle capacity they use, and what their order saves.
 
-The first two parts have real daemons and simulated engines, the third has real vLLM.
+`BATON_BENCH_PARTS` names those that are run, all by default but the last:
 
-- `exactly once`: 10,000 lines over two gateways, while a gateway and the router are killed five
-  times each (`BATON_BENCH_LINES`, `BATON_BENCH_KILLS`).
-- `beside`: the same interactive requests at the same times without and with a batch, in turns
-  (`BATON_BENCH_TURNS`, `BATON_BENCH_SECONDS` each). Their TTFT is compared; of the decode slots
-  that they leave, the share is told that lines use.
+- `once`: 10,000 lines over two gateways, while a gateway and the router are killed five times each
+  (`BATON_BENCH_LINES`, `BATON_BENCH_KILLS`).
+- `stopped`: two gateways, of which one is stopped for longer than its leases and goes on then, and
+  the other one is killed.
 - `order`: a file of shuffled prompts with shared beginnings, its lines asked for in the order of
   the file, and run as a batch. Prompt tokens that were computed are compared.
+- `beside`: the same interactive requests at the same times without a batch, with one, and without
+  one again, in turns (`BATON_BENCH_TURNS`, `BATON_BENCH_SECONDS` each). Their TTFT is compared with
+  that of the first and the third together; what the third and the first differ by is the host's
+  own. Of the decode slots that interactive requests leave, the share is told that lines use.
+- `beside-virtual`: the same requests and lines in virtual time, three times for four minutes: the
+  router's rules without the noise of a host.
+- `beside-vllm`: the same on vLLM, one prefill and one decode worker.
+
+`order` and `beside-vllm` have real vLLM, the others real daemons and simulated engines.
 """
 
 from __future__ import annotations
@@ -17,16 +25,22 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
+import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import openai
 
+from loadtest.capacity import fleet as capacity
+from loadtest.capacity.batch import BatchShape
+from loadtest.capacity.profile import Profile
+from loadtest.capacity.workload import RequestShape, poisson
 from tests.rigs.batches import (
     COMPLETIONS,
     client,
@@ -45,12 +59,13 @@ from tests.rigs.load import Ask, Load
 
 LINES = int(os.environ.get("BATON_BENCH_LINES", "10000"))
 KILLS = int(os.environ.get("BATON_BENCH_KILLS", "5"))
-SECONDS = float(os.environ.get("BATON_BENCH_SECONDS", "90"))
-TURNS = int(os.environ.get("BATON_BENCH_TURNS", "6"))
-RATE, SAMPLE_SECONDS, SETTLE_SECONDS = 0.75, 0.5, 15.0
-INTERACTIVE = Ask(prompt_tokens=(4_000, 4_000), max_tokens=100)
-SPLIT = ("--engine", "sim", "--prefill", "1", "--decode", "2", "--mode", "disaggregated")
-LEASE = {"BATON_GATEWAY__JOBS__LEASE_MS": "2000"}
+SECONDS = float(os.environ.get("BATON_BENCH_SECONDS", "60"))
+TURNS = int(os.environ.get("BATON_BENCH_TURNS", "4"))
+PARTS = os.environ.get("BATON_BENCH_PARTS", "once,stopped,order,beside-virtual,beside")
+SAMPLE_SECONDS, SETTLE_SECONDS = 0.5, 15.0
+SIM = ("--engine", "sim", "--prefill", "1", "--decode", "2", "--gateways", "2")
+LEASE_SECONDS = 2.0
+LEASE = {"BATON_GATEWAY__JOBS__LEASE_MS": str(LEASE_SECONDS * 1000)}
 QUICK = {"BATON_ENGINE__SIM__DECODE_STEP_MS": "10", "BATON_ENGINE__SIM__KV_BLOCK_BYTES": "4096"}
 #: So slow that some milliseconds of a busy machine are little: a first token takes 0.6 s.
 STEADY = {
@@ -68,10 +83,56 @@ SMALL_CACHE = {
 }
 
 
+class Beside(NamedTuple):
+    """Interactive requests a second, what each is, and the tokens of a line: its prompt's, its
+    answer's."""
+
+    flags: tuple[str, ...]
+    env: dict[str, str]
+    rate: float
+    ask: Ask
+    line: tuple[int, int]
+    #: How many lines are done before anything is measured.
+    begun: int
+
+
+MODELLED = Beside(
+    ("--engine", "sim", "--prefill", "2", "--decode", "2", "--mode", "disaggregated"),
+    STEADY,
+    1.5,
+    Ask(prompt_tokens=(4_000, 4_000), max_tokens=100),
+    (40, 60),
+    200,
+)
+VIRTUAL = Profile(
+    prefill_tokens_per_s=10_000.0,
+    decode_step_ms=120.0,
+    decode_step_ms_per_seq=0.1,
+    block_tokens=128,
+    kv_blocks=2048,
+    prefix_cache=False,
+)
+#: The same prompts come again.
+NO_CACHE = {"BATON_ENGINE__PREFIX_CACHING": "false"}
+#: A line is short beside a prompt, so that what it adds to a step counts.
+VLLM = Beside(
+    ("--prefill", "1", "--decode", "1", "--mode", "disaggregated"),
+    {"BATON_ENGINE__THREADS": "1", "BATON_ENGINE__MAX_NUM_SEQS": "16"} | NO_CACHE,
+    0.5,
+    Ask(prompt_tokens=(1_500, 1_500), max_tokens=50, prompts=4),
+    (20, 50),
+    30,
+)
+
+
 def main() -> None:
-    exactly_once()
-    beside_interactive()
-    order()
+    for name in PARTS.split(","):
+        progress(f"{name} begins")
+        BY_NAME[name]()
+
+
+def progress(sentence: str) -> None:
+    print(f"  {time.strftime('%H:%M:%S')} {sentence}", flush=True)
 
 
 @contextmanager
@@ -86,26 +147,67 @@ def with_jobs(*flags: str, env: dict[str, str]) -> Iterator[Fleet]:
 
 
 def exactly_once() -> None:
-    dice = random.Random(1)
-    prompts = [[dice.randint(97, 122) for _ in range(40)] for _ in range(LINES)]
-    lines = [ids_line(number, prompt, 16) for number, prompt in enumerate(prompts)]
-    flags = ("--engine", "sim", "--prefill", "1", "--decode", "2", "--gateways", "2")
-    with with_jobs(*flags, env=QUICK) as running, client(running) as api:
-        began = time.monotonic()
+    with with_jobs(*SIM, env=QUICK) as running, client(running) as api:
+        lines, began = texts(LINES, 40, 16, seed=1), time.monotonic()
         batch = started(api, jsonl(lines), COMPLETIONS)
         for number in range(KILLS):
             until_done(api, batch.id, LINES * (2 * number + 1) // (2 * KILLS + 1), 600)
             for name in (f"g{number % 2}", "r0"):
                 kill(running, name)
                 wait_until(f"{name} is back", partial(is_up, running, name), 120)
+            progress(
+                f"g{number % 2} and r0 were killed: {api.batches.retrieve(batch.id).request_counts}"
+            )
         done = over(api, batch.id, 600)
         seconds = time.monotonic() - began
         found = entries(api, done.output_file_id)
+    verdict("exactly once", lines, found, done, f"gateway and router killed {KILLS} times each")
+    progress(f"{LINES / seconds:.0f} lines a second, in {seconds:.0f} s")
+
+
+def stopped() -> None:
+    """A line that a stopped gateway runs is run by the other one. What the stopped one makes of it
+    later is not taken."""
+    with with_jobs(*SIM, env=QUICK) as running, client(running) as api:
+        lines = texts(LINES // 5, 40, 200, seed=2)
+        batch = started(api, jsonl(lines), COMPLETIONS)
+        until_done(api, batch.id, len(lines) // 10, 300)
+        daemon = running.children()["g0"]
+        daemon.send_signal(signal.SIGSTOP)
+        of_stopped = held(running)
+        wait_until("the other took its lines", lambda: not of_stopped & held(running), 60)
+        daemon.send_signal(signal.SIGCONT)
+        progress(f"g0 was stopped while it had {len(of_stopped)} lines; g1 runs them")
+        until_done(api, batch.id, len(lines) // 2, 300)
+        kill(running, "g1")
+        progress("g1 was killed")
+        done = over(api, batch.id, 600)
+        found = entries(api, done.output_file_id)
+    verdict("two gateways", lines, found, done, "one stopped beyond its leases, the other killed")
+
+
+def held(running: Fleet) -> set[tuple[int, int]]:
+    """Number and fencing number of the lines that g0 holds. Read from the ledger: a connection may
+    be the stopped gateway's."""
+    path = running.children()["r0"].environ()["BATON_GATEWAY__JOBS__PATH"]
+    wanted = "SELECT number, fence FROM lines WHERE state = 1 AND held_by LIKE 'g0|%'"
+    with closing(sqlite3.connect(f"{path}/ledger.sqlite", timeout=10)) as ledger:
+        return set(ledger.execute(wanted))
+
+
+def texts(count: int, prompt: int, answer: int, seed: int) -> list[dict[str, Any]]:
+    """So many lines of so many tokens."""
+    dice = random.Random(seed)
+    prompts = [[dice.randint(97, 122) for _ in range(prompt)] for _ in range(count)]
+    return [ids_line(number, ids, answer) for number, ids in enumerate(prompts)]
+
+
+def verdict(what: str, lines: list[Any], found: list[Any], done: Any, how: str) -> None:
     wrong = faults(lines, found)
+    bad = wrong or len(found) != len(lines)
     print(
-        f"exactly once: {len(found)} of {LINES} lines answered, {done.request_counts.failed} "
-        f"failed, {wrong or 'none lost, twice or strange'}; gateway and router killed {KILLS} "
-        f"times each, {seconds:.0f} s{'  UNDER TARGET' if wrong or len(found) != LINES else ''}",
+        f"{what}: {len(found)} of {len(lines)} lines answered, {done.request_counts.failed} "
+        f"failed, {wrong or 'none lost, twice or strange'}; {how}{'  UNDER TARGET' if bad else ''}",
         flush=True,
     )
 
@@ -113,43 +215,54 @@ def exactly_once() -> None:
 # ---------------------------------------------------------------- beside interactive requests
 
 
-def beside_interactive() -> None:
-    """The prompts of lines are of 40 tokens, those of interactive requests of 4,000. Both of a pair
-    of turns have the same arrivals."""
-    with with_jobs(*SPLIT, env=STEADY) as running, client(running) as api:
-        asyncio.run(Load(running.url, rate=RATE, ask=INTERACTIVE).one())
-        alone, beside, shares = list[float](), list[float](), list[float]()
+class Turn(NamedTuple):
+    """After the settling: TTFT in milliseconds of each, and the share of idle slots used."""
+
+    ttft_ms: list[float]
+    used: float
+
+
+def beside(shape: Beside) -> None:
+    """All of a turn have the same arrivals."""
+    before, during, after, shares = list[float](), list[float](), list[float](), list[float]()
+    with with_jobs(*shape.flags, env=shape.env) as running, client(running) as api:
+        asyncio.run(Load(running.url, rate=shape.rate, ask=shape.ask).one())
         for turn in range(TURNS):
-            alone += asyncio.run(interactive(running, turn))[0]
-            batch = started(api, jsonl(short_lines(turn)), COMPLETIONS)
-            until_done(api, batch.id, 200)
-            ttft_ms, used = asyncio.run(interactive(running, turn))
+            before += asyncio.run(interactive(running, shape, turn)).ttft_ms
+            batch = started(api, jsonl(texts(LINES, *shape.line, seed=turn)), COMPLETIONS)
+            until_done(api, batch.id, shape.begun, 300)
+            measured = asyncio.run(interactive(running, shape, turn))
             assert api.batches.retrieve(batch.id).status == "in_progress", "too few lines"
-            beside, shares = beside + ttft_ms, [*shares, used]
+            during, shares = during + measured.ttft_ms, [*shares, measured.used]
             api.batches.cancel(batch.id)
-            over(api, batch.id)
-    ratios = [percentile(beside, share) / percentile(alone, share) for share in (50, 99)]
-    used = statistics.mean(shares)
+            over(api, batch.id, 120)
+            after += asyncio.run(interactive(running, shape, turn)).ttft_ms
+            so_far = compared(before, during, after)
+            progress(f"turn {turn + 1} of {TURNS}: {so_far}, {shares[-1]:.1%} used")
+    used, ratio = statistics.mean(shares), p(during, 99) / p(before + after, 99)
     print(
-        f"beside: TTFT p50/p99 {percentile(alone, 50):.0f}/{percentile(alone, 99):.0f} ms alone, "
-        f"{percentile(beside, 50):.0f}/{percentile(beside, 99):.0f} ms beside a batch "
-        f"({len(beside)} requests in {TURNS} turns): ratio {ratios[0]:.3f}/{ratios[1]:.3f}; "
+        f"beside: {compared(before, during, after)}; {len(during)} requests beside the batch; "
         f"{used:.1%} of the slots that they leave are used"
-        f"{'  UNDER TARGET' if ratios[1] > 1.05 or used < 0.9 else ''}",
+        f"{'  UNDER TARGET' if ratio > 1.05 or used < 0.9 else ''}",
         flush=True,
     )
 
 
-def short_lines(seed: int) -> list[dict[str, Any]]:
-    dice = random.Random(100 + seed)
-    prompts = [[dice.randint(97, 122) for _ in range(40)] for _ in range(LINES)]
-    return [ids_line(number, prompt, 60) for number, prompt in enumerate(prompts)]
+def compared(before: list[float], during: list[float], after: list[float]) -> str:
+    alone = before + after
+    ratios = [f"{p(during, share) / p(alone, share):.3f}" for share in (50, 90, 99)]
+    own = [f"{p(after, share) / p(before, share):.3f}" for share in (50, 90, 99)]
+    return (
+        f"TTFT p50/p99 alone {p(alone, 50):.0f}/{p(alone, 99):.0f} ms, beside a batch "
+        f"{p(during, 50):.0f}/{p(during, 99):.0f} ms: ratio p50/p90/p99 {'/'.join(ratios)}; of the "
+        f"second time without one to the first {'/'.join(own)}"
+    )
 
 
-async def interactive(running: Fleet, seed: int) -> tuple[list[float], float]:
-    """TTFT of each request in milliseconds, and the share of the slots left by them that others
-    used, from samples; both without the first `SETTLE_SECONDS`."""
-    load = Load(running.url, rate=RATE, ask=INTERACTIVE, seed=seed)
+async def interactive(running: Fleet, shape: Beside, seed: int) -> Turn:
+    """Without the first `SETTLE_SECONDS`; shares are from samples."""
+    load = Load(running.url, rate=shape.rate, ask=shape.ask, seed=seed)
+    await load.learn()
     shares: list[float] = []
     async with asyncio.TaskGroup() as group:
         done = group.create_task(load.run(), name="load")
@@ -163,7 +276,9 @@ async def interactive(running: Fleet, seed: int) -> tuple[list[float], float]:
     bad = [answer.fault for answer in done.result() if answer.fault or answer.refused]
     assert not bad, bad[:3]
     counted = [answer for answer in load.answers if answer.began > settled]
-    return [(answer.first - answer.began) * 1000 for answer in counted], statistics.mean(shares)
+    return Turn(
+        [(answer.first - answer.began) * 1000 for answer in counted], statistics.mean(shares)
+    )
 
 
 def idle_used(rows: list[dict[str, Any]], live: Any) -> float:
@@ -176,7 +291,8 @@ def idle_used(rows: list[dict[str, Any]], live: Any) -> float:
     return max(0, taken - held) / (slots - held)
 
 
-def percentile(values: list[float], share: int) -> float:
+def p(values: list[float], share: int) -> float:
+    """The percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
 
@@ -229,3 +345,50 @@ async def asked(running: Fleet, lines: list[dict[str, Any]]) -> int:
             return int(usage.prompt_tokens) - int(cached or 0)
 
         return sum(await asyncio.gather(*[one(line["body"]) for line in lines]))
+
+
+def beside_virtual() -> None:
+    ask, (prompt, answer) = MODELLED.ask, MODELLED.line
+    asked = RequestShape(prompt=ask.prompt_tokens[0], output=ask.max_tokens, spread=0.0, slack=1.0)
+    line = BatchShape(RequestShape(prompt=prompt, output=answer, spread=0.0, slack=1.0))
+    alone, during, shares = list[float](), list[float](), list[float]()
+    for seed in range(1, 4):
+        for batch in (None, line):
+            fleet = capacity.Fleet(
+                capacity.Scenario(
+                    profile=VIRTUAL,
+                    prefills=2,
+                    decodes=2,
+                    arrivals=poisson(MODELLED.rate, 270.0, asked, seed=seed),
+                    seconds=240.0,
+                    warmup=30.0,
+                    batch=batch,
+                )
+            )
+            fleet.run()
+            waits = [
+                (one.first - one.asked) * 1000
+                for one in fleet.samples
+                if one.first and one.asked >= 30.0
+            ]
+            alone, during = (alone + waits, during) if batch is None else (alone, during + waits)
+            shares += [fleet.batch.idle_used] if fleet.batch is not None else []
+    ratios = [f"{p(during, share) / p(alone, share):.3f}" for share in (50, 90, 99, 100)]
+    used, bad = statistics.mean(shares), p(during, 99) / p(alone, 99) > 1.05
+    print(
+        f"beside, virtual time: TTFT p50/p99 alone {p(alone, 50):.0f}/{p(alone, 99):.0f} ms, "
+        f"beside a batch {p(during, 50):.0f}/{p(during, 99):.0f} ms: ratio p50/p90/p99/slowest "
+        f"{'/'.join(ratios)}; {len(during)} requests; {used:.1%} of the slots that they leave are "
+        f"used{'  UNDER TARGET' if bad or used < 0.9 else ''}",
+        flush=True,
+    )
+
+
+BY_NAME: dict[str, Callable[[], None]] = {
+    "once": exactly_once,
+    "stopped": stopped,
+    "order": order,
+    "beside-virtual": beside_virtual,
+    "beside": partial(beside, MODELLED),
+    "beside-vllm": partial(beside, VLLM),
+}

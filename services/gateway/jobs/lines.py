@@ -17,9 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from services.gateway.jobs.entries import Usage, not_run
-
-#: The gateway's own processes die for other reasons, too.
-LOSSES_MAX = 10
+from services.gateway.jobs.leases import LOSSES_MAX, Key, Return
 
 
 class LineState(enum.IntEnum):
@@ -58,10 +56,6 @@ class Line(NamedTuple):
     entry: bytes = b""
 
 
-#: Batch, number of the line, and how often it was taken.
-Key = tuple[str, int, int]
-
-
 class Held(NamedTuple):
     """A line that this process runs."""
 
@@ -80,7 +74,7 @@ class Held(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Of this taking: a line whose lease was lost may be taken again while it still runs."""
+        """Of this taking."""
         return self.batch, self.number, self.fence
 
 
@@ -92,16 +86,6 @@ class Result(NamedTuple):
     entry: bytes
     failed: bool
     usage: Usage = Usage()
-
-
-class Return(NamedTuple):
-    """A line that goes back to those that wait."""
-
-    held: Held
-    #: Whether an attempt failed, rather than was refused or broken off.
-    counts: bool = False
-    #: When lines of its batch may be taken again.
-    retry_ms: int = 0
 
 
 def insert(db: sqlite3.Connection, batch: str, planned: Iterable[Line]) -> None:
@@ -168,20 +152,20 @@ def _held(db: sqlite3.Connection, batch: str, number: int) -> Held:
 
 
 def renew(db: sqlite3.Connection, holder: str, until_ms: int) -> set[Key]:
-    """Goes on holding all that this process holds. Returns those of it whose batch is to end, which
-    are to be returned."""
+    """Goes on holding all that this process holds. Returns those of it that are to be run: the
+    batches of the others are to end."""
     db.execute(
         "UPDATE lines SET held_until_ms = ? WHERE state = 1 AND held_by = ?", (until_ms, holder)
     )
     rows = db.execute(
         "SELECT batch, number, lines.fence FROM lines JOIN batches ON batches.id = lines.batch"
-        " WHERE state = 1 AND lines.held_by = ? AND status <> 'in_progress'",
+        " WHERE state = 1 AND lines.held_by = ? AND status = 'in_progress'",
         (holder,),
     )
     return {(row["batch"], row["number"], row["fence"]) for row in rows}
 
 
-def settle(db: sqlite3.Connection, outcomes: Sequence[Result | Return]) -> int:
+def settle(db: sqlite3.Connection, outcomes: Sequence[Result | Return[Held]]) -> int:
     """Writes down what became of lines. Returns how many of the outcomes came too late: their lines
     are another process's now, or have a result."""
     late = 0

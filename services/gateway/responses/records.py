@@ -19,11 +19,9 @@ from typing import NamedTuple
 
 from common.errors import BatonError, Code
 from services.gateway.jobs import files
+from services.gateway.jobs.leases import LOSSES_MAX, Key, Return
 from services.gateway.responses import conversation
 from services.gateway.responses.conversation import PREVIOUS
-
-#: Processes that were lost while they ran a response, after which it may be what kills.
-LOSSES_MAX = 10
 
 
 class Status(enum.StrEnum):
@@ -85,7 +83,7 @@ class Held(NamedTuple):
     request: bytes
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         """Of this taking."""
         return self.id, self.fence
 
@@ -97,15 +95,9 @@ class Result(NamedTuple):
     status: Status
     shown: bytes
 
-
-class Return(NamedTuple):
-    """One that goes back to those that wait."""
-
-    held: Held
-    #: Whether an attempt failed, rather than was refused or broken off.
-    counts: bool = False
-    #: When those of its key may be taken again.
-    retry_ms: int = 0
+    @property
+    def failed(self) -> bool:
+        return self.status is Status.FAILED
 
 
 # ---------------------------------------------------------------- what clients ask for
@@ -268,7 +260,7 @@ def take(db: sqlite3.Connection, holder: str, most: int, now_ms: int, until_ms: 
     return taken
 
 
-def renew(db: sqlite3.Connection, holder: str, until_ms: int) -> set[tuple[str, int]]:
+def renew(db: sqlite3.Connection, holder: str, until_ms: int) -> set[Key]:
     """Goes on holding all that this process holds. Returns their keys: what else it runs was
     cancelled or deleted, or is another's."""
     rows = db.execute(
@@ -279,7 +271,7 @@ def renew(db: sqlite3.Connection, holder: str, until_ms: int) -> set[tuple[str, 
     return {(row["id"], row["fence"]) for row in rows.fetchall()}
 
 
-def settle(db: sqlite3.Connection, outcomes: Sequence[Result | Return]) -> int:
+def settle(db: sqlite3.Connection, outcomes: Sequence[Result | Return[Held]]) -> int:
     """Writes down what became of responses. Returns how many of the outcomes came too late."""
     late = 0
     for outcome in outcomes:

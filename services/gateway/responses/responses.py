@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from aiohttp.typedefs import Handler
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.clock import Clock
 from common.config import GatewayConfig
 from common.process.lifecycle import Tasks
 from common.telemetry.log import Logger
+from services.gateway.jobs.leases import Leases
 from services.gateway.jobs.ledger import Ledger
 from services.gateway.jobs.line_answers import LineAnswers
-from services.gateway.responses.background import Background
+from services.gateway.responses.background import BackgroundWork
+from services.gateway.responses.records import Held, Result
 from services.gateway.responses.routes import ResponseRoutes
 from services.gateway.responses.turns import Turns
 
@@ -39,7 +41,7 @@ class Responses(Collector):
         self._answers = answers
         self._clock = clock
         self._log = log
-        self._background: Background | None = None
+        self._background: Leases[Held, Result] | None = None
         self._routes = ResponseRoutes(ledger, clock, self._wake)
         self.turns = Turns(ledger, config, wake=self._wake, clock=clock, log=log)
 
@@ -48,11 +50,11 @@ class Responses(Collector):
         return self._routes.routes()
 
     def start(self, tasks: Tasks) -> None:
-        self._background = Background(
-            self._ledger,
-            self._answers(),
-            self._config,
-            holder=self._holder,
+        answers = self._answers()
+        self._background = Leases(
+            BackgroundWork(self._ledger, answers, self._config, holder=self._holder),
+            lease_ms=self._config.lease_ms,
+            is_possible=lambda: answers.is_possible,
             clock=self._clock,
             log=self._log,
         )
@@ -85,22 +87,6 @@ class Responses(Collector):
         stored.add_metric(["unstored"], counts.unstored)
         stored.add_metric(["evicted"], counts.evicted)
         yield stored
-        if self._background is None:
-            return
-        ran = self._background.counts
-        ended = CounterMetricFamily(
-            "baton_gateway_background_responses",
-            "Background responses that this process ran, by what became of them",
-            labels=["outcome"],
-        )
-        ended.add_metric(["answered"], ran.answered)
-        ended.add_metric(["failed"], ran.failed)
-        ended.add_metric(["returned"], ran.returned)
-        ended.add_metric(["late"], ran.late)
-        ended.add_metric(["reclaimed"], ran.reclaimed)
-        yield ended
-        yield GaugeMetricFamily(
-            "baton_gateway_background_responses_running",
-            "Background responses under way",
-            value=self._background.running,
-        )
+        if self._background is not None:
+            name = "baton_gateway_background_responses"
+            yield from self._background.collect(name, "Background responses")

@@ -187,6 +187,13 @@ class Rig:
         self.router = FakeRouter(self.config, max_model_len)
         return self.router
 
+    async def stop(self) -> None:
+        """The gateway and its workers are gone. Workers that stay come to the next gateway by
+        themselves, under the names of that one's."""
+        await self.gateway.stop()
+        while self.workers:
+            self.workers.pop().close()
+
     async def close(self) -> None:
         await self.http.close()
         for worker in self.workers:

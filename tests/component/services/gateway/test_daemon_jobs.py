@@ -15,7 +15,7 @@ import pytest
 
 from common.messages import Abort, PriorityClass, Submit
 from common.security.api_keys import KeyRecord, edited, new_key
-from services.gateway.jobs import lines, uploads
+from services.gateway.jobs import leases, lines, uploads
 from services.gateway.jobs.routes import ROUTES
 from tests.component.services.gateway.rig import MakeRig, Rig, delta, place_on, refuse_with
 from tests.rigs.peers import WAIT_SECONDS
@@ -191,7 +191,7 @@ async def test_a_gateway_that_stops_gives_its_lines_back_and_another_runs_them(
     batch = await started(rig, 2)
     (first,) = await answer(rig, 1)
     await rig.router.next(Submit)
-    await rig.gateway.stop()
+    await rig.stop()
     states = [row[0] for row in in_ledger(jobs, "SELECT state FROM lines ORDER BY state")]
     assert states == [lines.LineState.WAITING, lines.LineState.DONE]
     again = await make_rig(jobs=jobs)
@@ -276,7 +276,7 @@ async def test_a_line_that_is_lost_for_the_last_time_ends_its_batch(
     batch = await started(rig, 1)
     await rig.router.next(Submit)
     lost = "UPDATE lines SET held_by = 'dead', held_until_ms = 0, fence = fence + 1, losses = "
-    in_ledger(jobs, f"{lost}{lines.LOSSES_MAX - 1}")
+    in_ledger(jobs, f"{lost}{leases.LOSSES_MAX - 1}")
     shown = await until(rig, batch, "completed")
     (entry,) = await content(rig, shown["error_file_id"])
     assert entry["error"]["code"] == "line_lost"

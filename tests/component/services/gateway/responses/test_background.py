@@ -81,7 +81,7 @@ async def test_what_clients_ask_for_waits_for_no_clock(
     method: str,
     end: str,
 ) -> None:
-    monkeypatch.setattr("services.gateway.responses.background.POLL_SECONDS", 600.0)
+    monkeypatch.setattr("services.gateway.jobs.leases.POLL_SECONDS", 600.0)
     rig = await behind(make_rig, standin, jobs=jobs | {"lease_ms": 600_000.0})
     standin.holds = True
     asked = await post(rig, **BACKGROUND)
@@ -117,7 +117,7 @@ async def test_a_gateway_that_stops_gives_it_back_and_another_runs_it(
     standin.holds = True
     asked = await post(kept, **BACKGROUND)
     await until(kept, asked["id"], "in_progress")
-    await kept.gateway.stop()
+    await kept.stop()
     assert in_ledger(jobs, "SELECT status FROM responses") == [("queued",)]
     standin.release.set()
     again = await behind(make_rig, standin, jobs=jobs)

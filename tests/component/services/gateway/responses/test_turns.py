@@ -127,7 +127,7 @@ async def test_it_goes_on_after_a_restart_and_without_what_was_before(
     first = await post(kept, input="one")
     second = await post(kept, input="two", previous_response_id=first["id"])
     await at(kept, first["id"], method="DELETE")
-    await kept.gateway.stop()
+    await kept.stop()
     again = await behind(make_rig, standin, jobs=jobs)
     await post(again, input="three", previous_response_id=second["id"])
     assert said(standin.asked[-1]) == ["one", "answer 1", "two", "answer 2", "three"]

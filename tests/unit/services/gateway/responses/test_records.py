@@ -9,16 +9,15 @@ import pytest
 
 from common.errors import BatonError, Code
 from services.gateway.jobs import files
+from services.gateway.jobs.leases import LOSSES_MAX, Return
 from services.gateway.responses import records
 from services.gateway.responses.records import (
-    LOSSES_MAX,
     TERMINAL,
     TRANSITIONS,
     Bounds,
     Held,
     Record,
     Result,
-    Return,
     Status,
 )
 from tests.unit.services.gateway.jobs.ledgers import memory, uploaded

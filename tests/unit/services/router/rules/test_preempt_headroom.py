@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.config import AdmissionConfig
 from common.messages import Load, PriorityClass
 from services.router.placement.types import WaitFor
 from services.router.records.pace import Pace
@@ -123,3 +124,22 @@ def test_a_continued_request_of_the_lowest_class_needs_no_headroom() -> None:
     rig = computing()
     rig.submit("batch", 2, prompt=300, priority=BATCH)
     assert rig.state("batch", 2) == "placed"
+
+
+def test_one_whose_class_is_owed_service_needs_no_headroom() -> None:
+    """Of two slots one is headroom, and a higher class always waits for the other one."""
+    admission = AdmissionConfig(class_floor=0.5, batch_reserve=0.5)
+    rig = Rig(remote_prefill="never", admission=admission)
+    rig.gateway()
+    rig.beat(rig.decode(seqs=2), Load())
+    for name in ("long", "short"):
+        rig.submit(name, prompt=10)
+        rig.started(name, kv=None)
+    rig.submit("batch", prompt=10, priority=BATCH)
+    for name in ("next", "last"):
+        rig.submit(name, prompt=10)
+    rig.ended("short")
+    rig.started("next", kv=None)
+    assert (rig.state("batch"), rig.state("last")) == ("queued", "queued")
+    rig.ended("next")
+    assert (rig.state("batch"), rig.state("last")) == ("placed", "queued")

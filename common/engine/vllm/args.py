@@ -23,6 +23,7 @@ import psutil
 from common.config import Config, EngineConfig, WorkerConfig
 from common.engine.adapters import BATCH_SLOTS, resident_max
 from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.speculation.arguments import engine_arguments, samples_apart
 from common.engine.vllm import kv_release
 from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
@@ -118,6 +119,7 @@ def make_vllm_config(
     which KV events are published; empty publishes none. Raises BatonError(CONFIG_INVALID)."""
     from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
 
     engine = worker.engine
     transfer = KVTransferConfig(
@@ -152,6 +154,7 @@ def make_vllm_config(
             mm_processor_cache_gb=0,  # images come processed
             reasoning_parser=config.model.reasoning_parser,
             **(_sleeps() if worker.state == "warm" else {}),
+            **engine_arguments(worker, on_cpu=current_platform.is_cpu()),
             **arguments,
         )
         made = args.create_engine_config()
@@ -161,7 +164,7 @@ def make_vllm_config(
     except (ValueError, TypeError, AttributeError, OSError, RuntimeError, AssertionError) as error:
         raise ConfigError("engine", first_line(error)) from error
     refuse_unsupported(made)
-    if restores(made):
+    if restores(made) and not samples_apart(made):  # whose worker has it from the start
         others = made.model_config.logits_processors or []
         made.model_config.logits_processors = [*others, RESUME_SAMPLER]
     size_kv_cache(made, engine)

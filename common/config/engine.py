@@ -63,17 +63,21 @@ class EngineConfig(Section, frozen=True):
 
 class SpeculationConfig(Section, frozen=True):
     """Speculative decoding of decode workers: a drafter proposes tokens, and one step of the engine
-    checks them all. The text stays the same. Prefill workers run without."""
+    checks them all. The text stays the same. Prefill workers run without, unless `hand_over`."""
 
     method: Literal["none", "ngram", "suffix", "draft_model"] = "none"
     """Who drafts: `ngram` continues what came before in the same text, without a model. `suffix` is
     alike and needs the package arctic-inference. `draft_model` is a small model with the same
-    vocabulary; it does not have the KV of prompts that were handed over, so its drafts are poor for
-    those."""
+    vocabulary."""
     tokens: Annotated[int, Meta(ge=1, le=16)] = 4
     """Tokens of a draft at most."""
     drafter: str = ""
     """Folder of the draft model, for `draft_model` alone."""
+    hand_over: bool = False
+    """Whether prefill workers run the draft model over prompts, too, and hand its KV over. They
+    take this section then, and all workers of a model that are paired have the same draft model.
+    Without it, the draft model does not have the prompts that were handed over, and its drafts are
+    poor."""
     ngram_min: Annotated[int, Meta(ge=1)] = 2
     """Least number of last tokens that `ngram` must find earlier in the text."""
     ngram_max: Annotated[int, Meta(ge=1, le=64)] = 5

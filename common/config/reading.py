@@ -186,13 +186,22 @@ def _merge_workers(raw: dict[str, Any], role: Role) -> None:
             raise ConfigError(f"{role}.{name}", f"a name must match {NAME_PATTERN}")
         if not isinstance(table, dict):
             raise ConfigError(f"{role}.{name}", "must be a table")
-        for part in PARTS[role]:
+        parts = PARTS[role]
+        if role is Role.PREFILL and _hands_drafts_over(raw):
+            parts = PARTS[Role.DECODE]
+        for part in parts:
             base, own = raw.get(part, {}), table.get(part, {})
             args = _model_args(raw, table)
             if part == "engine" and args and isinstance(base, dict):
                 base = _merged(base, {"args": args})
             if isinstance(base, dict) and isinstance(own, dict):
                 table[part] = _merged(base, own)
+
+
+def _hands_drafts_over(raw: dict[str, Any]) -> bool:
+    """Whether prefill workers run the draft model."""
+    speculation = raw.get("speculation", {})
+    return isinstance(speculation, dict) and speculation.get("hand_over") is True
 
 
 def _model_args(raw: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class WorkerConfig(Section, frozen=True):
     all workers of the file; 0 counts its weights, KV, store and engine instead."""
     engine: EngineConfig = EngineConfig()
     speculation: SpeculationConfig = SpeculationConfig()
-    """Of a decode worker alone."""
+    """Of a decode worker, and with its `hand_over` of a prefill worker."""
     kv: KvConfig = KvConfig()
 
 

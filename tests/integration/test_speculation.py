@@ -108,7 +108,7 @@ def test_a_burst_is_one_gap_and_drafts_are_told(running: Fleet) -> None:
     got = read(running, body())
     gaps = counted(running, "baton_gateway_itl_seconds_count")
     assert SIZE / 5 - 2 <= gaps < SIZE * 0.6
-    row = running.ctl("explain", got.request_id)
+    row = running.ctl("explain", got.request_id)["timeline"]
     assert row["tpot_ms"] * (SIZE - 1) == pytest.approx(row["total_ms"] - row["ttft_ms"], rel=0.2)
     (worker,) = [one for one in running.ctl("workers") if one["accepted"] >= 0]
     assert 0.2 < worker["accepted"] < 0.8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
 
@@ -11,14 +11,18 @@ if TYPE_CHECKING:
 
 #: Engine arguments that Baton sets itself where an engine speculates.
 OWN_ARGUMENTS = ("worker_cls", "scheduler_cls", "async_scheduling")
+NO_ADAPTERS = 'was never tried with LoRA adapters; set speculation.method = "none"'
 
 
 def check_speculation(config: Config) -> None:
     """Raises ConfigError for what cannot work, and for what was never tried, by name."""
     for name, worker in config.prefill.items():
-        if worker.speculation.method != "none":
+        speculation = worker.speculation
+        if speculation.method != "none" and not speculation.hand_over:
             sentence = "prefill workers compute prompts and draft nothing; leave it out"
             raise ConfigError(f"prefill.{name}.speculation", sentence)
+        if speculation.method != "none":
+            _check_worker(config, f"prefill.{name}", worker)
     for name, worker in config.decode.items():
         if worker.speculation.method != "none":
             _check_worker(config, f"decode.{name}", worker)
@@ -33,10 +37,17 @@ def _check_worker(config: Config, path: str, worker: WorkerConfig) -> None:
         raise ConfigError(f"{place}.drafter", "draft_model needs the folder of the draft model")
     if method != "draft_model" and speculation.drafter:
         raise ConfigError(f"{place}.drafter", f"{method} drafts without a model; leave it out")
+    if method != "draft_model" and speculation.hand_over:
+        raise ConfigError(f"{place}.hand_over", f"{method} has no KV of its own; leave it out")
     if speculation.ngram_min > speculation.ngram_max:
         sentence = f"{speculation.ngram_min} is more than ngram_max, {speculation.ngram_max}"
         raise ConfigError(f"{place}.ngram_min", sentence)
-    arguments = worker.engine.args
+    _check_arguments(path, method, worker.engine.args)
+    if _has_adapters(config, worker):
+        raise ConfigError(f"{place}.method", f'"{method}" {NO_ADAPTERS}')
+
+
+def _check_arguments(path: str, method: str, arguments: dict[str, Any]) -> None:
     for key in OWN_ARGUMENTS:
         if key in arguments:
             sentence = f"is set by Baton where [speculation] has a method ({method}); leave it out"
@@ -50,9 +61,8 @@ def _check_worker(config: Config, path: str, worker: WorkerConfig) -> None:
     if arguments.get("tensor_parallel_size", 1) != 1:
         sentence = f'speculation ("{method}") was tried on one rank only; use 1, or method = "none"'
         raise ConfigError(f"{path}.engine.args.tensor_parallel_size", sentence)
-    if arguments.get("enable_lora") or _has_adapters(config, worker):
-        sentence = f'"{method}" was never tried with LoRA adapters; set it to "none"'
-        raise ConfigError(f"{place}.method", sentence)
+    if arguments.get("enable_lora"):
+        raise ConfigError(f"{path}.engine.args.enable_lora", f'"{method}" {NO_ADAPTERS}')
 
 
 def _has_adapters(config: Config, worker: WorkerConfig) -> bool:

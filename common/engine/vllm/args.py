@@ -24,6 +24,7 @@ from common.config import Config, EngineConfig, WorkerConfig
 from common.engine.adapters import BATCH_SLOTS, resident_max
 from common.engine.fingerprint import fingerprint_of, parts_of
 from common.engine.speculation.arguments import engine_arguments, samples_apart
+from common.engine.speculation.draft_layers import drafter_parts, drafter_token_bytes
 from common.engine.vllm import kv_release
 from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
@@ -168,7 +169,10 @@ def make_vllm_config(
         others = made.model_config.logits_processors or []
         made.model_config.logits_processors = [*others, RESUME_SAMPLER]
     size_kv_cache(made, engine)
-    setup["fingerprint_parts"] = fingerprint_parts(made, model, engine.args)
+    setup["fingerprint_parts"] = fingerprint_parts(made, model, engine.args) | parts_of(
+        drafter_parts(worker.speculation)
+    )
+    setup["draft_layers"] = worker.speculation.hand_over
     setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
     choose_start_method()
     return made
@@ -322,7 +326,8 @@ def size_kv_cache(made: VllmConfig, engine: EngineConfig) -> None:
     if not current_platform.is_cpu():
         return
     longest = made.model_config.max_model_len + made.cache_config.block_size
-    needed = 0 if _lets_tokens_go(made) else longest * kv_token_bytes(made)
+    token_bytes = kv_token_bytes(made) + drafter_token_bytes(made, _kv_dtype_bytes(made))
+    needed = 0 if _lets_tokens_go(made) else longest * token_bytes
     available = psutil.virtual_memory().available
     asked = engine.kv_cache_mib << 20
     if not asked:

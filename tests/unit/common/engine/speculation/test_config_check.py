@@ -32,6 +32,15 @@ def test_decode_workers_take_the_section_over_and_prefill_workers_do_not() -> No
     assert config.prefill["p0"].speculation.method == "none"
 
 
+def test_prefill_workers_take_a_draft_model_whose_kv_is_handed_over() -> None:
+    section = '[speculation]\nmethod = "draft_model"\ndrafter = "/m"\n'
+    workers = "[prefill.p0]\n[decode.d0]\n"
+    assert parse(section + workers).prefill["p0"].speculation.method == "none"
+    config = parse(section + "hand_over = true\n" + workers)
+    assert config.prefill["p0"].speculation == config.decode["d0"].speculation
+    assert config.prefill["p0"].speculation.drafter == "/m"
+
+
 @pytest.mark.parametrize("speculation", [{}, NGRAM, DRAFTER, {"method": "suffix"}])
 def test_what_may_work_is_taken(speculation: dict[str, Any]) -> None:
     from_mapping(fleet(speculation))
@@ -64,6 +73,17 @@ def test_what_may_work_is_taken(speculation: dict[str, Any]) -> None:
         (NGRAM, {"engine": {"args": {"pipeline_parallel_size": 2}}}, r"pipeline_parallel_size"),
         (NGRAM, {"engine": {"args": {"speculative_config": NGRAM}}}, r"use \[speculation\]"),
         ({}, {"prefill": {"p0": {"speculation": NGRAM}}}, r"prefill\.p0\.speculation: .*leave it"),
+        (
+            {},
+            {"prefill": {"p0": {"speculation": DRAFTER}}},
+            r"prefill\.p0\.speculation: .*leave it",
+        ),
+        (NGRAM | {"hand_over": True}, {}, r"hand_over: ngram has no KV of its own"),
+        (
+            {},
+            {"prefill": {"p0": {"speculation": {**NGRAM, "hand_over": True}}}},
+            r"prefill\.p0\.speculation\.hand_over: ngram",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(

@@ -119,6 +119,7 @@ def test_what_needs_state_is_asked_beside_drafts_and_says_the_same(
     """All at once: rows with drafts lie beside rows without."""
     (prompt,) = prompts(1)
     beside = [Sampling(**(COLD | {"max_tokens": SIZE} | one)) for one in BESIDE.values()]
+    beside += [sampling for name, sampling in CASES.items() if name not in PLAIN]
 
     async def work(pair: Pair) -> None:
         for (name, sampling), expected in zip(PLAIN.items(), plain["cases"], strict=True):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from vllm import SamplingParams
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from common.engine.port import EngineRequest
-from common.engine.speculation.scheduler import SpeculatingScheduler, gets_drafts
 from common.engine.vllm.sampling import sampling_params
 from common.messages import Role, Sampling, Structured, StructureKind
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 REGEX = Structured(kind=StructureKind.REGEX, source="[a-z]+")
 
@@ -21,6 +21,13 @@ def params(emitted: int = 0, **asked: Any) -> SamplingParams:
     sampling = Sampling(max_tokens=8, **asked)
     request = EngineRequest("r", 1, Role.DECODE, [1, 2, 3], sampling, emitted=emitted)
     return sampling_params(request, resume_sampler=True)
+
+
+def gets_drafts(asked: SamplingParams | None) -> bool:
+    """vLLM is imported when tests run, and not when they are collected."""
+    from common.engine.speculation import scheduler
+
+    return scheduler.gets_drafts(asked)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,10 @@ def test_what_is_not_sampled_gets_none() -> None:
 
 
 def test_drafts_of_such_requests_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from common.engine.speculation.scheduler import SpeculatingScheduler
+
     def given(self: Any, drafts: Any) -> None:
         for name, ids in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
             if name in self.requests:

@@ -148,6 +148,7 @@ BECOMES = {**DRAIN, "becomes": "prefill", "role_s": 7.0, "confirmed": True}
             [WORKER | {"accepted": 0.625, "tokens_per_output": 2.86}],
             ["DRAFTS", "62% accepted, 2.9 tokens a step"],
         ),
+        ("workers", [WORKER | {"accepted": 0.0, "tokens_per_output": 1}], ["0% accepted"]),
         (
             "workers",
             [WORKER | {"reason": "a", "verdict": "down", "verdict_reason": "b"}],

@@ -59,6 +59,7 @@ def test_what_was_drafted_and_accepted_is_told_once() -> None:
     assert drafts.drafted == (len(outputs) - 1,) * 4
     assert list(drafts.accepted) == sorted(drafts.accepted, reverse=True)
     assert max(len(output.token_ids) for output in outputs) == 5
-    assert sum(drafts.accepted) >= 40 - len(outputs)
+    beyond = sum(drafts.accepted) - (40 - len(outputs))
+    assert 0 <= beyond < 4, "more than the last burst was cut"
     assert core.take_drafts() is None
     assert played(0, Sampling(max_tokens=40))[1].take_drafts() is None

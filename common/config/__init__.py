@@ -8,7 +8,7 @@ from common.config.admission import AdmissionConfig
 from common.config.balance import BalanceConfig, ScaleConfig
 from common.config.base import NAME_PATTERN, Section
 from common.config.degradation import DegradationConfig
-from common.config.engine import EngineConfig, SimConfig
+from common.config.engine import EngineConfig, SimConfig, SpeculationConfig
 from common.config.gateway import GatewayConfig, JobsConfig
 from common.config.kv import CheckpointConfig, KvConfig, StoreConfig
 from common.config.liveness import LivenessConfig

@@ -1,5 +1,6 @@
 """`[engine]` and `[engine.sim]`: the engine of a worker. `[prefill.NAME.engine]` and
-`[decode.NAME.engine]` override single keys for one worker."""
+`[decode.NAME.engine]` override single keys for one worker. `[speculation]`: how decode workers
+draft tokens; `[decode.NAME.speculation]` overrides single keys."""
 
 from __future__ import annotations
 
@@ -58,3 +59,29 @@ class EngineConfig(Section, frozen=True):
     @property
     def publishes_kv_events(self) -> bool:
         return self.kv_events and self.prefix_caching
+
+
+class SpeculationConfig(Section, frozen=True):
+    """Speculative decoding of decode workers: a drafter proposes tokens, and one step of the engine
+    checks them all. The text stays the same. Prefill workers run without, unless `hand_over`."""
+
+    method: Literal["none", "ngram", "suffix", "draft_model"] = "none"
+    """Who drafts: `ngram` continues what came before in the same text, without a model. `suffix` is
+    alike and needs the package arctic-inference. `draft_model` is a small model with the same
+    vocabulary."""
+    tokens: Annotated[int, Meta(ge=1, le=16)] = 4
+    """Tokens of a draft at most."""
+    drafter: str = ""
+    """Folder of the draft model, for `draft_model` alone."""
+    hand_over: bool = False
+    """Whether prefill workers run the draft model over prompts, too, and hand its KV over. They
+    take this section then, and all workers of a model that are paired have the same draft model.
+    Without it, the draft model does not have the prompts that were handed over, and its drafts are
+    poor."""
+    ngram_min: Annotated[int, Meta(ge=1)] = 2
+    """Least number of last tokens that `ngram` must find earlier in the text."""
+    ngram_max: Annotated[int, Meta(ge=1, le=64)] = 5
+    """Most tokens that it looks for."""
+    batch_max: Annotated[int, Meta(ge=0)] = 0
+    """Requests in a step up to which tokens are drafted; in larger steps none are, because there
+    checking costs more than it saves. 0 drafts in all."""

@@ -15,7 +15,7 @@ class StoreConfig(Section, frozen=True):
     """KV that a worker keeps in host memory, and on disk, below its engine, so that a prefix which
     the engine has let go need not be computed again. It serves prompts that this worker computes:
     all of P's, and on D those that no P computes. It needs vLLM on CPU, `prefix_caching`, no
-    speculation, and a model whose layers all keep every token; elsewhere it stays off, and the
+    draft model, and a model whose layers all keep every token; elsewhere it stays off, and the
     worker says why. Under `[pool.NAME.kv]` it is what the pool holds."""
 
     ram_mib: Annotated[int, Meta(ge=0)] = 0

@@ -2,11 +2,11 @@
 
 Theory of operation: the file overrides defaults, and the environment overrides the file
 (`BATON_SECTION__KEY=value`, where the value is parsed as TOML, or else taken as a string). A worker
-is a table `[prefill.NAME]` or `[decode.NAME]`; its sub-tables `engine` and `kv` override the
-fleet-wide `[engine]` and `[kv]` key by key. A pool is a table `[pool.NAME]` with a `kv`. A fleet
-has one model, `[model]`, or a table `[models.NAME]` for each, and then a worker says which it
-serves. An unknown key or a bad value is fatal, and the error names the key's path and what is
-allowed.
+is a table `[prefill.NAME]` or `[decode.NAME]`; its sub-tables `engine` and `kv` override the fleet-
+wide `[engine]` and `[kv]` key by key, and on decode workers `speculation` does. A pool is a table
+`[pool.NAME]` with a `kv`. A fleet has one model, `[model]`, or a table `[models.NAME]` for each,
+and then a worker says which it serves. An unknown key or a bad value is fatal, and the error names
+the key's path and what is allowed.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from common.config.sections import (
     PoolConfig,
     WorkerConfig,
 )
+from common.engine.speculation.config_check import check_speculation
 from common.engine.vllm.argument_check import check_arguments
 from common.errors import ConfigError
 from common.messages import Role
@@ -54,6 +55,13 @@ TABLES: dict[Role, type[WorkerConfig | PoolConfig]] = {
     Role.PREFILL: WorkerConfig,
     Role.DECODE: WorkerConfig,
     Role.POOL: PoolConfig,
+}
+
+#: What such a table takes over from the sections of the whole fleet.
+PARTS: dict[Role, tuple[str, ...]] = {
+    Role.PREFILL: ("engine", "kv"),
+    Role.DECODE: ("engine", "kv", "speculation"),
+    Role.POOL: ("kv",),
 }
 
 
@@ -144,6 +152,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_tasks(config)
     check_arguments(config)
     check_engines(config)
+    check_speculation(config)
     check_kv(config)
     check_stores(config)
     check_pools(config)
@@ -177,13 +186,22 @@ def _merge_workers(raw: dict[str, Any], role: Role) -> None:
             raise ConfigError(f"{role}.{name}", f"a name must match {NAME_PATTERN}")
         if not isinstance(table, dict):
             raise ConfigError(f"{role}.{name}", "must be a table")
-        for part in ("kv",) if role is Role.POOL else ("engine", "kv"):
+        parts = PARTS[role]
+        if role is Role.PREFILL and _hands_drafts_over(raw):
+            parts = PARTS[Role.DECODE]
+        for part in parts:
             base, own = raw.get(part, {}), table.get(part, {})
             args = _model_args(raw, table)
             if part == "engine" and args and isinstance(base, dict):
                 base = _merged(base, {"args": args})
             if isinstance(base, dict) and isinstance(own, dict):
                 table[part] = _merged(base, own)
+
+
+def _hands_drafts_over(raw: dict[str, Any]) -> bool:
+    """Whether prefill workers run the draft model."""
+    speculation = raw.get("speculation", {})
+    return isinstance(speculation, dict) and speculation.get("hand_over") is True
 
 
 def _model_args(raw: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:

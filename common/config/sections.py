@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from msgspec.structs import replace
 
 from common.config.base import Milliseconds, Port, Section
-from common.config.engine import EngineConfig
+from common.config.engine import EngineConfig, SpeculationConfig
 from common.config.gateway import GatewayConfig
 from common.config.kv import KvConfig
 from common.config.observe import Phase, Price, PricesConfig, TimelineConfig
@@ -139,7 +139,8 @@ class UpConfig(Section, frozen=True):
 
 
 class WorkerConfig(Section, frozen=True):
-    """One prefill or decode worker. Its keys override those of `[engine]` and `[kv]` one by one."""
+    """One prefill or decode worker. Its keys override those of `[engine]` and `[kv]` one by one,
+    and those of a decode worker `[speculation]`, too."""
 
     model: str = ""
     """NAME of the model that it serves, where the file has `[models.NAME]`; empty is the only
@@ -152,6 +153,8 @@ class WorkerConfig(Section, frozen=True):
     """MiB of host memory that this worker may take, which `baton doctor` and `baton up` add up for
     all workers of the file; 0 counts its weights, KV, store and engine instead."""
     engine: EngineConfig = EngineConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    """Of a decode worker, and with its `hand_over` of a prefill worker."""
     kv: KvConfig = KvConfig()
 
 
@@ -175,6 +178,7 @@ class Config(Section, frozen=True):
     adapters: dict[str, AdapterConfig] = field(default_factory=dict)
     """The LoRA adapters with which workers start, one table for each name: `[adapters.NAME]`."""
     engine: EngineConfig = EngineConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     kv: KvConfig = KvConfig()
     limits: LimitsConfig = LimitsConfig()
     gateway: GatewayConfig = GatewayConfig()

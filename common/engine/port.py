@@ -109,6 +109,15 @@ class Output(msgspec.Struct, frozen=True):
     pooled: bytes = b""
 
 
+class Drafts(msgspec.Struct, frozen=True):
+    """What one engine step did with the drafts of its requests (`[speculation]`)."""
+
+    #: Tokens that were drafted, by their position in a draft.
+    drafted: tuple[int, ...]
+    #: Those of them that the model accepted.
+    accepted: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one wake-up of the engine brought: one engine step, or ended handoffs, or both."""
@@ -119,6 +128,8 @@ class Batch:
     kv_done: list[KvDone] = field(default_factory=list)
     #: Load after the step, without the times that `Engine.load` adds.
     load: Load | None = None
+    #: None: the step had no drafts.
+    drafts: Drafts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +147,23 @@ class EngineInfo:
     fingerprint_parts: dict[str, str] = field(default_factory=dict)
     #: What requests must ask for; None: the engine generates.
     pooling: Pooling | None = None
+    #: The method of `[speculation]`; empty: this engine drafts nothing.
+    speculation: str = ""
 
     def check(self, request: EngineRequest) -> None:
-        """Raises BatonError(INVALID_REQUEST) for a request that this engine is not for, and
-        BatonError(CONTEXT_LENGTH_EXCEEDED) for one whose prompt it cannot take."""
+        """Raises BatonError(INVALID_REQUEST) for a request that this engine is not for,
+        BatonError(UNSUPPORTED_PARAMETER) for what it cannot do while it drafts tokens, and
+        BatonError(CONTEXT_LENGTH_EXCEEDED) for a prompt that it cannot take."""
         wanted, asked = _task(self.pooling), _task(request.pooling)
         if wanted != asked:
             sentence = f"the model {self.model} is for the task {wanted}, not for {asked}"
             raise BatonError(Code.INVALID_REQUEST, sentence, param="model")
+        if self.speculation and request.sampling.logprob_token_ids is not None:
+            sentence = (
+                "logprob_token_ids do not work where tokens are drafted (speculation.method is "
+                f"{self.speculation}); ask for logprobs"
+            )
+            raise BatonError(Code.UNSUPPORTED_PARAMETER, sentence, param="logprob_token_ids")
         tokens, output = len(request.prompt_ids), 1 if self.pooling is None else 0
         most = self.capacity.max_model_len - output
         if tokens > most:

@@ -121,6 +121,10 @@ class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
     #: 0 to 1; -1 where nothing can tell.
     gpu_busy: Number = -1.0
     gpu_memory_busy: Number = -1.0
+    #: Share of the drafted tokens that the model accepted, 0 to 1; -1 where none were drafted.
+    accepted: Number = -1.0
+    #: Tokens that a sequence got in one step, in the mean; 0 if none did.
+    tokens_per_output: Number = 0.0
 
 
 class KvUnreachable(msgspec.Struct, frozen=True, kw_only=True):

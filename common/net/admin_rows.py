@@ -82,6 +82,10 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     handoffs: int = 0
     gpu_busy: float = -1.0
     gpu_memory_busy: float = -1.0
+    #: In the last 10 s: the share of drafted tokens that the model accepted, -1 = none were
+    #: drafted; and tokens that a sequence got in one step, in the mean.
+    accepted: float = -1.0
+    tokens_per_output: float = 0.0
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,6 +57,19 @@ class WorkerMetrics(Collector):
         )
 
 
+def _drafts(meter: PhaseMeter) -> Iterator[Metric]:
+    """Nothing where nothing is drafted."""
+    for name, help_, counts in (
+        ("drafted", "Tokens that were drafted here, by position in a draft from 1", meter.drafted),
+        ("accepted", "Drafted tokens that the model accepted, by position", meter.accepted),
+    ):
+        family = CounterMetricFamily(f"baton_worker_tokens_{name}", help_, labels=["position"])
+        for position, count in enumerate(counts, 1):
+            family.add_metric([str(position)], count)
+        if counts:
+            yield family
+
+
 def _phases(meter: PhaseMeter, report: PhaseReport) -> Iterator[Metric]:
     tokens = CounterMetricFamily(
         "baton_worker_tokens", "Prompt tokens computed here, and tokens generated", labels=["phase"]
@@ -64,6 +77,7 @@ def _phases(meter: PhaseMeter, report: PhaseReport) -> Iterator[Metric]:
     tokens.add_metric(["prefill"], meter.prefilled)
     tokens.add_metric(["decode"], meter.decoded)
     yield tokens
+    yield from _drafts(meter)
     yield GaugeMetricFamily(
         "baton_worker_batch_sequences",
         "Sequences in a step that generated, mean of the last 10 s; 0 while none did",

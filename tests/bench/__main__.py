@@ -22,6 +22,7 @@ from tests.bench import (
     overload,
     planner,
     restart,
+    speculation,
     store_disk,
     store_seal,
 )
@@ -48,6 +49,7 @@ BENCHES = {
     "curve": curve.main,
     "planner": planner.main,
     "restart": restart.main,
+    "speculation": speculation.main,
     "store": store_disk.main,
     "store-seal": store_seal.main,
 }

@@ -2,7 +2,8 @@
 
 Names of scenarios may follow: `python -m tests.chaos kills router`. `--quick` is a cut of it.
 Those of `apart` run only by name: the full ones count to 20,000 (make chaos-full), `mixed` lasts
-`--minutes` (make soak-chaos), `vllm` is on real engines (make chaos-vllm).
+`--minutes` (make soak-chaos), `vllm` is on real engines (make chaos-vllm), and so is
+`vllm-speculation`, which kills workers that draft tokens 100 times.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def apart(minutes: float) -> dict[str, Scenario]:
         "full-moves": lambda: moves.everywhere(20_000),
         "mixed": lambda: mixed.soak(minutes),
         "vllm": vllm.kinds,
+        "vllm-speculation": lambda: vllm.speculating(100),
     }
 
 

@@ -26,6 +26,7 @@ REASON = {"drain": "drain", "stop": "stop", "move": "operator", "evict": "evict"
 PROMPT = max(prompts(14), key=len)
 AT_ONCE = {"BATON_KV__KEEP_MS": "30000"}
 """Even a machine that stands still for seconds loses no KV."""
+DRAFTS = {"BATON_SPECULATION__METHOD": "ngram", "BATON_SPECULATION__NGRAM_MIN": "1"}
 AHEAD = {**AT_ONCE, "BATON_KV__STORE__RAM_MIB": "64", "BATON_KV__COPY_AHEAD_MS": "30000"}
 
 
@@ -69,6 +70,14 @@ def test_streams_that_were_copied_ahead_take_their_last_blocks_along(
         last = row["attempts"][-1]
         assert any("full blocks were copied to d1" in sentence for sentence in last["sentences"])
         assert last["kv"]["blocks"] < whole // 2, "the handoff brought what was copied"
+
+
+@with_fleet({**AHEAD, **DRAFTS}, "ahead-and-drafts")
+def test_streams_that_get_bursts_take_their_blocks_along(running: Fleet) -> None:
+    """A block that drafts have filled is copied when its tokens are certain."""
+    for row in left(running, "drain"):
+        assert any("full blocks were copied to d1" in s for s in row["attempts"][-1]["sentences"])
+    assert any(row["accepted"] > 0 for row in running.ctl("workers"))
 
 
 def left(running: Fleet, how: str) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ from common.engine.connector.scheduler import SchedulerHalf
 from common.engine.connector.setup import Setup
 from common.engine.connector.store_setup import make_store, store_size
 from common.engine.connector.worker import LayerProgress, WorkerHalf
+from common.engine.speculation.draft_layers import without_draft_layers
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
@@ -83,9 +84,11 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._setup = msgspec.convert(extra["baton"], Setup)
+        if not self._setup.draft_layers:
+            kv_cache_config = without_draft_layers(kv_cache_config)
+        super().__init__(vllm_config, role, kv_cache_config)
         self._groups = kv_groups(kv_cache_config, vllm_config.max_in_flight_tokens)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None

@@ -300,7 +300,8 @@ class StoreScheduler:
         if row.settled is None:
             row.settled = before
         row.block_ids.extend(block_ids)
-        row.computed = computed + output.num_scheduled_tokens[request_id]
+        drafts = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+        row.computed = computed + output.num_scheduled_tokens[request_id] - drafts
         self._collect(row)
 
     def _collect(self, row: _Request) -> None:

@@ -34,8 +34,8 @@ def why_no_store(made: VllmConfig, groups: Sequence[KvGroup]) -> str:
         return "some layers of this model keep a part of the tokens only"
     if made.device_config.device_type != "cpu":
         return "KV on an accelerator is not stored"
-    if made.speculative_config is not None:
-        return "with speculative decoding a filled block may change"
+    if made.speculative_config is not None and made.speculative_config.uses_draft_kv_cache():
+        return "the drafter has KV of its own in each block"
     if not made.cache_config.enable_prefix_caching:
         return "prefix caching is off"
     return ""

@@ -186,7 +186,8 @@ class SimEngine:
                     self._progress(sim_request)
                 done = self._handoffs()
                 if outputs or done:
-                    return Batch(outputs=outputs, kv_done=done, load=self.load())
+                    drafts = self._core.take_drafts()
+                    return Batch(outputs=outputs, kv_done=done, load=self.load(), drafts=drafts)
             else:
                 await self._wake.wait()
 
@@ -303,12 +304,14 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         on_ended=wake.set_from_thread,
     )
     kv_address = service.start()
+    method = worker.speculation.method
     core = SimCore(
         sim,
         SimKv(memory, block_tokens),
         block_tokens,
         worker.engine.max_num_seqs,
         worker.engine.max_num_batched_tokens,
+        draft_tokens=0 if method == "none" else worker.speculation.tokens,
     )
     capacity = Capacity(
         block_tokens=block_tokens,
@@ -319,7 +322,13 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         restores=True,
     )
     info = EngineInfo(
-        config.model.served_name, fingerprint, kv_address, capacity, parts, pooling_of(config.model)
+        config.model.served_name,
+        fingerprint,
+        kv_address,
+        capacity,
+        parts,
+        pooling_of(config.model),
+        speculation="" if method == "none" else method,
     )
     arguments = worker.engine.args
     adapters = AdapterTable(

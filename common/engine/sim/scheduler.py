@@ -3,9 +3,9 @@
 Theory of operation: it models vLLM's continuous batching without preemption. Requests are admitted
 in order of arrival, each when all blocks that it can ever need are free, so admission never
 deadlocks. A step prefills prompts in order up to the token budget and decodes one token for each
-other request. P's blocks stay after the request ended, until its handoff ends. There is no clock:
-`step_seconds` returns the length of the step that was just planned, the shell waits, and
-`finish_step` returns its outputs.
+other request, or several with `[speculation]`: as many as the text itself decides. P's blocks stay
+after the request ended, until its handoff ends. There is no clock: `step_seconds` returns the
+length of the step that was just planned, the shell waits, and `finish_step` returns its outputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from common.blocks import blocks_for
 from common.config import SimConfig
-from common.engine.port import EngineRequest, Output
+from common.engine.port import Drafts, EngineRequest, Output
 from common.engine.sim.model import SimKv, SimText, pooled_numbers
 from common.errors import Code
 from common.messages import FinishReason, Role
@@ -65,8 +65,16 @@ class SimCore:
     """The state of the engine. The shell tells the KV thread which requests on P have more KV."""
 
     def __init__(
-        self, timing: SimConfig, kv: SimKv, block_tokens: int, max_seqs: int, max_tokens: int
+        self,
+        timing: SimConfig,
+        kv: SimKv,
+        block_tokens: int,
+        max_seqs: int,
+        max_tokens: int,
+        *,
+        draft_tokens: int = 0,
     ) -> None:
+        """`draft_tokens`: of each draft; 0: nothing is drafted."""
         self._timing = timing
         self._kv = kv
         self._block_tokens = block_tokens
@@ -77,6 +85,8 @@ class SimCore:
         self._requests: dict[str, SimRequest] = {}
         self._waiting: deque[str] = deque()
         self._planned: list[tuple[str, int]] = []
+        self._drafted = [0] * draft_tokens
+        self._accepted = [0] * draft_tokens
 
     # ------------------------------------------------------------ what comes in
 
@@ -279,18 +289,38 @@ class SimCore:
         if text is None:
             return Output(key=key, token_ids=[], error=Code.INTERNAL, message="no text to go on")
         sampling = sim_request.request.sampling
-        token = text.next_token()
         first = sim_request.emitted == 0
-        sim_request.emitted += 1
-        finish, stop_token = "", -1
-        if token in sampling.stop_token_ids and sim_request.emitted > sampling.min_tokens:
-            finish, stop_token = FinishReason.STOP, token
-        elif sim_request.emitted >= sampling.max_tokens:
-            finish = FinishReason.LENGTH
+        tokens, finish, stop_token = [text.next_token()], "", -1
+        drafts = 0 if first else self._accept(tokens[0])
+        while True:
+            sim_request.emitted += 1
+            stops = tokens[-1] in sampling.stop_token_ids
+            if stops and sim_request.emitted > sampling.min_tokens:
+                finish, stop_token = FinishReason.STOP, tokens[-1]
+            elif sim_request.emitted >= sampling.max_tokens:
+                finish = FinishReason.LENGTH
+            if finish or len(tokens) > drafts:
+                break
+            tokens.append(text.next_token())
         if finish:
             self._remove(key)
         cached = sim_request.cached if first else 0
-        return Output(key, [token], finish, stop_token, cached, handed_over_tokens=cached)
+        return Output(key, tokens, finish, stop_token, cached, handed_over_tokens=cached)
+
+    def _accept(self, token: int) -> int:
+        """How many drafted tokens come with this one."""
+        most = len(self._drafted)
+        accepted = token % (most + 1)
+        for position in range(most):
+            self._drafted[position] += 1
+            self._accepted[position] += position < accepted
+        return accepted
+
+    def take_drafts(self) -> Drafts | None:
+        """Those of the steps since the last call; None: there were none."""
+        made = Drafts(tuple(self._drafted), tuple(self._accepted))
+        self._drafted, self._accepted = [0] * len(made.drafted), [0] * len(made.drafted)
+        return made if any(made.drafted) else None
 
     def _remove(self, key: str) -> None:
         sim_request = self._requests.pop(key)

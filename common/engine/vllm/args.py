@@ -23,6 +23,8 @@ import psutil
 from common.config import Config, EngineConfig, WorkerConfig
 from common.engine.adapters import BATCH_SLOTS, resident_max
 from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.speculation.arguments import engine_arguments, samples_apart
+from common.engine.speculation.draft_layers import drafter_parts, drafter_token_bytes
 from common.engine.vllm import kv_release
 from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
@@ -118,6 +120,7 @@ def make_vllm_config(
     which KV events are published; empty publishes none. Raises BatonError(CONFIG_INVALID)."""
     from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
 
     engine = worker.engine
     transfer = KVTransferConfig(
@@ -152,6 +155,7 @@ def make_vllm_config(
             mm_processor_cache_gb=0,  # images come processed
             reasoning_parser=config.model.reasoning_parser,
             **(_sleeps() if worker.state == "warm" else {}),
+            **engine_arguments(worker, on_cpu=current_platform.is_cpu()),
             **arguments,
         )
         made = args.create_engine_config()
@@ -161,11 +165,14 @@ def make_vllm_config(
     except (ValueError, TypeError, AttributeError, OSError, RuntimeError, AssertionError) as error:
         raise ConfigError("engine", first_line(error)) from error
     refuse_unsupported(made)
-    if restores(made):
+    if restores(made) and not samples_apart(made):  # whose worker has it from the start
         others = made.model_config.logits_processors or []
         made.model_config.logits_processors = [*others, RESUME_SAMPLER]
     size_kv_cache(made, engine)
-    setup["fingerprint_parts"] = fingerprint_parts(made, model, engine.args)
+    setup["fingerprint_parts"] = fingerprint_parts(made, model, engine.args) | parts_of(
+        drafter_parts(worker.speculation)
+    )
+    setup["draft_layers"] = worker.speculation.hand_over
     setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
     choose_start_method()
     return made
@@ -319,7 +326,8 @@ def size_kv_cache(made: VllmConfig, engine: EngineConfig) -> None:
     if not current_platform.is_cpu():
         return
     longest = made.model_config.max_model_len + made.cache_config.block_size
-    needed = 0 if _lets_tokens_go(made) else longest * kv_token_bytes(made)
+    token_bytes = kv_token_bytes(made) + drafter_token_bytes(made, _kv_dtype_bytes(made))
+    needed = 0 if _lets_tokens_go(made) else longest * token_bytes
     available = psutil.virtual_memory().available
     asked = engine.kv_cache_mib << 20
     if not asked:

@@ -10,7 +10,6 @@ from common.engine.vllm.argument_table import (
     KINDS,
     OWN_KEYS,
     REFUSED,
-    SPECULATION_WITHOUT_KV,
     UNTESTED,
     WORKS,
     Works,
@@ -54,8 +53,7 @@ def fault_of(name: str, value: object) -> str:
     if name in WORKS:
         return _wrong_value(WORKS[name], value)
     if name in UNTESTED:
-        fault = _wrong_kind(UNTESTED[name], value)
-        return fault or (_wrong_speculation(value) if name == "speculative_config" else "")
+        return _wrong_kind(UNTESTED[name], value)
     near = difflib.get_close_matches(name, [*WORKS, *UNTESTED, *OWN_KEYS, *REFUSED], 1)
     meant = f"did you mean {near[0]}? " if near else ""
     return f"vLLM has no such engine argument; {meant}see {TABLE}"
@@ -70,13 +68,6 @@ def _wrong_value(works: Works, value: Any) -> str:
     if works.least is not None and value < works.least:
         return f"cannot be {value}; the least is {works.least}"
     return ""
-
-
-def _wrong_speculation(value: Any) -> str:
-    if value.get("method") in SPECULATION_WITHOUT_KV:
-        return ""
-    allowed = ", ".join(map(_toml, SPECULATION_WITHOUT_KV))
-    return f"needs one of these methods: {allowed}; other drafts have KV that is not handed over"
 
 
 def _wrong_kind(kind: str, value: object) -> str:

@@ -134,7 +134,7 @@ UNTESTED_BY_KIND = {
         custom_histogram_buckets ec_manager_config engram_config eplb_config ir_op_priority
         kernel_config limit_mm_per_prompt logging_config mamba_config media_io_kwargs
         mm_processor_kwargs model_class_overrides model_loader_extra_config profiler_config
-        quantization_config reasoning_config speculative_config structured_outputs_config
+        quantization_config reasoning_config structured_outputs_config
         watermark_config
     """,
     "float": """
@@ -173,7 +173,7 @@ _DATA_PARALLEL = "the router spreads requests over workers; add [decode.NAME] ta
 _CONTEXT = "splits the KV of one token run over ranks, which no handoff knows; leave it out"
 _ONE_HOST = "a worker runs on one host; split it with tensor_parallel_size there"
 _POOLING = "`task` of the model says what it is for, and Baton sets the rest"
-_SPECULATION = "use speculative_config, with the method ngram"
+_SPECULATION = "use [speculation], which decode workers take"
 _LORA = "adapters were tried without it; see `[adapters.NAME]`"
 _OFFLOADING = "vLLM takes one connector for KV, which is Baton's; raise [engine] kv_cache_mib"
 _FETCHING = "nothing is downloaded; fetch the model with `hf download` and name its folder"
@@ -222,6 +222,7 @@ REFUSED: dict[str, Refused] = {
     "pooler_config": Refused(_POOLING),
     "io_processor_plugin": Refused(_POOLING),
     "max_lora_cls_labels": Refused(_POOLING),
+    "speculative_config": Refused(_SPECULATION),
     "spec_method": Refused(_SPECULATION),
     "spec_model": Refused(_SPECULATION),
     "spec_tokens": Refused(_SPECULATION),
@@ -267,10 +268,6 @@ REFUSED: dict[str, Refused] = {
     "_api_process_count": Refused("is for vLLM's own processes; leave it out", (1,)),
     "_api_process_rank": Refused("is for vLLM's own processes; leave it out", (0,)),
 }
-
-#: Methods of `speculative_config` whose drafts come from the text itself. Drafts of a model have KV
-#: of their own, which was never handed over.
-SPECULATION_WITHOUT_KV = ("ngram",)
 
 #: By argument, the key of the fleet file that sets it; empty if it is not for users.
 OWN_KEYS: dict[str, str] = {

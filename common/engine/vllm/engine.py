@@ -28,7 +28,7 @@ from common.engine.vllm.adapter_loader import lora_request
 from common.engine.vllm.args import engine_failed
 from common.engine.vllm.images import engine_input
 from common.engine.vllm.kv_events import PrefixWatch
-from common.engine.vllm.outputs import ending, ids_to_compute, prompt_counts
+from common.engine.vllm.outputs import drafts_of, ending, ids_to_compute, prompt_counts
 from common.engine.vllm.prefetch import PrefetchOrders
 from common.engine.vllm.sampling import (
     logprobs_of,
@@ -360,7 +360,8 @@ class VllmEngine:
         outputs = [output for made in step.outputs if (output := self._output(made)) is not None]
         if not outputs and self._load == before:
             return None
-        return Batch(outputs=outputs, load=self._load)
+        drafts = drafts_of(stats) if stats is not None else None
+        return Batch(outputs=outputs, load=self._load, drafts=drafts)
 
     def _output(self, made: EngineCoreOutput) -> Output | None:
         """None for an output that nobody waits for. This runs once per token."""

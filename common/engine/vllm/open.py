@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from common.engine.adapters import AdapterTable
 from common.engine.connector.metadata import PARAMS_KEY
 from common.engine.forking import nothing_to_collect
 from common.engine.port import EngineInfo
+from common.engine.speculation.arguments import samples_apart, without_speculation
 from common.engine.vllm import lora_on_cpu
 from common.engine.vllm.adapter_loader import VllmAdapters
 from common.engine.vllm.args import (
@@ -35,11 +36,15 @@ from common.engine.vllm.start_failure import collected_failures
 from common.engine.vllm.supported_models import restores
 from common.errors import BatonError
 from common.kv.daemon_link.ranks import RankSideChannels
+from common.kv.messages import KvListening
 from common.messages import Capacity, Role
 from common.model.resolve import model_folder
 from common.net.endpoints import engine_sockets, kv_events_address, kv_side_address
 from common.process.owned_files import own_folder
 from common.security.open import kv_secrets_file
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 LISTEN_SECONDS = 10.0
 BLOCK_TOKENS_MAX = 1024
@@ -83,7 +88,7 @@ def open_vllm(
             client = EngineCoreClient.make_async_mp_client(
                 made, Executor.get_class(made), log_stats=True
             )
-            processor = InputProcessor(made)
+            processor = InputProcessor(without_speculation(made) if samples_apart(made) else made)
         except BatonError:
             raise
         except Exception as error:
@@ -96,24 +101,39 @@ def open_vllm(
         side.close()
         client.shutdown(0)
         raise
+    capacity = _capacity(made, worker.engine, listening, pulls=bool(events))
+    fingerprint, parts = setup["fingerprint"], setup["fingerprint_parts"]
+    method = worker.speculation.method
+    info = EngineInfo(
+        config.model.served_name,
+        fingerprint,
+        listening.kv_address,
+        capacity,
+        parts,
+        speculation="" if method == "none" else method,
+    )
+    adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
+    return VllmEngine(info, client, processor, side, events, adapters=adapters)
+
+
+def _capacity(
+    made: VllmConfig, engine: EngineConfig, listening: KvListening, *, pulls: bool
+) -> Capacity:
+    """`pulls`: whether the router learns what the prefix cache holds."""
     cache, groups = made.cache_config, listening.groups
     counts_groups = len(groups) > 1 or keeps_part(groups) or made.model_config.use_mla
-    capacity = Capacity(
+    return Capacity(
         block_tokens=min(cache.block_size, BLOCK_TOKENS_MAX),
         kv_blocks=cache.num_gpu_blocks,
         kv_block_bytes=listening.block_bytes,
         kv_groups=listening.groups if counts_groups else (),
         keeps_prefixes=bool(cache.enable_prefix_caching),
         max_model_len=made.model_config.max_model_len,
-        max_num_seqs=worker.engine.max_num_seqs,
-        pull_blocks=listening.pull_blocks if events else 0,
+        max_num_seqs=engine.max_num_seqs,
+        pull_blocks=listening.pull_blocks if pulls else 0,
         restores=restores(made),
         kv_layers=listening.layers,
     )
-    fingerprint, parts = setup["fingerprint"], setup["fingerprint_parts"]
-    info = EngineInfo(config.model.served_name, fingerprint, listening.kv_address, capacity, parts)
-    adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
-    return VllmEngine(info, client, processor, side, events, adapters=adapters)
 
 
 def _adapters(

@@ -1,5 +1,5 @@
-"""What vLLM gets of a prompt, and what its outputs say: how a request ended, and of how many prompt
-tokens the KV was there."""
+"""What vLLM gets of a prompt, and what its outputs say: how a request ended, of how many prompt
+tokens the KV was there, and which drafts were accepted."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from common.blocks import KvGroup
-from common.engine.port import EngineRequest
+from common.engine.port import Drafts, EngineRequest
 from common.errors import Code
 from common.messages import FinishReason, Role
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
-    from vllm.v1.metrics.stats import PrefillStats
+    from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 
 
 def prompt_counts(stats: PrefillStats | None, block_tokens: int) -> tuple[int, int, int]:
@@ -27,6 +27,14 @@ def prompt_counts(stats: PrefillStats | None, block_tokens: int) -> tuple[int, i
         return cached, 0, cached + stats.num_cache_creation_tokens
     whole = stats.num_prompt_tokens // block_tokens * block_tokens if block_tokens else 0
     return cached, handed_over, whole
+
+
+def drafts_of(stats: SchedulerStats) -> Drafts | None:
+    """Tokens that the step checked, and those that it accepted; None: there were no drafts."""
+    made = stats.spec_decoding_stats
+    if made is None:
+        return None
+    return Drafts(tuple(made.num_draft_tokens_per_pos), tuple(made.num_accepted_tokens_per_pos))
 
 
 def ending(made: EngineCoreOutput, role: Role) -> tuple[str, str]:

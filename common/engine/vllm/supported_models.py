@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.blocks import Kept, KvGroup
+from common.engine.speculation.arguments import samples_apart
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ def restores(made: VllmConfig) -> bool:
     """Whether this engine can continue requests that another engine began (`ResumeSampler`).
 
     A GPU engine cannot: its runner keeps the counts on the device, and was never tested with the
-    sampler. An engine with speculative decoding cannot, because it takes no logits processors. An
-    engine whose logprobs are of processed logits cannot, because a processor changes them."""
+    sampler. With speculative decoding it must keep such requests from drafts. An engine whose
+    logprobs are of processed logits cannot, because a processor changes them."""
     from vllm.platforms import current_platform
 
     return bool(
         current_platform.is_cpu()
         and not made.use_v2_model_runner
-        and made.speculative_config is None
+        and (made.speculative_config is None or samples_apart(made))
         and made.model_config.logprobs_mode.startswith("raw")
     )
 

@@ -11,6 +11,13 @@ def _kv_reserved(worker: WorkerRow) -> str:
     return f"{tokens / max(1, worker.kv_tokens_max):.0%}"
 
 
+def _drafts(worker: WorkerRow) -> str:
+    """The share of drafted tokens that was accepted lately, and what a step brought a stream."""
+    if worker.accepted < 0:
+        return "-"
+    return f"{worker.accepted:.0%} accepted, {worker.tokens_per_output:.1f} tokens a step"
+
+
 def _why(worker: WorkerRow) -> str:
     """Why the worker is in its state, what its health daemon says, and which pairs it is not in."""
     reasons = (
@@ -43,6 +50,7 @@ render = rows(
         "QUEUED TOKENS": "queued_tokens",
         "KV RESERVED": _kv_reserved,
         "KV USED": lambda worker: f"{worker.kv_used:.0%}",
+        "DRAFTS": _drafts,
         "WHY": _why,
     },
     empty="no worker has said hello",

@@ -25,7 +25,7 @@ LISTS = ("recent", "slow", "failed", "refused")
 WORKER = (
     "name", "role", "model", "state", "reason", "requests", "requests_max", "queued_tokens",
     "kv_used", "kv_tokens_promised", "kv_tokens_max", "running", "waiting", "step_age_ms",
-    "since_s", "not_paired_with", "verdict", "verdict_reason",
+    "since_s", "not_paired_with", "verdict", "verdict_reason", "accepted", "tokens_per_output",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import psutil
@@ -65,6 +66,14 @@ async def kinds(times: int = TIMES) -> list[Row]:
     ]
     rows.append(Row("- alarms of bytes or digests", "; ".join(wrong) or "none", "none", not wrong))
     return rows
+
+
+async def speculating(times: int) -> list[Row]:
+    """Decode workers that draft tokens are killed, mostly in the middle of bursts."""
+    drafts = {"BATON_SPECULATION__METHOD": "ngram", "BATON_SPECULATION__NGRAM_MIN": "1"}
+    async with cell(replace(PLAN, settings={**PLAN.settings, **drafts})) as fleet:
+        kill = "kill -9 decode"
+        return await _kind(fleet, f"{kill}, with drafts", STRIKES[kill], times)
 
 
 async def _killed(fleet: Cell, name: str) -> None:

@@ -65,12 +65,17 @@ class Worker:
         self.kv: dict[tuple[str, int, str], KvDone] = {}
         self.last_load = Load()
         self.batches = 0
+        #: Tokens that were drafted, and those that were accepted.
+        self.drafted = self.accepted = 0
 
     async def listen(self) -> None:
         while True:
             batch = await self.engine.next_batch()
             self.batches += 1
             self.last_load = batch.load or self.last_load
+            if batch.drafts is not None:
+                self.drafted += sum(batch.drafts.drafted)
+                self.accepted += sum(batch.drafts.accepted)
             for end in batch.kv_done:
                 self.kv[end.request_id, end.attempt, end.side] = end
             for output in batch.outputs:

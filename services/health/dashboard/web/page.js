@@ -94,6 +94,7 @@ function worker(row) {
   card.append(gauge("requests", row.requests / Math.max(1, row.requests_max), `${row.requests} / ${row.requests_max}`));
   if (row.role === "prefill") card.append(gauge("prompt", row.queued_tokens / 8192, `${count(row.queued_tokens)} tok`));
   card.append(gauge("KV", row.kv_used, `${Math.round(row.kv_used * 100)} %`));
+  if (row.accepted >= 0) card.append(gauge("drafts", row.accepted, `${row.tokens_per_output.toFixed(1)} tok a step`));
   return card;
 }
 

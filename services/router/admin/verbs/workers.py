@@ -71,6 +71,8 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         handoffs=phases.handoffs,
         gpu_busy=round(phases.gpu_busy, 3),
         gpu_memory_busy=round(phases.gpu_memory_busy, 3),
+        accepted=round(phases.accepted, 3),
+        tokens_per_output=round(phases.tokens_per_output, 2),
     )
 
 

@@ -62,3 +62,17 @@ def test_only_generation_needs_room_for_an_answer(pooling: Pooling | None, most:
 def test_what_workers_of_a_model_compute() -> None:
     tasks = {"generate": None, "embed": EMBED, "rerank": CLASSIFY, "classify": CLASSIFY}
     assert {task: pooling_of(ModelConfig(task=task)) for task in tasks} == tasks  # type: ignore[arg-type]
+
+
+def test_what_the_sampler_of_drafts_cannot_do_is_refused_by_name() -> None:
+    sampling = Sampling(max_tokens=1, logprob_token_ids=(1, 2))
+    asked = replace(request(3), sampling=sampling)
+    engine_info(2).check(asked)
+    drafting = replace(engine_info(2), speculation="ngram")
+    drafting.check(request(3))
+    with pytest.raises(BatonError, match=r"logprob_token_ids do not work .* ngram") as refused:
+        drafting.check(asked)
+    assert (refused.value.code, refused.value.param) == (
+        Code.UNSUPPORTED_PARAMETER,
+        "logprob_token_ids",
+    )

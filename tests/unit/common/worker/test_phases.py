@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.engine.port import Batch, EngineRequest, Output
+from common.engine.port import Batch, Drafts, EngineRequest, Output
 from common.messages import Role, Sampling
 from common.worker.gpu import GpuReading
 from common.worker.phases import PhaseMeter
@@ -70,3 +70,19 @@ def test_gpus_are_told_where_there_are_some(meter: PhaseMeter) -> None:
     assert meter.report(101.0, 0, None).gpu_busy == -1.0
     report = meter.report(102.0, 0, GpuReading(0.75, 0.5))
     assert (report.gpu_busy, report.gpu_memory_busy) == (0.75, 0.5)
+
+
+def test_drafts_are_counted_by_position_and_their_share_is_that_of_the_last_ten_seconds(
+    meter: PhaseMeter,
+) -> None:
+    assert meter.report(100.0, sent=0, gpu=None).accepted == -1
+    meter.stepped(Batch([output("r", 3)], drafts=Drafts((2, 2), (2, 1))), Role.DECODE)
+    meter.stepped(Batch([output("r", 1)], drafts=Drafts((1, 1, 1), (0, 0, 0))), Role.DECODE)
+    meter.stepped(Batch([output("r", 1)]), Role.DECODE)
+    assert (meter.drafted, meter.accepted) == ([3, 3, 1], [2, 1, 0])
+    report = meter.report(101.0, sent=0, gpu=None)
+    assert report.accepted == pytest.approx(3 / 7)
+    assert report.tokens_per_output == pytest.approx(5 / 3)
+    assert report.decode_tokens_per_s == pytest.approx(5)
+    later = meter.report(120.0, sent=0, gpu=None)
+    assert (later.accepted, later.tokens_per_output) == (-1, 0)

@@ -145,6 +145,12 @@ BECOMES = {**DRAIN, "becomes": "prefill", "role_s": 7.0, "confirmed": True}
         ("workers", [WORKER | {"kv_tokens_max": 0}], ["d0"]),
         (
             "workers",
+            [WORKER | {"accepted": 0.625, "tokens_per_output": 2.86}],
+            ["DRAFTS", "62% accepted, 2.9 tokens a step"],
+        ),
+        ("workers", [WORKER | {"accepted": 0.0, "tokens_per_output": 1}], ["0% accepted"]),
+        (
+            "workers",
             [WORKER | {"reason": "a", "verdict": "down", "verdict_reason": "b"}],
             ["a; its host says down: b"],
         ),

@@ -62,6 +62,16 @@ def test_routers_are_told_near_the_end_at_the_end_and_with_each_block_beyond() -
     assert bench.make(100) == [52, 64, 80, 96, 112]
 
 
+def test_a_burst_that_passes_several_of_these_points_tells_once() -> None:
+    bench = Bench(kv_tokens=64, kv_tokens_near=52)
+    told: list[int] = []
+    for size in (31, 1, 16, 14, 1, 5):
+        actions = bench(Batch(outputs=[Output("r#1", [7] * size)]))
+        sent = [a.message for a in actions if isinstance(a, ToRouter)]
+        told += [m.tokens for m in sent if isinstance(m, BudgetReached)]
+    assert told == [52, 68, 88]
+
+
 def test_a_stream_that_is_promised_all_says_nothing() -> None:
     bench = Bench()
     assert bench.promised == 224

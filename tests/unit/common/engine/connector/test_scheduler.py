@@ -49,6 +49,7 @@ def output(
     tokens: dict[str, int] | None = None,
     preempted: set[str] | None = None,
     resumed: set[str] | None = None,
+    drafts: dict[str, list[int]] | None = None,
 ) -> Any:
     again = cached or []
     return SimpleNamespace(
@@ -65,6 +66,7 @@ def output(
         num_scheduled_tokens=tokens or {},
         total_num_scheduled_tokens=sum((tokens or {}).values()),
         preempted_req_ids=preempted,
+        scheduled_spec_decode_tokens=drafts or {},
     )
 
 

@@ -94,6 +94,17 @@ def test_a_generated_block_is_saved_when_its_hash_is_known() -> None:
     assert saved(rig.more(request, [4], 16, 1)) == [(3, b"g0")]
 
 
+def test_a_block_that_drafts_filled_is_saved_when_its_tokens_are_the_texts() -> None:
+    """Of a draft that is refused, other tokens take the place."""
+    rig = Rig()
+    request = rig.add("a#0", 12)
+    rig.new(request, [3], 12)
+    request.block_hashes.append(b"g0")
+    assert saved(rig.more(request, [4], 12, 5, drafts={"a#0": [7, 7, 7, 7]})) == []
+    assert saved(rig.more(request, [], 14, 3, drafts={"a#0": [7, 7]})) == []
+    assert saved(rig.more(request, [], 15, 2, drafts={"a#0": [7]})) == [(3, b"g0")]
+
+
 def test_what_the_engine_had_is_not_saved_again() -> None:
     rig = Rig()
     request = rig.add("a#0", 48)
@@ -392,16 +403,19 @@ def test_slots_are_what_the_memory_holds_on_all_ranks() -> None:
     [
         ({}, ""),
         ({"device": "cuda"}, "accelerator"),
-        ({"speculative": object()}, "speculative"),
+        ({"drafter_has_kv": False}, ""),
+        ({"drafter_has_kv": True}, "drafter has KV of its own"),
         ({"caching": False}, "prefix caching"),
         ({"groups": [KvGroup(16), KvGroup(16)]}, "part of the tokens"),
         ({"groups": [KvGroup(16, Kept.WINDOW, 64)]}, "part of the tokens"),
     ],
 )
 def test_where_it_cannot_be_right_there_is_no_store(change: dict[str, Any], why: str) -> None:
+    has_kv = change.get("drafter_has_kv")
+    drafts = SimpleNamespace(uses_draft_kv_cache=lambda: has_kv) if has_kv is not None else None
     engine: Any = SimpleNamespace(
         device_config=SimpleNamespace(device_type=change.get("device", "cpu")),
-        speculative_config=change.get("speculative"),
+        speculative_config=drafts,
         cache_config=SimpleNamespace(enable_prefix_caching=change.get("caching", True)),
     )
     told = why_no_store(engine, change.get("groups", [KvGroup(16)]))

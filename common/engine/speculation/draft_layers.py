@@ -1,0 +1,88 @@
+"""Whether the KV of a draft model is handed over, and the KV cache without it.
+
+Theory of operation: a draft model's layers are further layers of the engine's KV cache, with the
+same block ids as the model's. With `hand_over`, prefill workers run the draft model over prompts,
+too; its layers are then layers like others, and the fingerprint names the draft model, so that only
+workers that have it are paired. Without, they are left out of all that the connector knows: a
+decode worker takes KV of any prefill worker of the model, and its draft model does not have the
+prompt. Then drafts are poor, and the text is right all the same, because the model checks them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.errors import ConfigError
+from common.model.weight_digest import weight_marks
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+    from common.config import SpeculationConfig
+
+PREFIX = "draft_model."
+"""Of the names that vLLM gives to a draft model's layers."""
+
+
+def drafter_parts(speculation: SpeculationConfig) -> dict[str, Any]:
+    """What the fingerprint has of the draft model; nothing if its KV stays where it is."""
+    if speculation.method == "none" or not speculation.hand_over:
+        return {}
+    folder = Path(speculation.drafter)
+    return {
+        "drafter": weight_marks(folder),
+        "drafter_config": (folder / "config.json").read_text(encoding="utf-8"),
+    }
+
+
+def drafter_token_bytes(made: VllmConfig, dtype_bytes: int) -> int:
+    """Bytes of the draft model's KV per token; 0 without one."""
+    speculative = made.speculative_config
+    if speculative is None or not speculative.uses_draft_model():
+        return 0
+    model, parallel = speculative.draft_model_config, speculative.draft_parallel_config
+    heads, size = model.get_num_kv_heads(parallel), model.get_head_size()
+    return int(model.get_num_layers(parallel) * heads * size * 2 * dtype_bytes)
+
+
+def without_draft_layers(config: KVCacheConfig) -> KVCacheConfig:
+    """The KV cache as the layers of the model alone see it. Raises ConfigError where the draft
+    model has blocks of its own."""
+    if not any(_is_draft(name) for group in config.kv_cache_groups for name in group.layer_names):
+        return config
+    tensors = [part for tensor in config.kv_cache_tensors for part in _kept(tensor)]
+    groups = [_group(group) for group in config.kv_cache_groups]
+    return dataclasses.replace(config, kv_cache_tensors=tensors, kv_cache_groups=groups)
+
+
+def _is_draft(name: str) -> bool:
+    return name.startswith(PREFIX)
+
+
+def _kept(tensor: KVCacheTensor) -> list[KVCacheTensor]:
+    """The layers of the model. vLLM lists a draft model's after them, in the order of memory."""
+    names = [name for name in tensor.layers if not _is_draft(name)]
+    if not names:
+        return []
+    if tensor.layers[: len(names)] != names:
+        raise ConfigError(
+            "speculation.drafter", "the KV of the draft model lies among that of the model's layers"
+        )
+    return [dataclasses.replace(tensor, layers=names)]
+
+
+def _group(group: KVCacheGroupSpec) -> KVCacheGroupSpec:
+    names = [name for name in group.layer_names if not _is_draft(name)]
+    if not names:
+        raise ConfigError(
+            "speculation.drafter",
+            "the draft model keeps KV in blocks of another kind than the model does; use one of "
+            "the same kind of attention",
+        )
+    spec, specs = group.kv_cache_spec, getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    if specs is not None:
+        spec = dataclasses.replace(spec, kv_cache_specs={name: specs[name] for name in names})
+    return dataclasses.replace(group, layer_names=names, kv_cache_spec=spec)

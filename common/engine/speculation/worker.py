@@ -1,0 +1,29 @@
+"""vLLM's CPU worker, with the logits processors of an engine that does not speculate. It runs in
+the engine's process only.
+
+Theory of operation: with speculation vLLM has none but the one for `min_tokens`, and refuses others
+by name, because its rejection sampler does not apply them to drafts. It applies them to the last
+token of each request of a step all the same, and a request without drafts has no other. Such
+requests (`scheduler.py`) are sampled here as they always are.
+"""
+
+from __future__ import annotations
+
+from vllm.v1.sample.logits_processor import build_logitsprocs
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from common.engine.speculation.arguments import without_speculation
+
+RESUME_SAMPLER = "common.engine.vllm.resume_sampler:ResumeSampler"
+
+
+class SpeculatingWorker(CPUWorker):
+    """Named by `worker_cls`."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        batch = self.model_runner.input_batch
+        batch.logitsprocs = build_logitsprocs(
+            without_speculation(self.vllm_config), self.device, False, False, [RESUME_SAMPLER]
+        )
+        batch.logitsprocs_need_output_token_ids = True

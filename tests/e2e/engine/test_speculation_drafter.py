@@ -1,0 +1,113 @@
+"""A draft model on D: the text is that of a plain engine whether or not the draft model has the
+prompt, and its drafts are as good as in one engine where its KV is handed over, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.config import Config, from_mapping
+from common.messages import Sampling
+from common.model.embedded import ensure_embedded_model
+from tests.e2e.engine.pair import Pair, Run, make_config, on_one_loop, open_pair
+from tests.e2e.prompts import prompts
+from tests.e2e.reference import plain_answers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TEXTS = prompts(20)
+GREEDY = Sampling(max_tokens=32, temperature=0.0, ignore_eos=True)
+BLOCK = 128
+
+
+def drafting(folder: Path, *, hand_over: bool) -> Config:
+    """The model drafts for itself: with the same KV, every draft is right."""
+    raw = msgspec.to_builtins(make_config(folder))
+    speculation = {
+        "method": "draft_model",
+        "tokens": 3,
+        "drafter": str(ensure_embedded_model()),
+        "hand_over": hand_over,
+    }
+    raw["decode"]["d0"]["speculation"] = speculation
+    if hand_over:
+        raw["prefill"]["p0"]["speculation"] = speculation
+    return from_mapping({key: raw[key] for key in ("fleet", "model", "prefill", "decode")})
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    config = drafting(tmp_path_factory.mktemp("run"), hand_over=False)
+    yield from on_one_loop(open_pair(config))
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    config = drafting(tmp_path_factory.mktemp("run"), hand_over=True)
+    yield from on_one_loop(open_pair(config))
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    """What one vLLM engine without any of our code and without speculation says."""
+    return plain_answers(TEXTS, GREEDY.max_tokens)
+
+
+async def shares(pair: Pair, plain: list[list[int]]) -> tuple[float, float]:
+    """The share of drafted tokens that was accepted after handoffs, and where D computed the
+    prompts itself, as one engine does. The text is that of the plain engine in either case."""
+    found = []
+    for handed in (True, False):
+        drafted, accepted = pair.decode.drafted, pair.decode.accepted
+        for prompt, expected in zip(TEXTS, plain, strict=True):
+            if handed:
+                result, end = await pair.hand_over(prompt, GREEDY, salt=pair.request_id())
+                assert not end.error, end.message
+                assert result.cached == len(prompt) - 1
+            else:
+                result = await pair.alone(prompt, GREEDY)
+            assert result.tokens == expected, len(prompt)
+        found.append((pair.decode.accepted - accepted) / (pair.decode.drafted - drafted))
+    print(f"accepted after a handoff {found[0]:.3f}, in one engine {found[1]:.3f}")
+    return found[0], found[1]
+
+
+def test_a_drafter_without_the_prompt_drafts_poorly_and_changes_no_text(
+    cold: Run, plain: list[list[int]]
+) -> None:
+    """So the figure of the next test is one of KV that was handed over."""
+
+    async def work(pair: Pair) -> None:
+        infos = pair.prefill.engine.info, pair.decode.engine.info
+        assert infos[0].fingerprint == infos[1].fingerprint, "P need not have the drafter"
+        assert infos[0].capacity.kv_block_bytes == infos[1].capacity.kv_block_bytes
+        after, alone = await shares(pair, plain)
+        assert after / alone < 0.8
+        answers = await asyncio.gather(*(pair.hand_over(prompt, GREEDY) for prompt in TEXTS))
+        assert [result.tokens for result, _ in answers] == plain
+        await pair.prefill.empty()
+        await pair.decode.empty()
+
+    cold(work)
+
+
+def test_with_its_kv_handed_over_a_drafter_is_as_good_as_in_one_engine(
+    warm: Run, plain: list[list[int]]
+) -> None:
+    async def work(pair: Pair) -> None:
+        infos = pair.prefill.engine.info, pair.decode.engine.info
+        assert infos[0].fingerprint == infos[1].fingerprint
+        assert "drafter" in infos[0].fingerprint_parts
+        after, alone = await shares(pair, plain)
+        assert alone > 0.9
+        assert 0.95 < after / alone < 1.05
+        answers = await asyncio.gather(*(pair.hand_over(prompt, GREEDY) for prompt in TEXTS))
+        assert [result.tokens for result, _ in answers] == plain
+        await pair.prefill.empty()
+        await pair.decode.empty()
+
+    warm(work)

@@ -183,7 +183,7 @@ class RequestLifecycle:
         new_at_router = request.state is State.SUBMITTED and attempt == 1
         refused = state is State.FAILED and new_at_router and Notify.ROUTER not in notify
         request.move(state, now)
-        worker = self.table.remove(request)
+        worker = self.table.remove(request, now)
         actions: list[Action] = []
         if Notify.WORKER in notify and worker:
             abort = Abort(request_id=request_id, attempt=attempt, reason=reason)
@@ -251,6 +251,8 @@ class RequestLifecycle:
     def _why_expired(self, request: LiveRequest, now: float) -> BatonError | None:
         silent = now - request.silent_since
         if silent >= self._token_wait:
+            if request.state is State.HELD and request.refusal is not None:
+                return request.refusal
             return no_token(silent, request.state, name_of(request.worker.decode(errors="replace")))
         if request.state is not State.HELD:
             return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from common.config.base import Count, Milliseconds, Port, Positive, Section
+from common.config.base import NAME_PATTERN, Count, Milliseconds, Port, Positive, Section
+from common.config.cells import CellConfig
 from common.config.request_limits import RequestLimits
 
 ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[A-Za-z0-9._:\[\]-]+)$"
@@ -144,3 +145,11 @@ class GatewayConfig(Section, frozen=True):
     because its client is gone or slow, is ended. Its client can still get all that is kept."""
     limits: RequestLimits = RequestLimits()
     jobs: JobsConfig = JobsConfig()
+    cells: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], CellConfig] = field(
+        default_factory=dict
+    )
+    """The cells that are served, by name; none: the fleet of this file alone. A tenant belongs to
+    one of them. A request that its cell refuses or cannot take is given to one other."""
+    cell_spill_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """How many refused requests are tried in another cell, as a share of all requests. Those of a
+    cell that is lost are not counted."""

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from common.config.base import NAME_PATTERN, Section
+from common.config.cells import check_cells
 from common.config.exposure import check_control, check_exposure, check_kv
 from common.config.modes import (
     check_adapters,
@@ -149,6 +150,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_pools(config)
     check_warm(config)
     check_scale(config)
+    check_cells(config.gateway.cells)
     check_mode(config)
     check_parsers(config)
     return config

@@ -74,8 +74,10 @@ from services.gateway.streams.journal import DeltaOrder
 class Core:
     """At most `max_streams` requests live at once."""
 
-    def __init__(self, limits: GatewayConfig, keys_max: int = KEYS_MAX) -> None:
-        self.lifecycle = RequestLifecycle(limits, keys_max)
+    def __init__(
+        self, limits: GatewayConfig, keys_max: int = KEYS_MAX, counters: Counters | None = None
+    ) -> None:
+        self.lifecycle = RequestLifecycle(limits, counters or Counters(keys_max))
         self._table = self.lifecycle.table
         self._router_wait = limits.router_wait_ms / 1000
         self._stalls = StallDetector()

@@ -122,6 +122,8 @@ class ToRouter:
 
     message: Submit | Abandoned | Cancel | KeptOrders
     body: RequestBody | None = None
+    #: Whose router; empty where there are no cells.
+    cell: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ class Report:
     """A request is over: send its summary to the router, if one is there."""
 
     summary: RequestSummary
+    #: Whose router; empty where there are no cells.
+    cell: str = ""
 
 
 Action = ToRouter | ToWorker | Note | Report

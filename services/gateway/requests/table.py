@@ -89,10 +89,25 @@ class RequestTable:
         request_id = request.spec.request_id
         del self.requests[request_id]
         again = request.resubmitted or request.state is State.FAILED
-        self.recent[request_id] = 0.0 if again else now + ABORT_SECONDS
+        self._ended(request_id, 0.0 if again else now + ABORT_SECONDS)
+        return self.unassign(request)
+
+    def give_up(self, request: LiveRequest) -> bytes:
+        """It goes on elsewhere: a worker that still runs it gets an Abort. Returns the worker that
+        it was assigned to; empty for none."""
+        request_id = request.spec.request_id
+        del self.requests[request_id]
+        self._ended(request_id, 0.0)
+        return self.unassign(request)
+
+    def models(self) -> set[str]:
+        """What live requests ask for."""
+        return {request.spec.model for request in self.requests.values()}
+
+    def _ended(self, request_id: str, told_until: float) -> None:
+        self.recent[request_id] = told_until
         if len(self.recent) > RECENT_MAX:
             del self.recent[next(iter(self.recent))]
-        return self.unassign(request)
 
     def check_invariants(self, *, router_up: bool) -> None:
         """Raises AssertionError."""

@@ -184,6 +184,8 @@ class Submit(Message, frozen=True):
     abandoned: bool = False
     #: As in the body.
     adapter: AdapterText = ""
+    #: Whether its tenant belongs to another cell, where its key's limits are counted otherwise.
+    spilled: bool = False
 
 
 class Abandoned(Message, frozen=True):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
@@ -208,10 +208,7 @@ class CellsCore:
             home.home += 1
             return self._of(home, event, now)
         second.spilled += 1
-        actions = self._of(second, event, now)
-        request = second.core.lifecycle.table.requests.get(event.spec.request_id)
-        if request is not None:
-            request.spilled = True
+        actions = self._of(second, replace(event, spilled=True), now)
         sentence = f"cell {home.name} is lost; {second.name} serves the request"
         return [*actions, Note("request.spilled", sentence, event.spec.request_id)]
 

@@ -28,6 +28,8 @@ class Opened:
     stream: TokenStream
     answer: FailureListener
     caller: Caller = ANONYMOUS
+    #: Whether its own cell is lost, and this is the other one.
+    spilled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class RequestLifecycle:
             deadline=now + spec.deadline_ms / 1000 if spec.deadline_ms else 0.0,
             timer=spec.timer or PhaseTimer(now),
             abandoned=not spec.attended,
+            spilled=event.spilled,
         )
         self.table.add(request)
         if self.router_up:

@@ -185,5 +185,6 @@ class LiveRequest:
             resumable=recovers and not resume_obstacle(spec.sampling, 1, fleet),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, *named_by),
             adapter=spec.adapter,
+            spilled=self.spilled,
         )
         return submit, body

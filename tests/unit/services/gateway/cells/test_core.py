@@ -104,6 +104,12 @@ class Rig:
 
     def open(self, tenant: str, request_id: str = "r", **more: Any) -> str:
         """Returns the cell that it was submitted to; empty for none."""
+        self.do(Opened(*self.opened(tenant, request_id, **more)))
+        submits = self.submits()
+        return submits[0][0] if submits else ""
+
+    def opened(self, tenant: str, request_id: str, **more: Any) -> tuple[Any, ...]:
+        """The arguments of `Opened`."""
         sampling = Sampling(max_tokens=50)
         values: dict[str, Any] = {"session": ""} | more
         prompt = values.pop("prompt", [1, 2])
@@ -111,9 +117,11 @@ class Rig:
         answer = self.answers[request_id] = Once()
         detokenizer = ByteLevelDetokenizer(PIECES)
         stream = TextStream(Journal(prompt, 50), sampling, detokenizer, answer, stops=())
-        self.do(Opened(spec, stream, answer, Caller(key_id=tenant, tenant=tenant)))
-        submits = self.submits()
-        return submits[0][0] if submits else ""
+        return spec, stream, answer, Caller(key_id=tenant, tenant=tenant)
+
+    def visits(self) -> list[bool]:
+        """Of what was submitted since: whether it told that its tenant belongs elsewhere."""
+        return [m.spilled for _, m in self.sent if isinstance(m, Submit)]
 
     def submits(self) -> list[tuple[str, int]]:
         """The cells and attempts of what was submitted since."""
@@ -458,3 +466,16 @@ def test_without_cells_events_pass_through() -> None:
     assert [type(action) for action in core.handle(RouterUp(), 1.0)] == [ToRouter]
     assert core.router_up
     assert list(core.cells) == [""]
+
+
+def test_a_router_hears_that_the_tenant_belongs_to_another_cell() -> None:
+    rig = Rig()
+    rig.open(tenant_of("c1", "c0"))
+    rig.refuse("c1")
+    assert rig.visits() == [True]
+    rig.lose("c2")
+    rig.submits()
+    rig.sent.clear()
+    rig.do(Opened(*rig.opened(tenant_of("c2", "c0"), "lost")))
+    rig.do(Opened(*rig.opened(tenant_of("c0", "c2"), "home")))
+    assert rig.visits() == [True, False]

@@ -1,4 +1,4 @@
-"""A cell gets keys in proportion to its capacity, and one that comes or goes moves its share only."""
+"""A cell gets keys in proportion to its capacity; one that comes or goes moves its share only."""
 
 from __future__ import annotations
 

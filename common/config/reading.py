@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from common.config.base import NAME_PATTERN, Section
-from common.config.cells import check_cells
 from common.config.exposure import check_control, check_exposure, check_kv
 from common.config.modes import (
     check_adapters,
+    check_cells,
     check_engines,
     check_mode,
     check_models,

@@ -27,7 +27,7 @@ from msgspec.inspect import (
 )
 
 from common.config.base import Section
-from common.config.cells import CellConfig
+from common.config.gateway import CellConfig
 from common.config.sections import AdapterConfig, Config
 from common.engine.vllm.argument_table import (
     KV_ARGUMENTS,
@@ -91,7 +91,7 @@ def reference() -> str:
     """The whole page."""
     root = type_info(Config)
     assert isinstance(root, StructType)
-    tables = {"gateway.cells": CellConfig, "adapters": AdapterConfig}
+    tables: dict[str, type[Section]] = {"gateway.cells": CellConfig, "adapters": AdapterConfig}
     named = [_named_table(path, keys) for path, keys in tables.items()]
     sections = _sections_inside(root, "")
     return "\n".join([INTRODUCTION, *sections, *named, *_engine_arguments()])

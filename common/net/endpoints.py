@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import Config, FleetConfig, RouterConfig
-from common.config.cells import is_own
+from common.config.gateway import is_own
 from common.errors import ConfigError
 from common.messages import Role
 from common.net.wire import BODY_BYTES_MAX, FRAME_BYTES_MAX

@@ -15,7 +15,7 @@ import msgspec
 
 from common import config as configuration
 from common.config import Config, FleetConfig, default_run_dir
-from common.config.cells import is_own
+from common.config.gateway import is_own
 from common.errors import BatonError, Code, ConfigError
 from common.net.endpoints import config_of_cell
 from common.process.flapping_file import read_flapping

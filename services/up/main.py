@@ -11,7 +11,7 @@ from typing import get_args
 from common import config as configuration
 from common.clock import SystemClock
 from common.config import Config, Mode, default_run_dir
-from common.config.cells import CELLS_MAX
+from common.config.gateway import CELLS_MAX
 from common.engine.vllm.argument_check import untested
 from common.engine.vllm.model_check import check_adapter_files, check_model
 from common.errors import ConfigError
@@ -98,12 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vllm (default), or sim: modelled time, no inference",
     )
     parser.add_argument(
-        "--cells",
-        type=int,
-        default=1,
-        metavar="N",
-        help="fleets behind the gateway, each with its router and as many workers as the other "
-        "flags say (1)",
+        "--cells", type=int, default=1, metavar="N", help="such fleets behind one gateway (1)"
     )
     parser.add_argument(
         "--gateways", type=int, default=1, metavar="N", help="gateway processes on the port (1)"

@@ -140,7 +140,7 @@ class World:
             if action.peer == "g0|1":
                 self.tell(FromRouter(action.message), cell.name)  # type: ignore[arg-type]
             elif isinstance(action.message, Decode):
-                order, body = action.message, BODY.decode(action.body)
+                order, body = action.message, BODY.decode(action.body or b"")
                 tokens = body.sampling.max_tokens
                 stream = Stream(action.peer, order.request_id, order.attempt, tokens)
                 cell.streams[order.request_id, order.attempt] = stream

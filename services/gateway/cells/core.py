@@ -26,8 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
-from common.identity import identity_of
-from common.messages import Fleet, Placed, Refused
+from common.messages import Fleet, Refused
 from common.net.wire import pack_ids
 from services.gateway.cells import rendezvous
 from services.gateway.cells.budget import SpillBudget
@@ -95,7 +94,7 @@ class CellsCore:
         self._streams_max = limits.max_streams
         self._budget = SpillBudget(limits.cell_spill_share)
         self._orders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
-        #: The cell of each decode worker that was named or has sent tokens, by identity.
+        #: The cell of each decode worker that has sent tokens, by identity.
         self._of_worker: dict[bytes, Cell] = {}
 
     # ------------------------------------------------------------ what others read
@@ -184,14 +183,10 @@ class CellsCore:
         return cell
 
     def _from_router(self, cell: Cell, event: Event, now: float) -> list[Action]:
-        if isinstance(event, FromRouter):
-            match event.message:
-                case Placed(decode=decode, decode_incarnation=incarnation):
-                    self._of_worker[identity_of(decode, incarnation).encode()] = cell
-                case Refused() as refused:
-                    moved = self._spill(cell, refused, now)
-                    if moved is not None:
-                        return moved
+        if isinstance(event, FromRouter) and isinstance(event.message, Refused):
+            moved = self._spill(cell, event.message, now)
+            if moved is not None:
+                return moved
         return self._of(cell, event, now)
 
     # ------------------------------------------------------------ which cell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.config import GatewayConfig
@@ -26,7 +27,7 @@ from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.auth.caller import Caller
 from services.gateway.cells import rendezvous
 from services.gateway.cells.budget import SPILLS_AT_ONCE
-from services.gateway.cells.core import LOST_SECONDS, CellsCore
+from services.gateway.cells.core import LOST_SECONDS, ORDERS_MAX, CellsCore
 from services.gateway.requests.events import (
     Action,
     Attended,
@@ -97,6 +98,7 @@ class Rig:
 
     def up(self, cell: str, fleet: Fleet = READY) -> None:
         self.do(RouterUp(), cell)
+        self.do(FromRouter(msgspec.structs.replace(READY, model="other")), cell)
         self.do(FromRouter(fleet), cell)
 
     def lose(self, cell: str) -> None:
@@ -113,7 +115,8 @@ class Rig:
         sampling = Sampling(max_tokens=50)
         values: dict[str, Any] = {"session": ""} | more
         prompt = values.pop("prompt", [1, 2])
-        spec = RequestSpec(Kind.CHAT, request_id, "m", 0, prompt, sampling, **values)
+        model = values.pop("model", "m")
+        spec = RequestSpec(Kind.CHAT, request_id, model, 0, prompt, sampling, **values)
         answer = self.answers[request_id] = Once()
         detokenizer = ByteLevelDetokenizer(PIECES)
         stream = TextStream(Journal(prompt, 50), sampling, detokenizer, answer, stops=())
@@ -274,7 +277,9 @@ def test_a_stream_of_a_lost_cell_goes_on_in_the_next_after_its_tokens() -> None:
     assert rig.aborted == [b"d0|of-c0"]
     rig.token("c1", 0, attempt=2)
     assert rig.answers["r"].joined_text == "aba"
+    rig.up("c0")
     rig.lose("c1")
+    rig.do(WorkerGone(b"d0|of-c1", "killed"))
     rig.wait(2.0)
     assert rig.submits() == []
 
@@ -440,7 +445,7 @@ def test_the_fleet_is_that_of_a_cell_that_can_serve() -> None:
     fleet = rig.core.fleet_of("m")
     assert fleet is not None
     assert not fleet.ready
-    assert rig.core.fleet_of("other") is None
+    assert rig.core.fleet_of("unknown") is None
 
 
 def test_a_gateway_has_a_router_while_one_cell_has() -> None:
@@ -479,3 +484,57 @@ def test_a_router_hears_that_the_tenant_belongs_to_another_cell() -> None:
     rig.do(Opened(*rig.opened(tenant_of("c2", "c0"), "lost")))
     rig.do(Opened(*rig.opened(tenant_of("c0", "c2"), "home")))
     assert rig.visits() == [True, False]
+
+
+def test_what_a_stream_hears_when_it_goes_on_in_its_own_cell_is_no_reason_to_leave_it() -> None:
+    """The router has it tried again, as it does without cells."""
+    rig = Rig()
+    rig.open(tenant_of("c0", "c1"))
+    rig.place("c0")
+    rig.token("c0", 0)
+    rig.do(WorkerGone(b"d0|of-c0", "killed"))
+    assert rig.submits() == [("c0", 2)]
+    refused = Refused(
+        code=Code.OVERLOADED, message="", request_id="r", attempt=2, retry_after_ms=9_000
+    )
+    rig.do(FromRouter(refused), "c0")
+    rig.wait(2.0)
+    assert rig.submits() == []
+    assert rig.answers["r"].error is None
+
+
+def test_a_model_that_a_cell_can_still_serve_stays() -> None:
+    rig = Rig()
+    tenant = tenant_of("c0", "c1")
+    rig.open(tenant, "r0")
+    rig.open(tenant, "r1", model="other")
+    rig.do(FromRouter(NOT_READY), "c0")
+    rig.wait(2 * LOST_SECONDS)
+    moved = [(cell, m.request_id) for cell, m in rig.sent if isinstance(m, Submit)]
+    assert moved == [("c1", "r0")]
+
+
+def test_another_cell_is_not_told_of_workers_of_the_first() -> None:
+    rig = Rig()
+    rig.open(tenant_of("c0", "c1"))
+    rig.place("c0")
+    rig.token("c0", 0)
+    rig.wait(3.0)
+    (left,) = [m.left for _, m in rig.sent if isinstance(m, Submit) and m.attempt == 2]
+    assert left == "d0|of-c0"
+    rig.lose("c0")
+    rig.sent.clear()
+    rig.wait(1.0)
+    assert [(m.attempt, m.left) for _, m in rig.sent if isinstance(m, Submit)] == [(3, "")]
+
+
+def test_what_is_remembered_of_workers_and_tenants_is_bounded() -> None:
+    rig = Rig()
+    rig.open(tenant_of("c0", "c1"))
+    rig.token("c0", 0)
+    assert list(rig.core._of_worker) == [b"d0|of-c0"]
+    rig.do(WorkerGone(b"d0|of-c0", "killed"))
+    assert not rig.core._of_worker
+    for n in range(ORDERS_MAX + 10):
+        rig.core._two_cells(b"%d" % n)
+    rig.core.check_invariants()

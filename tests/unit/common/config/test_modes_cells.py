@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common import config as configuration
-from common.config.cells import CELLS_MAX
+from common.config.gateway import CELLS_MAX
 from common.errors import ConfigError
 from common.net.endpoints import cell_addresses, config_of_cell
 

@@ -34,6 +34,10 @@ def check_control(config: Config) -> None:
     wildcard address. Peers connect to the address in the file, so a wildcard names no host."""
     endpoints = {"router.control": config.router.control}
     endpoints |= {f"router.standby.{name}": at for name, at in config.router.standby.items()}
+    for cell, there in config.gateway.cells.items():
+        endpoints[f"gateway.cells.{cell}.control"] = there.control
+        for name, at in there.standby.items():
+            endpoints[f"gateway.cells.{cell}.standby.{name}"] = at
     endpoints["gateway.stream_bind"] = config.gateway.stream_bind
     for path, endpoint in endpoints.items():
         if not endpoint or endpoint.startswith("ipc://"):

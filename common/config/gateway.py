@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from common.config.base import Count, Milliseconds, Port, Positive, Section
+from common.config.base import NAME_PATTERN, Count, Milliseconds, Port, Positive, Section
 from common.config.request_limits import RequestLimits
 
 ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[A-Za-z0-9._:\[\]-]+)$"
 BODY_TYPE_PATTERN = r"^[a-z0-9.+-]+/[a-z0-9.+-]+$"
 ROOT_PATH_PATTERN = r"^((/[A-Za-z0-9._~-]+)+)?$"
 MEDIA_DOMAIN_PATTERN = r"^[a-z0-9.:-]+$"
+CELLS_MAX = 64
 
 
 class JobsConfig(Section, frozen=True):
@@ -48,6 +49,28 @@ class JobsConfig(Section, frozen=True):
     """Responses of one API key that were asked for with `background` and are not over."""
     background_at_once: Count = 64
     """Background responses that one gateway process runs at once. Others wait in the ledger."""
+
+
+class CellConfig(Section, frozen=True):
+    """A cell is a fleet with its own fleet file, router, standby and workers. One of the cells may
+    be the fleet of this file: then all of its keys but `capacity` are empty."""
+
+    run_dir: str = ""
+    """Run directory of the cell, where it is on this host: its sockets are found there, and
+    `baton ctl --cell NAME` uses it."""
+    control: str = ""
+    """ZeroMQ endpoint of the cell's router; empty is the ipc socket in `run_dir`."""
+    standby: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], str] = field(default_factory=dict)
+    """Further routers of the cell by name, each with its control endpoint; an empty one is an ipc
+    socket in `run_dir`."""
+    capacity: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """Share of the tenants that belong to the cell, relative to the other cells: what it can serve,
+    in any unit."""
+
+
+def is_own(cell: CellConfig) -> bool:
+    """Whether it is the fleet of the file that names it."""
+    return not (cell.run_dir or cell.control or cell.standby)
 
 
 class GatewayConfig(Section, frozen=True):
@@ -144,3 +167,11 @@ class GatewayConfig(Section, frozen=True):
     because its client is gone or slow, is ended. Its client can still get all that is kept."""
     limits: RequestLimits = RequestLimits()
     jobs: JobsConfig = JobsConfig()
+    cells: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], CellConfig] = field(
+        default_factory=dict
+    )
+    """The cells that are served, by name; none: the fleet of this file alone. A tenant belongs to
+    one of them. A request that its cell refuses or cannot take is given to one other."""
+    cell_spill_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """How many refused requests are tried in another cell, as a share of all requests. Those of a
+    cell that is lost are not counted."""

@@ -4,9 +4,11 @@ that there are parsers of the names that it gives."""
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from common.config.engine import EngineConfig
+from common.config.gateway import CELLS_MAX, CellConfig, is_own
 from common.config.sections import Config, ModelConfig, WorkerConfig
 from common.engine.vllm.argument_table import KV_ARGUMENTS, TEXT_ARGUMENTS
 from common.errors import ConfigError
@@ -261,3 +263,21 @@ def _check_parser(key: str, name: str, where: tuple[str, str]) -> None:
     known = known_parsers(where) if name else ()
     if known and name not in known:
         raise ConfigError(key, f"vLLM has no parser {name!r}; allowed: {', '.join(known)}")
+
+
+def check_cells(cells: Mapping[str, CellConfig]) -> None:
+    """Raises ConfigError for one cell alone, for two that are the same fleet, and for one whose
+    routers cannot be found."""
+    if len(cells) == 1 or len(cells) > CELLS_MAX:
+        sentence = f"a gateway serves 2 to {CELLS_MAX} cells; for one fleet, leave them out"
+        raise ConfigError("gateway.cells", sentence)
+    seen: dict[tuple[str, str], str] = {}
+    for name, cell in cells.items():
+        other = seen.setdefault((cell.run_dir, cell.control), name)
+        if other != name:
+            sentence = f"has the run_dir and control of {other}; each cell is a fleet of its own"
+            raise ConfigError(f"gateway.cells.{name}", sentence)
+        lacks = [n for n, at in {"control": cell.control, **cell.standby}.items() if not at]
+        if lacks and not cell.run_dir and not is_own(cell):
+            sentence = f"where is {lacks[0]}? Give its endpoint, or the run_dir of the cell"
+            raise ConfigError(f"gateway.cells.{name}", sentence)

@@ -24,6 +24,7 @@ from common.config.base import NAME_PATTERN, Section
 from common.config.exposure import check_control, check_exposure, check_kv
 from common.config.modes import (
     check_adapters,
+    check_cells,
     check_engines,
     check_mode,
     check_models,
@@ -158,6 +159,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_pools(config)
     check_warm(config)
     check_scale(config)
+    check_cells(config.gateway.cells)
     check_mode(config)
     check_parsers(config)
     return config

@@ -26,6 +26,8 @@ from msgspec.inspect import (
     type_info,
 )
 
+from common.config.base import Section
+from common.config.gateway import CellConfig
 from common.config.sections import AdapterConfig, Config
 from common.engine.vllm.argument_table import (
     KV_ARGUMENTS,
@@ -89,7 +91,10 @@ def reference() -> str:
     """The whole page."""
     root = type_info(Config)
     assert isinstance(root, StructType)
-    return "\n".join([INTRODUCTION, *_sections_inside(root, ""), _adapters(), *_engine_arguments()])
+    tables: dict[str, type[Section]] = {"gateway.cells": CellConfig, "adapters": AdapterConfig}
+    named = [_named_table(path, keys) for path, keys in tables.items()]
+    sections = _sections_inside(root, "")
+    return "\n".join([INTRODUCTION, *sections, *named, *_engine_arguments()])
 
 
 def key_sentences(section: type) -> dict[str, str]:
@@ -116,11 +121,11 @@ def _sections_inside(section: StructType, prefix: str) -> Iterator[str]:
             yield from _sections_inside(field.type, f"{prefix}{field.name}.")
 
 
-def _adapters() -> str:
-    """The one table of the file that is no section and has keys of its own."""
-    section = type_info(AdapterConfig)
+def _named_table(path: str, keys: type[Section]) -> str:
+    """A table of the file that is no section, has a name of its own, and keys."""
+    section = type_info(keys)
     assert isinstance(section, StructType)
-    return f"## `[adapters.NAME]`\n\n{inspect.getdoc(AdapterConfig)}\n\n{_table(section)}"
+    return f"## `[{path}.NAME]`\n\n{inspect.getdoc(keys)}\n\n{_table(section)}"
 
 
 def _engine_arguments() -> Iterator[str]:

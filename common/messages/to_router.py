@@ -144,8 +144,7 @@ class Leaving(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Gateway, + body: place this request. Answered by `Placed` or `Refused`, later perhaps by
-    `Failed`."""
+    """Gateway, + body: place this request. Answered by `Placed` or `Refused`, perhaps `Failed`."""
 
     request_id: str
     attempt: Count
@@ -177,13 +176,14 @@ class Submit(Message, frozen=True):
     left: str = ""
     #: Identity of the D that gave the previous attempt up and keeps its KV; empty: none does.
     moved_from: str = ""
-    #: Digest of the prompt as the client sent it, the same in every attempt. A prompt that kills
-    #: workers is recognized by it.
+    #: Digest of the client's prompt, the same in every attempt, to know one that kills workers.
     prompt_digest: bytes = b""
     #: Whether no client reads its stream now (`Abandoned`).
     abandoned: bool = False
     #: As in the body.
     adapter: AdapterText = ""
+    #: Whether its tenant belongs to another cell.
+    spilled: bool = False
 
 
 class Abandoned(Message, frozen=True):

@@ -18,7 +18,8 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import Config
+from common.config import Config, FleetConfig, RouterConfig
+from common.config.gateway import is_own
 from common.errors import ConfigError
 from common.messages import Role
 from common.net.wire import BODY_BYTES_MAX, FRAME_BYTES_MAX
@@ -81,6 +82,25 @@ def control_addresses(config: Config) -> dict[str, str]:
     """The addresses of all routers of the fleet, by name, the main one first."""
     names = (MAIN, *config.router.standby)
     return {name: control_address(config, name) for name in names}
+
+
+def cell_addresses(config: Config, cell: str) -> dict[str, str]:
+    """The control addresses of a cell's routers, by their names behind that of the cell, the main
+    one first."""
+    chosen = config.gateway.cells[cell]
+    if is_own(chosen):
+        return {f"{cell}/{name}": at for name, at in control_addresses(config).items()}
+    file = config_of_cell(config, cell)
+    return {f"{cell}/{name}": at for name, at in control_addresses(file).items()}
+
+
+def config_of_cell(config: Config, cell: str) -> Config:
+    """As much of the cell's fleet file as this one knows: where its routers are."""
+    chosen = config.gateway.cells[cell]
+    if is_own(chosen):
+        return config
+    router = RouterConfig(control=chosen.control, standby=chosen.standby)
+    return Config(fleet=FleetConfig(run_dir=chosen.run_dir), router=router)
 
 
 def admin_address(config: Config, router: str = MAIN) -> str:

@@ -15,7 +15,9 @@ import msgspec
 
 from common import config as configuration
 from common.config import Config, FleetConfig, default_run_dir
-from common.errors import BatonError, Code
+from common.config.gateway import is_own
+from common.errors import BatonError, Code, ConfigError
+from common.net.endpoints import config_of_cell
 from common.process.flapping_file import read_flapping
 from services.ctl.parser import EXIT_USAGE, Command, parse
 from services.ctl.repeat import follow, repeat
@@ -50,9 +52,24 @@ def main(argv: list[str]) -> int:
 
 
 def _config(command: Command) -> Config:
+    """Raises ConfigError."""
+    run_dir = command.run_dir or default_run_dir()
+    if command.cell:
+        file = command.config or run_dir / "fleet.toml"
+        return _of_cell(configuration.load(file), command.cell)
     if command.config is not None:
         return configuration.load(command.config)
-    return Config(fleet=FleetConfig(run_dir=str(command.run_dir or default_run_dir())))
+    return Config(fleet=FleetConfig(run_dir=str(run_dir)))
+
+
+def _of_cell(config: Config, cell: str) -> Config:
+    cells = config.gateway.cells
+    if cell not in cells:
+        names = ", ".join(cells) or "none in the fleet file"
+        raise ConfigError("--cell", f"no cell {cell!r}; there are: {names}")
+    if not (cells[cell].run_dir or is_own(cells[cell])):
+        raise ConfigError("--cell", f"the fleet file says no run_dir of {cell}; ask on its host")
+    return config_of_cell(config, cell)
 
 
 def _asker(config: Config, command: Command) -> Ask:
@@ -82,7 +99,7 @@ def _answer(command: Command, ask: Ask) -> str:
     if not command.json:
         # A router of another version may answer in another shape: then JSON is shown.
         with contextlib.suppress(KeyError, TypeError, IndexError, msgspec.ValidationError):
-            return verb.render(result)
+            return (f"cell {command.cell}\n" if command.cell else "") + verb.render(result)
     return json.dumps(result, indent=None if command.json and command.watch else 2)
 
 

@@ -51,6 +51,8 @@ class Command(argparse.Namespace):
     timeout: float = 5.0
     run_dir: Path | None = None
     config: Path | None = None
+    #: The cell's name; empty for the fleet of the file itself.
+    cell: str = ""
     #: The router's name; empty for the first one that answers.
     router: str = ""
 
@@ -125,6 +127,7 @@ def _general() -> _Parser:
     add("--timeout", type=_seconds, metavar="SECONDS", help="to wait for an answer (5)")
     add("--run-dir", type=Path, metavar="DIR", help="the fleet's (default: $BATON_RUN_DIR)")
     add("--config", type=Path, metavar="FILE", help="the fleet file instead")
+    add("--cell", metavar="NAME", help="of a gateway that serves several cells (default: its own)")
     add("--router", metavar="NAME", help="main, or a standby (default: the first that answers)")
     return parser
 

@@ -1,4 +1,4 @@
-"""The gateway daemon: HTTP in front, router and decode workers behind, the core between.
+"""The gateway daemon: HTTP in front, routers and decode workers behind, the core between.
 
 Order of shutdown: the daemon tells the router, /health reports it, and new requests are refused
 (503 DRAINING). Where other processes listen on the port, new connections are left to them. Answers
@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from common.clock import Clock, SystemClock
@@ -22,7 +23,7 @@ from common.messages import WIRE_VERSION, AdapterTold, AskAdapter, Fleet, Hello,
 from common.model.embedded import EMBEDDED_MODEL_NAME
 from common.model.resolve import model_folder
 from common.net.connection_limits import ConnectionLimits
-from common.net.endpoints import control_addresses, stream_address
+from common.net.endpoints import cell_addresses, control_addresses, stream_address
 from common.net.sockets import Dial
 from common.net.wire import encode
 from common.process.handled_request import HandledRequest, handled_path
@@ -31,6 +32,7 @@ from common.security.open import open_curve
 from common.telemetry.exposition import Exposition, exposed
 from common.telemetry.log import Logger
 from services.gateway.auth.authenticator import Authenticator
+from services.gateway.cells.core import CellsCore
 from services.gateway.http.about_routes import AboutRoutes
 from services.gateway.http.app import App
 from services.gateway.http.full_api_routes import FullApiRoutes
@@ -43,8 +45,7 @@ from services.gateway.jobs.line_answers import LineAnswers
 from services.gateway.links.adapter_asks import AdapterAsks
 from services.gateway.links.routers import RouterLinks
 from services.gateway.links.workers import WorkerLinks
-from services.gateway.metrics import GatewayMetrics, VllmNames
-from services.gateway.requests.core import Core
+from services.gateway.metrics import CellMetrics, GatewayMetrics, VllmNames
 from services.gateway.requests.events import (
     Action,
     DrainExpired,
@@ -101,7 +102,8 @@ class Gateway:
         self._log = log
         self._name = name
         self._incarnation = secrets.token_hex(8)
-        self._core = Core(config.gateway, config.prices.keys_max)
+        capacities = {name: cell.capacity for name, cell in config.gateway.cells.items()}
+        self._core = CellsCore(config.gateway, config.prices.keys_max, capacities)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._models = {
             served: ModelParts(config.of_model(served), text, roots[served], self._core, clock, log)
@@ -116,14 +118,16 @@ class Gateway:
         operator_keys = config.gateway.operator_keys_file
         self._operators = Authenticator(operator_keys, log) if operator_keys else None
         self._ledger_parts = self._made_ledger_parts(config.gateway)
-        collectors = (GatewayMetrics(self._core, config), self._ledger_parts)
+        cells = CellMetrics(self._core, config.served)
+        collectors = (GatewayMetrics(self._core, config), cells, self._ledger_parts)
         self._exposition = Exposition(config, Role.GATEWAY, name, *collectors)
         self._adapter_asks = AdapterAsks(self._ask_router)
         self._handled = _handled_request(Path(config.fleet.run_dir), name, log)
         self._http = self._server(config.gateway, StreamOwners(Path(config.fleet.run_dir), name))
         self._curve = open_curve(config, log)
         self._workers: WorkerLinks | None = None
-        self._router: RouterLinks | None = None
+        #: Of each cell, by its name; of the fleet's own under the empty name if there are none.
+        self._routers: dict[str, RouterLinks] = {}
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         #: Host and port; known after `start`.
         self.http_address = ("", 0)
@@ -179,7 +183,7 @@ class Gateway:
         return self._config.fleet.drain_ms / 1000 + CLOSE_SECONDS
 
     @property
-    def core(self) -> Core:
+    def core(self) -> CellsCore:
         return self._core
 
     @property
@@ -195,7 +199,7 @@ class Gateway:
     @property
     def frames_dropped(self) -> int:
         """Frames of router and workers that were no message of the wire."""
-        links = (self._router, self._workers)
+        links = (*self._routers.values(), self._workers)
         return sum(link.dropped for link in links if link is not None)
 
     async def start(self, tasks: Tasks) -> str:
@@ -207,18 +211,13 @@ class Gateway:
             self._name, self._incarnation, address, self._handle, self._log, self._curve
         )
         self._workers.start()
-        self._router = RouterLinks(
-            self._hello(self._workers.address),
-            dials={n: Dial(at, self._curve) for n, at in control_addresses(self._config).items()},
-            silence_seconds=self._config.gateway.router_silence_ms / 1000,
-            clock=self._clock,
-            handle=self._handle,
-            live=self._core.live,
-            on_refused=self._on_refused,
-            log=self._log,
-        )
-        self._router.start()
-        tasks.start("tick", self._tick(self._workers, self._router))
+        self._routers = {
+            cell: self._links_to(cell, self._hello(self._workers.address))
+            for cell in self._core.cells
+        }
+        for links in self._routers.values():
+            links.start()
+        tasks.start("tick", self._tick(self._workers))
         tasks.start("router-refusal", self._exit_if_refused())
         for parts in self._models.values():
             await parts.start()
@@ -231,6 +230,19 @@ class Gateway:
         host, port = self.http_address
         scheme = "http" if self._certificate is None else "https"
         return f"gateway {self._name} listens on {scheme}://{host}:{port}"
+
+    def _links_to(self, cell: str, hello: Hello) -> RouterLinks:
+        addresses = cell_addresses(self._config, cell) if cell else control_addresses(self._config)
+        return RouterLinks(
+            hello,
+            dials={name: Dial(at, self._curve) for name, at in addresses.items()},
+            silence_seconds=self._config.gateway.router_silence_ms / 1000,
+            clock=self._clock,
+            handle=partial(self._handle, cell=cell),
+            live=self._core.cells[cell].core.live,
+            on_refused=self._on_refused,
+            log=self._log,
+        )
 
     def _hello(self, stream_endpoint: str) -> Hello:
         return Hello(
@@ -246,8 +258,8 @@ class Gateway:
         self._handle(DrainStarted())
         if self._config.gateway.processes > 1:
             self._http.stop_listening()
-        if self._router is not None:
-            self._router.leave()
+        for links in self._routers.values():
+            links.leave()
         self._ledger_parts.stop_taking()
         await self._drain()
         await self._http.close()
@@ -255,8 +267,8 @@ class Gateway:
         await self._exposition.close()
         for parts in self._models.values():
             parts.close()
-        if self._router is not None:
-            self._router.close()
+        for links in self._routers.values():
+            links.close()
         if self._workers is not None:
             self._workers.close()
         if self._curve is not None:
@@ -279,9 +291,10 @@ class Gateway:
             self._log.warning("drain.expired", active=left, sentence=sentence)
             self._handle(DrainExpired())
 
-    def _handle(self, event: Event) -> None:
-        """Gives the core an event and carries out its actions; on the loop's thread only."""
-        for action in self._core.handle(event, self._clock.monotonic()):
+    def _handle(self, event: Event, *, cell: str = "") -> None:
+        """Gives the core an event and carries out its actions; on the loop's thread only. `cell`:
+        of the router that it comes from."""
+        for action in self._core.handle(event, self._clock.monotonic(), cell):
             self._carry_out(action)
         if isinstance(event, Stepped):
             self._http.batcher.processed(len(event.deltas))
@@ -291,10 +304,11 @@ class Gateway:
             self._adapter_asks.answered(event.message)
 
     def _ask_router(self, message: AskAdapter) -> bool:
-        if self._router is None or not self._core.router_up:
-            return False
-        self._router.send(message)
-        return True
+        """Asks all cells that have a router. False: none has."""
+        up = [cell for cell in self._core.cells.values() if cell.core.router_up]
+        for cell in up:
+            self._routers[cell.name].send(message)
+        return bool(up)
 
     def _on_fleet(self) -> None:
         for parts in self._models.values():
@@ -305,15 +319,15 @@ class Gateway:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case ToRouter(message=message, body=body):
-                if self._router is not None:
-                    self._router.send(message, encode(body) if body is not None else None)
+            case ToRouter(message=message, body=body, cell=cell):
+                if cell in self._routers:
+                    self._routers[cell].send(message, encode(body) if body is not None else None)
             case ToWorker(worker=worker, message=message):
                 if self._workers is not None:
                     self._workers.abort(worker, message)
-            case Report(summary=summary):
-                if self._router is not None:
-                    self._router.report(summary)
+            case Report(summary=summary, cell=cell):
+                if cell in self._routers:
+                    self._routers[cell].report(summary)
             case Note(event=event, sentence=sentence, request_id=request_id):
                 self._log.info(event, sentence=sentence, request_id=request_id or None)
 
@@ -338,7 +352,7 @@ class Gateway:
         reason = await self._refused
         raise BatonError(Code.WIRE_MISMATCH, f"the router refused this gateway: {reason}")
 
-    async def _tick(self, workers: WorkerLinks, router: RouterLinks) -> None:
+    async def _tick(self, workers: WorkerLinks) -> None:
         ticks = 0
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -346,11 +360,13 @@ class Gateway:
             self._handle(Tick())
             self._http.resumable.tick()
             self._http.memory_limit.measure()
-            router.tick()
+            for links in self._routers.values():
+                links.tick()
             if ticks % TICKS_PER_PING == 0:
                 workers.ping(self._core.busy_workers())
             if ticks % TICKS_PER_BEAT == 0:
-                router.beat()
+                for links in self._routers.values():
+                    links.beat()
             if ticks % TICKS_PER_KEYS == 0:
                 self._refresh()
             if ticks % TICKS_PER_PING_ALL == 0:

@@ -12,8 +12,9 @@ from prometheus_client.registry import Collector
 
 from common.config import Config
 from common.telemetry.exposition import histogram
-from services.gateway.requests.core import Core
+from services.gateway.cells.core import CellsCore
 from services.gateway.requests.counters import ModelCounters
+from services.gateway.requests.port import CoreView
 
 PHASES = ("prefill", "cached", "decode")
 ANONYMOUS_KEY = "anonymous"
@@ -22,7 +23,7 @@ LABELS = ("model_name", "engine")
 
 
 class GatewayMetrics(Collector):
-    def __init__(self, core: Core, config: Config) -> None:
+    def __init__(self, core: CoreView, config: Config) -> None:
         self._core = core
         self._prices = {model: config.of_model(model).prices for model in config.served}
 
@@ -120,11 +121,39 @@ def _ends(models: dict[str, ModelCounters]) -> Iterator[Metric]:
     yield moves
 
 
+class CellMetrics(Collector):
+    """Which cells take requests, and how many each was given. Nothing where there are no cells."""
+
+    def __init__(self, core: CellsCore, models: Iterable[str]) -> None:
+        self._core = core
+        self._models = tuple(models)
+
+    def collect(self) -> Iterator[Metric]:
+        cells = {name: cell for name, cell in self._core.cells.items() if name}
+        serves = GaugeMetricFamily(
+            "baton_gateway_cell_serves",
+            "1 if the cell has a router and a worker for the model",
+            labels=["cell", "model"],
+        )
+        requests = CounterMetricFamily(
+            "baton_gateway_cell_requests",
+            "Requests that a cell was given: home, those of its tenants; spilled, those of another",
+            labels=["cell", "why"],
+        )
+        for name, cell in cells.items():
+            for model in self._models:
+                serves.add_metric([name, model], float(cell.serves(model)))
+            requests.add_metric([name, "home"], cell.home)
+            requests.add_metric([name, "spilled"], cell.spilled)
+        if cells:
+            yield from (serves, requests)
+
+
 class VllmNames(Collector):
     """What means the same in a vLLM server, under the names and labels that dashboards for vLLM
     read. All workers of a model are one engine to them. The bounds of the histograms are ours."""
 
-    def __init__(self, core: Core, models: Iterable[str]) -> None:
+    def __init__(self, core: CoreView, models: Iterable[str]) -> None:
         self._core = core
         self._models = tuple(models)
 

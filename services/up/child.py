@@ -95,7 +95,7 @@ class ChildProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            sentence = f"cannot start {self.child.name}: {error.filename}: {error.strerror}"
+            sentence = f"cannot start {self.child.label}: {error.filename}: {error.strerror}"
             raise BatonError(Code.INTERNAL, sentence) from error
 
     async def _forked(

@@ -11,19 +11,23 @@ from typing import get_args
 from common import config as configuration
 from common.clock import SystemClock
 from common.config import Config, Mode, default_run_dir
+from common.config.gateway import CELLS_MAX
 from common.engine.vllm.argument_check import untested
 from common.engine.vllm.model_check import check_adapter_files, check_model
 from common.errors import ConfigError
 from common.net.endpoints import check_socket_paths
 from common.process import lifecycle
-from common.process.owned_files import replace_own
+from common.process.owned_files import own_folder, replace_own
 from common.telemetry import log
 from services.up import preflight
 from services.up.plan import (
     GATEWAYS_MAX,
     POOLS_MAX,
     WORKERS_MAX,
+    Child,
     Flags,
+    cell_flags,
+    cell_names,
     children,
     fleet_toml,
     served_name,
@@ -38,6 +42,7 @@ examples:
   baton up --prefill 2 --decode 4 --port 9000 a larger fleet on this machine
   baton up --mode replicated --decode 2       two workers that both prefill and decode
   baton up --prefill 2 --pools 1              KV outlives the worker that computed it
+  baton up --cells 2                          two fleets, so that one may be lost
   baton up --engine sim --decode 8            simulated engines: control plane only, no inference
   baton up --config fleet.toml                exactly the fleet of a file
 
@@ -93,6 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vllm (default), or sim: modelled time, no inference",
     )
     parser.add_argument(
+        "--cells", type=int, default=1, metavar="N", help="such fleets behind one gateway (1)"
+    )
+    parser.add_argument(
         "--gateways", type=int, default=1, metavar="N", help="gateway processes on the port (1)"
     )
     parser.add_argument(
@@ -127,14 +135,7 @@ def main(arguments: argparse.Namespace) -> int:
         _check_flags(arguments)
         gpus = preflight.find_gpus() if arguments.engine == "vllm" else ()
         config, path, lock = _prepare(arguments, gpus)
-        fleet = children(
-            list(config.prefill),
-            list(config.decode),
-            gpus,
-            config.gateway.processes,
-            tuple(config.router.standby),
-            tuple(config.pool),
-        )
+        fleet = _all_children(config, gpus, arguments.cells)
     except ConfigError as error:
         logger.error("up.refused", sentence=error.message)
         return 2
@@ -157,13 +158,33 @@ def main(arguments: argparse.Namespace) -> int:
         lock.close()
 
 
+def _all_children(config: Config, gpus: tuple[int, ...], cells: int) -> list[Child]:
+    """Of the fleet of this file, and of those that are its like."""
+    workers = len(config.prefill) + len(config.decode)
+    fleet: list[Child] = []
+    for number in range(cells):
+        fleet += children(
+            list(config.prefill),
+            list(config.decode),
+            gpus,
+            config.gateway.processes if number == 0 else 0,
+            tuple(config.router.standby),
+            tuple(config.pool),
+            cell=f"c{number}" if number else "",
+            gpu_offset=number * workers,
+        )
+    return fleet
+
+
 def _check_flags(arguments: argparse.Namespace) -> None:
     if arguments.decode < 1:
         raise ConfigError("--decode", "at least one decode worker is needed; it makes the tokens")
     if arguments.prefill < 0:
         raise ConfigError("--prefill", "cannot be negative; 0 means decode workers prefill too")
     models = len(arguments.model)
-    if (arguments.prefill + arguments.decode) * models > WORKERS_MAX:
+    if arguments.cells > 1 and arguments.config is not None:
+        raise ConfigError("--cells", "a fleet file names its cells itself, in [gateway.cells]")
+    if (arguments.prefill + arguments.decode) * models * arguments.cells > WORKERS_MAX:
         raise ConfigError("--prefill/--decode", f"more than {WORKERS_MAX} workers on one machine")
     if arguments.name and len(arguments.name) != models:
         sentence = f"is given {len(arguments.name)} times for {models} models; name each"
@@ -171,6 +192,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     bounds = {
         "gateways": (1, GATEWAYS_MAX),
         "pools": (0, POOLS_MAX // models),
+        "cells": (1, CELLS_MAX),
         "port": (1, 65535),
         "health_port": (1, 65535),
     }
@@ -208,13 +230,25 @@ def _prepare(
         path = run_dir / "fleet.toml"
         replace_own(path, text.encode())
         config = configuration.load(path)
+        for cell in cell_names(flags)[1:]:
+            _write_cell(cell_flags(flags, cell))
     preflight.check_port(config.gateway.host, config.gateway.port, "--port")
     preflight.check_port(config.health.host, config.health.port, "--health-port")
     for model in config.served:
         check_model(config.of_model(model))
         check_adapter_files(config.of_model(model))
-    preflight.check_memory(config, on_gpus=bool(gpus))
+    preflight.check_memory(config, on_gpus=bool(gpus), fleets=arguments.cells)
     return config, path, lock
+
+
+def _write_cell(flags: Flags) -> None:
+    """The fleet file of a further cell, in its folder."""
+    text, folder = fleet_toml(flags), Path(flags.run_dir)
+    config = configuration.parse(text)
+    check_socket_paths(config)
+    preflight.check_port(config.health.host, config.health.port, "--health-port")
+    own_folder(folder)
+    replace_own(folder / "fleet.toml", text.encode())
 
 
 def _flags(arguments: argparse.Namespace, run_dir: Path, gpus: tuple[int, ...]) -> Flags:
@@ -235,6 +269,7 @@ def _flags(arguments: argparse.Namespace, run_dir: Path, gpus: tuple[int, ...]) 
         allow_anonymous=arguments.allow_anonymous,
         mode=arguments.mode,
         pools=arguments.pools,
+        cells=arguments.cells,
     )
 
 
@@ -248,7 +283,8 @@ def _opening(config: Config) -> str:
         workers = f"{count} {mode} worker{'s' if count > 1 else ''}"
     if config.pool:
         workers += f" and {len(config.pool)} pool{'s' if len(config.pool) > 1 else ''}"
-    return f"baton up: {', '.join(config.served)} on {workers} ({what}){note}"
+    cells = f"{len(config.gateway.cells)} cells, each of " if config.gateway.cells else ""
+    return f"baton up: {', '.join(config.served)} on {cells}{workers} ({what}){note}"
 
 
 def _print(line: str) -> None:

@@ -7,7 +7,7 @@ drains go the other way round, gateway first (`STOP_ORDER`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.config import Config, ModelConfig
 from common.engine.vllm.args import worker_environment
@@ -49,6 +49,8 @@ class Flags:
     mode: str = "disaggregated"
     #: Pools of each model.
     pools: int = 0
+    #: Fleets behind the gateway; the first is that of the main fleet file.
+    cells: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,39 @@ class Child:
     name: str
     #: Variables added to the environment of the supervisor.
     environment: dict[str, str] = field(default_factory=dict)
+    #: Its cell, which has a folder of this name in the run directory, with a fleet file; empty for
+    #: the fleet of the main file.
+    cell: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name among the children of all cells."""
+        return f"{self.cell}/{self.name}" if self.cell else self.name
 
     @property
     def is_worker(self) -> bool:
         return self.role in (Role.PREFILL, Role.DECODE)
 
 
+def cell_names(flags: Flags) -> list[str]:
+    """Empty if there is one fleet only."""
+    return [f"c{index}" for index in range(flags.cells)] if flags.cells > 1 else []
+
+
+def cell_flags(flags: Flags, cell: str) -> Flags:
+    """Those of the fleet of this cell, which has no gateway of its own."""
+    number = cell_names(flags).index(cell)
+    run_dir = f"{flags.run_dir}/{cell}"
+    return replace(flags, run_dir=run_dir, health_port=flags.health_port + number, cells=0)
+
+
 def fleet_toml(flags: Flags) -> str:
     """The fleet file of these flags, as text a person can keep and edit."""
-    workers = (flags.prefill + flags.decode) * len(flags.models)
+    return "\n".join(_lines(flags, max(1, flags.cells))) + "\n"
+
+
+def _lines(flags: Flags, cells: int) -> list[str]:
+    workers = (flags.prefill + flags.decode) * len(flags.models) * cells
     threads = max(1, flags.cores // max(1, workers))
     lines = [
         "# Written by `baton up`. Copy it, edit it, and start it with `baton up --config FILE`.",
@@ -86,6 +112,7 @@ def fleet_toml(flags: Flags) -> str:
         f"port = {flags.port}",
         f"processes = {flags.gateways}",
         *_access(flags),
+        *_cells(flags),
         "[health]",
         f"port = {flags.health_port}",
     ]
@@ -94,7 +121,19 @@ def fleet_toml(flags: Flags) -> str:
     lines += _workers(flags, Role.PREFILL, flags.prefill)
     lines += _workers(flags, Role.DECODE, flags.decode)
     lines += _workers(flags, Role.POOL, flags.pools)
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _cells(flags: Flags) -> list[str]:
+    """The first is the fleet of this file."""
+    lines: list[str] = []
+    for number, cell in enumerate(cell_names(flags)):
+        lines.append(f"[gateway.cells.{cell}]")
+        if number:
+            lines.append(f"run_dir = {_quoted(f'{flags.run_dir}/{cell}')}")
+            standbys = [f'r{i} = ""' for i in range(1, flags.routers)]
+            lines += [f"standby = {{ {', '.join(standbys)} }}"] if standbys else []
+    return lines
 
 
 def _models(flags: Flags) -> list[str]:
@@ -135,16 +174,20 @@ def children(
     gateways: int = 1,
     standby: tuple[str, ...] = (),
     pools: tuple[str, ...] = (),
+    *,
+    cell: str = "",
+    gpu_offset: int = 0,
 ) -> list[Child]:
     """Routers, gateways and pools first (they are up in a second), then workers, a GPU each in
-    turn. Raises ConfigError for two daemons of one name, whose sockets and logs would be alike."""
+    turn, from `gpu_offset` on. Raises ConfigError for two daemons of one name, whose sockets and
+    logs would be alike."""
     fleet = [Child(Role.ROUTER, name) for name in ("r0", *standby)]
     fleet += [Child(Role.GATEWAY, f"g{index}") for index in range(gateways)]
     fleet.append(Child(Role.HEALTH, "h0"))
     fleet += [Child(Role.POOL, name) for name in pools]
     workers = [(Role.PREFILL, name) for name in prefill] + [(Role.DECODE, name) for name in decode]
     for index, (role, name) in enumerate(workers):
-        gpu = {"CUDA_VISIBLE_DEVICES": str(gpus[index % len(gpus)])} if gpus else {}
+        gpu = {"CUDA_VISIBLE_DEVICES": str(gpus[(index + gpu_offset) % len(gpus)])} if gpus else {}
         fleet.append(Child(role, name, gpu))
     roles: dict[str, Role] = {}
     for child in fleet:
@@ -153,7 +196,7 @@ def children(
             sentence = f"the {other} has the same name; give it one of its own"
             raise ConfigError(f"{child.role}.{child.name}", sentence)
         roles[child.name] = child.role
-    return fleet
+    return [replace(child, cell=cell) for child in fleet]
 
 
 def library_environment(

@@ -104,10 +104,11 @@ def memory_shares(config: Config, *, on_gpus: bool) -> list[MemoryShare]:
 
 
 def check_memory(
-    config: Config, available_bytes: int | None = None, *, on_gpus: bool = False
+    config: Config, available_bytes: int | None = None, *, on_gpus: bool = False, fleets: int = 1
 ) -> list[MemoryShare]:
-    """What each worker takes. Refuses a fleet whose workers cannot fit together in the host memory
-    that is free now, and a worker that needs more than it may take."""
+    """What each worker takes, of so many fleets that are alike. Refuses fleets whose workers cannot
+    fit together in the host memory that is free now, and a worker that needs more than it may
+    take."""
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
     shares = memory_shares(config, on_gpus=on_gpus)
     for share in shares:
@@ -117,10 +118,11 @@ def check_memory(
                 f"{share.declared / GIB:.1f} GiB, but it needs about {share.estimated / GIB:.1f} "
                 "GiB; raise it, or lower its kv_cache_mib or ram_mib",
             )
-    needed = sum(share.bytes for share in shares)
+    needed = fleets * sum(share.bytes for share in shares)
     if needed > available:
         pools = len(config.pool)
-        who = f"{len(shares) - pools} workers" + (f" and {pools} pools" if pools else "")
+        who = f"{fleets * (len(shares) - pools)} workers"
+        who += f" and {fleets * pools} pools" if pools else ""
         raise ConfigError(
             "memory",
             f"{who} need about {needed / GIB:.1f} GiB, but {available / GIB:.1f} "

@@ -44,7 +44,7 @@ class Restarts:
     """The deaths of one fleet's children. `now`: when the fleet was started."""
 
     def __init__(self, fleet: Iterable[Child], give_up_seconds: float, now: float) -> None:
-        self._lives = {child.name: _Life(child.role) for child in fleet}
+        self._lives = {child.label: _Life(child.role) for child in fleet}
         self._give_up_seconds = give_up_seconds
         #: When the last of a role's children ceased to be ready.
         self._gone_since = dict.fromkeys(NECESSARY, now)

@@ -23,7 +23,7 @@ from common.config import Config
 from common.errors import BatonError, Code
 from common.messages import Role
 from common.net.admin_client import ask
-from common.net.endpoints import admin_address
+from common.net.endpoints import admin_address, config_of_cell
 from common.process.flapping_file import FILE, write_flapping
 from common.process.handled_request import handled_by
 from common.process.lifecycle import Tasks, first_of
@@ -63,7 +63,7 @@ class Supervisor:
         self._restarts = Restarts(fleet, config.up.give_up_s, self._started)
         self._watchdog = Watchdog(config.up.watchdog_s)
         #: By child: it was ready, or died.
-        self._began = {child.name: asyncio.Event() for child in fleet}
+        self._began = {child.label: asyncio.Event() for child in fleet}
         #: What the file in the run directory says; None until it is written.
         self._told: dict[str, str] | None = None
 
@@ -84,18 +84,19 @@ class Supervisor:
             self._fork_server = ForkServer(environment, run_dir, say)
             tasks.start("fork-server", self._fork_server.run())
         for child in self._fleet:
+            folder = run_dir / child.cell
             process = ChildProcess(
                 child,
-                self._config_path,
-                run_dir,
+                folder / self._config_path.name if child.cell else self._config_path,
+                folder,
                 on_status=self._reporter(child),
-                on_ready=partial(self._on_ready, child.name),
-                on_beat=partial(self._watchdog.heard, child.name),
+                on_ready=partial(self._on_ready, child.label),
+                on_beat=partial(self._watchdog.heard, child.label),
                 watchdog_seconds=self._config.up.watchdog_s,
                 fork_server=self._fork_server,
             )
             self._processes.append(process)
-            tasks.start(f"child-{child.name}", self._supervise(process))
+            tasks.start(f"child-{child.label}", self._supervise(process))
         tasks.start("flapping", self._tell_flapping(run_dir))
         tasks.start("watchdog-of-children", self._kill_hung())
         progress = tasks.start("progress", self._report_progress(), ends=True)
@@ -135,11 +136,11 @@ class Supervisor:
         except TimeoutError:
             for process in batch:
                 if process.running:
-                    self._print(f"{process.child.name} did not stop in {seconds:.0f} s: killed")
+                    self._print(f"{process.child.label} did not stop in {seconds:.0f} s: killed")
                     process.kill()
 
     async def _supervise(self, process: ChildProcess) -> None:
-        name = process.child.name
+        name = process.child.label
         while True:
             await process.spawn()
             exit_code = await process.wait()
@@ -162,7 +163,7 @@ class Supervisor:
 
     def _check_given_up(self, process: ChildProcess, reason: str) -> None:
         """Raises BatonError, which ends the run."""
-        name = process.child.name
+        name = process.child.label
         why = self._restarts.give_up(name, self._clock.monotonic())
         if why:
             sentence = f"{name} {reason}; {why} (whole log: {process.log_path})"
@@ -181,8 +182,8 @@ class Supervisor:
             hung = self._watchdog.passed(now - before)
             before = now
             for process in self._processes if not self._stopping else ():
-                if process.child.name in hung:
-                    self._line(process.child.name, f"hangs: no beat for {seconds:g} s; killing it")
+                if process.child.label in hung:
+                    self._line(process.child.label, f"hangs: no beat for {seconds:g} s; killing it")
                     process.kill()
 
     async def _tell_flapping(self, run_dir: Path) -> None:
@@ -227,12 +228,21 @@ class Supervisor:
             return False
 
     async def _all_counted(self) -> bool:
+        """By the router of each cell."""
+        for cell in {child.cell for child in self._fleet}:
+            if not await self._counted(cell):
+                return False
+        return True
+
+    async def _counted(self, cell: str) -> bool:
+        config = config_of_cell(self._config, cell) if cell else self._config
         try:
-            answer = await ask(admin_address(self._config), "status")
+            answer = await ask(admin_address(config), "status")
         except BatonError:
             return False
         counted = answer.result if answer.ok else {}
-        roles = [process.child.role for process in self._processes if process.ready.is_set()]
+        ready = [process for process in self._processes if process.ready.is_set()]
+        roles = [process.child.role for process in ready if process.child.cell == cell]
         prefills, decodes = counted.get("prefill_ready", 0), counted.get("decode_ready", 0)
         here = decodes + counted.get("decode_warm", 0) >= roles.count(Role.DECODE)
         return bool(here) and prefills >= roles.count(Role.PREFILL)
@@ -241,14 +251,14 @@ class Supervisor:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
             waiting = [p for p in self._processes if not p.ready.is_set()]
-            text = ", ".join(f"{p.child.name} ({p.status})" for p in waiting)
+            text = ", ".join(f"{p.child.label} ({p.status})" for p in waiting)
             if text and not self._stopping:
                 self._line("waiting for", text)
 
     def _reporter(self, child: Child) -> Callable[[str], None]:
         def report(status: str) -> None:
             if not self._stopping:
-                self._line(child.name, status)
+                self._line(child.label, status)
 
         return report
 

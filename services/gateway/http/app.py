@@ -17,8 +17,8 @@ from services.gateway.api.routes import ROUTE_OF
 from services.gateway.auth.caller import Caller
 from services.gateway.helper.jobs import INLINE_BYTES_MAX, PlainJob, PlainReport
 from services.gateway.http.served_model import ServedModel, asked_model
-from services.gateway.requests.core import Core
 from services.gateway.requests.events import Attended, Closed, Event, Opened
+from services.gateway.requests.port import CoreView
 from services.gateway.requests.refusals import RETRY_SOON_MS, draining
 from services.gateway.streams.answer import Answer, Collected, FailureListener, TokenStream
 from services.gateway.streams.journal import Journal
@@ -46,7 +46,7 @@ class App:
     def __init__(
         self,
         config: Config,
-        core: Core,
+        core: CoreView,
         models: Sequence[ServedModel],
         handle: Callable[[Event], None],
     ) -> None:

@@ -20,7 +20,7 @@ from services.gateway.helper.image_fetcher import ImageFetcher
 from services.gateway.helper.pool import HelperPool
 from services.gateway.http.app import App
 from services.gateway.http.served_model import ServedModel
-from services.gateway.requests.core import Core
+from services.gateway.requests.port import CoreView
 from services.gateway.text.port import TextPort
 
 
@@ -30,7 +30,7 @@ class ModelParts:
     full_api: LazyApi
 
     def __init__(
-        self, config: Config, text: TextPort, root: str, core: Core, clock: Clock, log: Logger
+        self, config: Config, text: TextPort, root: str, core: CoreView, clock: Clock, log: Logger
     ) -> None:
         self._config = config
         self._root = root

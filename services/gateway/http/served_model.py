@@ -17,7 +17,7 @@ from services.gateway.api.intake import Intake
 from services.gateway.api.response_bodies import models_body
 from services.gateway.api.routes import Route, check_task
 from services.gateway.helper.pool import HelperPool
-from services.gateway.requests.core import Core
+from services.gateway.requests.port import CoreView
 from services.gateway.requests.refusals import RETRY_SOON_MS, unreachable
 from services.gateway.text.port import TextPort
 
@@ -29,7 +29,7 @@ class ServedModel:
     def __init__(
         self,
         config: Config,
-        core: Core,
+        core: CoreView,
         text: TextPort,
         *,
         root: str,

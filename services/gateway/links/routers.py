@@ -3,7 +3,8 @@
 The first router that answers is used until its connection closes, or until it sends nothing for
 `silence_seconds` while another one does. What it had not placed is then submitted to the other (see
 the core). Messages of routers that are not in use are ignored, except `Placed`, because a worker
-then holds the request. A Cancel goes to all routers, because any of them may have the request.
+then holds the request, and `Fleet`, of which the latest of each model is kept for when the router
+is used. A Cancel goes to all routers, because any of them may have the request.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from common.net.sockets import Dial
 from common.telemetry.log import Logger
 from services.gateway.links.router import RouterLink
 from services.gateway.requests.events import Event, FromRouter, RouterDown, RouterUp
+from services.gateway.requests.lifecycle import FLEETS_MAX
 
 
 class RouterLinks:
@@ -38,7 +40,8 @@ class RouterLinks:
         self._handle = handle
         self._log = log
         self._used: RouterLink | None = None
-        self._fleets: dict[str, Fleet] = {}
+        #: What each router said last of each model, by their names.
+        self._fleets: dict[str, dict[str, Fleet]] = {router: {} for router in dials}
         self._links = [
             RouterLink(
                 hello,
@@ -118,7 +121,7 @@ class RouterLinks:
                     self._leave_used()
             case FromRouter(message=message):
                 if isinstance(message, Fleet):
-                    self._fleets[link.router] = message
+                    self._keep_fleet(link.router, message)
                 if link is self._used or isinstance(message, Placed):
                     self._handle(event)
 
@@ -126,9 +129,14 @@ class RouterLinks:
         self._used = link
         self._log.info("router.used", router=link.router)
         self._handle(RouterUp())
-        fleet = self._fleets.get(link.router)
-        if fleet is not None:
+        for fleet in list(self._fleets[link.router].values()):
             self._handle(FromRouter(fleet))
+
+    def _keep_fleet(self, router: str, fleet: Fleet) -> None:
+        """At most `FLEETS_MAX` models; the core knows no more either."""
+        fleets = self._fleets[router]
+        if fleet.model in fleets or len(fleets) < FLEETS_MAX:
+            fleets[fleet.model] = fleet
 
     def _leave_used(self) -> None:
         left, self._used = self._used, None

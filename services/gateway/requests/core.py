@@ -20,7 +20,7 @@ whichever state, ends with an error that says where it was.
 
 The gateway answers tokens of a request that it does not know with an Abort, so that no worker
 computes for nobody. It only drops tokens of a request that has just ended, because the Abort for
-it is under way.
+it is under way; if they still come after `ABORT_SECONDS`, that Abort was lost.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ from services.gateway.streams.journal import DeltaOrder
 class Core:
     """At most `max_streams` requests live at once."""
 
-    def __init__(self, limits: GatewayConfig, keys_max: int = KEYS_MAX) -> None:
-        self.lifecycle = RequestLifecycle(limits, keys_max)
+    def __init__(
+        self, limits: GatewayConfig, keys_max: int = KEYS_MAX, counters: Counters | None = None
+    ) -> None:
+        self.lifecycle = RequestLifecycle(limits, counters or Counters(keys_max))
         self._table = self.lifecycle.table
         self._router_wait = limits.router_wait_ms / 1000
         self._stalls = StallDetector()
@@ -153,7 +155,7 @@ class Core:
         for delta in event.deltas:
             request = requests.get(delta.request_id)
             if request is None:
-                actions += self._of_unknown_request(worker, delta)
+                actions += self._of_unknown_request(worker, delta, now)
                 continue
             if request.worker != worker and not self._adopt(request, worker, delta):
                 actions += self._from_wrong_worker(worker, delta)
@@ -195,10 +197,13 @@ class Core:
         abort = Abort(request_id=delta.request_id, attempt=delta.attempt, reason=reason)
         return [ToWorker(worker, abort)]
 
-    def _of_unknown_request(self, worker: bytes, delta: Delta) -> list[Action]:
+    def _of_unknown_request(self, worker: bytes, delta: Delta, now: float) -> list[Action]:
         self.counters.unknown += 1
-        aborted = self._table.recent.get(delta.request_id) is False
-        if aborted or delta.finish_reason or delta.error:
+        if (
+            now < self._table.recent.get(delta.request_id, 0.0)
+            or delta.finish_reason
+            or delta.error
+        ):
             return []
         reason = "unknown to this gateway"
         abort = Abort(request_id=delta.request_id, attempt=delta.attempt, reason=reason)

@@ -28,6 +28,8 @@ class Opened:
     stream: TokenStream
     answer: FailureListener
     caller: Caller = ANONYMOUS
+    #: Whether its own cell is lost, and this is the other one.
+    spilled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class ToRouter:
 
     message: Submit | Abandoned | Cancel | KeptOrders
     body: RequestBody | None = None
+    #: Whose router; empty where there are no cells.
+    cell: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,8 @@ class Report:
     """A request is over: send its summary to the router, if one is there."""
 
     summary: RequestSummary
+    #: Whose router; empty where there are no cells.
+    cell: str = ""
 
 
 Action = ToRouter | ToWorker | Note | Report

@@ -53,9 +53,9 @@ class Notify(enum.Flag):
 class RequestLifecycle:
     """The state of a gateway's core, and what can happen to one request in it."""
 
-    def __init__(self, limits: GatewayConfig, keys_max: int) -> None:
+    def __init__(self, limits: GatewayConfig, counters: Counters) -> None:
         self.table = RequestTable(limits.max_streams)
-        self.counters = Counters(keys_max)
+        self.counters = counters
         #: Cancellations that the next router must get; at most as many as requests may live.
         self.pending_cancels: list[Cancel] = []
         #: Requests whose attempt was interrupted by the event under way.
@@ -94,6 +94,7 @@ class RequestLifecycle:
             deadline=now + spec.deadline_ms / 1000 if spec.deadline_ms else 0.0,
             timer=spec.timer or PhaseTimer(now),
             abandoned=not spec.attended,
+            spilled=event.spilled,
         )
         self.table.add(request)
         if self.router_up:
@@ -183,7 +184,7 @@ class RequestLifecycle:
         new_at_router = request.state is State.SUBMITTED and attempt == 1
         refused = state is State.FAILED and new_at_router and Notify.ROUTER not in notify
         request.move(state, now)
-        worker = self.table.remove(request)
+        worker = self.table.remove(request, now)
         actions: list[Action] = []
         if Notify.WORKER in notify and worker:
             abort = Abort(request_id=request_id, attempt=attempt, reason=reason)
@@ -238,6 +239,37 @@ class RequestLifecycle:
         sentence = f"{error.message}; it goes on after {emitted} tokens as a new attempt"
         return [*actions, Note("request.recovered", sentence, request_id)]
 
+    def give_up(self, request: LiveRequest, now: float, *, known: bool) -> list[Action]:
+        """The request goes on in another cell. `known`: whether this cell's router, or a worker,
+        may still have its attempt: both are told, and it goes on as the next one."""
+        actions: list[Action] = []
+        request_id, attempt = request.spec.request_id, request.attempt
+        worker = self.table.give_up(request)
+        if worker:
+            reason = "the request goes on in another cell"
+            abort = Abort(request_id=request_id, attempt=attempt, reason=reason)
+            actions.append(ToWorker(worker, abort))
+        if known and request.submitted:
+            cancel = Cancel(request_id=request_id, attempt=attempt, reason="another cell has it")
+            if self.router_up:
+                actions.append(ToRouter(cancel))
+            elif len(self.pending_cancels) < self.table.limit:
+                self.pending_cancels.append(cancel)
+        if request.sent == attempt and known:
+            request.stream.journal.next_attempt()
+        if request.state is not State.HELD:
+            request.move(State.HELD, now)
+        request.left_worker = request.moved_from = ""
+        request.submitted, request.sent, request.resubmitted = False, 0, False
+        return actions
+
+    def take(self, request: LiveRequest, now: float) -> list[Action]:
+        """A request of another cell, which is held, goes on in this one."""
+        wait = self._router_wait if request.attempt == 1 else self._recovery_wait
+        request.hold_until, request.retry_at, request.refusal = now + wait, 0.0, None
+        self.table.add(request)
+        return [self.submit(request, now)] if self.router_up else []
+
     def expire(self, now: float) -> list[Action]:
         """Ends what has waited for as long as it may."""
         actions: list[Action] = []
@@ -251,6 +283,8 @@ class RequestLifecycle:
     def _why_expired(self, request: LiveRequest, now: float) -> BatonError | None:
         silent = now - request.silent_since
         if silent >= self._token_wait:
+            if request.state is State.HELD and request.refusal is not None:
+                return request.refusal
             return no_token(silent, request.state, name_of(request.worker.decode(errors="replace")))
         if request.state is not State.HELD:
             return None

@@ -99,6 +99,8 @@ class LiveRequest:
     ask_after: float = 0.0
     #: Whether no client reads its stream now.
     abandoned: bool = False
+    #: Whether a second cell has it. It goes to no third.
+    spilled: bool = False
     #: Identity of the worker that it left because nothing came from it; empty once placed again.
     left_worker: str = ""
     #: Identity of the worker that keeps its KV, because the stream moves; empty once placed again.
@@ -183,5 +185,6 @@ class LiveRequest:
             resumable=recovers and not resume_obstacle(spec.sampling, 1, fleet),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, *named_by),
             adapter=spec.adapter,
+            spilled=self.spilled,
         )
         return submit, body

@@ -8,6 +8,7 @@ from common.messages import HOLDING_MAX, Live
 from services.gateway.requests.request import WAITING, LiveRequest, State
 
 RECENT_MAX = 4_096
+ABORT_SECONDS = 1.0
 
 
 class RequestTable:
@@ -16,9 +17,9 @@ class RequestTable:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.requests: dict[str, LiveRequest] = {}
-        #: The latest `RECENT_MAX` requests that ended, and whether a worker may still run one
-        #: without knowing of its end.
-        self.recent: dict[str, bool] = {}
+        #: The latest `RECENT_MAX` requests that ended, each with the instant until which its worker
+        #: may not have heard of that; 0 where another worker may run it that nobody tells.
+        self.recent: dict[str, float] = {}
         self._of_worker: dict[bytes, dict[str, LiveRequest]] = {}
 
     def __len__(self) -> int:
@@ -83,14 +84,30 @@ class RequestTable:
                 del self._of_worker[worker]
         return worker
 
-    def remove(self, request: LiveRequest) -> bytes:
+    def remove(self, request: LiveRequest, now: float) -> bytes:
         """The request has ended. Returns the worker that it was assigned to; empty for none."""
         request_id = request.spec.request_id
         del self.requests[request_id]
-        self.recent[request_id] = request.resubmitted or request.state is State.FAILED
+        again = request.resubmitted or request.state is State.FAILED
+        self._ended(request_id, 0.0 if again else now + ABORT_SECONDS)
+        return self.unassign(request)
+
+    def give_up(self, request: LiveRequest) -> bytes:
+        """It goes on elsewhere: a worker that still runs it gets an Abort. Returns the worker that
+        it was assigned to; empty for none."""
+        request_id = request.spec.request_id
+        del self.requests[request_id]
+        self._ended(request_id, 0.0)
+        return self.unassign(request)
+
+    def models(self) -> set[str]:
+        """What live requests ask for."""
+        return {request.spec.model for request in self.requests.values()}
+
+    def _ended(self, request_id: str, told_until: float) -> None:
+        self.recent[request_id] = told_until
         if len(self.recent) > RECENT_MAX:
             del self.recent[next(iter(self.recent))]
-        return self.unassign(request)
 
     def check_invariants(self, *, router_up: bool) -> None:
         """Raises AssertionError."""

@@ -18,6 +18,8 @@ from common.messages import KeyLimits
 from services.router.records.attempt import Attempt
 
 OVERRIDES_MAX = 1_024
+VISITOR_SHARE = 0.05
+"""Of what a key may save up: what it finds in a cell that its tenant does not belong to."""
 
 
 def predicted_cost(prompt_tokens: int, output_tokens: int, output_cost: float) -> float:
@@ -95,6 +97,16 @@ class KeyAccounts:
             )
             return Denial(sentence, wait)
         return None
+
+    def visit(self, key_id: str, limits: KeyLimits | None, cost: float, now: float) -> None:
+        """A request of a key whose tenant belongs to another cell, where it may have used what it
+        saved up: a new account starts with no more than `VISITOR_SHARE` of that, or enough for
+        this request."""
+        if limits is None or key_id in self._accounts:
+            return
+        account, share = self._account(key_id, limits, now), VISITOR_SHARE * self._burst_min
+        account.requests_left = max(1.0, share * limits.requests_per_min)
+        account.cost_left = max(cost, share * limits.tokens_per_min)
 
     def charge(self, key_id: str, limits: KeyLimits | None, cost: float, now: float) -> None:
         """A request was admitted; `ended` must follow."""

@@ -14,6 +14,9 @@ seldom strikes that early three times in a row. From its first death without a t
 given to a decode worker alone, because with a prefill worker it could kill two at once. So such a
 prompt kills `deaths_max` + 1 workers at most, whatever else dies.
 
+A worker whose connection closed counts as dead, because waiting for it would cost more workers. If
+the same process comes back and does not hold the prompt, it has outlived it (`survived`).
+
 Deaths of both roles count, because a prompt that kills P is then computed by D. A request that
 ends, or runs for `PROOF_SECONDS` after its first token, clears its prompt of the decode workers
 that died before, and of the prefill workers if one computed it this time.
@@ -53,6 +56,8 @@ class QuarantinedPrompt:
     until: float
     #: How often the prompt was refused since.
     refused: int = 0
+    #: How the workers died, by identity.
+    deaths: dict[str, Death] = field(default_factory=dict)
 
 
 class Death(NamedTuple):
@@ -111,6 +116,23 @@ class PromptQuarantine:
             if not suspicion.deaths:
                 del self._suspicions[digest]
 
+    def survived(self, worker: str, holds: frozenset[bytes]) -> None:
+        """The worker is back, so that it did not die: its connection broke. It outlived all prompts
+        that it had, save those that it still holds. A prompt that is quarantined with too few other
+        deaths is a suspect again. Idempotent."""
+        for digest in [d for d, s in self._suspicions.items() if worker in s.deaths]:
+            if digest not in holds:
+                self.trust(digest, worker)
+        for digest, row in list(self._quarantined.items()):
+            if worker not in row.deaths or digest in holds:
+                continue
+            del row.deaths[worker]
+            row.workers = tuple(sorted(row.deaths))
+            if len(row.deaths) <= self.deaths_max:
+                del self._quarantined[digest]
+                for name, death in row.deaths.items():
+                    self._suspect(digest, name, death)
+
     def record_death(
         self, digest: bytes, request_id: str, worker: str, death: Death, now: float
     ) -> QuarantinedPrompt | None:
@@ -124,7 +146,8 @@ class PromptQuarantine:
             return None
         del self._suspicions[digest]
         until = now + QUARANTINE_SECONDS
-        row = QuarantinedPrompt(digest, request_id, tuple(sorted(suspicion.deaths)), until)
+        names = tuple(sorted(suspicion.deaths))
+        row = QuarantinedPrompt(digest, request_id, names, until, deaths=suspicion.deaths)
         self._quarantined[digest] = row
         if len(self._quarantined) > QUARANTINED_MAX:
             self._quarantined.popitem(last=False)

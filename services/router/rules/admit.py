@@ -43,6 +43,9 @@ def set_cost(tables: Tables, attempt: Attempt, message: Submit) -> None:
         attempt.request.prompt_tokens, output, tables.admission.config.output_cost
     )
     attempt.limits = tables.admission.keys.limits(attempt.key_id, message.limits)
+    if message.spilled:
+        keys = tables.admission.keys
+        keys.visit(attempt.key_id, attempt.limits, attempt.cost, attempt.received)
     if attempt.limits is not None and attempt.limits.weight > 0:
         attempt.weight = attempt.limits.weight
     budget_mib = attempt.limits.kv_budget_mib if attempt.limits is not None else 0.0

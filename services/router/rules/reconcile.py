@@ -19,6 +19,8 @@ being placed twice.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from common.identity import AttemptKey, split_identity
 from common.messages import HeldAttempt, Holding, Live, Role, Took
 from services.router.events import Action, Note
@@ -43,6 +45,7 @@ def reconcile_worker(tables: Tables, worker: Worker, message: Holding, now: floa
         for key in unconfirmed:
             if key in worker.held and key not in listed:
                 actions += _end_unheld(tables, worker, key, now)
+        _trust_survivor(tables, worker, listed.keys())
     before = tables.counts.adopted
     for held in listed.values():
         actions += _adopt(tables, worker, held, now)
@@ -72,6 +75,13 @@ def reconcile_gateway(
             tables = shared.models[attempt.model]
             actions += attempt_lifecycle.abort(tables, attempt, reason, now)
     return actions
+
+
+def _trust_survivor(tables: Tables, worker: Worker, holds: Iterable[AttemptKey]) -> None:
+    """A worker that was lost and speaks again has not died of what it no longer holds."""
+    held = [tables.attempts.get(key) or tables.history.find(key) for key in holds]
+    digests = frozenset(attempt.digest for attempt in held if attempt is not None)
+    tables.quarantine.survived(worker.identity, digests)
 
 
 def _end_unheld(tables: Tables, worker: Worker, key: AttemptKey, now: float) -> list[Action]:

@@ -132,13 +132,14 @@ class Faults:
         gateway = self._random.choice(gateways)
         assert isinstance(gateway, GatewayProcess)
         self._poisons += 1
+        self._fleet.judge.poisons_left += last is not None and not last.end
         request = spec(f"{gateway.identity}/poison{self._poisons}", POISON, 9, 5, 0.0)
         self._say("poison", gateway)
         self._poison_client = gateway.open(request, 0.0)
 
     def _poisoned(self, victim: Process, attempt: str) -> None:
         self._say("poisoned", victim)
-        self._fleet.judge.poisoned(attempt)
+        self._fleet.judge.poisoned(victim.identity, attempt)
         self._fleet.judge.killed(victim)
         victim.die()
         self._ends(self._random.uniform(0.05, 1.2), lambda: self._replace(victim))

@@ -97,7 +97,7 @@ class Client:
             self.gateway.clock.violate(f"{self.spec.request_id}: {error.message}")
         if innocent and "quarantined" in error.message:
             self.gateway.fleet.judge.quarantined(self.spec.request_id)
-        self.gateway.fleet.judge.failed(self.gateway, self)
+        self.gateway.fleet.judge.failed(self.gateway, self, error)
         self._over(error.code.value)
 
     def left(self) -> None:
@@ -181,13 +181,19 @@ class GatewayProcess(Process):
         if self._up and not any(isinstance(action, ToRouter) for action in actions):
             self.clock.violate(f"{self.name} told nobody that {client.spec.request_id} left")
 
+    def _keeps(self, message: KeptOrders) -> None:
+        for order in message.orders:
+            if self.fleet.hooks is not None:
+                self.fleet.hooks.kept(self.identity, order)
+            self.fleet.scale_reached("kept", "", order.worker)
+
     def _carry_out(self, action: Action) -> None:
         match action:
             case ToRouter(message=KeptOrders()) if self.fleet.scale.mode == "off":
                 pass  # a world without such orders is the same as before there were any
             case ToRouter(message=message, body=body):
-                for order in message.orders if isinstance(message, KeptOrders) else ():
-                    self.fleet.scale_reached("kept", "", order.worker)
+                if isinstance(message, KeptOrders):
+                    self._keeps(message)
                 if not self._router.send(message, None if body is None else encode(body)):
                     self._router_lost()
             case ToWorker(worker=worker, message=message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.errors import BatonError
 from common.messages import Role
 from services.router.placement.types import WaitFor
 from services.router.records.states import AttemptState, WorkerState
@@ -34,6 +35,7 @@ CALM_SECONDS = 1.5
 LATE_SECONDS = 0.45
 POISON_ATTEMPTS_MAX = 3
 ANSWER_SECONDS = 3.0
+LONGEST_WAIT = ("no worker was found for it", "sent nothing for this request")
 FAULTLESS = frozenset(
     {
         "finished",
@@ -52,6 +54,11 @@ class Judge:
     def __init__(self, fleet: Fleet) -> None:
         self.strict = True
         self.faultless = True
+        #: Copies of it that may run on, because their gateway died.
+        self.poisons_left = 0
+        #: Identities of the workers that the prompt that kills has killed, and its attempts that
+        #: killed some.
+        self._poisoned: set[str] = set()
         self._poisonings: set[str] = set()
         #: Identities of those that no prompt killed.
         self.killed_by_chance: set[str] = set()
@@ -114,35 +121,53 @@ class Judge:
             return held.blocks
         return blocks_held(capacity.kv_groups or (FULL,), part)
 
+    def _may_wait(self, client: Client) -> bool:
+        late = self._clock.now - QUEUE_SECONDS - LATE_SECONDS
+        return any(
+            attempt.request_id == client.spec.request_id
+            and attempt.state is AttemptState.QUEUED
+            and attempt.received >= late
+            for router in self._fleet.routers()
+            for attempt in router.core.shared.attempts()
+        )
+
     def given(self, worker: WorkerProcess, request_id: str) -> None:
         """A worker was given a request: one that asks for the model that it serves."""
         client = self._client(request_id)
         if client is not None and client.spec.model != worker.model:
             self._clock.violate(f"{worker.name} of {worker.model} was given {request_id}")
 
-    def failed(self, gateway: GatewayProcess, client: Client) -> None:
-        """The longest wait is the last resort: once all is calm somebody answers before, unless
-        messages vanish."""
+    def failed(self, gateway: GatewayProcess, client: Client, error: BatonError) -> None:
+        """The longest wait is the last resort: once all is calm somebody answers before, if only
+        with a refusal, unless messages vanish. A request that no worker can take may wait in a
+        router's queue."""
+        last_resort = any(sentence in error.message for sentence in LONGEST_WAIT)
+        if not last_resort or self._may_wait(client):
+            return
         waited = self._clock.now - client.silent_since
         calm = gateway.calm(ANSWER_SECONDS) and self._fleet.routers_calm(ANSWER_SECONDS)
         poison = client.spec.prompt_ids[0] == POISON  # it kills those who would answer
         if waited >= TOKEN_WAIT_MS / 1000 and calm and self.strict and not poison:
             self._clock.violate(f"{client.spec.request_id} was only ended by its longest wait")
 
-    def poisoned(self, attempt: str) -> None:
+    def poisoned(self, worker: str, attempt: str) -> None:
         """A worker computed the prompt that kills, and is about to die. Whatever else dies: it is
-        sent to workers three times at most. One that stood still since it got the first of these
-        attempts dies of it when it goes on, be the prompt in quarantine by then."""
+        sent to workers three times at most, and once for each copy of it that ran beside another
+        one. One that stood still since it got the first of these attempts dies of it when it goes
+        on, be the prompt in quarantine by then."""
+        self._poisoned.add(worker)
         self._poisonings.add(attempt)
-        if len(self._poisonings) > POISON_ATTEMPTS_MAX:
+        if len(self._poisonings) > POISON_ATTEMPTS_MAX + self.poisons_left:
             self._clock.violate(f"poison killed workers in {len(self._poisonings)} attempts")
 
     def quarantined(self, request_id: str) -> None:
-        """A prompt that kills nobody is only refused for workers that chance killed under it."""
+        """A prompt that kills nobody is only refused for workers that died under it: by chance, at
+        least the one that it was tried on, or in the company of the prompt that kills."""
         for router in self._fleet.routers():
             for tables in router.core.shared.models.values():
                 for row in tables.quarantine.rows(self._clock.now):
-                    chance = self.killed_by_chance.issuperset(row.workers)
+                    died = self.killed_by_chance | self._poisoned
+                    chance = died >= set(row.workers) and not self._poisoned >= set(row.workers)
                     if row.request_id == request_id and chance:
                         return
         self._clock.violate(f"{request_id} is quarantined, and harmless")

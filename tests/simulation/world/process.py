@@ -65,7 +65,7 @@ class Process:
             return
         self.hung = True
         self.disturb()
-        self.clock.after(seconds, self._wake)
+        self.clock.after(seconds, lambda: self._wake() if self.alive else None)
         for connection in self.network.connections():
             if self in (connection.dialer, connection.listener):
                 connection.check_heartbeat()

@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from functools import partial
 from itertools import pairwise, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from common.config import ScaleConfig
 from common.messages import Role, ScaleOrder
@@ -96,7 +96,16 @@ class Hooks:
         self.habits: Counter[str] = Counter()
         #: Names of the workers that hooks started, with the role of each.
         self.started: dict[str, Role] = {}
+        #: The latest order that is to stop a worker, by its name, and the gateways that kept it.
+        self._keepers: dict[str, tuple[str, set[str]]] = {}
         self._serial = 0
+
+    def kept(self, gateway: str, order: ScaleOrder) -> None:
+        """A gateway (identity) keeps the order."""
+        latest, keepers = self._keepers.get(order.worker, ("", set()))
+        if latest != order.id:
+            keepers = set()
+        self._keepers[order.worker] = (order.id, keepers | {gateway})
 
     def call(self, router: RouterProcess, action: CallHook) -> None:
         order, now = action.order, self._clock.now
@@ -158,7 +167,9 @@ class Hooks:
         if now >= call.deadline - 1e-6 or call.habit == "unheard":
             return True
         if order.out:
-            came = [n for n, role in self.started.items() if role is order.role]
+            # Also one that came back by itself: no router can tell it from what a hook started.
+            processes = self._fleet.processes.values()
+            came = {process.name for process in processes if process.role is order.role}
             return len([name for name in came if name not in order.names]) >= order.count
         gone = [p for p in self._fleet.processes.values() if p.name == order.worker]
         return any(isinstance(p, WorkerProcess) and (p.leaves or not p.alive) for p in gone)
@@ -185,9 +196,8 @@ class Hooks:
             self._clock.violate(f"{order.worker} is to stop, and no prefill worker stays")
 
     def verdict(self) -> None:
-        """At the end: no worker is drained for an order that is over."""
-        if self._forgotten():
-            return
+        """At the end: no worker is drained for an order that is over, unless all that knew of the
+        order died."""
         orders = [
             tables.scale.open
             for router in self._fleet.routers()
@@ -200,14 +210,30 @@ class Hooks:
             for row in router.core.shared.workers()
             if row.drain_ordered is False  # it is on its way
         }
+        left = self._left_to_the_dead()
         for worker in self._fleet.workers():
             over = worker.name not in kept and worker.identity not in told
-            if worker.drained and over and not worker.leaves:
+            forgotten = self._forgotten(worker.name) or worker.identity in left
+            if worker.drained and over and not worker.leaves and not forgotten:
                 self._clock.violate(f"{worker.name} is drained for ever")
 
-    def _forgotten(self) -> bool:
-        """Whether a router died, and no gateway lived on until its successor could ask."""
-        gateways = list(self._fleet.gateways())
+    def _left_to_the_dead(self) -> set[str]:
+        """Workers (identities) that were out of reach when their order ended, so that only a router
+        which died then knew that they were to work again."""
+        dead = [p for p in self._fleet.processes.values() if p.role is Role.ROUTER and not p.alive]
+        return {
+            row.identity
+            for router in cast("list[RouterProcess]", dead)
+            for tables in router.core.shared.models.values()
+            for row in tables.workers.values()
+            if row.drain_ordered is False or row.name in tables.scale.resumes
+        }
+
+    def _forgotten(self, worker: str) -> bool:
+        """Whether a router died, and no gateway that kept the order for this worker (name) lived on
+        until its successor could ask."""
+        keepers = self._keepers.get(worker, ("", set()))[1]
+        gateways = [g for g in self._fleet.gateways() if g.identity in keepers]
         there = [p for p in self._fleet.processes.values() if p.role is Role.ROUTER]
         for dead, successor in pairwise(there):
             asks = successor.born + SETTLE_SECONDS

@@ -204,3 +204,40 @@ def test_a_router_is_asked_by_name_or_the_first_that_answers(
     router["answer"] = BatonError(Code.ROUTER_UNREACHABLE, "no router answers")
     assert ctl.main(["workers"]) == 3
     assert router["asked"][0].endswith("/r1.admin.sock"), "the last one there is was asked too"
+
+
+@pytest.fixture
+def cells(tmp_path: Path, router: dict[str, Any]) -> dict[str, Any]:
+    """A fleet file with a cell of its own, one on this host and one elsewhere."""
+    other = tmp_path / "c1"
+    other.mkdir()
+    (other / "admin.sock").touch()
+    text = "[engine]\nkind = 'sim'\n[decode.d0]\n[prefill.p0]\n[gateway.cells.c0]\n"
+    text += f"[gateway.cells.c1]\nrun_dir = '{other}'\n"
+    text += "[gateway.cells.far]\ncontrol = 'ipc:///run/far.sock'\n"
+    (tmp_path / "fleet.toml").write_text(f"[fleet]\nrun_dir = '{tmp_path}'\n" + text)
+    return router
+
+
+@pytest.mark.parametrize(("cell", "folder"), [("c0", ""), ("c1", "c1")])
+def test_a_cell_is_asked_by_its_name_and_named_in_the_answer(
+    cells: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    cell: str,
+    folder: str,
+) -> None:
+    assert ctl.main(["workers", "--cell", cell]) == 0
+    assert cells["asked"][0] == f"ipc://{tmp_path / folder}/admin.sock"
+    assert capsys.readouterr().out.startswith(f"cell {cell}\n")
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [("c7", "no cell 'c7'; there are: c0, c1, far"), ("far", "says no run_dir of far")],
+)
+def test_a_cell_that_cannot_be_asked_is_told(
+    cells: dict[str, Any], capsys: pytest.CaptureFixture[str], cell: str, says: str
+) -> None:
+    assert ctl.main(["workers", "--cell", cell]) == 2
+    assert says in capsys.readouterr().err

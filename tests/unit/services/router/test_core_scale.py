@@ -60,6 +60,8 @@ class ScaleRig(Rig):
         self.told: list[Note] = []
         self.calls: list[CallHook] = []
         self.deaf = False
+        #: Gateways that never answer.
+        self.silent: set[str] = set()
         self.drained: set[str] = set()
         self.gateway()
         self.receive(GATEWAY, KeptOrders())
@@ -86,9 +88,10 @@ class ScaleRig(Rig):
     def answer(self) -> None:
         for send in [s for s in self.sent if isinstance(s.message, KeepOrder | Drain)]:
             self.sent.remove(send)
+            hears = not (self.deaf or send.peer in self.silent)
             if isinstance(send.message, Drain):
                 (self.drained.add if send.message.on else self.drained.discard)(send.peer)
-            elif not self.deaf and isinstance(send.message, KeepOrder):
+            elif hears and isinstance(send.message, KeepOrder):
                 order = send.message.order
                 self.receive(send.peer, KeptOrders(orders=() if order is None else (order,)))
 
@@ -221,6 +224,28 @@ def test_an_order_is_carried_out_when_all_gateways_keep_it() -> None:
     assert rig.calls == []
     rig.receive(other, KeptOrders(orders=(order,)))
     rig.pass_time(0.2)
+    assert len(rig.calls) == 1
+
+
+def test_a_gateway_that_stops_need_not_keep_it() -> None:
+    rig = ScaleRig()
+    other = rig.gateway("g1")
+    rig.receive(other, KeptOrders())
+    rig.alive.append(other)
+    rig.silent.add(other)
+    rig.load(2.0)
+    rig.pass_time(2.0)
+    assert rig.calls == []
+    rig.leave(other)
+    rig.pass_time(0.4)
+    assert len(rig.calls) == 1
+
+
+def test_each_step_of_an_order_is_told_at_once() -> None:
+    rig = ScaleRig()
+    while not rig.events:
+        rig.pass_time(0.2)
+    rig.pass_time(0.8)
     assert len(rig.calls) == 1
 
 

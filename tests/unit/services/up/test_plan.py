@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from common import config as configuration
 from common.errors import ConfigError
 from common.messages import Role
+from common.net.endpoints import cell_addresses, control_addresses
 from services.up.plan import (
     STOP_ORDER,
     Child,
     Flags,
+    cell_flags,
+    cell_names,
     children,
     fleet_toml,
     library_environment,
@@ -151,3 +154,36 @@ def test_a_worker_that_the_file_lacks_is_named() -> None:
     config = configuration.from_mapping({"decode": {"d0": {}}})
     with pytest.raises(ConfigError, match="d9"):
         library_environment(config, Child(Role.DECODE, "d9"), {})
+
+
+def test_cells_are_fleets_in_folders_behind_the_gateway_of_the_first(tmp_path: Path) -> None:
+    flags = dataclasses.replace(FLAGS, cells=2, gateways=2, routers=2, run_dir=str(tmp_path))
+    assert cell_names(flags) == ["c0", "c1"]
+    config = configuration.parse(fleet_toml(flags))
+    further = configuration.parse(fleet_toml(cell_flags(flags, "c1")))
+    assert list(config.gateway.cells) == ["c0", "c1"]
+    assert further.gateway.cells == {}
+    assert control_addresses(further) == {
+        name.partition("/")[2]: at for name, at in cell_addresses(config, "c1").items()
+    }
+    assert (config.health.port, further.health.port) == (9400, 9401)
+    assert list(further.decode) == list(config.decode)
+
+
+def test_the_hosts_cores_are_shared_by_all_cells() -> None:
+    few = dataclasses.replace(FLAGS, prefill=1, decode=1)
+    assert configuration.parse(fleet_toml(few)).engine.threads == 4
+    assert configuration.parse(fleet_toml(dataclasses.replace(few, cells=2))).engine.threads == 2
+
+
+def test_one_fleet_has_no_cells() -> None:
+    assert cell_names(FLAGS) == []
+    assert "cells" not in fleet_toml(FLAGS)
+
+
+def test_children_of_a_further_cell_are_told_apart_and_take_the_next_gpus() -> None:
+    fleet = children(["p0"], ["d0"], (3, 5, 7), 0, cell="c1", gpu_offset=2)
+    assert [child.label for child in fleet] == ["c1/r0", "c1/h0", "c1/p0", "c1/d0"]
+    gpus = [child.environment["CUDA_VISIBLE_DEVICES"] for child in fleet if child.is_worker]
+    assert gpus == ["7", "3"]
+    assert [child.label for child in children([], ["d0"], ())] == ["r0", "g0", "h0", "d0"]

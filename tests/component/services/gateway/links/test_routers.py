@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from common.clock import ManualClock
 from common.messages import (
@@ -148,13 +149,16 @@ async def test_of_a_router_not_in_use_only_a_placement_counts(bench: Bench) -> N
 
 
 async def test_the_next_routers_fleet_is_known_when_it_is_used(bench: Bench) -> None:
+    """The latest of each model."""
     await both_up(bench)
-    fleet = Fleet(ready=True, prefill_ready=1, decode_ready=1, max_model_len=9)
-    bench.r1.send(fleet)
+    none = Fleet(ready=False, prefill_ready=0, decode_ready=0, max_model_len=9, model="a")
+    fleets = [replace(none, model=model, ready=True) for model in ("a", "b")]
+    for fleet in (none, *fleets):
+        bench.r1.send(fleet)
     await bench.heard(bench.r1)
     bench.main.close()
-    events = [await bench.event() for _ in range(3)]
-    assert events == [RouterDown(), RouterUp(), FromRouter(fleet)]
+    events = [await bench.event() for _ in range(4)]
+    assert events == [RouterDown(), RouterUp(), *map(FromRouter, fleets)]
 
 
 async def test_all_routers_hear_a_cancel_and_one_a_submit(bench: Bench) -> None:

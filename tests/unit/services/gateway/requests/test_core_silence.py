@@ -5,6 +5,7 @@ from __future__ import annotations
 from common.errors import Code
 from common.messages import Failed, Refused, Submit
 from services.gateway.requests.events import (
+    Closed,
     FromRouter,
     RouterDown,
     RouterUp,
@@ -12,6 +13,7 @@ from services.gateway.requests.events import (
     ToRouter,
     WorkerGone,
 )
+from services.gateway.requests.table import ABORT_SECONDS
 from tests.unit.services.gateway.gate import D0, WAIT_MS, Gate, sent
 
 WAIT = WAIT_MS / 1000
@@ -154,3 +156,30 @@ def test_what_the_router_said_last_is_the_reason_of_a_stream_that_waited_in_vain
     gate.do(FromRouter(refused))
     until_over(gate)
     assert "none is ready" in gate.error().message
+
+
+def test_what_the_router_said_last_is_the_reason_of_the_longest_wait_too() -> None:
+    gate = Gate(recovery=True, recovery_ms=1e6, token_wait_ms_max=BOUND_MS)
+    gate.open()
+    gate.place()
+    gate.do(WorkerGone(D0, "it died"))
+    sentence = "the retry budget is used up"
+    refused = Refused(
+        code="retry_budget", message=sentence, request_id="r", attempt=2, retry_after_ms=10_000_000
+    )
+    gate.do(FromRouter(refused))
+    assert until_over(gate) == 20.0
+    assert gate.error().code is Code.RETRY_BUDGET
+    assert gate.error().message == sentence
+
+
+def test_a_worker_that_runs_on_after_the_end_was_not_told_and_is_told_again() -> None:
+    """Its Abort was lost with a connection, and the Cancel with a router."""
+    gate = Gate()
+    gate.open()
+    gate.place()
+    gate.do(Closed("r", "gone"))
+    gate.now += ABORT_SECONDS - 0.1
+    assert gate.token("late") == []
+    gate.now += 0.2
+    assert sent(gate.token("later", 1)) == [(D0, "Abort")]

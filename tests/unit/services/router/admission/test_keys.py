@@ -120,3 +120,33 @@ def test_idle_keys_are_forgotten_and_live_ones_are_not() -> None:
     assert ask(table, limits, 1, 10.0, "live") is not None
     assert ask(table, limits, 1, 10.0, "k19") is not None
     assert ask(table, limits, 1, 10.0, "k0") is None
+
+
+def admitted(table: KeyAccounts, limits: KeyLimits, cost: float, now: float) -> int:
+    """How many requests a visitor may begin at once."""
+    times = 0
+    table.visit("k", limits, cost, now)
+    while ask(table, limits, cost, now) is None:
+        times += 1
+        table.visit("k", limits, cost, now)
+    return times
+
+
+def test_a_key_of_another_cell_finds_a_twentieth_of_what_it_may_save_up() -> None:
+    assert admitted(keys(), KeyLimits(requests_per_min=200), 1, 10.0) == 10
+    assert admitted(keys(), KeyLimits(tokens_per_min=2_000), 10, 10.0) == 10
+    assert admitted(keys(), KeyLimits(requests_per_min=2, tokens_per_min=100), 90, 10.0) == 1
+
+
+def test_then_it_has_its_rate_there() -> None:
+    table, limits = keys(), KeyLimits(requests_per_min=60)
+    admitted(table, limits, 1, 10.0)
+    assert sum(ask(table, limits, 1, 10.0 + n / 10) is None for n in range(1, 601)) == 60
+
+
+def test_a_visit_changes_nothing_for_a_key_that_is_known_or_unlimited() -> None:
+    table, limits = keys(), KeyLimits(requests_per_min=60)
+    assert ask(table, limits, 1, 10.0) is None
+    assert admitted(table, limits, 1, 10.0) == 59
+    table.visit("free", None, 1, 10.0)
+    assert len(table) == 1

@@ -549,3 +549,12 @@ def test_a_request_must_start_before_its_prefill_and_its_transfer_no_longer_fit(
     rig.gateway()
     submit(rig, "r")
     assert rig.core.tables.attempts["r", 1].start_by == pytest.approx(rig.now + 1.0 - 0.5)
+
+
+def test_a_key_of_another_cell_has_not_saved_up_a_minute_here() -> None:
+    rig, limits = Rig(), KeyLimits(requests_per_min=40)
+    rig.gateway()
+    rig.decode("d0")
+    for i in range(4):
+        submit(rig, f"r{i}", key_id="k", limits=limits, spilled=True)
+    assert [refused.request_id for refused in rig.take(Refused)] == ["r2", "r3"]

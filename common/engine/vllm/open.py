@@ -107,6 +107,7 @@ def open_vllm(
         max_model_len=made.model_config.max_model_len,
         max_num_seqs=worker.engine.max_num_seqs,
         pull_blocks=listening.pull_blocks if events else 0,
+        disk_blocks=listening.disk_blocks if events else 0,
         restores=restores(made),
         kv_layers=listening.layers,
     )

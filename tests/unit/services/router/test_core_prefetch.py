@@ -164,6 +164,12 @@ def test_a_worker_is_told_of_what_only_its_own_disk_has() -> None:
     assert decode.source is None, "its engine finds them itself"
 
 
+def test_also_where_the_disk_has_all_of_the_prompt() -> None:
+    rig = fleet(stored=False, disk_blocks=64)
+    rig.receive(D0, PrefixDelta(stored=HASHES, medium="disk"))
+    assert len(submit(rig)) == 1
+
+
 def test_not_of_what_its_memory_has_or_a_disk_that_is_slower_than_computing() -> None:
     rig = fleet(stored=False, disk_blocks=64)
     for medium in ("disk", "store"):
@@ -203,7 +209,21 @@ def test_a_disk_that_is_lost_with_its_worker_or_cleared_is_none() -> None:
     assert not rig.core.tables.placement_memory.knows_stores
     other = fleet(stored=False, disk_blocks=64)
     other.receive(D0, PrefixDelta(stored=HASHES[:80], medium="tape"))
-    assert submit(other) == [], "a medium that it does not know"
+    assert other.core.tables.placement_memory.prefixes.held(D0) == 0, (
+        "a medium that it does not know"
+    )
     bounded = fleet(stored=False, disk_blocks=4)
     bounded.receive(D0, PrefixDelta(stored=HASHES, medium="disk"))
     assert bounded.core.tables.placement_memory.on_disk.held(D0) == 4
+
+
+def test_the_disk_of_a_prefill_worker_has_a_price_and_is_not_its_cache() -> None:
+    rig = Rig(policy="cost")
+    rig.gateway()
+    rig.prefill("p0", pull_blocks=64, disk_blocks=64)
+    rig.decode("d0", seqs=2)
+    rig.receive(P0, PrefixDelta(stored=HASHES[:80], medium="disk"))
+    rig.submit("r1", prompt=len(IDS), prefix_hashes=HASHES)
+    said = " ".join(attempt_record(rig.known(), rig.now).sentences)
+    assert "p0 has 160 tokens on its own disk" in said
+    assert "tokens cached" not in said

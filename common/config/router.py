@@ -76,7 +76,7 @@ class RouterConfig(Section, frozen=True):
     prefetch_queued: Annotated[int, Meta(ge=0, le=64)] = 5
     """How many of the requests that are next in the queue of a model are prefetched: the worker
     that will probably compute the prompt brings its beginning to the memory of its store meanwhile,
-    out of another worker's store. It needs workers with `[kv.store]`; 0 turns
+    out of another worker's store or from its own disk. It needs workers with `[kv.store]`; 0 turns
     it off."""
     remote_prefill: RemotePrefill = "auto"
     """Whether a prompt is computed on a prefill worker: `auto` where measured rates predict a lower

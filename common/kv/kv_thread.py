@@ -181,7 +181,7 @@ class KvThread:
             sides = self.store_side, self.send_side, self.receive_side
             made = self._identity, arena, sides, config, self._counters, self.now
             self.sharing = StoreSharing(*made, tell=self._tell)
-            self._holds = msgspec.structs.replace(self._holds, pull_blocks=size.slots)
+            self._holds = msgspec.structs.replace(self._holds, **size.told)
 
     def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
         """Fetches blocks out of the source's store. It ends once, as that of `key`."""

@@ -268,6 +268,8 @@ class KvListening(Message, frozen=True):
     """How many blocks its store holds that others may pull."""
     layers: int = 0
     """Into which a block of this rank is cut on the wire."""
+    disk_blocks: int = 0
+    """How many blocks the disk below its store holds, which others may pull, too."""
 
 
 class KvCopied(Message, frozen=True):

@@ -181,6 +181,9 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     prefetched: Count = 0
     prefetch_used: Count = 0
     prefetch_wasted: Count = 0
+    #: Bytes of blocks that the disk of the store reads per second, over the latest reads; no count.
+    #: 0: none was read yet.
+    store_disk_bytes_per_s: Count = 0
     #: Blocks that were not prefetched, because there was no room for them.
     prefetch_skipped: Count = 0
     #: Requests that came before all of their blocks had.

@@ -87,6 +87,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     #: Layers into which a KV block is cut on the wire; 0: it is not told, and pools cannot hold
     #: the blocks.
     kv_layers: Count = 0
+    #: Blocks that the disk below the store holds, which others may pull, too; 0: none.
+    disk_blocks: Count = 0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -321,7 +321,7 @@ class PrefixDelta(Message, frozen=True):
     cleared: bool = False
     #: The group, by its place in `Capacity.kv_groups`.
     group: Annotated[int, Meta(ge=0, lt=KV_GROUPS_MAX)] = 0
-    #: Where the blocks are: `engine`, or `store`, out of which other workers may pull them.
+    #: Where the blocks are: `engine`, `store` (memory), or `disk`; others may pull of the two.
     medium: str = "engine"
 
 

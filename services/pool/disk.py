@@ -2,8 +2,8 @@
 
 Theory of operation: it is the disk tier of a worker's store. What has come to the memory is written
 there with the name by which routers know it, because after a restart no engine tells that name
-again. The headers of the records then say what the pool has, and routers are told of it as of
-anything that it holds. What a disk that has failed held is not held any more.
+again. The headers of the records then say what the pool has, and routers are told of it by the same
+names. What a disk that has failed held is not held any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from common.kv.store.sealing import sealed_for, secret_of
 from common.kv.store.side import StoreResults, StoreSide
 from common.kv.store.table import BlockName, StoreCounts, StoreTable
 from common.messages import Layout
-from services.pool.holdings import Holdings, named
+from services.pool.holdings import named
 
 
 class PoolDisk:
@@ -42,17 +42,13 @@ class PoolDisk:
         self.table = StoreTable(place.slots, ttl_s, guard=threading.RLock(), share=share)
         self._memory = memory
         self._clock = clock
-        self._index = DiskIndex([place.segments(one)])
+        index = DiskIndex([place.segments(one)])
         backlog = (config.store.backlog_mib << 20) // one
-        self._plan = DiskStore(memory, self.table, self._index, backlog, ttl_s, clock)
-        self._listed = self._lost = False
-
-    def __contains__(self, name: object) -> bool:
-        return self._plan.works and name in self.table
+        self._plan = DiskStore(memory, self.table, index, backlog, ttl_s, clock)
 
     @property
     def pending(self) -> bool:
-        return self._plan.pending
+        return self._plan.pending or self._plan.untold
 
     @property
     def counts(self) -> StoreCounts:
@@ -70,23 +66,17 @@ class PoolDisk:
         """What the KV thread reports of its copies."""
         self._plan.ended(results)
 
-    def step(self, side: StoreSide, promotions: Promotions | None, holdings: Holdings) -> None:
-        """Orders what is to be written, and lists what was found at the start. What a disk that has
-        failed held is not held any more."""
+    def step(self, side: StoreSide, promotions: Promotions | None) -> None:
+        """Orders what is to be written."""
         if promotions is not None:
             self._plan.mark_used(promotions.take_used())
         spills, used, dropped = self._plan.step()
         if spills or used or dropped:
             side.spill(spills, used, dropped)
-        found = self._index() if self._plan.works and not self._listed else None
-        if found is not None:
-            self._listed = True
-            records = [record for record in found.values() if record.ours]
-            hashes = b"".join(record.name.block_hash for record in records)
-            holdings.add(hashes, b"".join(record.ours for record in records), self.__contains__)
-        if self._listed and not self._plan.works and not self._lost:
-            self._lost = True
-            holdings.check(lambda name: name in self._memory)
+
+    def changes(self) -> dict[BlockName, bytes | None]:
+        """As `DiskStore.changes`."""
+        return self._plan.changes()
 
 
 def disk_place(pool: str, config: KvConfig, layout: Layout) -> DiskPlace | None:

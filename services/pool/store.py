@@ -23,7 +23,7 @@ from common.kv.messages import KvCopied, KvDone, KvOrder, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
 from common.kv.store.side import StoreResults, StoreSize
-from common.kv.store.table import BlockName, StoreCounts, StoreTable
+from common.kv.store.table import StoreCounts, StoreTable
 from common.messages import Capacity, Introduce, Layout, OrderStore
 from services.pool.disk import PoolDisk, disk_place
 from services.pool.holdings import Holdings
@@ -38,7 +38,8 @@ class PoolStore:
         """`address`: of the side channel to the KV thread. Raises ValueError for a layout that no
         worker has, or of which the memory holds no block."""
         slots, place = slots_of(config, layout), disk_place(identity.name, config, layout)
-        blocks = slots + (place.slots if place is not None else 0)
+        below = place.slots if place is not None else 0
+        blocks = slots + below
         self.capacity = Capacity(
             block_tokens=layout.block_tokens,
             kv_blocks=blocks,
@@ -47,9 +48,10 @@ class PoolStore:
             max_num_seqs=0,
             pull_blocks=blocks,
             kv_layers=layout.layers,
+            disk_blocks=below,
         )
         self.kv_address = ""
-        self.holdings = Holdings(blocks)
+        self.holdings = Holdings(slots, below)
         store, lock = config.store, threading.RLock()
         self.table = StoreTable(slots, store.ttl_s, guard=lock, share=store.tenant_share)
         self._clock = clock
@@ -82,14 +84,14 @@ class PoolStore:
         learns what is held. Raises BatonError when the KV thread has failed."""
         self._service.drain()
         self.table.expire(self._clock.monotonic())
-        changed, side, counts = [*self.table.changes()], self._service.store, StoreCounts()
+        side, counts = self._service.store, StoreCounts()
         results = side.drain() if side is not None else StoreResults()
         if self._disk is not None and side is not None:
             self._disk.ended(results)
-            self._disk.step(side, self._service.promotions, self.holdings)
-            changed += self._disk.table.changes()
+            self._disk.step(side, self._service.promotions)
+            self.holdings.update_disk(self._disk.changes())
             counts = self._disk.counts
-        self.holdings.update(changed, self._holds)
+        self.holdings.update(self.table.changes(), self.table.__contains__)
         if side is not None:
             side.note(replace(self.table.counts), counts)
         return self._side.status
@@ -111,13 +113,10 @@ class PoolStore:
     def _on_copied(self, copied: KvCopied) -> None:
         """What has gone again by now is not listed, because the table tells of that once. What went
         to make room is told first, or the names would seem to be more than there is room for."""
-        self.holdings.update(self.table.changes(), self._holds)
-        self.holdings.add(copied.hashes, copied.names, self._holds)
+        self.holdings.update(self.table.changes(), self.table.__contains__)
+        self.holdings.add(copied.hashes, copied.names, self.table.__contains__)
         if self._disk is not None:
             self._disk.saved(copied)
-
-    def _holds(self, name: BlockName) -> bool:
-        return name in self.table or (self._disk is not None and name in self._disk)
 
     def _on_done(self, done: KvDone) -> None:
         """A pull of a worker's blocks that came to a bad end is counted, and offered again."""

@@ -36,6 +36,7 @@ def capacity(
     block_bytes: int = 1024,
     groups: tuple[KvGroup, ...] = (),
     pull_blocks: int = 0,
+    disk_blocks: int = 0,
 ) -> Capacity:
     return Capacity(
         block_tokens=block_tokens,
@@ -45,6 +46,7 @@ def capacity(
         max_num_seqs=seqs,
         kv_groups=groups,
         pull_blocks=pull_blocks,
+        disk_blocks=disk_blocks,
     )
 
 
@@ -59,6 +61,7 @@ def worker_hello(
     block_tokens: int = BLOCK,
     groups: tuple[KvGroup, ...] = (),
     pull_blocks: int = 0,
+    disk_blocks: int = 0,
     **more: Any,
 ) -> Hello:
     room = capacity(
@@ -68,6 +71,7 @@ def worker_hello(
         block_tokens=block_tokens,
         groups=groups,
         pull_blocks=pull_blocks,
+        disk_blocks=disk_blocks,
     )
     about = {
         "fingerprint": "f",

@@ -6,9 +6,8 @@ generated. So a holder never has a block without those before it. A block that t
 not any more, is saved again while the stream runs, because the engine still has it. The engine's
 step offers and waits for nothing: the KV thread does the rest (`common.kv.offers.offered`).
 
-Routers know blocks by other names than engines do (`common.prefix`), so the offer carries both.
-Prompts with images go without: the holder finds them by the engine's hashes all the same. Those of
-a LoRA adapter begin from its id, which is the name that vLLM has of it.
+Routers know blocks by other names than engines do (`block_names.py`), so the offer carries both.
+Prompts with images go without: the holder finds them by the engine's hashes all the same.
 
 A stream that is to move gets another holder while it runs: the worker where it goes on.
 
@@ -22,12 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from common.engine.connector.block_names import BlockNames
 from common.engine.connector.metadata import StoreOffer, attempt_key, holder_of
 from common.kv.store.recency import owner_of
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvHolder
-from common.net.wire import pack_ids
-from common.prefix import chain, root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -51,8 +49,7 @@ class _Checkpoint:
     offered: int
     #: Whose blocks they are.
     owner: bytes
-    #: The name of the last of them; None: this prompt's blocks have no names.
-    name: bytes | None
+    names: BlockNames
 
 
 @dataclass(slots=True)
@@ -98,11 +95,8 @@ class Checkpoints:
     def _begin(self, request: Request, holder: KvHolder) -> None:
         if not self._fingerprint or holder.fingerprint != self._fingerprint:
             return
-        lora = request.lora_request
-        adapter = lora.lora_name if lora is not None else ""
-        name = root(request.cache_salt, adapter) if not request.mm_features else None
-        owner = owner_of(request.cache_salt)
-        self._streams[request.request_id] = _Checkpoint(holder, 0, owner, name)
+        owner, names = owner_of(request.cache_salt), BlockNames(request, self._block_tokens)
+        self._streams[request.request_id] = _Checkpoint(holder, 0, owner, names)
 
     @property
     def streams(self) -> list[str]:
@@ -163,7 +157,7 @@ class Checkpoints:
                     attempt_key(request.request_id),
                     stream.holder,
                     b"".join(name.block_hash for name in names[:found]),
-                    self._names(stream, request, first, found),
+                    b"".join(stream.names.of(first, first + found)),
                     filled,
                     stream.owner,
                 )
@@ -177,12 +171,3 @@ class Checkpoints:
     def offered(self, request_id: str) -> int:
         """How many leading blocks of this stream were offered."""
         return self._streams[request_id].offered
-
-    def _names(self, stream: _Checkpoint, request: Request, first: int, count: int) -> bytes:
-        if stream.name is None:
-            return b""
-        step = self._block_tokens
-        ids = list(request.all_token_ids[first * step : (first + count) * step])
-        names = list(chain(pack_ids(ids), step, stream.name))
-        stream.name = names[-1]
-        return b"".join(names)

@@ -224,10 +224,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def take_events(self) -> Iterable[KVCacheEvent]:
         return self._scheduler.store_events() if self._scheduler is not None else ()
 
-    def share_store(self, table: StoreTable) -> None:
-        """Other workers may pull what this table holds. Of the worker instance."""
+    def share_store(self, table: StoreTable, on_disk: StoreTable | None) -> None:
+        """Other workers may pull what these tables hold. Of the worker instance."""
         if self._service is not None:
-            self._service.share_store(table)
+            self._service.share_store(table, on_disk)
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.pending
@@ -237,13 +237,13 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             self._service.stop()
 
 
-def _share(table: StoreTable) -> bool:
-    """Gives the table to the KV thread. False if that is in another process, with tensor
+def _share(table: StoreTable, on_disk: StoreTable | None) -> bool:
+    """Gives the tables to the KV thread. False if that is in another process, with tensor
     parallelism."""
     worker = get_kv_transfer_group() if has_kv_transfer_group() else None
     if not isinstance(worker, BatonConnector):
         return False
-    worker.share_store(table)
+    worker.share_store(table, on_disk)
     return True
 
 

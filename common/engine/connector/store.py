@@ -19,13 +19,15 @@ blocks as the source said that it has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.engine.connector.block_names import BlockNames
 from common.engine.connector.checkpoint import Checkpoints
 from common.engine.connector.metadata import StoreLoad, StorePlan, StorePull, request_key, source_of
+from common.engine.connector.store_request import Filled, Place, StoreRequest
 from common.kv.messages import PULL_BLOCKS_MAX
 from common.kv.store.disk_plan import DiskStore
 from common.kv.store.recency import owner_of
@@ -40,36 +42,6 @@ if TYPE_CHECKING:
 
 GROUP = 0
 """The one KV cache group."""
-
-Place = tuple[Medium, int]
-"""A tier, and a slot in it."""
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request of the engine."""
-
-    request: Request
-    #: Whose blocks they are.
-    owner: bytes
-    #: Its blocks, as far as plans tell of them.
-    block_ids: list[int] = field(default_factory=list)
-    #: Tokens whose KV exists after the steps planned so far.
-    computed: int = 0
-    #: Leading blocks that need not be stored any more; None until they are known.
-    settled: int | None = None
-    #: Where the store has its next blocks, since it was asked last.
-    found: list[Place] = field(default_factory=list)
-    #: Whether a load of it has failed.
-    failed: bool = False
-    #: Whether what is loaded is a part of a handoff, which may fail alone.
-    in_part: bool = False
-    #: The worker whose store has its beginning, until a pull from it has failed.
-    source: KvSource | None = None
-    #: How many blocks would be pulled, since it was asked last.
-    wanted: int = 0
-    #: Whether the source had fewer blocks than were wanted, and is asked for those.
-    shortened: bool = False
 
 
 class StoreScheduler:
@@ -94,9 +66,9 @@ class StoreScheduler:
         self._clock = clock
         self._fingerprint = fingerprint
         self._checkpoints = Checkpoints(table, block_tokens, clock, fingerprint)
-        self._requests: dict[str, _Request] = {}
-        #: Filled blocks that are not being saved, in the order in which they filled, and whose.
-        self._filled: dict[int, tuple[BlockName, bytes]] = {}
+        self._requests: dict[str, StoreRequest] = {}
+        #: Filled blocks that are not being saved, in the order in which they filled.
+        self._filled: dict[int, Filled] = {}
         #: Slots that are being written, and out of which block.
         self._saving: dict[int, int] = {}
         #: What is read for each request.
@@ -110,7 +82,10 @@ class StoreScheduler:
         self._reported = StoreCounts(), StoreCounts()
 
     def new_request(self, request: Request) -> None:
-        row = self._requests[request.request_id] = _Request(request, owner_of(request.cache_salt))
+        row = StoreRequest(
+            request, owner_of(request.cache_salt), BlockNames(request, self._block_tokens)
+        )
+        self._requests[request.request_id] = row
         source = source_of(request.kv_transfer_params)
         if source is not None and self._fingerprint == source.fingerprint:
             row.source = source
@@ -191,6 +166,8 @@ class StoreScheduler:
             plan.spills, plan.used, plan.dropped = self._disk.step()
             plan.disk_counts = replace(self._disk.counts)
         self._reported = plan.counts, plan.disk_counts
+        if not self._fingerprint:
+            self.changes()  # nobody asks for them
         return plan
 
     def pulls(self, request: Request) -> bool:
@@ -247,18 +224,18 @@ class StoreScheduler:
             self._pulling.pop(request_id, None)
             self._held.pop(request_id, None)
 
-    def changes(self) -> dict[BlockName, bool]:
-        """As `StoreTable.changes`; nothing where nobody may pull."""
+    def changes(self) -> tuple[dict[BlockName, bool], dict[BlockName, bytes | None]]:
+        """As `StoreTable.changes` and `DiskStore.changes`; nothing where nobody may pull."""
         changed = self._table.changes()
-        if self._disk is not None:
-            self._disk.changes()
-        return changed if self._fingerprint else {}
+        on_disk = self._disk.changes() if self._disk is not None else {}
+        return (changed, on_disk) if self._fingerprint else ({}, {})
 
     @property
     def pending(self) -> bool:
-        """Whether steps are needed to save what has filled, to learn that it is saved, and to
-        report the counts of that."""
-        on_disk = self._disk is not None and self._disk.pending
+        """Whether steps are needed to save what has filled, to learn that it is saved, to report
+        the counts of that, and to tell what the disk has."""
+        disk, told = self._disk, bool(self._fingerprint)
+        on_disk = disk is not None and (disk.pending or (told and disk.untold))
         disk_counts = self._disk.counts if self._disk is not None else StoreCounts()
         unreported = self._reported != (self._table.counts, disk_counts)
         offers = self._plan.ended_offers or self._checkpoints.leaving
@@ -277,7 +254,7 @@ class StoreScheduler:
             if before == len(found):
                 return found
 
-    def _names(self, row: _Request, first: int, end: int) -> list[BlockName]:
+    def _names(self, row: StoreRequest, first: int, end: int) -> list[BlockName]:
         return [BlockName(GROUP, block_hash) for block_hash in row.request.block_hashes[first:end]]
 
     def _advance(
@@ -304,12 +281,15 @@ class StoreScheduler:
         row.computed = computed + output.num_scheduled_tokens[request_id] - drafts
         self._collect(row)
 
-    def _collect(self, row: _Request) -> None:
+    def _collect(self, row: StoreRequest) -> None:
         """Lists the blocks that have filled."""
         settled = row.settled or 0
         end = min(row.computed // self._block_tokens, len(row.block_ids))
-        for number, name in enumerate(self._names(row, settled, end), settled):
-            self._filled[row.block_ids[number]] = name, row.owner
+        names = self._names(row, settled, end)
+        ours = row.names.of(settled, settled + len(names)) if self._disk is not None else []
+        for number, name in enumerate(names, settled):
+            our = ours[number - settled] if ours else b""
+            self._filled[row.block_ids[number]] = Filled(name, row.owner, our)
             row.settled = number + 1
 
     def _overwritten(self, block_ids: Sequence[int]) -> None:
@@ -328,16 +308,16 @@ class StoreScheduler:
             first = self._checkpoints.offered(request_id)
             names = self._names(row, first, filled)
             for number in self._checkpoints.offer(row.request, filled, names, self._plan):
-                filled_block = names[number - first], row.owner
-                self._filled.setdefault(row.block_ids[number], filled_block)
+                again = Filled(names[number - first], row.owner)
+                self._filled.setdefault(row.block_ids[number], again)
         if self._checkpoints.leaving:
-            listed = {name for name, _ in self._filled.values()}
+            listed = {block.name for block in self._filled.values()}
             self._checkpoints.offer_left(listed, self._plan)
 
     def _save(self) -> None:
         """Plans to save what has filled, as far as the backlog and the table have room."""
         while self._filled and len(self._saving) < self._backlog_blocks:
-            block_id, (name, owner) = next(iter(self._filled.items()))
+            block_id, (name, owner, ours) = next(iter(self._filled.items()))
             with self._table.guard:
                 lacking = name not in self._table
                 slot = self._table.begin_write(name, owner) if lacking else None
@@ -347,11 +327,11 @@ class StoreScheduler:
                 self._saving[slot] = block_id
                 self._plan.saves.append(BlockCopy(slot, block_id, name))
                 if self._disk is not None:
-                    self._disk.saved(slot, name)
+                    self._disk.saved(slot, name, ours)
             del self._filled[block_id]
 
     def _load(
-        self, row: _Request, found: list[Place], given: Sequence[int], own: Sequence[int]
+        self, row: StoreRequest, found: list[Place], given: Sequence[int], own: Sequence[int]
     ) -> None:
         first, request_id = self._first_own(len(found), given, own), row.request.request_id
         names = self._names(row, first, len(given))
@@ -361,15 +341,16 @@ class StoreScheduler:
         ]
         kept = self._table.begin_read(_slots(found, Medium.RAM))
         on_disk = _slots(found, Medium.DISK)
-        if self._disk is not None:
-            self._disk.begin_read(on_disk)
+        on_disk = self._disk.begin_read(on_disk) if self._disk is not None else []
         self._loading[request_id] = [
             *((Medium.RAM, slot) for slot in kept),
             *((Medium.DISK, slot) for slot in on_disk),
         ]
         self._plan.loads.append(StoreLoad(request_id, copies))
 
-    def _pull(self, row: _Request, wanted: int, given: Sequence[int], own: Sequence[int]) -> None:
+    def _pull(
+        self, row: StoreRequest, wanted: int, given: Sequence[int], own: Sequence[int]
+    ) -> None:
         first, request_id = self._first_own(wanted, given, own), row.request.request_id
         assert row.source is not None
         hashes = b"".join(row.request.block_hashes[first : len(given)])
@@ -384,7 +365,7 @@ class StoreScheduler:
             raise RuntimeError("vLLM gave blocks for a load that other requests share")
         return first
 
-    def _still_has(self, row: _Request, first: int, held: int) -> KvSource | None:
+    def _still_has(self, row: StoreRequest, first: int, held: int) -> KvSource | None:
         """The source after a pull from block `first` on has failed because it has only `held`
         blocks from there. None if it is not to be asked again."""
         if row.source is None or row.shortened or not held:

@@ -78,10 +78,11 @@ def make_store(
     cache: KVCacheConfig,
     groups: Sequence[KvGroup],
     setup: Setup,
-    share: Callable[[StoreTable], bool],
+    share: Callable[[StoreTable, StoreTable | None], bool],
 ) -> StoreScheduler | None:
     """None, with a line in the log, if the store is asked for and cannot be had. `share` gives the
-    table to the KV thread, out of which other workers may pull; False if that cannot be."""
+    tables of memory and disk to the KV thread, out of which other workers may pull; False if that
+    cannot be."""
     config = setup.kv.store
     if not config.ram_mib:
         return None
@@ -100,13 +101,13 @@ def make_store(
     part = config.tenant_share
     table = StoreTable(slots, config.ttl_s, ranks, threading.RLock(), share=part)
     backlog = (config.backlog_mib << 20) // one
-    clock, disk = SystemClock(), None
+    clock, disk, below = SystemClock(), None, None
     if places:
         index = DiskIndex([place.segments(one) for place in places])
-        on_disk_table = StoreTable(on_disk, config.ttl_s, ranks, share=part)
-        disk = DiskStore(table, on_disk_table, index, backlog // ranks, config.ttl_s, clock)
+        below = StoreTable(on_disk, config.ttl_s, ranks, threading.RLock(), share=part)
+        disk = DiskStore(table, below, index, backlog // ranks, config.ttl_s, clock)
     names_alike = made.cache_config.prefix_caching_hash_algo.startswith("sha256")
-    pulls = config.pull and names_alike and share(table)
+    pulls = config.pull and names_alike and share(table, below)
     return StoreScheduler(
         table,
         groups[0].block_tokens,

@@ -180,6 +180,9 @@ class WorkerHalf:
             self._service.wait_end(IDLE_WAIT_S)
         self._finished |= self._offered.intersection(finished)
         self._store_results = store.drain() if store is not None else StoreResults()
+        below = self._service.promotions if store is not None else None
+        if below is not None:
+            self._store_results.used = below.take_used()
         received = list(self._store_results.loaded)
         failed = set(self._store_results.failed)
         for end in self._service.drain():

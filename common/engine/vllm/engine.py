@@ -105,6 +105,7 @@ class VllmEngine:
             capacity.kv_blocks,
             capacity.kv_groups,
             stored_max=capacity.pull_blocks,
+            on_disk_max=capacity.disk_blocks,
         )
         self._prefetches = PrefetchOrders(processor, capacity, self._prefixes, side.send)
         stores = processor.vllm_config.cache_config.enable_prefix_caching

@@ -10,7 +10,8 @@ of each is told which of the named blocks it has; a window has the last ones of 
 messages were lost, which their numbers show, everything is forgotten and the router is told to
 forget it too, so that it never believes what is wrong. What the worker's store holds comes in
 events of its own medium, as the engine's hashes alone; what other workers offered comes from the KV
-thread, with its names. Blocks that were stored and removed between
+thread, with its names. What its disk holds has a medium and names of its own: after a restart no
+engine tells them. Blocks that were stored and removed between
 two deltas are not reported at all.
 """
 
@@ -24,7 +25,7 @@ import msgspec
 
 from common.blocks import KvGroup, group_of_prefixes, other_groups
 from common.kv.messages import NAME_BYTES, PULL_HASH_BYTES, KvCopied
-from common.kv.store.names import Changes, Hash, StoredNames, pieces
+from common.kv.store.names import DISK, Changes, Hash, StoredNames, ends_of_both, pieces
 from common.messages import PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import chain, image_key, root
@@ -93,9 +94,10 @@ class PrefixWatch:
         groups: Sequence[KvGroup] = (),
         *,
         stored_max: int = 0,
+        on_disk_max: int = 0,
     ) -> None:
-        """`groups`: the engine's KV cache groups; none for one that keeps all tokens. `stored_max`:
-        blocks of the store."""
+        """`groups`: the engine's KV cache groups; none for one that keeps all tokens. `stored_max`
+        and `on_disk_max`: blocks of the store in memory and on disk."""
         self._block_tokens = block_tokens
         self._blocks_max = blocks_max
         self._group = group_of_prefixes(groups)
@@ -104,6 +106,7 @@ class PrefixWatch:
         self._others = {at: OrderedDict[Hash, None]() for at, _ in other_groups(groups)}
         self._changes = {at: Changes() for at in (self._group, *self._others)}
         self._in_store = StoredNames(stored_max, blocks_max)
+        self._on_disk = StoredNames(on_disk_max, medium=DISK)
         self._cleared = False
         self._next: int | None = None
         #: Blocks that have no prefix hash.
@@ -119,6 +122,7 @@ class PrefixWatch:
         if batch is None or self._next not in (None, number):
             self._clear()
             self._in_store.clear()
+            self._on_disk.clear()
         self._next = number + 1 if number >= 0 else None
         for event in batch.events if batch is not None else ():
             self._on_event(event)
@@ -132,7 +136,7 @@ class PrefixWatch:
 
     def ends_of(self, names: bytes) -> bytes:
         """As in `KvOrder`, of the blocks with these names that the store has."""
-        return self._in_store.ends_of(_split(names, NAME_BYTES))
+        return ends_of_both(self._in_store, self._on_disk, _split(names, NAME_BYTES))
 
     def cached(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks, in a prompt's order, the engine's cache has without a gap."""
@@ -156,6 +160,7 @@ class PrefixWatch:
             changes.clear()
         self._cleared = False
         yield from self._in_store.deltas(whole=whole)
+        yield from self._on_disk.deltas(whole=whole)
 
     def _on_event(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
         match event:
@@ -163,6 +168,8 @@ class PrefixWatch:
                 self._clear()
             case BlockStored(medium="STORE") | BlockRemoved(medium="STORE"):
                 self._on_in_store(event)
+            case BlockStored(medium="DISK") | BlockRemoved(medium="DISK"):
+                self._on_on_disk(event)
             case _ if event.group_idx in self._others:
                 self._change_other(event.group_idx, event)
             case _ if event.group_idx not in (None, self._group):
@@ -174,12 +181,27 @@ class PrefixWatch:
                     self._forget(theirs)
 
     def _on_in_store(self, event: BlockStored | BlockRemoved) -> None:
-        """The store tells hashes only; their names are those that the engine told before."""
+        """The store tells hashes only; their names are those that the engine, or the disk, told
+        before."""
         for theirs in event.block_hashes:
             if isinstance(event, BlockRemoved):
                 self._in_store.remove(theirs)
             else:
-                self.dropped += not self._in_store.add(theirs, self._ours.get(theirs))
+                ours = self._ours.get(theirs) or self._on_disk.name_of(theirs)
+                self.dropped += not self._in_store.add(theirs, ours)
+
+    def _on_on_disk(self, event: BlockStored | BlockRemoved) -> None:
+        """A name that did not come along is the one that the engine told before."""
+        if isinstance(event, BlockRemoved):
+            for theirs in event.block_hashes:
+                self._on_disk.remove(theirs)
+            return
+        for theirs, keys in zip(event.block_hashes, event.extra_keys or (), strict=False):
+            match keys:
+                case (bytes() as ours,) if len(ours) == NAME_BYTES:
+                    self._on_disk.add(theirs, ours)
+                case _:
+                    self.dropped += not self._on_disk.add(theirs, self._ours.get(theirs))
 
     def _tell_all(self) -> None:
         self._cleared = True

@@ -131,6 +131,7 @@ def _capacity(
         max_model_len=made.model_config.max_model_len,
         max_num_seqs=engine.max_num_seqs,
         pull_blocks=listening.pull_blocks if pulls else 0,
+        disk_blocks=listening.disk_blocks if pulls else 0,
         restores=restores(made),
         kv_layers=listening.layers,
     )

@@ -106,6 +106,7 @@ class RankSideChannels:
             groups=ranks[0].groups,
             block_bytes=sum(rank.block_bytes for rank in ranks),
             pull_blocks=ranks[0].pull_blocks if len(ranks) == 1 else 0,
+            disk_blocks=ranks[0].disk_blocks if len(ranks) == 1 else 0,
             layers=ranks[0].layers,
         )
 

@@ -52,6 +52,7 @@ class HandoffCounters:
     store_offered: int = 0
     offers_skipped: int = 0
     store_pinned: int = 0
+    store_disk_bytes_per_s: int = 0
     prefetched: int = 0
     prefetch_used: int = 0
     prefetch_wasted: int = 0

@@ -2,11 +2,12 @@
 on the KV thread.
 
 Theory of operation: the router tells a worker which prompt it will probably get. What the memory of
-the store lacks of it comes out of another worker's store, in parts of a few blocks, one part at a
-time of all requests, and none is begun while a handoff or a pull that somebody waits for is under
-way. What has come is kept, as for a reader, until an engine reads it,
-so that what is stored meanwhile does not push it out. All that is kept is a small share of the
-slots, and nothing is kept for long. What nobody has read by then is the first to go.
+the store lacks of it comes out of another worker's store, or where the order names none from the
+disk below this one, in parts of a few blocks, one part at a time of all requests, and none is begun
+while a handoff or a pull that somebody waits for is under way. The disk lets loads go first. What
+has come is kept, as for a reader, until an engine reads it, so that what is stored meanwhile does
+not push it out. All that is kept is a small share of the slots, and nothing is kept for long. What
+nobody has read by then is the first to go.
 
 A request that is here before all of its blocks are was prefetched too late: nothing more is begun
 for it, and its engine loads, pulls or computes the rest. Nobody ever waits for a prefetch, so each
@@ -59,6 +60,14 @@ class Fetches(Protocol):
     ) -> bool: ...
 
 
+class Below(Protocol):
+    """What is used of `Promotions`."""
+
+    def begin(
+        self, names: Sequence[BlockName], then: Callable[[], None], *, ahead: bool = False
+    ) -> bool: ...
+
+
 @dataclass(slots=True, eq=False)
 class _Prefetch:
     source: KvSource | None
@@ -100,6 +109,8 @@ class StorePrefetches:
         self._clock = clock
         self._on_copied = on_copied
         self.table: StoreTable | None = None
+        #: What the store has on a disk; None without one.
+        self.below: Below | None = None
         self._prefetches: dict[AttemptKey, _Prefetch] = {}
         #: Whether a part is under way.
         self._busy = False
@@ -186,10 +197,12 @@ class StorePrefetches:
             self._get(prefetch, part[:room])
 
     def _get(self, prefetch: _Prefetch, part: list[BlockName]) -> None:
-        """`part`: the next blocks, of which memory lacks the first."""
+        """`part`: the next blocks, of which memory lacks the first. What the source has comes from
+        there, because the router found that sooner than the disk."""
         assert self.table is not None
         source, first = prefetch.source, prefetch.done
-        part = part[: max(0, prefetch.source_blocks - first)]
+        pulled = max(0, prefetch.source_blocks - first) if source is not None else 0
+        part = part[:pulled] or part
         new = [name not in self.table for name in part]
 
         def ended() -> None:
@@ -197,8 +210,10 @@ class StorePrefetches:
             self._came(prefetch, first, new)
 
         begun, self._busy = False, True
-        if part and source is not None:
+        if source is not None and pulled:
             begun = self._fetches.fetch(source, part, prefetch.owner, ended)
+        if not begun and self.below is not None:
+            begun = self.below.begin(part, ended, ahead=True)
         if not begun:
             self._busy = False
             prefetch.done = len(prefetch.blocks)

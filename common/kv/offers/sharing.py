@@ -84,7 +84,7 @@ class StoreSharing:
     def share(self, table: StoreTable, below: Promotions | None = None) -> None:
         """What the store holds, by its owner. `below`: what else it has on a disk."""
         self.pulls.table = self.copies.table = self.prefetches.table = table
-        self.pulls.below = self.copies.below = below
+        self.pulls.below = self.copies.below = self.prefetches.below = below
         self._orders = StoreOrders(table, below, self._store_side.forget, self._clock)
 
     def copy_ahead(self, order: KvCopyAhead) -> None:

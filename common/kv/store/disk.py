@@ -2,10 +2,11 @@
 
 Theory of operation: the KV thread orders one block at a time and never waits; each order is
 answered by a call on its loop, in the buffer that the order gave or was given. Reads go before
-writes. Writes are spread so that they stay within the rate of bytes that is allowed. A read is
-answered with the bytes and the record as they are on the disk; whoever copies them to the engine
-judges them. The first error of the system ends the tier for the rest of the process, is told once,
-and fails every order from then on, so that nobody waits for a disk that is full or gone.
+writes, and those that somebody waits for before those ahead of need. Writes are spread so that they
+stay within the rate of bytes that is allowed. A read is answered with the bytes and the record as
+they are on the disk; whoever copies them to the engine judges them. The first error of the system
+ends the tier for the rest of the process, is told once, and fails every order from then on, so that
+nobody waits for a disk that is full or gone.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ BUFFERS_MAX = 16
 LOCKED_WAIT_S, LOCKED_RETRY_S = 5.0, 0.1
 """How long another process may have the folder: the one before this, which is ending."""
 CLOSE_S = 2.0
+MEASURED_WEIGHT = 0.05
+"""Of the latest read in the measured rate."""
 DISK_ANSWER_S = 10.0
 """A disk that answers nothing for so long while blocks are wanted of it is to be given up."""
 
@@ -100,6 +103,12 @@ class Disk:
         self._read_buffers = [np.empty(block_bytes, np.uint8) for _ in range(count)]
         self._write_buffers = [np.empty(block_bytes, np.uint8) for _ in range(count)]
         self._reads: deque[_Read] = deque()
+        #: Reads that nobody waits for.
+        self._reads_ahead: deque[_Read] = deque()
+        #: When an order ended last, by the loop's clock.
+        self.heard = 0.0
+        #: Bytes of blocks per second of the latest reads; 0 before the first.
+        self.read_bytes_per_s = 0.0
         self._writes: deque[_Write | _Use] = deque()
         self._failed = False
         self._closed = False
@@ -109,9 +118,10 @@ class Disk:
         self._thread = threading.Thread(target=self._run, name="baton-kv-disk", daemon=True)
         self._thread.start()
 
-    def read(self, slot: int, answer: OnRead) -> None:
+    def read(self, slot: int, answer: OnRead, *, ahead: bool = False) -> None:
+        """`ahead`: nobody waits for it, and all that somebody waits for goes first."""
         with self._guard:
-            self._reads.append(_Read(slot, answer))
+            (self._reads_ahead if ahead else self._reads).append(_Read(slot, answer))
             self._guard.notify()
 
     def give_back(self, buffer: Bytes) -> None:
@@ -195,8 +205,9 @@ class Disk:
         """The next order that can be done now; None when the tier is closed."""
         with self._guard:
             while not self._closed:
-                if self._reads and (self._read_buffers or self._failed):
-                    return self._reads.popleft()
+                reads = self._reads or self._reads_ahead
+                if reads and (self._read_buffers or self._failed):
+                    return reads.popleft()
                 wait = self._write_at - time.monotonic()
                 if self._writes and (wait <= 0 or self._failed):
                     return self._writes.popleft()
@@ -211,11 +222,13 @@ class Disk:
             case _Read(slot, answer):
                 with self._guard:
                     buffer = self._read_buffers.pop()
+                began = time.monotonic()
                 try:
                     record = self._segments.read(slot, buffer)
                 except OSError:
                     self.give_back(buffer)
                     raise
+                self._measure(buffer.nbytes / max(1e-9, time.monotonic() - began))
                 self._answer(lambda: answer(buffer, record))
             case _Write(slot, record, buffer, written):
                 began = time.monotonic()
@@ -225,6 +238,12 @@ class Disk:
             case _Use(slots, at):
                 for slot in slots:
                     self._segments.mark_used(slot, at)
+
+    def _measure(self, bytes_per_s: float) -> None:
+        """A mean of reciprocals, because what counts is the seconds of a block."""
+        before = self.read_bytes_per_s or bytes_per_s
+        weight = MEASURED_WEIGHT
+        self.read_bytes_per_s = 1 / ((1 - weight) / before + weight / bytes_per_s)
 
     def _refuse(self, order: _Read | _Write | _Use) -> None:
         match order:
@@ -240,5 +259,6 @@ class Disk:
             self._answer(lambda: self._on_failed(sentence))
 
     def _answer(self, call: Callable[[], None]) -> None:
+        self.heard = self._loop.time()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(call)

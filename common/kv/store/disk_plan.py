@@ -7,6 +7,9 @@ disk is saved to memory like one that was computed, and is not written again. Af
 headers in the segment files tell what is there. They are read on a thread of their own, and until
 that has ended nothing is found on the disk and nothing is written.
 
+What the disk came to hold, and holds no more, is told a part at a time, with the names by which
+routers know the blocks: what a restart finds may be much. A disk that has failed holds nothing.
+
 In a worker the scheduler half of the connector drives this, from step to step; in a pool its daemon
 does. Whoever drives it does no I/O.
 """
@@ -15,9 +18,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from common.clock import Clock
 from common.config import StoreConfig
+from common.kv.store.disk import DISK_ANSWER_S
 from common.kv.store.record import Record, record_bytes
 from common.kv.store.segments import Segments
 from common.kv.store.side import StoreResults
@@ -25,6 +30,8 @@ from common.kv.store.table import BlockName, Spill, StoreCounts, StoreTable
 
 FUTURE_S = 60.0
 """A record that was used so much later than now is not believed."""
+TOLD_MAX = 4_096
+"""Blocks in one answer of `DiskStore.changes`."""
 USE_PARTS = 8
 """The disk is told of a use when this part of the time to live has passed since the last one."""
 
@@ -100,15 +107,16 @@ class DiskStore:
         self._used: list[int] = []
         #: Slots of the disk whose blocks the next process is not to find.
         self._dropped: list[int] = []
+        #: Blocks of which it is not told yet whether the disk has them, at most once each.
+        self._untold: dict[BlockName, None] = {}
+        #: The names by which routers know blocks that are being written or not told yet.
+        self._ours: dict[BlockName, bytes] = {}
+        #: Until when it is waited for what the disk held at the start.
+        self._known_by = clock.monotonic() + DISK_ANSWER_S
 
     @property
     def counts(self) -> StoreCounts:
         return self._disk.counts if not self._off else StoreCounts()
-
-    @property
-    def works(self) -> bool:
-        """Whether it is known what lies on the disk, and the disk has not failed."""
-        return self._known and not self._off
 
     @property
     def pending(self) -> bool:
@@ -116,13 +124,21 @@ class DiskStore:
         waits = self._known and (self._waiting or self._dropped)
         return not self._off and bool(self._writing or waits)
 
+    @property
+    def untold(self) -> bool:
+        """Whether `changes` has something to tell, or will have before long, because it is read at
+        the moment what the disk held at the start."""
+        learns = not (self._known or self._off) and self._clock.monotonic() < self._known_by
+        return learns or bool(self._untold)
+
     def find(self, names: Sequence[BlockName]) -> list[int]:
         """As `StoreTable.find`."""
         self._learn()
         return self._disk.find(names, self._clock.monotonic()) if not self._off else []
 
-    def begin_read(self, slots: Sequence[int]) -> None:
-        self._disk.begin_read(slots)
+    def begin_read(self, slots: Sequence[int]) -> list[int]:
+        """As `StoreTable.begin_read`."""
+        return self._disk.begin_read(slots)
 
     def end_read(self, slots: Sequence[int]) -> None:
         self._disk.end_read(slots, self._clock.monotonic())
@@ -153,9 +169,19 @@ class DiskStore:
         dropped, self._dropped = self._dropped, []
         return list(self._spills()), used, dropped
 
-    def changes(self) -> dict[BlockName, bool]:
-        """As `StoreTable.changes`, of the disk."""
-        return self._disk.changes()
+    def changes(self) -> dict[BlockName, bytes | None]:
+        """Blocks that the disk may have come to hold or to hold no more since this was told, or the
+        first ones if they are many: the name by which routers know a block that is held now, empty
+        if they know it by none, and None for one that is not."""
+        self._untold |= dict.fromkeys(self._disk.changes())
+        told: dict[BlockName, bytes | None] = {}
+        for name in islice(self._untold, TOLD_MAX):
+            held = not self._off and name in self._disk
+            told[name] = self._ours.get(name, b"") if held else None
+        for name in told:
+            del self._untold[name]
+            self._ours.pop(name, None)
+        return told
 
     def ended(self, results: StoreResults) -> None:
         """What the ranks report of their copies."""
@@ -172,7 +198,10 @@ class DiskStore:
             self._disk.damaged(at)
         if results.dropped_ends:
             self._dropped += self._disk.drop(self._disk.ending(results.dropped_ends))
-        self._off = self._off or results.disk_off
+        self.mark_used(results.used)
+        if results.disk_off and not self._off:
+            self._off = True
+            self._untold |= dict.fromkeys(self._disk.ending())
 
     def _learn(self) -> None:
         """Takes over what the disk held at the start, once that is known."""
@@ -184,6 +213,8 @@ class DiskStore:
         left = {at: record.used_at + self._ttl_s - unix for at, record in found.items()}
         live = [at for at in found if 0 < left[at] <= self._ttl_s + FUTURE_S]
         self._disk.restore((at, found[at].name, now + left[at], found[at].owner) for at in live)
+        self._ours |= {found[at].name: found[at].ours for at in live if found[at].ours}
+        self._untold |= dict.fromkeys(found[at].name for at in live)
         self._disk.counts.expired += len(found) - len(live)
 
     def _spills(self) -> Iterator[Spill]:
@@ -199,6 +230,7 @@ class DiskStore:
                 if at is None:
                     return
                 self._writing.add(at)
+                self._ours[name] = ours
                 yield Spill(slot, at, name, ours, owner)
             self._disk.counts.skipped += not here
             del self._waiting[slot]

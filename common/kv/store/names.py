@@ -12,7 +12,7 @@ from common.kv.store.slots import HASH_END_BYTES
 from common.messages import PREFIX_DELTA_HASHES_MAX, PrefixDelta
 
 Hash = bytes | int
-STORE = "store"
+STORE, DISK = "store", "disk"
 """As in `PrefixDelta.medium`."""
 
 
@@ -37,10 +37,11 @@ class Changes:
 
 
 class StoredNames:
-    """What a store holds, at most `blocks_max` blocks, by the engine's hashes."""
+    """What one tier of a store holds, at most `blocks_max` blocks, by the engine's hashes."""
 
-    def __init__(self, blocks_max: int, let_go_max: int = 0) -> None:
+    def __init__(self, blocks_max: int, let_go_max: int = 0, *, medium: str = STORE) -> None:
         """`let_go_max`: how many of the blocks that the engine let go last are remembered."""
+        self._medium = medium
         self.blocks_max = blocks_max
         self._let_go_max = let_go_max
         self._ours: OrderedDict[Hash, bytes] = OrderedDict()
@@ -55,6 +56,10 @@ class StoredNames:
     def theirs(self) -> list[bytes]:
         """The hashes of all that is held, where the engine's are no numbers."""
         return [theirs for theirs in self._ours if isinstance(theirs, bytes)]
+
+    def name_of(self, theirs: Hash) -> bytes | None:
+        """The name of a block that is held; None if it is not."""
+        return self._ours.get(theirs)
 
     def ends_of(self, names: Sequence[bytes]) -> bytes:
         """The last bytes of the engine's hashes of those blocks with these names that are held, in
@@ -100,13 +105,24 @@ class StoredNames:
             self._changes.clear()
             self._changes.stored.update(dict.fromkeys(self._ours.values()))
         if whole or self._cleared:
-            yield PrefixDelta(cleared=True, medium=STORE)
+            yield PrefixDelta(cleared=True, medium=self._medium)
         for some in pieces(self._changes.removed):
-            yield PrefixDelta(removed=some, medium=STORE)
+            yield PrefixDelta(removed=some, medium=self._medium)
         for some in pieces(self._changes.stored):
-            yield PrefixDelta(stored=some, medium=STORE)
+            yield PrefixDelta(stored=some, medium=self._medium)
         self._changes.clear()
         self._cleared = False
+
+
+def ends_of_both(memory: StoredNames, disk: StoredNames, names: Sequence[bytes]) -> bytes:
+    """As `StoredNames.ends_of`, of what either tier holds, each block once."""
+    parts = (tier.ends_of(names) for tier in (memory, disk))
+    ends = (part[at : at + HASH_END_BYTES] for part in parts for at in _starts(part))
+    return b"".join(dict.fromkeys(ends))
+
+
+def _starts(ends: bytes) -> range:
+    return range(0, len(ends), HASH_END_BYTES)
 
 
 def _end_of(theirs: Hash) -> bytes:

@@ -1,11 +1,13 @@
-"""Blocks that come from the disk of a store back to its memory, because others ask for them.
+"""Blocks that come from the disk of a store back to its memory, because others ask for them, or a
+request that is still in the queue probably will.
 
-Theory of operation: a pull is served out of memory alone. What it wants and only the disk has is
-first read to slots of the memory, which are written as for any new block, so that they cannot be
-found before their digest was judged. What the memory has of the same pull is kept meanwhile. A
-block that is being read for one pull is not read again for another, which waits for it. A block
-that is damaged, or for which there is no slot, is left out: the pull then gets what is there. A
-disk that answers nothing for a while is given up, so that no slot waits for ever.
+Theory of operation: a pull is served out of memory alone, and a prefetch fills it. What it wants
+and only the disk has is first read to slots of the memory, which are written as for any new block,
+so that they cannot be found before their digest was judged. What the memory has of the same pull is
+kept meanwhile. A block that is being read for one pull is not read again for another, which waits
+for it. A block that is damaged, or for which there is no slot, is left out: the pull then gets what
+is there. A disk that answers nothing for a while is given up, so that no slot waits for ever. What
+is read ahead of need lets all go first that somebody waits for.
 
 It runs on the KV thread. Both tables have locks, because their owner is on another thread.
 """
@@ -83,9 +85,12 @@ class Promotions:
         found = self._on_disk.ending(ends) if not self._counters.store_disk_off else []
         return {name.block_hash[-HASH_END_BYTES:]: name for name in found}
 
-    def begin(self, names: Sequence[BlockName], then: Callable[[], None]) -> bool:
+    def begin(
+        self, names: Sequence[BlockName], then: Callable[[], None], *, ahead: bool = False
+    ) -> bool:
         """Brings the leading ones of these blocks to memory, and calls `then` once when none of
-        them is being read any more. False if nothing of them is to be read."""
+        them is being read any more. False if nothing of them is to be read. `ahead`: nobody waits
+        for it."""
         wanted, now = _Wanted(then), self._loop.time()
         with self._memory.guard:
             for name in names:
@@ -94,7 +99,7 @@ class Promotions:
                     wanted.kept += kept
                     if kept:
                         continue
-                    if name in self._memory or not self._read(name, now):
+                    if name in self._memory or not self._read(name, now, ahead=ahead):
                         break
                 self._reading[name].wanted.append(wanted)
                 wanted.awaited.add(name)
@@ -115,7 +120,7 @@ class Promotions:
             used, self._used = self._used, {}
         return list(used)
 
-    def _read(self, name: BlockName, now: float) -> bool:
+    def _read(self, name: BlockName, now: float, *, ahead: bool) -> bool:
         """Begins to read a block. False if that cannot be."""
         found = self._on_disk.take([name], now) if name in self else []
         slot = None
@@ -125,7 +130,11 @@ class Promotions:
             self._on_disk.end_read(found, now)
             return False
         read = self._reading[name] = _Read(found[0], slot)
-        self._disk.read(read.disk_slot, lambda buffer, record: self._on_read(name, buffer, record))
+
+        def answered(buffer: Bytes | None, record: Record | None) -> None:
+            self._on_read(name, buffer, record)
+
+        self._disk.read(read.disk_slot, answered, ahead=ahead)
         if self._check_timer is None:
             self._heard = self._loop.time()
             self._check_timer = self._loop.call_later(DISK_ANSWER_S, self._check)
@@ -144,6 +153,7 @@ class Promotions:
             self._counters.store_disk_damaged += 1
             self._on_disk.damaged(read.disk_slot)
         self._counters.store_disk_read += whole
+        self._counters.store_disk_bytes_per_s = round(self._disk.read_bytes_per_s)
         self._end(name, whole=whole)
 
     def _end(self, name: BlockName, *, whole: bool) -> None:
@@ -161,7 +171,7 @@ class Promotions:
         self._check_timer = None
         if not self._reading:
             return
-        left = self._heard + DISK_ANSWER_S - self._loop.time()
+        left = max(self._heard, self._disk.heard) + DISK_ANSWER_S - self._loop.time()
         if left > 0:
             self._check_timer = self._loop.call_later(left, self._check)
             return

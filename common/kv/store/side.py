@@ -28,7 +28,7 @@ from common.kv.store.arena import Arena
 from common.kv.store.disk import DISK_ANSWER_S, Disk, DiskPlace
 from common.kv.store.promotions import Promotions
 from common.kv.store.record import Record
-from common.kv.store.table import BlockCopy, Medium, Spill, StoreCounts, StoreTable
+from common.kv.store.table import BlockCopy, BlockName, Medium, Spill, StoreCounts, StoreTable
 from common.messages import KvHolder
 from common.telemetry.log import Logger
 
@@ -41,6 +41,12 @@ class StoreSize:
     """Blocks in memory."""
     ttl_s: float
     disk: DiskPlace | None = None
+
+    @property
+    def told(self) -> dict[str, int]:
+        """What others may pull, as in `KvListening`."""
+        below = self.disk.slots if self.disk is not None else 0
+        return {"pull_blocks": self.slots, "disk_blocks": below}
 
 
 @dataclass(slots=True)
@@ -70,6 +76,8 @@ class StoreResults:
     """For pulls that failed, how many of their leading blocks the source had."""
     holders: dict[AttemptKey, KvHolder | None] = field(default_factory=dict)
     """Running streams whose blocks another holder than before is to have from now on, or nobody."""
+    used: list[BlockName] = field(default_factory=list)
+    """Blocks on the disk that other workers have got, in the order of their prompts."""
 
     def joined(self, other: StoreResults) -> StoreResults:
         """Those of two ranks."""
@@ -86,6 +94,7 @@ class StoreResults:
             self.dropped_ends + other.dropped_ends,
             self.held | other.held,
             self.holders | other.holders,
+            self.used + other.used,
         )
 
     def __bool__(self) -> bool:
@@ -315,6 +324,8 @@ class StoreSide:
             return
         undamaged = buffer is not None and self._arena.place(copy, buffer, record)
         self._counters.store_disk_read += undamaged
+        assert self._disk is not None
+        self._counters.store_disk_bytes_per_s = round(self._disk.read_bytes_per_s)
         if buffer is not None and not undamaged:
             self._counters.store_disk_damaged += 1
             with self._guard:

@@ -301,11 +301,11 @@ class StoreTable:
         return held
 
     @_guarded
-    def ending(self, ends: Iterable[bytes]) -> list[BlockName]:
+    def ending(self, ends: Iterable[bytes] | None = None) -> list[BlockName]:
         """The blocks whose hashes end so, of those that are held or being written; in this
-        order."""
+        order. All of them without `ends`."""
         known = {name.block_hash[-HASH_END_BYTES:]: name for name in self._by_name}
-        return [known[end] for end in ends if end in known]
+        return [known[end] for end in (known if ends is None else ends) if end in known]
 
     @_guarded
     def expire(self, now: float) -> None:

@@ -51,14 +51,22 @@ def remember_prefix(
 def stored_prefixes(
     memory: PlacementMemory, workers: Mapping[str, Worker], hashes: Sequence[bytes]
 ) -> tuple[StoredPrefix, ...]:
-    """The stores that have the beginning of this prompt. A prefill worker's own store counts as its
-    cache; a decode worker's does not, because its handoff goes first."""
+    """The stores that have the beginning of this prompt, in memory first, and with what only their
+    disk has where that is more. A prefill worker's own store counts as its cache, as far as it is
+    in memory; a decode worker's does not, because its handoff goes first."""
     found = []
-    for identity, blocks in memory.stored.match(hashes).items():
+    in_memory, on_disk = memory.stored.match(hashes), memory.on_disk.match(hashes)
+    for identity in in_memory | on_disk:
         worker = workers[identity]
-        if not worker.away:
-            tokens = blocks * worker.capacity.block_tokens
-            name, incarnation, fingerprint = worker.name, worker.incarnation, worker.fingerprint
-            address = worker.kv_address
-            found.append(StoredPrefix(name, identity, incarnation, fingerprint, address, tokens))
+        if worker.away:
+            continue
+        one, address = worker.capacity.block_tokens, worker.kv_address
+        named = worker.name, identity, worker.incarnation, worker.fingerprint, address
+        held, below = in_memory.get(identity, 0) * one, on_disk.get(identity, 0) * one
+        if held:
+            found.append(StoredPrefix(*named, held))
+        if below > held:
+            counts = worker.kv_counts
+            rate = float(counts.store_disk_bytes_per_s) if counts is not None else 0.0
+            found.append(StoredPrefix(*named, below, below - held, rate))
     return tuple(found)

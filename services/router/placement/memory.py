@@ -14,7 +14,7 @@ from services.router.placement.types import PlacementOptions, Policy, ResourceRe
 
 SIZES = 32
 PROBE_EVERY = 64
-IN_STORE = "store"
+IN_ENGINE, IN_STORE, ON_DISK = "engine", "store", "disk"
 """As in `PrefixDelta.medium`."""
 
 
@@ -30,13 +30,19 @@ class PlacementMemory:
         #: (`common.blocks.group_of_prefixes`).
         self.prefixes = PrefixIndex()
         self._prefixes_of_others: dict[int, PrefixIndex] = {}
-        #: What stores have, out of which other workers may pull.
+        #: What stores have, in memory and on disk, out of which other workers may pull.
         self.stored = PrefixIndex()
+        self.on_disk = PrefixIndex()
         self.pairs = PairBreakers()
         #: Number of the last placement.
         self.serial = 0
         self._was_remote: list[bool | None] = [None] * SIZES
         self._local_in_row = [0] * SIZES
+
+    @property
+    def knows_stores(self) -> bool:
+        """Whether any store has told what it has."""
+        return len(self.stored) > 0 or len(self.on_disk) > 0
 
     @property
     def all_local(self) -> bool:
@@ -60,11 +66,21 @@ class PlacementMemory:
         for index in (self.prefixes, *self._prefixes_of_others.values()):
             index.clear(identity)
 
+    def forget_stored(self, identity: str) -> None:
+        """The worker is gone, and its store with it. Idempotent."""
+        self.stored.clear(identity)
+        self.on_disk.clear(identity)
+
     def learn_prefixes(self, identity: str, capacity: Capacity, message: PrefixDelta) -> None:
-        """This worker reports what it gained and lost."""
+        """This worker reports what it gained and lost. A medium that is not known is ignored."""
         index, blocks_max = self.prefixes, capacity.kv_blocks
         if message.medium == IN_STORE:
             index, blocks_max = self.stored, capacity.pull_blocks
+        elif message.medium == ON_DISK:
+            index, blocks_max = self.on_disk, capacity.disk_blocks
+        elif message.medium != IN_ENGINE:
+            return
+        if index is not self.prefixes:
             if message.cleared:
                 index.clear(identity)
         else:
@@ -102,7 +118,8 @@ class PlacementMemory:
 
     def check_invariants(self) -> None:
         """Raises AssertionError."""
-        for index in (self.prefixes, *self._prefixes_of_others.values(), self.stored):
+        stores = self.stored, self.on_disk
+        for index in (self.prefixes, *self._prefixes_of_others.values(), *stores):
             index.check_invariants()
         self.pairs.check_invariants()
 

@@ -16,7 +16,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from services.router.placement import governor
-from services.router.placement.pull import best_pull, pull_sentence
+from services.router.placement.pull import best_pull, is_own, pull_sentence
 from services.router.placement.types import (
     CANDIDATES_MAX,
     Candidate,
@@ -174,7 +174,7 @@ def _placement(
     pull = None if context.request.local_reason else best_pull(context, computes, local=local)
     if pull is not None:
         parts.append(pull_sentence(computes, pull))
-        if pull.gain_s <= 0:
+        if pull.gain_s <= 0 or is_own(pull, computes):
             pull = None
     candidates = [Candidate("prefill", name, score) for score, _, name, _ in best_p]
     candidates += [Candidate("decode", name, score) for score, _, name, _ in best_d]

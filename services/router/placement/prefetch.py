@@ -2,7 +2,8 @@
 of the prompt meanwhile.
 
 The worker is the one that would be chosen if all had room. It is told of the request when another
-worker's store has more of the prompt and a pull is predicted to be sooner than computing. When the
+worker's store, or its own disk, has more of the prompt than its memory, and getting that is
+predicted to be sooner than computing. When the
 choice is made, the request may go elsewhere; what was prefetched is then of no use, and nothing
 else is lost.
 """
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from common.messages import KvSource
 from services.router.placement import place
-from services.router.placement.pull import best_pull, source_of
+from services.router.placement.pull import best_pull, is_own, source_of
 from services.router.placement.types import Placement, PlacementContext, Policy, Views
 
 BODY_BYTES_MAX = 512 << 10
@@ -25,14 +26,19 @@ class Prefetched(NamedTuple):
 
     identity: str
     name: str
-    #: Out of whose store it may pull the beginning of the prompt.
-    source: KvSource
+    #: Leading tokens of the prompt that it may get.
+    tokens: int
+    #: Out of whose store it may pull them; None: its own disk has them.
+    source: KvSource | None
+    #: Where they lie: `store` or `disk`.
+    medium: str
 
     @property
     def sentence(self) -> str:
+        whose = f"out of the {self.medium} of {self.source.name}" if self.source else ""
         return (
-            f"{self.name} was to prefetch {self.source.tokens} tokens of it out of the store of "
-            f"{self.source.name} while it waited"
+            f"{self.name} was to prefetch {self.tokens} tokens of it "
+            f"{whose or 'from its own disk'} while it waited"
         )
 
 
@@ -48,12 +54,16 @@ def choose(
         return None
     view, identity = likely.view, likely.view.identity
     usable = (context.request.prompt_tokens - 1) // view.block_tokens * view.block_tokens
-    own = [stored.tokens for stored in context.stored if stored.identity == identity]
+    own = [
+        stored.tokens - stored.on_disk for stored in context.stored if stored.identity == identity
+    ]
     if max(context.cached.get(identity, 0), *own, 0) >= usable:
         return None
     pull = best_pull(context, view, local=likely.local)
-    source = source_of(pull) if pull is not None and pull.gain_s > 0 else None
-    return Prefetched(identity, view.name, source) if source is not None else None
+    if pull is None or pull.gain_s <= 0:
+        return None
+    source = None if is_own(pull, view) else source_of(pull)
+    return Prefetched(identity, view.name, pull.stored.tokens, source, pull.stored.medium)
 
 
 def told(placement: Placement, prefetched: Prefetched | None) -> Placement:

@@ -1,9 +1,11 @@
-"""Whether a worker gets the beginning of a prompt out of another worker's store, or computes it.
+"""Whether a worker gets the beginning of a prompt out of a store, or computes it.
 
-Both are predicted in seconds: pulling takes a fixed time and that of the bytes at the measured rate
-of the two workers, computing the tokens at the worker's rate. What the worker has itself is neither
-pulled nor computed. The store with the greatest gain is chosen. It may have let the blocks go
-meanwhile: the worker asks for them by its own hashes, and computes what it does not get.
+All are predicted in seconds: pulling takes a fixed time and that of the bytes at the measured rate
+of the two workers, computing the tokens at the worker's rate. What only the disk below a store has
+is read first, at the rate of that disk. The worker's own disk takes that alone, and is chosen only
+where it is sooner than computing. What the worker has itself in memory is neither pulled nor
+computed. The store with the greatest gain is chosen. It may have let the blocks go meanwhile: the
+worker asks for them by its own hashes, and computes what it does not get.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from common.messages import KvSource
-from services.router.placement.types import PlacementContext, PullChoice, WorkerView
+from services.router.placement.types import PlacementContext, PullChoice, StoredPrefix, WorkerView
 
 
 class _Terms(NamedTuple):
@@ -25,21 +27,29 @@ class _Terms(NamedTuple):
 def best_pull(
     context: PlacementContext, view: WorkerView, *, local: bool = False
 ) -> PullChoice | None:
-    """The store with the greatest gain; None if no store has more of the prompt than the worker.
-    A gain below zero means that computing is sooner. `local`: the worker is a decode worker that
-    computes the prompt itself."""
+    """The store with the greatest gain; None if no store has more of the prompt than the worker has
+    in memory. A gain below zero means that computing is sooner. `local`: the worker is a decode
+    worker that computes the prompt itself."""
     if not context.stored or not view.pull_blocks:
         return None
     best: PullChoice | None = None
     for stored in context.stored:
+        own = stored.identity == view.identity
         paired = (stored.identity, view.identity) not in context.excluded_pairs
-        if stored.identity == view.identity or stored.fingerprint != view.fingerprint or not paired:
+        if stored.fingerprint != view.fingerprint or not paired or (own and not stored.on_disk):
             continue
-        terms = _terms(context, view, stored.name, stored.tokens, local=local)
+        terms = _terms(context, view, stored, local=local)
         choice = PullChoice(stored, terms.tokens, terms.pull_s, terms.compute_s)
-        if choice.tokens and (best is None or choice.gain_s > best.gain_s):
+        if not choice.tokens or (own and choice.gain_s <= 0):
+            continue
+        if best is None or choice.gain_s > best.gain_s:
             best = choice
     return best
+
+
+def is_own(choice: PullChoice, view: WorkerView) -> bool:
+    """Whether it is the worker's own disk, which its engine asks without being told."""
+    return choice.stored.identity == view.identity
 
 
 def source_of(choice: PullChoice | None) -> KvSource | None:
@@ -57,25 +67,37 @@ def source_of(choice: PullChoice | None) -> KvSource | None:
 
 
 def pull_sentence(view: WorkerView, choice: PullChoice) -> str:
+    stored, tokens = choice.stored, choice.tokens
+    pull_ms, compute_ms = choice.pull_s * 1000, choice.compute_s * 1000
+    if is_own(choice, view):
+        return (
+            f"{view.name} has {tokens} tokens on its own disk: {pull_ms:.1f} ms, computing them "
+            f"{compute_ms:.1f} ms"
+        )
     if choice.gain_s <= 0:
         return (
-            f"{view.name} computes {choice.tokens} tokens that the store of {choice.stored.name} "
-            f"has: {choice.compute_s * 1000:.1f} ms, pulling them {choice.pull_s * 1000:.1f} ms"
+            f"{view.name} computes {tokens} tokens that the {stored.medium} of {stored.name} "
+            f"has: {compute_ms:.1f} ms, pulling them {pull_ms:.1f} ms"
         )
     return (
-        f"{view.name} pulls {choice.tokens} tokens out of the store of {choice.stored.name}: "
-        f"{choice.pull_s * 1000:.1f} ms, computing them {choice.compute_s * 1000:.1f} ms"
+        f"{view.name} pulls {tokens} tokens out of the {stored.medium} of {stored.name}: "
+        f"{pull_ms:.1f} ms, computing them {compute_ms:.1f} ms"
     )
 
 
 def _terms(
-    context: PlacementContext, view: WorkerView, source: str, tokens: int, *, local: bool
+    context: PlacementContext, view: WorkerView, stored: StoredPrefix, *, local: bool
 ) -> _Terms:
     rates, block = context.rates, view.block_tokens
-    usable = min(tokens, context.request.prompt_tokens - 1)
+    usable = min(stored.tokens, context.request.prompt_tokens - 1)
     gained = max(0, usable - context.cached.get(view.identity, 0)) // block * block
-    pair = rates.pair_bytes_per_s
-    bytes_per_s = pair(source, view.name) if pair is not None else rates.kv_bytes_per_s
+    in_memory = stored.tokens - stored.on_disk
+    read = min(gained, max(0, usable - in_memory))
+    read_s = read * view.kv_token_bytes / (stored.disk_bytes_per_s or rates.disk_bytes_per_s)
     rate = rates.local_tokens_per_s if local else rates.prefill_tokens_per_s
+    if stored.identity == view.identity:
+        return _Terms(read_s, gained / rate, gained)
+    pair = rates.pair_bytes_per_s
+    bytes_per_s = pair(stored.name, view.name) if pair is not None else rates.kv_bytes_per_s
     pull_s = rates.pull_s + gained * view.kv_token_bytes / bytes_per_s
-    return _Terms(pull_s, gained / rate, gained)
+    return _Terms(read_s + pull_s, gained / rate, gained)

@@ -136,6 +136,8 @@ class Rates(NamedTuple):
     out_tokens: float = 0.0
     #: Seconds that a pull takes beside the transfer.
     pull_s: float = 0.01
+    #: KV bytes per second of a disk that was not measured yet.
+    disk_bytes_per_s: float = 2e8
     #: Whether enough prefills and handoffs were measured to compare local with remote prefill.
     measured: bool = False
 
@@ -150,6 +152,15 @@ class StoredPrefix(NamedTuple):
     kv_address: str
     #: How many leading tokens it has.
     tokens: int
+    #: Of these, how many only its disk has.
+    on_disk: int = 0
+    #: KV bytes that its disk reads per second, as measured; 0 = nothing was read yet.
+    disk_bytes_per_s: float = 0.0
+
+    @property
+    def medium(self) -> str:
+        """Where what it has lies, for an operator."""
+        return "disk" if self.on_disk else "store"
 
 
 class PullChoice(NamedTuple):

@@ -53,7 +53,7 @@ def _prefetch(tables: Tables, now: float) -> list[Action]:
     """Tells workers of the next requests that they will probably get; each request is looked at
     once. Nothing is known of any store while none has told what it has."""
     memory, actions = tables.placement_memory, list[Action]()
-    if not len(memory.stored):
+    if not memory.knows_stores:
         return actions
     prefills = tables.snapshots.prefills()
     for attempt in islice(tables.waiting.in_order(), tables.settings.prefetch_queued):
@@ -249,14 +249,14 @@ def _context(
     cached = known_prefixes(memory, workers, request.prefix)
     stored = (
         stored_prefixes(memory, workers, request.prefix)
-        if len(memory.stored) and request.prefix
+        if memory.knows_stores and request.prefix
         else ()
     )
     holder = workers.get(attempt.copies_at) if attempt.copies_at else None
     if holder is not None and not holder.away:
         stored = checkpoint.with_copies(stored, holder.view(), request.prompt_tokens)
     for prefix_of in stored:
-        if workers[prefix_of.identity].role is Role.PREFILL:
+        if workers[prefix_of.identity].role is Role.PREFILL and not prefix_of.on_disk:
             before = cached.get(prefix_of.identity, 0)
             cached[prefix_of.identity] = max(before, prefix_of.tokens)
     return PlacementContext(

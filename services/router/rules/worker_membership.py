@@ -337,6 +337,6 @@ def _lose_worker(tables: Tables, worker: Worker, reason: str, now: float) -> lis
         actions += worker_trust.record_crash_suspects(tables, worker, now)
     actions += worker_trust.give_up_held(tables, worker, sentence, now)
     tables.placement_memory.forget_prefixes(worker.identity)
-    tables.placement_memory.stored.clear(worker.identity)
+    tables.placement_memory.forget_stored(worker.identity)
     worker.apply(WorkerEvent.LOST, reason, now)
     return actions

@@ -191,7 +191,8 @@ def _pull(placement: Placement, report: PrefillEnded) -> list[str]:
     choice, pull = placement.pull, report.pull
     if choice is None or placement.prefill is None:
         return []
-    names = f"{placement.prefill.name} pulled", f"out of the store of {choice.stored.name}"
+    stored = choice.stored
+    names = f"{placement.prefill.name} pulled", f"out of the {stored.medium} of {stored.name}"
     if report.pull_failed:
         return [f"{names[0]} nothing {names[1]} and computed it: {report.pull_failed}"]
     if pull is None:

@@ -51,8 +51,9 @@ def _order(view: View, args: dict[str, Value], chosen: list[Worker]) -> list[Sto
             for name in split(attempt.names)[: -(-tokens // one) or None]
         )
         wanted = list(names)[:most]
-        stored = model.placement_memory.stored.has(worker.identity, wanted)
-        held = [name for name, here in zip(wanted, stored, strict=True) if here]
+        memory = model.placement_memory
+        tiers = (tier.has(worker.identity, wanted) for tier in (memory.stored, memory.on_disk))
+        held = [name for name, *here in zip(wanted, *tiers, strict=True) if any(here)]
         if action == "pin":
             _check_room(worker, len(held))
         if held:

@@ -57,12 +57,39 @@ def test_a_router_that_knows_nothing_is_told_all() -> None:
     ]
 
 
-def test_when_a_tier_is_lost_what_only_that_had_is_told_to_be_gone() -> None:
-    made = filled()
-    told(made)
-    made.check(lambda name: name.block_hash in HASHES[:1])
-    assert told(made) == [PrefixDelta(removed=b"".join(NAMES[1:]), medium="store")]
+def on_disk(*at: int, held: bool = True) -> dict[BlockName, bytes | None]:
+    return {BlockName(0, HASHES[number]): NAMES[number] if held else None for number in at}
+
+
+def test_the_disk_is_told_apart_and_goes_apart() -> None:
+    made = Holdings(8, 8)
+    made.add(HASHES[0], NAMES[0], everything)
+    made.update_disk(on_disk(0, 1))
+    assert told(made) == [
+        PrefixDelta(stored=NAMES[0], medium="store"),
+        PrefixDelta(stored=NAMES[0] + NAMES[1], medium="disk"),
+    ]
+    assert len(made) == 2
+    assert made.ends_of(b"".join(NAMES)) == HASHES[0][-8:] + HASHES[1][-8:], "each once"
+    made.update_disk(on_disk(0, 1, held=False))
+    assert told(made) == [PrefixDelta(removed=NAMES[0] + NAMES[1], medium="disk")]
     assert len(made) == 1
+
+
+def test_what_comes_back_to_memory_has_the_name_that_it_had_on_disk() -> None:
+    made = Holdings(8, 8)
+    made.update_disk(on_disk(1))
+    told(made)
+    made.update([BlockName(0, HASHES[1]), BlockName(0, HASHES[2])], everything)
+    assert told(made) == [PrefixDelta(stored=NAMES[1], medium="store")]
+
+
+def test_a_block_on_disk_without_a_name_has_that_of_memory_or_is_left_out() -> None:
+    made = Holdings(8, 8)
+    made.add(HASHES[0], NAMES[0], everything)
+    told(made)
+    made.update_disk({BlockName(0, HASHES[0]): b"", BlockName(0, HASHES[1]): b""})
+    assert told(made) == [PrefixDelta(stored=NAMES[0], medium="disk")]
 
 
 def test_it_knows_no_more_blocks_than_there_is_room_for() -> None:

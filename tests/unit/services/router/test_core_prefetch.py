@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.messages import Abort, Decode, KvReport, Prefetch, PrefixDelta
+from common.messages import Abort, Beat, Decode, KvCounts, KvReport, Load, Prefetch, PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes
 from services.router.timeline.attempt_story import attempt_record
@@ -18,11 +18,12 @@ P0, P1, D0, D1 = "p0|1", "p1|1", "d0|1", "d1|1"
 
 def fleet(pull_blocks: int = 64, *, stored: bool = True, **more: Any) -> Rig:
     """Both decode workers compute prompts and are full; d1 stores the first ten blocks."""
+    below = {"disk_blocks": more.pop("disk_blocks", 0)}
     rig = Rig(policy="cost", remote_prefill="never", **more)
     rig.gateway()
-    rig.decode("d1", pull_blocks=pull_blocks, seqs=2)
+    rig.decode("d1", pull_blocks=pull_blocks, seqs=2, **below)
     rig.submit("busy1", prompt=64)
-    rig.decode("d0", pull_blocks=pull_blocks, seqs=2)
+    rig.decode("d0", pull_blocks=pull_blocks, seqs=2, **below)
     rig.submit("busy0", prompt=32)
     if stored:
         rig.receive(D1, PrefixDelta(stored=HASHES[:80], medium="store"))
@@ -144,3 +145,85 @@ def test_a_prompt_too_large_for_a_message_is_left_alone() -> None:
     rig = fleet()
     assert submit(rig, body=bytes((512 << 10) + 1)) == []
     assert len(submit(rig, "r2", body=bytes(512 << 10))) == 1
+
+
+def test_a_worker_is_told_of_what_only_its_own_disk_has() -> None:
+    rig = fleet(stored=False, disk_blocks=64)
+    rig.receive(D0, PrefixDelta(stored=HASHES[:80], medium="disk"))
+    (order,) = submit(rig)
+    assert order.source is None
+    told = rig.known().prefetch
+    assert told is not None
+    assert (told.identity, told.tokens) == (D0, 160)
+    rig.sent.clear()
+    rig.ended("busy0")
+    said = " ".join(attempt_record(rig.known(), rig.now).sentences)
+    assert "d0 was to prefetch 160 tokens of it from its own disk while it waited" in said
+    assert "d0 has 160 tokens on its own disk" in said
+    (decode,) = rig.take(Decode, D0)
+    assert decode.source is None, "its engine finds them itself"
+
+
+def test_also_where_the_disk_has_all_of_the_prompt() -> None:
+    rig = fleet(stored=False, disk_blocks=64)
+    rig.receive(D0, PrefixDelta(stored=HASHES, medium="disk"))
+    assert len(submit(rig)) == 1
+
+
+def test_not_of_what_its_memory_has_or_a_disk_that_is_slower_than_computing() -> None:
+    rig = fleet(stored=False, disk_blocks=64)
+    for medium in ("disk", "store"):
+        rig.receive(D0, PrefixDelta(stored=HASHES[:80], medium=medium))
+    assert submit(rig) == [], "memory has as much"
+    slow = fleet(stored=False, disk_blocks=64)
+    slow.receive(D0, PrefixDelta(stored=HASHES[:80], medium="disk"))
+    counts = KvCounts(store_disk_bytes_per_s=1)
+    slow.receive(D0, Beat(load=Load(running=1, kv_used=0.001), kv_counts=counts))
+    assert submit(slow) == []
+
+
+def test_the_disk_of_another_is_a_source_and_named_as_such() -> None:
+    rig = fleet(stored=False, disk_blocks=64)
+    rig.receive(D1, PrefixDelta(stored=HASHES[:80], medium="disk"))
+    (order,) = submit(rig)
+    assert order.source is not None
+    assert (order.source.name, order.source.tokens) == ("d1", 160)
+    rig.ended("busy0")
+    said = " ".join(attempt_record(rig.known(), rig.now).sentences)
+    assert "160 tokens of it out of the disk of d1" in said
+
+
+def test_a_disk_that_is_lost_with_its_worker_or_cleared_is_none() -> None:
+    for deltas in (
+        [PrefixDelta(removed=HASHES, medium="disk")],
+        [PrefixDelta(cleared=True, medium="disk")],
+    ):
+        rig = fleet(stored=False, disk_blocks=64)
+        rig.receive(D0, PrefixDelta(stored=HASHES[:80], medium="disk"))
+        for delta in deltas:
+            rig.receive(D0, delta)
+        assert submit(rig) == []
+    rig = fleet(stored=False, disk_blocks=64)
+    rig.receive(D0, PrefixDelta(stored=HASHES[:80], medium="disk"))
+    rig.gone(D0)
+    assert not rig.core.tables.placement_memory.knows_stores
+    other = fleet(stored=False, disk_blocks=64)
+    other.receive(D0, PrefixDelta(stored=HASHES[:80], medium="tape"))
+    assert other.core.tables.placement_memory.prefixes.held(D0) == 0, (
+        "a medium that it does not know"
+    )
+    bounded = fleet(stored=False, disk_blocks=4)
+    bounded.receive(D0, PrefixDelta(stored=HASHES, medium="disk"))
+    assert bounded.core.tables.placement_memory.on_disk.held(D0) == 4
+
+
+def test_the_disk_of_a_prefill_worker_has_a_price_and_is_not_its_cache() -> None:
+    rig = Rig(policy="cost")
+    rig.gateway()
+    rig.prefill("p0", pull_blocks=64, disk_blocks=64)
+    rig.decode("d0", seqs=2)
+    rig.receive(P0, PrefixDelta(stored=HASHES[:80], medium="disk"))
+    rig.submit("r1", prompt=len(IDS), prefix_hashes=HASHES)
+    said = " ".join(attempt_record(rig.known(), rig.now).sentences)
+    assert "p0 has 160 tokens on its own disk" in said
+    assert "tokens cached" not in said

@@ -196,3 +196,59 @@ def test_uses_are_told_once_and_only_of_what_the_disk_has(tiers: Tiers) -> None:
     tiers.promotions.note_used([name(0), name(99), name(1), name(0)])
     assert tiers.promotions.take_used() == [name(0), name(1)]
     assert tiers.promotions.take_used() == []
+
+
+def test_what_is_read_ahead_lets_others_go_first(
+    tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on, order = threading.Event(), threading.Event(), list[int]()
+    disk = tiers.rig.side._disk
+    assert disk is not None
+    read = disk._segments.read
+
+    def slow(slot: int, buffer: object) -> object:
+        order.append(slot)
+        began.set()
+        assert goes_on.wait(WAIT_S)
+        return read(slot, buffer)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk._segments, "read", slow)
+
+    def ahead() -> None:
+        names = [name(at) for at in (0, 1, 2)]
+        assert tiers.promotions.begin(names, tiers.ended.release, ahead=True)
+
+    tiers.call(ahead)
+    assert began.wait(WAIT_S)
+    tiers.begin(5, 6)
+    goes_on.set()
+    tiers.come(2)
+    assert order == [0, 5, 6, 1, 2]
+    assert tiers.rig.counters.store_disk_bytes_per_s > 0
+
+
+def test_a_disk_that_answers_others_is_not_given_up(
+    tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+    disk = tiers.rig.side._disk
+    assert disk is not None
+    read = disk._segments.read
+
+    def hang(*args: object) -> object:
+        hangs.set()
+        assert goes_on.wait(WAIT_S)
+        return read(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk._segments, "read", hang)
+    tiers.begin(0)
+    assert hangs.wait(WAIT_S)
+    loop = tiers.loop
+    assert isinstance(loop, SkippingLoop)
+    loop.skipped += DISK_ANSWER_S + 1
+    disk.heard = loop.time()
+    tiers.call(lambda: None)
+    assert tiers.rig.counters.store_disk_off == 0
+    goes_on.set()
+    tiers.come()
+    assert len(tiers.found(0)) == 1

@@ -30,6 +30,9 @@ def request(
         num_computed_tokens=computed,
         kv_transfer_params=params,
         cache_salt=None,
+        lora_request=None,
+        mm_features=[],
+        all_token_ids=list(range(tokens + made)),
     )
 
 

@@ -33,6 +33,7 @@ class Rig(memory_only.Rig):
         ranks: int = 1,
         backlog: int = 4,
         index: dict[int, Record] | None = None,
+        fingerprint: str = "",
     ) -> None:
         self.clock = ManualClock()
         self.table = StoreTable(slots, TTL, ranks)
@@ -41,7 +42,8 @@ class Rig(memory_only.Rig):
         self.disk = DiskStore(
             self.table, self.disk_table, lambda: self.index, backlog, TTL, self.clock
         )
-        store = StoreScheduler(self.table, BLOCK, 4, self.clock.monotonic, self.disk)
+        told = {"fingerprint": fingerprint}
+        store = StoreScheduler(self.table, BLOCK, 4, self.clock.monotonic, self.disk, **told)
         self.half = SchedulerHalf([KvGroup(BLOCK)], store)
         #: Slots of the disk that are being written.
         self.writing: list[int] = []

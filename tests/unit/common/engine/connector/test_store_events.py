@@ -43,3 +43,28 @@ def test_what_the_store_holds_and_drops_reaches_the_watch() -> None:
     gone = publish([*store_events({NAMES[1]: False})])
     assert gone == [PrefixDelta(removed=ours[1], medium="store")]
     assert store_events({}) == []
+
+
+def test_after_a_restart_the_disk_is_known_by_the_names_that_come_along() -> None:
+    watch = PrefixWatch(BLOCK, 8, stored_max=8, on_disk_max=8)
+    numbers = iter(range(9))
+
+    def publish(events: list[object]) -> list[PrefixDelta]:
+        batch = msgspec.msgpack.encode(KVEventBatch(ts=1.0, events=events))
+        watch.on_frames([b"", next(numbers).to_bytes(8, "big"), batch])
+        return list(watch.deltas())
+
+    ours = split(prefix_hashes(pack_ids(IDS), BLOCK, None))
+    on_disk = dict(zip(NAMES, ours, strict=True))
+    held = publish([*store_events({}, on_disk)])
+    assert held == [PrefixDelta(stored=b"".join(ours), medium="disk")]
+    promoted = publish([*store_events({NAMES[0]: True})])
+    assert promoted == [PrefixDelta(stored=ours[0], medium="store")], "it came from the disk"
+    ends = [name.block_hash[-8:] for name in NAMES]
+    assert watch.ends_of(b"".join(ours)) == b"".join(ends)
+    gone = publish([*store_events({}, {NAMES[1]: None})])
+    assert gone == [PrefixDelta(removed=ours[1], medium="disk")]
+    unnamed = publish([*store_events({}, {BlockName(0, b"x" * 32): b""})])
+    assert (unnamed, watch.dropped) == ([], 1)
+    watch.on_frames([b"lost"])
+    assert PrefixDelta(cleared=True, medium="disk") in list(watch.deltas())

@@ -159,7 +159,7 @@ class FakeService:
     """Notes what is pulled, and has ended what the test says."""
 
     def __init__(self) -> None:
-        self.store = None
+        self.store = self.promotions = None
         self.pulled: list[tuple[object, ...]] = []
         self.ended: list[KvDone] = []
         self.waited = 0

@@ -58,6 +58,13 @@ class FakeStore:
         return results
 
 
+class FakeUses:
+    """What other workers have got off the disk."""
+
+    def take_used(self) -> list[BlockName]:
+        return [BlockName(0, b"p0")]
+
+
 class FakeService:
     """Records its calls; `ends` are drained once."""
 
@@ -65,6 +72,8 @@ class FakeService:
         self.calls: list[tuple[object, ...]] = []
         self.ends: list[KvDone] = []
         self.store: FakeStore | None = None
+        #: As `Promotions`, as far as it is asked.
+        self.promotions: FakeUses | None = None
         self.waited = 0
 
     def offer(self, offered: Ticket, blocks: int) -> None:
@@ -279,3 +288,13 @@ def test_a_step_that_only_polls_waits_for_the_store(
     service.store.busy = busy
     half(service).results(StepPlan(idle=idle), [])
     assert service.waited == waits
+
+
+def test_what_others_got_off_the_disk_is_reported_with_the_results() -> None:
+    service = FakeService()
+    service.store, service.promotions = FakeStore(service.calls), FakeUses()
+    worker = half(service)
+    worker.results(StepPlan(), set())
+    assert worker.store_results().used == [BlockName(0, b"p0")]
+    joined = StoreResults(used=[BlockName(0, b"p0")]).joined(StoreResults(used=[]))
+    assert joined.used == [BlockName(0, b"p0")]

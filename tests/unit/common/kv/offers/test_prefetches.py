@@ -3,6 +3,8 @@ are kept, and what is counted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import pytest
 
@@ -277,3 +279,75 @@ def test_orders_are_bounded_and_one_that_comes_twice_changes_nothing() -> None:
     bench.side.over(("r0", 1))
     bench.side.on_order(odd)
     assert len(bench.side) == PREFETCHES_MAX - 1
+
+
+class Below:
+    """A disk that has these blocks, and reads them when the test says so."""
+
+    def __init__(self, bench: Bench, *blocks: int) -> None:
+        self.bench, self.held = bench, blocks
+        self.asked: list[tuple[list[BlockName], bool]] = []
+        self.ends: list[tuple[list[int], Callable[[], None]]] = []
+
+    def begin(
+        self, names: Sequence[BlockName], then: Callable[[], None], *, ahead: bool = False
+    ) -> bool:
+        here = [at for at in self.held if named(at) in names]
+        if here:
+            self.asked.append((list(names), ahead))
+            self.ends.append((here, then))
+        return bool(here)
+
+    def answer(self) -> None:
+        here, then = self.ends.pop(0)
+        self.bench.fill(*here)
+        then()
+
+
+def test_an_order_without_a_source_brings_what_the_own_disk_has() -> None:
+    bench = Bench()
+    below = bench.side.below = Below(bench, 0, 1)
+    bench.order(0, 1, 2)
+    assert below.asked == [([named(0), named(1), named(2)], True)], "and lets others go first"
+    below.answer()
+    assert bench.counted == (2, 0, 0)
+    bench.check()
+    assert bench.told[-1] == KvCopied(hashes=hashes(0, 1), names=names(0, 1))
+    bench.arrive()
+    bench.read(0, 1)
+    assert bench.counted == (2, 2, 0)
+    assert (len(bench.side), bench.counters.prefetch_late) == (0, 0)
+
+
+def test_what_is_late_or_unread_from_the_disk_is_counted_and_let_go() -> None:
+    bench = Bench()
+    below = bench.side.below = Below(bench, 0, 1)
+    bench.order(0, 1)
+    bench.arrive()
+    assert bench.counters.prefetch_late == 1
+    below.answer()
+    bench.now += ARRIVED_KEEP_S + 1
+    bench.side.tick()
+    assert bench.counted == (2, 0, 2)
+    bench.check()
+
+
+def test_the_source_goes_before_the_disk_and_the_disk_has_the_rest() -> None:
+    bench = Bench()
+    below = bench.side.below = Below(bench, 1)
+    bench.order(0, 1, source=1)
+    assert bench.pulled() == [hashes(0)]
+    assert below.asked == []
+    bench.end()
+    assert [asked for asked, _ in below.asked] == [[named(1)]]
+    below.answer()
+    assert bench.counted == (2, 0, 0)
+    bench.check()
+
+
+def test_without_a_disk_or_where_it_has_nothing_it_ends() -> None:
+    bench = Bench()
+    bench.order(0)
+    bench.side.below = Below(bench)
+    bench.order(1, request="s")
+    assert (len(bench.side), bench.counted) == (0, (0, 0, 0))

@@ -112,3 +112,55 @@ def test_the_cost_of_a_worker_that_may_pull_is_less() -> None:
     assert alone == pytest.approx(0.32)
     slow = about._replace(rates=RATES._replace(pull_s=9.0))
     assert cost.prefill_scores(slow, views, decode)[1][0] == pytest.approx(0.32)
+
+
+def on_disk(name: str, tokens: int, below: int, rate: float = 1e6) -> StoredPrefix:
+    return stored(name, tokens)._replace(on_disk=below, disk_bytes_per_s=rate)
+
+
+def test_what_only_a_disk_has_is_read_first_and_the_medium_is_named() -> None:
+    choice = best_pull(context(on_disk("p0", 160, 96)), puller())
+    assert choice is not None
+    assert choice[1:] == pytest.approx((160, 0.036 + 0.0096, 0.16))
+    assert pull_sentence(puller(), choice) == (
+        "p1 pulls 160 tokens out of the disk of p0: 45.6 ms, computing them 160.0 ms"
+    )
+    slow = best_pull(context(stored("p0", 64), on_disk("p0", 160, 96, 1e3)), puller())
+    assert slow is not None
+    assert slow.tokens == 64, "what is in memory is pulled alone"
+
+
+def test_a_disk_that_was_not_measured_has_the_prior() -> None:
+    rates = RATES._replace(disk_bytes_per_s=1e5)
+    choice = best_pull(context(on_disk("p0", 160, 160, 0.0), rates=rates), puller())
+    assert choice is not None
+    assert choice.pull_s == pytest.approx(0.036 + 0.16)
+
+
+def test_the_own_disk_costs_its_reading_alone_and_only_where_that_is_sooner() -> None:
+    own = on_disk("p1", 160, 96)
+    choice = best_pull(context(own), puller())
+    assert choice is not None
+    assert choice[1:] == pytest.approx((160, 0.0096, 0.16))
+    assert pull_sentence(puller(), choice) == (
+        "p1 has 160 tokens on its own disk: 9.6 ms, computing them 160.0 ms"
+    )
+    assert best_pull(context(own._replace(disk_bytes_per_s=1e4)), puller()) is None
+    assert best_pull(context(stored("p1", 160)), puller()) is None, "memory is its cache"
+    capped = best_pull(context(own, cached={"p1|1": 128}), puller())
+    assert capped is not None
+    assert capped[1:3] == pytest.approx((32, 0.0032))
+
+
+def test_a_worker_is_chosen_for_its_disk_and_before_that_for_its_memory() -> None:
+    workers = [view(name, pull_blocks=50, kv_token_bytes=100.0) for name in ("p0", "p1")]
+    placement = place(context(on_disk("p1", 160, 160)), [view("d0")], workers, cost)
+    assert isinstance(placement, Placement)
+    assert placement.prefill is not None
+    assert (placement.prefill.name, placement.pull) == ("p1", None)
+    assert "p1 has 160 tokens on its own disk" in placement.sentence
+    about = context(on_disk("p1", 160, 160), stored("p0", 160), cached={"p0|1": 160})
+    placement = place(about, [view("d0")], workers, cost)
+    assert isinstance(placement, Placement)
+    assert placement.prefill is not None
+    assert placement.prefill.name == "p0"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.messages import Submit
+from common.messages import Leaving, Submit
 from common.net.endpoints import config_of_cell
 from services.gateway.cells import rendezvous
 from tests.component.services.gateway.rig import (
@@ -120,3 +120,9 @@ async def test_a_stream_of_a_lost_cell_goes_on_and_one_of_the_other_is_untouched
         *rest, done = await all_events(responses[cell])
         text = firsts[cell] + "".join(e["choices"][0]["text"] for e in rest if e["choices"])
         assert (text, done) == ("abcd", "[DONE]")
+
+
+async def test_the_routers_of_all_cells_hear_that_it_leaves(cells: Cells) -> None:
+    await cells.rig.gateway.stop()
+    for router in cells.routers.values():
+        assert (await router.next(Leaving)).reason == "stopping"

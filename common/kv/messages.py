@@ -274,11 +274,16 @@ class KvListening(Message, frozen=True):
 
 class KvCopied(Message, frozen=True):
     """KV thread to daemon: its store has blocks now that another worker offered, or that were
-    prefetched. Told once of each; what goes again, the engine's events tell."""
+    prefetched, or what is on its disk has changed. Told once of each; what goes again of the
+    memory, the engine's events tell."""
 
     hashes: bytes
     """As in `KvOffer`, as are the names, of which every block has one."""
     names: bytes
+    gone: bytes = b""
+    """The hashes of blocks that the disk holds no more."""
+    disk: bool = False
+    """Whether it is about the disk."""
 
 
 class KvDone(Message, frozen=True):

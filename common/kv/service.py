@@ -28,7 +28,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from common.blocks import KvGroup
@@ -45,7 +45,7 @@ from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
 from common.kv.store.promotions import Promotions
 from common.kv.store.side import StoreSide, StoreSize
-from common.kv.store.table import StoreTable
+from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvHolder, KvSource, Ticket
 
 START_S = 60.0
@@ -188,6 +188,16 @@ class KvService:
                 kv.sharing.share(table, below)
 
         self._call(share)
+
+    def tell_disk(self, changed: Mapping[BlockName, bytes | None]) -> None:
+        """The daemon is to know what the disk of the store came to hold, and holds no more.
+        `changed`: as `DiskStore.changes` has it."""
+
+        def tell(kv: KvThread) -> None:
+            if kv.sharing is not None:
+                kv.sharing.tell_disk(changed)
+
+        self._call(tell)
 
     def order_store(self, order: KvOrder) -> None:
         """What an operator wants of blocks of a store that others may use."""

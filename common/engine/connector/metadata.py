@@ -18,7 +18,7 @@ import msgspec
 
 from common.engine.port import KEY_SEPARATOR, engine_key
 from common.identity import AttemptKey
-from common.kv.store.table import BlockCopy, Spill, StoreCounts
+from common.kv.store.table import BlockCopy, BlockName, Spill, StoreCounts
 from common.messages import KvHolder, KvSource, Ticket
 
 PARAMS_KEY = "baton"
@@ -181,6 +181,8 @@ class StorePlan:
     ended_offers: list[AttemptKey] = field(default_factory=list)
     #: Slots of the disk whose blocks the next process is not to find.
     dropped: list[int] = field(default_factory=list)
+    #: As `DiskStore.changes`, for the daemon.
+    told: dict[BlockName, bytes | None] = field(default_factory=dict)
 
 
 @dataclass

@@ -195,7 +195,7 @@ class SchedulerHalf:
 
     def store_events(self) -> Iterable[KVCacheEvent]:
         """What the store came to hold, or let go, since the last call."""
-        return store_events(*self._store.changes()) if self._store is not None else ()
+        return store_events(self._store.changes()) if self._store is not None else ()
 
     @property
     def pending(self) -> bool:

@@ -166,8 +166,9 @@ class StoreScheduler:
             plan.spills, plan.used, plan.dropped = self._disk.step()
             plan.disk_counts = replace(self._disk.counts)
         self._reported = plan.counts, plan.disk_counts
-        if not self._fingerprint:
-            self.changes()  # nobody asks for them
+        if self._disk is not None:
+            on_disk = self._disk.changes()
+            plan.told = on_disk if self._fingerprint else {}
         return plan
 
     def pulls(self, request: Request) -> bool:
@@ -224,11 +225,10 @@ class StoreScheduler:
             self._pulling.pop(request_id, None)
             self._held.pop(request_id, None)
 
-    def changes(self) -> tuple[dict[BlockName, bool], dict[BlockName, bytes | None]]:
-        """As `StoreTable.changes` and `DiskStore.changes`; nothing where nobody may pull."""
+    def changes(self) -> dict[BlockName, bool]:
+        """As `StoreTable.changes`; nothing where nobody may pull."""
         changed = self._table.changes()
-        on_disk = self._disk.changes() if self._disk is not None else {}
-        return (changed, on_disk) if self._fingerprint else ({}, {})
+        return changed if self._fingerprint else {}
 
     @property
     def pending(self) -> bool:

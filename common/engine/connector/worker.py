@@ -159,6 +159,8 @@ class WorkerHalf:
             store.save(plan.saves)
         if plan.spills or plan.used or plan.dropped:
             store.spill(plan.spills, plan.used, plan.dropped)
+        if plan.told:
+            self._service.tell_disk(plan.told)
         for made in plan.offers:
             offered = made.hashes, made.names, made.filled, made.owner
             self._service.offer_copies(made.key, made.holder, *offered)

@@ -10,9 +10,9 @@ of each is told which of the named blocks it has; a window has the last ones of 
 messages were lost, which their numbers show, everything is forgotten and the router is told to
 forget it too, so that it never believes what is wrong. What the worker's store holds comes in
 events of its own medium, as the engine's hashes alone; what other workers offered comes from the KV
-thread, with its names. What its disk holds has a medium and names of its own: after a restart no
-engine tells them. Blocks that were stored and removed between
-two deltas are not reported at all.
+thread, with its names. So does what its disk holds, which has a medium of its own: after a restart
+no engine tells names, and the events of its first steps would be lost. Blocks that were stored and
+removed between two deltas are not reported at all.
 """
 
 from __future__ import annotations
@@ -122,17 +122,20 @@ class PrefixWatch:
         if batch is None or self._next not in (None, number):
             self._clear()
             self._in_store.clear()
-            self._on_disk.clear()
         self._next = number + 1 if number >= 0 else None
         for event in batch.events if batch is not None else ():
             self._on_event(event)
 
     def on_copied(self, copied: KvCopied) -> None:
-        """The store has these blocks, which another worker offered."""
+        """The store has these blocks, which another worker offered, or which are on its disk; and
+        lacks others."""
+        tier = self._on_disk if copied.disk else self._in_store
+        for theirs in _split(copied.gone, PULL_HASH_BYTES):
+            tier.remove(published(theirs))
         for theirs, ours in zip(
             _split(copied.hashes, PULL_HASH_BYTES), _split(copied.names, NAME_BYTES), strict=False
         ):
-            self._in_store.add(published(theirs), ours)
+            tier.add(published(theirs), ours)
 
     def ends_of(self, names: bytes) -> bytes:
         """As in `KvOrder`, of the blocks with these names that the store has."""
@@ -168,8 +171,6 @@ class PrefixWatch:
                 self._clear()
             case BlockStored(medium="STORE") | BlockRemoved(medium="STORE"):
                 self._on_in_store(event)
-            case BlockStored(medium="DISK") | BlockRemoved(medium="DISK"):
-                self._on_on_disk(event)
             case _ if event.group_idx in self._others:
                 self._change_other(event.group_idx, event)
             case _ if event.group_idx not in (None, self._group):
@@ -189,19 +190,6 @@ class PrefixWatch:
             else:
                 ours = self._ours.get(theirs) or self._on_disk.name_of(theirs)
                 self.dropped += not self._in_store.add(theirs, ours)
-
-    def _on_on_disk(self, event: BlockStored | BlockRemoved) -> None:
-        """A name that did not come along is the one that the engine told before."""
-        if isinstance(event, BlockRemoved):
-            for theirs in event.block_hashes:
-                self._on_disk.remove(theirs)
-            return
-        for theirs, keys in zip(event.block_hashes, event.extra_keys or (), strict=False):
-            match keys:
-                case (bytes() as ours,) if len(ours) == NAME_BYTES:
-                    self._on_disk.add(theirs, ours)
-                case _:
-                    self.dropped += not self._on_disk.add(theirs, self._ours.get(theirs))
 
     def _tell_all(self) -> None:
         self._cleared = True

@@ -36,6 +36,8 @@ class DaemonSideChannel:
         self._listening_received: asyncio.Event | None = None
         self._on_done: Callable[[KvDone], None] | None = None
         self._on_copied: Callable[[KvCopied], None] | None = None
+        #: What came with the KV thread's first words, before `start`: what its disk has.
+        self._early: deque[KvCopied] = deque(maxlen=BACKLOG)
         self._socket = Socket(KV_SIDE, bind=address, on_frames=self._on_frames)
 
     def wait_listening(self, seconds: float) -> KvListening:
@@ -64,6 +66,8 @@ class DaemonSideChannel:
     ) -> None:
         """Delivers `KvDone` and `KvCopied` on the running loop."""
         self._on_done, self._on_copied = on_done, on_copied
+        while self._early and on_copied is not None:
+            on_copied(self._early.popleft())
         self._socket.start()
 
     def send(self, message: DaemonToKv) -> None:
@@ -90,6 +94,8 @@ class DaemonSideChannel:
         elif isinstance(message, KvCopied):
             if self._on_copied is not None:
                 self._on_copied(message)
+            else:
+                self._early.append(message)
         elif self._on_done is not None:
             self._on_done(message)
 

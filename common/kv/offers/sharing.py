@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from common.config import KvConfig
 from common.identity import AttemptKey
@@ -32,7 +32,7 @@ from common.kv.send import SendSide
 from common.kv.store.arena import Arena
 from common.kv.store.promotions import Promotions
 from common.kv.store.side import StoreSide
-from common.kv.store.table import StoreTable
+from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvCheckpoint, KvReport, Ticket
 
 ANSWER_PULLS = 2
@@ -93,6 +93,16 @@ class StoreSharing:
         self._store_side.change_holder(key, order.holder)
         if order.holder is not None:
             self.offers.follow(key, order.holder, order.lag_blocks)
+
+    def tell_disk(self, changed: Mapping[BlockName, bytes | None]) -> None:
+        """Blocks that routers know by no name are left out."""
+        held = {name.block_hash: ours for name, ours in changed.items() if ours}
+        gone = [name.block_hash for name, ours in changed.items() if ours is None]
+        self._tell(
+            KvCopied(
+                hashes=b"".join(held), names=b"".join(held.values()), gone=b"".join(gone), disk=True
+            )
+        )
 
     def _tell_followed(self, key: AttemptKey, held: int, why: str) -> None:
         self._tell(_copied(key, held, why))

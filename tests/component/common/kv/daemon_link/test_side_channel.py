@@ -147,3 +147,27 @@ def test_a_rank_that_never_reports_is_named_in_one_sentence(addresses: list[str]
     with pytest.raises(BatonError, match="did not report where it listens"):
         sides.wait_listening(0.1)
     sides.close()
+
+
+def test_what_comes_before_the_daemon_listens_is_kept_for_it(tmp_path: Path) -> None:
+    """An engine tells what its disk has as soon as it runs."""
+    address = f"ipc://{tmp_path}/early"
+    channels = RankSideChannels([address])
+    rank = Rank(address, 0)
+    told = [
+        KvCopied(hashes=bytes(32), names=bytes([at]) * 8, gone=bytes(32), disk=True)
+        for at in range(3)
+    ]
+    for message in told:
+        rank.send(message)
+    assert channels.wait_listening(5).kv_address == "host:0"
+    copied: list[KvCopied] = []
+
+    async def listen() -> None:
+        channels.start(lambda _: None, copied.append)
+        await asyncio.to_thread(wait_until, "all is told", lambda: len(copied) >= 3)
+        channels.close()
+
+    asyncio.run(listen())
+    rank.stop()
+    assert copied == told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import pytest
@@ -78,6 +78,9 @@ class FakeService:
 
     def offer(self, offered: Ticket, blocks: int) -> None:
         self.calls.append(("offer", offered.request_id, blocks))
+
+    def tell_disk(self, changed: Mapping[BlockName, bytes | None]) -> None:
+        self.calls.append(("disk", changed))
 
     def progress(self, key: AttemptKey, ids: Sequence[int], computed: int, *, ended: bool) -> None:
         self.calls.append(("progress", list(ids), computed, ended))
@@ -298,3 +301,12 @@ def test_what_others_got_off_the_disk_is_reported_with_the_results() -> None:
     assert worker.store_results().used == [BlockName(0, b"p0")]
     joined = StoreResults(used=[BlockName(0, b"p0")]).joined(StoreResults(used=[]))
     assert joined.used == [BlockName(0, b"p0")]
+
+
+def test_what_the_disk_has_is_told_to_the_daemon() -> None:
+    service = FakeService()
+    service.store = FakeStore(service.calls)
+    told: dict[BlockName, bytes | None] = {BlockName(0, b"p0"): b"o", BlockName(0, b"p1"): None}
+    half(service).computed(StepPlan(store=StorePlan(told=told)))
+    half(service).computed(StepPlan(store=StorePlan()))
+    assert [call for call in service.calls if call[0] == "disk"] == [("disk", told)]

@@ -334,6 +334,7 @@ class Core:
             measure(tables, now)
         worker_trust.forgive_silence(self.shared, now)
         actions = gateway_membership.give_up_absent(self.shared, now)
+        actions += reconcile.fail_unknown(self.shared, now)
         for tables in models:
             actions += worker_trust.check_silence(tables, now)
             actions += degradation_reports.judge(tables, now)

@@ -43,6 +43,9 @@ class Gateway:
     #: The latest placed attempts that failed, or were given up while it was out of reach. It is
     #: sent `Failed` for them again at every Hello, because a closed connection loses messages.
     lost: deque[AttemptKey] = field(default_factory=lambda: deque(maxlen=LOST_MAX))
+    #: What it reported that it wants, until what nobody knows of that was failed; and when.
+    wanted: tuple[AttemptKey, ...] = ()
+    wanted_since: float = 0.0
     #: The orders for workers that it keeps, by model, as `Order.kept_as`; None = it does not use
     #: this router, or is of a version that keeps none.
     kept_orders: dict[str, tuple[str, bool]] | None = None

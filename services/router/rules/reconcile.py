@@ -11,6 +11,9 @@ never aborts it merely because it lost sight of somebody.
 An attempt that is known here and not held there is over; its end was lost with a connection. Only
 what was placed before the peer's Hello can be judged so, because the rest may be on its way.
 
+An attempt that a gateway wants, and that neither this router nor any worker knows, was
+dropped by an earlier router that could not tell the gateway any more. The gateway is told.
+
 A router that has just started places nothing until it knows what already runs: requests wait in the
 queue until every worker of the fleet file has reported, or `rebuild_seconds` have passed. One that
 the earlier router had placed, and whose `Placed` was lost, is then found on its worker instead of
@@ -35,6 +38,9 @@ from services.router.tables import SharedTables, Tables
 
 POLICY = "adopted"
 GATEWAYS_MAX = 4_096
+REPORTED_SECONDS, UNKNOWN_SECONDS = 1.0, 5.0
+"""After so long an attempt that a gateway wants and nobody holds is lost: when all workers have
+reported, and when some have not."""
 
 
 def reconcile_worker(tables: Tables, worker: Worker, message: Holding, now: float) -> list[Action]:
@@ -66,6 +72,7 @@ def reconcile_gateway(
 ) -> list[Action]:
     """What the gateway no longer wants is aborted; its Cancel was lost with a connection."""
     wanted = set(message.attempts)
+    gateway.wanted, gateway.wanted_since = message.attempts, now
     unconfirmed, gateway.unconfirmed = gateway.unconfirmed, {}
     actions: list[Action] = []
     for key in unconfirmed:
@@ -75,6 +82,32 @@ def reconcile_gateway(
             tables = shared.models[attempt.model]
             actions += attempt_lifecycle.abort(tables, attempt, reason, now)
     return actions
+
+
+def fail_unknown(shared: SharedTables, now: float) -> list[Action]:
+    """At each Tick. Workers may report what they hold later than the gateway; those of the fleet
+    file that never do are not waited for any longer than `UNKNOWN_SECONDS`."""
+    actions: list[Action] = []
+    for gateway in shared.gateways.values():
+        if not gateway.wanted or gateway.gone:
+            continue
+        models = shared.models.values()
+        missing = any(tables.rebuilding or _missing(tables) for tables in models)
+        if now - gateway.wanted_since < (UNKNOWN_SECONDS if missing else REPORTED_SECONDS):
+            continue
+        sentence = "an earlier router dropped the request while this gateway was out of reach"
+        actions += [
+            attempt_lifecycle.failed_message(gateway.identity, key, sentence)
+            for key in gateway.wanted
+            if not _is_known(shared, key)
+        ]
+        gateway.wanted = ()
+    return actions
+
+
+def _is_known(shared: SharedTables, key: AttemptKey) -> bool:
+    models = shared.models.values()
+    return any(key in tables.attempts or tables.history.find(key) for tables in models)
 
 
 def _trust_survivor(tables: Tables, worker: Worker, holds: Iterable[AttemptKey]) -> None:

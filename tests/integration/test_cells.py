@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,13 @@ def cells() -> Iterator[Fleet]:
 def of_cell(running: Fleet, cell: str) -> list[psutil.Process]:
     """The router, its standby and the workers of a further cell."""
     mine = str(running.run_dir / cell / "fleet.toml")
-    children = psutil.Process(running.process.pid).children()
-    lines = [(child, child.cmdline()) for child in children if child.is_running()]
-    return [child for child, line in lines if mine in line and "health" not in line]
+    found = []
+    for child in psutil.Process(running.process.pid).children():
+        with suppress(psutil.Error):  # it has just died
+            line = child.cmdline()
+            if mine in line and "health" not in line:
+                found.append(child)
+    return found
 
 
 async def keep_down(running: Fleet, cell: str, seconds: float) -> None:
@@ -64,7 +69,8 @@ async def keep_down(running: Fleet, cell: str, seconds: float) -> None:
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         for process in of_cell(running, cell):
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
         await asyncio.sleep(0.05)
 
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def config(folder: Path) -> Config:
-    kv = {"store": {"ram_mib": 64, "disk_mib": 64, "path": str(folder / "kv")}}
+    kv = {"store": {"ram_mib": 128, "disk_mib": 64, "path": str(folder / "kv")}}
     return from_mapping(
         {
             "fleet": {"run_dir": str(folder)},
@@ -34,7 +34,6 @@ def config(folder: Path) -> Config:
     )
 
 
-@pytest.mark.xfail(reason="on vLLM the names of the disk did not reach the daemon in 30 s")
 def test_a_queue_comes_from_the_own_disk_after_kill_9(tmp_path: Path) -> None:
     prompts = make_prompts()
     plain = plain_answers(prompts, GREEDY.max_tokens)

@@ -73,3 +73,7 @@ def test_the_scan_sees_what_it_should() -> None:
     assert "decisions/README.md" in {match[1] for _, match in found(LINK)}
     assert "common/net/endpoints.py" in {match[1] for _, match in found(PATH)}
     assert "place" in {match[1] for _, match in found(NAME_IN_FILE)}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150

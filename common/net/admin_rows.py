@@ -34,8 +34,9 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int
     #: Blocks of prompts that the router believes it has cached.
     prefix_hashes: int = 0
-    #: Blocks of its store that the router knows.
+    #: Blocks in the memory of its store, and on the disk below, that the router knows.
     stored_hashes: int = 0
+    disk_hashes: int = 0
     #: Workers of the other role with which it exchanges no KV now.
     not_paired_with: tuple[str, ...] = ()
     #: Why it has the fingerprint of no worker of the other role; empty = one has it, or there is

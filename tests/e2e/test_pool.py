@@ -121,13 +121,13 @@ def test_a_pool_that_was_killed_gives_what_its_disk_has(tmp_path: Path) -> None:
 
         wait_until("the pool's disk has it", written)
         kill(running, "s0")
-        wait_until("its successor has it", lambda: row(running, "s0")["stored_hashes"] >= BLOCKS)
+        wait_until("its successor has it", lambda: row(running, "s0")["disk_hashes"] >= BLOCKS)
         kill(running, first["prefill"])
         same, second = ask(running, prompt)
         story = " ".join(second["sentences"])
         assert same == text
         assert (
-            f"{second['prefill']} pulls {BLOCKS * BLOCK} tokens out of the store of s0: " in story
+            f"{second['prefill']} pulls {BLOCKS * BLOCK} tokens out of the disk of s0: " in story
         )
         assert f"{second['prefill']} pulled {BLOCKS} KV blocks" in story
 

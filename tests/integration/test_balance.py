@@ -40,7 +40,7 @@ async def under_load(running: Fleet) -> Load:
 def test_prompts_that_one_worker_cannot_compute_make_another_prefill() -> None:
     with fleet(*FLAGS, env=SETTINGS) as running:
         running.wait_ready()
-        assert "too little" in running.told("balance")
+        wait_until("it has looked", lambda: "too little" in running.told("balance"), 30.0)
         load = asyncio.run(under_load(running))
         assert faults_of(load.answers) == []
         told = {event["event"]: event["sentence"] for event in running.ctl("events")["events"]}

@@ -40,6 +40,7 @@ def _row(tables: Tables, worker: Worker, now: float) -> WorkerRow:
         queued_tokens=worker.queued_tokens,
         prefix_hashes=tables.placement_memory.prefixes.held(worker.identity),
         stored_hashes=tables.placement_memory.stored.held(worker.identity),
+        disk_hashes=tables.placement_memory.on_disk.held(worker.identity),
         not_paired_with=tuple(not_paired_with(tables, worker.identity)),
         unlike=_unlike(tables, worker),
         kv_tokens_promised=worker.held_tokens,

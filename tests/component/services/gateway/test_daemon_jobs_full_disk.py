@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +122,24 @@ async def refused(rig: Rig, disk: Disk, times: int) -> None:
             await rig.turn()
 
 
+def take_free_pages(database: sqlite3.Connection) -> None:
+    """Those that the ledger has and does not use."""
+    with suppress(sqlite3.OperationalError):
+        database.execute("CREATE TABLE filler (bytes BLOB)")
+        while True:
+            database.execute("INSERT INTO filler VALUES (zeroblob(2000))")
+
+
 async def pages(rig: Rig, most: int) -> None:
-    """How many the ledger may have; if it has more, it may have none beyond them."""
+    """How many the ledger may have; if it has more, it may have none beyond them, and 1 leaves it
+    no free one."""
     assert rig.gateway._ledger_parts._jobs is not None
     ledger = rig.gateway._ledger_parts._jobs.ledger
 
     def limit() -> None:
         assert ledger._database is not None
         ledger._database.execute(f"PRAGMA max_page_count = {most}")
+        if most == 1:
+            take_free_pages(ledger._database)
 
     await ledger.aside(limit)

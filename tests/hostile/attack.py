@@ -1,7 +1,7 @@
 """One fleet, one healthy stream, and what a hostile body does to it.
 
-The machine itself makes gaps, so each body is judged beside a control: the same time with a body
-that is harmless. A body counts as harmful only if it does harm each of `TRIES` times.
+The machine itself makes gaps, so each body is judged beside a control: as much time with bodies
+that are harmless. A body counts as harmful only if it does harm each of `TRIES` times.
 """
 
 from __future__ import annotations
@@ -106,10 +106,17 @@ class Attack:
         data = body.make()
         outcomes: list[Outcome] = []
         while not outcomes or (outcomes[-1].harm and len(outcomes) < TRIES):
-            control = self._post("/v1/completions", HARMLESS)[2]
             status, seconds, gap, answer = self._post(body.path, data)
+            control = self._harmless(seconds)
             outcomes.append(Outcome(body, status, seconds, gap, control, answer))
         return min(outcomes, key=lambda outcome: (bool(outcome.harm), outcome.gap_seconds))
+
+    def _harmless(self, seconds: float) -> float:
+        """The stream's longest gap in so many seconds in which only harmless bodies come."""
+        gaps, until = [0.0], time.monotonic() + seconds
+        while len(gaps) == 1 or time.monotonic() < until:
+            gaps.append(self._post("/v1/completions", HARMLESS)[2])
+        return max(gaps)
 
     def first_use(self) -> tuple[float, float]:
         """Seconds until the answer, and the stream's longest gap meanwhile."""

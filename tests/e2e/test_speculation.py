@@ -17,7 +17,7 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
-KILLS = 3
+KILLS = 2
 TOKENS = 240
 SPECULATION = {
     "BATON_SPECULATION__METHOD": "ngram",

@@ -28,7 +28,7 @@ from tests.chaos.cell import Cell, Plan, cell
 from tests.rigs.load import percentile
 
 PREFIX, TAIL, OUTPUT = 2_000, 50, 48
-PREFIXES, CLIENTS, REQUESTS, TURNS = 18, 8, 54, 2
+PREFIXES, CLIENTS, REQUESTS, TURNS = 18, 8, 36, 2
 MODES = {"prefetched": "5", "not": "0"}
 SETTINGS = {
     "BATON_ROUTER__MODE": "replicated",
@@ -59,6 +59,7 @@ def main() -> None:
         model = ensure_embedded_model(Path(folder) / "model", RECIPE)
         settings = SETTINGS | {
             "BATON_MODEL__PATH": str(model),
+            "BATON_MODEL__NAME": "m",
             "BATON_KV__STORE__PATH": str(Path(folder) / "kv"),
         }
         asyncio.run(fill(settings))
@@ -129,7 +130,7 @@ async def ask_all(fleet: Cell, prompts: Iterator[list[int]]) -> list[float]:
 
 async def first_token(fleet: Cell, session: aiohttp.ClientSession, prompt: list[int]) -> float:
     body = {
-        "model": "baton-tiny",
+        "model": "m",
         "prompt": prompt,
         "max_tokens": OUTPUT,
         "temperature": 0,

@@ -126,9 +126,7 @@ def test_a_pool_that_was_killed_gives_what_its_disk_has(tmp_path: Path) -> None:
         same, second = ask(running, prompt)
         story = " ".join(second["sentences"])
         assert same == text
-        assert (
-            f"{second['prefill']} pulls {BLOCKS * BLOCK} tokens out of the disk of s0: " in story
-        )
+        assert f"{second['prefill']} pulls {BLOCKS * BLOCK} tokens out of the disk of s0: " in story
         assert f"{second['prefill']} pulled {BLOCKS} KV blocks" in story
 
 

@@ -12,12 +12,12 @@ from tests.unit.services.router.rig import standard
 
 WORKER = (
     "name role state reason verdict verdict_reason since_s seen_ms requests requests_max "
-    "queued_tokens prefix_hashes stored_hashes not_paired_with unlike kv_tokens_promised "
-    "kv_tokens_foreign kv_tokens_max kv_used running waiting step_age_ms block_tokens kv_blocks "
-    "kv_block_bytes kv_groups max_model_len model fingerprint fingerprint_parts kv_address "
-    "incarnation pid wake_ms configured_role role_since_s role_epoch becomes "
-    "prefill_tokens_per_s decode_tokens_per_s batch handoffs gpu_busy gpu_memory_busy "
-    "accepted tokens_per_output"
+    "queued_tokens prefix_hashes stored_hashes disk_hashes not_paired_with unlike "
+    "kv_tokens_promised kv_tokens_foreign kv_tokens_max kv_used running waiting step_age_ms "
+    "block_tokens kv_blocks kv_block_bytes kv_groups max_model_len model fingerprint "
+    "fingerprint_parts kv_address incarnation pid wake_ms configured_role role_since_s "
+    "role_epoch becomes prefill_tokens_per_s decode_tokens_per_s batch handoffs gpu_busy "
+    "gpu_memory_busy accepted tokens_per_output"
 )
 REQUEST = (
     "request_id attempt model state tenant key_id priority age_ms prompt_tokens max_tokens prefill "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.ports import free_port
 from services.cli import main
 from tests.rigs.fleet import Fleet
 from tests.rigs.processes import baton, said
@@ -45,7 +46,8 @@ def test_bad_flags_are_one_clear_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], flags: tuple[str, ...], says: str
 ) -> None:
     """In this process; the refusals above and below are of processes of their own."""
-    status = main(["up", "--engine", "sim", "--run-dir", str(tmp_path), *flags])
+    own = [] if "--port" in flags else ["--port", str(free_port())]
+    status = main(["up", "--engine", "sim", "--run-dir", str(tmp_path), *own, *flags])
     stderr = capfd.readouterr().err
     assert status == 2
     assert says in stderr

@@ -270,8 +270,10 @@ class Core:
         return self.lifecycle.fail(request, error, Notify.WORKER, now)
 
     def _failed(self, failed: Failed, now: float) -> list[Action]:
+        """A refused attempt that waits for its time is at no router: one that was started since
+        does not know it, and gets it then."""
         request = self._table.current(failed.request_id, failed.attempt)
-        if request is None:
+        if request is None or (request.state is State.HELD and now < request.retry_at):
             return []
         if (
             failed.code == Code.NO_CAPACITY

@@ -231,6 +231,22 @@ def test_a_refusal_while_no_worker_is_there_is_waited_out() -> None:
     assert gate.error().code is Code.STREAM_INTERRUPTED
 
 
+def test_a_new_router_that_does_not_know_what_waits_after_a_refusal_fails_nothing() -> None:
+    gate = running(recovery_ms=9_000)
+    gate.do(WorkerGone(D0, "x"))
+    refused = Refused(
+        request_id="r", attempt=2, code=Code.NO_CAPACITY, message="none", retry_after_ms=4_000
+    )
+    gate.do(FromRouter(refused))
+    gate.do(RouterDown())
+    gate.do(RouterUp())
+    gate.now += 2.0
+    unknown = Failed(request_id="r", attempt=2, code=Code.WORKER_LOST, message="dropped")
+    assert gate.do(FromRouter(unknown)) == []
+    gate.now += 2.1
+    assert submitted(gate.do(Tick()))[0].attempt == 2
+
+
 def test_a_refusal_that_comes_while_it_is_held_again_changes_nothing_but_the_time() -> None:
     """It was under way when the router was lost."""
     gate = running(recovery_ms=5_000)

@@ -1,11 +1,14 @@
 """A test's kind is the directory it lives in: tests/<kind>/... carries the marker <kind>."""
 
 import asyncio
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -35,6 +38,22 @@ ONE_AFTER_ANOTHER = {
     "integration": "daemons",
     "chaos": "daemons",
 }
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    """A test that runs a command's `main` sets up the logs of this process, and they go to where
+    that test was heard: the next one would log to a file that is closed."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root.setLevel(level)
+        ours = structlog.stdlib.ProcessorFormatter
+        for handler in set(root.handlers) - set(handlers):
+            if isinstance(handler.formatter, ours):
+                root.removeHandler(handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -82,7 +82,7 @@ def start_emptying(tables: Tables, worker: Worker, now: float) -> list[Action]:
     worker.emptying_since = now
     actions: list[Action] = []
     for view in _others(tables, worker):
-        actions += _introduce(worker, tables.workers[view.identity], now)
+        actions += introduce(worker, tables.workers[view.identity], now)
     return actions
 
 
@@ -102,7 +102,7 @@ def order_move(
     if not views:
         return []
     next_ones = [tables.workers[view.identity] for view in views[:MOVING_MAX]]
-    actions = [action for worker in next_ones for action in _introduce(source, worker, now)]
+    actions = [action for worker in next_ones for action in introduce(source, worker, now)]
     since = min(worker.introduced[source.identity] for worker in next_ones)
     due = since + CONNECT_SECONDS
     copy_to = _copy_to(tables, attempt, reason, target, now)
@@ -326,7 +326,7 @@ def _tell(attempt: Attempt, order: MoveOrder, now: float) -> list[Action]:
     return [Send(attempt.decode, move)]
 
 
-def _introduce(source: Worker, taker: Worker, now: float) -> list[Action]:
+def introduce(source: Worker, taker: Worker, now: float) -> list[Action]:
     """`taker` connects to `source`. It is told each time, because connections get lost."""
     since = taker.introduced.pop(source.identity, None)
     again = since is None or now - since > INTRODUCED_SECONDS

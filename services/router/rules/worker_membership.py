@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from common.blocks import streams_can_move
 from common.errors import Code
 from common.messages import (
     WIRE_VERSION,
@@ -36,6 +37,7 @@ from services.router.rules import (
     gateway_membership,
     health_verdicts,
     hello_check,
+    moves,
     operator,
     worker_trust,
 )
@@ -46,6 +48,8 @@ from services.router.tables import RefusedWorker, SharedTables, Tables
 IDENTITY_LOG_SECONDS = 10.0
 WITH_MODEL = (Role.PREFILL, Role.DECODE, Role.POOL)
 SENTENCE_CHARS_MAX = 512
+TAKERS_MAX = 8
+"""Decode workers that a new one connects with ahead of any move."""
 
 
 def on_hello(shared: SharedTables, event: Received, message: Hello, now: float) -> list[Action]:
@@ -148,7 +152,7 @@ def _welcome_worker(tables: Tables, peer: str, message: Hello, now: float) -> li
         worker.learn_layout(message, message.capacity)
     if worker is not None and not worker.away:
         worker.last_seen, worker.unconfirmed = now, dict.fromkeys(worker.held)
-        return [*_introduce(tables, worker)] if worker.role is Role.POOL and worker.ready else []
+        return _introduce(tables, worker, now) if worker.role is Role.POOL and worker.ready else []
     if worker is not None:
         return _return_worker(worker, now)
     capacity, grant = message.capacity or NO_CAPACITY, tables.settings.kv_grant_max
@@ -188,7 +192,7 @@ def _return_worker(worker: Worker, now: float) -> list[Action]:
     return [*aborts, Note("info", "worker.returned", sentence)]
 
 
-def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
+def _introduce(tables: Tables, newcomer: Worker, now: float) -> list[Action]:
     """Pairs that may hand KV over connect now, so that no request has to wait for it."""
     layouts = _lay_out(tables, newcomer)
     if newcomer.role is Role.POOL:
@@ -203,7 +207,7 @@ def _introduce(tables: Tables, newcomer: Worker) -> list[Action]:
     stores = _introduce_stores(tables, newcomer)
     if newcomer.role is Role.DECODE:
         known: list[Action] = [Send(newcomer.identity, _introduction(p)) for p in others]
-        return [*layouts, *known, *stores]
+        return [*layouts, *known, *stores, *_introduce_takers(tables, newcomer, now)]
     introduction = _introduction(newcomer)
     actions: list[Action] = [Send(decode.identity, introduction) for decode in others]
     return [*layouts, *actions, *stores]
@@ -230,6 +234,22 @@ def _introduce_stores(tables: Tables, newcomer: Worker) -> Iterator[Action]:
             yield Send(newcomer.identity, Introduce(kv_address=other.kv_address))
 
 
+def _introduce_takers(tables: Tables, newcomer: Worker, now: float) -> Iterator[Action]:
+    """Decode workers that streams may move between. In a large fleet the others connect when the
+    first stream is ordered to move."""
+    if not streams_can_move(newcomer.capacity.kv_groups):
+        return
+    alike = [
+        worker
+        for worker in tables.workers.values()
+        if worker.role is Role.DECODE and worker.ready and worker is not newcomer
+        if worker.fingerprint == newcomer.fingerprint
+    ]
+    for other in alike[-TAKERS_MAX:]:
+        yield from moves.introduce(other, newcomer, now)
+        yield from moves.introduce(newcomer, other, now)
+
+
 def _introduction(prefill: Worker) -> Introduce:
     return Introduce(kv_address=prefill.kv_address, prefill=prefill.name)
 
@@ -244,7 +264,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
     actions = operator.confirm_drain(worker, message) + operator.confirm_role(worker, message)
     actions += health_verdicts.update_verdict(tables, worker, message)
     if worker.set_warm(message.warm, now) and worker.ready:
-        actions += _introduce(tables, worker)
+        actions += _introduce(tables, worker, now)
     degradation_reports.record_beat(tables, worker, message, now)
     actions += _note_store(worker, message)
     _note_checkpoints(tables, worker, message)
@@ -258,7 +278,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
         worker.apply(WorkerEvent.CLEARED, "", now)
         sentence = f"{worker.role} {worker.name} is ready"
         actions.append(Note("info", "worker.ready", sentence, {"pid": worker.pid}))
-        actions += _introduce(tables, worker)
+        actions += _introduce(tables, worker, now)
         actions += operator.repeat_adapter_orders(tables, worker)
     if worker.role is Role.DECODE and not worker.away:
         actions += _end_unheld(tables, worker, now)

@@ -95,7 +95,8 @@ def test_a_model_without_prefill_workers_takes_none_of_the_other() -> None:
 def test_workers_of_one_model_are_introduced_to_each_other_only() -> None:
     rig = two()
     rig.decode("d1", model="chat")
-    assert [message.prefill for message in rig.take(Introduce, "d1|1")] == ["p-chat"]
+    others = [rig.row(name).kv_address for name in ("p-chat|1", "d-chat|1")]
+    assert [message.kv_address for message in rig.take(Introduce, "d1|1")] == others
 
 
 @pytest.mark.parametrize(

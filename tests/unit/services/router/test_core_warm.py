@@ -209,7 +209,8 @@ def test_one_that_wakes_is_introduced_to_prefill_workers_that_came_meanwhile() -
     rig.prefill("p-code", model="code")
     assert not rig.take(Introduce, "w0|1")
     says(rig, "w0", asleep=False)
-    assert [message.prefill for message in rig.take(Introduce, "w0|1")] == ["p-code"]
+    others = [rig.row(name).kv_address for name in ("p-code|1", "d-code|1")]
+    assert [message.kv_address for message in rig.take(Introduce, "w0|1")] == others
 
 
 def test_one_that_sleeps_is_no_lost_capacity_not_even_when_it_dies() -> None:

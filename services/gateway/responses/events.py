@@ -26,6 +26,9 @@ from services.gateway.responses.records import TERMINAL, Held, Status
 
 #: Events that do not belong to a run.
 BEFORE_RUNS = 2
+#: Events after which the bytes of a row are counted anew, since each time its conversation is
+#: written again. They are exact when it is over.
+COUNTED_EVERY = 256
 #: Events that are read in one transaction.
 PAGE_MAX = 200
 WAY_OUT = "get the response without stream, where it is whole once it is over"
@@ -56,36 +59,33 @@ def begin(db: sqlite3.Connection, held: Held) -> Held:
     if held.stream_from is None:
         return held
     earlier = (held.id, held.stream_from)
-    last, size = db.execute(
-        "SELECT max(number), sum(length(event)) FROM response_events"
-        " WHERE response = ? AND number >= ?",
-        earlier,
+    (last,) = db.execute(
+        "SELECT max(number) FROM response_events WHERE response = ? AND number >= ?", earlier
     ).fetchone()
     if last is None:
         return held
     db.execute("DELETE FROM response_events WHERE response = ? AND number >= ?", earlier)
-    db.execute(
-        "UPDATE responses SET stream_from = ?, bytes = bytes - ? WHERE id = ?",
-        (last + 1, size, held.id),
-    )
+    db.execute("UPDATE responses SET stream_from = ? WHERE id = ?", (last + 1, held.id))
+    records.recount(db, held.id)
     return held._replace(stream_from=last + 1)
 
 
 def append(db: sqlite3.Connection, held: Held, first: int, events: Sequence[bytes]) -> None:
     """`events`: as vLLM wrote them. `first`: number of the first. What comes from a former holder,
     or after the end, is not taken."""
+    holds = db.execute(
+        "SELECT 1 FROM responses WHERE id = ? AND fence = ? AND status = 'in_progress'",
+        (held.id, held.fence),
+    ).fetchone()
+    if holds is None:
+        return
     rows = [
         (held.id, number, conversation.event_of_run(event, number, held.shown))
         for number, event in enumerate(events, first)
     ]
-    size = sum(len(event) for _, _, event in rows)
-    taken = db.execute(
-        "UPDATE responses SET bytes = bytes + ? WHERE id = ? AND fence = ?"
-        " AND status = 'in_progress'",
-        (size, held.id, held.fence),
-    ).rowcount
-    if taken:
-        db.executemany("INSERT INTO response_events VALUES (?, ?, ?)", rows)
+    db.executemany("INSERT INTO response_events VALUES (?, ?, ?)", rows)
+    if first // COUNTED_EVERY != (first + len(rows)) // COUNTED_EVERY:
+        records.recount(db, held.id)
 
 
 # ---------------------------------------------------------------- who follows it

@@ -318,6 +318,15 @@ def _end(
     ).rowcount
 
 
+def recount(db: sqlite3.Connection, response_id: str) -> None:
+    """Its bytes, after its events have changed. Writes the whole row."""
+    db.execute(
+        "UPDATE responses SET bytes = length(items) + length(shown) + length(request) + ?"
+        " WHERE id = ?",
+        (_event_bytes(db, response_id), response_id),
+    )
+
+
 def _event_bytes(db: sqlite3.Connection, response_id: str) -> int:
     sizes = "SELECT coalesce(sum(length(event)), 0) FROM response_events WHERE response = ?"
     return int(db.execute(sizes, (response_id,)).fetchone()[0])

@@ -43,14 +43,28 @@ async def test_what_is_written_while_it_reads_is_not_missed(
     await ledger.close()
 
 
-async def test_a_ledger_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
+async def test_what_ends_it_is_told_and_what_delays_it_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = Ledger(tmp_path / "jobs")
     await ledger.open()
     followers = Followers(ledger, SystemClock())
     with pytest.raises(BatonError) as caught:
         await anext(followers.follow("r", "a", -1))
     assert caught.value.code is Code.NOT_FOUND
+    errors = [BatonError(Code.STREAM_GONE, "gone"), BatonError(Code.INTERNAL, "full")]
+
+    def page(_: sqlite3.Connection, __: str, ___: str, ____: int, after: int) -> Page:
+        if after == 7:
+            raise errors.pop(0)
+        return Page([b"1"], 7, is_whole=False, is_over=False)
+
+    monkeypatch.setattr(events, "page", page)
+    _, last = [piece async for piece in followers.follow("r", "a", 4)]
+    assert last.startswith(b"event: error\n")
+    assert b'"sequence_number":8,"code":"stream_gone","message":"gone"' in last
+    pieces = followers.follow("r", "a", 4)
+    await anext(pieces)
+    with pytest.raises(BatonError, match="full"):
+        await anext(pieces)
     await ledger.close()
-    with pytest.raises(BatonError) as caught:
-        await anext(followers.follow("r", "a", -1))
-    assert caught.value.code is Code.DRAINING

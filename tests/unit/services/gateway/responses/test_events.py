@@ -12,7 +12,7 @@ from common.errors import BatonError, Code
 from services.gateway.jobs import files
 from services.gateway.jobs.leases import Return
 from services.gateway.responses import conversation, events, records
-from services.gateway.responses.events import PAGE_MAX
+from services.gateway.responses.events import COUNTED_EVERY, PAGE_MAX
 from services.gateway.responses.records import Bounds, Held, Record, Result, Status
 from tests.unit.services.gateway.jobs.ledgers import memory
 
@@ -76,12 +76,12 @@ def test_numbers_go_on_over_runs_and_the_events_of_a_run_that_is_over_are_gone(
     assert told(db) == before, "that run is over"
     second = take(db)
     assert second.stream_from == 5
+    used(db)
     assert told(db) == before
     events.append(db, first, 5, deltas("late"))
     events.append(db, second, 5, deltas("d"))
     assert told(db) == [*before, (5, "d")]
     assert told(db, 1) == [(5, "d")]
-    used(db)
     records.settle(db, [Return(second)])
     third = take(db)
     records.settle(db, [Return(third)])
@@ -196,12 +196,24 @@ def test_an_error_that_was_written_is_the_end_until_there_is_another_one(
     assert told(db, 3) == [(4, "response.completed")]
 
 
+def test_their_bytes_count_now_and_then_while_it_runs(db: sqlite3.Connection) -> None:
+    held = take(db)
+    events.append(db, held, 2, deltas(*"a" * (COUNTED_EVERY - 3)))
+    events.append(db, held, COUNTED_EVERY - 1, deltas("b"))
+    used(db)
+    events.append(db, held, COUNTED_EVERY, deltas("c"))
+    with pytest.raises(AssertionError):
+        used(db)
+    events.append(db, held, COUNTED_EVERY + 1, deltas(*"d" * COUNTED_EVERY))
+    used(db)
+
+
 @pytest.mark.parametrize("how", ["delete", "expire", "room"])
 def test_they_are_gone_with_their_response(db: sqlite3.Connection, how: str) -> None:
     held = take(db)
     events.append(db, held, 2, deltas("a" * 50_000))
-    assert used(db) > 50_000
     records.settle(db, [Result(held, Status.COMPLETED, SHOWN)])
+    assert used(db) > 50_000
     if how == "delete":
         records.delete(db, "r", "a", 0)
     elif how == "expire":

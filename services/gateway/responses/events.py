@@ -83,7 +83,8 @@ def append(db: sqlite3.Connection, held: Held, first: int, events: Sequence[byte
         (held.id, number, conversation.event_of_run(event, number, held.shown))
         for number, event in enumerate(events, first)
     ]
-    db.executemany("INSERT INTO response_events VALUES (?, ?, ?)", rows)
+    # What was written, and could not be known to be, is written again.
+    db.executemany("INSERT OR REPLACE INTO response_events VALUES (?, ?, ?)", rows)
     if first // COUNTED_EVERY != (first + len(rows)) // COUNTED_EVERY:
         records.recount(db, held.id)
 

@@ -143,6 +143,19 @@ async def test_a_follower_in_its_process_waits_for_no_clock(
     )
 
 
+async def test_one_that_waits_is_cancelled_at_once(
+    kept: Rig, standin: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.responses.followers.POLL_SECONDS", 600.0)
+    kept.gateway._ledger_parts.stop_taking()
+    response = await begun(kept)
+    made, _ = await some(response, 2)
+    await at(kept, f"{made['response']['id']}/cancel", method="POST")
+    (last,) = await rest(response)
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
+    assert standin.requests == []
+
+
 async def test_a_cancelled_one_ends_with_its_status(kept: Rig, standin: Standin) -> None:
     response = await begun(kept)
     (made, *_) = await some(response, 4)

@@ -65,6 +65,7 @@ def test_numbers_go_on_over_runs_and_the_events_of_a_run_that_is_over_are_gone(
     db: sqlite3.Connection,
 ) -> None:
     before = [(0, "response.created"), (1, "response.queued")]
+    used(db)
     first = take(db)
     assert first.stream_from == 2
     assert told(db) == before
@@ -76,8 +77,8 @@ def test_numbers_go_on_over_runs_and_the_events_of_a_run_that_is_over_are_gone(
     assert told(db) == before, "that run is over"
     second = take(db)
     assert second.stream_from == 5
-    used(db)
     assert told(db) == before
+    assert db.execute("SELECT max(number) FROM response_events").fetchone()[0] == 1
     events.append(db, first, 5, deltas("late"))
     events.append(db, second, 5, deltas("d"))
     assert told(db) == [*before, (5, "d")]
@@ -206,6 +207,16 @@ def test_their_bytes_count_now_and_then_while_it_runs(db: sqlite3.Connection) ->
         used(db)
     events.append(db, held, COUNTED_EVERY + 1, deltas(*"d" * COUNTED_EVERY))
     used(db)
+    records.settle(db, [Return(held)])
+    take(db)
+    used(db)
+
+
+def test_what_is_written_twice_is_there_once(db: sqlite3.Connection) -> None:
+    held = take(db)
+    for _ in range(2):
+        events.append(db, held, 2, deltas("a", "b"))
+    assert told(db, 1) == [(2, "a"), (3, "b")]
 
 
 @pytest.mark.parametrize("how", ["delete", "expire", "room"])

@@ -97,7 +97,7 @@ async def lost(rig: Rig, standin: Standin) -> None:
 
 async def test_it_is_told_from_its_making_to_its_end(kept: Rig, standin: Standin) -> None:
     standin.release.set()
-    told = await rest(await begun(kept))
+    told = await rest(await begun(kept, {"x-timings": "1"}))
     assert types(told) == TYPES
     assert numbers(told) == list(range(6))
     made, *_, ended = [event["response"] for event in told if "response" in event]

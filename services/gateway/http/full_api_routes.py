@@ -221,9 +221,7 @@ async def send_events(
     response = web.StreamResponse(headers=headers)
     if "Upgrade" in request.headers:
         response.force_close()
-    writer = await response.prepare(request)
-    if writer is not None and not early:
-        writer.send_headers()
+    await response.prepare(request)
     try:
         await write(early)
         async for chunk in chunks:

@@ -48,6 +48,7 @@ async def test_what_ends_it_is_told_and_what_delays_it_is_raised(
 ) -> None:
     ledger = Ledger(tmp_path / "jobs")
     await ledger.open()
+    monkeypatch.setattr("services.gateway.responses.followers.POLL_SECONDS", 600.0)
     followers = Followers(ledger, SystemClock())
     with pytest.raises(BatonError) as caught:
         await anext(followers.follow("r", "a", -1))
@@ -60,7 +61,8 @@ async def test_what_ends_it_is_told_and_what_delays_it_is_raised(
         return Page([b"1"], 7, is_whole=False, is_over=False)
 
     monkeypatch.setattr(events, "page", page)
-    _, last = [piece async for piece in followers.follow("r", "a", 4)]
+    async with asyncio.timeout(WAIT_SECONDS):
+        _, last = [piece async for piece in followers.follow("r", "a", 4)]
     assert last.startswith(b"event: error\n")
     assert b'"sequence_number":8,"code":"stream_gone","message":"gone"' in last
     pieces = followers.follow("r", "a", 4)

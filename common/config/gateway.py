@@ -49,6 +49,9 @@ class JobsConfig(Section, frozen=True):
     """Responses of one API key that were asked for with `background` and are not over."""
     background_at_once: Count = 64
     """Background responses that one gateway process runs at once. Others wait in the ledger."""
+    stream_mib_max: Count = 16
+    """MiB of events that are kept of a background response that is streamed. A stream of more ends
+    with an error, and its response goes on."""
 
 
 class CellConfig(Section, frozen=True):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.rigs.batches import chat_line, client, entries, jsonl, over, started
 from tests.rigs.fleet import Fleet, fleet
-from tests.rigs.responses import answered, asked, listed, streamed
+from tests.rigs.responses import answered, asked, deltas, listed, resumed, streamed
 
 pytestmark = pytest.mark.timeout(400)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -116,6 +116,29 @@ def plain(call: Any) -> dict[str, Any]:
     """As a client would send it."""
     names = ("type", "call_id", "name", "arguments")
     return {name: getattr(call, name) for name in names}
+
+
+def test_a_background_stream_is_left_and_gone_on_with(running: Fleet) -> None:
+    with client(running) as api:
+        stream = asked(api, input="hello", background=True, stream=True)
+        seen = [next(stream) for _ in range(5)]
+        stream.close()
+        made = seen[0].response
+        told = seen + list(resumed(api, made.id, starting_after=4))
+        assert [event.sequence_number for event in told] == list(range(len(told)))
+        assert [event.type for event in told[:4]] == [
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+            "response.output_item.added",
+        ]
+        assert list(resumed(api, made.id)) == told
+        assert told[-1].response == api.responses.retrieve(made.id)
+        assert (told[-1].type, made.status) == ("response.incomplete", "queued")
+        text = asked(api, input="hello").output_text
+        assert deltas(told) == told[-1].response.output_text == text
+        with api.responses.stream(response_id=made.id, starting_after=4) as helped:
+            assert [event.type for event in helped] == [event.type for event in told[5:]]
 
 
 def test_a_background_response_is_asked_for_until_it_is_there(running: Fleet) -> None:

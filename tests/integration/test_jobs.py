@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -32,7 +33,7 @@ from tests.rigs.batches import (
 )
 from tests.rigs.fleet import Fleet, fleet, wait_until
 from tests.rigs.processes import add_key
-from tests.rigs.responses import answered, asked, listed
+from tests.rigs.responses import answered, asked, deltas, listed, resumed
 
 SIM = ("--engine", "sim", "--prefill", "1", "--decode", "2", "--gateways", "2")
 FAST = {
@@ -181,16 +182,43 @@ def test_each_background_response_is_answered_once_though_gateways_are_killed(jo
         texts = [asked(api, input=f"question {n}").output_text for n in range(12)]
         about = {"background": True, "max_output_tokens": 200}
         made = [asked(api, input=f"question {n}", **about) for n in range(12)]
-        for name in ("g0", "g1"):
+        stream = asked(api, input="question 0", **about | {"max_output_tokens": 600}, stream=True)
+        seen = [next(stream) for _ in range(20)]
+        stream.close()
+        first = holder_of(jobs, seen[0].response.id)
+        for name in sorted(("g0", "g1"), key=lambda name: name != first):
             kill(jobs, name)
             wait_until(f"{name} is back", partial(is_up, jobs, name), 30)
         done = [answered(api, one.id, 120) for one in made]
         assert {one.status for one in done} <= {"completed", "incomplete"}
         for text, one in zip(texts, done, strict=True):
             assert one.output_text.startswith(text)
+        check_second_run(api, seen, texts[0])
         gone = api.responses.cancel(asked(api, input="x", **about).id)
         assert gone.status == "cancelled"
         assert {row[0] for row in requests_of(jobs)} == {0}
+
+
+def check_second_run(api: openai.OpenAI, seen: list[Any], text: str) -> None:
+    """Of a stream that was left during its first run. `text`: what it begins with."""
+    made, last = seen[0].response.id, seen[-1].sequence_number
+    done, told = answered(api, made, 120), list(resumed(api, made))
+    assert deltas(told) == done.output_text
+    assert done.output_text.startswith(text)
+    numbers = [event.sequence_number for event in told]
+    second = numbers[2]
+    assert second > last, "they go on after those of the first run"
+    assert numbers == [0, 1, *range(second, second + len(told) - 2)]
+    with pytest.raises(openai.APIStatusError, match="without stream") as caught:
+        resumed(api, made, starting_after=last)
+    assert caught.value.status_code == 410
+
+
+def holder_of(running: Fleet, response_id: str) -> str:
+    """The name of the gateway that runs it."""
+    with closing(sqlite3.connect(folder(running) / "ledger.sqlite")) as ledger:
+        (row,) = ledger.execute("SELECT held_by FROM responses WHERE id = ?", (response_id,))
+    return str(row[0]).partition("|")[0]
 
 
 def requests_of(running: Fleet) -> list[tuple[int]]:

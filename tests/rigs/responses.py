@@ -38,6 +38,17 @@ def answered(api: openai.OpenAI, response_id: str, seconds: float = 60.0) -> Any
     return found[0]
 
 
+def resumed(api: openai.OpenAI, response_id: str, **about: Any) -> Any:
+    """The stream of its events. `about`: perhaps `starting_after`."""
+    return api.responses.retrieve(response_id, stream=True, **about)
+
+
+def deltas(told: list[Any]) -> str:
+    """The text in these events."""
+    texts = [event.delta for event in told if event.type == "response.output_text.delta"]
+    return "".join(texts)
+
+
 def listed(api: openai.OpenAI, response_id: str) -> list[str]:
     """The texts of its input items, the first first."""
     items: Any = api.responses.input_items.list(response_id, order="asc")

@@ -2,7 +2,7 @@
 
 In a stream of chunks it is a chunk without choices before [DONE], as usage is. In a stream of typed
 events it is the last event and has a type of our own; clients pass over types that they do not
-know.
+know. A stream that generated nothing itself, as one that follows the background, has none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def events_with_timings(
         if chunk == DONE:
             yield _chunk(api_request, created, clock.monotonic())
         yield chunk
-    if api_request.route not in _KINDS:
+    if api_request.route not in _KINDS and api_request.specs:
         body = with_timings(msgspec.json.encode({"type": TYPE}), api_request, clock.monotonic())
         yield f"event: {TYPE}\ndata: ".encode() + body + b"\n\n"
 

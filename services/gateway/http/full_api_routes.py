@@ -7,7 +7,7 @@ event in the route's own shape, and the stream ends without [DONE].
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -106,9 +106,15 @@ class FullApiRoutes:
             traceparent=origin.traceparent,
         )
 
-    async def answered(self, route: Route, body: bytes, origin: Origin) -> bytes:
-        """The body of an answer that does not stream. Who waits for it may be cancelled. Raises
-        BatonError."""
+    async def answered(
+        self,
+        route: Route,
+        body: bytes,
+        origin: Origin,
+        on_event: Callable[[bytes], None] | None = None,
+    ) -> bytes:
+        """The body of an answer; of one that streams, each event goes to `on_event`, and the last
+        is returned. Who waits for it may be cancelled. Raises BatonError."""
         asked = await self._asked(route, body, origin)
         api = self._apis[asked.model.name]
         api_request = ApiRequest(route, body, origin, asked.adapter)
@@ -116,8 +122,13 @@ class FullApiRoutes:
             reply = await api.answer(api_request)
             if isinstance(reply, JsonReply):
                 return reply.body
-            sentence = "an answer cannot be streamed here"
-            raise BatonError(Code.INVALID_REQUEST, sentence, param="stream")
+            if on_event is None:
+                sentence = "an answer cannot be streamed here"
+                raise BatonError(Code.INVALID_REQUEST, sentence, param="stream")
+            event = b""
+            async for event in reply.chunks:
+                on_event(event)
+            return event
         finally:
             api.end(api_request, "client gone")
 
@@ -130,7 +141,10 @@ class FullApiRoutes:
         try:
             reply = await self._reply(asked, api_request)
             if isinstance(reply, EventReply):
-                return await self._stream(request, api_request, self._chunks(api_request, reply))
+                chunks = self._chunks(api_request, reply)
+                early = [chunk async for chunk in _until_output(chunks, api_request)]
+                about = (self._config, self._clock)
+                return await send_events(request, route, b"".join(early), chunks, *about)
             body = reply.body
             if origin.timings and api_request.specs:
                 body = with_timings(body, api_request, self._clock.monotonic())
@@ -186,30 +200,35 @@ class FullApiRoutes:
             return reply.chunks
         return events_with_timings(reply.chunks, api_request, self._clock)
 
-    async def _stream(
-        self, request: web.Request, api_request: ApiRequest, chunks: AsyncIterator[bytes]
-    ) -> web.StreamResponse:
-        early = [chunk async for chunk in _until_output(chunks, api_request)]
-        headers = {**SSE_HEADERS, **reply_headers(request, "first-token", self._clock.monotonic())}
-        response = web.StreamResponse(headers=headers)
-        if "Upgrade" in request.headers:
-            response.force_close()
-        await response.prepare(request)
-        try:
-            await self._write(request, response, b"".join(early))
-            async for chunk in chunks:
-                await self._write(request, response, chunk)
-        except BatonError as error:
-            await self._write(request, response, _failed(api_request.route, error))
-        return response
 
-    async def _write(
-        self, request: web.Request, response: web.StreamResponse, chunk: bytes
-    ) -> None:
+async def send_events(
+    request: web.Request,
+    route: Route,
+    early: bytes,
+    chunks: AsyncIterator[bytes],
+    config: GatewayConfig,
+    clock: Clock,
+) -> web.StreamResponse:
+    """The events in `early`, and those of `chunks` as they come. An error of theirs is the last."""
+
+    async def write(chunk: bytes) -> None:
         if request.transport is None:
             raise ConnectionResetError("the client left")
-        async with taken_in_time(request.transport, self._config):
+        async with taken_in_time(request.transport, config):
             await response.write(chunk)
+
+    headers = {**SSE_HEADERS, **reply_headers(request, "first-token", clock.monotonic())}
+    response = web.StreamResponse(headers=headers)
+    if "Upgrade" in request.headers:
+        response.force_close()
+    await response.prepare(request)
+    try:
+        await write(early)
+        async for chunk in chunks:
+            await write(chunk)
+    except BatonError as error:
+        await write(_failed(route, error))
+    return response
 
 
 async def _until_output(

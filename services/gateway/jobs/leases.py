@@ -132,12 +132,21 @@ class Counts:
 
 
 class Loop:
-    """Does its work again and again: when it is woken, and every `POLL_SECONDS`."""
+    """Does its work again and again: when it is woken, and every `POLL_SECONDS`. Between two times
+    it waits for `pass_seconds`."""
 
-    def __init__(self, name: str, work: Callable[[], Awaitable[None]], log: Logger) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], Awaitable[None]],
+        log: Logger,
+        *,
+        pass_seconds: float = PASS_SECONDS,
+    ) -> None:
         self._name = name
         self._work = work
         self._log = log
+        self._pass_seconds = pass_seconds
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -159,7 +168,7 @@ class Loop:
             except (BatonError, OSError) as error:
                 self._log.error(f"{self._name}.delayed", sentence=str(error))
                 await asyncio.sleep(PAUSE_SECONDS)
-            await asyncio.sleep(PASS_SECONDS)
+            await asyncio.sleep(self._pass_seconds)
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._wake.wait()

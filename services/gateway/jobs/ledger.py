@@ -87,8 +87,18 @@ CREATE INDEX responses_at_work ON responses (owner, created_ms)
 CREATE VIEW open_responses AS SELECT * FROM responses
     WHERE status IN ('queued', 'in_progress');
 """
-SCHEMAS = (_FILES_AND_BATCHES, _RESPONSES)
-"""What each version adds to the one before. "Append when": a table changes."""
+_RESPONSE_EVENTS = """
+ALTER TABLE responses ADD COLUMN stream_from INTEGER;
+CREATE TABLE response_events (
+    response TEXT NOT NULL, number INTEGER NOT NULL, event BLOB NOT NULL,
+    PRIMARY KEY (response, number)
+) WITHOUT ROWID;
+CREATE TRIGGER events_of_a_deleted_response AFTER DELETE ON responses
+    BEGIN DELETE FROM response_events WHERE response = old.id; END;
+"""
+SCHEMAS = (_FILES_AND_BATCHES, _RESPONSES, _RESPONSE_EVENTS)
+"""What each version adds to the one before. "Append when": a table changes. Each statement ends at
+the end of a line, and no line within one ends with a semicolon."""
 #: A ledger of an earlier one is brought up to it, one of a later one is refused.
 VERSION = len(SCHEMAS)
 
@@ -187,7 +197,7 @@ def make_tables(database: sqlite3.Connection) -> int:
     if known >= VERSION:
         return int(known)
     for schema in SCHEMAS[known:]:
-        for statement in schema.split(";"):
+        for statement in schema.split(";\n"):
             database.execute(statement)
     database.execute(f"PRAGMA user_version = {VERSION}")
     return VERSION

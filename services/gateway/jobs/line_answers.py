@@ -61,10 +61,12 @@ class LineAnswers:
         on_placed: Callable[[], None],
         *,
         is_line: bool = True,
+        on_event: Callable[[bytes], None] | None = None,
     ) -> bytes:
-        """The body of the answer. `is_line`: else its class is that of the key, as over HTTP. Who
-        waits for it may be cancelled. Raises BatonError, also INVALID_API_KEY where the key that it
-        came with was revoked."""
+        """The body of the answer; of one that streams, each event goes to `on_event`, and the last
+        is returned. `is_line`: else its class is that of the key, as over HTTP. Who waits for it
+        may be cancelled. Raises BatonError, also INVALID_API_KEY where the key that it came with
+        was revoked."""
         caller = self._authenticator.holder(owner)
         if caller is None:
             sentence = "the API key that this came with is not valid any more"
@@ -78,5 +80,5 @@ class LineAnswers:
         kind = KIND_OF.get(route)
         spec = None if kind is None else await self._full_api.plain_spec(kind, body, origin)
         if spec is None:
-            return await self._full_api.answered(route, body, origin)
+            return await self._full_api.answered(route, body, origin, on_event)
         return await self._app.answered(spec, caller, self._clock)

@@ -46,6 +46,7 @@ ID_PREFIXES = {
 #: The events of a stream that have the response in them, the last of them the whole one.
 FIRST_EVENTS = (b"event: response.created\n", b"event: response.in_progress\n")
 LAST_EVENTS = (b"event: response.completed\n", b"event: response.incomplete\n")
+ERROR_EVENT = b"event: error\n"
 DATA = b"data: "
 
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -95,13 +96,6 @@ def read(body: bytes) -> Turn | None:
     )
     if turn.background and not turn.is_stored:
         raise _bad("background needs store, which is false here", BACKGROUND)
-    if turn.background and turn.stream:
-        sentence = (
-            "a background response is not streamed: leave out stream and ask for it by"
-            " GET /v1/responses/{id}, or leave out background and send the header"
-            " x-resumable: true, with which a stream can be taken up again"
-        )
-        raise _bad(sentence, "stream")
     return turn
 
 
@@ -223,13 +217,42 @@ def response_in(event: bytes) -> bytes:
 
 def with_response(event: bytes, response: bytes) -> bytes:
     """The event with another one in it."""
+    return _with(event, _fields(_data(event)) | {"response": Raw(response)})
+
+
+def _with(event: bytes, fields: dict[str, Any]) -> bytes:
     head = event[: event.index(DATA)]
-    data = _encode(_fields(_data(event)) | {"response": Raw(response)})
-    return b"".join((head, DATA, data, b"\n\n"))
+    return b"".join((head, DATA, _encode(fields), b"\n\n"))
 
 
 def _data(event: bytes) -> bytes:
     return event[event.index(DATA) + len(DATA) :]
+
+
+# ---------------------------------------------------------------- events of the background
+
+
+def event_of(name: str, number: int, **fields: Any) -> bytes:
+    data = _encode({"type": name, "sequence_number": number, **fields})
+    return b"event: %b\n%b%b\n\n" % (name.encode(), DATA, data)
+
+
+def waiting_events(shown: bytes) -> tuple[bytes, ...]:
+    """The events before any run. `shown`: the response while it waits."""
+    names = ("response.created", "response.queued")
+    return tuple(event_of(name, at, response=Raw(shown)) for at, name in enumerate(names))
+
+
+def event_of_run(event: bytes, number: int, shown: bytes) -> bytes:
+    """An event of vLLM's, as it is told of the response that was `shown` when its run began."""
+    fields: dict[str, Any] = {**_fields(_data(event)), "sequence_number": number}
+    if "response" in fields:
+        fields["response"] = Raw(finished(shown, bytes(fields["response"])))
+    return _with(event, fields)
+
+
+def error_event(error: BatonError, number: int) -> bytes:
+    return event_of("error", number, code=error.code.value, message=error.message, param=None)
 
 
 # ---------------------------------------------------------------- input items

@@ -7,7 +7,8 @@ moves on while he lives, and under a fencing number that grows with each taking.
 once, and only under the number that it has now.
 
 Each row has its whole conversation, so that one that goes on from it needs no other row, whichever
-of them was deleted or has expired.
+of them was deleted or has expired. `events.py` has what else belongs to one that is streamed; it is
+deleted with the row, and its bytes are among those of the row.
 """
 
 from __future__ import annotations
@@ -65,10 +66,12 @@ class Record(NamedTuple):
     shown: bytes
     items: bytes
     request: bytes = b""
+    #: The events before any run of one that is streamed; empty for others.
+    events: tuple[bytes, ...] = ()
 
     @property
     def size(self) -> int:
-        return len(self.shown) + len(self.items) + len(self.request)
+        return sum(map(len, (self.shown, self.items, self.request, *self.events)))
 
 
 class Held(NamedTuple):
@@ -81,6 +84,8 @@ class Held(NamedTuple):
     owner: str
     shown: bytes
     request: bytes
+    #: Number of the first event of the latest run; None: it is not streamed.
+    stream_from: int | None
 
     @property
     def key(self) -> Key:
@@ -110,7 +115,7 @@ def find(db: sqlite3.Connection, response_id: str, owner: str, now_ms: int) -> s
         (response_id, owner, now_ms),
     ).fetchone()
     if row is None:
-        raise _unknown(response_id, "response_id")
+        raise unknown(response_id)
     return row
 
 
@@ -119,7 +124,7 @@ def before(db: sqlite3.Connection, response_id: str, owner: str, now_ms: int) ->
     try:
         row = find(db, response_id, owner, now_ms)
     except BatonError as error:
-        raise _unknown(response_id, PREVIOUS) from error
+        raise unknown(response_id, PREVIOUS) from error
     status = Status(row["status"])
     if status not in TERMINAL:
         sentence = f"{response_id} is {status.value}; ask for it until it is completed"
@@ -130,7 +135,7 @@ def before(db: sqlite3.Connection, response_id: str, owner: str, now_ms: int) ->
     return row
 
 
-def _unknown(response_id: str, param: str) -> BatonError:
+def unknown(response_id: str, param: str = "response_id") -> BatonError:
     sentence = (
         f"there is no response {response_id[:128]!r}: it was not stored, was deleted, made room for"
         " newer ones (gateway.jobs.responses_max), or has expired (gateway.jobs.keep_hours)"
@@ -162,8 +167,8 @@ def cancel(db: sqlite3.Connection, response_id: str, owner: str, now_ms: int) ->
             raise BatonError(Code.INVALID_REQUEST, sentence, param="response_id")
         db.execute(
             "UPDATE responses SET status = 'cancelled', request = x'', held_by = '',"
-            " bytes = length(items) + length(shown) WHERE id = ?",
-            (response_id,),
+            " bytes = length(items) + length(shown) + ? WHERE id = ?",
+            (_event_bytes(db, response_id), response_id),
         )
     return find(db, response_id, owner, now_ms)
 
@@ -191,9 +196,11 @@ def insert(db: sqlite3.Connection, record: Record, bounds: Bounds) -> int:
     evicted = _make_room(db, owner, record.size, bounds)
     db.execute(
         "INSERT INTO responses (id, owner, status, background, created_ms, expires_ms, shown,"
-        " items, request, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*record, record.size),
+        " items, request, stream_from, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*record[:-1], len(record.events) or None, record.size),
     )
+    rows = [(record.id, number, event) for number, event in enumerate(record.events)]
+    db.executemany("INSERT INTO response_events VALUES (?, ?, ?)", rows)
     return evicted
 
 
@@ -253,7 +260,7 @@ def take(db: sqlite3.Connection, holder: str, most: int, now_ms: int, until_ms: 
         held = db.execute(
             "UPDATE responses SET status = 'in_progress', fence = fence + 1, held_by = ?,"
             " held_until_ms = ? WHERE id = ?"
-            " RETURNING id, fence, failures, owner, shown, request",
+            " RETURNING id, fence, failures, owner, shown, request, stream_from",
             (holder, until_ms, row["id"]),
         ).fetchone()
         taken.append(Held(*held))
@@ -304,11 +311,25 @@ def _end(
         {
             "status": status.value,
             "shown": answer,
-            "size": len(answer),
+            "size": len(answer) + _event_bytes(db, response_id),
             "id": response_id,
             "fence": fence,
         },
     ).rowcount
+
+
+def recount(db: sqlite3.Connection, response_id: str) -> None:
+    """Its bytes, after its events have changed. Writes the whole row."""
+    db.execute(
+        "UPDATE responses SET bytes = length(items) + length(shown) + length(request) + ?"
+        " WHERE id = ?",
+        (_event_bytes(db, response_id), response_id),
+    )
+
+
+def _event_bytes(db: sqlite3.Connection, response_id: str) -> int:
+    sizes = "SELECT coalesce(sum(length(event)), 0) FROM response_events WHERE response = ?"
+    return int(db.execute(sizes, (response_id,)).fetchone()[0])
 
 
 # ---------------------------------------------------------------- by the clock

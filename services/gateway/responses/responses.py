@@ -16,6 +16,8 @@ from services.gateway.jobs.leases import Leases
 from services.gateway.jobs.ledger import Ledger
 from services.gateway.jobs.line_answers import LineAnswers
 from services.gateway.responses.background import BackgroundWork
+from services.gateway.responses.event_writer import EventWriter
+from services.gateway.responses.followers import Followers
 from services.gateway.responses.records import Held, Result
 from services.gateway.responses.routes import ResponseRoutes
 from services.gateway.responses.turns import Turns
@@ -42,8 +44,11 @@ class Responses(Collector):
         self._clock = clock
         self._log = log
         self._background: Leases[Held, Result] | None = None
-        self._routes = ResponseRoutes(ledger, clock, self._wake)
-        self.turns = Turns(ledger, config, wake=self._wake, clock=clock, log=log)
+        self._followers = followers = Followers(ledger, clock)
+        event_bytes_max = config.jobs.stream_mib_max << 20
+        self._writer = EventWriter(ledger, event_bytes_max, on_written=followers.wake, log=log)
+        self._routes = ResponseRoutes(ledger, followers, config, clock, self._ended)
+        self.turns = Turns(ledger, followers, config, wake=self._wake, clock=clock, log=log)
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         """Method, path and handler of each."""
@@ -51,13 +56,22 @@ class Responses(Collector):
 
     def start(self, tasks: Tasks) -> None:
         answers = self._answers()
+        work = BackgroundWork(
+            self._ledger,
+            answers,
+            self._writer,
+            self._config,
+            holder=self._holder,
+            on_ended=self._followers.wake,
+        )
         self._background = Leases(
-            BackgroundWork(self._ledger, answers, self._config, holder=self._holder),
+            work,
             lease_ms=self._config.lease_ms,
             is_possible=lambda: answers.is_possible,
             clock=self._clock,
             log=self._log,
         )
+        self._writer.start(tasks)
         self._background.start(tasks)
 
     def stop_taking(self) -> None:
@@ -71,10 +85,16 @@ class Responses(Collector):
         background, self._background = self._background, None
         if background is not None:
             await background.close()
+            await self._writer.close()
 
     def _wake(self) -> None:
         if self._background is not None:
             self._background.wake()
+
+    def _ended(self, response_id: str) -> None:
+        """A client had it end."""
+        self._followers.wake(response_id)
+        self._wake()
 
     def collect(self) -> Iterator[Metric]:
         counts = self.turns.counts

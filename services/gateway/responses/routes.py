@@ -15,10 +15,14 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from common.clock import Clock
+from common.config import GatewayConfig
 from common.errors import BatonError, Code
+from services.gateway.api.routes import Route
+from services.gateway.http.full_api_routes import send_events
 from services.gateway.http.guard import CALLER, JSON_TYPE
 from services.gateway.jobs.ledger import Ledger
 from services.gateway.responses import conversation, records
+from services.gateway.responses.followers import Followers
 
 ONE = "/v1/responses/{response_id}"
 ROUTES = (
@@ -30,6 +34,7 @@ ROUTES = (
 OFF = "this gateway stores no responses: set [gateway.jobs] path, and responses_max above 0"
 ITEMS_OF_A_PAGE, ITEMS_MAX = 20, 100
 LIMIT = re.compile(r"[1-9]\d?|100")
+EVENT_NUMBER = re.compile(r"\d{1,15}")
 
 
 def refusing_routes() -> Iterator[tuple[str, str, Handler]]:
@@ -43,12 +48,21 @@ def refusing_routes() -> Iterator[tuple[str, str, Handler]]:
 
 
 class ResponseRoutes:
-    """`wake` is called when something is not to be done any more."""
+    """`on_end` is called with the id of what is not to be done any more."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        followers: Followers,
+        config: GatewayConfig,
+        clock: Clock,
+        on_end: Callable[[str], None],
+    ) -> None:
         self._ledger = ledger
+        self._followers = followers
+        self._config = config
         self._clock = clock
-        self._wake = wake
+        self._on_end = on_end
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         """Method, path and handler of each."""
@@ -59,21 +73,30 @@ class ResponseRoutes:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         about = self._about(request)
         if request.query.get("stream", "false").lower() not in ("", "false", "0"):
-            sentence = "a stored response is not streamed: leave out stream, and ask again while"
-            raise _bad(f"{sentence} its status is queued or in_progress", "stream")
+            return await self._follow(request)
         shown = await self._ledger.read(lambda db: records.shown(records.find(db, *about)))
         return web.Response(body=shown, content_type=JSON_TYPE)
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        given = request.query.get("starting_after")
+        if given is not None and not EVENT_NUMBER.fullmatch(given):
+            raise _bad("starting_after must be the number of an event", "starting_after")
+        response_id, owner, _ = self._about(request)
+        pieces = self._followers.follow(response_id, owner, -1 if given is None else int(given))
+        first = await anext(pieces)
+        about = (self._config, self._clock)
+        return await send_events(request, Route.RESPONSES, first, pieces, *about)
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         about = self._about(request)
         await self._ledger.change(lambda db: records.delete(db, *about))
-        self._wake()
+        self._on_end(about[0])
         return web.json_response({"id": about[0], "object": "response", "deleted": True})
 
     async def _cancel(self, request: web.Request) -> web.StreamResponse:
         about = self._about(request)
         shown = await self._ledger.change(lambda db: records.shown(records.cancel(db, *about)))
-        self._wake()
+        self._on_end(about[0])
         return web.Response(body=shown, content_type=JSON_TYPE)
 
     async def _input_items(self, request: web.Request) -> web.StreamResponse:

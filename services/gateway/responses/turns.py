@@ -26,6 +26,7 @@ from services.gateway.jobs.batch_work import HOUR_MS
 from services.gateway.jobs.ledger import Ledger
 from services.gateway.responses import conversation, records
 from services.gateway.responses.conversation import FIRST_EVENTS, LAST_EVENTS, Turn
+from services.gateway.responses.followers import Followers
 from services.gateway.responses.records import Bounds, Record, Status
 
 
@@ -59,6 +60,7 @@ class Turns:
     def __init__(
         self,
         ledger: Ledger,
+        followers: Followers,
         config: GatewayConfig,
         *,
         wake: Callable[[], None],
@@ -68,6 +70,7 @@ class Turns:
         jobs = config.jobs
         self.counts = Counts()
         self._ledger = ledger
+        self._followers = followers
         self._bounds = Bounds(jobs.responses_max, jobs.background_max, jobs.quota_mib << 20)
         self._keep_ms = jobs.keep_hours * HOUR_MS
         self._body_bytes_max = config.body_bytes_max
@@ -89,7 +92,11 @@ class Turns:
         begun = await self._ledger.read(lambda db: self._begin(db, turn, api_request))
         api_request.body = begun.body
         if turn.background:
-            return JsonReply(await self._queue(begun, api_request, api, model))
+            shown = await self._queue(begun, api_request, api, model)
+            if not turn.stream:
+                return JsonReply(shown)
+            api_request.has_output = True  # nothing is awaited before the first event
+            return EventReply(self._followers.follow(begun.id, begun.owner, -1))
         reply = await api.answer(api_request)
         if isinstance(reply, EventReply):
             return replace(reply, chunks=self._events(begun, reply.chunks))
@@ -126,6 +133,9 @@ class Turns:
         about = (begun.turn, begun.id, model, created)
         shown = await self._ledger.aside(lambda: conversation.queued(*about))
         record = self._record(begun, Status.QUEUED, shown, begun.body)
+        if begun.turn.stream:
+            events = await self._ledger.aside(lambda: conversation.waiting_events(shown))
+            record = record._replace(events=events)
         await self._insert(record)
         self._wake()
         return shown

@@ -6,12 +6,19 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import structlog
+
+from common.clock import SystemClock
 from common.errors import BatonError
+from common.process.lifecycle import Tasks
+from services.gateway.daemon import Gateway
 from services.gateway.full_api.port import ApiRequest, EventReply, JsonReply
 from services.gateway.jobs.ledger import LEDGER
+from services.gateway.text.light import LightText
 from tests.component.services.gateway.rig import MakeRig, Rig
 from tests.rigs.peers import WAIT_SECONDS
 
@@ -30,8 +37,12 @@ class Standin:
         #: Of a stream, after its first events.
         self.breaks: BatonError | None = None
         self.status = "completed"
+        #: The texts of a stream. `{}` is the number of its request.
+        self.deltas = ["{}"]
+        #: Whether streams wait for `release` before their last text.
+        self.holds_streams = False
         self.holds = False
-        #: Whether one that is broken off takes until `release` to end.
+        #: Whether one that is broken off takes until `release` to end. A stream then goes on.
         self.lingers = False
         self.came = asyncio.Event()
         self.release = asyncio.Event()
@@ -47,14 +58,8 @@ class Standin:
         self.came.set()
         if self.errors:
             raise self.errors.pop(0)
-        try:
-            while self.holds and not self.release.is_set():
-                await self.release.wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            if self.lingers:
-                await self.release.wait()
-            raise
+        while self.holds and not self.release.is_set():
+            await self._released()
         shown = {
             "id": f"resp_{api_request.origin.request_id}",
             "created_at": 1,
@@ -66,15 +71,32 @@ class Standin:
             return EventReply(self._events(shown, api_request))
         return JsonReply(json.dumps(shown).encode())
 
+    async def _released(self) -> None:
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            if self.lingers:
+                await self.release.wait()
+            raise
+
     async def _events(self, shown: dict[str, Any], request: ApiRequest) -> AsyncIterator[bytes]:
         request.has_output = True
-        for name, part in (
-            ("created", shown | {"output": []}),
-            ("in_progress", shown | {"output": []}),
-            ("output_text.delta", None),
-            ("completed", shown),
-        ):
-            event = {"type": f"response.{name}", **({"response": part} if part else {})}
+        begun, texts = shown | {"output": [], "status": "in_progress"}, len(self.deltas)
+        told: list[tuple[str, dict[str, Any]]] = [
+            ("created", {"response": begun}),
+            ("in_progress", {"response": begun}),
+            *(("output_text.delta", {"delta": text}) for text in self.deltas),
+            ("completed", {"response": shown}),
+        ]
+        number = len(self.requests)
+        for at, (name, part) in enumerate(told):
+            if self.holds_streams and at == texts + 1:
+                with suppress(*[asyncio.CancelledError] * self.lingers):
+                    await self._released()
+            event = {"type": f"response.{name}", "sequence_number": at, **part}
+            if "delta" in event:
+                event["delta"] = event["delta"].format(number)
             yield f"event: response.{name}\ndata: {json.dumps(event)}\n\n".encode()
             if self.breaks is not None and name == "in_progress":
                 raise self.breaks
@@ -104,6 +126,24 @@ async def behind(make_rig: MakeRig, standin: Standin, **gateway: Any) -> Rig:
     rig.stand_in(standin)
     await rig.ready()
     return rig
+
+
+@asynccontextmanager
+async def beside(rig: Rig, standin: Standin, light: LightText) -> AsyncIterator[Rig]:
+    """A second gateway of the same host. The router answers it alone from then on."""
+    daemon = Gateway(
+        rig.config, "g1", {"m": light}, {"m": "/model"}, SystemClock(), structlog.get_logger("g1")
+    )
+    tasks = Tasks()
+    await daemon.start(tasks)
+    host, port = daemon.http_address
+    other = Rig(rig.config, daemon, tasks, rig.http, f"http://{host}:{port}", rig.router)
+    other.stand_in(standin)
+    try:
+        yield other
+    finally:
+        await daemon.stop()
+        await tasks.cancel_all()
 
 
 async def post(

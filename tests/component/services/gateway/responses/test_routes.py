@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.component.services.gateway.responses.standins import (
     BACKGROUND,
     Standin,
@@ -55,10 +57,13 @@ async def test_input_items_are_listed_by_pages(kept: Rig) -> None:
         assert error["error"]["param"] == wrong.split("=")[0]
 
 
-async def test_a_stored_response_is_not_streamed(kept: Rig) -> None:
-    shown = await post(kept)
+@pytest.mark.parametrize("about", [{}, BACKGROUND])
+async def test_one_that_was_not_made_to_be_streamed_is_not(kept: Rig, about: Any) -> None:
+    asked = await post(kept, **about)
+    shown = await until(kept, asked["id"], "completed")
     error = await at(kept, f"{shown['id']}?stream=true", 400)
     assert error["error"]["param"] == "stream"
+    assert "background: true and stream: true" in error["error"]["message"]
     assert await at(kept, f"{shown['id']}?stream=false") == shown
 
 

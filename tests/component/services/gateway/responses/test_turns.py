@@ -169,7 +169,6 @@ async def test_a_conversation_is_bounded(
         ({"background": 1}, "background"),
         ({"previous_response_id": 3}, "previous_response_id"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "stream"),
         ({"background": True, "prompt": {"id": "x"}}, "prompt"),
         ({"background": True, "input": 5}, "input"),
     ],

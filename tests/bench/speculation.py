@@ -27,6 +27,7 @@ from common.engine.port import EngineRequest
 from common.messages import Role, Sampling
 from common.model.embedded import ensure_embedded_model
 from common.process.lifecycle import Tasks
+from tests.e2e.eagle_head import alike_first, write_eagle, write_eagle3
 from tests.e2e.engine.pair import Pair, Worker, make_config, open_pair
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
@@ -40,23 +41,32 @@ BATCH_MAX = 8
 NGRAM: dict[str, Any] = {"method": "ngram", "ngram_min": 1, "tokens": 4}
 
 
-def methods() -> dict[str, dict[str, Any]]:
-    """The model drafts for itself, so that every draft is right if it has the prompt's KV."""
+def methods(heads: Path) -> dict[str, dict[str, Any]]:
+    """The model drafts for itself, and as an EAGLE head, so that drafts are right if the prompt's
+    KV is there. `heads`: a folder for the heads."""
     model = {"method": "draft_model", "tokens": 3, "drafter": str(ensure_embedded_model())}
+    eagle = {"method": "eagle", "tokens": 3, "drafter": str(write_eagle(heads / "eagle"))}
+    eagle3 = {"method": "eagle3", "tokens": 3, "drafter": str(write_eagle3(heads / "eagle3"))}
+    handed = {"hand_over": True}
     return {
         "ngram": NGRAM,
         "draft_model": model,
-        "draft_model, handed over": model | {"hand_over": True},
+        "draft_model, handed over": model | handed,
+        "eagle": eagle,
+        "eagle, handed over": eagle | handed,
+        "eagle3": eagle3,
+        "eagle3, handed over": eagle3 | handed,
     }
 
 
 def main() -> None:
-    texts = prompts(PROMPTS)
+    texts = [alike_first(text) for text in prompts(PROMPTS)]
     plain = plain_answers(texts, GREEDY.max_tokens)
     print("method                     equal by handoff   on D alone   accepted   alone   ratio")
     sys.stdout.flush()
-    for name, speculation in methods().items():
-        _apart(equality, name, speculation, texts, plain)
+    with tempfile.TemporaryDirectory(prefix="baton-") as heads:
+        for name, speculation in methods(Path(heads)).items():
+            _apart(equality, name, speculation, texts, plain)
     print("tokens/s of text that repeats itself, each ÷ an engine without speculation")
     print("batch    n-grams   n-grams up to 8 requests")
     sys.stdout.flush()

@@ -44,6 +44,24 @@ def test_prefill_workers_take_a_draft_model_whose_kv_is_handed_over() -> None:
 
 
 @pytest.mark.parametrize(
+    ("speculation", "cold"),
+    [
+        ({}, False),
+        (NGRAM, False),
+        (DRAFTER, True),
+        (EAGLE, True),
+        (EAGLE_3, True),
+        (EAGLE | {"hand_over": True}, False),
+    ],
+)
+def test_a_drafter_with_kv_starts_cold_unless_it_is_handed_over(
+    speculation: dict[str, Any], *, cold: bool
+) -> None:
+    config = from_mapping(fleet(speculation))
+    assert config.decode["d0"].speculation.starts_cold is cold
+
+
+@pytest.mark.parametrize(
     "speculation",
     [{}, NGRAM, DRAFTER, {"method": "suffix"}, EAGLE, EAGLE_3, EAGLE | {"hand_over": True}],
 )

@@ -25,7 +25,8 @@ def make(
     """Makes the daemon, inside the running loop and with an engine that is already open."""
     capacity = engine.info.capacity
     limit = grant_limit_of(capacity, config.router.kv_grant_max)
-    cores: dict[Role, WorkerCore] = {Role.DECODE: DecodeCore(name, incarnation, limit)}
+    decode = DecodeCore(name, incarnation, limit, drafter_cold=engine.info.drafter_cold)
+    cores: dict[Role, WorkerCore] = {Role.DECODE: decode}
     if engine.info.pooling is None:  # else nothing is handed over, and the role is for life
         cores[Role.PREFILL] = PrefillCore(name, incarnation, capacity.max_num_seqs)
     worker = Worker(

@@ -65,19 +65,18 @@ class SpeculationConfig(Section, frozen=True):
     """Speculative decoding of decode workers: a drafter proposes tokens, and one step of the engine
     checks them all. The text stays the same. Prefill workers run without, unless `hand_over`."""
 
-    method: Literal["none", "ngram", "suffix", "draft_model"] = "none"
+    method: Literal["none", "ngram", "suffix", "draft_model", "eagle", "eagle3"] = "none"
     """Who drafts: `ngram` continues what came before in the same text, without a model. `suffix` is
     alike and needs the package arctic-inference. `draft_model` is a small model with the same
-    vocabulary."""
+    vocabulary. `eagle` and `eagle3` are heads made for this model, which read its hidden states."""
     tokens: Annotated[int, Meta(ge=1, le=16)] = 4
     """Tokens of a draft at most."""
     drafter: str = ""
-    """Folder of the draft model, for `draft_model` alone."""
+    """Folder of the draft model or of the EAGLE head; the other methods have none."""
     hand_over: bool = False
-    """Whether prefill workers run the draft model over prompts, too, and hand its KV over. They
-    take this section then, and all workers of a model that are paired have the same draft model.
-    Without it, the draft model does not have the prompts that were handed over, and its drafts are
-    poor."""
+    """Whether prefill workers run the drafter over prompts, too, and hand its KV over. They take
+    this section then, and all workers of a model that are paired have the same drafter. Without it,
+    the drafter does not have the prompts that were handed over, and its drafts are poor."""
     ngram_min: Annotated[int, Meta(ge=1)] = 2
     """Least number of last tokens that `ngram` must find earlier in the text."""
     ngram_max: Annotated[int, Meta(ge=1, le=64)] = 5
@@ -85,3 +84,13 @@ class SpeculationConfig(Section, frozen=True):
     batch_max: Annotated[int, Meta(ge=0)] = 0
     """Requests in a step up to which tokens are drafted; in larger steps none are, because there
     checking costs more than it saves. 0 drafts in all."""
+
+    @property
+    def drafter_has_kv(self) -> bool:
+        """Whether the drafter is a model, with layers in the KV cache."""
+        return self.method in ("draft_model", "eagle", "eagle3")
+
+    @property
+    def starts_cold(self) -> bool:
+        """Whether the drafter lacks the KV of prompts that were handed over."""
+        return self.drafter_has_kv and not self.hand_over

@@ -201,7 +201,7 @@ def _merge_workers(raw: dict[str, Any], role: Role) -> None:
 
 
 def _hands_drafts_over(raw: dict[str, Any]) -> bool:
-    """Whether prefill workers run the draft model."""
+    """Whether prefill workers run the drafter."""
     speculation = raw.get("speculation", {})
     return isinstance(speculation, dict) and speculation.get("hand_over") is True
 

@@ -149,6 +149,8 @@ class EngineInfo:
     pooling: Pooling | None = None
     #: The method of `[speculation]`; empty: this engine drafts nothing.
     speculation: str = ""
+    #: Whether its drafter lacks the KV of prompts that come by handoff.
+    drafter_cold: bool = False
 
     def check(self, request: EngineRequest) -> None:
         """Raises BatonError(INVALID_REQUEST) for a request that this engine is not for,

@@ -99,6 +99,8 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     compression: str = ""
     #: Bytes of KV before compression.
     raw_bytes: Count = 0
+    #: Whether D's drafter has KV of its own, of which none came.
+    drafter_cold: bool = False
 
 
 class KvCounts(msgspec.Struct, frozen=True, kw_only=True):

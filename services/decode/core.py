@@ -57,10 +57,14 @@ class DecodeCore:
     """The table of streams, bounded by `limit`. A `Decode` over the limit is refused: the router
     that sent it does not know what another router placed here."""
 
-    def __init__(self, name: str, incarnation: str, limit: GrantLimit) -> None:
+    def __init__(
+        self, name: str, incarnation: str, limit: GrantLimit, *, drafter_cold: bool = False
+    ) -> None:
+        """`drafter_cold`: as in `EngineInfo`."""
         self._name = name
         self._incarnation = incarnation
         self._limit = limit
+        self._drafter_cold = drafter_cold
         self._promised = 0
         self._streams: dict[str, Stream] = {}
         self._current: dict[str, int] = {}
@@ -238,6 +242,9 @@ class DecodeCore:
         if done.side == "copy":
             return [ToRouter(_copied_ahead(done))]
         actions: list[Action] = [ToRouter(trouble_of(done))] if done.trouble else []
+        if self._drafter_cold and done.report.blocks:
+            report = msgspec.structs.replace(done.report, drafter_cold=True)
+            done = msgspec.structs.replace(done, report=report)
         stream = self._streams.get(engine_key(done.request_id, done.attempt))
         if stream is None:
             return actions + [ToRouter(started) for started in self._late_reports.take(done)]

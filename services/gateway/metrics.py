@@ -31,6 +31,7 @@ class GatewayMetrics(Collector):
         counters = self._core.counters
         models = {model: counters.of_model(model) for model in self._prices}
         yield from _ends(models)
+        yield from _steps(models)
         for name, help_, rows in (
             (
                 "ttft",
@@ -99,6 +100,22 @@ class GatewayMetrics(Collector):
                     cost.add_metric([*labels, prices.currency], amount)
         yield tokens
         yield cost
+
+
+def _steps(models: dict[str, ModelCounters]) -> Iterator[Metric]:
+    for at, (name, help_) in enumerate(
+        (
+            ("tokens", "Tokens of streams that are over, by the class of the request"),
+            ("messages", "Messages that brought those tokens, one for each step of a stream"),
+        )
+    ):
+        counter = CounterMetricFamily(
+            f"baton_gateway_class_{name}", help_, labels=["model", "class"]
+        )
+        for model, counted in models.items():
+            for priority, counts in counted.by_class.items():
+                counter.add_metric([model, priority.name.lower()], counts[at])
+        yield counter
 
 
 def _ends(models: dict[str, ModelCounters]) -> Iterator[Metric]:

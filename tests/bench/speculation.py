@@ -1,8 +1,9 @@
 """Speculation: is the text of 200 prompts that of a plain engine, are drafts as good after a
 handoff, and what does it gain?
 
-For each method a P and a D of real vLLM get the prompts, by handoffs and then on D alone, which is
-one plain engine with that method. The speed is that of text which repeats itself (two tokens are
+For each method a P and a D of real vLLM get the prompts, eight at a time, by handoffs and then on D
+alone, which is one plain engine with that method. `BATON_BENCH_PARTS` names the methods that are
+tried, and `speed`; all by default. The speed is that of text which repeats itself (two tokens are
 allowed), tokens per second of all streams together, against an engine without speculation in the
 same run, the engines by turns. At the largest batch a third engine drafts nothing above 8 requests.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import operator
+import os
 import sys
 import tempfile
 import time
@@ -27,36 +30,63 @@ from common.engine.port import EngineRequest
 from common.messages import Role, Sampling
 from common.model.embedded import ensure_embedded_model
 from common.process.lifecycle import Tasks
-from tests.e2e.engine.pair import Pair, Worker, make_config, open_pair
+from tests.e2e.eagle_head import alike_first, write_eagle, write_eagle3
+from tests.e2e.engine.pair import Pair, Result, Worker, make_config, open_pair
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
 
-PROMPTS = 200
+PROMPTS, AT_ONCE = 200, 8
 GREEDY = Sampling(max_tokens=32, temperature=0.0, ignore_eos=True)
 COPIES = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True, allowed_token_ids=(101, 102))
 BATCHES = (1, 4, 32)
 ROUNDS = 5
 BATCH_MAX = 8
+SPEED = "speed"
 NGRAM: dict[str, Any] = {"method": "ngram", "ngram_min": 1, "tokens": 4}
 
 
-def methods() -> dict[str, dict[str, Any]]:
-    """The model drafts for itself, so that every draft is right if it has the prompt's KV."""
+def methods(heads: Path) -> dict[str, dict[str, Any]]:
+    """The model drafts for itself, and as an EAGLE head, so that drafts are right if the prompt's
+    KV is there. `heads`: a folder for the heads."""
     model = {"method": "draft_model", "tokens": 3, "drafter": str(ensure_embedded_model())}
+    eagle = {"method": "eagle", "tokens": 3, "drafter": str(write_eagle(heads / "eagle"))}
+    eagle3 = {"method": "eagle3", "tokens": 3, "drafter": str(write_eagle3(heads / "eagle3"))}
+    handed = {"hand_over": True}
     return {
         "ngram": NGRAM,
         "draft_model": model,
-        "draft_model, handed over": model | {"hand_over": True},
+        "draft_model-handed": model | handed,
+        "eagle": eagle,
+        "eagle-handed": eagle | handed,
+        "eagle3": eagle3,
+        "eagle3-handed": eagle3 | handed,
     }
 
 
 def main() -> None:
-    texts = prompts(PROMPTS)
+    parts = os.environ.get("BATON_BENCH_PARTS", "")
+    with tempfile.TemporaryDirectory(prefix="baton-") as heads:
+        known = methods(Path(heads))
+        chosen = parts.split(",") if parts else [*known, SPEED]
+        if wrong := set(chosen) - {*known, SPEED}:
+            raise SystemExit(f"no part {wrong.pop()!r}; there are: {', '.join([*known, SPEED])}")
+        tried = {name: known[name] for name in chosen if name != SPEED}
+        if tried:
+            equality_of_all(tried)
+    if SPEED in chosen:
+        speed_of_all()
+
+
+def equality_of_all(tried: dict[str, dict[str, Any]]) -> None:
+    texts = [alike_first(text) for text in prompts(PROMPTS)]
     plain = plain_answers(texts, GREEDY.max_tokens)
     print("method                     equal by handoff   on D alone   accepted   alone   ratio")
     sys.stdout.flush()
-    for name, speculation in methods().items():
+    for name, speculation in tried.items():
         _apart(equality, name, speculation, texts, plain)
+
+
+def speed_of_all() -> None:
     print("tokens/s of text that repeats itself, each ÷ an engine without speculation")
     print("batch    n-grams   n-grams up to 8 requests")
     sys.stdout.flush()
@@ -95,14 +125,13 @@ async def _equality(pair: Pair, name: str, texts: list[list[int]], plain: list[l
     equal, accepted = [0, 0], [0.0, 0.0]
     decode = pair.decode
     async with pair:
-        for way in (0, 1):
+        for way, ask in enumerate((_handed, _alone)):
             before = decode.drafted, decode.accepted
-            for prompt, expected in zip(texts, plain, strict=True):
-                if way == 0:
-                    result, end = await pair.hand_over(prompt, GREEDY, salt=pair.request_id())
-                    equal[0] += result.tokens == expected and not end.error
-                else:
-                    equal[1] += (await pair.alone(prompt, GREEDY)).tokens == expected
+            for at in range(0, len(texts), AT_ONCE):
+                some = texts[at : at + AT_ONCE]
+                results = await asyncio.gather(*(ask(pair, one) for one in some))
+                expected = plain[at : at + AT_ONCE]
+                equal[way] += sum(map(operator.eq, [one.tokens for one in results], expected))
             accepted[way] = (decode.accepted - before[1]) / (decode.drafted - before[0])
     for worker in (pair.decode, pair.prefill):
         await worker.engine.close()
@@ -112,6 +141,16 @@ async def _equality(pair: Pair, name: str, texts: list[list[int]], plain: list[l
         f"{name:<26}{equal[0]:>8} of {of}{equal[1]:>8} of {of}"
         f"{accepted[0]:11.3f}{accepted[1]:8.3f}{ratio:8.3f}"
     )
+
+
+async def _handed(pair: Pair, text: list[int]) -> Result:
+    """Without tokens if its KV did not come."""
+    result, end = await pair.hand_over(text, GREEDY, salt=pair.request_id())
+    return Result() if end.error else result
+
+
+async def _alone(pair: Pair, text: list[int]) -> Result:
+    return await pair.alone(text, GREEDY)
 
 
 def speed() -> None:

@@ -3,7 +3,7 @@
 Names of scenarios may follow: `python -m tests.chaos kills router`. `--quick` is a cut of it.
 Those of `apart` run only by name: the full ones count to 20,000 (make chaos-full), `mixed` lasts
 `--minutes` (make soak-chaos), `vllm` is on real engines (make chaos-vllm), and so is
-`vllm-speculation`, which kills workers that draft tokens 100 times.
+`vllm-speculation`, which kills workers that draft tokens `--times` times.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def scenarios(*, quick: bool) -> dict[str, Scenario]:
     }
 
 
-def apart(minutes: float) -> dict[str, Scenario]:
+def apart(minutes: float, times: int) -> dict[str, Scenario]:
     return {
         "full": lambda: deaths.workers(
             100, deaths.LOADED_RATE, 20_000, deaths.LOADED, deaths.SHORT
@@ -86,7 +86,7 @@ def apart(minutes: float) -> dict[str, Scenario]:
         "full-moves": lambda: moves.everywhere(20_000),
         "mixed": lambda: mixed.soak(minutes),
         "vllm": vllm.kinds,
-        "vllm-speculation": lambda: vllm.speculating(100),
+        "vllm-speculation": lambda: vllm.speculating(times),
     }
 
 
@@ -96,9 +96,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="SCENARIO")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--minutes", type=float, default=30.0, help="of `mixed`")
+    parser.add_argument("--times", type=int, default=100, help="of `vllm-speculation`")
     chosen = parser.parse_args()
     usual = scenarios(quick=chosen.quick)
-    known = usual | apart(chosen.minutes)
+    known = usual | apart(chosen.minutes, chosen.times)
     unknown = [name for name in chosen.names if name not in known]
     if unknown:
         parser.error(f"no scenario {unknown[0]}; there are: {', '.join(known)}")

@@ -16,7 +16,11 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
-SPECULATION = {"BATON_SPECULATION__METHOD": "ngram", "BATON_SPECULATION__TOKENS": "4"}
+SPECULATION = {
+    "BATON_SPECULATION__METHOD": "draft_model",
+    "BATON_SPECULATION__DRAFTER": "simulated",
+    "BATON_SPECULATION__TOKENS": "4",
+}
 DRAW = random.Random(26)
 PROMPT = [DRAW.randint(97, 122) for _ in range(300)]
 SIZE = 400
@@ -108,6 +112,8 @@ def test_a_burst_is_one_gap_and_drafts_are_told(running: Fleet) -> None:
     got = read(running, body())
     gaps = counted(running, "baton_gateway_itl_seconds_count")
     assert SIZE / 5 - 2 <= gaps < SIZE * 0.6
+    assert counted(running, "baton_gateway_class_tokens_total") == SIZE
+    assert counted(running, "baton_gateway_class_messages_total") == gaps + 1
     row = running.ctl("explain", got.request_id)["timeline"]
     assert row["tpot_ms"] * (SIZE - 1) == pytest.approx(row["total_ms"] - row["ttft_ms"], rel=0.2)
     (worker,) = [one for one in running.ctl("workers") if one["accepted"] >= 0]
@@ -144,3 +150,6 @@ def test_a_stream_that_moves_between_bursts_loses_nothing(running: Fleet) -> Non
     assert got.usage["completion_tokens"] == SIZE
     attempts = running.ctl("explain", got.request_id)["attempts"]
     assert attempts[-1]["move"]["bytes"] > 0
+    source, taker = attempts[0]["decode"], attempts[-1]["decode"]
+    cold = f"the drafter of {taker} starts cold: {source} handed over none of its KV"
+    assert cold in attempts[-1]["sentences"]

@@ -87,7 +87,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._setup = msgspec.convert(extra["baton"], Setup)
         if not self._setup.draft_layers:
-            kv_cache_config = without_draft_layers(kv_cache_config)
+            kv_cache_config = without_draft_layers(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
         self._groups = kv_groups(kv_cache_config, vllm_config.max_in_flight_tokens)
         self._scheduler: SchedulerHalf | None = None

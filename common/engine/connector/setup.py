@@ -20,5 +20,5 @@ class Setup(msgspec.Struct, frozen=True):
     kv: KvConfig
     #: As in `WorkerIdentity`.
     kv_secrets_file: str = ""
-    #: Whether the KV of a draft model is handed over with the model's.
+    #: Whether the KV of a drafter is handed over with the model's.
     draft_layers: bool = False

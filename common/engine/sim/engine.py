@@ -329,6 +329,7 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         parts,
         pooling_of(config.model),
         speculation="" if method == "none" else method,
+        drafter_cold=worker.speculation.starts_cold,
     )
     arguments = worker.engine.args
     adapters = AdapterTable(

@@ -50,7 +50,7 @@ def engine_arguments(worker: WorkerConfig, *, on_cpu: bool) -> dict[str, Any]:
             if importlib.util.find_spec("arctic_inference") is None:
                 sentence = '"suffix" needs the package arctic-inference; install it, or use "ngram"'
                 raise ConfigError("speculation.method", sentence)
-        case "draft_model":
+        case "draft_model" | "eagle" | "eagle3":
             if not (Path(speculation.drafter) / "config.json").is_file():
                 sentence = f"{speculation.drafter!r} is no folder of a model, with a config.json"
                 raise ConfigError("speculation.drafter", sentence)

@@ -33,11 +33,11 @@ def _check_worker(config: Config, path: str, worker: WorkerConfig) -> None:
     place, method = f"{path}.speculation", speculation.method
     if config.model_of(worker).pools:
         raise ConfigError(f"{place}.method", 'a pooling model makes no text; set it to "none"')
-    if method == "draft_model" and not speculation.drafter:
-        raise ConfigError(f"{place}.drafter", "draft_model needs the folder of the draft model")
-    if method != "draft_model" and speculation.drafter:
+    if speculation.drafter_has_kv and not speculation.drafter:
+        raise ConfigError(f"{place}.drafter", f"{method} needs the folder of its model")
+    if not speculation.drafter_has_kv and speculation.drafter:
         raise ConfigError(f"{place}.drafter", f"{method} drafts without a model; leave it out")
-    if method != "draft_model" and speculation.hand_over:
+    if not speculation.drafter_has_kv and speculation.hand_over:
         raise ConfigError(f"{place}.hand_over", f"{method} has no KV of its own; leave it out")
     if speculation.ngram_min > speculation.ngram_max:
         sentence = f"{speculation.ngram_min} is more than ngram_max, {speculation.ngram_max}"

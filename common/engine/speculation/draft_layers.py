@@ -1,16 +1,22 @@
-"""Whether the KV of a draft model is handed over, and the KV cache without it.
+"""Whether the KV of a drafter is handed over, and the KV cache without it.
 
-Theory of operation: a draft model's layers are further layers of the engine's KV cache, with the
-same block ids as the model's. With `hand_over`, prefill workers run the draft model over prompts,
-too; its layers are then layers like others, and the fingerprint names the draft model, so that only
-workers that have it are paired. Without, they are left out of all that the connector knows: a
-decode worker takes KV of any prefill worker of the model, and its draft model does not have the
-prompt. Then drafts are poor, and the text is right all the same, because the model checks them.
+Theory of operation: the layers of a draft model or of an EAGLE head are further layers of the
+engine's KV cache, with the same block ids as the model's. With `hand_over`, prefill workers run the
+drafter over prompts, too; its layers are then layers like others, and the fingerprint names the
+drafter, so that only workers that have it are paired. Without, they are left out of all that the
+connector knows: a decode worker takes KV of any prefill worker of the model, and its drafter does
+not have the prompt. Then drafts are poor, and the text is right all the same, because the model
+checks them.
+
+An EAGLE head makes its KV of a token out of the model's hidden state there and of the next token.
+Of the last prompt token that is one which P does not know. D needs no KV of that token: it computes
+it itself, in the model and in the head, with the token that it samples.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +31,11 @@ if TYPE_CHECKING:
 
 PREFIX = "draft_model."
 """Of the names that vLLM gives to a draft model's layers."""
+LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def drafter_parts(speculation: SpeculationConfig) -> dict[str, Any]:
-    """What the fingerprint has of the draft model; nothing if its KV stays where it is."""
+    """What the fingerprint has of the drafter; nothing if its KV stays where it is."""
     if speculation.method == "none" or not speculation.hand_over:
         return {}
     folder = Path(speculation.drafter)
@@ -39,48 +46,58 @@ def drafter_parts(speculation: SpeculationConfig) -> dict[str, Any]:
 
 
 def drafter_token_bytes(made: VllmConfig, dtype_bytes: int) -> int:
-    """Bytes of the draft model's KV per token; 0 without one."""
+    """Bytes of the drafter's KV per token; 0 without one."""
     speculative = made.speculative_config
-    if speculative is None or not speculative.uses_draft_model():
+    if speculative is None or not speculative.uses_draft_kv_cache():
         return 0
     model, parallel = speculative.draft_model_config, speculative.draft_parallel_config
     heads, size = model.get_num_kv_heads(parallel), model.get_head_size()
     return int(model.get_num_layers(parallel) * heads * size * 2 * dtype_bytes)
 
 
-def without_draft_layers(config: KVCacheConfig) -> KVCacheConfig:
-    """The KV cache as the layers of the model alone see it. Raises ConfigError where the draft
-    model has blocks of its own."""
-    if not any(_is_draft(name) for group in config.kv_cache_groups for name in group.layer_names):
+def without_draft_layers(made: VllmConfig, config: KVCacheConfig) -> KVCacheConfig:
+    """The KV cache as the layers of the model alone see it. Raises ConfigError where the drafter
+    has blocks of its own."""
+    drafted = _draft_layers(made, config)
+    if not drafted:
         return config
-    tensors = [part for tensor in config.kv_cache_tensors for part in _kept(tensor)]
-    groups = [_group(group) for group in config.kv_cache_groups]
+    tensors = [part for tensor in config.kv_cache_tensors for part in _kept(tensor, drafted)]
+    groups = [_group(group, drafted) for group in config.kv_cache_groups]
     return dataclasses.replace(config, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
 
-def _is_draft(name: str) -> bool:
-    return name.startswith(PREFIX)
+def _draft_layers(made: VllmConfig, config: KVCacheConfig) -> set[str]:
+    """The names of the drafter's layers. vLLM counts those of an EAGLE head on from the model's."""
+    speculative = made.speculative_config
+    if speculative is None or not speculative.uses_draft_kv_cache():
+        return set()
+    names = {name for group in config.kv_cache_groups for name in group.layer_names}
+    if speculative.uses_draft_model():
+        return {name for name in names if name.startswith(PREFIX)}
+    first = made.model_config.get_total_num_hidden_layers()
+    numbers = {name: LAYER.search(name) for name in names}
+    return {name for name, found in numbers.items() if found and int(found[1]) >= first}
 
 
-def _kept(tensor: KVCacheTensor) -> list[KVCacheTensor]:
-    """The layers of the model. vLLM lists a draft model's after them, in the order of memory."""
-    names = [name for name in tensor.layers if not _is_draft(name)]
+def _kept(tensor: KVCacheTensor, drafted: set[str]) -> list[KVCacheTensor]:
+    """The layers of the model. vLLM lists a drafter's after them, in the order of memory."""
+    names = [name for name in tensor.layers if name not in drafted]
     if not names:
         return []
     if tensor.layers[: len(names)] != names:
         raise ConfigError(
-            "speculation.drafter", "the KV of the draft model lies among that of the model's layers"
+            "speculation.drafter", "the KV of the drafter lies among that of the model's layers"
         )
     return [dataclasses.replace(tensor, layers=names)]
 
 
-def _group(group: KVCacheGroupSpec) -> KVCacheGroupSpec:
-    names = [name for name in group.layer_names if not _is_draft(name)]
+def _group(group: KVCacheGroupSpec, drafted: set[str]) -> KVCacheGroupSpec:
+    names = [name for name in group.layer_names if name not in drafted]
     if not names:
         raise ConfigError(
             "speculation.drafter",
-            "the draft model keeps KV in blocks of another kind than the model does; use one of "
-            "the same kind of attention",
+            "the drafter keeps KV in blocks of another kind than the model does; use one of the "
+            "same kind of attention",
         )
     spec, specs = group.kv_cache_spec, getattr(group.kv_cache_spec, "kv_cache_specs", None)
     if specs is not None:

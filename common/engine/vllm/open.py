@@ -111,6 +111,7 @@ def open_vllm(
         capacity,
         parts,
         speculation="" if method == "none" else method,
+        drafter_cold=worker.speculation.starts_cold,
     )
     adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
     return VllmEngine(info, client, processor, side, events, adapters=adapters)

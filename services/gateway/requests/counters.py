@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.messages import RequestSummary
+from common.messages import PriorityClass, RequestSummary
 from common.telemetry.buckets import ITL_SECONDS, REQUEST_SECONDS, TTFT_SECONDS, Buckets
 
 KEYS_MAX = 200
@@ -42,6 +42,12 @@ class ModelCounters:
         #: By the public id of the key, empty for anonymous callers. Keys after the first `keys_max`
         #: share the row `OTHER_KEYS`, so that keys cannot grow a scrape without bound.
         self.by_key: dict[str, KeyUsage] = {}
+        #: Tokens of the streams of each class that are over, and the messages that brought them.
+        self.by_class: dict[PriorityClass, tuple[int, int]] = {}
+
+    def stream_over(self, priority: PriorityClass, tokens: int, messages: int) -> None:
+        before = self.by_class.get(priority, (0, 0))
+        self.by_class[priority] = before[0] + tokens, before[1] + messages
 
     def request_over(self, summary: RequestSummary, key_id: str, keys_max: int) -> None:
         end = (summary.outcome, summary.code)

@@ -197,6 +197,10 @@ class RequestLifecycle:
                 self.pending_cancels.append(cancel)
         summary = request.summary(reason if state is State.FAILED else "", now)
         self.counters.request_over(request.spec.model, summary, request.caller.key_id)
+        priority = request.caller.bounded(request.spec.priority)
+        self.counters.of_model(request.spec.model).stream_over(
+            priority, summary.completion_tokens, request.timer.messages
+        )
         if not refused:
             actions.append(Report(summary))
         return actions

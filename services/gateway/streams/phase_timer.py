@@ -33,7 +33,7 @@ class PhaseTimer:
 
     __slots__ = (
         "_attempt", "_client_marks", "_name", "_since", "_spans",
-        "arrived", "first_token", "gap_max", "last_token",
+        "arrived", "first_token", "gap_max", "last_token", "messages",
     )  # fmt: skip
 
     def __init__(self, arrived: float, client_marks: dict[str, float] | None = None) -> None:
@@ -43,6 +43,8 @@ class PhaseTimer:
         self.first_token = 0.0
         #: When the latest token came; 0 before the first.
         self.last_token = 0.0
+        #: Messages with tokens.
+        self.messages = 0
         #: The longest wait between two messages with tokens, in seconds.
         self.gap_max = 0.0
         self._name, self._attempt, self._since = INTAKE, 1, arrived
@@ -77,6 +79,7 @@ class PhaseTimer:
         """Records a message with tokens. Returns the seconds since the one before; 0 for the
         first."""
         last, self.last_token = self.last_token, now
+        self.messages += 1
         if not last:
             self.first_token = now
             return 0.0

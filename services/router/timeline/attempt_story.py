@@ -219,6 +219,12 @@ def _first_token(attempt: Attempt) -> list[str]:
         )
         if not kv.complete:
             sentences.append("not all of it came: decode computed the rest itself")
+        if kv.drafter_cold:
+            source = placement.prefill.name if placement.prefill else name_of(attempt.moved_from)
+            sentences.append(
+                f"the drafter of {placement.decode.name} starts cold: {source} handed over none of "
+                "its KV"
+            )
         if kv.compression:
             sentences.append(
                 f"compressed {kv.compression}: {kv.raw_bytes} bytes became {kv.payload_bytes}"

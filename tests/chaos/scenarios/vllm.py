@@ -15,6 +15,7 @@ from functools import partial
 
 import psutil
 
+from common.model.embedded import ensure_embedded_model
 from tests.chaos.actions import Kill, Stop, Term, inflict
 from tests.chaos.cell import READY_SECONDS_VLLM, Cell, Plan, cell
 from tests.chaos.progress import report, say
@@ -69,11 +70,20 @@ async def kinds(times: int = TIMES) -> list[Row]:
 
 
 async def speculating(times: int) -> list[Row]:
-    """Decode workers that draft tokens are killed, mostly in the middle of bursts."""
-    drafts = {"BATON_SPECULATION__METHOD": "ngram", "BATON_SPECULATION__NGRAM_MIN": "1"}
+    """Decode workers that draft tokens are killed in the middle of bursts: the model drafts for
+    itself, so that nearly every message is one."""
+    drafts = {
+        "BATON_SPECULATION__METHOD": "draft_model",
+        "BATON_SPECULATION__DRAFTER": str(ensure_embedded_model()),
+        "BATON_SPECULATION__HAND_OVER": "true",
+        "BATON_SPECULATION__TOKENS": "3",
+    }
     async with cell(replace(PLAN, settings={**PLAN.settings, **drafts})) as fleet:
         kill = "kill -9 decode"
-        return await _kind(fleet, f"{kill}, with drafts", STRIKES[kill], times)
+        rows = await _kind(fleet, f"{kill}, with drafts", STRIKES[kill], times)
+        workers = await fleet.ctl("workers")
+    steps = max(worker["tokens_per_output"] for worker in workers)
+    return [*rows, Row("- tokens of a burst", f"{steps:.2f}", "more than 2", steps > 2)]
 
 
 async def _killed(fleet: Cell, name: str) -> None:

@@ -30,6 +30,7 @@ FEW = tuple(range(101, 104))
 """So few allowed tokens make a text that repeats itself, and most drafts are accepted."""
 COPIES = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True, allowed_token_ids=FEW)
 SPECULATION = {"method": "ngram", "tokens": 4, "ngram_min": 1}
+BATCH_MAX = 8
 BESIDE: dict[str, Any] = {
     "few": {"allowed_token_ids": FEW},
     "least": {"min_tokens": 20, "stop_token_ids": (32,)},
@@ -41,10 +42,12 @@ BESIDE: dict[str, Any] = {
 
 
 def speculating(folder: Path, *, both: bool = False) -> Config:
-    """The pair's configuration with a D that drafts; with `both`, P is such a D, too."""
+    """The pair's configuration with a D that drafts; with `both`, P is such a D, too, and neither
+    drafts in larger steps."""
     raw = msgspec.to_builtins(make_config(folder))
     raw["decode"]["d0"]["speculation"] = SPECULATION
     if both:
+        raw["decode"]["d0"]["speculation"] = SPECULATION | {"batch_max": BATCH_MAX}
         raw["decode"]["p0"] = raw["decode"]["d0"]
         del raw["prefill"]["p0"]
     return from_mapping({key: raw[key] for key in ("fleet", "model", "prefill", "decode")})
@@ -195,5 +198,24 @@ def test_a_stream_moves_between_bursts_and_goes_on(run_both: Run) -> None:
             assert made + after.tokens == whole.tokens, len(prompt)
             assert after.cached == len(prompt) + len(made) - 1, "D computes the last token alone"
         await pair.prefill.empty()
+
+    run_both(work)
+
+
+def test_above_a_batch_nothing_is_drafted_and_below_it_again(
+    run_both: Run, plain: dict[str, list[list[int]]]
+) -> None:
+    async def work(pair: Pair) -> None:
+        (prompt,) = prompts(1)
+        found = []
+        for streams in (1, 3 * BATCH_MAX, 1):
+            drafted = pair.decode.drafted
+            asked = [pair.alone(prompt, COPIES) for _ in range(streams)]
+            results = await asyncio.gather(*asked)
+            assert [result.tokens for result in results] == [plain["copies"][0]] * streams
+            found.append((pair.decode.drafted - drafted) / (streams * COPIES.max_tokens))
+        print("drafted tokens for each that was made:", *(f"{share:.2f}" for share in found))
+        assert found[1] < found[0] / 4
+        assert found[2] == found[0]
 
     run_both(work)

@@ -65,8 +65,11 @@ def step(*outputs: Output) -> Batch:
 class Bench:
     """A core whose invariants are checked after every event."""
 
-    def __init__(self, seqs: int = 4, kv_tokens: int = 10_000) -> None:
-        self.core = DecodeCore("d0", "i", GrantLimit(seqs, kv_tokens, 16))
+    def __init__(
+        self, seqs: int = 4, kv_tokens: int = 10_000, *, drafter_cold: bool = False
+    ) -> None:
+        limit = GrantLimit(seqs, kv_tokens, 16)
+        self.core = DecodeCore("d0", "i", limit, drafter_cold=drafter_cold)
 
     def __call__(self, event: object, now: float = 0.0) -> list[Action]:
         actions = self.core.handle(event, now)  # type: ignore[arg-type]
@@ -174,6 +177,21 @@ def test_a_report_of_a_stream_that_had_no_token_or_its_report_is_told_no_more() 
     bench(Batch(kv_done=[done]))
     bench(step(Output("r#2", [1], "length")))
     assert bench(Batch(kv_done=[done])) == []
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_a_drafter_that_got_no_kv_is_reported_with_a_handoff_that_moved_some(
+    blocks: int, *, late: bool
+) -> None:
+    bench = Bench(drafter_cold=True)
+    bench(dispatch(with_ticket=ticket()))
+    done = msgspec.structs.replace(MOVED, report=KvReport(blocks=blocks))
+    events = [step(Output("r#1", [1], "length")), Batch(kv_done=[done])]
+    told = [to_router(bench(event)) for event in (events if late else reversed(events))]
+    reports = [one for one in (*told[0], *told[1]) if isinstance(one, DecodeStarted)]
+    assert reports[-1].kv is not None
+    assert reports[-1].kv.drafter_cold is (blocks > 0)
 
 
 def test_an_abort_frees_the_engine_and_answers_cancelled_once(bench: Bench) -> None:

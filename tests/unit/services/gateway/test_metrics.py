@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.config import Config, ModelConfig, PricesConfig
-from common.messages import Leg, RequestSummary
+from common.messages import Leg, PriorityClass, RequestSummary
 from services.gateway.metrics import GatewayMetrics, VllmNames
 from services.gateway.requests.counters import OTHER_KEYS, Counters
 from tests.unit.services.gateway.gate import Gate
@@ -38,6 +38,18 @@ def samples(gate: Gate, config: Config) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(page)
         for sample in family.samples
     }
+
+
+def test_tokens_and_messages_by_class(gate: Gate) -> None:
+    counted = gate.core.counters.of_model("m")
+    counted.stream_over(PriorityClass.BATCH, 10, 4)
+    counted.stream_over(PriorityClass.BATCH, 5, 5)
+    counted.stream_over(PriorityClass.STANDARD, 3, 3)
+    found = samples(gate, Config(model=ModelConfig(name="m")))
+    name = "baton_gateway_class"
+    assert found[f"{name}_tokens_total", "batch", "m"] == 15
+    assert found[f"{name}_messages_total", "batch", "m"] == 9
+    assert found[f"{name}_tokens_total", "standard", "m"] == 3
 
 
 def test_tokens_and_their_cost_by_key_and_phase(gate: Gate) -> None:

@@ -57,12 +57,14 @@ def test_above_a_batch_nothing_is_drafted(batch_max: int, made: list[tuple[int, 
     assert by_batch(4, batch_max, 32) == made
 
 
-def test_a_drafter_must_be_there(tmp_path: Path) -> None:
-    asked = worker(method="draft_model", drafter=str(tmp_path))
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+def test_a_drafter_must_be_there(method: str, tmp_path: Path) -> None:
+    asked = worker(method=method, drafter=str(tmp_path))
     with pytest.raises(ConfigError, match=r"speculation\.drafter: .*no folder of a model"):
         engine_arguments(asked, on_cpu=True)
     (tmp_path / "config.json").write_text("{}")
-    assert engine_arguments(asked, on_cpu=True)["speculative_config"]["model"] == str(tmp_path)
+    given = engine_arguments(asked, on_cpu=True)["speculative_config"]
+    assert (given["method"], given["model"]) == (method, str(tmp_path))
 
 
 def test_suffix_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from common.errors import ConfigError
 
 NGRAM = {"method": "ngram"}
 DRAFTER = {"method": "draft_model", "drafter": "/models/small"}
+EAGLE = {"method": "eagle", "drafter": "/models/head"}
+EAGLE_3 = {"method": "eagle3", "drafter": "/models/head"}
 
 
 def fleet(speculation: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -41,7 +43,28 @@ def test_prefill_workers_take_a_draft_model_whose_kv_is_handed_over() -> None:
     assert config.prefill["p0"].speculation.drafter == "/m"
 
 
-@pytest.mark.parametrize("speculation", [{}, NGRAM, DRAFTER, {"method": "suffix"}])
+@pytest.mark.parametrize(
+    ("speculation", "cold"),
+    [
+        ({}, False),
+        (NGRAM, False),
+        (DRAFTER, True),
+        (EAGLE, True),
+        (EAGLE_3, True),
+        (EAGLE | {"hand_over": True}, False),
+    ],
+)
+def test_a_drafter_with_kv_starts_cold_unless_it_is_handed_over(
+    speculation: dict[str, Any], *, cold: bool
+) -> None:
+    config = from_mapping(fleet(speculation))
+    assert config.decode["d0"].speculation.starts_cold is cold
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [{}, NGRAM, DRAFTER, {"method": "suffix"}, EAGLE, EAGLE_3, EAGLE | {"hand_over": True}],
+)
 def test_what_may_work_is_taken(speculation: dict[str, Any]) -> None:
     from_mapping(fleet(speculation))
 
@@ -49,8 +72,9 @@ def test_what_may_work_is_taken(speculation: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("speculation", "more", "says"),
     [
-        ({"method": "eagle"}, {}, r"method: .*allowed: 'none', 'ngram', 'suffix', 'draft_model'"),
+        ({"method": "mtp"}, {}, r"method: .*allowed: 'none', .*'draft_model', 'eagle', 'eagle3'"),
         ({"method": "draft_model"}, {}, r"d0\.speculation\.drafter: draft_model needs the folder"),
+        ({"method": "eagle"}, {}, r"d0\.speculation\.drafter: eagle needs the folder"),
         (NGRAM | {"drafter": "/m"}, {}, r"drafter: ngram drafts without a model"),
         (NGRAM | {"ngram_min": 3, "ngram_max": 2}, {}, r"ngram_min: 3 is more than ngram_max, 2"),
         (NGRAM | {"tokens": 0}, {}, r"tokens"),

@@ -17,8 +17,10 @@ from common.engine.speculation.draft_layers import (
 )
 from common.errors import ConfigError
 
-MODEL = ["model.layers.0", "model.layers.1"]
-DRAFT = ["draft_model.layers.0"]
+MODEL = ["model.layers.0.attn", "model.layers.1.attn"]
+DRAFT = ["draft_model.model.layers.0.attn"]
+HEAD = ["model.layers.2.attn"]
+"""vLLM numbers the layers of an EAGLE head on from the model's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,26 +46,44 @@ class Cache:
     kv_cache_groups: list[Group]
 
 
-def seen(tensors: list[Tensor], groups: list[Group]) -> Cache:
+def engine(method: str) -> Any:
+    """Of a model with two layers."""
+    speculative = SimpleNamespace(
+        uses_draft_model=lambda: method == "draft_model",
+        uses_draft_kv_cache=lambda: method in ("draft_model", "eagle"),
+        draft_model_config=SimpleNamespace(
+            get_num_kv_heads=lambda _: 4, get_head_size=lambda: 32, get_num_layers=lambda _: 3
+        ),
+        draft_parallel_config=None,
+    )
+    model = SimpleNamespace(get_total_num_hidden_layers=lambda: len(MODEL))
+    return SimpleNamespace(speculative_config=speculative if method else None, model_config=model)
+
+
+def seen(tensors: list[Tensor], groups: list[Group], method: str = "draft_model") -> Cache:
     made: Any = Cache(tensors, groups)
-    kept: Any = without_draft_layers(made)
+    kept: Any = without_draft_layers(engine(method), made)
     assert isinstance(kept, Cache)
     return kept
 
 
-def test_a_cache_without_a_draft_model_is_left_alone() -> None:
+@pytest.mark.parametrize("method", ["", "ngram", "draft_model", "eagle"])
+def test_a_cache_without_a_drafter_is_left_alone(method: str) -> None:
     made: Any = Cache([Tensor(MODEL)], [Group(MODEL)])
-    assert without_draft_layers(made) is made
+    assert without_draft_layers(engine(method), made) is made
 
 
-def test_layers_of_the_draft_model_are_left_out_of_its_tensor_and_group() -> None:
-    specs = Spec({name: name for name in MODEL + DRAFT})
-    kept = seen([Tensor(MODEL + DRAFT, 5)], [Group(MODEL + DRAFT, specs)])
+@pytest.mark.parametrize(("method", "draft"), [("draft_model", DRAFT), ("eagle", HEAD)])
+def test_layers_of_the_drafter_are_left_out_of_its_tensor_and_group(
+    method: str, draft: list[str]
+) -> None:
+    specs = Spec({name: name for name in MODEL + draft})
+    kept = seen([Tensor(MODEL + draft, 5)], [Group(MODEL + draft, specs)], method)
     assert kept.kv_cache_tensors == [Tensor(MODEL, 5)]
     assert kept.kv_cache_groups == [Group(MODEL, Spec({name: name for name in MODEL}))]
 
 
-def test_a_tensor_of_the_draft_model_alone_is_left_out() -> None:
+def test_a_tensor_of_the_drafter_alone_is_left_out() -> None:
     kept = seen([Tensor(MODEL), Tensor(DRAFT, 90)], [Group(MODEL + DRAFT)])
     assert kept.kv_cache_tensors == [Tensor(MODEL)]
 
@@ -93,16 +113,8 @@ def test_the_fingerprint_names_a_draft_model_whose_kv_is_handed_over(tmp_path: P
     assert "drafter" in parts
 
 
-def test_the_kv_of_a_draft_model_takes_room() -> None:
-    model = SimpleNamespace(
-        get_num_kv_heads=lambda _: 4, get_head_size=lambda: 32, get_num_layers=lambda _: 3
-    )
-    speculative = SimpleNamespace(
-        uses_draft_model=lambda: True, draft_model_config=model, draft_parallel_config=None
-    )
-    made: Any = SimpleNamespace(speculative_config=speculative)
-    assert drafter_token_bytes(made, 2) == 3 * 4 * 32 * 2 * 2
-    speculative.uses_draft_model = lambda: False
-    assert drafter_token_bytes(made, 2) == 0
-    made.speculative_config = None
-    assert drafter_token_bytes(made, 2) == 0
+@pytest.mark.parametrize(
+    ("method", "bytes_"), [("draft_model", 1536), ("eagle", 1536), ("ngram", 0), ("", 0)]
+)
+def test_the_kv_of_a_drafter_takes_room(method: str, bytes_: int) -> None:
+    assert drafter_token_bytes(engine(method), 2) == bytes_

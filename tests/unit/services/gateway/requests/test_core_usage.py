@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.messages import Delta, Prefilled
+from common.messages import Delta, Prefilled, PriorityClass
 from services.gateway.requests.events import FromRouter, Stepped
 from tests.unit.services.gateway.gate import D0, Gate
 
@@ -40,6 +40,14 @@ def test_what_p_had_in_its_cache_counts_as_cached(late: bool) -> None:
     assert ending.usage.cached == 1
     assert gate.summaries[-1].cached_tokens == 1
     assert gate.core.counters.of_model("m").by_key[""].cached == 1
+
+
+def test_a_burst_is_one_message_of_its_class() -> None:
+    gate = placed()
+    gate.do(Stepped(D0, [Delta("r", 1, 0, [65, 66, 67])]))
+    assert gate.core.counters.of_model("m").by_class == {}
+    ends(gate, 3)
+    assert gate.core.counters.of_model("m").by_class == {PriorityClass.STANDARD: (4, 2)}
 
 
 def test_what_was_handed_over_is_paid_as_computed() -> None:

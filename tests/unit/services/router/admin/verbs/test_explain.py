@@ -70,6 +70,15 @@ def test_the_story_says_that_kv_was_compressed(rig: Rig) -> None:
     assert "compressed fp8: 3072 bytes became 780" in story(rig)
 
 
+@pytest.mark.parametrize("cold", [True, False])
+def test_the_story_says_that_the_drafter_starts_cold(rig: Rig, *, cold: bool) -> None:
+    rig.submit()
+    rig.prefilled()
+    rig.started(kv=KvReport(blocks=3, complete=True, drafter_cold=cold))
+    sentence = "the drafter of d0 starts cold: p0 handed over none of its KV"
+    assert (sentence in story(rig)) is cold
+
+
 def test_the_story_says_that_a_part_came_only(rig: Rig) -> None:
     rig.submit()
     rig.prefilled()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.messages import Role
 from services.router.events import Action, Note
 from services.router.fleet.scale.controller import Phase
 from services.router.records.states import WorkerState
@@ -45,7 +44,7 @@ class ScaleWatch:
     def _ordered(self, now: float) -> None:
         self.orders += 1
         tables, rows = self._tables, self._tables.workers.values()
-        first = not any(row.ready and row.role is Role.DECODE for row in rows)
+        first = not any(row.ready and row.role.decodes for row in rows)
         if not first and now - self._ends < tables.scale.config.cooldown_ms / 1000 - 1e-9:
             self._router.clock.violate(f"{self._router.name} orders workers again at once")
         stops = tables.scale.open.worker if tables.scale.open is not None else ""

@@ -186,8 +186,8 @@ class Hooks:
         if row.held or not row.drained:
             self._clock.violate(f"{row.name} is to stop with {len(row.held)} requests")
         ready = [w for w in tables.workers.values() if w.ready]
-        decodes = sum(worker.role is Role.DECODE for worker in ready)
-        prefills = sum(worker.role is Role.PREFILL for worker in ready)
+        decodes = sum(worker.role.decodes for worker in ready)
+        prefills = sum(worker.role.prefills for worker in ready)
         if order.role is Role.DECODE and decodes < tables.scale.floor:
             self._clock.violate(f"{order.worker} is to stop, and {decodes} decode workers stay")
         if order.role is Role.DECODE and prefills and not decodes:

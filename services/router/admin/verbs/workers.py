@@ -88,7 +88,7 @@ def _unlike(tables: Tables, worker: Worker) -> str:
     others = [
         other
         for other in tables.workers.values()
-        if _meet(other.role, worker.role) and other.connected and other.fingerprint
+        if _meet(other, worker) and other.connected and other.fingerprint
     ]
     if not worker.connected or not worker.fingerprint or not others:
         return ""
@@ -99,9 +99,9 @@ def _unlike(tables: Tables, worker: Worker) -> str:
     return f"unlike {other.name}, {differs or 'its fingerprint differs'}"
 
 
-def _meet(one: Role, other: Role) -> bool:
-    """Whether workers of these roles exchange KV; a pool does with all."""
-    return one is not other or one is Role.MIXED
+def _meet(one: Worker, other: Worker) -> bool:
+    """Whether these two exchange KV, if they are alike; a pool does with all."""
+    return one is not other and (one.role is not other.role or one.role is Role.MIXED)
 
 
 def _refused_row(worker: RefusedWorker, now: float) -> WorkerRow:

@@ -362,7 +362,7 @@ def _newcomers(tables: Tables, order: Order, now: float) -> set[str]:
     return {
         worker.name
         for worker in _members(tables)
-        if order.need.role in (worker.role, worker.home[0])
+        if order.need.role in (*worker.role.parts, worker.home[0])
         and not worker.away
         and worker.name not in order.names
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.messages import Role
 from services.router.events import Action, Note
 from services.router.fleet.scale.controller import Phase
 from services.router.records.states import WorkerState
@@ -47,6 +48,8 @@ class ScaleWatch:
         first = not any(row.ready and row.role.decodes for row in rows)
         if not first and now - self._ends < tables.scale.config.cooldown_ms / 1000 - 1e-9:
             self._router.clock.violate(f"{self._router.name} orders workers again at once")
+        if not first and any(row.role is Role.MIXED and not row.away for row in rows):
+            self._router.clock.violate(f"{self._router.name} orders workers beside a mixed one")
         stops = tables.scale.open.worker if tables.scale.open is not None else ""
         moving = (WorkerState.JOINING, WorkerState.DRAINING)
         for row in rows:

@@ -169,7 +169,7 @@ class Hooks:
         if order.out:
             # Also one that came back by itself: no router can tell it from what a hook started.
             processes = self._fleet.processes.values()
-            came = {process.name for process in processes if process.role is order.role}
+            came = {process.name for process in processes if order.role in process.role.parts}
             return len([name for name in came if name not in order.names]) >= order.count
         gone = [p for p in self._fleet.processes.values() if p.name == order.worker]
         return any(isinstance(p, WorkerProcess) and (p.leaves or not p.alive) for p in gone)

@@ -21,7 +21,8 @@ SETTLE_SECONDS = 14.0
 CALM_AFTER = 0.8
 PULSE = 0.2
 WIRE_SHARE = 0.05
-MIXED_EVERY = 3
+MIXED_EVERY = 6
+"""So often a worker begins in both roles, beside which controllers do nothing."""
 #: Of the worlds in which operators move streams, those of a model whose KV moves.
 FULL_SHARE = 0.8
 BATCH_SHARE = 0.6
@@ -124,7 +125,7 @@ class World:
         if self._roles:
             self.fleet.add(PrefillProcess(self.fleet, "p7"))
             self.fleet.add(DecodeProcess(self.fleet, "d7"))
-        if (self._roles or self._scaling) and self.seed % MIXED_EVERY == 0:
+        if self.seed % MIXED_EVERY == 0 and (self._roles or self._scaling):
             self.fleet.add(MixedProcess(self.fleet, "m7"))
         if self.faults.weather in MOVING:
             self._make_room()

@@ -118,6 +118,7 @@ def test_a_prompt_goes_where_no_stream_loses_by_it() -> None:
     row(rig, D0).set_slots(8)
     rig.started("own", peer=M0, kv=None)
     row(rig, P0).last_placed_serial = 99
+    row(rig, P0).set_slots(7)
     rig.submit("r0", prompt=400)
     assert rig.known("r0").prefill == P0, "though it was placed on last"
 
@@ -203,7 +204,10 @@ def test_a_router_that_knows_nothing_adopts_both() -> None:
     here = HeldAttempt("own", 1, 40, 8, decode=M0, gateway=GATEWAY, started=True)
     there = HeldAttempt("other", 1, 400, 8, decode=D0, prefill=M0, gateway=GATEWAY)
     rig.receive(D0, Holding(attempts=(there,)))
-    rig.receive(M0, Holding(attempts=(here, HeldAttempt("other", 1, 400, 8, D0, M0))))
+    assert (rig.known("other").prefill, row(rig, M0).queued_tokens) == (M0, 400)
+    computed = HeldAttempt("other", 1, 400, 8, D0, M0, started=True)
+    rig.receive(M0, Holding(attempts=(here, computed)))
+    assert row(rig, M0).queued_tokens == 0
     assert [rig.known(one).decode for one in ("own", "other")] == [M0, D0]
     assert rig.known("other").prefill == M0
     assert len(row(rig, M0).held) == 2

@@ -76,11 +76,10 @@ def test_one_that_comes_back_as_the_only_one_of_a_role_gets_all_its_slots_at_onc
 
 def test_its_own_prompts_are_no_sign_of_degradation(monkeypatch: pytest.MonkeyPatch) -> None:
     expected: list[float] = []
-    record = DegradationDetector.record_expected_handoff
     monkeypatch.setattr(
         DegradationDetector,
         "record_expected_handoff",
-        lambda detector, now: (expected.append(now), record(detector, now))[1],
+        lambda detector, now: expected.append(now),
     )
     rig = of(m0=M, d0=D)
     row(rig, D0).set_slots(0)

@@ -1,10 +1,10 @@
 """Whether a worker may be ordered to take another role. Pure.
 
 No model is left without a prefill or a decode worker that is ready, and a mixed one counts as both.
-Which it loses it loses already while it empties, so that all that it does another must do. Besides,
-nothing changes while a rollout may be going on: it counts on the workers of each role that it
-found. A rollout has no message of its own. It shows by a worker that an operator drained, that
-stops or joins, or that left in good order a moment ago.
+Nor is it without a decode worker while one empties. Besides, nothing changes while a rollout may be
+going on: it counts on the workers of each role that it found. A rollout has no message of its own.
+It shows by a worker that an operator drained, that stops or joins, or that left in good order a
+moment ago.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def why_not(workers: Collection[Worker], worker: Worker, role: Role, mode: str, 
     return (
         _namesake(others, worker, role)
         or _unlike(others, worker, role)
-        or _last(others, worker)
+        or _last(others, worker, role)
         or rollout(others, now)
     )
 
@@ -63,8 +63,16 @@ def _unlike(others: list[Worker], worker: Worker, role: Role) -> str:
     return ""
 
 
-def _last(others: list[Worker], worker: Worker) -> str:
+def leaves(part: Role, role: Role) -> bool:
+    """Whether a worker that is to take this role is missed in this part of its present one. While
+    it empties it gets nothing new; but for so long decode workers compute prompts themselves."""
+    return part is Role.DECODE or part not in role.parts
+
+
+def _last(others: list[Worker], worker: Worker, role: Role) -> str:
     for part in worker.role.parts:
+        if not leaves(part, role):
+            continue
         if not any(part in other.role.parts and other.ready for other in others):
             lacks = f"no other {part} worker of {worker.model} is ready"
             return f"{lacks}; start one, or wait for one"

@@ -14,7 +14,7 @@ from services.router.fleet import warm_workers
 from services.router.fleet.balance.controller import Ordered, Verdict
 from services.router.fleet.balance.goodput import Curves, Split
 from services.router.fleet.rebalance import Load, Mover
-from services.router.fleet.roles import ROLES, WITH_ENGINE
+from services.router.fleet.roles import ROLES, WITH_ENGINE, leaves
 from services.router.fleet.warm_workers import WarmWorker
 from services.router.placement.types import WaitFor, WorkerView
 from services.router.records.attempt import Attempt
@@ -124,8 +124,8 @@ def _keep_last(tables: Tables, now: float) -> list[Action]:
         if tables.snapshots.totals(role).workers:
             continue
         for worker in tables.workers.values():
-            leaves = role in worker.role.parts and worker.next_role is not None
-            if leaves and not worker.away:
+            wanted = worker.next_role if role in worker.role.parts else None
+            if wanted is not None and leaves(role, wanted) and not worker.away:
                 why = f"no other {role} worker of {tables.model} is ready any more"
                 tables.balance.record_order(Ordered(now, worker.name, worker.role, why))
                 note = f"{worker.name} stays a {worker.role} worker, because {why}"

@@ -281,7 +281,28 @@ def test_it_counts_in_either_role_when_another_leaves_its_own() -> None:
     rig.beat(P0, Load())
     rig.sent.clear()
     assert "no other prefill worker of model is ready" in refused(rig, "m0", "decode")
-    assert "no other prefill worker of model is ready" in refused(rig, "m0", "prefill")
+    assert ask(rig, "role", worker="m0", role="prefill")["becomes"] == "prefill"
+
+
+def test_two_workers_become_mixed_one_after_the_other() -> None:
+    """The prefill worker first: while it empties, the decode worker computes prompts itself."""
+    rig = Rig(balance=BalanceConfig(mode="on"))
+    rig.gateway()
+    for peer, role in ((P0, P), (D0, D)):
+        join(rig, peer, role)
+    assert "no other decode worker of model is ready" in refused(rig, "d0", "mixed")
+    ask(rig, "role", worker="p0", role="mixed")
+    assert [order.role for order in rig.take(Become, P0)] == [M]
+    rig.receive(P0, Beat(load=Load(), becomes=M))
+    rig.tick(0.4, alive=(GATEWAY, D0))
+    assert not rig.take(Become), "and its order stands"
+    rig.submit("r0", prompt=400)
+    assert (rig.known("r0").decode, rig.known("r0").prefill) == (D0, "")
+    rig.receive(P0, says(P0, M, home=P, epoch=1))
+    rig.beat(P0, Load())
+    assert ask(rig, "role", worker="d0", role="mixed")["becomes"] == "mixed"
+    rig.sent.clear()
+    assert "no other decode worker" in refused(rig, "p0", "prefill")
 
 
 def test_it_is_of_the_weights_of_both() -> None:

@@ -69,6 +69,22 @@ def check_warm(config: Config) -> None:
             raise ConfigError(f"{path}.floor", sentence)
 
 
+def check_roles(config: Config) -> None:
+    """Raises ConfigError for a mixed worker that could not have both roles."""
+    for path, worker in _workers(config):
+        if worker.role != "mixed":
+            continue
+        why = ""
+        if worker.state == "warm":
+            why = "a warm worker sleeps and wakes as a decode worker; leave one of the two out"
+        elif config.router.mode != "disaggregated":
+            why = f"mode {config.router.mode} has decode workers only; leave it out"
+        elif config.model_of(worker).pools:
+            why = "a pooling model hands no KV over; leave it out"
+        if why:
+            raise ConfigError(f"{path}.role", why)
+
+
 def check_scale(config: Config) -> None:
     """Raises ConfigError for a controller that could order nothing, for hooks that cannot be
     called, and for shares between which it would never rest."""

@@ -31,6 +31,7 @@ from common.config.modes import (
     check_names,
     check_parsers,
     check_pools,
+    check_roles,
     check_scale,
     check_stores,
     check_tasks,
@@ -158,6 +159,7 @@ def from_mapping(raw: dict[str, Any]) -> Config:
     check_stores(config)
     check_pools(config)
     check_warm(config)
+    check_roles(config)
     check_scale(config)
     check_cells(config.gateway.cells)
     check_mode(config)

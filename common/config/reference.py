@@ -51,7 +51,8 @@ value is fatal. `baton check --config FILE` validates a file, and `baton config 
 prints each effective value with where it came from.
 
 A worker is a table `[prefill.NAME]` or `[decode.NAME]`. Its sub-tables `engine` and `kv`, such as
-`[decode.d0.kv]`, override single keys of `[engine]` and `[kv]` for this worker.
+`[decode.d0.kv]`, override single keys of `[engine]` and `[kv]` for this worker. With
+`role = "mixed"` it begins as a worker of both roles, on one engine.
 
 A pool is a table `[pool.NAME]`: a daemon that stores KV for the workers of a model and computes
 nothing. `[pool.s0.kv]` overrides keys of `[kv]` for it, and `[pool.s0.kv.store] ram_mib` says how

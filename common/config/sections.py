@@ -149,6 +149,10 @@ class WorkerConfig(Section, frozen=True):
     """A decode worker that is `warm` keeps its model loaded and sleeps, without KV, until its model
     needs it: its queue predicts a longer wait than waking takes, or fewer than `floor` of the
     model's decode workers are awake."""
+    role: Literal["", "mixed"] = ""
+    """With which role the worker begins: empty is that of its table. A `mixed` one has both: it
+    computes the prompts of its streams itself, and others for the decode workers beside it. `baton
+    ctl role` changes it while it runs."""
     memory_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of host memory that this worker may take, which `baton doctor` and `baton up` add up for
     all workers of the file; 0 counts its weights, KV, store and engine instead."""

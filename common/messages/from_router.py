@@ -282,7 +282,7 @@ class Become(Message, frozen=True):
     Hello once it has the role. Its present role takes an order back. An order of another epoch than
     the next is too late and is ignored. It is repeated until a Beat agrees. Idempotent."""
 
-    #: Prefill or decode.
+    #: Prefill, decode or mixed.
     role: Role
     #: The worker's `role_epoch` once it has the role.
     epoch: Count

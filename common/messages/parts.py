@@ -35,8 +35,25 @@ class Role(enum.StrEnum):
     ROUTER = "router"
     PREFILL = "prefill"
     DECODE = "decode"
+    #: A worker whose work is that of a prefill and of a decode worker, over one engine.
+    MIXED = "mixed"
     POOL = "pool"
     HEALTH = "health"
+
+    @property
+    def parts(self) -> tuple[Role, ...]:
+        """The roles whose work it does."""
+        return (Role.PREFILL, Role.DECODE) if self is Role.MIXED else (self,)
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it computes prompts for decode workers."""
+        return self in (Role.PREFILL, Role.MIXED)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it has streams."""
+        return self in (Role.DECODE, Role.MIXED)
 
 
 class FinishReason(enum.StrEnum):

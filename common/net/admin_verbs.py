@@ -75,6 +75,7 @@ def _rows(default: int, most: int, what: str = "rows") -> Arg:
 
 ADAPTER_ACTIONS = ("list", "load", "unload")
 STORE_ACTIONS = ("list", *get_args(StoreAction))
+_ROLES = ("prefill", "decode", "mixed")
 _WORKER = Arg("worker", "a worker's name, as `workers` lists it", None)
 _ALL = (
     AdminVerb(
@@ -85,7 +86,7 @@ _ALL = (
     AdminVerb(
         "workers",
         "every worker: state, load, KV promised and used",
-        (Arg("role", "only this role", choices=("prefill", "decode", "pool")),),
+        (Arg("role", "only this role", choices=(*_ROLES, "pool")),),
         examples=("workers decode", "workers --watch"),
     ),
     AdminVerb(
@@ -196,8 +197,8 @@ _ALL = (
     AdminVerb("resume", "let a drained worker have work again", (_WORKER,), ("resume d0",)),
     AdminVerb(
         "role",
-        "let a worker prefill or decode from now on, without a restart; again: how far it is",
-        (_WORKER, Arg("role", "the role that it takes", None, choices=("prefill", "decode"))),
+        "let a worker prefill, decode, or do both, without a restart; again: how far it is",
+        (_WORKER, Arg("role", "the role that it takes", None, choices=_ROLES)),
         examples=("role d1 prefill  # ask again until it has the role",),
     ),
     AdminVerb(

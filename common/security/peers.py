@@ -13,6 +13,7 @@ At a loopback address that the list gives to no host, this host's own key must a
 from __future__ import annotations
 
 from common.config.exposure import TCP, is_loopback
+from common.messages import Role
 from common.security.files import PeersFile, named
 from common.security.speaker import Speaker
 
@@ -36,7 +37,12 @@ class AllowList:
         return self._hosts.get(key)
 
     def speaker(self, host: str, role: str, name: str) -> Speaker:
-        """Whether this host may speak for the daemon of this role and name."""
+        """Whether this host may speak for the daemon of this role and name. Who may speak for a
+        mixed worker may for either."""
+        if role == Role.MIXED:
+            parts = [self.speaker(host, part, name) for part in Role.MIXED.parts]
+            denied = next((part.denied for part in parts if part.denied), "")
+            return Speaker(host, denied, all(part.listed for part in parts))
         roles, names = self._roles.get(host), self._names.get(host)
         owner = self._owners.get((role, name))
         denied = ""

@@ -140,7 +140,8 @@ Action = AddToEngine | AbortInEngine | HandOverKept | CopyInEngine | ToRouter | 
 
 
 class WorkerCore(Protocol):
-    """A worker's decisions: `PrefillCore` or `DecodeCore`, or both in turn (`RoleCores`)."""
+    """A worker's decisions: `PrefillCore` or `DecodeCore`, both at once (`BothCores`), or one after
+    the other (`RoleCores`)."""
 
     @property
     def dropped(self) -> int:
@@ -158,6 +159,10 @@ class WorkerCore(Protocol):
 
     def held_attempt(self, request_id: str, attempt: int) -> HeldAttempt | None:
         """None if the attempt is not held."""
+        ...
+
+    def holds(self, key: str) -> bool:
+        """Whether it holds the attempt that the engine knows by this key."""
         ...
 
     def handle(self, event: Event, now: float) -> list[Action]:

@@ -115,11 +115,11 @@ class Worker:
     ) -> None:
         self._config, self._clock, self._log = config, clock, log
         self._role, self._name, self._incarnation = role, name, incarnation
-        warm = self._worker_config().state == "warm"
-        self._engine = engine
-        self._core = core = RoleCores(cores, role, clock.monotonic(), warm=warm)
+        own, self._engine = self._worker_config(), engine
+        warm, mixed = own.state == "warm", own.role == "mixed"
+        self._core = core = RoleCores(cores, role, clock.monotonic(), warm=warm, mixed=mixed)
         self._depth, self._phases = 0, PhaseWatch(engine, clock, log)
-        self._link_log = LinkLog(log, self._worker_config().kv.transports)
+        self._link_log = LinkLog(log, own.kv.transports)
         self.curve = open_curve(config, log)
         self._gateways: Gateways | None = None
         self._routers: RouterLinks | None = None
@@ -181,8 +181,8 @@ class Worker:
         tasks.watchdog_and_reload.beat_while(lambda: not self._why_hung())
         capacity = info.capacity
         return (
-            f"{self._role} {self._name} ready: {info.model}, {capacity.kv_blocks} KV blocks of "
-            f"{capacity.block_tokens} tokens, kv {info.kv_address}"
+            f"{self._core.role} {self._name} ready: {info.model}, {capacity.kv_blocks} KV blocks "
+            f"of {capacity.block_tokens} tokens, kv {info.kv_address}"
         )
 
     async def stop(self) -> None:
@@ -316,7 +316,7 @@ class Worker:
             for done in batch.kv_done:
                 log_handoff(self._log, done)
             own = self._health.canary.batch_without_own(batch)
-            self.handle(self._phases.stepped(own, self._core.role))
+            self.handle(self._phases.stepped(own))
 
     async def _while_alive(self, work: Awaitable[None]) -> None:
         """What this raises tells that the engine is lost."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from common.clock import Clock
 from common.engine.port import Batch, Engine, engine_key
 from common.errors import BatonError
-from common.messages import PhaseReport, Role
+from common.messages import PhaseReport
 from common.telemetry.log import Logger
 from common.worker.actions import AbortInEngine, AddToEngine
 from common.worker.gpu import GpuReader, GpuReading, open_reader
@@ -41,9 +41,9 @@ class PhaseWatch:
         elif isinstance(command, AbortInEngine):
             self.meter.dropped(engine_key(command.request_id, command.attempt))
 
-    def stepped(self, batch: Batch, role: Role) -> Batch:
+    def stepped(self, batch: Batch) -> Batch:
         """As `PhaseMeter.stepped`; returns the batch."""
-        self.meter.stepped(batch, role)
+        self.meter.stepped(batch)
         return batch
 
     def report(self) -> PhaseReport:

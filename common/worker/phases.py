@@ -39,8 +39,9 @@ class PhaseMeter:
         self.drafted: list[int] = []
         self.accepted: list[int] = []
         self._outputs = self._steps = 0
-        #: Prompt tokens of the requests that have no output yet, and whether KV is on its way.
-        self._pending: dict[str, tuple[int, bool]] = {}
+        #: Prompt tokens of the requests that have no output yet, whether KV is on its way, and
+        #: whether it is a prompt for another worker, whose one token is not used.
+        self._pending: dict[str, tuple[int, bool, bool]] = {}
         self._awaited = 0
         self._samples = deque([_Sample(now, 0, 0, 0, 0, 0, 0)], maxlen=SAMPLES_MAX)
 
@@ -49,26 +50,30 @@ class PhaseMeter:
         if len(self._pending) >= PENDING_MAX:
             return
         awaited = request.role is Role.DECODE and request.ticket is not None
-        self._pending[request.key] = (len(request.prompt_ids), awaited)
+        for_another = request.role is Role.PREFILL
+        self._pending[request.key] = (len(request.prompt_ids), awaited, for_another)
         self._awaited += awaited
 
     def dropped(self, key: str) -> None:
         """It was taken from the engine. Idempotent."""
-        self._awaited -= self._pending.pop(key, (0, False))[1]
+        self._awaited -= self._pending.pop(key, (0, False, False))[1]
 
-    def stepped(self, batch: Batch, role: Role) -> None:
-        """One step of the engine, of a worker in this role."""
-        generated = 0
+    def stepped(self, batch: Batch) -> None:
+        """One step of the engine."""
+        generated, streams = 0, len(batch.outputs)
         for output in batch.outputs:
-            generated += len(output.token_ids)
             known = self._pending.pop(output.key, None) if self._pending else None
+            if known is not None and known[2]:
+                streams -= 1
+            else:
+                generated += len(output.token_ids)
             if known is not None:
                 self._awaited -= known[1]
                 if not output.error:
                     self.prefilled += max(0, known[0] - output.cached_tokens)
-        if role is Role.DECODE and generated:
+        if generated:
             self.decoded += generated
-            self._outputs += len(batch.outputs)
+            self._outputs += streams
             self._steps += 1
         if batch.drafts is not None:
             _add(self.drafted, batch.drafts.drafted)
@@ -98,7 +103,7 @@ class PhaseMeter:
 
     def check_invariants(self) -> None:
         """Raises AssertionError."""
-        assert self._awaited == sum(awaited for _, awaited in self._pending.values())
+        assert self._awaited == sum(awaited for _, awaited, _ in self._pending.values())
         assert len(self._pending) <= PENDING_MAX
 
 

@@ -1,11 +1,12 @@
 """Which role a worker has, and when it takes the other one. Sans-IO.
 
 Theory of operation: a worker daemon has a core for each role over one engine, and one of them is in
-force. The other is empty: it gets no event, and a role is changed only while the core in force
-holds nothing. What an engine keeps besides, its prefix cache and its store, does not depend on the
-role and stays. An order (`Become`) waits until the worker is empty; meanwhile it serves on in its
-present role. The shell takes the role once all actions of an event are carried out, and then says
-Hello, so that routers hear every end of the old role before they hear of the new one.
+force; of a mixed worker both are (`both_cores.py`). The other is empty: it gets no event, and a
+role is changed only while what is in force holds nothing. What an engine keeps besides, its prefix
+cache and its store, does not depend on the role and stays. An order (`Become`) waits until the
+worker is empty; meanwhile it serves on in its present role. The shell takes the role once all
+actions of an event are carried out, and then says Hello, so that routers hear every end of the old
+role before they hear of the new one.
 
 Each change is an epoch. A router that has not heard of it yet may still send what belongs to the
 role before: that is dropped, and the KV of such a prompt is refused, so that no D waits for it. The
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from common.engine.port import engine_key
 from common.messages import Become, Decode, HandOver, HeldAttempt, Prefill, Role
 from common.worker.actions import (
     AbortInEngine,
@@ -26,22 +28,37 @@ from common.worker.actions import (
     HandOverKept,
     WorkerCore,
 )
+from common.worker.both_cores import BothCores
 
-MESSAGE_OF = {Role.PREFILL: Prefill, Role.DECODE: Decode}
+MESSAGES_OF: dict[Role, tuple[type, ...]] = {
+    Role.PREFILL: (Prefill,),
+    Role.DECODE: (Decode,),
+    Role.MIXED: (Prefill, Decode),
+}
 
 
 class RoleCores:
-    """A `WorkerCore` that is the core in force. `cores`: one for each role that the worker may
-    have. `warm`: it keeps its role, because it sleeps and wakes as a decode worker."""
+    """A `WorkerCore` that is the core in force. `cores`: one for prefill and one for decode, as far
+    as the worker may have these roles. `warm`: it keeps its role, because it sleeps and wakes as a
+    decode worker. `mixed`: it begins in both."""
 
     def __init__(
-        self, cores: Mapping[Role, WorkerCore], role: Role, now: float, *, warm: bool = False
+        self,
+        cores: Mapping[Role, WorkerCore],
+        role: Role,
+        now: float,
+        *,
+        warm: bool = False,
+        mixed: bool = False,
     ) -> None:
         self._cores = cores
+        self._both: BothCores | None = None
+        if Role.PREFILL in cores and Role.DECODE in cores:
+            self._both = BothCores(cores[Role.PREFILL], cores[Role.DECODE])
         self._warm = warm
         #: That of its table in the fleet file.
         self.configured = role
-        self.role = role
+        self.role = Role.MIXED if mixed and self._both is not None else role
         #: How often it has changed its role.
         self.epoch = 0
         #: When it took its role, in seconds, monotonic.
@@ -69,13 +86,19 @@ class RoleCores:
     def held_attempt(self, request_id: str, attempt: int) -> HeldAttempt | None:
         return self._core.held_attempt(request_id, attempt)
 
+    def holds(self, key: str) -> bool:
+        return self._core.holds(key)
+
     def handle(self, event: Event, now: float) -> list[Action]:
         match event:
             case Become():
                 self._ordered(event)
                 return []
-            case Dispatched() if not isinstance(event.message, MESSAGE_OF[self.role]):
+            case Dispatched() if not isinstance(event.message, MESSAGES_OF[self.role]):
                 return self._of_another_role(event.message)
+            case Dispatched() if self._has(event.message):
+                self._dropped += 1
+                return []
             case HandOver() if self.role is Role.PREFILL:
                 return [HandOverKept(event.ticket, event.kept_attempt)]
             case _:
@@ -92,15 +115,24 @@ class RoleCores:
     def check_invariants(self) -> None:
         """Raises AssertionError."""
         for role, core in self._cores.items():
-            assert role is self.role or not core.active, f"the {role} core is not empty"
+            assert role in self.role.parts or not core.active, f"the {role} core is not empty"
+        if self._both is not None:
+            self._both.check_invariants()
         assert self.becomes is not self.role
 
     @property
     def _core(self) -> WorkerCore:
+        if self.role is Role.MIXED and self._both is not None:
+            return self._both
         return self._cores[self.role]
 
+    def _has(self, message: Prefill | Decode) -> bool:
+        """Whether it was given before, for whichever role."""
+        return self._core.holds(engine_key(message.request_id, message.attempt))
+
     def _ordered(self, order: Become) -> None:
-        if not self.can_change or order.role not in self._cores or order.epoch != self.epoch + 1:
+        unknown = order.role not in MESSAGES_OF
+        if not self.can_change or unknown or order.epoch != self.epoch + 1:
             self._dropped += 1
             return
         self.becomes = order.role if order.role is not self.role else None

@@ -92,6 +92,10 @@ class DecodeCore:
         stream = self._streams.get(engine_key(request_id, attempt))
         return None if stream is None else stream.held
 
+    def holds(self, key: str) -> bool:
+        """Whether the attempt of this engine key is in the table."""
+        return key in self._streams
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator of the table. `now` is in seconds, monotonic."""
         match event:

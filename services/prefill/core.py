@@ -92,6 +92,10 @@ class PrefillCore:
         row = self._attempts.get(engine_key(request_id, attempt))
         return None if row is None else row.held
 
+    def holds(self, key: str) -> bool:
+        """Whether the attempt of this engine key is in the table."""
+        return key in self._attempts
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """The sole mutator of the table. `now` is in seconds, monotonic."""
         match event:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from common.messages import Role
 from common.net.admin_rows import WorkerRow
 
 WELL = frozenset({"ready", "warm"})
@@ -72,6 +73,12 @@ def in_turn(prefill: Sequence[str], decode: Sequence[str]) -> list[str]:
     return [name for pair in zip_longest(prefill, decode) for name in pair if name is not None]
 
 
+def _others(workers: Mapping[str, WorkerRow], part: Role, name: str) -> list[WorkerRow]:
+    """The workers that do what this role does, mixed ones included, without the one of the name."""
+    others = [worker for worker in workers.values() if worker.name != name]
+    return [worker for worker in others if part in Role(worker.role).parts]
+
+
 class Rollout:
     """The state of one rolling restart."""
 
@@ -125,15 +132,16 @@ class Rollout:
     ) -> list[Action]:
         name, floor = self.left[0], self._limits.floor
         if worker is not None and worker.state in WELL:
-            others = [w for w in workers.values() if w.role == worker.role and w.name != name]
-            ready = sum(w.state in WELL for w in others)
-            if ready >= floor:
+            others = {part: _others(workers, part, name) for part in Role(worker.role).parts}
+            ready = [sum(w.state in WELL for w in of_part) for of_part in others.values()]
+            if min(ready) >= floor:
                 self._before = worker
                 self._enter(Step.DRAIN, now)
                 return [Drain(worker), Report(f"{name}: drains {worker.requests} requests")]
-            if len(others) < floor:
+            part = min(others, key=lambda part: len(others[part]))
+            if len(others[part]) < floor:
                 return self.fail(
-                    f"{name} cannot be spared: {len(others)} other {worker.role} workers, and "
+                    f"{name} cannot be spared: {len(others[part])} other {part} workers, and "
                     f"--floor is {floor}; --floor 0 accepts that none is left meanwhile"
                 )
         if waited > self._limits.ready:

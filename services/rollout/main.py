@@ -195,6 +195,7 @@ async def _workers(config: Config) -> dict[str, WorkerRow] | None:
 
 def _all(workers: dict[str, WorkerRow]) -> list[str]:
     names_of = {
-        role: [w.name for w in workers.values() if w.role == role] for role in ("prefill", "decode")
+        role: [w.name for w in workers.values() if w.role == role]
+        for role in ("prefill", "decode", "mixed")
     }
-    return in_turn(names_of["prefill"], names_of["decode"])
+    return in_turn(names_of["prefill"], names_of["decode"] + names_of["mixed"])

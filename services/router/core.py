@@ -194,7 +194,7 @@ class Core:
         self, tables: Tables, worker: Worker, message: ToRouter, now: float
     ) -> list[Action]:
         """One rule for each message of a worker of this model."""
-        is_decode, is_pool = worker.role is Role.DECODE, worker.role is Role.POOL
+        is_decode, is_pool = worker.role.decodes, worker.role is Role.POOL
         actions = worker_trust.record_traffic(tables, worker, now)
         match message:
             case Beat():
@@ -205,7 +205,7 @@ class Core:
                 tables.counts.drop("gone peer")
             case _ if is_pool and not isinstance(message, PrefixDelta):
                 tables.counts.drop("wrong role")
-            case PrefillEnded() if not is_decode:
+            case PrefillEnded() if worker.role.prefills:
                 actions += attempt_lifecycle.on_prefill_ended(tables, worker, message, now)
             case DecodeStarted() if is_decode:
                 actions += attempt_lifecycle.on_decode_started(tables, worker, message, now)

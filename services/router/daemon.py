@@ -90,6 +90,7 @@ class Router:
             Role.GATEWAY: Decoder(GatewayToRouter),
             Role.PREFILL: Decoder(WorkerToRouter),
             Role.DECODE: Decoder(WorkerToRouter),
+            Role.MIXED: Decoder(WorkerToRouter),
             Role.POOL: Decoder(WorkerToRouter),
         }
         self._dropped: dict[str, int] = {}

@@ -74,6 +74,11 @@ class Child:
     def is_worker(self) -> bool:
         return self.role in (Role.PREFILL, Role.DECODE)
 
+    def parts(self, config: Config) -> tuple[Role, ...]:
+        """As what routers count it once it is ready."""
+        mixed = self.is_worker and config.worker(self.role, self.name).role == "mixed"
+        return Role.MIXED.parts if mixed else (self.role,)
+
 
 def cell_names(flags: Flags) -> list[str]:
     """Empty if there is one fleet only."""

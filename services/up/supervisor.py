@@ -241,11 +241,12 @@ class Supervisor:
         except BatonError:
             return False
         counted = answer.result if answer.ok else {}
-        ready = [process for process in self._processes if process.ready.is_set()]
-        roles = [process.child.role for process in ready if process.child.cell == cell]
+        ready = [process.child for process in self._processes if process.ready.is_set()]
+        here = [child for child in ready if child.cell == cell]
+        roles = [part for child in here for part in child.parts(self._config)]
         prefills, decodes = counted.get("prefill_ready", 0), counted.get("decode_ready", 0)
-        here = decodes + counted.get("decode_warm", 0) >= roles.count(Role.DECODE)
-        return bool(here) and prefills >= roles.count(Role.PREFILL)
+        awake = decodes + counted.get("decode_warm", 0) >= roles.count(Role.DECODE)
+        return bool(awake) and prefills >= roles.count(Role.PREFILL)
 
     async def _report_progress(self) -> None:
         while True:

@@ -24,7 +24,7 @@ GROWTH_MAX = 1.1
 PROMPT = max(prompts(14), key=len)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def running() -> Iterator[Fleet]:
     with fleet("--prefill", "2", "--decode", "2") as there:
         yield there.wait_ready()
@@ -51,8 +51,7 @@ def switch(running: Fleet) -> list[float]:
     took = []
     for name, role in CHANGES:
         began = time.monotonic()
-        wait_until(f"{name} may become it", lambda: ordered(running, name, role), 60.0)  # noqa: B023
-        wait_until(f"{name} is a {role} worker", lambda: has(running, name, role), 60.0)  # noqa: B023
+        become(running, name, role)
         took.append(time.monotonic() - began)
     return took
 
@@ -84,6 +83,60 @@ def test_roles_change_both_ways_under_load_and_every_text_is_the_same(running: F
     assert max(grown.values()) <= GROWTH_MAX
 
 
+def test_a_mixed_worker_hands_over_takes_over_and_computes_its_own_prompts(
+    running: Fleet,
+) -> None:
+    """The texts are those of workers that saw nothing of it."""
+    handed_over = [PROMPT[at : at + CONTEXT] for at in (20, 21)]
+    its_own = [PROMPT[at : at + CONTEXT] for at in (30, 31)]
+    become(running, "d0", "mixed")
+    drain(running, "p0", "p1")
+    before = handoffs(running)
+    left = asyncio.run(left_midway(running, handed_over))
+    assert handoffs(running) > before, "its KV went to d1"
+    told = [running.ctl("explain", stream.request_id)["attempts"] for stream in left]
+    assert any(len(attempts) > 1 for attempts in told), "and came back with the streams"
+    stayed = asyncio.run(round_of(running, its_own))
+    for stream in stayed:
+        (attempt,) = running.ctl("explain", stream.request_id)["attempts"]
+        assert any("d0 is mixed" in sentence for sentence in attempt["sentences"])
+    for name in ("p0", "p1", "d1"):
+        running.ctl("resume", name)
+    become(running, "p0", "decode")
+    drain(running, "d0", "d1")
+    alone = asyncio.run(round_of(running, handed_over + its_own))
+    assert [stream.tokens for stream in left + stayed] == [stream.tokens for stream in alone]
+
+
+def become(running: Fleet, name: str, role: str) -> None:
+    wait_until(f"{name} may become it", lambda: ordered(running, name, role), 60.0)
+    wait_until(f"{name} is a {role} worker", lambda: has(running, name, role), 60.0)
+
+
+def drain(running: Fleet, *names: str) -> None:
+    for name in names:
+        running.ctl("drain", name)
+
+
+def handoffs(running: Fleet) -> int:
+    """From d0 to d1."""
+    pairs = running.ctl("pairs")
+    return sum(row["handoffs"] for row in pairs if (row["prefill"], row["decode"]) == ("d0", "d1"))
+
+
+async def left_midway(running: Fleet, texts: list[list[int]]) -> list[Stream]:
+    """d1 is drained once all have begun."""
+    streams = [Stream() for _ in texts]
+
+    async def leave() -> None:
+        while not all(stream.tokens for stream in streams):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(drain, running, "d1")
+
+    await asyncio.gather(read_all(running, texts, streams), leave())
+    return streams
+
+
 async def under_load(running: Fleet, texts: list[list[int]]) -> tuple[list[list[Stream]], list]:  # type: ignore[type-arg]
     """Rounds of streams follow each other until all roles have changed."""
     rounds = []
@@ -96,7 +149,11 @@ async def under_load(running: Fleet, texts: list[list[int]]) -> tuple[list[list[
 
 async def round_of(running: Fleet, texts: list[list[int]]) -> list[Stream]:
     streams = [Stream() for _ in texts]
+    await read_all(running, texts, streams)
+    return streams
+
+
+async def read_all(running: Fleet, texts: list[list[int]], streams: list[Stream]) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(240)) as client:
         pairs = zip(texts, streams, strict=True)
         await asyncio.gather(*(read(running, client, text, stream) for text, stream in pairs))
-    return streams

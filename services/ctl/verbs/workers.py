@@ -34,7 +34,7 @@ def _why(worker: WorkerRow) -> str:
 
 def _role(worker: WorkerRow) -> str:
     """That it has another role than in the fleet file, and since when; empty = it has not."""
-    if worker.configured_role in ("", worker.role):
+    if worker.configured_role in ("", worker.role) or not worker.role_epoch:
         return ""
     return f"{worker.configured_role} in its file, {worker.role} for {worker.role_since_s:.0f} s"
 

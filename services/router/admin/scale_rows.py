@@ -47,7 +47,7 @@ def phases_row(tables: Tables) -> dict[str, Any]:
 
 
 def _load(tables: Tables, role: Role) -> PhaseLoad:
-    workers = [w for w in tables.workers.values() if w.role is role and w.ready]
+    workers = [w for w in tables.workers.values() if role in w.role.parts and w.ready]
     count, reports = max(1, len(workers)), [w.phases or PhaseReport() for w in workers]
     seen = [report for report in reports if report.gpu_busy >= 0]
     slots = max(1, sum(worker.capacity.max_num_seqs for worker in workers))

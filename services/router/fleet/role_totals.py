@@ -9,10 +9,21 @@ EMPTY = WorkerView("", "", "", "", "", 1, 0, 0, 0, 0, 0)
 
 
 class Totals:
-    __slots__ = ("kv_tokens", "kv_tokens_max", "latest", "queued", "requests", "slots", "workers")
+    __slots__ = (
+        "kv_tokens",
+        "kv_tokens_max",
+        "latest",
+        "mixed",
+        "queued",
+        "requests",
+        "slots",
+        "workers",
+    )
 
     def __init__(self) -> None:
         self.workers = 0
+        #: Those of them that are mixed, and count in the sums of either role.
+        self.mixed = 0
         #: Prompt tokens that were assigned and are not computed yet.
         self.queued = 0
         #: Requests on the workers.
@@ -28,6 +39,7 @@ class Totals:
         """The snapshot of one worker changed. None: it had none before, or has none now."""
         old, new = old or EMPTY, new or EMPTY
         self.workers += (new is not EMPTY) - (old is not EMPTY)
+        self.mixed += new.mixed - old.mixed
         self.queued += new.queued - old.queued
         self.requests += new.requests - old.requests
         self.slots += new.requests_max - old.requests_max

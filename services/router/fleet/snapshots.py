@@ -20,12 +20,12 @@ class WorkerSnapshots:
         self._totals = {Role.PREFILL: Totals(), Role.DECODE: Totals()}
 
     def prefills(self) -> list[WorkerView]:
-        """All ready prefill workers."""
+        """All ready prefill workers, mixed ones included."""
         self._refresh(Role.PREFILL)
         return list(self._prefills.values())
 
     def open_decodes(self) -> list[WorkerView]:
-        """Ready decode workers with a free slot."""
+        """Ready decode workers with a free slot, mixed ones included."""
         self._refresh(Role.DECODE)
         return list(self._open.values())
 
@@ -44,23 +44,29 @@ class WorkerSnapshots:
         self._refresh(role)
         return self._totals[role]
 
+    def refresh(self) -> None:
+        """A row is about to be replaced by one of another role: what changed in it comes first."""
+        for role in self._totals:
+            self._refresh(role)
+
     def _refresh(self, role: Role) -> None:
-        """Only this role is refreshed: a request changes workers of both, one after the other."""
-        stale = self._stale[role]
-        if not stale:
-            return
-        totals = self._totals[role]
-        for identity, worker in stale.items():
-            view = worker.view() if worker.ready else None
-            if role is Role.PREFILL:
-                old = _put(self._prefills, identity, view)
-            else:
-                full = view is not None and view.requests >= view.requests_max
-                was_open = _put(self._open, identity, None if full else view)
-                was_full = _put(self._full, identity, view if full else None)
-                old = was_open or was_full
-            totals.replace(old, view)
-        stale.clear()
+        """Only this role is refreshed, and mixed workers: a request changes workers of both, one
+        after the other."""
+        for stale in (self._stale[role], self._stale[Role.MIXED]):
+            for identity, worker in stale.items():
+                view = worker.view() if worker.ready else None
+                for part in worker.role.parts:
+                    self._totals[part].replace(self._replace(part, identity, view), view)
+            stale.clear()
+
+    def _replace(self, role: Role, identity: str, view: WorkerView | None) -> WorkerView | None:
+        """Returns the view before."""
+        if role is Role.PREFILL:
+            return _put(self._prefills, identity, view)
+        full = view is not None and view.requests >= view.requests_max
+        was_open = _put(self._open, identity, None if full else view)
+        was_full = _put(self._full, identity, view if full else None)
+        return was_open or was_full
 
 
 def _put(views: dict[str, WorkerView], identity: str, view: WorkerView | None) -> WorkerView | None:

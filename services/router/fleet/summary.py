@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from common.blocks import KvGroup, kv_need
-from common.messages import ADAPTERS_MAX, Capacity, Role, ServedAdapter
+from common.messages import ADAPTERS_MAX, Capacity, ServedAdapter
 from common.model.adapters import name_of_adapter
 from services.router.placement.types import ResourceRequest
 from services.router.records.worker import Worker
@@ -59,8 +59,8 @@ def summarize(workers: Iterable[Worker]) -> FleetSummary:
     first: dict[Capacity, Worker] = {}
     adapters: dict[ServedAdapter, int] = {}
     for worker in workers:
-        if worker.role is not Role.DECODE:
-            prefill_ready += worker.ready and worker.role is Role.PREFILL
+        prefill_ready += worker.ready and worker.role.prefills
+        if not worker.role.decodes:
             continue
         state = worker.availability
         states[state] = states.get(state, 0) + 1

@@ -56,6 +56,10 @@ class Trials:
         self.rows[best.identity] = Trial(digest, since)
         return best.identity
 
+    def spared(self, views: list[WorkerView]) -> list[WorkerView]:
+        """Those of these that are not set aside."""
+        return [view for view in views if view.identity not in self.rows] if self.rows else views
+
     def end(self, key: AttemptKey) -> None:
         """The attempt is over, or is no longer alone. Idempotent."""
         for worker, trial in list(self.rows.items()):

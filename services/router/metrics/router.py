@@ -109,7 +109,7 @@ def _rates(workers: list[Worker]) -> Iterator[Metric]:
 
 
 def _of(workers: list[Worker], role: Role) -> list[Worker]:
-    return [worker for worker in workers if worker.role is role and worker.ready]
+    return [worker for worker in workers if role in worker.role.parts and worker.ready]
 
 
 def _share(workers: list[Worker], *, computing: bool) -> float:

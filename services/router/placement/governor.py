@@ -5,12 +5,13 @@ recomputes the last prompt token on D in any case, and KV is handed over in whol
 computes a prompt of at most one block sooner than it receives it. For longer prompts, `auto`
 compares the seconds that clients would wait in sum. Remote: P's queue, the prompt and the handoff.
 Local: D's queue and the prompt, plus what D's running streams lose, because each of their steps
-then carries a chunk of this prompt; a prefill on P delays no stream. Who computes it loads the
-request's LoRA adapter first where it is not in memory; D does so while P computes. The decision for
-a prompt size changes only when the other side is better by `HYSTERESIS`; otherwise noise near the
-crossover would flip the whole fleet. Until prefills and handoffs were measured the decision is
-remote, which measures both. After many local decisions in a row, one prompt goes remote to measure
-again.
+then carries a chunk of this prompt; a prefill on P delays no stream, unless P is a mixed worker
+with streams of its own. A mixed D computes its prompts itself, whatever that costs. Who computes it
+loads the request's LoRA adapter first where it is not in memory; D does so while P computes. The
+decision for a prompt size changes only when the other side is better by `HYSTERESIS`; otherwise
+noise near the crossover would flip the whole fleet. Until prefills and handoffs were measured the
+decision is remote, which measures both. After many local decisions in a row, one prompt goes remote
+to measure again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from services.router.placement.fingerprint_mismatch import explain_mismatch
-from services.router.placement.types import PlacementContext, Views, WorkerView
+from services.router.placement.types import PlacementContext, Rates, Views, WorkerView
 
 HYSTERESIS = 0.2
 CHUNK_TOKENS = 2_048
@@ -85,6 +86,8 @@ def _reason_for_local(context: PlacementContext, decode: WorkerView, prefills: V
         return context.request.local_reason
     if context.options.mode != "disaggregated":
         return f"mode is {context.options.mode}, every worker does both"
+    if decode.mixed:
+        return f"{decode.name} is mixed and computes the prompts of its streams itself"
     if context.options.remote_prefill == "never":
         return "remote_prefill is never"
     if decode.is_one_block(context.request.prompt_tokens):
@@ -100,7 +103,8 @@ def _compare(
 ) -> PrefillDecision:
     remote = min([_remote_seconds(context, decode, view) for view in able])
     local = _local_seconds(context, decode)
-    harm = _harm_seconds(context, decode)
+    uncached = context.request.prompt_tokens - context.cached.get(decode.identity, 0)
+    harm = harm_seconds(context.rates, uncached, decode.requests)
     if context.was_remote is None:
         limit = local + harm
     else:
@@ -124,6 +128,7 @@ def _remote_seconds(context: PlacementContext, decode: WorkerView, prefill: Work
     pair, rate = rates.pair_bytes_per_s, rates.prefill_tokens_per_s
     bytes_per_s = pair(prefill.name, decode.name) if pair is not None else rates.kv_bytes_per_s
     seconds = prefill.queued / rate + max(uncached / rate, size / bytes_per_s) + rates.handoff_s
+    seconds += harm_seconds(rates, uncached, prefill.decoding)
     adapter = context.request.adapter
     return max(prefill.load_seconds(adapter) + seconds, decode.load_seconds(adapter))
 
@@ -135,12 +140,12 @@ def _local_seconds(context: PlacementContext, decode: WorkerView) -> float:
     return decode.load_seconds(context.request.adapter) + seconds
 
 
-def _harm_seconds(context: PlacementContext, decode: WorkerView) -> float:
-    """Seconds that D's running streams lose in sum while D computes this prompt: the whole of each
-    step, except the part that the step would have taken anyway."""
-    rates = context.rates
-    tokens = context.request.prompt_tokens - context.cached.get(decode.identity, 0)
+def harm_seconds(rates: Rates, tokens: int, streams: int) -> float:
+    """Seconds that the running streams of a worker lose in sum while it computes so many tokens of
+    a prompt: the whole of each step, except the part that the step would have taken anyway."""
+    if not streams:
+        return 0.0
     chunk = min(tokens, CHUNK_TOKENS) / rates.local_tokens_per_s
-    step = rates.step_s + rates.step_s_per_seq * decode.requests
+    step = rates.step_s + rates.step_s_per_seq * streams
     lost = chunk / (chunk + step) if chunk else 0.0
-    return tokens / rates.local_tokens_per_s * lost * decode.requests
+    return tokens / rates.local_tokens_per_s * lost * streams

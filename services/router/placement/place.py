@@ -2,12 +2,13 @@
 request must wait for.
 
 Filters come first (room now, equal fingerprints); the policy only ranks the workers that are left.
-D is chosen before P, and between them the governor decides whether the prompt goes to a P at all. A
-prefill worker takes another prompt while it has less than `PREFILL_AHEAD_TOKENS` ahead of it. That
-is enough to fill its batches, and little enough that D's blocks are not held while P works through
-a queue: requests wait in the router. Snapshots count KV in whole blocks, so a request that fits in
-tokens fits in blocks. With a thousand workers this is the hottest code of the router, so it filters
-in comprehensions and sorts no more workers than it shows.
+D is chosen before P, and between them the governor decides whether the prompt goes to a P at all.
+Where no P has room, a mixed D may still compute the prompt itself. A prefill worker takes another
+prompt while it has less than `PREFILL_AHEAD_TOKENS` ahead of it. That is enough to fill its
+batches, and little enough that D's blocks are not held while P works through a queue: requests wait
+in the router. Snapshots count KV in whole blocks, so a request that fits in tokens fits in blocks.
+With a thousand workers this is the hottest code of the router, so it filters in comprehensions and
+sorts no more workers than it shows.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def place(
             return _placement(
                 policy, context, (ranked, len(fitting)), (scored, len(able)), decision
             )
-        fitting = [view for view in fitting if view.fingerprint != decode.fingerprint]
+        fitting = [v for v in fitting if v.mixed or v.fingerprint != decode.fingerprint]
     return WaitFor.PREFILL
 
 

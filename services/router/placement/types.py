@@ -83,6 +83,8 @@ class WorkerView(NamedTuple):
     #: The LoRA adapters that it has, by id, each with the seconds that it takes to load it; 0 = it
     #: is in memory.
     adapters: Mapping[str, float] = {}
+    #: Whether it is a mixed worker, which computes the prompts of its streams itself.
+    mixed: bool = False
 
     def has(self, adapter: str) -> bool:
         """Whether it can serve a request for this adapter, or for none."""

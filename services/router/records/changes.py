@@ -18,7 +18,7 @@ class Changes:
 
     #: By role, the workers whose snapshot is not current, by identity.
     stale_snapshots: dict[Role, dict[str, Worker]] = field(
-        default_factory=lambda: {Role.PREFILL: {}, Role.DECODE: {}}
+        default_factory=lambda: {Role.PREFILL: {}, Role.DECODE: {}, Role.MIXED: {}}
     )
     #: Whether the state of a worker changed, so that the summary for gateways may be stale.
     availability: bool = False

@@ -37,7 +37,7 @@ NO_CAPACITY = Capacity(
 
 @dataclass(slots=True)
 class Worker:
-    """One incarnation of a prefill or decode worker, or of a pool, which is given no requests.
+    """One incarnation of a worker, or of a pool, which is given no requests.
     Instants are seconds on the core's clock."""
 
     #: `name|incarnation`, its ZeroMQ identity.
@@ -149,8 +149,7 @@ class Worker:
     warm: WarmState | None = None
     #: Whether it was last ordered to be awake, and when; None = no order since it last obeyed.
     wake_ordered: tuple[bool, float] | None = None
-    #: The workers of its role whose snapshot is not current. Every change of what `view` reads adds
-    #: this worker. Of pools there are no snapshots.
+    #: Those of its role in `changes`; none of pools. Every change of what `view` reads adds it.
     stale_snapshots: dict[str, Worker] = field(init=False)
     #: KV tokens that may be promised, in whole blocks.
     kv_tokens_max: int = field(init=False)
@@ -391,6 +390,7 @@ class Worker:
             self.capacity.kv_groups,
             self.capacity.pull_blocks,
             self.adapters,
+            self.role is Role.MIXED,
         )
 
     def _note_availability(self) -> None:

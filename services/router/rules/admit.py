@@ -148,7 +148,7 @@ def predicted(tables: Tables, attempt: Attempt, ahead: QueueAhead) -> Prediction
 def _load_snapshot(tables: Tables, attempt: Attempt, ahead: QueueAhead) -> LoadSnapshot:
     estimates, request = tables.estimates, attempt.request
     prefills, decodes = tables.snapshots.totals(Role.PREFILL), tables.snapshots.totals(Role.DECODE)
-    local = not prefills.workers or tables.placement_memory.all_local or bool(request.local_reason)
+    local = not _any_remote(tables) or bool(request.local_reason)
     pool = decodes if local else prefills
     seconds = estimates.local_prefill_seconds if local else estimates.prefill_seconds
     own = seconds(request.prompt_tokens)
@@ -169,6 +169,14 @@ def _load_snapshot(tables: Tables, attempt: Attempt, ahead: QueueAhead) -> LoadS
         decode=_pool(tables),
         decode_residence_s=estimates.decode_residence_s(own + output),
     )
+
+
+def _any_remote(tables: Tables) -> bool:
+    """Whether prompts are computed by other workers than decode them. Mixed workers compute their
+    own."""
+    prefills, decodes = tables.snapshots.totals(Role.PREFILL), tables.snapshots.totals(Role.DECODE)
+    some = not decodes.workers or decodes.mixed < decodes.workers
+    return bool(prefills.workers) and some and not tables.placement_memory.all_local
 
 
 def kv_ahead(decode: WorkerView, ahead: QueueAhead) -> float:
@@ -201,8 +209,7 @@ def _pool(tables: Tables) -> Pool:
 def _unsure(tables: Tables, now: float) -> bool:
     """Whether too little was measured, or nothing lately, to refuse because of an estimate."""
     config, estimates = tables.admission.config, tables.estimates
-    prefills = tables.snapshots.totals(Role.PREFILL).workers
-    rate = estimates.prefill if prefills else estimates.local_prefill
+    rate = estimates.prefill if _any_remote(tables) else estimates.local_prefill
     stale = now - rate.measured_at > config.probe_ms / 1000
     return rate.count < config.trust_samples or stale
 

@@ -30,8 +30,8 @@ def _remote_prefill_expected(tables: Tables, attempt: Attempt, placement: Placem
     if placement.prefill is not None:
         return True
     small = placement.decode.is_one_block(attempt.request.prompt_tokens)
-    chosen = placement.compared or small or attempt.request.local_reason or attempt.moved_from
-    return not chosen and _remote_prefill_wanted(tables)
+    local = attempt.request.local_reason or attempt.moved_from or placement.decode.mixed
+    return not (placement.compared or small or local) and _remote_prefill_wanted(tables)
 
 
 def record_prefill(tables: Tables, message: PrefillEnded) -> None:
@@ -106,4 +106,4 @@ def _remote_prefill_wanted(tables: Tables) -> bool:
     expected = tables.settings.expected.items()
     if any(role is Role.PREFILL and model == tables.model for (role, _), model in expected):
         return True
-    return any(worker.role is Role.PREFILL for worker in tables.workers.values())
+    return any(worker.role.prefills for worker in tables.workers.values())

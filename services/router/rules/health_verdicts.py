@@ -13,6 +13,7 @@ from services.router.events import Action, Note
 from services.router.fleet.liveness import may_eject
 from services.router.records.states import WorkerState
 from services.router.records.worker import Worker
+from services.router.rules import worker_trust
 from services.router.tables import Tables
 
 REASON_CHARS_MAX = 256
@@ -46,7 +47,10 @@ def _verdict_note(worker: Worker, verdict: HealthVerdict | None) -> Note:
 
 
 def _may_exclude(tables: Tables, worker: Worker) -> bool:
-    pool = [w for w in tables.workers.values() if w.role is worker.role and w.connected]
+    pool = worker_trust.pool_of(tables, worker)
     others = [w for w in pool if w is not worker]
     out = sum(w.excluded or w.state is WorkerState.EJECTED for w in others)
-    return any(w.ready for w in others) and may_eject(tables.settings.liveness, len(pool), out)
+    served = {part for other in others if other.ready for part in other.role.parts}
+    return served.issuperset(worker.role.parts) and may_eject(
+        tables.settings.liveness, len(pool), out
+    )

@@ -17,6 +17,7 @@ from common.errors import Code
 from common.identity import identity_of
 from common.messages import WIRE_VERSION, Capacity, Hello, Role
 from common.security.speaker import Speaker
+from services.router.fleet.roles import WITH_ENGINE
 from services.router.placement.fingerprint_mismatch import difference
 from services.router.records.worker import Worker
 from services.router.tables import SharedTables, Tables
@@ -84,7 +85,7 @@ def _changes_role(worker: Worker | None, hello: Hello) -> bool:
     state = worker.role_state if worker is not None else None
     if state is None or state.configured is None or hello.configured_role is not state.configured:
         return False
-    return hello.role in (Role.PREFILL, Role.DECODE) and hello.role_epoch > state.epoch
+    return hello.role in WITH_ENGINE and hello.role_epoch > state.epoch
 
 
 def model_refusal(shared: SharedTables, hello: Hello) -> str:
@@ -107,7 +108,7 @@ def _missing(hello: Hello) -> str:
         return "" if hello.stream_endpoint else "names no stream endpoint"
     if hello.role is Role.POOL:
         return _missing_of_pool(hello)
-    if hello.role not in (Role.PREFILL, Role.DECODE):
+    if hello.role not in WITH_ENGINE:
         return "has no place on the control socket"
     if hello.capacity is None or not _positive(hello.capacity) or not hello.fingerprint:
         return "must say its fingerprint and a capacity above 0"
@@ -140,7 +141,7 @@ def _against_mode(tables: Tables, hello: Hello) -> str:
     mode = tables.settings.mode
     if mode == "disaggregated" or hello.role is Role.POOL:
         return ""
-    if hello.role is Role.PREFILL:
+    if hello.role.prefills:
         return f"has no place in mode {mode}: start it as a decode worker"
     others = [
         worker.name
@@ -155,11 +156,11 @@ def _against_mode(tables: Tables, hello: Hello) -> str:
 def _of_other_weights(tables: Tables, hello: Hello) -> str:
     """How the model of a decode worker differs from that of the others of this name, as the rest of
     a sentence; empty = it does not."""
-    if hello.role is not Role.DECODE:
+    if not hello.role.decodes:
         return ""
     theirs = _model_parts(hello.model, hello.fingerprint_parts)
     for worker in tables.workers.values():
-        if worker.role is not Role.DECODE or worker.away or worker.name == hello.name:
+        if not worker.role.decodes or worker.away or worker.name == hello.name:
             continue
         ours = _model_parts(worker.model, worker.fingerprint_parts)
         shared = ours.keys() & theirs.keys()

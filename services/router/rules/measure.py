@@ -14,7 +14,7 @@ from services.router.fleet import warm_workers
 from services.router.fleet.balance.controller import Ordered, Verdict
 from services.router.fleet.balance.goodput import Curves, Split
 from services.router.fleet.rebalance import Load, Mover
-from services.router.fleet.roles import ROLES
+from services.router.fleet.roles import ROLES, WITH_ENGINE, leaves
 from services.router.fleet.warm_workers import WarmWorker
 from services.router.placement.types import WaitFor, WorkerView
 from services.router.records.attempt import Attempt
@@ -34,7 +34,7 @@ MOVERS_MAX = 64
 def measure(tables: Tables, now: float) -> None:
     """At each Tick, in one pass over the workers."""
     state, config = tables.admission, tables.admission.config
-    decodes = [w for w in tables.workers.values() if w.role is Role.DECODE]
+    decodes = [w for w in tables.workers.values() if w.role.decodes]
     ready = [w for w in decodes if w.ready]
     state.capacity = _capacity(decodes, config.capacity_memory_ms / 1000, now)
     kv = sum(w.capacity.kv_blocks for w in ready)
@@ -88,11 +88,11 @@ def look_at_balance(tables: Tables, now: float) -> list[Action]:
     if not balance.due(now):
         return actions
     for worker in tables.workers.values():
-        if worker.role_state.epoch and worker.role in ROLES:
+        if worker.role_state.epoch and worker.role in WITH_ENGINE:
             balance.record_change(worker.role_state.since)
     before = balance.verdict
     split = Split(*(tables.snapshots.totals(role).workers for role in ROLES))
-    verdict = balance.look(split, curves_of(tables), now, _changing(tables))
+    verdict = balance.look(split, curves_of(tables), now, mixed(tables) or _changing(tables))
     if verdict.role is None:
         return actions
     chosen, why = _candidate(tables, verdict.role, now)
@@ -124,13 +124,24 @@ def _keep_last(tables: Tables, now: float) -> list[Action]:
         if tables.snapshots.totals(role).workers:
             continue
         for worker in tables.workers.values():
-            if worker.role is role and worker.next_role is not None and not worker.away:
+            wanted = worker.next_role if role in worker.role.parts else None
+            if wanted is not None and leaves(role, wanted) and not worker.away:
                 why = f"no other {role} worker of {tables.model} is ready any more"
-                tables.balance.record_order(Ordered(now, worker.name, role, why))
-                note = f"{worker.name} stays a {role} worker, because {why}"
+                tables.balance.record_order(Ordered(now, worker.name, worker.role, why))
+                note = f"{worker.name} stays a {worker.role} worker, because {why}"
                 actions.append(Note("warning", "balance.kept", note))
-                actions += operator.order_role(tables, RoleOrdered(worker.identity, role))
+                actions += operator.order_role(tables, RoleOrdered(worker.identity, worker.role))
     return actions
+
+
+def mixed(tables: Tables) -> str:
+    """Which worker is mixed, so that nobody can say how much of either role there is; empty = none
+    is."""
+    found = (w for w in tables.workers.values() if w.role is Role.MIXED and not w.away)
+    worker = next(found, None)
+    if worker is None:
+        return ""
+    return f"{worker.name} is a mixed worker: while there is one, an operator decides on workers"
 
 
 def _changing(tables: Tables) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 
 from common.blocks import streams_can_move
 from common.identity import name_of
-from common.messages import CopiedAhead, CopyAhead, Introduce, Move, Role
+from common.messages import CopiedAhead, CopyAhead, Introduce, Move
 from common.model.adapters import name_of_adapter
 from services.router.events import Action, Note, Send
 from services.router.placement import checkpoint
@@ -66,7 +66,7 @@ def move_streams(tables: Tables, now: float) -> list[Action]:
     """At each Tick."""
     actions = _tell_due(tables, now)
     for worker in tables.workers.values():
-        if worker.role is not Role.DECODE:
+        if not worker.role.decodes:
             continue
         if not _is_emptied(worker):
             worker.emptying_since = worker.drop_at = None
@@ -169,7 +169,7 @@ def why_it_stays(tables: Tables, attempt: Attempt) -> str:
 def why_not_taken(tables: Tables, attempt: Attempt, source: Worker, worker: Worker) -> str:
     """Why this worker cannot take the attempt from `source` now; empty = it can."""
     name, view, total = worker.name, worker.view(), attempt.request.total_tokens
-    if worker.role is not Role.DECODE:
+    if not worker.role.decodes:
         return f"{name} is a prefill worker"
     if worker.identity == source.identity:
         return f"it runs on {name}"
@@ -209,7 +209,7 @@ def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
     if (
         worker is None
         or worker.away
-        or worker.role is not Role.DECODE
+        or not worker.role.decodes
         or not streams_can_move(worker.capacity.kv_groups)
     ):
         return None

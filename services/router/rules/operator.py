@@ -44,6 +44,7 @@ from services.router.events import (
 )
 from services.router.fleet.roles import why_not
 from services.router.records.adapters import ANSWER_SECONDS, AdapterOrder
+from services.router.records.attempt import Attempt
 from services.router.records.gateway import Gateway
 from services.router.records.move import MoveReason
 from services.router.records.states import AttemptState
@@ -166,17 +167,19 @@ def drop_evicted(tables: Tables, now: float) -> list[Action]:
 
 def why_dropped(tables: Tables, worker: Worker) -> dict[AttemptKey, str]:
     """Of all that the worker holds, why an eviction drops it; empty = it can move."""
-    if worker.role is not Role.DECODE:
-        return dict.fromkeys(worker.held, "prefill workers have no streams to move")
     if worker.health_verdict is not None:
         reason = f"its KV is not trusted, because {worker.health_verdict.reason}"
         return dict.fromkeys(worker.held, reason)
-    attempts = [tables.attempts[key] for key in worker.held]
-    return {
-        attempt.key: moves.why_it_stays(tables, attempt)
-        or ("" if moves.takers(tables, attempt, worker) else "no other decode worker has room")
-        for attempt in attempts
-    }
+    return {key: _why_dropped(tables, tables.attempts[key], worker) for key in worker.held}
+
+
+def _why_dropped(tables: Tables, attempt: Attempt, worker: Worker) -> str:
+    if attempt.decode != worker.identity:
+        return "prompts that are computed for others are no streams to move"
+    stays = moves.why_it_stays(tables, attempt)
+    if stays or moves.takers(tables, attempt, worker):
+        return stays
+    return "no other decode worker has room"
 
 
 def _drop(tables: Tables, worker: Worker, keys: list[AttemptKey], now: float) -> list[Action]:

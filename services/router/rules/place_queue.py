@@ -90,7 +90,7 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
         any_decode = tables.snapshots.any_decode()
         tables.waiting.head().waits_for = WaitFor.SLOT if any_decode else WaitFor.WORKER
         return None
-    prefills = tables.snapshots.prefills()
+    prefills = tables.quarantine.trials.spared(tables.snapshots.prefills())
     too_big = too_long = NEVER
     passed: list[Attempt] = []
     tables.wants_prefill = False
@@ -179,8 +179,7 @@ def _open_decodes(tables: Tables) -> list[WorkerView]:
     limit = tables.limits.max_active
     if limit and tables.active >= limit:
         return []
-    decodes, aside = tables.snapshots.open_decodes(), tables.quarantine.trials.rows
-    return [view for view in decodes if view.identity not in aside] if aside else decodes
+    return tables.quarantine.trials.spared(tables.snapshots.open_decodes())
 
 
 def _unsuspected(tables: Tables) -> Iterator[Attempt]:

@@ -120,7 +120,7 @@ def _trust_survivor(tables: Tables, worker: Worker, holds: Iterable[AttemptKey])
 def _end_unheld(tables: Tables, worker: Worker, key: AttemptKey, now: float) -> list[Action]:
     attempt = tables.attempts[key]
     sentence = f"{worker.name} does not hold the request, and its end was not reported"
-    if worker.role is Role.PREFILL:
+    if attempt.decode != worker.identity:
         attempt_lifecycle.lose_prefill(tables, attempt, sentence)
         return []
     return attempt_lifecycle.fail(tables, attempt, sentence, now)
@@ -130,7 +130,7 @@ def _adopt(tables: Tables, worker: Worker, held: HeldAttempt, now: float) -> lis
     """Takes over what the worker holds, or aborts it there if it is over. Idempotent."""
     key = (held.request_id, held.attempt)
     attempt = tables.attempts.get(key)
-    if worker.role is Role.PREFILL:
+    if _computes(worker, held):
         if _needs_no_prefill(tables, worker, key):
             reason = "it is over, or D needs no more of it"
             return [abort_message(worker.identity, key, reason)]
@@ -159,6 +159,12 @@ def _adopt(tables: Tables, worker: Worker, held: HeldAttempt, now: float) -> lis
     tables.add(attempt)
     _place(tables, attempt, worker, held, now)
     return []
+
+
+def _computes(worker: Worker, held: HeldAttempt) -> bool:
+    """Whether it holds this as P. A mixed worker is never both ends of an attempt."""
+    mixed = worker.role is Role.MIXED and held.decode != worker.identity
+    return mixed or worker.role is Role.PREFILL
 
 
 def _is_over(tables: Tables, worker: Worker, key: AttemptKey) -> bool:
@@ -237,7 +243,7 @@ def _place(tables: Tables, attempt: Attempt, worker: Worker, held: HeldAttempt, 
     if not held.prefill:
         worker.start_prompt(attempt.key, attempt.request.prompt_tokens)
     prefill = tables.workers.get(held.prefill)
-    if prefill is not None and prefill.role is Role.PREFILL and not prefill.away:
+    if prefill is not None and prefill.role.prefills and not prefill.away:
         _adopt_prefill(tables, attempt, prefill, held)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from common.messages import KeptOrders, Role
 from services.router.events import Action, CallHook, HookEnded, Note, WorkerDrained
 from services.router.fleet.balance.goodput import Split
-from services.router.fleet.roles import RETURN_SECONDS, ROLES, rollout
+from services.router.fleet.roles import RETURN_SECONDS, ROLES, WITH_ENGINE, rollout
 from services.router.fleet.scale import need as needs
 from services.router.fleet.scale.controller import Order, Outcome, Phase, Verdict
 from services.router.fleet.scale.need import NO_LOAD, Need
@@ -144,7 +144,7 @@ def _against(tables: Tables, need: Need, now: float) -> str:
     for worker in _members(tables):
         if worker.next_role is not None and not worker.away:
             return f"{worker.name} is becoming a {worker.next_role} worker"
-    going = rollout(_others(tables), now)
+    going = rollout(_others(tables), now) or ("" if first else measure.mixed(tables))
     if going or first:
         return going
     verdict = tables.balance.verdict
@@ -155,7 +155,7 @@ def _against(tables: Tables, need: Need, now: float) -> str:
 
 
 def _members(tables: Tables) -> Iterator[Worker]:
-    return (worker for worker in tables.workers.values() if worker.role in ROLES)
+    return (worker for worker in tables.workers.values() if worker.role in WITH_ENGINE)
 
 
 def _others(tables: Tables) -> Iterator[Worker]:
@@ -175,7 +175,7 @@ def _nobody_decodes(tables: Tables, now: float) -> bool:
 
 
 def _decodes(tables: Tables) -> Iterator[Worker]:
-    return (worker for worker in _members(tables) if worker.role is Role.DECODE)
+    return (worker for worker in _members(tables) if worker.role.decodes)
 
 
 def _is_here(tables: Tables, worker: Worker, now: float) -> bool:
@@ -193,14 +193,14 @@ def _fleet(tables: Tables, now: float) -> needs.Fleet:
     separate = tables.settings.mode == "disaggregated" and any(
         role is Role.PREFILL and model == tables.model for (role, _), model in expected
     )
-    decodes = [worker for worker in ready if worker.role is Role.DECODE]
+    decodes = [worker for worker in ready if worker.role.decodes]
     return needs.Fleet(
         split=Split(totals(Role.PREFILL).workers, len(decodes)),
         here=_count(here),
         busy=_count(busy),
         running=sum(max(len(w.held), w.load.running) for w in decodes),
         slots=sum(w.capacity.max_num_seqs for w in decodes),
-        separate=separate or any(worker.role is Role.PREFILL for worker in here),
+        separate=separate or any(worker.role.prefills for worker in here),
         floor=tables.scale.floor,
         asked=tables.scale.asked_lately(now) or bool(len(tables.waiting)),
         idle=_idle(tables, now),
@@ -208,8 +208,9 @@ def _fleet(tables: Tables, now: float) -> needs.Fleet:
 
 
 def _count(workers: list[Worker]) -> Split:
-    prefills = sum(worker.role is Role.PREFILL for worker in workers)
-    return Split(prefills, len(workers) - prefills)
+    """A mixed one is one of either."""
+    prefills = sum(worker.role.prefills for worker in workers)
+    return Split(prefills, sum(worker.role.decodes for worker in workers))
 
 
 def _idle(tables: Tables, now: float) -> bool:
@@ -277,6 +278,8 @@ def _why_it_stays(tables: Tables, order: Order, worker: Worker) -> str:
         return ""
     if order.phase is not Phase.PROPOSED and not worker.drained:
         return f"{worker.name} was resumed or has started anew"
+    if worker.role is not order.need.role:
+        return f"{worker.name} has become a {worker.role} worker"
     scale, prefills = tables.scale, tables.snapshots.totals(Role.PREFILL).workers
     needed = scale.floor
     if order.need.role is Role.PREFILL:
@@ -359,7 +362,7 @@ def _newcomers(tables: Tables, order: Order, now: float) -> set[str]:
     return {
         worker.name
         for worker in _members(tables)
-        if order.need.role in (worker.role, worker.home[0])
+        if order.need.role in (*worker.role.parts, worker.home[0])
         and not worker.away
         and worker.name not in order.names
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from common import prefix
 from common.errors import HTTP_MAPPINGS, Code
 from common.identity import AttemptKey
-from common.messages import Refused, Role, Submit
+from common.messages import Refused, Submit
 from common.model.adapters import name_of_adapter
 from services.router.events import Action, Note, Send
 from services.router.fleet.prompt_quarantine import QuarantinedPrompt
@@ -230,7 +230,7 @@ def _has_adapter(tables: Tables, request: ResourceRequest) -> bool:
     return any(
         request.adapter in worker.adapters
         for worker in tables.workers.values()
-        if worker.role is Role.DECODE and not worker.away
+        if worker.role.decodes and not worker.away
     )
 
 

@@ -29,6 +29,7 @@ from common.messages import (
 from services.router.events import Action, Note, Received, Send
 from services.router.fleet.liveness import stalled
 from services.router.fleet.pools import layout_of
+from services.router.fleet.roles import WITH_ENGINE
 from services.router.records.states import WorkerEvent, WorkerState
 from services.router.records.worker import NO_CAPACITY, Worker
 from services.router.rules import (
@@ -46,7 +47,7 @@ from services.router.settings import Settings
 from services.router.tables import RefusedWorker, SharedTables, Tables
 
 IDENTITY_LOG_SECONDS = 10.0
-WITH_MODEL = (Role.PREFILL, Role.DECODE, Role.POOL)
+WITH_MODEL = (*WITH_ENGINE, Role.POOL)
 SENTENCE_CHARS_MAX = 512
 TAKERS_MAX = 8
 """Decode workers that a new one connects with ahead of any move."""
@@ -193,24 +194,17 @@ def _return_worker(worker: Worker, now: float) -> list[Action]:
 
 
 def _introduce(tables: Tables, newcomer: Worker, now: float) -> list[Action]:
-    """Pairs that may hand KV over connect now, so that no request has to wait for it."""
-    layouts = _lay_out(tables, newcomer)
-    if newcomer.role is Role.POOL:
-        return [*layouts, *_introduce_stores(tables, newcomer)]
-    others = [
-        worker
-        for worker in tables.workers.values()
-        if worker.role not in (newcomer.role, Role.POOL)
-        and worker.ready
-        and worker.fingerprint == newcomer.fingerprint
-    ]
-    stores = _introduce_stores(tables, newcomer)
-    if newcomer.role is Role.DECODE:
-        known: list[Action] = [Send(newcomer.identity, _introduction(p)) for p in others]
-        return [*layouts, *known, *stores, *_introduce_takers(tables, newcomer, now)]
-    introduction = _introduction(newcomer)
-    actions: list[Action] = [Send(decode.identity, introduction) for decode in others]
-    return [*layouts, *actions, *stores]
+    """Pairs that may hand KV over connect now, so that no request has to wait for it. A mixed
+    worker is sent no KV of prompts."""
+    introductions: list[Action] = []
+    for other in tables.workers.values():
+        if not other.ready or other.fingerprint != newcomer.fingerprint:
+            continue
+        for p, d in ((newcomer, other), (other, newcomer)):
+            if p.role.prefills and d.role is Role.DECODE:
+                introductions.append(Send(d.identity, _introduction(p)))
+    layouts, stores = _lay_out(tables, newcomer), _introduce_stores(tables, newcomer)
+    return [*layouts, *introductions, *stores, *_introduce_takers(tables, newcomer, now)]
 
 
 def _lay_out(tables: Tables, newcomer: Worker) -> list[Action]:
@@ -227,7 +221,8 @@ def _introduce_stores(tables: Tables, newcomer: Worker) -> Iterator[Action]:
     """Prefill workers that may pull from each other's stores, and pools and all workers."""
     for other in tables.workers.values() if newcomer.capacity.pull_blocks else ():
         roles = {newcomer.role, other.role}
-        pairs = roles == {Role.PREFILL} or (Role.POOL in roles and roles != {Role.POOL})
+        prefills = newcomer.role.prefills and other.role.prefills
+        pairs = prefills or (Role.POOL in roles and roles != {Role.POOL})
         alike = pairs and other.fingerprint == newcomer.fingerprint
         if other is not newcomer and alike and other.ready and other.capacity.pull_blocks:
             yield Send(other.identity, Introduce(kv_address=newcomer.kv_address))
@@ -237,12 +232,12 @@ def _introduce_stores(tables: Tables, newcomer: Worker) -> Iterator[Action]:
 def _introduce_takers(tables: Tables, newcomer: Worker, now: float) -> Iterator[Action]:
     """Decode workers that streams may move between. In a large fleet the others connect when the
     first stream is ordered to move."""
-    if not streams_can_move(newcomer.capacity.kv_groups):
+    if not newcomer.role.decodes or not streams_can_move(newcomer.capacity.kv_groups):
         return
     alike = [
         worker
         for worker in tables.workers.values()
-        if worker.role is Role.DECODE and worker.ready and worker is not newcomer
+        if worker.role.decodes and worker.ready and worker is not newcomer
         if worker.fingerprint == newcomer.fingerprint
     ]
     for other in alike[-TAKERS_MAX:]:
@@ -280,7 +275,7 @@ def on_beat(tables: Tables, worker: Worker, message: Beat, now: float) -> list[A
         actions.append(Note("info", "worker.ready", sentence, {"pid": worker.pid}))
         actions += _introduce(tables, worker, now)
         actions += operator.repeat_adapter_orders(tables, worker)
-    if worker.role is Role.DECODE and not worker.away:
+    if worker.role.decodes and not worker.away:
         actions += _end_unheld(tables, worker, now)
     return actions
 
@@ -317,6 +312,8 @@ def _end_unheld(tables: Tables, worker: Worker, now: float) -> list[Action]:
     actions: list[Action] = []
     for key in list(worker.held):
         attempt = tables.attempts[key]
+        if attempt.decode != worker.identity:  # KV that waits for its D is no work
+            continue
         if attempt.placed is not None and now - attempt.placed >= limit:
             sentence = f"{worker.name} no longer holds the request and its end was not reported"
             actions += attempt_lifecycle.fail(tables, attempt, sentence, now)

@@ -125,7 +125,7 @@ def give_up(
     actions: list[Action] = []
     for key in lost:
         attempt = tables.attempts[key]
-        if worker.role is Role.DECODE:
+        if attempt.decode == worker.identity:
             actions += attempt_lifecycle.fail(tables, attempt, sentence, now)
         else:
             attempt_lifecycle.lose_prefill(tables, attempt, sentence)
@@ -140,13 +140,14 @@ def record_crash_suspects(tables: Tables, worker: Worker, now: float) -> list[Ac
     may be why. A stream that ran there for `PROOF_SECONDS` did not do it before, so that only this
     death counts."""
     tables.quarantine.record_loss(worker.identity, now)
-    keys = worker.held if worker.role is Role.DECODE else worker.computing
-    suspects = [*(tables.attempts[key] for key in keys), *worker.abandoned]
+    held = [tables.attempts[key] for key in worker.held]
+    suspects = [a for a in held if a.decode == worker.identity or a.key in worker.computing]
     actions: list[Action] = []
-    for attempt in suspects:
-        if worker.role is Role.DECODE and _is_proven(attempt, now):
+    for attempt in (*suspects, *worker.abandoned):
+        role = Role.DECODE if attempt.decode == worker.identity else Role.PREFILL
+        if role is Role.DECODE and _is_proven(attempt, now):
             attempt_lifecycle.clear_prompt(tables, attempt)
-        death = Death(worker.role, attempt.decode_started is not None, attempt.trial)
+        death = Death(role, attempt.decode_started is not None, attempt.trial)
         row = tables.quarantine.record_death(
             attempt.digest, attempt.request_id, worker.identity, death, now
         )
@@ -245,9 +246,17 @@ def _eject(tables: Tables, worker: Worker, reason: str, now: float) -> list[Acti
 
 
 def _may_eject(tables: Tables, worker: Worker) -> bool:
-    pool = [w for w in tables.workers.values() if w.role is worker.role and w.connected]
+    pool = pool_of(tables, worker)
     ejected = sum(w.state is WorkerState.EJECTED for w in pool)
     return may_eject(tables.settings.liveness, len(pool), ejected)
+
+
+def pool_of(tables: Tables, worker: Worker) -> list[Worker]:
+    """The connected workers of its role; of a mixed worker, and of those beside it, of either."""
+    parts = {*worker.role.parts}
+    return [
+        w for w in tables.workers.values() if w.connected and not parts.isdisjoint(w.role.parts)
+    ]
 
 
 def ramp(tables: Tables, now: float) -> None:
@@ -261,7 +270,7 @@ def ramp(tables: Tables, now: float) -> None:
 def _ramp_worker(tables: Tables, worker: Worker, since: float, now: float) -> None:
     """The only worker of its role gets all slots at once, because no other could take the load."""
     config, slots_max = tables.admission.config, worker.capacity.max_num_seqs
-    alone = tables.snapshots.totals(worker.role).workers == 1
+    alone = any(tables.snapshots.totals(part).workers == 1 for part in worker.role.parts)
     seconds = 0.0 if alone else config.slow_start_ms / 1000
     slots = ramped_slots(slots_max, now - since, seconds, config.slow_start_share)
     worker.set_slots(slots)

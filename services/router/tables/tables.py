@@ -163,6 +163,7 @@ class Tables:
         assert not worker.held
         if worker.connected:
             worker.apply(WorkerEvent.LOST, reason, now)
+        self.snapshots.refresh()
         self.drop_worker(worker.identity)
 
     def drop_worker(self, identity: str) -> None:
@@ -351,9 +352,11 @@ class Tables:
         for key in worker.held:
             attempt = self.attempts[key]
             adopted |= attempt.adopted
-            if worker.role is Role.DECODE:
-                assert attempt.decode == worker.identity
+            assert attempt.prefill != attempt.decode
+            if attempt.decode == worker.identity:
+                assert worker.role.decodes
             else:
+                assert worker.role.prefills
                 assert attempt.prefill == worker.identity
                 assert attempt.prefill_open
         if not adopted:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from common.messages import Become, Role
 from services.router.events import Action, Note, Send
 from services.router.fleet.balance.controller import Pace
+from services.router.fleet.roles import WITH_ENGINE
 from services.router.records.states import WorkerState
 from services.router.tables import Tables
 
@@ -39,10 +40,12 @@ class BalanceWatch:
         if self._last is not None and now - self._last < PACE.cooldown_s:
             self._violate(f"orders a role {now - self._last:.3f} s after another one")
         self._last = now
-        rows = [w for w in tables.workers.values() if w.role in (Role.PREFILL, Role.DECODE)]
+        rows = [w for w in tables.workers.values() if w.role in WITH_ENGINE]
         for role in (Role.PREFILL, Role.DECODE):
-            if not any(row.ready and row.role is role for row in rows):
+            if not any(row.ready and role in row.role.parts for row in rows):
                 self._violate(f"leaves no {role} worker of {tables.model}")
+        if any(row.role is Role.MIXED and not row.away for row in rows):
+            self._violate("orders a role beside a mixed worker")
         if any(row.next_role and not row.away and row.identity not in ordered for row in rows):
             self._violate("lets two workers change their role at once")
         moving = (WorkerState.JOINING, WorkerState.DRAINING)

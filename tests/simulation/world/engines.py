@@ -12,7 +12,7 @@ from typing import Any
 from common.blocks import HandoverOrder, keeps_part
 from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.identity import identity_of
-from common.messages import CopyAhead, FinishReason, KvReport, Load, Ticket
+from common.messages import CopyAhead, FinishReason, KvReport, Load, Role, Ticket
 from tests.rigs.messages import kv_done, kv_moved
 from tests.simulation.world.models import FULL, STEP, blocks_held
 from tests.simulation.world.process import Process
@@ -114,6 +114,9 @@ class PrefillEngine(ModelEngine):
         if held is not None and held.taker is not None:
             held.taker(False)
 
+    def knows(self, key: str) -> bool:
+        return key in self.held or key in self._over
+
     def take(self, request: EngineRequest, taker: Callable[[bool], None]) -> None:
         """D asks for a prompt's KV. `taker` hears True once it is there, False when it is not and
         will not be."""
@@ -176,7 +179,8 @@ class DecodeEngine(ModelEngine):
         self._refused: set[str] = set()
         #: Tickets for what is kept, by the key of the attempt that takes it.
         self._handed: dict[str, tuple[Ticket, str]] = {}
-        self._asking: dict[str, tuple[EngineRequest, Callable[[bool], None]]] = {}
+        #: Who asked for KV before this worker was told what for.
+        self.asking: dict[str, tuple[EngineRequest, Callable[[bool], None]]] = {}
 
     def blocks_of(self, held: Held) -> int:
         """Where streams are promised KV in parts, what they have, not what they need at most."""
@@ -212,7 +216,7 @@ class DecodeEngine(ModelEngine):
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         key = engine_key(ticket.request_id, ticket.attempt)
         self._handed[key] = (ticket, engine_key(ticket.request_id, kept_attempt))
-        asking = self._asking.pop(key, None)
+        asking = self.asking.pop(key, None)
         if asking is not None:
             self.take(*asking)
 
@@ -237,7 +241,7 @@ class DecodeEngine(ModelEngine):
             self._clock.after(0.05, lambda: taker(False))
             return
         if request.key not in self._handed:
-            self._asking[request.key] = (request, taker)
+            self.asking[request.key] = (request, taker)
             return
         ticket, kept_key = self._handed.pop(request.key)
         held = self.kept.get(kept_key)
@@ -253,7 +257,7 @@ class DecodeEngine(ModelEngine):
 
     def _refuse(self, key: str) -> None:
         self._refused.add(key)
-        asking = self._asking.pop(key, None)
+        asking = self.asking.pop(key, None)
         if asking is not None:
             asking[1](False)
 
@@ -327,3 +331,51 @@ class DecodeEngine(ModelEngine):
 
 def _tokens(held: Held) -> int:
     return len(held.request.prompt_ids) + held.emitted
+
+
+class BothEngines:
+    """What a mixed worker has: the two as one. A prompt is in the one, a stream in the other."""
+
+    def __init__(self, prefill: PrefillEngine, decode: DecodeEngine) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._slow = 1.0
+
+    @property
+    def held(self) -> dict[str, Held]:
+        return self._prefill.held | self._decode.held
+
+    @property
+    def slow(self) -> float:
+        return self._slow
+
+    @slow.setter
+    def slow(self, times: float) -> None:
+        self._slow = self._prefill.slow = self._decode.slow = times
+
+    def blocks_of(self, held: Held) -> int:
+        prompt = held.request.role is Role.PREFILL
+        return self._prefill.blocks_of(held) if prompt else self._decode.blocks_of(held)
+
+    def load(self) -> Load:
+        one, other = self._prefill.load(), self._decode.load()
+        used = min(1.0, one.kv_used + other.kv_used)
+        return Load(running=one.running + other.running, kv_used=used)
+
+    def add(self, request: EngineRequest) -> None:
+        if request.role is Role.DECODE:
+            self._decode.add(request)
+            return
+        self._prefill.add(request)
+        asking = self._decode.asking.pop(request.key, None)
+        if asking is not None:
+            self._prefill.take(*asking)
+
+    def abort(self, key: str, keep_tokens: int = 0) -> None:
+        self._decode.abort(key, keep_tokens)
+        if not keep_tokens:
+            self._prefill.abort(key)
+
+    def take(self, request: EngineRequest, taker: Callable[[bool], None]) -> None:
+        engine = self._prefill if self._prefill.knows(request.key) else self._decode
+        engine.take(request, taker)

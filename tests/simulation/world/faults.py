@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from common.messages import HealthVerdict, Role
+from common.messages import HealthVerdict
 from services.router.events import RequestMoved, RoleOrdered, WorkerDrained, WorkerEvicted
-from services.router.fleet.roles import why_not
+from services.router.fleet.roles import WITH_ENGINE, why_not
 from tests.simulation.world.engines import POISON
 from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.gateway import Client, GatewayProcess, spec
@@ -225,7 +225,7 @@ class Faults:
             row = router.core.shared.worker(victim.identity)
             if row is None:
                 continue
-            role = Role.PREFILL if row.role is Role.DECODE else Role.DECODE
+            role = self._random.choice([r for r in WITH_ENGINE if r is not row.role])
             workers = router.core.shared.owners[row.identity].workers.values()
             if not why_not(workers, row, role, "disaggregated", self._clock.now):
                 self._say(f"{role} for", victim)

@@ -10,7 +10,7 @@ from common.config import BalanceConfig, ScaleConfig
 from common.messages import Role
 from tests.simulation.world.budget_judge import BudgetJudge
 from tests.simulation.world.clock import Clock
-from tests.simulation.world.engines import DecodeEngine, PrefillEngine
+from tests.simulation.world.engines import BothEngines, DecodeEngine, PrefillEngine
 from tests.simulation.world.gateway import GatewayProcess
 from tests.simulation.world.judge import Judge
 from tests.simulation.world.models import MODELS, ODDS
@@ -41,7 +41,8 @@ class Tally:
     def took_role(self, worker: WorkerProcess) -> None:
         """Once for each epoch of a worker, and never the role that it had."""
         identity, epoch = worker.identity, worker.core.epoch
-        before = self.roles.get((identity, epoch - 1), worker.configured)
+        began = Role.MIXED if worker.mixed else worker.configured
+        before = self.roles.get((identity, epoch - 1), began)
         if (identity, epoch) in self.roles or worker.role is before:
             worker.clock.violate(f"{identity} takes the role {worker.role} in epoch {epoch}")
         self.roles[identity, epoch] = worker.role
@@ -129,7 +130,7 @@ class Fleet:
         process = self.newest.get(name)
         return process if isinstance(process, RouterProcess) else None
 
-    def kv_engine(self, identity: str) -> PrefillEngine | DecodeEngine | None:
+    def kv_engine(self, identity: str) -> PrefillEngine | DecodeEngine | BothEngines | None:
         """None when that process is dead."""
         process = self.processes.get(identity)
         if isinstance(process, WorkerProcess) and process.alive:

@@ -251,8 +251,8 @@ class Judge:
         if tables.waiting.head().waits_for is WaitFor.TRIAL and tables.quarantine.trials.rows:
             return False
         ready = [w for w in tables.workers.values() if w.ready and self._idle(w)]
-        roles = {w.role for w in ready}
-        prefills = any(w.ready and w.role is Role.PREFILL for w in tables.workers.values())
+        roles = {part for w in ready for part in w.role.parts}
+        prefills = any(w.ready and w.role.prefills for w in tables.workers.values())
         return Role.DECODE in roles and (Role.PREFILL in roles or not prefills)
 
     def _idle(self, worker: Worker) -> bool:
@@ -280,7 +280,7 @@ class Judge:
         """Abort may have been lost with a connection. D hears it from the gateway too; for P the
         lease is what ends it."""
         fleet = self._fleet
-        calm = LEASE_SECONDS if worker.role is Role.PREFILL else CALM_SECONDS
+        calm = LEASE_SECONDS if worker.role.prefills else CALM_SECONDS
         gateway = fleet.processes[client.spec.request_id.split("/", maxsplit=1)[0]]
         everybody_calm = worker.calm(calm) and gateway.calm(CALM_SECONDS)
         quiet = everybody_calm and fleet.routers_calm(CALM_SECONDS) and not fleet.network.blocked

@@ -45,9 +45,11 @@ class ScaleWatch:
     def _ordered(self, now: float) -> None:
         self.orders += 1
         tables, rows = self._tables, self._tables.workers.values()
-        first = not any(row.ready and row.role is Role.DECODE for row in rows)
+        first = not any(row.ready and row.role.decodes for row in rows)
         if not first and now - self._ends < tables.scale.config.cooldown_ms / 1000 - 1e-9:
             self._router.clock.violate(f"{self._router.name} orders workers again at once")
+        if not first and any(row.role is Role.MIXED and not row.away for row in rows):
+            self._router.clock.violate(f"{self._router.name} orders workers beside a mixed one")
         stops = tables.scale.open.worker if tables.scale.open is not None else ""
         moving = (WorkerState.JOINING, WorkerState.DRAINING)
         for row in rows:

@@ -169,7 +169,7 @@ class Hooks:
         if order.out:
             # Also one that came back by itself: no router can tell it from what a hook started.
             processes = self._fleet.processes.values()
-            came = {process.name for process in processes if process.role is order.role}
+            came = {process.name for process in processes if order.role in process.role.parts}
             return len([name for name in came if name not in order.names]) >= order.count
         gone = [p for p in self._fleet.processes.values() if p.name == order.worker]
         return any(isinstance(p, WorkerProcess) and (p.leaves or not p.alive) for p in gone)
@@ -186,8 +186,8 @@ class Hooks:
         if row.held or not row.drained:
             self._clock.violate(f"{row.name} is to stop with {len(row.held)} requests")
         ready = [w for w in tables.workers.values() if w.ready]
-        decodes = sum(worker.role is Role.DECODE for worker in ready)
-        prefills = sum(worker.role is Role.PREFILL for worker in ready)
+        decodes = sum(worker.role.decodes for worker in ready)
+        prefills = sum(worker.role.prefills for worker in ready)
         if order.role is Role.DECODE and decodes < tables.scale.floor:
             self._clock.violate(f"{order.worker} is to stop, and {decodes} decode workers stay")
         if order.role is Role.DECODE and prefills and not decodes:

@@ -24,7 +24,7 @@ from tests.simulation.world.workers import WorkerProcess
 
 CONTROLLER = BalanceConfig(mode="on", gain_min=-10.0)
 """Any split is worth it, so that roles change for ever."""
-ORDERS = 4
+ORDERS = 5
 STRIKES = 3
 
 

@@ -51,7 +51,7 @@ from services.decode.core import DecodeCore
 from services.decode.grant_limit import grant_limit_of
 from services.prefill.core import PrefillCore
 from tests.rigs.messages import hello, worker_hello
-from tests.simulation.world.engines import DecodeEngine, PrefillEngine
+from tests.simulation.world.engines import BothEngines, DecodeEngine, PrefillEngine
 from tests.simulation.world.models import GRANT
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Dialer, Process
@@ -70,6 +70,7 @@ class WorkerProcess(Process):
     engine, and those that the routers heard the end of."""
 
     configured: Role
+    mixed = False
 
     def start(self) -> None:
         self.added = self.ended = self.depth = 0
@@ -88,10 +89,12 @@ class WorkerProcess(Process):
             self.configured,
             self.clock.now,
             warm=self.warm,
+            mixed=self.mixed,
         )
         self._checks = (self.core, prefill_core, self.decode_core)
         self.prefill_engine = PrefillEngine(self, self.from_engine)
         self.decode_engine = DecodeEngine(self, self.from_engine)
+        self._both_engines = BothEngines(self.prefill_engine, self.decode_engine)
         self._greeted: dict[str, bool] = {}
         self._welcomed: dict[str, bool] = {}
         self._routers = {
@@ -134,17 +137,20 @@ class WorkerProcess(Process):
         return self.core.role
 
     @property
-    def engine(self) -> PrefillEngine | DecodeEngine:
+    def engine(self) -> PrefillEngine | DecodeEngine | BothEngines:
         """Of the role in force."""
+        if self.core.role is Role.MIXED:
+            return self._both_engines
         return self.decode_engine if self.core.role is Role.DECODE else self.prefill_engine
 
     def check(self) -> None:
         if len(self.engine.held) > self.core.active:
             self.clock.violate(f"the engine of {self.name} works on what its core has forgotten")
-        other = self.prefill_engine if self.core.role is Role.DECODE else self.decode_engine
-        if other.held or (self.decode_engine.kept and self.core.role is Role.PREFILL):
+        role = self.core.role
+        decodes = self.decode_engine.held or self.decode_engine.kept
+        if (self.prefill_engine.held and not role.prefills) or (decodes and not role.decodes):
             self.clock.violate(f"{self.name} holds what belongs to another role")
-        streams = len(self.core.held_attempts()) if self.core.role is Role.DECODE else 0
+        streams = len(self.decode_core.held_attempts())
         if self.added - self.ended != streams:
             self.clock.violate(f"{self.name} said {self.ended} ends of {self.added} streams")
 
@@ -310,6 +316,12 @@ class PrefillProcess(WorkerProcess):
 
 class DecodeProcess(WorkerProcess):
     configured = Role.DECODE
+
+
+class MixedProcess(DecodeProcess):
+    """It begins in both roles."""
+
+    mixed = True
 
 
 class StreamLink:

@@ -13,7 +13,7 @@ from tests.simulation.world.gateway import GatewayProcess, spec
 from tests.simulation.world.network import Network
 from tests.simulation.world.scaling import ScaleFaults
 from tests.simulation.world.switches import SwitchFaults
-from tests.simulation.world.workers import DecodeProcess, PrefillProcess
+from tests.simulation.world.workers import DecodeProcess, MixedProcess, PrefillProcess
 
 LONG_PROMPT_MAX = 50
 LOAD_SECONDS = 1.5
@@ -21,6 +21,8 @@ SETTLE_SECONDS = 14.0
 CALM_AFTER = 0.8
 PULSE = 0.2
 WIRE_SHARE = 0.05
+MIXED_EVERY = 6
+"""So often a worker begins in both roles, beside which controllers do nothing."""
 #: Of the worlds in which operators move streams, those of a model whose KV moves.
 FULL_SHARE = 0.8
 BATCH_SHARE = 0.6
@@ -95,7 +97,7 @@ class World:
             self.faults = SwitchFaults(self.fleet, seed)
         if scaling:
             self.faults = ScaleFaults(self.fleet, seed)
-        self._roles = roles or switches
+        self._roles, self._scaling = roles or switches, scaling
         self._pace = self.clock.random.choice([0.02, 0.05, 0.12])
         if self.faults.weather == "drains":
             self._pace *= 8  # where others wait, streams stay
@@ -123,6 +125,8 @@ class World:
         if self._roles:
             self.fleet.add(PrefillProcess(self.fleet, "p7"))
             self.fleet.add(DecodeProcess(self.fleet, "d7"))
+        if self.seed % MIXED_EVERY == 0 and (self._roles or self._scaling):
+            self.fleet.add(MixedProcess(self.fleet, "m7"))
         if self.faults.weather in MOVING:
             self._make_room()
         if isinstance(self.faults, ScaleFaults):

@@ -85,14 +85,14 @@ function gauge(label, share, text) {
 function worker(row) {
   const bad = ["gone", "ejected", "suspect", "down"].includes(row.state);
   const kind = bad ? "bad" : row.state === "ready" ? "" : "off";
-  const head = make("header", {}, make("strong", { text: row.name }));
+  const head = make("header", {}, make("strong", { text: row.role === "mixed" ? `${row.name} (mixed)` : row.name }));
   const [condition, why] = row.reason || !row.verdict ? [row.state, row.reason] : [row.verdict, row.verdict_reason];
   head.append(make("span", { class: "state", title: why, text: why ? `${condition}: ${why}` : condition }));
   const card = make("li", { class: `worker ${row.role} ${kind}`, "data-worker": row.name, title: row.model }, head);
   if (state?.status?.models?.length > 1) head.append(make("span", { class: "state", text: row.model }));
   if (row.state === "gone") return card;
   card.append(gauge("requests", row.requests / Math.max(1, row.requests_max), `${row.requests} / ${row.requests_max}`));
-  if (row.role === "prefill") card.append(gauge("prompt", row.queued_tokens / 8192, `${count(row.queued_tokens)} tok`));
+  if (row.role !== "decode") card.append(gauge("prompt", row.queued_tokens / 8192, `${count(row.queued_tokens)} tok`));
   card.append(gauge("KV", row.kv_used, `${Math.round(row.kv_used * 100)} %`));
   if (row.accepted >= 0) card.append(gauge("drafts", row.accepted, `${row.tokens_per_output.toFixed(1)} tok a step`));
   return card;
@@ -102,7 +102,7 @@ let moved = new Map();
 
 function fleet({ workers = [], pairs = [] }) {
   for (const [role, id] of [["prefill", "prefills"], ["decode", "decodes"]]) {
-    const rows = workers.filter((row) => row.role === role).map(worker);
+    const rows = workers.filter((row) => (row.role === "mixed" ? "decode" : row.role) === role).map(worker);
     at(id).replaceChildren(...(rows.length ? rows : [make("li", { class: "empty", text: "none" })]));
   }
   wires(pairs);

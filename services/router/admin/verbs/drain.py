@@ -1,6 +1,6 @@
 """`drain`: a worker receives nothing new and finishes what it has. A second call shows progress.
-`resume` ends it. `role`: a worker takes the other role once it holds nothing; its present role
-takes the order back.
+`resume` ends it. `role`: a worker takes another role once it holds nothing; its present role takes
+the order back.
 
 The worker keeps the order and reports it in its beats, so the drain outlives the router, but not a
 restart of the worker. So it is with its role: it restarts in that of the fleet file.

@@ -52,7 +52,7 @@ def _why_not_taken(tables: Tables, attempt: Attempt, source: Worker, target: Wor
         return moves.why_not_taken(tables, attempt, source, target)
     if moves.takers(tables, attempt, source):
         return ""
-    others = [w for w in tables.workers.values() if w.role is source.role and w.connected]
+    others = [w for w in tables.workers.values() if w.role.decodes and w.connected]
     reasons = [moves.why_not_taken(tables, attempt, source, w) for w in others if w is not source]
     more = f"; and {len(reasons) - NAMED_MAX} more" if len(reasons) > NAMED_MAX else ""
     told = "; ".join(reasons[:NAMED_MAX]) or f"{source.name} is the only decode worker"

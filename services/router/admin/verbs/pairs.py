@@ -24,12 +24,12 @@ def run(view: View, args: dict[str, Value]) -> list[PairRow]:
     }
     apart = _unreachable(shared, view.now)
     ready = [worker for worker in shared.workers() if worker.connected]
-    models = {worker.name: worker.model for worker in ready if worker.role is Role.DECODE}
+    models = {worker.name: worker.model for worker in ready if worker.role.decodes}
     there = [
         (p.name, d.name)
         for p in ready
         for d in ready
-        if p.role is Role.PREFILL and d.role is Role.DECODE and p.model == d.model
+        if p.role.prefills and d.role is Role.DECODE and p.model == d.model
         if p.fingerprint == d.fingerprint
     ]
     names = sorted({*there, *shared.recorder.traffic.pairs})
@@ -59,12 +59,12 @@ def _unreachable(shared: SharedTables, now: float) -> dict[tuple[str, str], floa
     there = {
         (worker.name, worker.kv_address)
         for worker in shared.workers()
-        if worker.role is Role.PREFILL and worker.connected
+        if worker.role.prefills and worker.connected
     }
     return {
         (lost.prefill, decode.name): round(lost.for_ms / 1000 + now - decode.kv_seen, 1)
         for decode in shared.workers()
-        if decode.role is Role.DECODE and decode.connected
+        if decode.role.decodes and decode.connected
         for lost in decode.kv_unreachable
         if (lost.prefill, lost.kv_address) in there
     }

@@ -52,7 +52,7 @@ def _fits(row: dict[str, Any], prefill: str, decode: str) -> bool:
 
 def _check_known(view: View, role: Role, name: str) -> None:
     """Raises BatonError(NOT_FOUND)."""
-    names = sorted({w.name for w in view.shared.workers() if w.role is role})
+    names = sorted({w.name for w in view.shared.workers() if role in w.role.parts})
     if name not in names:
         known = ", ".join(names) or "none"
         raise BatonError(Code.NOT_FOUND, f"no {role} worker {name[:64]!r}; there are: {known}")

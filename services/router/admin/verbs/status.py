@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from common.messages import Role
 from common.net.admin_status import Alarm, ModelStatus, Status, Totals
 from common.net.admin_verbs import Value
 from services.router.admin.verb import View
@@ -62,7 +61,7 @@ def run(view: View, _: dict[str, Value]) -> Status:
 def _model(tables: Tables, now: float) -> ModelStatus:
     fleet, limits, admission = tables.fleet, tables.limits, tables.admission
     workers = [worker for worker in tables.workers.values() if worker.ready]
-    slots = sum(w.capacity.max_num_seqs for w in workers if w.role is Role.DECODE)
+    slots = sum(w.capacity.max_num_seqs for w in workers if w.role.decodes)
     rate = tables.drain_rate.per_second(now)
     return ModelStatus(
         model=tables.model,

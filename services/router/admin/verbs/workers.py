@@ -11,7 +11,7 @@ from services.router.placement.fingerprint_mismatch import difference
 from services.router.records.worker import Worker
 from services.router.tables import RefusedWorker, Tables
 
-ORDER = (Role.PREFILL, Role.DECODE, Role.POOL)
+ORDER = (Role.PREFILL, Role.MIXED, Role.DECODE, Role.POOL)
 NO_LAYOUT = "it holds nothing before a worker with a store is ready"
 
 
@@ -88,7 +88,7 @@ def _unlike(tables: Tables, worker: Worker) -> str:
     others = [
         other
         for other in tables.workers.values()
-        if other.role is not worker.role and other.connected and other.fingerprint
+        if _meet(other, worker) and other.connected and other.fingerprint
     ]
     if not worker.connected or not worker.fingerprint or not others:
         return ""
@@ -97,6 +97,11 @@ def _unlike(tables: Tables, worker: Worker) -> str:
     other = others[0]
     differs = difference(worker.fingerprint_parts, other.fingerprint_parts)
     return f"unlike {other.name}, {differs or 'its fingerprint differs'}"
+
+
+def _meet(one: Worker, other: Worker) -> bool:
+    """Whether these two exchange KV, if they are alike; a pool does with all."""
+    return one is not other and (one.role is not other.role or one.role is Role.MIXED)
 
 
 def _refused_row(worker: RefusedWorker, now: float) -> WorkerRow:

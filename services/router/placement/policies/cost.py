@@ -4,15 +4,17 @@ See docs/architecture.md, "Admission, placement, backpressure".
 
 The cost of a P is the time to compute the prompts ahead of this one, plus the time to compute the
 part of this prompt that P has not cached, or to pull what another worker's store has of it, or to
-hand its KV over if that takes longer. The cost of a D is the time to receive the KV that it has not
-cached, to compute the prompts that it computes itself before this one, and the time by which its
-other requests slow this answer down. Either loads the request's LoRA adapter first, if it is not in
-memory. The formula contains the load bound: a worker that has the
-prefix and a queue loses to an idle worker as soon as waiting costs more than computing.
+hand its KV over if that takes longer, plus what the streams of P lose meanwhile if it is mixed. The
+cost of a D is the time to receive the KV that it has not cached, to compute the prompts that it
+computes itself before this one, and the time by which its other requests slow this answer down.
+Either loads the request's LoRA adapter first, if it is not in memory. The formula contains the load
+bound: a worker that has the prefix and a queue loses to an idle worker as soon as waiting costs
+more than computing.
 """
 
 from __future__ import annotations
 
+from services.router.placement.governor import harm_seconds
 from services.router.placement.pull import best_pull
 from services.router.placement.types import (
     PlacementContext,
@@ -35,7 +37,7 @@ def decode_scores(context: PlacementContext, views: Views) -> list[Score]:
     scores: list[Score] = []
     for view in views:
         missing = prompt - cached.get(view.identity, 0) if cached else prompt
-        if context.local:
+        if context.local or view.mixed:
             received = missing * per_token
         elif view.kv_groups:
             received = view.kv_bytes(prompt, prompt - missing) / rates.kv_bytes_per_s
@@ -65,6 +67,8 @@ def prefill_scores(context: PlacementContext, views: Views, decode: WorkerView) 
         seconds = view.queued * per_token + max(compute, transfer)
         if adapter:
             seconds += view.adapters[adapter]
+        if view.decoding:
+            seconds += harm_seconds(rates, uncached, view.decoding)
         scores.append((seconds, view.requests))
     return scores
 

@@ -138,6 +138,19 @@ def test_a_decode_worker_may_be_warm_and_a_prefill_worker_may_not() -> None:
         changed(prefill={"p0": {"model": "chat"}, "p1": {"model": "code", "state": "warm"}})
 
 
+def test_a_worker_of_either_table_may_begin_in_both_roles() -> None:
+    both = {"model": "chat", "role": "mixed"}
+    config = changed(prefill={"p0": both}, decode={"d0": both, "d1": {"model": "code"}})
+    assert [worker.role for worker in config.decode.values()] == ["mixed", ""]
+    assert config.worker(Role.PREFILL, "p0").role == "mixed"
+    with pytest.raises(ConfigError, match=r"^decode.d0.role: .*'mixed'"):
+        changed(decode={"d0": {"model": "chat", "role": "prefill"}})
+    with pytest.raises(ConfigError, match=r"^decode.d0.role: a warm worker sleeps"):
+        changed(decode={"d0": {**both, "state": "warm"}})
+    with pytest.raises(ConfigError, match=r"^decode.d0.role: mode replicated has decode workers"):
+        changed(prefill={}, decode={"d0": both}, router={"mode": "replicated"})
+
+
 def test_a_floor_that_the_workers_of_the_model_cannot_reach_is_refused() -> None:
     models = {"chat": {"path": "a/chat", "floor": 2}, "code": {"path": "a/code"}}
     with pytest.raises(ConfigError, match=r"^models.chat.floor: 2 decode .* the file has 1 of it"):

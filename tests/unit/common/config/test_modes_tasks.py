@@ -46,6 +46,7 @@ def test_models_of_both_kinds_stand_in_one_file() -> None:
         ({"gateway": {"text": "light"}}, "model.text: .* needs vLLM's classes"),
         ({"prefill": {"p0": {}}}, r"prefill\.p0: a pooling model hands no KV over"),
         ({"decode": {"d0": {"state": "warm"}}}, r"decode\.d0\.state: workers of a pooling model"),
+        ({"decode": {"d0": {"role": "mixed"}}}, r"decode\.d0\.role: a pooling model hands no KV"),
         ({"pool": {"s0": {"kv": {"store": {"ram_mib": 8}}}}}, r"pool\.s0: "),
         ({"adapters": {"sql": {"path": "/s"}}}, r"adapters\.sql: a pooling model has no adapters"),
         ({"engine": {"args": {"runner": "pooling"}}}, "`task` of the model says what it is for"),

@@ -55,6 +55,11 @@ LIST = AllowList(
         ("n", "decode", "d8", False),
         ("old", "prefill", "d7", False),
         ("gone", "decode", "d5", False),
+        ("old", "mixed", "d5", True),
+        ("old", "mixed", "d0", False),
+        ("p", "mixed", "p0", False),
+        ("d", "mixed", "d1", False),
+        ("n", "mixed", "d7", True),
     ],
 )
 def test_a_host_speaks_for_its_roles_and_names(host: str, role: str, name: str, may: bool) -> None:
@@ -64,6 +69,7 @@ def test_a_host_speaks_for_its_roles_and_names(host: str, role: str, name: str, 
 def test_only_a_listed_name_may_be_taken_from_the_host_that_used_it() -> None:
     assert LIST.speaker("d", "decode", "d0") == Speaker("d", "", listed=True)
     assert LIST.speaker("old", "decode", "d5") == Speaker("old", "", listed=False)
+    assert LIST.speaker("n", "mixed", "d7") == Speaker("n", "", listed=True)
 
 
 @pytest.mark.parametrize(

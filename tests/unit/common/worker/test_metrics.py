@@ -24,7 +24,7 @@ def registry(meter: PhaseMeter) -> CollectorRegistry:
 
 def test_drafted_and_accepted_tokens_are_told_by_position() -> None:
     meter = PhaseMeter(0.0)
-    meter.stepped(Batch(drafts=Drafts((3, 2), (2, 1))), Role.DECODE)
+    meter.stepped(Batch(drafts=Drafts((3, 2), (2, 1))))
     told = registry(meter)
     for name, counts in (("drafted", (3, 2)), ("accepted", (2, 1))):
         for position, count in enumerate(counts, 1):

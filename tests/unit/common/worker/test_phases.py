@@ -28,24 +28,32 @@ def meter() -> PhaseMeter:
 
 def test_a_prompt_counts_once_without_what_was_cached(meter: PhaseMeter) -> None:
     meter.added(request("r"))
-    meter.stepped(Batch([output("r", cached_tokens=60)]), Role.DECODE)
-    meter.stepped(Batch([output("r"), output("other")]), Role.DECODE)
+    meter.stepped(Batch([output("r", cached_tokens=60)]))
+    meter.stepped(Batch([output("r"), output("other")]))
     assert (meter.prefilled, meter.decoded) == (40, 3)
     meter.check_invariants()
 
 
 def test_the_one_token_of_a_prefill_worker_is_no_decode(meter: PhaseMeter) -> None:
     meter.added(request("r", role=Role.PREFILL, ticket=ticket("r")))
-    meter.stepped(Batch([output("r")]), Role.PREFILL)
+    meter.stepped(Batch([output("r")]))
     assert (meter.prefilled, meter.decoded) == (100, 0)
     assert meter.report(101.0, sent=3, gpu=None).handoffs == 3
+
+
+def test_a_step_of_a_mixed_worker_counts_in_both_phases(meter: PhaseMeter) -> None:
+    meter.added(request("p", role=Role.PREFILL, ticket=ticket("p")))
+    meter.stepped(Batch([output("p"), output("a", 2), output("b", 2)]))
+    assert (meter.prefilled, meter.decoded) == (100, 4)
+    report = meter.report(101.0, sent=0, gpu=None)
+    assert (report.batch, report.tokens_per_output) == (2.0, 2.0)
 
 
 def test_a_prompt_that_failed_or_was_aborted_was_not_computed(meter: PhaseMeter) -> None:
     for name in ("failed", "aborted"):
         meter.added(request(name, ticket=ticket(name)))
     assert meter.report(100.5, sent=0, gpu=None).handoffs == 2
-    meter.stepped(Batch([output("failed", tokens=0, error="internal")]), Role.DECODE)
+    meter.stepped(Batch([output("failed", tokens=0, error="internal")]))
     meter.dropped("aborted#1")
     meter.dropped("aborted#1")
     assert meter.prefilled == 0
@@ -58,7 +66,7 @@ def test_rates_are_those_of_the_last_ten_seconds(meter: PhaseMeter) -> None:
     for second in range(60):
         now = 100.0 + second / 2
         if second < 30:
-            meter.stepped(Batch([output("a", 4), output("b", 4)]), Role.DECODE)
+            meter.stepped(Batch([output("a", 4), output("b", 4)]))
         report = meter.report(now, sent=0, gpu=None)
         if second == 29:
             assert report.decode_tokens_per_s == pytest.approx(16.0, rel=0.1)
@@ -76,9 +84,9 @@ def test_drafts_are_counted_by_position_and_their_share_is_that_of_the_last_ten_
     meter: PhaseMeter,
 ) -> None:
     assert meter.report(100.0, sent=0, gpu=None).accepted == -1
-    meter.stepped(Batch([output("r", 3)], drafts=Drafts((2, 2), (2, 1))), Role.DECODE)
-    meter.stepped(Batch([output("r", 1)], drafts=Drafts((1, 1, 1), (0, 0, 0))), Role.DECODE)
-    meter.stepped(Batch([output("r", 1)]), Role.DECODE)
+    meter.stepped(Batch([output("r", 3)], drafts=Drafts((2, 2), (2, 1))))
+    meter.stepped(Batch([output("r", 1)], drafts=Drafts((1, 1, 1), (0, 0, 0))))
+    meter.stepped(Batch([output("r", 1)]))
     assert (meter.drafted, meter.accepted) == ([3, 3, 1], [2, 1, 0])
     report = meter.report(101.0, sent=0, gpu=None)
     assert report.accepted == pytest.approx(3 / 7)

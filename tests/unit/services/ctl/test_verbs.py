@@ -9,6 +9,7 @@ from services.ctl.registry import VERBS
 from tests.unit.common.net import rows
 
 WORKER = msgspec.to_builtins(rows.WORKER)
+MIXED = WORKER | {"role": "mixed", "configured_role": "decode", "role_since_s": 7.0}
 ATTEMPT = {
     "attempt": 1, "state": "ended", "outcome": "length", "received_ms_ago": 5000, "total_ms": 100.0,
     "gateway": "g0", "prompt_tokens": 40, "max_tokens": 8,
@@ -154,6 +155,7 @@ BECOMES = {**DRAIN, "becomes": "prefill", "role_s": 7.0, "confirmed": True}
             [WORKER | {"reason": "a", "verdict": "down", "verdict_reason": "b"}],
             ["a; its host says down: b"],
         ),
+        ("workers", [MIXED | {"role_epoch": 2}], ["decode in its file, mixed for 7 s"]),
         ("workers", [], ["no worker has said hello"]),
         ("requests", [REQUEST], ["ATTEMPT", "abc", "12 ms", "a decode slot"]),
         ("requests", [], ["no request is queued or running"]),
@@ -274,3 +276,7 @@ def test_people_are_shown(verb: str, result: Any, shows: list[str]) -> None:
 )
 def test_what_an_order_did_is_said_in_words(verb: str, result: Any, sentence: str) -> None:
     assert VERBS[verb].render(result) == sentence
+
+
+def test_one_that_began_in_both_roles_has_no_other_than_its_own() -> None:
+    assert "in its file" not in VERBS["workers"].render([MIXED])

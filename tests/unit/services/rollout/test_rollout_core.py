@@ -71,6 +71,19 @@ def test_a_warm_worker_is_restarted_too_and_counts_as_one_that_could_serve() -> 
     assert bench.observe() == [Drain(bench.workers["d0"])]
 
 
+def test_a_mixed_worker_is_one_of_either_role() -> None:
+    bench = Bench("d1", there=("p0", "d0", "d1"))
+    bench.set("d1", role="mixed")
+    assert [type(action) for action in bench.observe()] == [Drain], "p0 and d0 stay"
+    bench = Bench("d0", there=("p0", "d0", "d1"))
+    bench.set("d1", role="mixed")
+    assert [type(action) for action in bench.observe()] == [Drain], "d1 decodes, too"
+    bench = Bench("d1", there=("d0", "d1"))
+    bench.set("d1", role="mixed")
+    assert bench.observe() == []
+    assert "0 other prefill workers" in bench.rollout.failure
+
+
 def test_one_after_the_other_each_drained_first(bench: Bench) -> None:
     before = bench.workers["d0"]
     assert bench.observe() == [Drain(before)]

@@ -227,7 +227,8 @@ def test_an_order_is_carried_out_when_all_gateways_keep_it() -> None:
     assert len(rig.calls) == 1
 
 
-def test_a_gateway_that_stops_need_not_keep_it() -> None:
+@pytest.mark.parametrize("how", ["stops", "out of reach"])
+def test_a_gateway_that_is_not_here_need_not_keep_it(how: str) -> None:
     rig = ScaleRig()
     other = rig.gateway("g1")
     rig.receive(other, KeptOrders())
@@ -236,7 +237,11 @@ def test_a_gateway_that_stops_need_not_keep_it() -> None:
     rig.load(2.0)
     rig.pass_time(2.0)
     assert rig.calls == []
-    rig.leave(other)
+    if how == "stops":
+        rig.leave(other)
+    else:
+        rig.alive.remove(other)
+        rig.gone(other)
     rig.pass_time(0.4)
     assert len(rig.calls) == 1
 

@@ -187,3 +187,10 @@ def test_children_of_a_further_cell_are_told_apart_and_take_the_next_gpus() -> N
     gpus = [child.environment["CUDA_VISIBLE_DEVICES"] for child in fleet if child.is_worker]
     assert gpus == ["7", "3"]
     assert [child.label for child in children([], ["d0"], ())] == ["r0", "g0", "h0", "d0"]
+
+
+def test_a_mixed_worker_is_counted_as_one_of_either_role() -> None:
+    config = configuration.from_mapping({"decode": {"d0": {"role": "mixed"}, "d1": {}}})
+    assert Child(Role.DECODE, "d0").parts(config) == (Role.PREFILL, Role.DECODE)
+    assert Child(Role.DECODE, "d1").parts(config) == (Role.DECODE,)
+    assert Child(Role.GATEWAY, "g0").parts(config) == (Role.GATEWAY,)

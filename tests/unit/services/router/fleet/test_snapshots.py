@@ -45,30 +45,36 @@ def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
         "kv_groups": capacity.kv_groups,
         "pull_blocks": capacity.pull_blocks,
         "adapters": worker.adapters,
+        "mixed": False,
     }
 
 
 def test_totals_are_the_sums_of_what_is_shown(rig: Rig) -> None:
     rig.decode("d1")
     rig.beat("d1|1")
+    rig.worker(Role.MIXED, "m0")
     agree(rig)
+    assert rig.core.tables.snapshots.totals(Role.DECODE).workers == 3
     for n in range(5):
         rig.submit(f"r{n}", prompt=100, out=50)
         agree(rig)
     rig.handle(WorkerDrained("d1|1", on=True))
     agree(rig)
-    assert rig.core.tables.snapshots.totals(Role.DECODE).workers == 1
+    assert rig.core.tables.snapshots.totals(Role.DECODE).workers == 2
     rig.handle(WorkerDrained("d1|1", on=False))
     agree(rig)
     rig.gone("d0|1")
     rig.gone("p0|1")
+    agree(rig)
+    rig.gone("m0|1")
     agree(rig)
     assert rig.core.tables.snapshots.totals(Role.PREFILL).workers == 0
 
 
 def agree(rig: Rig) -> None:
     for role in (Role.PREFILL, Role.DECODE):
-        ready = [w.view() for w in rig.core.tables.workers.values() if w.ready and w.role is role]
+        workers = [w for w in rig.core.tables.workers.values() if role in w.role.parts]
+        ready = [w.view() for w in workers if w.ready]
         totals: Totals = rig.core.tables.snapshots.totals(role)
         assert totals.workers == len(ready)
         assert totals.queued == sum(v.queued for v in ready)

@@ -122,6 +122,21 @@ def test_p_s_queue_turns_the_prompt_to_d() -> None:
     assert remote(resources, decode, view("p0", queued=400), view("p1"))
 
 
+def test_what_the_streams_of_a_mixed_p_lose_counts() -> None:
+    resources, decode = ResourceRequest(400, 10), view("d0", requests=2)
+    assert remote(resources, decode, view("m0", mixed=True, decoding=1))
+    assert not remote(resources, decode, view("m0", mixed=True, decoding=2))
+
+
+def test_a_mixed_d_computes_its_prompts_whatever_is_wanted() -> None:
+    for options in (PlacementOptions(), PlacementOptions(remote_prefill="auto")):
+        context = PlacementContext(ResourceRequest(1_000, 10), options=options, rates=RATES)
+        verdict = governor.decide(context, view("d0", mixed=True, requests=7), [view("p0")])
+        assert not verdict.eligible
+        assert not verdict.compared
+        assert "d0 is mixed" in verdict.sentence
+
+
 def test_what_either_side_has_cached_counts() -> None:
     resources = ResourceRequest(400, 10)
     busy = view("d0", requests=1)

@@ -76,6 +76,14 @@ def test_what_does_not_fit_now_waits_and_says_for_what(
     assert place(PlacementContext(ASK), decodes, prefills, least_loaded) is expected
 
 
+def test_a_mixed_worker_takes_what_no_prefill_worker_has_room_for() -> None:
+    decodes, full = [view("d0"), view("m0", mixed=True, requests=3)], [view("p0", requests=8)]
+    assert chosen(ASK, decodes, [view("p0")]) == ("p0", "d0")
+    assert chosen(ASK, decodes, full) == ("", "m0")
+    other = view("m0", mixed=True, kv_tokens=1456)
+    assert place(PlacementContext(ASK), [view("d0"), other], full, least_loaded) is WaitFor.PREFILL
+
+
 def test_the_last_block_that_fits_is_used() -> None:
     exact = view("d0", kv_tokens=1600 - 160)
     assert exact.kv_need(150) == 160

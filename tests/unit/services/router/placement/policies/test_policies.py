@@ -184,6 +184,14 @@ def test_cost_adds_seconds(
     assert pair(choose("cost", decodes, prefills, rates=RATES, cached=cached)) == expected
 
 
+def test_cost_counts_what_the_streams_of_a_mixed_p_lose() -> None:
+    """A prefill worker with a queue may still be the better one."""
+    decode, busy = view("d0"), view("p0", queued=100)
+    idle, streams = (view("m0", mixed=True, decoding=decoding) for decoding in (0, 3))
+    assert pair(choose("cost", [decode], [busy, idle], rates=RATES)) == ("m0", "d0")
+    assert pair(choose("cost", [decode], [busy, streams], rates=RATES)) == ("p0", "d0")
+
+
 def test_cost_knows_a_slow_pair() -> None:
     decode = view("d0", kv_token_bytes=1024.0)
     slow = RATES._replace(pair_bytes_per_s=lambda p, _: 1e5 if p == "p0" else 1e6)

@@ -144,6 +144,11 @@ class HostMemory:
         self._pages[these.start : these.stop, ids] = data.reshape(len(these), len(ids), -1)
         return sum_of(data)
 
+    @property
+    def pages(self) -> Bytes:
+        """A live view of all pages, `[layer][block][byte]`."""
+        return self._pages
+
     def page(self, layer: int, block: int) -> Bytes:
         """A live view of one page."""
         page: Bytes = self._pages[layer, block]

@@ -197,12 +197,13 @@ def _introduce(tables: Tables, newcomer: Worker, now: float) -> list[Action]:
     layouts = _lay_out(tables, newcomer)
     if newcomer.role is Role.POOL:
         return [*layouts, *_introduce_stores(tables, newcomer)]
+    view = newcomer.view()
     others = [
         worker
         for worker in tables.workers.values()
         if worker.role not in (newcomer.role, Role.POOL)
         and worker.ready
-        and worker.fingerprint == newcomer.fingerprint
+        and worker.view().may_give(view)
     ]
     stores = _introduce_stores(tables, newcomer)
     if newcomer.role is Role.DECODE:

@@ -45,6 +45,7 @@ def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
         "kv_groups": capacity.kv_groups,
         "pull_blocks": capacity.pull_blocks,
         "adapters": worker.adapters,
+        "kv_meaning": capacity.kv_meaning,
     }
 
 

@@ -21,7 +21,7 @@ from common.messages import KvSource, Ticket
 from tests.component.common.kv.service_peer import CONFIG, WIRE_ONLY, drained
 from tests.rigs import messages
 
-LAYERS, TOKENS, HEADS, ITEMS = 4, 1024, 2, 8
+LAYERS, TOKENS, HEADS, ITEMS = 4, 1024, 2, 16
 CANONICAL_BYTES = HEADS * 16 * 2 * ITEMS * 4
 SEQUENCE = list(range(3, 40))
 """Canonical blocks of the prompt, by their ids in either memory: those of one sequence of tokens,

@@ -16,6 +16,9 @@ from msgspec import Meta
 
 TOKENS_MAX = 1 << 53
 KV_GROUPS_MAX = 256
+CANONICAL_TOKENS = 16
+"""Tokens of a block in the canonical form, in which KV travels between engines that lay it out
+differently (`common.kv.canonical`)."""
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
@@ -120,6 +123,13 @@ def streams_can_move(groups: Sequence[KvGroup]) -> bool:
     return len(groups) <= 1 and not keeps_part(groups)
 
 
+def canonical_parts(groups: Sequence[KvGroup]) -> int:
+    """How many canonical blocks are in one of the engine's; 0 if this KV has no canonical form."""
+    if len(groups) != 1 or keeps_part(groups) or groups[0].block_tokens % CANONICAL_TOKENS:
+        return 0
+    return groups[0].block_tokens // CANONICAL_TOKENS
+
+
 def group_of_prefixes(groups: Sequence[KvGroup]) -> int:
     """The group whose blocks tell best which prefixes an engine has: the first that keeps all
     tokens, or the first."""
@@ -160,8 +170,13 @@ class HandoverOrder:
     them. P and D count the blocks of a handoff in this order, so that both name a block by one
     number, and what D lacks after a prefix hit is an end of it."""
 
-    def __init__(self, groups: Sequence[KvGroup], tokens: int) -> None:
-        """`tokens`: of the prompt, those whose KV is handed over."""
+    def __init__(self, groups: Sequence[KvGroup], tokens: int, *, canonical: bool = False) -> None:
+        """`tokens`: of the prompt, those whose KV is handed over. `canonical`: blocks are counted
+        in the canonical form, if this KV has one."""
+        #: How many blocks of this order are in one of the engine's.
+        self.parts = max(1, canonical_parts(groups)) if canonical else 1
+        if self.parts > 1:
+            groups = (KvGroup(CANONICAL_TOKENS),)
         placed = sorted(
             (min((number + 1) * group.block_tokens, tokens), at, number)
             for at, group in enumerate(groups)
@@ -174,3 +189,11 @@ class HandoverOrder:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def engine_number(self, number: int) -> int:
+        """The number, in its group, of the engine's block that has block `number` of this order."""
+        return number // self.parts
+
+    def block_id(self, engine_block: int, number: int) -> int:
+        """The id of block `number` of its group, which lies in this block of the engine."""
+        return engine_block * self.parts + number % self.parts

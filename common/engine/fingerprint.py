@@ -1,7 +1,9 @@
-"""The fingerprint: it is equal for workers whose KV blocks mean the same.
+"""The fingerprint: it is equal for workers whose KV blocks are the same, byte for byte.
 
 Each part is a short readable text, so that a difference can be named; a long value is hashed. The
-fingerprint itself is a hash over all parts.
+fingerprint itself is a hash over all parts, and the *meaning* one over those that are not in
+`LAYOUT_PARTS`. Workers whose meanings are equal and whose layouts are not may still hand prompts
+over, in the canonical form (`common/kv/canonical.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import json
 from collections.abc import Mapping
 
 SHORT_CHARS = 48
+LAYOUT_PARTS = frozenset({"block_tokens"})
+"""Parts that only say how KV lies in memory."""
 
 
 def parts_of(values: Mapping[str, object]) -> dict[str, str]:
@@ -22,6 +26,11 @@ def fingerprint_of(parts: Mapping[str, str]) -> str:
     """32 hex digits."""
     encoded = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(encoded.encode()).hexdigest()[:32]
+
+
+def meaning_of(parts: Mapping[str, str]) -> str:
+    """As `fingerprint_of`, over what KV means."""
+    return fingerprint_of({key: parts[key] for key in parts.keys() - LAYOUT_PARTS})
 
 
 def _text(value: object) -> str:

@@ -138,7 +138,7 @@ class EngineInfo:
 
     #: Name by which clients ask for the model.
     model: str
-    #: Hex; workers of equal fingerprints may exchange KV.
+    #: Hex; workers of equal fingerprints may exchange KV as it lies in memory.
     fingerprint: str
     #: `host:port` of the UCX listener.
     kv_address: str

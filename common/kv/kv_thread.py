@@ -21,13 +21,14 @@ from common.blocks import KvGroup
 from common.clock import SystemClock
 from common.config import KvConfig
 from common.config.exposure import WILDCARDS
+from common.errors import Code
 from common.identity import AttemptKey, is_pull, pull_key
 from common.kv.compression.policy import Mode
 from common.kv.daemon_link.side_channel import ThreadSideChannel
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
-from common.kv.handoff.receiver import FetchSpec
-from common.kv.handoff.ticket_table import TicketTable
+from common.kv.handoff.receiver import handoff_spec
+from common.kv.handoff.ticket_table import NO_CANONICAL_FORM, TicketTable
 from common.kv.layout import HostMemory, KvMemory
 from common.kv.messages import (
     DaemonToKv,
@@ -46,13 +47,13 @@ from common.kv.messages import (
 from common.kv.offers.kept_streams import KeptStreams
 from common.kv.offers.pulls import own_ticket, pull_spec
 from common.kv.offers.sharing import StoreSharing, not_copied, refuse
-from common.kv.packing import measured_chooser
+from common.kv.packing import Packing, measured_chooser
 from common.kv.peers.accepted import accepted_links
 from common.kv.peers.channel import Channel, ChannelEvents, HandoffMessage, WorkerIdentity
 from common.kv.peers.connections import ConnectionListener, Connections
 from common.kv.peers.keepalive import Keepalive
 from common.kv.peers.secrets_file import watched_secrets
-from common.kv.plan import default_layer_groups, shape_of, transfer_chunking, wire_message_bytes
+from common.kv.plan import shape_of, wire_message_bytes
 from common.kv.receive import ReceiveSide
 from common.kv.send import SendSide
 from common.kv.staging.pool import StagingPool
@@ -84,14 +85,14 @@ class KvThread:
         on_status: Callable[[KvStatus], None],
         *,
         groups: tuple[KvGroup, ...],
+        canonical: KvMemory | None = None,
     ) -> None:
         """`side_address`: where the daemon has bound its side channel; empty for none. `on_end` is
         called once for each handoff that ends, on either side; `on_status` at most every
-        `STATUS_S`, while something is held or newly counted. `groups`: as in `KvService`."""
+        `STATUS_S`, while something is held or newly counted. The rest: as in `KvService`."""
         self.loop = asyncio.get_running_loop()
         self.stopped = asyncio.Event()
-        self._config = config
-        self._identity = identity
+        self._config, self._identity = config, identity
         self._on_end, self._on_status = on_end, on_status
         self._counters = HandoffCounters()
         self._log: Logger = structlog.get_logger("baton")
@@ -99,12 +100,14 @@ class KvThread:
         self._secrets = watched_secrets(identity.secrets_file, self._log)
         self._status_due, self._status_pending = 0.0, True
         geometry = memory.geometry
-        one, layers = geometry.block_bytes, geometry.layers
-        self._holds = KvListening(groups=groups, block_bytes=one, layers=layers)
+        one, layers, meaning = geometry.block_bytes, geometry.layers, identity.meaning
+        self._holds = KvListening(groups=groups, block_bytes=one, layers=layers, meaning=meaning)
         payload, total = max(config.message_bytes, one), config.staging_mib << 20
         shape = shape_of(geometry)
         mode: Mode = "none" if config.exact else config.compression
         self._receive_shape = shape.uncompressed() if mode == "none" else shape
+        self._canonical = Packing(canonical, payload) if canonical is not None else None
+        canonical_shape = self._canonical.shape if self._canonical is not None else None
         self._chooser = measured_chooser(mode, geometry)
         self.ucx = UcxWorker(
             config.transports, self._on_accept, interfaces=config.interfaces, rails=config.rails
@@ -112,13 +115,14 @@ class KvThread:
         send_pool = StagingPool(payload, total, shared=shares_memory(config.transports))
         self._segment = send_pool.segment
         self.send_side = SendSide(
-            TicketTable(shape, payload, config.lease_ms, self._counters),
+            TicketTable(shape, payload, config.lease_ms, self._counters, canonical_shape),
             memory,
             send_pool,
             counters=self._counters,
             chooser=self._chooser,
             on_ended=self._on_send_ended,
             clock=self.now,
+            canonical=self._canonical,
         )
         self.kept_streams = self._make_kept_streams()
         self.receive_side = ReceiveSide(
@@ -198,18 +202,14 @@ class KvThread:
 
     def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
         """D: fetches blocks [first_block, ...) of the ticket's prompt to these blocks."""
-        config, blocks = self._config, len(block_ids)
-        groups = config.layer_groups or default_layer_groups(self._receive_shape, blocks)
-        spec = FetchSpec(
-            first_block=first_block,
-            blocks=blocks,
-            shape=self._receive_shape,
-            chunking=transfer_chunking(config.message_bytes, self._receive_shape, groups, blocks),
-            deadline=self.now() + config.load_timeout_ms / 1000,
-            retries=config.retries,
-            layer_groups=groups,
-        )
-        self.receive_side.fetch(ticket, spec, block_ids)
+        packing = self._canonical if ticket.canonical else None
+        if ticket.canonical and packing is None:
+            ended = Ended(Code.KV_TRANSFER_FAILED, NO_CANONICAL_FORM)
+            self._on_receive_ended(ticket, KvReport(), ended)
+            return
+        shape = self._receive_shape if packing is None else packing.shape
+        spec = handoff_spec(self._config, shape, first_block, len(block_ids), self.now())
+        self.receive_side.fetch(ticket, spec, block_ids, packing)
 
     def release(self, key: AttemptKey, reason: str) -> None:
         """Ends what either side holds for this attempt. Idempotent."""

@@ -121,7 +121,8 @@ class HostMemory:
         self._layer_at = geometry.offset + geometry.layer_stride * np.arange(geometry.layers)
         first = base.ctypes.data + geometry.offset
         steps = (geometry.layer_stride, geometry.block_stride, geometry.page_bytes)
-        self._on_lines = not any(step % LINE_BYTES for step in (first, *steps))
+        #: Whether every page begins on a line.
+        self.on_lines = not any(step % LINE_BYTES for step in (first, *steps))
         self._in_rows = geometry.page_bytes % ROW_BYTES == 0
 
     def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
@@ -139,10 +140,15 @@ class HostMemory:
         ids, these = self._checked(block_ids, data, layers)
         if self._in_rows:
             wire, memory = self._wire_offsets(ids, these), self._memory_offsets(ids, these)
-            page_bytes, streams = self.geometry.page_bytes, self._on_lines
+            page_bytes, streams = self.geometry.page_bytes, self.on_lines
             return copy_pages(self._base, memory, data, wire, page_bytes, nontemporal=streams)
         self._pages[these.start : these.stop, ids] = data.reshape(len(these), len(ids), -1)
         return sum_of(data)
+
+    @property
+    def pages(self) -> Bytes:
+        """A live view of all pages, `[layer][block][byte]`."""
+        return self._pages
 
     def page(self, layer: int, block: int) -> Bytes:
         """A live view of one page."""

@@ -35,8 +35,8 @@ NAME_BYTES = 8
 
 
 class KvHello(Message, frozen=True):
-    """The first message of both sides on a new UCX endpoint. A side that sees another wire version
-    or fingerprint answers `KvRefused` and closes."""
+    """The first message of both sides on a new UCX endpoint. A side that sees another wire version,
+    or another fingerprint and another meaning, answers `KvRefused` and closes."""
 
     wire_version: int
     name: str
@@ -44,6 +44,8 @@ class KvHello(Message, frozen=True):
     fingerprint: str
     staging: str = ""
     """The name of P's shared segment (`staging/shared_segment.py`); empty if it has none."""
+    meaning: str = ""
+    """As `Capacity.kv_meaning`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ class ConnectedPeer:
     """The id of its channel, unique in this process."""
     name: str
     incarnation: str
+    alike: bool = True
+    """Whether it has this worker's fingerprint; else only tickets in the canonical form are served
+    to it, or by it."""
 
 
 class KvReady(Message, frozen=True):
@@ -270,6 +275,8 @@ class KvListening(Message, frozen=True):
     """Into which a block of this rank is cut on the wire."""
     disk_blocks: int = 0
     """How many blocks the disk below its store holds, which others may pull, too."""
+    meaning: str = ""
+    """As `Capacity.kv_meaning`."""
 
 
 class KvCopied(Message, frozen=True):

@@ -17,6 +17,7 @@ from common.kv.checksum.kernel import sum_of
 from common.kv.compression.fp8 import Bytes, Fp8Codec, measure_rate
 from common.kv.compression.policy import CompressionChooser, Mode
 from common.kv.layout import Geometry, KvMemory
+from common.kv.plan import KvShape, shape_of
 
 
 class Packing:
@@ -25,6 +26,7 @@ class Packing:
     def __init__(self, memory: KvMemory, payload_bytes: int) -> None:
         """`payload_bytes`: the largest message when it is not compressed."""
         page_format = memory.geometry.page_format
+        self.shape: KvShape = shape_of(memory.geometry)
         self._memory = memory
         self._page_bytes = memory.geometry.page_bytes
         self._payload_bytes = payload_bytes

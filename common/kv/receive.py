@@ -115,7 +115,6 @@ class ReceiveSide:
         loaned ones too. `on_ended` is called once for each `fetch`."""
         self._identity = identity
         self._packing = Packing(memory, payload_bytes)
-        self._block_bytes = memory.geometry.block_bytes
         self._pool = pool
         self._counters = counters
         self._on_ended = on_ended
@@ -171,7 +170,6 @@ class ReceiveSide:
                 channel.close("granted messages were never answered")
 
     def holds(self, now: float) -> list[KvHold]:
-        block_bytes = self._block_bytes
         return [
             KvHold(
                 request_id=key[0],
@@ -179,7 +177,7 @@ class ReceiveSide:
                 peer=fetch.receiver.ticket.prefill,
                 side="receive",
                 blocks=len(fetch.block_ids),
-                bytes=len(fetch.block_ids) * block_bytes,
+                bytes=len(fetch.block_ids) * fetch.receiver.spec.shape.block_bytes,
                 lease_left_ms=max(0.0, fetch.receiver.spec.deadline - now) * 1000,
                 age_ms=(now - fetch.began) * 1000,
             )
@@ -231,6 +229,10 @@ class ReceiveSide:
         ticket = fetch.receiver.ticket
         if (peer.name, peer.incarnation) != (ticket.prefill, ticket.prefill_incarnation):
             why = f"{ticket.kv_address} is {peer.name} in another incarnation than the ticket's"
+            self._feed(key, ConnectFailed(why, final=True))
+            return
+        if not (peer.alike or ticket.canonical):
+            why = f"{peer.name} lays its KV out differently, and the ticket does not say so"
             self._feed(key, ConnectFailed(why, final=True))
             return
         transfer, self._next_transfer = self._next_transfer, self._next_transfer + 1

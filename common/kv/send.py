@@ -35,6 +35,7 @@ from common.kv.checksum.header import (
 )
 from common.kv.compression.policy import CompressionChooser
 from common.kv.handoff.counters import HandoffCounters
+from common.kv.handoff.lease import Tombstones
 from common.kv.handoff.protocol import (
     Computed,
     Ended,
@@ -55,7 +56,6 @@ from common.kv.handoff.protocol import (
 )
 from common.kv.handoff.ticket_table import TOMBSTONES_MAX, TicketTable
 from common.kv.layout import KvMemory
-from common.kv.lease import Tombstones
 from common.kv.messages import KvAbort, KvCredit, KvMapped, KvReady, KvReleased
 from common.kv.packing import Packing
 from common.kv.peers.channel import Channel, HandoffMessage
@@ -115,10 +115,12 @@ class SendSide:
         chooser: CompressionChooser,
         on_ended: OnEnded,
         clock: Callable[[], float],
+        canonical: Packing | None = None,
     ) -> None:
-        """`on_ended` is called once for each call of `offer`."""
+        """`on_ended` is called once for each call of `offer`. `canonical`: of the same memory in
+        the canonical form, if it has one."""
         self._tickets = tickets
-        self._memory = memory
+        self._canonical = canonical
         self._pool = pool
         self._loans = Loans(pool)
         self._counters = counters
@@ -242,7 +244,6 @@ class SendSide:
         self._loans.end_unserved(self._tickets.serves)
 
     def holds(self, now: float) -> list[KvHold]:
-        block_bytes = self._memory.geometry.block_bytes
         return [
             KvHold(
                 request_id=key[0],
@@ -250,7 +251,7 @@ class SendSide:
                 peer=lease.owner,
                 side="send",
                 blocks=lease.blocks,
-                bytes=lease.blocks * block_bytes,
+                bytes=lease.blocks * self._tickets.block_bytes(key),
                 lease_left_ms=lease.left_ms(now),
                 age_ms=(now - lease.granted) * 1000,
             )
@@ -334,8 +335,10 @@ class SendSide:
             blocks = prompt.blocks[expected.first_block : expected.end_block]
             if len(blocks) != expected.blocks:
                 return False
-            stored = prompt.stored
+            stored, canonical = prompt.stored, self._canonical
             packing = self._packing if stored is None else stored.packing
+            if prompt.ticket.canonical and canonical is not None:
+                packing = canonical
             gathered = packing.gather(blocks, payload, expected)
         if stored is not None and not stored.judge(range(expected.first_block, expected.end_block)):
             return False

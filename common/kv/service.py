@@ -36,10 +36,10 @@ from common.config import KvConfig
 from common.errors import BatonError, Code
 from common.identity import AttemptKey, pull_key
 from common.kv.checksum.kernel import kernel
+from common.kv.handoff.lease import Tombstones
 from common.kv.handoff.ticket_table import TOMBSTONES_MAX
 from common.kv.kv_thread import KvThread
 from common.kv.layout import KvMemory
-from common.kv.lease import Tombstones
 from common.kv.messages import KvDone, KvOrder, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
@@ -67,11 +67,14 @@ class KvService:
         *,
         groups: tuple[KvGroup, ...] = (),
         store: StoreSize | None = None,
+        canonical: KvMemory | None = None,
     ) -> None:
         """`side_address`: where the daemon binds the side channel; empty when the daemon is this
         very process. `on_ended` is called on the KV thread when `drain` has something new.
         `groups`: what the daemon is told of the engine's KV cache groups. `store`: what
-        the store of this rank consists of; None makes none."""
+        the store of this rank consists of; None makes none. `canonical`: the same memory in the
+        canonical form, if it has one; blocks of a canonical ticket are its blocks, whoever names
+        them."""
         self._identity = identity
         self._config = config
         self._memory = memory
@@ -80,6 +83,7 @@ class KvService:
         self._on_ended = on_ended
         self._groups = groups
         self._store = store
+        self._canonical = canonical
         self._ended: deque[KvDone] = deque()
         self._ended_event = threading.Event()
         self._generations: Tombstones[AttemptKey, int] = Tombstones(TOMBSTONES_MAX)
@@ -310,6 +314,7 @@ class KvService:
             self._on_end,
             self._on_status,
             groups=self._groups,
+            canonical=self._canonical,
         )
         if self._store is not None:
             kv.open_store(self._memory, self._store, self._ended_event.set)

@@ -12,14 +12,14 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The right to take one request's KV from P, once.
 
     The router makes it and sends it to P and D together. P and D each refuse a ticket whose
-    fingerprint or incarnation is not their own.
+    incarnation is not their own.
     """
 
     #: 16 random bytes, for a single use.
     secret: bytes
     request_id: str
     attempt: int
-    #: Fingerprint of both workers.
+    #: P's fingerprint, and D's too unless `canonical`.
     fingerprint: str
     prefill: str
     prefill_incarnation: str
@@ -30,6 +30,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     kv_address: str
     #: Milliseconds for which P may hold blocks for it, counted on P from arrival.
     lease_ms: float
+    #: Whether the KV travels in the canonical form, because P and D lay it out differently. Blocks
+    #: are then counted in `CANONICAL_TOKENS` on both sides.
+    canonical: bool = False
 
 
 class KvSource(msgspec.Struct, frozen=True, kw_only=True):

@@ -106,6 +106,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_layers: Count = 0
     #: Blocks that the disk below the store holds, which others may pull, too; 0: none.
     disk_blocks: Count = 0
+    #: What the KV means, however it lies in memory: workers for which it is equal may hand prompts
+    #: over in the canonical form (`Ticket.canonical`). Empty: this KV has no such form.
+    kv_meaning: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class Hello(Message, frozen=True):
     #: New at every start of the process.
     incarnation: str
     pid: int = 0
-    #: Workers: equal for workers that may exchange KV.
+    #: Workers: equal for workers that may exchange KV as it lies in memory.
     fingerprint: str = ""
     #: Workers: what the fingerprint is made of, for people who compare two.
     fingerprint_parts: dict[str, str] = msgspec.field(default_factory=dict)

@@ -28,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
+from common.engine.connector.canonical import canonical_memory
 from common.engine.connector.grammar import replay_emitted
 from common.engine.connector.memory import (
     kv_groups,
@@ -105,9 +106,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         layout = self._vllm_config.cache_config.get_resolved_kv_cache_layout()
         memory = kv_memory(kv_caches, config, layout)
         rank = get_tensor_model_parallel_rank()
-        identity = WorkerIdentity(
-            setup.name, setup.incarnation, setup.fingerprint, rank, setup.kv_secrets_file
-        )
+        canonical = canonical_memory(self._vllm_config, config, kv_caches, self._groups, memory)
+        meaning = setup.meaning if canonical is not None else ""
+        named = setup.name, setup.incarnation, setup.fingerprint
+        identity = WorkerIdentity(*named, rank, setup.kv_secrets_file, meaning)
         port = setup.kv.port + rank if setup.kv.port else 0
         layers = layers_of_pages(kv_caches, config, memory.geometry.layers)
         kv = setup.kv if layers else setup.kv.by_block()
@@ -122,6 +124,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             setup.side_addresses[rank],
             groups=self._groups,
             store=size if isinstance(size, StoreSize) else None,
+            canonical=canonical,
         )
         self._service.start()
         self._worker = WorkerHalf(self._service, settler(kv_caches), clock)

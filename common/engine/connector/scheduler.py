@@ -80,7 +80,7 @@ class SchedulerHalf:
         task = from_params(request.kv_transfer_params)
         if task is None:
             return
-        order = HandoverOrder(self._groups, task.tokens)
+        order = HandoverOrder(self._groups, task.tokens, canonical=task.ticket.canonical)
         if task.side == "send":
             self._sending[request.request_id] = _Sending(task, order, [[] for _ in self._groups])
         else:
@@ -114,12 +114,12 @@ class SchedulerHalf:
         own = [set(ids) for ids in blocks.get_unhashed_block_ids_all_groups()]
         wanted = []
         for group, number in order.places[first:]:
-            ids = given[group]
-            if number >= len(ids) or ids[number] not in own[group]:
+            ids, at = given[group], order.engine_number(number)
+            if at >= len(ids) or ids[at] not in own[group]:
                 raise RuntimeError("vLLM gave blocks for a load that other requests share")
-            wanted.append(ids[number])
+            wanted.append(order.block_id(ids[at], number))
         stored = 0
-        if self._store is not None and receiving.task.goes_on:
+        if self._store is not None and receiving.task.goes_on and not ticket.canonical:
             stored = self._store.load_part(request, first, wanted[:-1])
         self._plan.fetches.append(Fetch(ticket, first + stored, wanted[stored:]))
 
@@ -224,7 +224,10 @@ class SchedulerHalf:
         order, done = sending.order, len(sending.computed)
         tokens = computed_tokens + output.num_scheduled_tokens[request_id]
         now = bisect.bisect_right(order.ends, tokens)
-        blocks = [sending.allocated[group][number] for group, number in order.places[done:now]]
+        blocks = [
+            order.block_id(sending.allocated[group][order.engine_number(number)], number)
+            for group, number in order.places[done:now]
+        ]
         sending.computed = [*sending.computed, *blocks]
         self._plan.progress.append(
             Progress(

@@ -22,7 +22,7 @@ import psutil
 
 from common.config import Config, EngineConfig, WorkerConfig
 from common.engine.adapters import BATCH_SLOTS, resident_max
-from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.fingerprint import fingerprint_of, meaning_of, parts_of
 from common.engine.speculation.arguments import engine_arguments, samples_apart
 from common.engine.speculation.draft_layers import drafter_parts, drafter_token_bytes
 from common.engine.vllm import kv_release
@@ -174,6 +174,7 @@ def make_vllm_config(
     )
     setup["draft_layers"] = worker.speculation.hand_over
     setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
+    setup["meaning"] = meaning_of(setup["fingerprint_parts"])
     choose_start_method()
     return made
 

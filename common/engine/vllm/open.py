@@ -135,6 +135,7 @@ def _capacity(
         disk_blocks=listening.disk_blocks if pulls else 0,
         restores=restores(made),
         kv_layers=listening.layers,
+        kv_meaning=listening.meaning,
     )
 
 

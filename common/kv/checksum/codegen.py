@@ -38,14 +38,25 @@ def loops(*, summing: bool) -> tuple[Loop, Loop, Loop]:
     _write(module, "read", store=False, nontemporal=False, summing=summing)
     _write(module, "copy", store=True, nontemporal=False, summing=summing)
     _write(module, "copy_nontemporal", store=True, nontemporal=True, summing=summing)
-    engine = _compiled(str(module))
-    _engines.append(engine)
+    engine = compiled_module(module)
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_void_p]
     shape = ctypes.CFUNCTYPE(None, *arguments)
     read, copy, copy_nontemporal = (
         shape(engine.get_function_address(name)) for name in ("read", "copy", "copy_nontemporal")
     )
     return read, copy, copy_nontemporal
+
+
+def write_read_loop(module: ir.Module) -> ir.Function:
+    """Writes the loop that sums up and copies nothing."""
+    return _write(module, "read", store=False, nontemporal=False, summing=True)
+
+
+def compiled_module(module: ir.Module) -> binding.ExecutionEngine:
+    """It stays in memory for good."""
+    engine = _compiled(str(module))
+    _engines.append(engine)
+    return engine
 
 
 def _compiled(code: str) -> binding.ExecutionEngine:
@@ -65,7 +76,9 @@ def _compiled(code: str) -> binding.ExecutionEngine:
     return engine
 
 
-def _write(module: ir.Module, name: str, *, store: bool, nontemporal: bool, summing: bool) -> None:
+def _write(
+    module: ir.Module, name: str, *, store: bool, nontemporal: bool, summing: bool
+) -> ir.Function:
     """Writes a function with this name and the signature of `Loop`."""
     arguments = [_ADDRESS] * 4 + [_I64] * 3 + [_ADDRESS]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
@@ -114,6 +127,7 @@ def _write(module: ir.Module, name: str, *, store: bool, nontemporal: bool, summ
         # Non-temporal stores may become visible late; after the function's return none may.
         make.fence("seq_cst")
     make.ret_void()
+    return function
 
 
 def _place(

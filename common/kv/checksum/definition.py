@@ -33,6 +33,15 @@ offset in bytes per page. `page_bytes` is a whole number of rows. `first_row` is
 first row of the first page. The loop adds to the sums. A loop that only reads does not use the
 targets. A loop runs with at least one page and checks nothing."""
 
+TILE_ITEMS = 16
+"""A tile has as many tokens, and so many items of its K are transposed at a time."""
+
+TileLoop = Callable[[int, int, int, int, int, int, int], None]
+"""`(canonical, canonical_at, memory, keys_at, values_at, tiles, sums)`: addresses, of the canonical
+bytes, of the memory, and of one 64-bit offset in either for each tile, in the memory one for its K
+and one for its V; the number of tiles; and the address of the sums, to which it adds. It runs with
+at least one tile and checks nothing."""
+
 _U64 = (1 << 64) - 1
 
 

@@ -108,6 +108,7 @@ class RankSideChannels:
             pull_blocks=ranks[0].pull_blocks if len(ranks) == 1 else 0,
             disk_blocks=ranks[0].disk_blocks if len(ranks) == 1 else 0,
             layers=ranks[0].layers,
+            meaning=ranks[0].meaning if len(ranks) == 1 else "",
         )
 
     def start(

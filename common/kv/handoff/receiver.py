@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.config import KvConfig
 from common.errors import Code
 from common.kv.checksum.header import HEADER_BYTES, NOT_YET, Arrival, Encoding, Verdict
 from common.kv.handoff.protocol import (
@@ -41,7 +42,15 @@ from common.kv.messages import (
     KvRefused,
     KvReleased,
 )
-from common.kv.plan import FP8, Chunking, KvShape, TransferChunking, TransferPlan
+from common.kv.plan import (
+    FP8,
+    Chunking,
+    KvShape,
+    TransferChunking,
+    TransferPlan,
+    default_layer_groups,
+    transfer_chunking,
+)
 from common.messages import KvReport, Ticket
 from common.transitions import checked
 
@@ -69,6 +78,22 @@ class FetchSpec:
     hashes: bytes = b""
     """For a pull, the engine's hashes of blocks [0, first_block + blocks), `PULL_HASH_BYTES` each;
     empty for a handoff."""
+
+
+def handoff_spec(
+    config: KvConfig, shape: KvShape, first_block: int, blocks: int, now: float
+) -> FetchSpec:
+    """Blocks [first_block, first_block + blocks) of a prompt, in this shape."""
+    groups = config.layer_groups or default_layer_groups(shape, blocks)
+    return FetchSpec(
+        first_block=first_block,
+        blocks=blocks,
+        shape=shape,
+        chunking=transfer_chunking(config.message_bytes, shape, groups, blocks),
+        deadline=now + config.load_timeout_ms / 1000,
+        retries=config.retries,
+        layer_groups=groups,
+    )
 
 
 class Receiver:

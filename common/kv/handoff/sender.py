@@ -76,7 +76,7 @@ class Sender:
         #: The first blocks of the prompt that hold KV, all layers.
         self.computed = 0
         self._layers_computed = LayersComputed(0, 0)
-        self._shape = shape
+        self.shape = shape
         self._active: _ActiveTransfer | None = None
 
     @property
@@ -132,7 +132,7 @@ class Sender:
     def _begin(self, peer: int, ready: KvReady) -> list[Action]:
         """A second Ready is D's retry: the older transfer is answered with voids."""
         actions = self._void_open_slots()
-        plan = plan_of(ready, self._shape)
+        plan = plan_of(ready, self.shape)
         if plan.end > self.blocks:
             raise ValueError(f"blocks up to {plan.end} of a prompt of {self.blocks}")
         self._active = _ActiveTransfer(peer, plan, list(range(plan.messages)))

@@ -20,6 +20,7 @@ import msgspec
 from common.errors import Code
 from common.identity import AttemptKey
 from common.kv.handoff.counters import HandoffCounters
+from common.kv.handoff.lease import Lease, LeaseTable, Tombstones
 from common.kv.handoff.protocol import (
     SEND_TERMINAL,
     Action,
@@ -40,7 +41,6 @@ from common.kv.handoff.protocol import (
     TicketEvent,
 )
 from common.kv.handoff.sender import Sender, plan_of
-from common.kv.lease import Lease, LeaseTable, Tombstones
 from common.kv.messages import ConnectedPeer, KvAbort, KvCredit, KvReady, KvRefused, KvReleased
 from common.kv.plan import KvShape
 from common.messages import Ticket
@@ -51,6 +51,7 @@ TOMBSTONES_MAX = 8192
 GRACE_S = 1.0
 PATIENCE_MS_MAX = 600_000.0
 OTHER_TICKET = "this attempt's KV is here under another ticket"
+NO_CANONICAL_FORM = "this engine's KV has no canonical form"
 
 
 @dataclass(slots=True)
@@ -75,11 +76,18 @@ class TicketTable:
     """All senders of one P, by attempt."""
 
     def __init__(
-        self, shape: KvShape, buffer_bytes: int, lease_ms: float, counters: HandoffCounters
+        self,
+        shape: KvShape,
+        buffer_bytes: int,
+        lease_ms: float,
+        counters: HandoffCounters,
+        canonical: KvShape | None = None,
     ) -> None:
         """`buffer_bytes`: the largest payload that one staging buffer holds. `lease_ms`: the
-        longest lease granted. `counters`: count what was refused, expired or stale."""
+        longest lease granted. `counters`: count what was refused, expired or stale. `canonical`:
+        the shape of this KV in the canonical form; None if it has none."""
         self._shape = shape
+        self._canonical = canonical
         self._buffer_bytes = buffer_bytes
         self._lease_ms = lease_ms
         self._counters = counters
@@ -129,6 +137,10 @@ class TicketTable:
     def sender(self, key: AttemptKey) -> Sender | None:
         return self._senders.get(key)
 
+    def block_bytes(self, key: AttemptKey) -> int:
+        """One block of what this sender sends."""
+        return self._senders[key].shape.block_bytes
+
     def holds(self) -> list[tuple[AttemptKey, Lease]]:
         return self._leases.items()
 
@@ -148,11 +160,14 @@ class TicketTable:
         key = (ticket.request_id, ticket.attempt)
         if key in self._senders:
             return []
+        shape = self._canonical if ticket.canonical else self._shape
+        if shape is None:
+            return [TicketAction(key, Ended(Code.KV_TRANSFER_FAILED, NO_CANONICAL_FORM))]
         lease_ms = min(ticket.lease_ms, self._lease_ms)
         ended = key in self._ended or ticket.secret in self._by_secret or lease_ms <= 0
         if ended or self._leases.grant(key, ticket.decode, blocks, now, lease_ms) is None:
             return [TicketAction(key, Ended(Code.CANCELLED, "the ticket has ended already"))]
-        self._senders[key] = Sender(ticket, blocks, self._shape)
+        self._senders[key] = Sender(ticket, blocks, shape)
         self._by_secret[ticket.secret] = key
         early = self._early.pop(ticket.secret, None)
         actions = self._refuse_early(key, OTHER_TICKET)
@@ -261,6 +276,8 @@ class TicketTable:
             return self._refuse(peer, ready, "the ticket names another decode worker")
         if self._is_repeated(ready.transfer):
             return []
+        if not (peer.alike or ticket.canonical):
+            return self._refuse(peer, ready, "the ticket is for KV of one layout")
         if not self._possible(ready, sender):
             return self._refuse(peer, ready, "blocks or message size out of bounds")
         self._by_transfer[ready.transfer] = key
@@ -269,7 +286,7 @@ class TicketTable:
 
     def _possible(self, ready: KvReady, sender: Sender) -> bool:
         try:
-            plan = plan_of(ready, self._shape)
+            plan = plan_of(ready, sender.shape)
         except ValueError:
             return False
         return plan.end <= sender.blocks and plan.payload_bytes_max <= self._buffer_bytes

@@ -59,6 +59,7 @@ class StoreSharing:
         """`tell` takes what the daemon is told: which blocks have come, and which streams were
         copied ahead."""
         store_side, send_side, receive_side = sides
+        self._send_side = send_side
         self._clock, self._store_side, self._tell = clock, store_side, tell
         self._orders: StoreOrders | None = None
         self.pulls = StorePulls(identity, arena, send_side, config, counters, clock)
@@ -108,7 +109,11 @@ class StoreSharing:
         self._tell(_copied(key, held, why))
 
     def on_message(self, channel: Channel, message: KvPull | KvOffer) -> None:
-        if isinstance(message, KvPull):
+        """A store holds blocks as they lie in memory, so only a worker whose KV lies alike may use
+        it."""
+        if channel.peer is not None and not channel.peer.alike:
+            refuse(self._send_side, channel, message)
+        elif isinstance(message, KvPull):
             self.pulls.on_pull(channel, message)
         else:
             self.copies.on_offer(channel, message)
@@ -166,8 +171,8 @@ def _copied(key: AttemptKey, held: int, why: str) -> KvDone:
 
 
 def refuse(send_side: SendSide, channel: Channel, message: KvPull | KvOffer) -> None:
-    """This worker has no store for others."""
+    """This worker has no store for others, or none for that one."""
     if isinstance(message, KvPull):
-        refuse_pull(send_side, channel, message, "it has no store for others")
+        refuse_pull(send_side, channel, message, "it has no store for this worker")
     else:
         channel.send(KvTaken(offer=message.offer, blocks=0))

@@ -98,11 +98,22 @@ class WorkerIdentity:
     """The worker's name, as in the fleet file."""
     incarnation: str
     fingerprint: str
+    """Equal for workers whose KV is laid out alike."""
     rank: int = 0
     """The tensor parallel rank of this process within the worker."""
     secrets_file: str = ""
     """The file of the fleet's secrets, by which workers authenticate each other; empty if they do
     not."""
+    meaning: str = ""
+    """As `Capacity.kv_meaning`."""
+
+    def unlike(self, hello: KvHello) -> str:
+        """Why nothing can be handed over between these two; empty if something can."""
+        if hello.fingerprint == self.fingerprint or (
+            hello.meaning and hello.meaning == self.meaning
+        ):
+            return ""
+        return f"fingerprint {hello.fingerprint[:12]} is not {self.fingerprint[:12]}"
 
 
 Secrets = Callable[[], Sequence[bytes]]
@@ -232,6 +243,7 @@ class Channel:
                 incarnation=own.incarnation,
                 fingerprint=own.fingerprint,
                 staging=self._segment_name,
+                meaning=own.meaning,
             )
         )
 
@@ -287,8 +299,8 @@ class Channel:
         wrong = ""
         if hello.wire_version != WIRE_VERSION:
             wrong = f"wire version {hello.wire_version} is not {WIRE_VERSION}"
-        elif hello.fingerprint != own.fingerprint:
-            wrong = f"fingerprint {hello.fingerprint[:12]} is not {own.fingerprint[:12]}"
+        else:
+            wrong = own.unlike(hello)
         if wrong:
             code = "wire_mismatch"
             self.send(KvRefused(transfer=0, code=code, message=f"{own.name}: {wrong}"))
@@ -296,7 +308,8 @@ class Channel:
             self._finish(f"{hello.name}: {wrong}", refused=True)
             return
         if self.peer is None:
-            self.peer = ConnectedPeer(self.id, hello.name, hello.incarnation)
+            alike = hello.fingerprint == own.fingerprint
+            self.peer = ConnectedPeer(self.id, hello.name, hello.incarnation, alike)
             self.remote_segment_name = hello.staging
             self._events.on_open(self)
 

@@ -42,11 +42,12 @@ def decide(context: PlacementContext, decode: WorkerView, prefills: Views) -> Pr
     if reason:
         return PrefillDecision((), f"local prefill: {reason}")
     prompt, fingerprint = context.request.prompt_tokens, decode.fingerprint
+    meaning = decode.kv_meaning
     adapter = context.request.adapter
     able = [
         view
         for view in prefills
-        if view.fingerprint == fingerprint
+        if (view.fingerprint == fingerprint or (meaning and view.kv_meaning == meaning))
         and (not adapter or view.has(adapter))
         and prompt < view.max_model_len
         and (view.kv_need(prompt, computes=True) if view.kv_groups else prompt)
@@ -72,7 +73,7 @@ def decide(context: PlacementContext, decode: WorkerView, prefills: Views) -> Pr
 
 
 def _none_able(context: PlacementContext, decode: WorkerView, prefills: Views) -> str:
-    if all(view.fingerprint != decode.fingerprint for view in prefills):
+    if not any(view.may_give(decode) for view in prefills):
         return explain_mismatch(decode, prefills)
     if not any(view.has(context.request.adapter) for view in prefills):
         return "no ready prefill worker has its adapter"

@@ -43,6 +43,12 @@ class ResourceRequest(NamedTuple):
         return self.kv_tokens or self.total_tokens
 
 
+def may_hand_over(fingerprint: str, meaning: str, taker: str, taker_meaning: str) -> bool:
+    """Whether KV of prompts may go from a worker to a taker: their layouts are equal, or what their
+    KV means is and both have a canonical form. By the fingerprints and meanings of both."""
+    return fingerprint == taker or (meaning == taker_meaning and meaning != "")
+
+
 class WorkerView(NamedTuple):
     """A snapshot of one ready worker. KV is counted in tokens, always in whole blocks."""
 
@@ -50,7 +56,7 @@ class WorkerView(NamedTuple):
     #: `name|incarnation`, the worker's ZeroMQ identity.
     identity: str
     incarnation: str
-    #: Two workers may exchange KV only when their fingerprints are equal.
+    #: Two workers may exchange KV as it lies in memory only when their fingerprints are equal.
     fingerprint: str
     #: Where its KV plane listens.
     kv_address: str
@@ -85,6 +91,12 @@ class WorkerView(NamedTuple):
     adapters: Mapping[str, float] = {}
     #: Whether it is a mixed worker, which computes the prompts of its streams itself.
     mixed: bool = False
+    #: As in `Capacity`.
+    kv_meaning: str = ""
+
+    def may_give(self, taker: WorkerView) -> bool:
+        """Whether it may hand the KV of prompts over to this worker."""
+        return may_hand_over(self.fingerprint, self.kv_meaning, taker.fingerprint, taker.kv_meaning)
 
     def has(self, adapter: str) -> bool:
         """Whether it can serve a request for this adapter, or for none."""

@@ -45,7 +45,7 @@ class Worker:
     role: Role
     name: str
     incarnation: str
-    #: Workers may exchange KV only when their fingerprints are equal.
+    #: Workers may exchange KV as it lies in memory only when their fingerprints are equal.
     fingerprint: str
     #: The model that its engine serves.
     model: str
@@ -368,8 +368,7 @@ class Worker:
         self.kv_unreachable = beat.kv_unreachable
 
     def view(self) -> WorkerView:
-        """The snapshot for placement. It is taken several times for each request, so its fields are
-        given by position: by name they cost three times as much."""
+        """The snapshot for placement. By name, its fields would cost three times as much."""
         return WorkerView(
             self.name,
             self.identity,
@@ -391,6 +390,7 @@ class Worker:
             self.capacity.pull_blocks,
             self.adapters,
             self.role is Role.MIXED,
+            self.capacity.kv_meaning,
         )
 
     def _note_availability(self) -> None:

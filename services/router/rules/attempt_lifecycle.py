@@ -354,4 +354,5 @@ def ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: Worker
         decode_incarnation=decode.incarnation,
         kv_address=prefill.kv_address,
         lease_ms=tables.settings.lease_ms,
+        canonical=prefill.fingerprint != decode.fingerprint,
     )

@@ -7,6 +7,7 @@ router listened.
 
 from __future__ import annotations
 
+from common.blocks import CANONICAL_TOKENS
 from common.messages import Beat, DecodeStarted, KvCounts, KvReport, PrefillEnded, Role
 from services.router.degradation.detector import Cause
 from services.router.events import Action, Note
@@ -55,15 +56,18 @@ def record_first_token(
     pair = f"{prefill.name} and {worker.name}" if prefill else f"{worker.name} left alone"
     tables.degradation.count(Cause.RECOMPUTED, now, of=1, bad=recomputed, culprit=pair)
     if kv is not None and whole:
-        wrong = not _has_expected_bytes(kv, worker)
+        canonical = prefill is not None and prefill.fingerprint != worker.fingerprint
+        wrong = not _has_expected_bytes(kv, worker, canonical=canonical)
         tables.degradation.count(Cause.BYTES, now, of=1, bad=wrong, culprit=pair)
 
 
-def _has_expected_bytes(kv: KvReport, worker: Worker) -> bool:
+def _has_expected_bytes(kv: KvReport, worker: Worker, *, canonical: bool) -> bool:
     """The blocks times the bytes of a block. What was fetched twice counts twice; fp8 makes fewer
-    bytes of it on the wire."""
-    raw = kv.raw_bytes or kv.payload_bytes
-    expected = kv.blocks * worker.capacity.kv_block_bytes
+    bytes of it on the wire. `canonical`: blocks are those of the canonical form."""
+    raw, capacity = kv.raw_bytes or kv.payload_bytes, worker.capacity
+    expected = kv.blocks * capacity.kv_block_bytes
+    if canonical:
+        expected = expected * CANONICAL_TOKENS // capacity.block_tokens
     if kv.compression and not kv.payload_bytes < raw:
         return False
     return raw >= expected if kv.retries else raw == expected

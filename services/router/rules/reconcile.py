@@ -255,7 +255,7 @@ def _adopt_prefill(tables: Tables, attempt: Attempt, worker: Worker, held: HeldA
         worker.finish_prompt(attempt.key)
     if not attempt.adopted or attempt.prefill or attempt.state is not AttemptState.PLACED:
         return
-    if attempt.placement is None or worker.fingerprint != attempt.placement.decode.fingerprint:
+    if attempt.placement is None or not worker.view().may_give(attempt.placement.decode):
         return
     attempt.placement = attempt.placement._replace(prefill=worker.view())
     tables.open_prefill(attempt, worker, computed=computed)

@@ -197,8 +197,9 @@ def _introduce(tables: Tables, newcomer: Worker, now: float) -> list[Action]:
     """Pairs that may hand KV over connect now, so that no request has to wait for it. A mixed
     worker is sent no KV of prompts."""
     introductions: list[Action] = []
+    view = newcomer.view()
     for other in tables.workers.values():
-        if not other.ready or other.fingerprint != newcomer.fingerprint:
+        if not other.ready or not other.view().may_give(view):
             continue
         for p, d in ((newcomer, other), (other, newcomer)):
             if p.role.prefills and d.role is Role.DECODE:

@@ -333,7 +333,7 @@ class Tables:
         if attempt.prefill_open:
             prefill = self.workers[attempt.prefill]
             assert key in prefill.held
-            assert prefill.fingerprint == decode.fingerprint
+            assert prefill.view().may_give(decode.view())
 
     def _check_worker(self, worker: Worker) -> None:
         block_tokens = worker.capacity.block_tokens

@@ -134,6 +134,7 @@ class Pair:
             fingerprint=info.fingerprint,
             kv_address=info.kv_address,
             lease_ms=lease_ms,
+            canonical=info.fingerprint != self.decode.engine.info.fingerprint,
         )
 
     def requests(
@@ -169,9 +170,13 @@ class Pair:
         return result
 
 
-def play(config: Config, work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
-    """Opens a pair for this work alone."""
-    pair = open_pair(config)
+def play(
+    config: Config,
+    work: Callable[[Pair], Coroutine[Any, Any, None]],
+    decode: Config | None = None,
+) -> None:
+    """Opens a pair for this work alone. `decode`: as in `open_pair`."""
+    pair = open_pair(config, decode)
 
     async def body() -> None:
         async with pair:
@@ -182,11 +187,10 @@ def play(config: Config, work: Callable[[Pair], Coroutine[Any, Any, None]]) -> N
     asyncio.run(body())
 
 
-def open_pair(config: Config) -> Pair:
-    """Before any loop runs."""
+def open_pair(config: Config, decode: Config | None = None) -> Pair:
+    """Before any loop runs. `decode`: of D, where it is not that of P."""
     prefill = open_engine(config, Role.PREFILL, "p0", "inc-p0")
-    decode = open_engine(config, Role.DECODE, "d0", "inc-d0")
-    return Pair(prefill, decode)
+    return Pair(prefill, open_engine(decode or config, Role.DECODE, "d0", "inc-d0"))
 
 
 Run = Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]

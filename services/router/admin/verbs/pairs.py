@@ -30,7 +30,7 @@ def run(view: View, args: dict[str, Value]) -> list[PairRow]:
         for p in ready
         for d in ready
         if p.role.prefills and d.role is Role.DECODE and p.model == d.model
-        if p.fingerprint == d.fingerprint
+        if p.view().may_give(d.view())
     ]
     names = sorted({*there, *shared.recorder.traffic.pairs})
     if args["trouble"]:

@@ -92,7 +92,7 @@ def _unlike(tables: Tables, worker: Worker) -> str:
     ]
     if not worker.connected or not worker.fingerprint or not others:
         return ""
-    if any(other.fingerprint == worker.fingerprint for other in others):
+    if any(other.view().may_give(worker.view()) for other in others):
         return ""
     other = others[0]
     differs = difference(worker.fingerprint_parts, other.fingerprint_parts)

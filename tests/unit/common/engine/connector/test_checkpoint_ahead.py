@@ -101,9 +101,10 @@ def test_of_a_stream_that_is_over_nothing_is_followed() -> None:
 class Arriving(Rig):
     """A stream of four full blocks and three tokens goes on here."""
 
-    def arrive(self, *, goes_on: bool = True) -> Any:
+    def arrive(self, *, goes_on: bool = True, canonical: bool = False) -> Any:
         request = self.add("r#0", GONE_ON)
-        request.kv_transfer_params = to_params("receive", ticket("r"), GONE_ON - 1, goes_on=goes_on)
+        given = ticket("r", canonical=canonical)
+        request.kv_transfer_params = to_params("receive", given, GONE_ON - 1, goes_on=goes_on)
         self.half.new_request(request)
         return request
 
@@ -165,6 +166,14 @@ def test_a_new_prompt_comes_with_its_ticket_alone() -> None:
     rig = Arriving()
     rig.store(4)
     plan = rig.load(rig.arrive(goes_on=False), [11, 12, 13, 14, 15])
+    assert (loads(plan), fetched(plan)) == ([], (0, [11, 12, 13, 14, 15]))
+
+
+def test_a_canonical_ticket_brings_all_of_it() -> None:
+    """The store counts in blocks of another size."""
+    rig = Arriving()
+    rig.store(4)
+    plan = rig.load(rig.arrive(canonical=True), [11, 12, 13, 14, 15])
     assert (loads(plan), fetched(plan)) == ([], (0, [11, 12, 13, 14, 15]))
 
 

@@ -18,10 +18,16 @@ KEY = ("r", 0)
 
 
 def request(
-    side: Side | None, tokens: int, request_id: str = "r#0", *, made: int = 0, computed: int = 0
+    side: Side | None,
+    tokens: int,
+    request_id: str = "r#0",
+    *,
+    made: int = 0,
+    computed: int = 0,
+    canonical: bool = False,
 ) -> Any:
     """`made`: tokens of its answer so far."""
-    params = to_params(side, ticket("r"), tokens - 1) if side else None
+    params = to_params(side, ticket("r", canonical=canonical), tokens - 1) if side else None
     return SimpleNamespace(
         request_id=request_id,
         num_prompt_tokens=tokens,
@@ -101,6 +107,43 @@ def test_d_fetches_only_what_it_lacks_into_its_own_blocks_once() -> None:
     half.allocated(wanted, blocks([9, 8, 7, 6, 5, 4, 3]), 0)
     assert half.matched_tokens(wanted, 0) == 0, "a failed load is not claimed again"
     assert half.step(output()).fetches == []
+
+
+def test_d_counts_a_canonical_handoff_in_canonical_blocks() -> None:
+    """Of 99 tokens it has 32, one block of its own; of its last block it needs a part."""
+    half = SchedulerHalf([KvGroup(32)])
+    wanted = request("receive", 100, canonical=True)
+    half.new_request(wanted)
+    assert half.matched_tokens(wanted, 32) == 67
+    half.allocated(wanted, blocks([9, 8, 7, 6], shared=1), 67)
+    (fetch,) = half.step(output()).fetches
+    assert (fetch.first_block, fetch.block_ids) == (2, [16, 17, 14, 15, 12])
+    wanted = request("receive", 100, "r#1", canonical=True)
+    half.new_request(wanted)
+    with pytest.raises(RuntimeError, match="share"):
+        half.allocated(wanted, blocks([9, 8, 7, 6], shared=2), 67)
+
+
+def test_p_reports_canonical_blocks_as_soon_as_each_holds_kv() -> None:
+    half = SchedulerHalf([KvGroup(64)])
+    half.new_request(request("send", 150, canonical=True))
+    first = half.step(output([("r#0", ([5, 9],), 0)], tokens={"r#0": 100}))
+    (progress,) = first.progress
+    assert (progress.block_ids, progress.handoff_blocks) == ([20, 21, 22, 23, 36, 37], 10)
+    then = half.step(output(cached=[("r#0", ([2],), 100)], tokens={"r#0": 50}))
+    (progress,) = then.progress
+    assert progress.block_ids == [20, 21, 22, 23, 36, 37, 38, 39, 8, 9]
+
+
+@pytest.mark.parametrize("groups", [MIXED, [KvGroup(24)]])
+def test_without_a_canonical_form_blocks_are_the_engines_own(groups: list[KvGroup]) -> None:
+    """The KV thread then ends the handoff, and says why."""
+    half = SchedulerHalf(groups)
+    task = request("send", 40, canonical=True)
+    half.new_request(task)
+    held = tuple([4, 5, 6] for _ in groups)
+    (progress,) = half.step(output([("r#0", held, 0)], tokens={"r#0": 40})).progress
+    assert set(progress.block_ids) <= {4, 5, 6}
 
 
 def test_blocks_that_others_share_are_never_written() -> None:

@@ -1,5 +1,7 @@
 """P's table of tickets: each granted slot is answered once, each offer ends once."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -220,6 +222,26 @@ def test_a_ticket_serves_only_the_worker_and_incarnation_it_names(table: TicketT
         assert refusals(actions)
         assert voids(actions) == [0]
     assert stages(table.handle(FromPeer(D0, ready()), 0.0) + table.handle(computed(10), 0.0)) == [0]
+
+
+def test_a_worker_of_another_layout_is_served_by_canonical_tickets_only() -> None:
+    """Their messages are of the canonical shape: here 12 blocks fit into a buffer, not 10."""
+    half = replace(SHAPE, block_bytes=SHAPE.block_bytes // 2)
+    unlike = replace(D0, alike=False)
+    for canonical in (True, False):
+        table = TicketTable(SHAPE, 12 * half.block_bytes, 1000, HandoffCounters(), half)
+        table.handle(Offer(ticket(canonical=canonical), 20), 0.0)
+        asked = ready(blocks=12, message_blocks=12 if canonical else 1)
+        actions = table.handle(FromPeer(unlike, asked), 0.0) + table.handle(computed(20), 0.0)
+        assert stages(actions) == ([0] if canonical else [])
+        assert refusals(actions) == ([] if canonical else ["the ticket is for KV of one layout"])
+        assert table.block_bytes(KEY) == (half if canonical else SHAPE).block_bytes
+
+
+def test_a_canonical_ticket_ends_at_once_where_kv_has_no_such_form(table: TicketTable) -> None:
+    actions = table.handle(Offer(ticket(canonical=True), 10), 0.0)
+    assert ends(actions) == [Code.KV_TRANSFER_FAILED]
+    assert len(table) == 0
 
 
 def test_a_retry_replaces_the_transfer_and_voids_the_older(table: TicketTable) -> None:

@@ -46,6 +46,7 @@ def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
         "pull_blocks": capacity.pull_blocks,
         "adapters": worker.adapters,
         "mixed": False,
+        "kv_meaning": capacity.kv_meaning,
     }
 
 

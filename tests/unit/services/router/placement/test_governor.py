@@ -33,6 +33,7 @@ RATES = Rates(
         (100, [], [], "no prefill worker is ready"),
         (100, [view("p0", fingerprint="g")], [], "has the fingerprint of d0"),
         (100, [view("p0", fingerprint="g"), view("p1")], ["p1"], ""),
+        (100, [view("p0", fingerprint="g", kv_meaning="m"), view("p1")], ["p1"], ""),
         (100, [view("p0", max_model_len=100)], [], "more than any ready prefill worker can hold"),
         (100, [view("p0", kv_tokens_max=96)], [], "more than any ready prefill worker can hold"),
         (100, [view("p0", requests=8, kv_tokens=1600)], ["p0"], ""),
@@ -45,6 +46,21 @@ def test_the_governor(
     assert [each.name for each in verdict.eligible] == eligible
     assert says in verdict.sentence
     assert bool(verdict.sentence) is not bool(eligible)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "paired"), [("m", "m", True), ("m", "n", False), ("", "", False)]
+)
+def test_workers_of_one_meaning_are_paired_whatever_their_layouts(
+    ours: str, theirs: str, paired: bool
+) -> None:
+    """What its KV means is not known of a worker that says nothing."""
+    decode = view("d0", kv_meaning=ours, fingerprint_parts={"block_tokens": "32", "weights": "a"})
+    parts = {"block_tokens": "16", "weights": "b"}
+    prefill = view("p0", fingerprint="g", kv_meaning=theirs, fingerprint_parts=parts)
+    verdict = governor.decide(PlacementContext(ResourceRequest(100, 10)), decode, [prefill])
+    assert [each.name for each in verdict.eligible] == (["p0"] if paired else [])
+    assert ("p0: block_tokens 32 ≠ 16, weights a ≠ b" in verdict.sentence) is not paired
 
 
 @pytest.mark.parametrize(

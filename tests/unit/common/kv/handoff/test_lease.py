@@ -1,6 +1,6 @@
 """Leases end by release or by time, tables by their size."""
 
-from common.kv.lease import LeaseTable, Tombstones
+from common.kv.handoff.lease import LeaseTable, Tombstones
 
 
 def test_a_lease_expires_at_its_instant_and_not_before() -> None:

@@ -1,0 +1,128 @@
+"""Whether this engine's KV has a canonical form, and its memory in it.
+
+Theory of operation: the order of items inside a page is the attention kernel's alone, and vLLM
+promises nobody what it is. So it is claimed here and tried when the engine starts: known K and V
+are written to a block of their own by the operation with which the engine writes them, and read
+back in the canonical form. If they differ, this engine has no such form, and hands KV over to
+workers of its own layout only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+import torch
+
+from common.blocks import CANONICAL_TOKENS, Kept, KvGroup
+from common.engine.vllm.supported_models import holds_k_and_v, layer_spec
+from common.kv.canonical import CanonicalMemory, HeadMajorPage
+from common.kv.layout import Geometry, HostMemory, KvMemory
+from common.telemetry.log import Logger
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from common.engine.connector.memory import KvCache
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BACKEND = "CPU_ATTN"
+
+
+def canonical_memory(
+    made: VllmConfig,
+    config: KVCacheConfig,
+    kv_caches: dict[str, KvCache],
+    groups: Sequence[KvGroup],
+    memory: KvMemory,
+) -> CanonicalMemory | None:
+    """None, with a line in the log that says why, if this engine's KV has no canonical form."""
+    page, why = _claimed_page(made, config, kv_caches, groups, memory)
+    if page is not None and isinstance(memory, HostMemory):
+        if is_as_claimed(made, page):
+            return CanonicalMemory(memory, page)
+        why = f"its kernels do not lay it out as claimed: {page}"
+    log: Logger = structlog.get_logger("baton")
+    sentence = f"KV is handed over to and from workers of the same layout only: {why}"
+    log.info("kv.one_layout", sentence=sentence)
+    return None
+
+
+def _claimed_page(
+    made: VllmConfig,
+    config: KVCacheConfig,
+    kv_caches: dict[str, KvCache],
+    groups: Sequence[KvGroup],
+    memory: KvMemory,
+) -> tuple[HeadMajorPage | None, str]:
+    """What a page of every layer is, or None and why that is not known."""
+    if not isinstance(memory, HostMemory):
+        return None, "its memory is on a device, or its layers differ in size"
+    if len(groups) != 1 or groups[0].kept is not Kept.ALL:
+        return None, "some layers keep a part of the tokens, or a state"
+    names = [name for tensor in config.kv_cache_tensors for name in tensor.layers]
+    if not all(holds_k_and_v(layer_spec(config, name)) for name in names):
+        return None, "some layers hold something else than K and V"
+    pages = {_page_of(kv_caches[name]) for name in names}
+    page = pages.pop()
+    if pages or page is None or page.tokens != groups[0].block_tokens:
+        return None, "its layers differ, or are of an unknown form or element type"
+    if not page.canonical_blocks:
+        return None, f"blocks of {page.tokens} tokens are not multiples of {CANONICAL_TOKENS}"
+    if not _uses(made, names, BACKEND):
+        return None, f"its attention is not that of {BACKEND}"
+    return page, ""
+
+
+def _page_of(layer: KvCache) -> HeadMajorPage | None:
+    """Of `[blocks, heads, tokens, 2 x items]`, contiguous inside a block."""
+    if not isinstance(layer, torch.Tensor) or layer.dim() != 4 or layer.dtype not in DTYPES:
+        return None
+    _, heads, tokens, width = layer.shape
+    if layer.stride()[1:] != (tokens * width, width, 1) or width % 2:
+        return None
+    return HeadMajorPage(heads, tokens, width // 2, layer.dtype.itemsize)
+
+
+def _uses(made: VllmConfig, names: Sequence[str], backend: str) -> bool:
+    """Whether the attention of all these layers is of this backend."""
+    layers = made.compilation_config.static_forward_context
+    return all(name in layers and _backend_of(layers[name]) == backend for name in names)
+
+
+def _backend_of(layer: torch.nn.Module) -> str:
+    backend = getattr(layer, "attn_backend", None)
+    return str(backend.get_name()) if backend is not None else ""
+
+
+def is_as_claimed(made: VllmConfig, page: HeadMajorPage) -> bool:
+    """Whether vLLM's own operation, as this engine uses it, writes K and V to where the canonical
+    form reads them from."""
+    from vllm import _custom_ops
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    dtype, kv_dtype = made.model_config.dtype, made.cache_config.cache_dtype
+    if dtype.itemsize != page.item_bytes:
+        return False
+    heads, tokens, items = page.heads, page.tokens, page.items
+    draws = np.random.default_rng(0).standard_normal((2, tokens, heads, items), np.float32)
+    keys, values = torch.from_numpy(draws).to(dtype).unbind()
+    block = torch.zeros(1, heads, 2 * tokens, items, dtype=dtype)
+    key_part, value_part = block.chunk(2, dim=2)
+    slots = torch.arange(tokens, dtype=torch.int64)
+    isa = _get_attn_isa(dtype, tokens, items, kv_dtype)
+    _custom_ops.cpu_attn_reshape_and_cache(
+        keys.contiguous(), values.contiguous(), key_part, value_part, slots, isa
+    )
+    size = page.page_bytes
+    base: np.ndarray[tuple[int], np.dtype[np.uint8]] = block.view(torch.uint8).flatten().numpy()
+    found = np.empty(size, np.uint8)
+    memory = CanonicalMemory(HostMemory(base, Geometry(1, 1, size, size, size)), page)
+    memory.gather(range(page.canonical_blocks), found)
+    expected = torch.stack((keys, values), dim=2)  # [token][head][K|V][item]
+    in_blocks = expected.view(page.canonical_blocks, CANONICAL_TOKENS, heads, 2, items)
+    ordered = in_blocks.transpose(1, 2).contiguous().view(torch.uint8).flatten()
+    return bool(np.array_equal(found, ordered.numpy()))

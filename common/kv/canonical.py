@@ -1,0 +1,154 @@
+"""The canonical form of KV, in which it travels between engines that lay it out differently.
+
+Theory of operation: a *canonical block* is `CANONICAL_TOKENS` tokens of one layer,
+`[head][token][K|V][item]`, in the element type of the engine. An engine's own block holds a whole
+number of them, so a canonical block has the number `own block * canonical blocks in it + which`.
+`CanonicalMemory` presents an engine's memory as canonical blocks, so that all above it (plan,
+handoff, digest) is the same for both forms. It converts while it copies, and the sum is that of the
+canonical form: both ends sum up the same bytes, whatever their own layouts are. Only the tokens of
+the blocks asked for are touched, so a block of the engine may be read while it fills. The loops are
+compiled (`checksum/tilegen.py`); where they are not, or do not fit the heads, numpy does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.blocks import CANONICAL_TOKENS
+from common.kv.checksum.definition import Bytes, Offsets, Sum
+from common.kv.checksum.kernel import run_tiles, sum_of, tile_loops
+from common.kv.layout import Geometry, HostMemory
+
+_Items = NDArray[np.unsignedinteger]
+_ITEMS: dict[int, type[np.unsignedinteger]] = {2: np.uint16, 4: np.uint32}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMajorPage:
+    """A page `[head][K: item, token | V: token, item]`: all K of a head, transposed, before its
+    V. vLLM's kernels for CPUs lay it out so."""
+
+    heads: int
+    tokens: int
+    items: int
+    """Of the K of one head and token; V has as many."""
+    item_bytes: int
+
+    @property
+    def head_bytes(self) -> int:
+        """K and V of one head."""
+        return self.tokens * 2 * self.items * self.item_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        return self.heads * self.head_bytes
+
+    @property
+    def canonical_blocks(self) -> int:
+        """Canonical blocks in one page; 0 if they do not fill it, or items are of another size than
+        those that can be converted."""
+        whole = self.tokens % CANONICAL_TOKENS == 0 and self.item_bytes in _ITEMS
+        return self.tokens // CANONICAL_TOKENS if whole else 0
+
+
+class CanonicalMemory:
+    """An engine's memory as canonical blocks."""
+
+    def __init__(self, memory: HostMemory, page: HeadMajorPage) -> None:
+        """Raises ValueError if the pages of this memory are not `page`, or have no canonical
+        form."""
+        own = memory.geometry
+        self._in_one = page.canonical_blocks
+        if page.page_bytes != own.page_bytes or not self._in_one:
+            raise ValueError(f"pages of {own.page_bytes} bytes have no canonical form: {page}")
+        size, blocks = own.page_bytes // self._in_one, own.blocks * self._in_one
+        self.geometry = Geometry(own.layers, blocks, size, size * blocks, size)
+        self._page, self._pages = page, memory.pages
+        sizes = page.items, page.item_bytes, page.tokens
+        self._loops = tile_loops(*sizes, on_lines=memory.on_lines)
+        self._layer_at = own.layer_stride * np.arange(own.layers)[:, None, None]
+        self._head_at = page.head_bytes * np.arange(page.heads)
+        self._block_stride = own.block_stride
+        self._item = _ITEMS[page.item_bytes]
+        self._keys, self._values = _keys_and_values(memory, page)
+
+    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
+        """As in `KvMemory`, of canonical blocks."""
+        these = self._checked(block_ids, out, layers)
+        if self._loops is not None:
+            return run_tiles(self._loops[0], out, self._pages, self._tiles(block_ids, these))
+        for part, keys, values in self._runs(block_ids, out, these):
+            part[..., 0, :] = keys
+            part[..., 1, :] = values
+        return sum_of(out)
+
+    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
+        """As in `KvMemory`, of canonical blocks."""
+        if len(set(block_ids)) != len(block_ids):
+            raise ValueError("a block may be written once only")
+        these = self._checked(block_ids, data, layers)
+        if self._loops is not None:
+            return run_tiles(self._loops[1], data, self._pages, self._tiles(block_ids, these))
+        total = sum_of(data)
+        for part, keys, values in self._runs(block_ids, data, these):
+            keys[...] = part[..., 0, :]
+            values[...] = part[..., 1, :]
+        return total
+
+    def _checked(self, block_ids: Sequence[int], data: Bytes, layers: range | None) -> range:
+        """The layers as a range. Nothing after this checks bounds."""
+        self.geometry.wire_shape(len(block_ids), data, layers)
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.geometry.blocks:
+            raise ValueError(f"a block is outside 0..{self.geometry.blocks}")
+        return range(self.geometry.layers) if layers is None else layers
+
+    def _tiles(self, block_ids: Sequence[int], layers: range) -> tuple[Offsets, ...]:
+        """For each head of these blocks where it is on the wire, and where its K and its V begin
+        from the first page on, in the order of memory, in which a processor reads ahead."""
+        page = self._page
+        blocks, parts = np.divmod(np.array(block_ids, np.int64), self._in_one)
+        heads = self._layer_at[layers.start : layers.stop] + self._head_at
+        heads = heads + (blocks * self._block_stride)[None, :, None]
+        token_bytes = page.item_bytes * CANONICAL_TOKENS * parts[None, :, None]
+        keys = heads + token_bytes
+        values = heads + page.head_bytes // 2 + token_bytes * page.items
+        size = self.geometry.page_bytes // page.heads
+        wire = (size * np.arange(keys.size)).reshape(keys.shape)
+        order = np.argsort(keys, axis=None)
+        return tuple(each.ravel()[order] for each in (wire, keys, values))
+
+    def _runs(
+        self, block_ids: Sequence[int], data: Bytes, layers: range
+    ) -> Iterator[tuple[_Items, _Items, _Items]]:
+        """For each run of canonical blocks that lie in one block of the engine: their part of
+        `data`, their K and their V."""
+        page, these, count = self._page, slice(layers.start, layers.stop), len(block_ids)
+        shape = len(layers), count, page.heads, CANONICAL_TOKENS, 2, page.items
+        wire = data.view(self._item).reshape(shape)
+        at = 0
+        while at < count:
+            block, first = divmod(block_ids[at], self._in_one)
+            end = at + 1
+            while end < count and block_ids[end] == block_ids[at] + end - at:
+                if first + end - at == self._in_one:
+                    break
+                end += 1
+            place = these, block, slice(first, first + end - at)
+            yield wire[:, at:end], self._keys[place], self._values[place]
+            at = end
+
+
+def _keys_and_values(memory: HostMemory, page: HeadMajorPage) -> tuple[_Items, _Items]:
+    """Live views `[layer][block][canonical block in it][head][token][item]`."""
+    halves = memory.pages.view(_ITEMS[page.item_bytes]).reshape(
+        (*memory.pages.shape[:2], page.heads, 2, -1), copy=False
+    )
+    shape = halves.shape[:3]
+    tokens = page.canonical_blocks, CANONICAL_TOKENS
+    keys = halves[:, :, :, 0].reshape((*shape, page.items, *tokens), copy=False)
+    values = halves[:, :, :, 1].reshape((*shape, *tokens, page.items), copy=False)
+    return keys.transpose(0, 1, 4, 2, 5, 3), values.transpose(0, 1, 3, 2, 4, 5)

@@ -1,0 +1,141 @@
+"""Handoffs between services whose memories are laid out differently: right items, verified, and
+nothing by tickets that do not say so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.config import KvConfig
+from common.kv.canonical import CanonicalMemory, HeadMajorPage
+from common.kv.layout import Geometry, HostMemory
+from common.kv.messages import KvDone
+from common.kv.peers.channel import WorkerIdentity
+from common.kv.service import KvService
+from common.messages import KvSource, Ticket
+from tests.component.common.kv.service_peer import CONFIG, WIRE_ONLY, drained
+from tests.rigs import messages
+
+LAYERS, TOKENS, HEADS, ITEMS = 4, 1024, 2, 16
+CANONICAL_BYTES = HEADS * 16 * 2 * ITEMS * 4
+SEQUENCE = list(range(3, 40))
+"""Canonical blocks of the prompt, by their ids in either memory: those of one sequence of tokens,
+because both memories here hold the same tokens in the same order."""
+
+
+class Worker:
+    """A service over memory of blocks of so many tokens."""
+
+    def __init__(self, name: str, tokens: int, seed: int, config: KvConfig, meaning: str) -> None:
+        page = HeadMajorPage(HEADS, tokens, ITEMS, 4)
+        blocks, size = TOKENS // tokens, page.page_bytes
+        geometry = Geometry(LAYERS, blocks, size, size * blocks, size)
+        self.base = np.random.default_rng(seed).integers(0, 256, geometry.end, dtype=np.uint8)
+        memory = HostMemory(self.base, geometry)
+        self.canonical = CanonicalMemory(memory, page)
+        identity = WorkerIdentity(name, f"inc-{name}", f"of {tokens}", meaning=meaning)
+        form = self.canonical if meaning else None
+        self.service = KvService(identity, config, memory, canonical=form)
+        self.address = self.service.start()
+
+    def items(self, block_ids: list[int]) -> bytes:
+        found = np.zeros(len(block_ids) * self.canonical.geometry.block_bytes, np.uint8)
+        self.canonical.gather(block_ids, found)
+        return found.tobytes()
+
+
+@contextmanager
+def pair(
+    prefill_tokens: int, decode_tokens: int, config: KvConfig = CONFIG, meaning: str = "m"
+) -> Iterator[tuple[Worker, Worker]]:
+    prefill = Worker("p0", prefill_tokens, 1, config, "m")
+    decode = Worker("d0", decode_tokens, 2, config, meaning)
+    try:
+        yield prefill, decode
+    finally:
+        decode.service.stop()
+        prefill.service.stop()
+
+
+def ticket(prefill: Worker, *, canonical: bool = True) -> Ticket:
+    return messages.ticket(
+        secret=os.urandom(16), kv_address=prefill.address, lease_ms=5000.0, canonical=canonical
+    )
+
+
+def handed_over(prefill: Worker, decode: Worker, given: Ticket, first: int = 0) -> KvDone:
+    """The end on D, of canonical blocks [first, ...) of the sequence."""
+    decode.service.fetch(given, first, SEQUENCE[first:])
+    prefill.service.offer(given, len(SEQUENCE))
+    prefill.service.progress(("r", 0), SEQUENCE[:20], 20)
+    prefill.service.progress(("r", 0), SEQUENCE, len(SEQUENCE))
+    (end,) = drained(decode.service)
+    return end
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(16, 32), (128, 32), (64, 64)])
+@pytest.mark.parametrize("config", [CONFIG, WIRE_ONLY], ids=["loaned", "sent"])
+def test_the_same_items_come_to_another_layout(ours: int, theirs: int, config: KvConfig) -> None:
+    with pair(ours, theirs, config) as (prefill, decode):
+        before = decode.items([*range(5), *range(40, 64)])
+        end = handed_over(prefill, decode, ticket(prefill), first=2)
+        (sent,) = drained(prefill.service)
+        assert (end.error, sent.error) == ("", "")
+        assert (end.report.blocks, end.report.digest_mismatches) == (35, 0)
+        assert end.report.payload_bytes == 35 * LAYERS * CANONICAL_BYTES
+        assert decode.items(SEQUENCE[2:]) == prefill.items(SEQUENCE[2:])
+        assert decode.items([*range(5), *range(40, 64)]) == before, "other blocks are untouched"
+
+
+def test_layers_leave_in_groups_in_the_canonical_form_too() -> None:
+    grouped = msgspec.structs.replace(CONFIG, layer_groups=4)
+    with pair(32, 16, grouped) as (prefill, decode):
+        given = ticket(prefill)
+        decode.service.fetch(given, 0, SEQUENCE)
+        prefill.service.offer(given, len(SEQUENCE))
+        for layers in range(1, LAYERS):
+            prefill.service.layers_computed(("r", 0), SEQUENCE, len(SEQUENCE), layers)
+        prefill.service.progress(("r", 0), SEQUENCE, len(SEQUENCE), ended=True)
+        (end,) = drained(decode.service)
+        assert (end.error, end.report.messages) == ("", 4)
+        assert decode.items(SEQUENCE) == prefill.items(SEQUENCE)
+
+
+def test_a_ticket_for_equal_layouts_does_not_serve_unlike_ones() -> None:
+    with pair(16, 32) as (prefill, decode):
+        before = decode.base.copy()
+        end = handed_over(prefill, decode, ticket(prefill, canonical=False))
+        assert "lays its KV out differently" in end.message
+        assert (decode.base == before).all()
+
+
+def test_another_meaning_is_refused_by_name() -> None:
+    with pair(16, 32, meaning="n") as (prefill, decode):
+        end = handed_over(prefill, decode, ticket(prefill))
+        either = "fingerprint of 32 is not of 16", "fingerprint of 16 is not of 32"
+        assert any(sentence in end.message for sentence in either), "whoever sees it first"
+
+
+def test_an_engine_without_a_canonical_form_says_so() -> None:
+    with pair(32, 32, meaning="") as (prefill, decode):
+        end = handed_over(prefill, decode, ticket(prefill))
+        assert end.message == "this engine's KV has no canonical form"
+        assert (decode.service.status is None) or not decode.service.status.holds
+
+
+def test_a_store_is_not_pulled_from_by_an_unlike_worker() -> None:
+    with pair(16, 32) as (prefill, decode):
+        source = KvSource(
+            name="p0",
+            incarnation="inc-p0",
+            fingerprint="of 16",
+            kv_address=prefill.address,
+            tokens=64,
+        )
+        with pytest.raises(ValueError, match="another fingerprint"):
+            decode.service.pull(("r", 0), source, bytes(32), [0])

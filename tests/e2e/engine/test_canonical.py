@@ -1,0 +1,43 @@
+"""Prefill on a vLLM with blocks of 128 tokens, decode on one with blocks of 32: D's own tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.engine.pair import Pair, make_config, play
+from tests.e2e.prompts import prompts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CANONICAL_BYTES = 4 * 4 * 16 * 2 * 32 * 4
+"""Layers, heads, tokens, K and V, items, bytes of an item of the embedded model."""
+EDGES = (2, 16, 17, 18, 33, 34, 48, 50, 129, 130, 2047, 2050)
+
+
+def test_tokens_are_those_of_ds_own_prefill_whatever_ps_blocks(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        p, d = pair.prefill.engine.info, pair.decode.engine.info
+        assert (p.capacity.block_tokens, d.capacity.block_tokens) == (128, 32)
+        assert p.fingerprint != d.fingerprint
+        assert p.capacity.kv_meaning == d.capacity.kv_meaning != ""
+        texts = prompts(18, edges=EDGES)
+        answers = await asyncio.gather(*(pair.hand_over(text) for text in texts))
+        for text, (result, end) in zip(texts, answers, strict=True):
+            assert end.error == "", end.message
+            assert result.cached == len(text) - 1
+            assert end.report.payload_bytes == end.report.blocks * CANONICAL_BYTES
+            assert end.report.blocks <= -(-(len(text) - 1) // 16)
+            assert result.tokens == (await pair.alone(text)).tokens, len(text)
+        assert sum(end.report.blocks for _, end in answers) > 300
+        again, end = await pair.hand_over(texts[-1] + texts[0])
+        assert end.report.blocks < 5, "what D has is not sent again"
+        assert again.tokens == (await pair.alone(texts[-1] + texts[0])).tokens
+        await pair.prefill.empty()
+        await pair.decode.empty()
+
+    sizes = ({"block_tokens": tokens} for tokens in (128, 32))
+    prefill, decode = (make_config(tmp_path, size) for size in sizes)
+    play(prefill, work, decode)

@@ -1,0 +1,174 @@
+"""The canonical form: what each byte of it is, whatever the layout of the memory that it is of."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from common.kv.canonical import CanonicalMemory, HeadMajorPage
+from common.kv.checksum import kernel
+from common.kv.checksum.kernel import sum_of
+from common.kv.layout import Geometry, HostMemory
+
+LAYERS, HEADS, SEQUENCE = 2, 2, 128
+COMPILED, PORTABLE = 32, 5
+"""Items of a head with which the loops are compiled, and with which numpy does their work."""
+FORMS = {2: "<H", 4: "<I"}
+Memory = tuple[np.ndarray, CanonicalMemory]
+
+
+def memory(tokens: int, item_bytes: int, items: int, fill: int = 0) -> Memory:
+    """Of two sequences, with a gap after each page and some bytes before the first."""
+    page = HeadMajorPage(HEADS, tokens, items, item_bytes)
+    blocks, size = 2 * SEQUENCE // tokens, page.page_bytes
+    step = size + 4 * item_bytes
+    geometry = Geometry(LAYERS, blocks, size, blocks * step + 8, step, offset=16)
+    base = np.full(geometry.end + 12, fill, np.uint8)
+    return base, CanonicalMemory(HostMemory(base, geometry), page)
+
+
+def value(layer: int, token: int, head: int, which: int, item: int, item_bytes: int) -> int:
+    """Of K (`which` 0) or V of one token, unlike that of any other place near it."""
+    at = (((layer * SEQUENCE + token) * HEADS + head) * 2 + which) * COMPILED + item
+    return (at * 2_654_435_761 + 1) >> (16 if item_bytes == 2 else 0) & (256**item_bytes - 1)
+
+
+def write(memory: Memory, tokens: int, item_bytes: int, items: int, own_blocks: list[int]) -> None:
+    """One sequence into these blocks, item by item, as vLLM's kernels for CPUs do."""
+    base, _ = memory
+    step = HEADS * tokens * 2 * items * item_bytes + 4 * item_bytes
+    layer_stride = (2 * SEQUENCE // tokens) * step + 8
+    for layer in range(LAYERS):
+        for token in range(SEQUENCE):
+            block, inside = own_blocks[token // tokens], token % tokens
+            for head in range(HEADS):
+                start = 16 + layer * layer_stride + block * step
+                start += head * 2 * tokens * items * item_bytes
+                for item in range(items):
+                    key = start + (item * tokens + inside) * item_bytes
+                    other = start + (tokens * items + inside * items + item) * item_bytes
+                    for which, at in enumerate((key, other)):
+                        number = value(layer, token, head, which, item, item_bytes)
+                        struct.pack_into(FORMS[item_bytes], base, at, number)
+
+
+def expected(item_bytes: int, items: int, layers: range, numbers: list[int]) -> bytes:
+    """The definition: canonical blocks of these numbers of the sequence, in wire order."""
+    return b"".join(
+        struct.pack(
+            FORMS[item_bytes], value(layer, 16 * number + token, head, which, item, item_bytes)
+        )
+        for layer in layers
+        for number in numbers
+        for head in range(HEADS)
+        for token in range(16)
+        for which in (0, 1)
+        for item in range(items)
+    )
+
+
+def canonical_ids(own_blocks: list[int], tokens: int) -> list[int]:
+    return [block * (tokens // 16) + part for block in own_blocks for part in range(tokens // 16)]
+
+
+def scattered(tokens: int, seed: int) -> list[int]:
+    """Blocks for one sequence, in no order."""
+    return random.Random(seed).sample(range(2 * SEQUENCE // tokens), SEQUENCE // tokens)
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64, 128])
+@pytest.mark.parametrize("item_bytes", [2, 4])
+@pytest.mark.parametrize("items", [COMPILED, PORTABLE])
+@pytest.mark.parametrize("numbers", [list(range(8)), [5], [7, 2, 1, 0, 3, 4]])
+def test_each_item_is_where_the_definition_has_it(
+    tokens: int, item_bytes: int, items: int, numbers: list[int]
+) -> None:
+    own_blocks = scattered(tokens, tokens)
+    source = memory(tokens, item_bytes, items)
+    write(source, tokens, item_bytes, items, own_blocks)
+    ids = [canonical_ids(own_blocks, tokens)[number] for number in numbers]
+    for layers in (range(LAYERS), range(1, 2)):
+        due = expected(item_bytes, items, layers, numbers)
+        wire = np.zeros(len(due), np.uint8)
+        total = source[1].gather(ids, wire, layers)
+        assert wire.tobytes() == due
+        assert total == sum_of(wire)
+
+
+@pytest.mark.parametrize("ours", [16, 32, 64, 128])
+@pytest.mark.parametrize("theirs", [16, 32, 64, 128])
+@pytest.mark.parametrize("items", [COMPILED, PORTABLE])
+def test_what_one_layout_gives_another_takes(ours: int, theirs: int, items: int) -> None:
+    """All of the sequence, in two messages that cut blocks of both; and no other byte changes."""
+    source, target = memory(ours, 4, items), memory(theirs, 4, items, fill=0xEE)
+    from_blocks, to_blocks = scattered(ours, 1), scattered(theirs, 2)
+    write(source, ours, 4, items, from_blocks)
+    from_ids, to_ids = canonical_ids(from_blocks, ours), canonical_ids(to_blocks, theirs)
+    for part in (slice(0, 5), slice(5, 8)):
+        wire = np.zeros(len(from_ids[part]) * source[1].geometry.block_bytes, np.uint8)
+        sent = source[1].gather(from_ids[part], wire)
+        assert target[1].scatter(to_ids[part], wire) == sent
+    due = memory(theirs, 4, items, fill=0xEE)
+    write(due, theirs, 4, items, to_blocks)
+    assert (target[0] == due[0]).all()
+
+
+def test_the_loops_are_compiled_where_they_fit_and_are_not_where_they_must_not_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both give the same bytes and sum."""
+    assert kernel.tile_loops(PORTABLE, 4, 64, on_lines=True) is None
+    source = memory(64, 4, COMPILED)
+    source[0][:] = np.random.default_rng(1).integers(0, 256, len(source[0]), dtype=np.uint8)
+    one = source[1].geometry.block_bytes
+    ids = [5, 2, 3, 0]
+    made, plain = np.zeros(len(ids) * one, np.uint8), np.zeros(len(ids) * one, np.uint8)
+    assert source[1]._loops is not None
+    total = source[1].gather(ids, made)
+    monkeypatch.setattr(source[1], "_loops", None)
+    assert source[1].gather(ids, plain) == total
+    assert (made == plain).all()
+
+
+def test_whole_lines_are_written_past_the_caches_only_where_pages_begin_on_lines() -> None:
+    """A store past the caches to another place would end the process."""
+    size = HeadMajorPage(HEADS, 32, COMPILED, 4).page_bytes
+    whole = np.zeros(3 * size, np.uint8)
+    for offset in (0, 4, 32):
+        base = whole[-whole.ctypes.data % 64 + offset :]
+        host = HostMemory(base[:size], Geometry(1, 1, size, size, size))
+        assert host.on_lines is (offset == 0)
+        held = CanonicalMemory(host, HeadMajorPage(HEADS, 32, COMPILED, 4))
+        wire = np.random.default_rng(offset).integers(0, 256, size, dtype=np.uint8)
+        back = np.zeros(size, np.uint8)
+        assert held.scatter([1, 0], wire) == held.gather([1, 0], back)
+        assert (wire == back).all()
+
+
+def test_a_page_of_other_sizes_has_no_canonical_form() -> None:
+    for tokens, item_bytes in ((24, 4), (8, 4), (32, 1)):
+        page = HeadMajorPage(HEADS, tokens, PORTABLE, item_bytes)
+        size = page.page_bytes
+        host = HostMemory(np.zeros(size, np.uint8), Geometry(1, 1, size, size, size))
+        with pytest.raises(ValueError, match="no canonical form"):
+            CanonicalMemory(host, page)
+    size = HeadMajorPage(HEADS, 32, PORTABLE, 4).page_bytes
+    host = HostMemory(np.zeros(size, np.uint8), Geometry(1, 1, size, size, size))
+    with pytest.raises(ValueError, match="no canonical form"):
+        CanonicalMemory(host, HeadMajorPage(HEADS, 16, PORTABLE, 4))
+
+
+def test_what_is_not_there_is_refused() -> None:
+    _, held = memory(32, 4, PORTABLE)
+    one = held.geometry.block_bytes
+    with pytest.raises(ValueError, match="outside"):
+        held.gather([held.geometry.blocks], np.zeros(one, np.uint8))
+    with pytest.raises(ValueError, match="outside"):
+        held.scatter([-1], np.zeros(one, np.uint8))
+    with pytest.raises(ValueError, match="contiguous bytes"):
+        held.gather([0], np.zeros(one + 4, np.uint8))
+    with pytest.raises(ValueError, match="once"):
+        held.scatter([3, 3], np.zeros(2 * one, np.uint8))

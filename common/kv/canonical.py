@@ -119,7 +119,7 @@ class CanonicalMemory:
         size = self.geometry.page_bytes // page.heads
         wire = (size * np.arange(keys.size)).reshape(keys.shape)
         order = np.argsort(keys, axis=None)
-        return tuple(each.ravel()[order] for each in (wire, keys, values))
+        return tuple(places.ravel()[order] for places in (wire, keys, values))
 
     def _runs(
         self, block_ids: Sequence[int], data: Bytes, layers: range

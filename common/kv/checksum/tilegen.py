@@ -91,7 +91,8 @@ class _Tiles:
         there = make.add(here, _I64(1))
         if gathers:
             following = make.select(make.icmp_unsigned("<", there, tiles), there, here)
-            self._turn(keys, rows, self._listed(memory, keys_at, following))
+            ahead = [self._listed(memory, offsets, following) for offsets in (keys_at, values_at)]
+            self._turn(keys, rows, ahead)
         else:
             self._sum_up(canonical, place, sums)
         for token in range(TILE_ITEMS):
@@ -121,12 +122,11 @@ class _Tiles:
             stored = make.store(line, self._at(target, _I64(at)), align=LINE_BYTES)
             stored.set_metadata("nontemporal", self._nontemporal)
 
-    def _turn(self, keys: ir.Value, rows: ir.Value, following: ir.Value | None = None) -> None:
+    def _turn(self, keys: ir.Value, rows: ir.Value, ahead: Sequence[ir.Value] = ()) -> None:
         """Between the K of a tile as it lies in its page and the same by tokens, square by
-        square. What is written after it comes after all squares. `following`: the K of the next
-        tile, if K is read, which is then brought to the second cache: its lines are too far from
-        each other for the processor to guess, and too alike in their addresses for the first."""
-        make, size, gathers = self._make, self._item_bytes, following is not None
+        square. What is written after it comes after all squares. `ahead`: the K and the V of the
+        next tile, if they are read."""
+        make, size, gathers = self._make, self._item_bytes, bool(ahead)
         square, after = (make.function.append_basic_block() for _ in range(2))
         make.store(_I64(0), self._first_item)
         make.branch(square)
@@ -139,11 +139,8 @@ class _Tiles:
                 (self._at(rows, make.mul(item, _I64(size))), self._row),
             )
         )
-        if following is not None:
-            first = self._at(following, make.mul(item, _I64(self._step)))
-            for at in range(TILE_ITEMS):
-                line = self._at(first, _I64(at * self._step))
-                make.call(self._prefetch, [line, _I32(0), _I32(_SECOND_CACHE), _I32(1)])
+        if ahead:
+            self._fetch_square(*ahead, item)
         source, target = (in_page, by_token) if gathers else (by_token, in_page)
         lines = [make.load(at, align=size, typ=self._vector) for at in source]
         whole = not gathers and self._on_lines and TILE_ITEMS * size == LINE_BYTES
@@ -155,6 +152,18 @@ class _Tiles:
         make.store(following, self._first_item)
         make.cbranch(make.icmp_unsigned("<", following, _I64(self._items)), square, after)
         make.position_at_end(after)
+
+    def _fetch_square(self, keys: ir.Value, values: ir.Value, item: ir.Value) -> None:
+        """Brings a square's share of a tile to the second cache. The lines of K are too far from
+        each other for the processor to guess, and too alike in their addresses for the first."""
+        make, share = self._make, TILE_ITEMS * self._item_bytes
+        of_keys = self._at(keys, make.mul(item, _I64(self._step)))
+        of_values = self._at(values, make.mul(item, _I64(share)))
+        places = [(of_keys, at * self._step) for at in range(TILE_ITEMS)]
+        places += [(of_values, at) for at in range(0, TILE_ITEMS * share, LINE_BYTES)]
+        for base, at in places:
+            line = self._at(base, _I64(at))
+            make.call(self._prefetch, [line, _I32(0), _I32(_SECOND_CACHE), _I32(1)])
 
     def _transposed(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         half = TILE_ITEMS // 2

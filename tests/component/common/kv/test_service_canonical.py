@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 
 from common.config import KvConfig
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
+from common.kv.kv_thread import KvThread
 from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import ConnectedPeer, KvDone, KvOffer, KvPull, KvRefused, KvTaken
-from common.kv.peers.channel import WorkerIdentity
+from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.service import KvService
 from common.messages import KvSource, Ticket
 from tests.component.common.kv.offers.test_copies import STORING
@@ -154,11 +156,17 @@ def test_a_store_is_closed_to_unlike_workers() -> None:
     service, _ = make_service("p0", np.zeros(GEOMETRY.end, np.uint8), STORING)
     stored, channel = Stored(service), Unlike()
     stored.save([b"%032d" % 1], [0])
-    pull = {"secret": bytes(16), "request_id": "r", "attempt": 0, "transfer": 7, "total": 1}
-    asked = KvPull(**pull, hashes=b"%032d" % 1)
+    pull = KvPull(
+        secret=bytes(16), request_id="r", attempt=0, transfer=7, total=1, hashes=b"%032d" % 1
+    )
     offer = KvOffer(offer=8, kv_address="127.0.0.1:1", hashes=b"%032d" % 2)
-    for message in (asked, offer):
-        service._call(lambda kv, message=message: kv.sharing.on_message(channel, message))
+
+    def ask(kv: KvThread) -> None:
+        assert kv.sharing is not None
+        for message in (pull, offer):
+            kv.sharing.on_message(cast("Channel", channel), message)
+
+    service._call(ask)
     wait_for(lambda: len(channel.sent) == 2)
     refused, taken = channel.sent
     assert isinstance(refused, KvRefused)

@@ -106,7 +106,7 @@ class CanonicalMemory:
             raise ValueError(f"a block is outside 0..{self.geometry.blocks}")
         return range(self.geometry.layers) if layers is None else layers
 
-    def _tiles(self, block_ids: Sequence[int], layers: range) -> tuple[Offsets, ...]:
+    def _tiles(self, block_ids: Sequence[int], layers: range) -> tuple[Offsets, Offsets, Offsets]:
         """For each head of these blocks where it is on the wire, and where its K and its V begin
         from the first page on, in the order of memory, in which a processor reads ahead."""
         page = self._page
@@ -119,7 +119,7 @@ class CanonicalMemory:
         size = self.geometry.page_bytes // page.heads
         wire = (size * np.arange(keys.size)).reshape(keys.shape)
         order = np.argsort(keys, axis=None)
-        return tuple(each.ravel()[order] for each in (wire, keys, values))
+        return wire.ravel()[order], keys.ravel()[order], values.ravel()[order]
 
     def _runs(
         self, block_ids: Sequence[int], data: Bytes, layers: range

@@ -197,7 +197,7 @@ class Rollout:
         self.done.append(self.left.pop(0))
         self._enter(Step.CHECK, now)
         if self._after.fingerprint != self._before.fingerprint:
-            return [Report(f"{name}: has another fingerprint, and pairs with its like only")]
+            return [Report(f"{name}: has another fingerprint; streams move to its like only")]
         return []
 
     def _enter(self, step: Step, now: float) -> None:

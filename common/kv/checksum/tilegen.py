@@ -23,6 +23,7 @@ from common.kv.checksum.definition import LINE_BYTES, ROW_BYTES, TILE_ITEMS, Til
 _BYTE, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _ADDRESS = ir.PointerType()
 _LINE = ir.VectorType(_I64, LINE_BYTES // 8)
+_SECOND_CACHE = 2  # of `llvm.prefetch`
 _ROUNDS = TILE_ITEMS.bit_length() - 1
 
 
@@ -45,7 +46,7 @@ def tile_loops(
 
 
 class _Tiles:
-    """Writes one of the two functions."""
+    """Writes the two functions."""
 
     def __init__(
         self,
@@ -60,6 +61,8 @@ class _Tiles:
         self._module, self._read, self._on_lines = module, read, on_lines
         self._nontemporal = module.add_metadata([_I32(1)])
         self._copy = module.declare_intrinsic("llvm.memcpy", [_ADDRESS, _ADDRESS, _I64])
+        fetched = ir.FunctionType(ir.VoidType(), [_ADDRESS, *[_I32] * 3])
+        self._prefetch = ir.Function(module, fetched, "llvm.prefetch.p0")
         self._item_bytes = item_bytes
         self._step = tokens * item_bytes  # from an item of K to the next
         self._row = items * item_bytes  # K or V of one token
@@ -87,7 +90,9 @@ class _Tiles:
         keys, values = (self._listed(memory, offsets, here) for offsets in (keys_at, values_at))
         there = make.add(here, _I64(1))
         if gathers:
-            self._turn(keys, rows, gathers=True)
+            following = make.select(make.icmp_unsigned("<", there, tiles), there, here)
+            ahead = [self._listed(memory, offsets, following) for offsets in (keys_at, values_at)]
+            self._turn(keys, rows, ahead)
         else:
             self._sum_up(canonical, place, sums)
         for token in range(TILE_ITEMS):
@@ -99,7 +104,7 @@ class _Tiles:
         if gathers:
             self._sum_up(canonical, place, sums)
         else:
-            self._turn(keys, rows, gathers=False)
+            self._turn(keys, rows)
         make.store(there, number)
         make.cbranch(make.icmp_unsigned("<", there, tiles), tile, end)
         make.position_at_end(end)
@@ -117,10 +122,11 @@ class _Tiles:
             stored = make.store(line, self._at(target, _I64(at)), align=LINE_BYTES)
             stored.set_metadata("nontemporal", self._nontemporal)
 
-    def _turn(self, keys: ir.Value, rows: ir.Value, *, gathers: bool) -> None:
+    def _turn(self, keys: ir.Value, rows: ir.Value, ahead: Sequence[ir.Value] = ()) -> None:
         """Between the K of a tile as it lies in its page and the same by tokens, square by
-        square. What is written after it comes after all squares."""
-        make, size = self._make, self._item_bytes
+        square. What is written after it comes after all squares. `ahead`: the K and the V of the
+        next tile, if they are read."""
+        make, size, gathers = self._make, self._item_bytes, bool(ahead)
         square, after = (make.function.append_basic_block() for _ in range(2))
         make.store(_I64(0), self._first_item)
         make.branch(square)
@@ -133,6 +139,8 @@ class _Tiles:
                 (self._at(rows, make.mul(item, _I64(size))), self._row),
             )
         )
+        if ahead:
+            self._fetch_square(*ahead, item)
         source, target = (in_page, by_token) if gathers else (by_token, in_page)
         lines = [make.load(at, align=size, typ=self._vector) for at in source]
         whole = not gathers and self._on_lines and TILE_ITEMS * size == LINE_BYTES
@@ -144,6 +152,18 @@ class _Tiles:
         make.store(following, self._first_item)
         make.cbranch(make.icmp_unsigned("<", following, _I64(self._items)), square, after)
         make.position_at_end(after)
+
+    def _fetch_square(self, keys: ir.Value, values: ir.Value, item: ir.Value) -> None:
+        """Brings a square's share of a tile to the second cache. The lines of K are too far from
+        each other for the processor to guess, and too alike in their addresses for the first."""
+        make, share = self._make, TILE_ITEMS * self._item_bytes
+        of_keys = self._at(keys, make.mul(item, _I64(self._step)))
+        of_values = self._at(values, make.mul(item, _I64(share)))
+        places = [(of_keys, at * self._step) for at in range(TILE_ITEMS)]
+        places += [(of_values, at) for at in range(0, TILE_ITEMS * share, LINE_BYTES)]
+        for base, at in places:
+            line = self._at(base, _I64(at))
+            make.call(self._prefetch, [line, _I32(0), _I32(_SECOND_CACHE), _I32(1)])
 
     def _transposed(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         half = TILE_ITEMS // 2

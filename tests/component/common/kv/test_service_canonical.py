@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -13,12 +14,22 @@ import pytest
 
 from common.config import KvConfig
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
+from common.kv.kv_thread import KvThread
 from common.kv.layout import Geometry, HostMemory
-from common.kv.messages import KvDone
-from common.kv.peers.channel import WorkerIdentity
+from common.kv.messages import ConnectedPeer, KvDone, KvOffer, KvPull, KvRefused, KvTaken
+from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.service import KvService
 from common.messages import KvSource, Ticket
-from tests.component.common.kv.service_peer import CONFIG, WIRE_ONLY, drained
+from tests.component.common.kv.offers.test_copies import STORING
+from tests.component.common.kv.service_peer import (
+    CONFIG,
+    GEOMETRY,
+    WIRE_ONLY,
+    drained,
+    make_service,
+    wait_for,
+)
+from tests.component.common.kv.stored import Stored
 from tests.rigs import messages
 
 LAYERS, TOKENS, HEADS, ITEMS = 4, 1024, 2, 16
@@ -26,6 +37,18 @@ CANONICAL_BYTES = HEADS * 16 * 2 * ITEMS * 4
 SEQUENCE = list(range(3, 40))
 """Canonical blocks of the prompt, by their ids in either memory: those of one sequence of tokens,
 because both memories here hold the same tokens in the same order."""
+
+
+class Unlike:
+    """As much of a channel as answers need, to a worker of another layout."""
+
+    peer = ConnectedPeer(1, "d1", "inc-d1", alike=False)
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
 
 
 class Worker:
@@ -126,6 +149,30 @@ def test_an_engine_without_a_canonical_form_says_so() -> None:
         end = handed_over(prefill, decode, ticket(prefill))
         assert end.message == "this engine's KV has no canonical form"
         assert (decode.service.status is None) or not decode.service.status.holds
+
+
+def test_a_store_is_closed_to_unlike_workers() -> None:
+    """It holds blocks as they lie, under names that depend on their size."""
+    service, _ = make_service("p0", np.zeros(GEOMETRY.end, np.uint8), STORING)
+    stored, channel = Stored(service), Unlike()
+    stored.save([b"%032d" % 1], [0])
+    pull = KvPull(
+        secret=bytes(16), request_id="r", attempt=0, transfer=7, total=1, hashes=b"%032d" % 1
+    )
+    offer = KvOffer(offer=8, kv_address="127.0.0.1:1", hashes=b"%032d" % 2)
+
+    def ask(kv: KvThread) -> None:
+        assert kv.sharing is not None
+        for message in (pull, offer):
+            kv.sharing.on_message(cast("Channel", channel), message)
+
+    service._call(ask)
+    wait_for(lambda: len(channel.sent) == 2)
+    refused, taken = channel.sent
+    assert isinstance(refused, KvRefused)
+    assert refused.message == "it has no store for this worker"
+    assert taken == KvTaken(offer=8, blocks=0)
+    service.stop()
 
 
 def test_a_store_is_not_pulled_from_by_an_unlike_worker() -> None:

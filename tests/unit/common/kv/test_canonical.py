@@ -33,7 +33,7 @@ def memory(tokens: int, item_bytes: int, items: int, fill: int = 0) -> Memory:
 def value(layer: int, token: int, head: int, which: int, item: int, item_bytes: int) -> int:
     """Of K (`which` 0) or V of one token, unlike that of any other place near it."""
     at = (((layer * SEQUENCE + token) * HEADS + head) * 2 + which) * COMPILED + item
-    return (at * 2_654_435_761 + 1) >> (16 if item_bytes == 2 else 0) & (256**item_bytes - 1)
+    return (at * 2_654_435_761 + 1) >> (16 if item_bytes == 2 else 0) & ((1 << 8 * item_bytes) - 1)
 
 
 def write(memory: Memory, tokens: int, item_bytes: int, items: int, own_blocks: list[int]) -> None:
@@ -52,7 +52,7 @@ def write(memory: Memory, tokens: int, item_bytes: int, items: int, own_blocks: 
                     other = start + (tokens * items + inside * items + item) * item_bytes
                     for which, at in enumerate((key, other)):
                         number = value(layer, token, head, which, item, item_bytes)
-                        struct.pack_into(FORMS[item_bytes], base, at, number)
+                        struct.pack_into(FORMS[item_bytes], base.data, at, number)
 
 
 def expected(item_bytes: int, items: int, layers: range, numbers: list[int]) -> bytes:

@@ -135,7 +135,7 @@ def test_p_reports_canonical_blocks_as_soon_as_each_holds_kv() -> None:
     assert progress.block_ids == [20, 21, 22, 23, 36, 37, 38, 39, 8, 9]
 
 
-@pytest.mark.parametrize("groups", [MIXED, [KvGroup(24)]])
+@pytest.mark.parametrize("groups", [MIXED, [KvGroup(24)], [KvGroup(32), KvGroup(32)]])
 def test_without_a_canonical_form_blocks_are_the_engines_own(groups: list[KvGroup]) -> None:
     """The KV thread then ends the handoff, and says why."""
     half = SchedulerHalf(groups)

@@ -1,0 +1,104 @@
+"""Which of vLLM's KV caches have a canonical form, and that the attempt finds a wrong claim."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+import torch
+
+from common.blocks import Kept, KvGroup
+from common.engine.connector.canonical import canonical_memory
+from common.kv.canonical import CanonicalMemory
+from tests.unit.common.engine.connector.test_memory import Cache, Layers, plain
+
+HEADS, ITEMS = 2, 32
+
+
+def full(names: str = "abc", tokens: int = 32, dtype: torch.dtype = torch.float32) -> Layers:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    spec = FullAttentionSpec(block_size=tokens, num_kv_heads=HEADS, head_size=ITEMS, dtype=dtype)
+    return dict.fromkeys(names, spec)
+
+
+def engine(cache: Cache, backend: str = "CPU_ATTN", dtype: torch.dtype = torch.float32) -> Any:
+    """As much of a `VllmConfig` as is read here."""
+    of = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
+    return SimpleNamespace(
+        model_config=SimpleNamespace(dtype=dtype),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(cache.caches, of)),
+    )
+
+
+def found(
+    cache: Cache, group: KvGroup, made: Any = None, *more: KvGroup
+) -> tuple[CanonicalMemory | None, str]:
+    """The memory, or why there is none."""
+    with structlog.testing.capture_logs() as logs:
+        memory = canonical_memory(
+            made or engine(cache), cache.config, cache.caches, (group, *more), cache.memory()
+        )
+    assert len(logs) == (memory is None)
+    return memory, logs[0]["sentence"] if logs else ""
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_vllm_writes_is_found_in_the_canonical_form(tokens: int, dtype: torch.dtype) -> None:
+    from vllm import _custom_ops
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    cache = Cache("LBHNC", full(tokens=tokens, dtype=dtype))
+    memory, why = found(cache, KvGroup(tokens), engine(cache, dtype=dtype))
+    assert memory is not None, why
+    layer = cache.caches["b"]
+    assert isinstance(layer, torch.Tensor)
+    parts = layer.view(len(layer), HEADS, 2 * tokens, ITEMS).chunk(2, dim=2)
+    keys, values = torch.randn(2, tokens, HEADS, ITEMS).to(dtype).unbind()
+    slots = torch.arange(3 * tokens, 4 * tokens)
+    isa = _get_attn_isa(dtype, tokens, ITEMS, "auto")
+    _custom_ops.cpu_attn_reshape_and_cache(keys, values, *parts, slots, isa)
+    ids = list(range(3 * tokens // 16, 4 * tokens // 16))
+    wire = np.zeros(len(ids) * memory.geometry.page_bytes, np.uint8)
+    memory.gather(ids, wire, range(1, 2))
+    shape = len(ids), HEADS, 16, 2, ITEMS
+    items = (
+        torch.from_numpy(wire).view(dtype).view(shape).transpose(1, 2).reshape(-1, HEADS, 2, ITEMS)
+    )
+    assert torch.equal(items[:, :, 0], keys)
+    assert torch.equal(items[:, :, 1], values)
+
+
+def test_a_kernel_that_lays_it_out_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import _custom_ops
+
+    def untransposed(keys: Any, values: Any, key_part: Any, value_part: Any, *_: Any) -> None:
+        key_part[0], value_part[0] = keys.transpose(0, 1), values.transpose(0, 1)
+
+    monkeypatch.setattr(_custom_ops, "cpu_attn_reshape_and_cache", untransposed)
+    memory, why = found(Cache("LBHNC", full()), KvGroup(32))
+    assert memory is None
+    assert "its kernels do not lay it out as claimed" in why
+
+
+def test_other_kinds_of_kv_have_no_canonical_form() -> None:
+    cache = Cache("LBHNC", full())
+    window = KvGroup(32, Kept.WINDOW, 20)
+    cases = [
+        (found(cache, KvGroup(32), engine(cache, "OTHER")), "not that of CPU_ATTN"),
+        (found(cache, window), "keep a part of the tokens"),
+        (found(cache, KvGroup(32), None, KvGroup(32)), "keep a part of the tokens"),
+        (found(cache, KvGroup(64)), "of an unknown form"),
+        (found(Cache("LBNHC", full()), KvGroup(32)), "of an unknown form"),
+        (found(Cache("LBHNC", full(dtype=torch.float64)), KvGroup(32)), "of an unknown form"),
+        (found(Cache("LBHNC", full(tokens=24)), KvGroup(24)), "24 tokens are not multiples of 16"),
+        (found(Cache("LBHNC", plain("ab") | plain("c", 8)), KvGroup(4)), "layers differ in size"),
+    ]
+    for (memory, why), says in cases:
+        assert memory is None
+        assert says in why

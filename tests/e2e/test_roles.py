@@ -91,9 +91,10 @@ def test_a_mixed_worker_hands_over_takes_over_and_computes_its_own_prompts(
     its_own = [PROMPT[at : at + CONTEXT] for at in (30, 31)]
     become(running, "d0", "mixed")
     drain(running, "p0", "p1")
+    running.ctl("policy", "round_robin", "remote_prefill=always")  # one stream on each
     before = handoffs(running)
     left = asyncio.run(left_midway(running, handed_over))
-    assert handoffs(running) > before, "its KV went to d1"
+    wait_until("its KV went to d1", lambda: handoffs(running) > before, 10.0)
     told = [running.ctl("explain", stream.request_id)["attempts"] for stream in left]
     assert any(len(attempts) > 1 for attempts in told), "and came back with the streams"
     stayed = asyncio.run(round_of(running, its_own))

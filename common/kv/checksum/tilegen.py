@@ -91,8 +91,8 @@ class _Tiles:
         there = make.add(here, _I64(1))
         if gathers:
             following = make.select(make.icmp_unsigned("<", there, tiles), there, here)
-            ahead = [self._listed(memory, offsets, following) for offsets in (keys_at, values_at)]
-            self._turn(keys, rows, ahead)
+            next_keys = self._listed(memory, keys_at, following)
+            self._turn(keys, rows, (next_keys, self._listed(memory, values_at, following)))
         else:
             self._sum_up(canonical, place, sums)
         for token in range(TILE_ITEMS):
@@ -122,11 +122,13 @@ class _Tiles:
             stored = make.store(line, self._at(target, _I64(at)), align=LINE_BYTES)
             stored.set_metadata("nontemporal", self._nontemporal)
 
-    def _turn(self, keys: ir.Value, rows: ir.Value, ahead: Sequence[ir.Value] = ()) -> None:
+    def _turn(
+        self, keys: ir.Value, rows: ir.Value, ahead: tuple[ir.Value, ir.Value] | None = None
+    ) -> None:
         """Between the K of a tile as it lies in its page and the same by tokens, square by
         square. What is written after it comes after all squares. `ahead`: the K and the V of the
         next tile, if they are read."""
-        make, size, gathers = self._make, self._item_bytes, bool(ahead)
+        make, size, gathers = self._make, self._item_bytes, ahead is not None
         square, after = (make.function.append_basic_block() for _ in range(2))
         make.store(_I64(0), self._first_item)
         make.branch(square)
@@ -139,7 +141,7 @@ class _Tiles:
                 (self._at(rows, make.mul(item, _I64(size))), self._row),
             )
         )
-        if ahead:
+        if ahead is not None:
             self._fetch_square(*ahead, item)
         source, target = (in_page, by_token) if gathers else (by_token, in_page)
         lines = [make.load(at, align=size, typ=self._vector) for at in source]

@@ -173,6 +173,6 @@ def _copied(key: AttemptKey, held: int, why: str) -> KvDone:
 def refuse(send_side: SendSide, channel: Channel, message: KvPull | KvOffer) -> None:
     """This worker has no store for others, or none for that one."""
     if isinstance(message, KvPull):
-        refuse_pull(send_side, channel, message, "it has no store for this worker")
+        refuse_pull(send_side, channel, message, "it has no store for others")
     else:
         channel.send(KvTaken(offer=message.offer, blocks=0))

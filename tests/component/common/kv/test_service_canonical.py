@@ -170,7 +170,7 @@ def test_a_store_is_closed_to_unlike_workers() -> None:
     wait_for(lambda: len(channel.sent) == 2)
     refused, taken = channel.sent
     assert isinstance(refused, KvRefused)
-    assert refused.message == "it has no store for this worker"
+    assert refused.message == "it has no store for others"
     assert taken == KvTaken(offer=8, blocks=0)
     service.stop()
 

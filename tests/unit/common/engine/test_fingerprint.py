@@ -1,6 +1,6 @@
 """Equal for what means the same, readable where a person must compare."""
 
-from common.engine.fingerprint import fingerprint_of, parts_of
+from common.engine.fingerprint import fingerprint_of, meaning_of, parts_of
 
 VALUES: dict[str, object] = {
     "block_tokens": 128,
@@ -22,3 +22,11 @@ def test_every_part_counts_and_their_order_does_not() -> None:
     assert fingerprint_of(parts_of(dict(reversed(VALUES.items())))) == whole
     for key in VALUES:
         assert fingerprint_of(parts_of({**VALUES, key: "other"})) != whole
+
+
+def test_the_size_of_a_block_changes_the_layout_and_not_the_meaning() -> None:
+    meaning = meaning_of(parts_of(VALUES))
+    for key in VALUES:
+        other = meaning_of(parts_of({**VALUES, key: "other"}))
+        assert (other == meaning) is (key == "block_tokens")
+    assert meaning != fingerprint_of(parts_of(VALUES))

@@ -67,6 +67,8 @@ class Client:
         self.over_at: float | None = None
         #: When it last got something, or asked.
         self.silent_since = gateway.clock.now
+        #: When a router last said something of it.
+        self.answered_at = 0.0
         self.gateway = gateway
         self._seen = 0
 
@@ -224,6 +226,9 @@ class GatewayProcess(Process):
                 self.clock.note(f"{self.identity} was refused: {message.message}")
                 self.die()
             case _:
+                client = self.clients.get(getattr(message, "request_id", ""))
+                if client is not None:
+                    client.answered_at = self.clock.now
                 self.handle(FromRouter(message))  # type: ignore[arg-type]
 
     def _router_lost(self) -> None:

@@ -140,12 +140,13 @@ class Judge:
     def failed(self, gateway: GatewayProcess, client: Client, error: BatonError) -> None:
         """The longest wait is the last resort: once all is calm somebody answers before, if only
         with a refusal, unless messages vanish. A request that no worker can take may wait in a
-        router's queue."""
+        router's queue, and one that was refused for a while may just have got its place."""
         last_resort = any(sentence in error.message for sentence in LONGEST_WAIT)
         if not last_resort or self._may_wait(client):
             return
         waited = self._clock.now - client.silent_since
         calm = gateway.calm(ANSWER_SECONDS) and self._fleet.routers_calm(ANSWER_SECONDS)
+        calm = calm and self._clock.now - client.answered_at >= ANSWER_SECONDS
         poison = client.spec.prompt_ids[0] == POISON  # it kills those who would answer
         if waited >= TOKEN_WAIT_MS / 1000 and calm and self.strict and not poison:
             self._clock.violate(f"{client.spec.request_id} was only ended by its longest wait")

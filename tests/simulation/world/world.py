@@ -135,7 +135,8 @@ class World:
         clock.after(0.1, self._arrival)
         clock.after(PULSE, self._pulse)
         clock.run(self._load_seconds)
-        patience = 2 if self.fleet.budgets else 1  # what is parked waits its turn, too
+        # What is parked waits its turn, too, and messages vanish to the end.
+        patience = 2 if self.fleet.budgets or self.network.loss else 1
         clock.run(self._load_seconds + patience * SETTLE_SECONDS, self._over)
         self.fleet.judge.verdict()
         if isinstance(self.faults, ScaleFaults):

@@ -33,6 +33,12 @@ from tests.component.common.kv.stored import Stored
 from tests.rigs import messages
 
 LAYERS, TOKENS, HEADS, ITEMS = 4, 1024, 2, 16
+PATIENT_S = 30.0
+"""A busy machine starves this process, which has both services, for seconds."""
+LOANED, SENT = (
+    msgspec.structs.replace(config, load_timeout_ms=PATIENT_S * 1000)
+    for config in (CONFIG, WIRE_ONLY)
+)
 CANONICAL_BYTES = HEADS * 16 * 2 * ITEMS * 4
 SEQUENCE = list(range(3, 40))
 """Canonical blocks of the prompt, by their ids in either memory: those of one sequence of tokens,
@@ -74,7 +80,7 @@ class Worker:
 
 @contextmanager
 def pair(
-    prefill_tokens: int, decode_tokens: int, config: KvConfig = CONFIG, meaning: str = "m"
+    prefill_tokens: int, decode_tokens: int, config: KvConfig = LOANED, meaning: str = "m"
 ) -> Iterator[tuple[Worker, Worker]]:
     prefill = Worker("p0", prefill_tokens, 1, config, "m")
     decode = Worker("d0", decode_tokens, 2, config, meaning)
@@ -87,7 +93,10 @@ def pair(
 
 def ticket(prefill: Worker, *, canonical: bool = True) -> Ticket:
     return messages.ticket(
-        secret=os.urandom(16), kv_address=prefill.address, lease_ms=5000.0, canonical=canonical
+        secret=os.urandom(16),
+        kv_address=prefill.address,
+        lease_ms=PATIENT_S * 1000,
+        canonical=canonical,
     )
 
 
@@ -97,17 +106,17 @@ def handed_over(prefill: Worker, decode: Worker, given: Ticket, first: int = 0) 
     prefill.service.offer(given, len(SEQUENCE))
     prefill.service.progress(("r", 0), SEQUENCE[:20], 20)
     prefill.service.progress(("r", 0), SEQUENCE, len(SEQUENCE))
-    (end,) = drained(decode.service)
+    (end,) = drained(decode.service, PATIENT_S)
     return end
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(16, 32), (128, 32), (64, 64)])
-@pytest.mark.parametrize("config", [CONFIG, WIRE_ONLY], ids=["loaned", "sent"])
+@pytest.mark.parametrize("config", [LOANED, SENT], ids=["loaned", "sent"])
 def test_the_same_items_come_to_another_layout(ours: int, theirs: int, config: KvConfig) -> None:
     with pair(ours, theirs, config) as (prefill, decode):
         before = decode.items([*range(5), *range(40, 64)])
         end = handed_over(prefill, decode, ticket(prefill), first=2)
-        (sent,) = drained(prefill.service)
+        (sent,) = drained(prefill.service, PATIENT_S)
         assert (end.error, sent.error) == ("", "")
         assert (end.report.blocks, end.report.digest_mismatches) == (35, 0)
         assert end.report.payload_bytes == 35 * LAYERS * CANONICAL_BYTES
@@ -116,7 +125,7 @@ def test_the_same_items_come_to_another_layout(ours: int, theirs: int, config: K
 
 
 def test_layers_leave_in_groups_in_the_canonical_form_too() -> None:
-    grouped = msgspec.structs.replace(CONFIG, layer_groups=4)
+    grouped = msgspec.structs.replace(LOANED, layer_groups=4)
     with pair(32, 16, grouped) as (prefill, decode):
         given = ticket(prefill)
         decode.service.fetch(given, 0, SEQUENCE)
@@ -124,7 +133,7 @@ def test_layers_leave_in_groups_in_the_canonical_form_too() -> None:
         for layers in range(1, LAYERS):
             prefill.service.layers_computed(("r", 0), SEQUENCE, len(SEQUENCE), layers)
         prefill.service.progress(("r", 0), SEQUENCE, len(SEQUENCE), ended=True)
-        (end,) = drained(decode.service)
+        (end,) = drained(decode.service, PATIENT_S)
         assert (end.error, end.report.messages) == ("", 4)
         assert decode.items(SEQUENCE) == prefill.items(SEQUENCE)
 
@@ -167,7 +176,7 @@ def test_a_store_is_closed_to_unlike_workers() -> None:
             kv.sharing.on_message(cast("Channel", channel), message)
 
     service._call(ask)
-    wait_for(lambda: len(channel.sent) == 2)
+    wait_for(lambda: len(channel.sent) == 2, PATIENT_S)
     refused, taken = channel.sent
     assert isinstance(refused, KvRefused)
     assert refused.message == "it has no store for others"

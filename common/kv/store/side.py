@@ -133,7 +133,6 @@ class StoreSide:
         self._on_ended = on_ended
         #: Saves that have not begun, by the engine's block.
         self._saves: dict[int, BlockCopy] = {}
-        self._loads: deque[_Load] = deque()
         self._spills: deque[Spill] = deque()
         #: The block that is being saved.
         self._saving: int | None = None
@@ -141,6 +140,7 @@ class StoreSide:
         #: Guards all of the above, for moments; told when a block is saved. A lock that is held
         #: while a block is saved would not do: the next save could take it before who waits.
         self._guard = threading.Condition()
+        self._loads: deque[_Load] = deque()
         self._working = False
         self._asked = 0
         #: When the disk answered last, by the loop's clock.
@@ -176,11 +176,7 @@ class StoreSide:
         stored = deque(copy for copy in copies if copy.medium is Medium.RAM)
         on_disk = [copy for copy in copies if copy.medium is Medium.DISK]
         load = _Load(request_id, stored, len(on_disk))
-        if stored:
-            with self._guard:
-                self._loads.append(load)
-        self._loop.call_soon_threadsafe(self._read_disk, load, on_disk)
-        self._loop.call_soon_threadsafe(self._wake)
+        self._loop.call_soon_threadsafe(self._begin, load, on_disk)
 
     def spill(self, spills: Sequence[Spill], used: list[int], dropped: Sequence[int] = ()) -> None:
         """These blocks go to the disk; those in the slots `used` of the disk are used now, and
@@ -255,10 +251,9 @@ class StoreSide:
 
     def _load_block(self) -> bool:
         """Returns False if there is nothing to load."""
-        with self._guard:
-            if not self._loads:
-                return False
-            load = self._loads[0]
+        if not self._loads:
+            return False
+        load = self._loads[0]
         copy = load.copies.popleft()
         undamaged = self._arena.read(copy)
         self._counters.store_read += undamaged
@@ -284,6 +279,13 @@ class StoreSide:
                     self._loads.remove(load)
             self._results.loaded.append(load.request_id)
         self._on_ended()
+
+    def _begin(self, load: _Load, on_disk: Sequence[BlockCopy]) -> None:
+        """The disk is asked first: of a load that fails there nothing is copied."""
+        self._read_disk(load, on_disk)
+        if load.copies and not load.over:
+            self._loads.append(load)
+        self._wake()
 
     def _read_disk(self, load: _Load, copies: Sequence[BlockCopy]) -> None:
         disk = self._disk

@@ -123,20 +123,27 @@ def test_a_burst_is_one_gap_and_drafts_are_told(running: Fleet) -> None:
 
 
 def test_killed_in_the_middle_of_bursts_a_stream_goes_on_exactly(running: Fleet) -> None:
+    killed: list[str] = []
     for at, seed in ((1, None), (90, 7), (211, None)):
         wait_until("both are there", lambda: ready(running) == 2, 60)
         asked = body(seed=seed, temperature=1.0) if seed else body(temperature=0)
-        got = read(running, asked, at, lambda _: kill_holder(running))
+        got = read(running, asked, at, lambda _: killed.append(kill_holder(running)))
         assert not got.error
         assert (got.text, got.finish) == (due(PROMPT, SIZE, seed), "length")
         assert got.usage["completion_tokens"] == SIZE
         assert got.usage["prompt_tokens"] == len(PROMPT)
-        assert len(running.ctl("explain", got.request_id)["attempts"]) == 2
+        # The gateway may hear of the death before the router, which then tries the dead one again.
+        ran_on = [row["decode"] for row in running.ctl("explain", got.request_id)["attempts"]]
+        assert len(ran_on) in (2, 3)
+        assert ran_on[:-1] == killed[-1:] * (len(ran_on) - 1)
+        assert ran_on[-1] != killed[-1]
 
 
-def kill_holder(running: Fleet) -> None:
+def kill_holder(running: Fleet) -> str:
+    """The name of the worker that was killed."""
     (row,) = running.ctl("requests")
     running.children()[row["decode"]].send_signal(signal.SIGKILL)
+    return str(row["decode"])
 
 
 def ready(running: Fleet) -> int:

@@ -171,8 +171,8 @@ class Submit(Message, frozen=True):
     #: Whether its gateway can continue it on another worker after tokens were streamed, so that it
     #: may be preempted.
     resumable: bool = False
-    #: Identity of the D of the previous attempt, if that worker fell silent. The request is placed
-    #: there again only if there is no other.
+    #: Identity of the D of the previous attempt, if its gateway lost it or it fell silent. The
+    #: request is placed there again only if there is no other.
     left: str = ""
     #: Identity of the D that gave the previous attempt up and keeps its KV; empty: none does.
     moved_from: str = ""

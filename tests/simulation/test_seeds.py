@@ -15,7 +15,7 @@ from tests.simulation.world.faults import WEATHERS
 from tests.simulation.world.models import MODELS
 from tests.simulation.world.world import World
 
-SEEDS = 1_000
+SEEDS = 2_000
 ROOT = Path(__file__).parents[2]
 
 

@@ -330,6 +330,8 @@ class Core:
             if request.state in WAITING:
                 self._table.unassign(request)
         lost = [request for request in assigned if request.worker]
+        for request in lost:  # the router may not know yet that it died
+            request.left_worker = event.worker.decode(errors="replace")
         return self._worker_lost(lost, event.worker, event.reason, Notify.ROUTER, now)
 
     def _worker_lost(

@@ -101,7 +101,8 @@ class LiveRequest:
     abandoned: bool = False
     #: Whether a second cell has it. It goes to no third.
     spilled: bool = False
-    #: Identity of the worker that it left because nothing came from it; empty once placed again.
+    #: Identity of the worker that it left because it was lost or fell silent; empty once placed
+    #: again.
     left_worker: str = ""
     #: Identity of the worker that keeps its KV, because the stream moves; empty once placed again.
     moved_from: str = ""

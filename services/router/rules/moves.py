@@ -228,8 +228,8 @@ def preferences(
 ) -> Iterator[list[WorkerView]]:
     """For an attempt that continues another, which workers are tried first: the one that an order
     names, the one that got its blocks, those that can take its KV, then all but the one that it
-    left. That one comes last if it gave the stream up, and only where there is no other if it fell
-    silent."""
+    left. That one comes last if it gave the stream up, and only where there is no other if it was
+    lost or fell silent."""
     left = attempt.avoid or attempt.moved_from
     others = [view for view in decodes if view.identity != left]
     order = attempt.came_by

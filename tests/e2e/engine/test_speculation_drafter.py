@@ -33,6 +33,8 @@ BLOCK = 128
 
 CHOSEN = {"draft_model": range(len(TEXTS)), "eagle": FEW}
 """The `TEXTS` that each method is tried with."""
+ALONE_MIN = {"draft_model": 0.9, "eagle": 0.7}
+"""The share of drafted tokens that is accepted in one engine, at least."""
 
 
 def drafting(folder: Path, method: str, *, hand_over: bool) -> Config:
@@ -124,7 +126,7 @@ def test_with_its_kv_handed_over_a_drafter_is_as_good_as_in_one_engine(
         assert "drafter" in infos[0].fingerprint_parts
         assert not infos[1].drafter_cold
         after, alone = await shares(pair, plain)
-        assert alone > 0.6
+        assert alone > ALONE_MIN[pair.decode.engine.info.speculation]
         assert 0.95 < after / alone < 1.05
         for at in FEW[:4]:
             made, rest = await moved(pair, TEXTS[at], GREEDY)

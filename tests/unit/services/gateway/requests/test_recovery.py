@@ -97,6 +97,7 @@ def test_images_go_with_every_attempt_and_tell_prompts_apart() -> None:
 def test_a_stream_goes_on_after_what_was_said_with_exact_usage(gate: Gate) -> None:
     submit, body = submitted(gate.do(WorkerGone(D0, "its connection closed")))
     assert (submit.attempt, submit.prompt_tokens, submit.max_tokens) == (2, 4, 48)
+    assert submit.left == D0.decode(), "the router may not know yet that it died"
     assert unpack_ids(body.prompt_ids) == [1, 2, *b"ab"]
     assert body.sampling.max_tokens == 48
     place(gate, 2)

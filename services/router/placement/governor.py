@@ -42,12 +42,11 @@ def decide(context: PlacementContext, decode: WorkerView, prefills: Views) -> Pr
     if reason:
         return PrefillDecision((), f"local prefill: {reason}")
     prompt, fingerprint = context.request.prompt_tokens, decode.fingerprint
-    meaning = decode.kv_meaning
     adapter = context.request.adapter
     able = [
         view
         for view in prefills
-        if (view.fingerprint == fingerprint or (meaning and view.kv_meaning == meaning))
+        if (view.fingerprint == fingerprint or view.may_give(decode))
         and (not adapter or view.has(adapter))
         and prompt < view.max_model_len
         and (view.kv_need(prompt, computes=True) if view.kv_groups else prompt)

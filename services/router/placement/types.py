@@ -43,6 +43,12 @@ class ResourceRequest(NamedTuple):
         return self.kv_tokens or self.total_tokens
 
 
+def may_hand_over(fingerprint: str, meaning: str, taker: str, taker_meaning: str) -> bool:
+    """Whether KV of prompts may go from a worker to a taker, by the fingerprints and meanings of
+    both: their layouts are equal, or what their KV means is, and both have a canonical form."""
+    return fingerprint == taker or (meaning != "" and meaning == taker_meaning)
+
+
 class WorkerView(NamedTuple):
     """A snapshot of one ready worker. KV is counted in tokens, always in whole blocks."""
 
@@ -89,10 +95,8 @@ class WorkerView(NamedTuple):
     kv_meaning: str = ""
 
     def may_give(self, taker: WorkerView) -> bool:
-        """Whether it may hand the KV of prompts over to this worker: their layouts are equal, or
-        what their KV means is, and both have a canonical form."""
-        means_the_same = self.kv_meaning != "" and self.kv_meaning == taker.kv_meaning
-        return self.fingerprint == taker.fingerprint or means_the_same
+        """Whether it may hand the KV of prompts over to this worker."""
+        return may_hand_over(self.fingerprint, self.kv_meaning, taker.fingerprint, taker.kv_meaning)
 
     def has(self, adapter: str) -> bool:
         """Whether it can serve a request for this adapter, or for none."""

@@ -28,6 +28,7 @@ from common.messages import (
 )
 from services.router.events import Action, Note, Received, Send
 from services.router.fleet.liveness import stalled
+from services.router.fleet.pairing import may_give
 from services.router.fleet.pools import layout_of
 from services.router.fleet.roles import WITH_ENGINE
 from services.router.records.states import WorkerEvent, WorkerState
@@ -197,12 +198,11 @@ def _introduce(tables: Tables, newcomer: Worker, now: float) -> list[Action]:
     """Pairs that may hand KV over connect now, so that no request has to wait for it. A mixed
     worker is sent no KV of prompts."""
     introductions: list[Action] = []
-    view = newcomer.view()
     for other in tables.workers.values():
-        if not other.ready or not other.view().may_give(view):
+        if not other.ready:
             continue
         for p, d in ((newcomer, other), (other, newcomer)):
-            if p.role.prefills and d.role is Role.DECODE:
+            if p.role.prefills and d.role is Role.DECODE and may_give(p, d):
                 introductions.append(Send(d.identity, _introduction(p)))
     layouts, stores = _lay_out(tables, newcomer), _introduce_stores(tables, newcomer)
     return [*layouts, *introductions, *stores, *_introduce_takers(tables, newcomer, now)]

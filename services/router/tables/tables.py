@@ -12,6 +12,7 @@ from services.router.degradation.detector import DegradationDetector
 from services.router.estimates.drain_rate import DrainRate
 from services.router.estimates.estimates import Estimates
 from services.router.fleet.balance.controller import Balance
+from services.router.fleet.pairing import may_give
 from services.router.fleet.prompt_quarantine import PromptQuarantine
 from services.router.fleet.rebalance import Rebalance
 from services.router.fleet.scale.controller import Scale
@@ -333,7 +334,7 @@ class Tables:
         if attempt.prefill_open:
             prefill = self.workers[attempt.prefill]
             assert key in prefill.held
-            assert prefill.view().may_give(decode.view())
+            assert may_give(prefill, decode)
 
     def _check_worker(self, worker: Worker) -> None:
         block_tokens = worker.capacity.block_tokens

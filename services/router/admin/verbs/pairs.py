@@ -10,6 +10,7 @@ from common.net.admin_verbs import Value
 from services.router.admin import pair_rows
 from services.router.admin.verb import View
 from services.router.estimates.pair_bandwidth import PairBandwidth
+from services.router.fleet.pairing import may_give
 from services.router.placement.pair_breaker import PairState
 from services.router.tables import SharedTables
 from services.router.timeline.traffic import PairTotals
@@ -30,7 +31,7 @@ def run(view: View, args: dict[str, Value]) -> list[PairRow]:
         for p in ready
         for d in ready
         if p.role.prefills and d.role is Role.DECODE and p.model == d.model
-        if p.view().may_give(d.view())
+        if may_give(p, d)
     ]
     names = sorted({*there, *shared.recorder.traffic.pairs})
     if args["trouble"]:

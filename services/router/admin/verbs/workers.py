@@ -7,6 +7,7 @@ from common.net.admin_rows import WorkerRow
 from common.net.admin_verbs import Value
 from services.router.admin.pair_rows import not_paired_with
 from services.router.admin.verb import View
+from services.router.fleet.pairing import may_give
 from services.router.placement.fingerprint_mismatch import difference
 from services.router.records.worker import Worker
 from services.router.tables import RefusedWorker, Tables
@@ -92,7 +93,7 @@ def _unlike(tables: Tables, worker: Worker) -> str:
     ]
     if not worker.connected or not worker.fingerprint or not others:
         return ""
-    if any(other.view().may_give(worker.view()) for other in others):
+    if any(may_give(other, worker) for other in others):
         return ""
     other = others[0]
     differs = difference(worker.fingerprint_parts, other.fingerprint_parts)

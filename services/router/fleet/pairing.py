@@ -1,0 +1,15 @@
+"""Which workers may hand the KV of prompts over to which.
+
+This is asked of all pairs of a fleet, and so makes no snapshots.
+"""
+
+from __future__ import annotations
+
+from services.router.placement.types import may_hand_over
+from services.router.records.worker import Worker
+
+
+def may_give(giver: Worker, taker: Worker) -> bool:
+    """As `WorkerView.may_give`."""
+    meaning, its_meaning = giver.capacity.kv_meaning, taker.capacity.kv_meaning
+    return may_hand_over(giver.fingerprint, meaning, taker.fingerprint, its_meaning)

@@ -108,9 +108,9 @@ class AdmissionConfig(Section, frozen=True):
     that one of a higher class begins at once. Those of the lowest class that begin together end
     together; so one joins only where another request has ended, or after its part of the time that
     an answer takes, where fewer requests than the reserve have no first token yet, and where no
-    prompt is being computed. Its streams lengthen each step of an engine; a larger share leaves
-    fewer of them. None of this holds where the class has waited long enough to be owed service
-    (`class_floor`)."""
+    prompt is being computed by the worker that would compute its own. Its streams lengthen each
+    step of an engine; a larger share leaves fewer of them. None of this holds where the class has
+    waited long enough to be owed service (`class_floor`)."""
     queue_reserve: Share = 0.1
     """Last share of the queue's count and bytes, kept for tenants below their fair share and never
     for the batch class, so that a flood of one tenant does not shut out the others."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from loadtest.capacity.batch import BatchShape
@@ -22,6 +23,8 @@ PROFILE = Profile(
     kv_blocks=2048,
     prefix_cache=False,
 )
+#: At this rate P computes three quarters of the time.
+BUSY = 8_000.0
 ASKED = RequestShape(prompt=4_000, output=100, spread=0.0, slack=1.0)
 #: Computed by D, and by P.
 SHORT = RequestShape(prompt=40, output=60, spread=0.0, slack=1.0)
@@ -40,10 +43,10 @@ class Beside(NamedTuple):
 
 
 @cache
-def asked(line: RequestShape | None = None) -> Beside:
+def asked(line: RequestShape | None, tokens_per_s: float) -> Beside:
     """Virtual time and a fixed seed: the same arrivals at each call."""
     scenario = Scenario(
-        profile=PROFILE,
+        profile=msgspec.structs.replace(PROFILE, prefill_tokens_per_s=tokens_per_s),
         prefills=1,
         decodes=2,
         arrivals=poisson(1.5, WARMUP_SECONDS + SECONDS, ASKED, seed=1),
@@ -61,9 +64,15 @@ def asked(line: RequestShape | None = None) -> Beside:
     return Beside(sorted(waits), fleet.batch.idle_used if fleet.batch is not None else 0.0)
 
 
-@pytest.mark.parametrize("line", [SHORT, LONG], ids=["short", "long"])
-def test_a_batch_costs_the_others_little_of_their_first_token(line: RequestShape) -> None:
-    alone, beside = asked(), asked(line)
+@pytest.mark.parametrize(
+    ("line", "tokens_per_s"),
+    [(SHORT, 20_000.0), (LONG, 20_000.0), (SHORT, BUSY)],
+    ids=["short", "long", "short-and-P-busy"],
+)
+def test_a_batch_costs_the_others_little_of_their_first_token(
+    line: RequestShape, tokens_per_s: float
+) -> None:
+    alone, beside = asked(None, tokens_per_s), asked(line, tokens_per_s)
     assert len(alone.ttft_ms) == len(beside.ttft_ms) > 300
     for share, ratio in ((0.5, 1.05), (0.9, 1.05), (0.99, 1.05), (1.0, 1.15)):
         assert beside.quantile(share) <= ratio * alone.quantile(share), share

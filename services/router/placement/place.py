@@ -73,8 +73,8 @@ def with_headroom(
 ) -> tuple[list[WorkerView], list[WorkerView]] | None:
     """The workers on which a request of the lowest class is in nobody's way: decode workers with
     more than the share `reserve` of their slots free, and fewer requests than that without a first
-    token, whose prompts would lengthen one step; and workers that compute no prompt. None: there
-    are none."""
+    token, whose prompts would lengthen one step; and workers that compute no prompt, which a prompt
+    of one block does without. None: there are none."""
     ahead_max = LOWEST_AHEAD_TOKENS - prompt_tokens
     calm = [view for view in prefills if view.queued == 0 or view.queued <= ahead_max]
     roomy = [
@@ -84,7 +84,9 @@ def with_headroom(
         and view.requests - view.decoding < max(1, kept)
         and (view.queued == 0 or view.queued <= ahead_max)
     ]
-    return (roomy, calm) if roomy and (calm or not prefills) else None
+    if not calm and prefills:
+        roomy = [view for view in roomy if view.is_one_block(prompt_tokens)]
+    return (roomy, calm) if roomy else None
 
 
 class Likely(NamedTuple):

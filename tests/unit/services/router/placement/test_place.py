@@ -159,3 +159,13 @@ def test_no_more_of_the_lowest_class_begin_together_than_the_reserve_has_slots(
 def test_a_long_prompt_of_the_lowest_class_goes_where_none_is_computed() -> None:
     assert with_headroom(9_000, [view("d0")], [view("p0")], reserve=0.0) is not None
     assert with_headroom(9_000, [view("d0")], [view("p0", queued=1)], reserve=0.0) is None
+
+
+def test_one_of_the_lowest_class_that_decode_workers_compute_waits_for_no_prefill_worker() -> None:
+    """A prompt of one block is not handed over."""
+    decodes, busy = (
+        [view("d0", block_tokens=128), view("d1", block_tokens=64)],
+        view("p0", queued=900),
+    )
+    found = with_headroom(100, decodes, [busy], reserve=0.0)
+    assert found == ([decodes[0]], [])

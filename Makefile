@@ -40,7 +40,7 @@ chaos-full: install ## workers killed 100 times each under 20,000 requests, clie
 	@exec $(VENV)/python -m tests.chaos full full-moves closed $(ARGS)
 
 chaos-vllm: install ## deaths, hangs and drains on real vLLM, each 5 times, token for token
-	@exec $(VENV)/python -m tests.chaos vllm $(ARGS)
+	@exec $(VENV)/python -m tests.chaos vllm vllm-cells $(ARGS)
 
 soak-chaos: install ## 30 minutes of mixed faults, memory of every daemon watched (ARGS="--minutes N")
 	@exec $(VENV)/python -m tests.chaos mixed $(ARGS)

@@ -20,6 +20,7 @@ from tests.rigs.load import Load
 DOWN_SECONDS = 4.0
 AGAIN_SECONDS = 240.0
 MORE = 6
+EVENTS = ("router.lost", "request.recovered", "request.spilled")
 
 
 async def one_lost() -> list[Row]:
@@ -33,7 +34,7 @@ async def one_lost() -> list[Row]:
 async def _part(running: Fleet, what: str, roles: Collection[str], seconds: float) -> list[Row]:
     """`seconds`: for which what was killed is killed again when it is back."""
     test = f"two cells on vLLM, one loses {what}"
-    lost_before, before = len(logged(running, "router.lost")), dict[str, set[str]]()
+    began, before = {event: len(logged(running, event)) for event in EVENTS}, dict[str, set[str]]()
     load = Load(running.url, rate=RATE, ask=ASK)
     await load.learn()
 
@@ -54,16 +55,20 @@ async def _part(running: Fleet, what: str, roles: Collection[str], seconds: floa
             await _more(load)
         finally:
             load.stop()
-    spilled = [line["sentence"] for line in logged(running, "request.spilled")]
-    moved = {line["request_id"] for line in logged(running, "request.recovered")}
-    instead = spilled.count("cell c1 is lost; c0 serves the request")
-    touched, gone = len(moved & before["c0"]), len(logged(running, "router.lost")) - lost_before
+    told = {event: logged(running, event)[began[event] :] for event in EVENTS}
+    gone = len(told["router.lost"])
+    moved = {line["request_id"] for line in told["request.recovered"]}
+    touched, went_on = len(moved & before["c0"]), len(moved & before["c1"])
+    sentences = [line["sentence"] for line in told["request.spilled"]]
+    instead = sentences.count("cell c1 is lost; c0 serves the request")
+    few, expected = ("1 or more", went_on > 0) if roles == WHOLE else ("0", not went_on)
     return [
         nothing_lost(test, load.answers, 2 * MORE),
         every_kind("- of them", load.answers),
         Row("- times that its router was lost", str(gone), "1 or more", gone > 0),
         Row("- new requests that the other served", str(instead), "1 or more", instead > 0),
         Row("- streams of the other that were touched", str(touched), "0", not touched),
+        Row("- its own streams that went on elsewhere", str(went_on), few, expected),
     ]
 
 

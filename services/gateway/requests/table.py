@@ -61,17 +61,18 @@ class RequestTable:
 
     def waiting_long(self, now: float, seconds: float) -> list[LiveRequest]:
         """The requests that are held, and those that got no token for so long."""
-        since = now - seconds
+        since, held = now - seconds, State.HELD
         return [
             request
             for request in self.requests.values()
-            if request.state is State.HELD
+            if request.state is held
             or (request.opened <= since and request.timer.last_token <= since)
         ]
 
     def to_submit(self, now: float) -> list[LiveRequest]:
         """The requests that are held and need wait no longer, if there is a router."""
-        return [r for r in self.requests.values() if r.state is State.HELD and now >= r.retry_at]
+        held = State.HELD
+        return [r for r in self.requests.values() if r.state is held and now >= r.retry_at]
 
     def to_ask_again(self, now: float) -> list[LiveRequest]:
         """The requests without a token of their current attempt that are due at the router."""

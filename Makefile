@@ -39,8 +39,8 @@ chaos: install ## daemons killed, stopped and cut off under load: the failure ma
 chaos-full: install ## workers killed 100 times each under 20,000 requests, clients that leave in each phase (ARGS)
 	@exec $(VENV)/python -m tests.chaos full full-moves closed $(ARGS)
 
-chaos-vllm: install ## deaths, hangs and drains on real vLLM, each 5 times, token for token
-	@exec $(VENV)/python -m tests.chaos vllm $(ARGS)
+chaos-vllm: install ## deaths, hangs and drains on real vLLM, each 5 times, and one of two cells lost, token for token
+	@exec $(VENV)/python -m tests.chaos vllm vllm-cells $(ARGS)
 
 soak-chaos: install ## 30 minutes of mixed faults, memory of every daemon watched (ARGS="--minutes N")
 	@exec $(VENV)/python -m tests.chaos mixed $(ARGS)

@@ -83,6 +83,7 @@ from common.messages.parts import (
 from common.messages.request import (
     ImageFeatures,
     KeyLimits,
+    OtherCell,
     Pooling,
     RequestBody,
     Sampling,

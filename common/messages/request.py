@@ -130,3 +130,16 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     weight: Number = 1.0
     #: MiB of KV that one of its requests is promised at a time; 0 is that of its class.
     kv_budget_mib: Number = 0.0
+
+
+class OtherCell(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API key does in the other one of the two cells that may serve it, as far as this
+    gateway knows, so that its limits hold over both."""
+
+    #: Whether that one is its tenant's own and serves it, so that this one adds no more than a
+    #: small share of its limits.
+    serves: bool = False
+    #: Milliseconds since its requests went there instead; None: they did not.
+    left_ms: Number | None = None
+    #: Its requests that still run there.
+    live: Count = 0

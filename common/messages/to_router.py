@@ -30,7 +30,7 @@ from common.messages.parts import (
     ScaleOrder,
     WarmState,
 )
-from common.messages.request import KeyLimits
+from common.messages.request import KeyLimits, OtherCell
 
 #: Attempts in one `Holding` or `Live`.
 HOLDING_MAX = 2_048
@@ -182,8 +182,8 @@ class Submit(Message, frozen=True):
     abandoned: bool = False
     #: As in the body.
     adapter: AdapterText = ""
-    #: Whether its tenant belongs to another cell.
-    spilled: bool = False
+    #: What its key does in another cell; None: nothing that counts in this one.
+    other_cell: OtherCell | None = None
 
 
 class Abandoned(Message, frozen=True):

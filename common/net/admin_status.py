@@ -65,7 +65,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: Why it is not ready; empty when it is.
     reason: str
     max_model_len: int
-    #: Ready workers of each role.
+    #: Ready workers that do the work of each role; `mixed_ready` do that of both, and count twice.
     prefill_ready: int
     decode_ready: int
     #: Requests on workers, and how many there may be.
@@ -83,6 +83,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     estimates: LearnedEstimates = LearnedEstimates()
     #: Decode workers that sleep until they are needed.
     decode_warm: int = 0
+    #: Ready mixed workers.
+    mixed_ready: int = 0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +109,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     #: Connected gateways.
     gateways: int
-    #: Ready workers of each role.
+    #: Ready workers that do the work of each role; `mixed_ready` do that of both, and count twice.
     prefill_ready: int
     decode_ready: int
     #: Workers about which a health daemon has a bad verdict.
@@ -146,5 +148,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelStatus, ...] = ()
     #: Decode workers that sleep until their model needs them.
     decode_warm: int = 0
+    #: Ready mixed workers.
+    mixed_ready: int = 0
     #: Pools that are ready.
     pools_ready: int = 0

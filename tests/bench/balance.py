@@ -7,8 +7,8 @@ somebody who knows the day beforehand. Three days: the lengths of all requests s
 or the shares of two kinds do, or the lengths shift quickly between a night and a working day. The
 last lines are loads that stay, at the split that suits them, for an hour each.
 
-`make bench ARGS=balance` writes the picture to build/; `python -m tests.bench.balance --picture
-PATH` elsewhere.
+`make bench ARGS=balance` writes a picture of each day to build/; `python -m tests.bench.balance
+--picture PATH` elsewhere, with a number for the later days.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ PROFILE = Profile(
 """About a model of 70 billion parameters on cards of today."""
 SLO = Slo(ttft_ms=8_000.0, tpot_ms=60.0)
 DAY = Day(PROFILE, workers=10, seconds=3_600.0)
+FIRST_DAY = "all lengths shift"
 OTHER_DAYS = {
     "two kinds shift their shares": DAY._replace(kinds=True),
     "lengths shift between night and working day": DAY._replace(steepness=2.0),
@@ -129,9 +130,9 @@ def play_all(cases: Iterable[Case]) -> dict[str, Played]:
 
 
 def main(picture: Path = Path("build/balance.png")) -> None:
-    found = _of_day("all lengths shift", DAY, LONG_SECONDS)
-    for title, day in OTHER_DAYS.items():
-        _of_day(title, day, (DEFAULT_LONG, LONG_MAX))
+    days: dict[str, tuple[Day, Sequence[int]]] = {FIRST_DAY: (DAY, LONG_SECONDS)}
+    days |= {title: (day, (DEFAULT_LONG, LONG_MAX)) for title, day in OTHER_DAYS.items()}
+    pictures = {title: draw(title, _of_day(title, *about)) for title, about in days.items()}
     steady = [(load, kinds) for kinds in (False, True) for load in (0.7, 1.0, 1.3)]
     cases = [
         Case(
@@ -145,8 +146,10 @@ def main(picture: Path = Path("build/balance.png")) -> None:
     for name, each in play_all(cases).items():
         print(f"{name:<28}{each.switches} roles changed in an hour of a load that stays")
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_bytes(draw(found))
-    print(picture)
+    for number, drawn in enumerate(pictures.values()):
+        path = picture.with_stem(f"{picture.stem}-{number + 1}") if number else picture
+        path.write_bytes(drawn)
+        print(path)
 
 
 def _of_day(title: str, day: Day, longs: Sequence[int]) -> dict[str, Played]:
@@ -187,8 +190,8 @@ def _line(each: Played, best: Played, clairvoyant: Played) -> str:
     )
 
 
-def draw(found: dict[str, Played]) -> bytes:
-    """PNG."""
+def draw(title: str, found: dict[str, Played]) -> bytes:
+    """PNG of one day."""
     made = figure(10.5, 6.6)
     (roles, rates), (windows, bars) = made.subplots(2, 2)
     best, ours, clairvoyant = best_of(found), found[_named(DEFAULT_LONG)], found[CLAIRVOYANT]
@@ -203,8 +206,9 @@ def draw(found: dict[str, Played]) -> bytes:
     rates.set_ylim(bottom=0)
     rates.legend(fontsize=8, frameon=False)
     quiet(rates, "requests within the SLO per second", "hour of the day", "")
-    longs = [found[_named(long_s)].goodput / best.goodput for long_s in LONG_SECONDS]
-    windows.bar([str(long_s) for long_s in LONG_SECONDS], longs, color=BLUE)
+    longs = [long_s for long_s in LONG_SECONDS if _named(long_s) in found]
+    ratios = [found[_named(long_s)].goodput / best.goodput for long_s in longs]
+    windows.bar([str(long_s) for long_s in longs], ratios, color=BLUE)
     windows.axhline(clairvoyant.goodput / best.goodput, color=GREY, lw=1, ls="--")
     windows.axhline(1.0, color=ORANGE, lw=1, ls="--")
     quiet(windows, "goodput by that of the best that stays, by long window", "seconds", "")
@@ -216,8 +220,9 @@ def draw(found: dict[str, Played]) -> bytes:
     quiet(bars, "goodput of the day, requests/s", "", "")
     headed(
         made,
-        f"A day from 4:1 to 1:4 in prefill to decode work, in an hour: {DAY.workers} workers, "
-        f"{ours.requests} requests; the controller serves {ours.goodput / best.goodput:.2f} times "
+        f"A day from 4:1 to 1:4 in prefill to decode work, in an hour ({title}): {DAY.workers} "
+        f"workers, {ours.requests} requests; "
+        f"the controller serves {ours.goodput / best.goodput:.2f} times "
         f"the best split that stays and {ours.goodput / clairvoyant.goodput:.0%} of a clairvoyant",
     )
     return png(made)

@@ -2,8 +2,9 @@
 
 Names of scenarios may follow: `python -m tests.chaos kills router`. `--quick` is a cut of it.
 Those of `apart` run only by name: the full ones count to 20,000 (make chaos-full), `mixed` lasts
-`--minutes` (make soak-chaos), `vllm` is on real engines (make chaos-vllm), and so is
-`vllm-speculation`, which kills workers that draft tokens `--times` times.
+`--minutes` (make soak-chaos), `vllm` is on real engines (make chaos-vllm), and so are `vllm-cells`,
+where one of two cells is lost, and `vllm-speculation`, which kills workers that draft tokens
+`--times` times.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from common.errors import BatonError
 from tests.chaos.report import Row, table
 from tests.chaos.scenarios import (
+    cells,
     closed,
     deaths,
     engines,
@@ -86,6 +88,7 @@ def apart(minutes: float, times: int) -> dict[str, Scenario]:
         "full-moves": lambda: moves.everywhere(20_000),
         "mixed": lambda: mixed.soak(minutes),
         "vllm": vllm.kinds,
+        "vllm-cells": cells.one_lost,
         "vllm-speculation": lambda: vllm.speculating(times),
     }
 

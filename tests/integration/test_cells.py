@@ -5,24 +5,21 @@ import asyncio
 import http.client
 import json
 import re
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from services.gateway.cells import rendezvous
 from tests.integration.test_router_loss import SIM, SLOW, STEP_MS, until
+from tests.rigs.cells import CELLS, keep_down, logged, requests_of
 from tests.rigs.fleet import Fleet, fleet, wait_until
 from tests.rigs.load import Ask, Load, faults_of
 from tests.rigs.processes import add_key
 
 pytestmark = pytest.mark.timeout(300)
-CELLS = ("c0", "c1")
 SECONDS = 4.0
 PER_MINUTE = 240
 LIMIT_SECONDS = 15.0
@@ -50,37 +47,6 @@ def limited(keys_file: Path) -> dict[str, str]:
 def cells() -> Iterator[Fleet]:
     with fleet(*SIM, "--routers", "2", "--cells", "2", env=SLOW) as running:
         yield running.wait_ready()
-
-
-def of_cell(running: Fleet, cell: str) -> list[psutil.Process]:
-    """The router, its standby and the workers of a further cell."""
-    mine = str(running.run_dir / cell / "fleet.toml")
-    found = []
-    for child in psutil.Process(running.process.pid).children():
-        with suppress(psutil.Error):  # it has just died
-            line = child.cmdline()
-            if mine in line and "health" not in line:
-                found.append(child)
-    return found
-
-
-async def keep_down(running: Fleet, cell: str, seconds: float) -> None:
-    """Kills whatever of the cell is there, and what is started again."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        for process in of_cell(running, cell):
-            with suppress(psutil.Error):
-                process.send_signal(signal.SIGKILL)
-        await asyncio.sleep(0.05)
-
-
-def requests_of(running: Fleet, cell: str) -> set[str]:
-    return {row["request_id"] for row in running.ctl("requests", "--cell", cell)}
-
-
-def logged(running: Fleet, event: str) -> list[dict[str, Any]]:
-    lines = running.log("g0").splitlines()
-    return [json.loads(line) for line in lines if f'"{event}"' in line]
 
 
 def test_a_lost_cell_harms_nobody(cells: Fleet) -> None:

@@ -77,7 +77,9 @@ class CellRig:
 
     name: str
     core: Core
+    #: Whether the gateway reaches it.
     alive: bool = True
+    killed: bool = False
     streams: dict[tuple[str, int], Stream] = field(default_factory=dict)
 
 
@@ -92,11 +94,11 @@ class Letters:
 class World:
     """`answers`: by request id."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.now = 1.0
         self.ids = count()
         self.answers: dict[str, Collected] = {}
-        self.gateway = CellsCore(GatewayConfig(max_streams=10_000), 100, CELLS)
+        self.gateway = CellsCore(GatewayConfig(max_streams=10_000, **limits), 100, CELLS)
         self.cells: dict[str, CellRig] = {}
         for name in CELLS:
             self._start(name)
@@ -114,9 +116,28 @@ class World:
 
     def lose(self, name: str) -> None:
         """Its router and its worker are killed."""
-        self.cells[name].alive = False
+        self.cells[name].alive, self.cells[name].killed = False, True
         self.tell(RouterDown(), name)
         self.tell(WorkerGone(f"d0|{name}".encode(), "killed"))
+
+    def cut_off(self, name: str) -> None:
+        """The gateway no longer reaches its router, which stands still meanwhile."""
+        self.cells[name].alive = False
+        self.tell(RouterDown(), name)
+
+    def bring_back(self, name: str) -> None:
+        """A router that was killed knows nothing; one that was cut off knows what it knew."""
+        if self.cells[name].killed:
+            self._start(name)
+        else:
+            self.cells[name].alive = True
+            self.tell(RouterUp(), name)
+        self.pass_time(STEP)
+
+    def fill(self, name: str, *, full: bool) -> None:
+        """Whether an operator lets the cell take no request."""
+        tables = self.cells[name].core.tables
+        tables.set_limits(replace(tables.limits, queue_bytes_max=1 if full else 1 << 20))
 
     # ------------------------------------------------------------ carrying messages
 
@@ -169,7 +190,8 @@ class World:
         stream.index, stream.left = stream.index + 1, stream.left - 1
         if end:
             del cell.streams[stream.request_id, stream.attempt]
-            self.route(cell, stream.worker, Ended(**about, finish_reason=end))
+            made = Ended(**about, finish_reason=end, completion_tokens=stream.index)
+            self.route(cell, stream.worker, made)
         self.tell(Stepped(stream.worker.encode(), [delta]))
 
     # ------------------------------------------------------------ clients
@@ -222,17 +244,71 @@ def test_a_lost_cell_harms_no_stream() -> None:
     assert world.gateway.active == 0
 
 
-@pytest.mark.parametrize("lost", [False, True])
-def test_what_a_key_may_use_does_not_change_by_the_loss_of_its_cell(*, lost: bool) -> None:
-    """Ten requests a second ask, four may be served."""
+@pytest.mark.parametrize(
+    ("how", "limits"),
+    [
+        ("stays up", KeyLimits(requests_per_min=PER_MINUTE)),
+        ("is killed", KeyLimits(requests_per_min=PER_MINUTE)),
+        ("is killed", KeyLimits(tokens_per_min=6 * PER_MINUTE)),
+        ("is cut off", KeyLimits(requests_per_min=PER_MINUTE)),
+    ],
+)
+def test_what_a_key_may_use_does_not_change_when_its_cell_is_lost_and_comes_back(
+    how: str, limits: KeyLimits
+) -> None:
+    """Ten requests a second ask, four may be served. A request costs six tokens."""
     world = World()
-    caller = caller_of("c1", KeyLimits(requests_per_min=PER_MINUTE))
-    world.served(caller, 120.0)
-    at_home = world.served(caller, 60.0)
-    if lost:
+    caller = caller_of("c1", limits)
+    world.served(caller, 60.0)
+    minutes = [world.served(caller, 60.0)]
+    if how == "is killed":
         world.lose("c1")
-    after = world.served(caller, 60.0)
-    print(f"{at_home} a minute at home, then {after} where its cell is {'lost' if lost else 'up'}")
+    elif how == "is cut off":
+        world.cut_off("c1")
+    minutes.append(world.served(caller, 60.0))
+    if how != "stays up":
+        world.bring_back("c1")
+    minutes += [world.served(caller, 60.0) for _ in range(2)]
+    print(f"its cell {how}: {minutes} of {PER_MINUTE:.0f} a minute at home, away, and back")
     allowed = 0.05 * PER_MINUTE + PER_MINUTE / 60  # the second that the last answers take
-    assert abs(at_home - PER_MINUTE) <= allowed
-    assert abs(after - PER_MINUTE) <= allowed
+    assert all(abs(minute - PER_MINUTE) <= allowed for minute in minutes)
+    assert sum(minutes) <= 1.05 * PER_MINUTE * 4 * 61 / 60
+
+
+def test_what_a_full_cell_passes_on_adds_a_twentieth_at_most() -> None:
+    """The cell has room in every other moment, and all that it refuses may be tried elsewhere."""
+    world = World(cell_spill_share=1.0)
+    caller = caller_of("c1", KeyLimits(requests_per_min=PER_MINUTE))
+    asked: list[list[Collected]] = [[], []]
+    for minutes in asked:
+        for step in range(1_200):
+            world.fill("c1", full=step % 2 == 0)
+            minutes.append(world.ask(caller))
+            world.pass_time(STEP)
+    served = sum(answer.ending is not None for answer in asked[1])
+    print(f"{served} of {2 * PER_MINUTE:.0f} in two minutes")
+    assert 0.97 * 2 * PER_MINUTE <= served <= 1.05 * 2 * PER_MINUTE + 3
+    assert world.gateway.cells["c0"].spilled > 100
+
+
+def test_what_a_key_runs_at_once_counts_in_both_of_its_cells() -> None:
+    world = World()
+    caller = caller_of("c1", KeyLimits(concurrency=16))
+    streams = [world.ask(caller, tokens=80) for _ in range(16)]
+
+    def more() -> set[str]:
+        """What becomes of requests beyond the limit."""
+        world.pass_time(1.0)
+        asked = [world.ask(caller) for _ in range(4)]
+        world.pass_time(1.0)
+        return {"served" if one.error is None else one.error.code.value for one in asked}
+
+    assert more() == {"rate_limited"}
+    world.lose("c1")
+    assert more() == {"rate_limited"}
+    world.bring_back("c1")
+    assert len(world.cells["c0"].streams) == 16
+    assert more() == {"rate_limited"}
+    world.pass_time(8.0)
+    assert all(len(stream.token_ids) == 80 and stream.error is None for stream in streams)
+    assert more() == {"served"}

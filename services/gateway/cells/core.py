@@ -16,20 +16,26 @@ of their prompt.
 - What a lost cell held, streams included, goes on in the second cell after `LOST_SECONDS`, as it
   does at another worker of the same cell: as the next attempt, after the tokens that the client
   has. A worker of the lost cell that lives gets an Abort, and its router a Cancel when it is back.
+- A Submit says what its key does in the other one of its two cells (`OtherCell`), so that no limit
+  of the key is had twice.
+
+What an event costs does not depend on how many cells there are, save of the rare ones that concern
+all of them. A tick costs what the cells have that hold requests.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from common.config import GatewayConfig
 from common.errors import BatonError, Code
-from common.messages import Fleet, Refused
+from common.messages import Fleet, OtherCell, Refused
 from common.net.wire import pack_ids
+from services.gateway.auth.caller import Caller
 from services.gateway.cells import rendezvous
 from services.gateway.cells.budget import SpillBudget
+from services.gateway.cells.cell import Cell
 from services.gateway.requests.core import Core
 from services.gateway.requests.counters import Counters
 from services.gateway.requests.events import (
@@ -47,35 +53,15 @@ from services.gateway.requests.events import (
     ToRouter,
     WorkerGone,
 )
+from services.gateway.requests.live_index import LiveIndex
 from services.gateway.requests.refusals import RETRY_SOON_MS
 from services.gateway.requests.request import WAITING, LiveRequest
+from services.gateway.requests.table import RequestTable
 
 LOST_SECONDS = 0.5
 """Within it a standby has taken over, or a router that was started again has answered."""
 FIRST_TOKENS = 256
-ORDERS_MAX = 4_096
 REFUSALS = frozenset({Code.QUEUE_FULL, Code.OVERLOADED, Code.NO_CAPACITY, Code.DRAINING})
-
-
-@dataclass(slots=True)
-class Cell:
-    name: str
-    core: Core
-    #: Since when it has been lost, by model; a model that it can serve has none.
-    lost_since: dict[str, float] = field(default_factory=dict)
-    #: Requests that were opened here, and that came from another cell.
-    home: int = 0
-    spilled: int = 0
-
-    def serves(self, model: str) -> bool:
-        fleet = self.core.fleet_of(model)
-        return self.core.router_up and fleet is not None and fleet.ready
-
-    def seconds_lost(self, model: str, now: float) -> float:
-        if self.serves(model):
-            self.lost_since.pop(model, None)
-            return 0.0
-        return now - self.lost_since.setdefault(model, now)
 
 
 class CellsCore:
@@ -87,13 +73,20 @@ class CellsCore:
     ) -> None:
         self._capacities = dict(capacities) or {"": 1.0}
         self.counters = Counters(keys_max)
-        self.cells = {
-            name: Cell(name, Core(limits, keys_max, self.counters)) for name in self._capacities
-        }
+        self._index = LiveIndex()
+        self.cells: dict[str, Cell] = {}
+        for name in self._capacities:
+            table = RequestTable(limits.max_streams, name, self._index)
+            self.cells[name] = Cell(name, Core(limits, self.counters, table))
         self._first = next(iter(self.cells.values()))
         self._streams_max = limits.max_streams
         self._budget = SpillBudget(limits.cell_spill_share)
-        self._orders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        #: The two cells of each slot (`rendezvous.py`) that was asked for.
+        self._pairs: dict[int, tuple[Cell, Cell]] = {}
+        #: What `fleet_of` found, by model, since a router last told something.
+        self._fleets: dict[str, Fleet | None] = {}
+        #: The cells, by name, that hold requests or did at the last tick. The others need none.
+        self._busy: dict[str, Cell] = {}
         #: The cell of each decode worker that has sent tokens, by identity.
         self._of_worker: dict[bytes, Cell] = {}
 
@@ -110,10 +103,17 @@ class CellsCore:
     @property
     def active(self) -> int:
         """The number of live requests."""
-        return sum(cell.core.active for cell in self.cells.values())
+        return len(self._index)
 
     def fleet_of(self, model: str) -> Fleet | None:
         """What a cell that can serve this model says of it, or else what any says."""
+        if len(self.cells) == 1:
+            return self._first.core.fleet_of(model)
+        if model not in self._fleets:
+            self._fleets[model] = self._found(model)
+        return self._fleets[model]
+
+    def _found(self, model: str) -> Fleet | None:
         known = [cell.core.fleet_of(model) for cell in self.cells.values()]
         fleets = [fleet for fleet in known if fleet is not None]
         return next((fleet for fleet in fleets if fleet.ready), fleets[0] if fleets else None)
@@ -135,7 +135,10 @@ class CellsCore:
             requests = cell.core.lifecycle.table.requests
             assert seen.isdisjoint(requests)
             seen |= requests.keys()
-        assert len(self._orders) <= ORDERS_MAX
+            assert cell.name in self._busy or not requests or len(self.cells) == 1
+        assert seen == self._index.cells.keys()
+        self._index.check_invariants()
+        assert len(self._pairs) <= rendezvous.SLOTS
 
     # ------------------------------------------------------------ events
 
@@ -153,24 +156,31 @@ class CellsCore:
                 return self._from_router(self.cells[cell], event, now)
             case Closed():
                 return self._of(self._holder(event.request_id) or self._first, event, now)
-        if isinstance(event, WorkerGone):
-            self._of_worker.pop(event.worker, None)
-        actions = self._of_all(event, now)
-        if isinstance(event, Tick) and not self.draining:
-            actions += self._leave_lost_cells(now)
-        return actions
+            case Tick():
+                return self._tick(event, now)
+            case WorkerGone():
+                self._of_worker.pop(event.worker, None)
+        return [a for cell in self.cells.values() for a in self._of(cell, event, now)]
 
     def _of(self, cell: Cell, event: Event, now: float) -> list[Action]:
         return _named(cell, cell.core.handle(event, now))
 
-    def _of_all(self, event: Event, now: float) -> list[Action]:
-        return [a for cell in self.cells.values() for a in self._of(cell, event, now)]
-
     def _holder(self, request_id: str) -> Cell | None:
-        for cell in self.cells.values():
-            if request_id in cell.core.lifecycle.table.requests:
-                return cell
-        return None
+        name = self._index.cells.get(request_id)
+        return None if name is None else self.cells[name]
+
+    def _tick(self, event: Tick, now: float) -> list[Action]:
+        """Only where there are requests. A cell has a last tick when it has no more of them."""
+        actions: list[Action] = []
+        busy = list(self._busy.values())
+        for cell in busy:
+            actions += self._of(cell, event, now)
+            if not cell.core.active:
+                del self._busy[cell.name]
+        for cell in busy:
+            if cell.lost_since and not self.draining:
+                actions += self._leave(cell, now)
+        return actions
 
     def _cell_of_step(self, event: Stepped) -> Cell:
         cell = self._of_worker.get(event.worker)
@@ -187,7 +197,11 @@ class CellsCore:
             moved = self._spill(cell, event.message, now)
             if moved is not None:
                 return moved
-        return self._of(cell, event, now)
+        actions = self._of(cell, event, now)
+        if not isinstance(event, FromRouter) or isinstance(event.message, Fleet):
+            self._fleets.clear()
+            cell.look(now)
+        return actions
 
     # ------------------------------------------------------------ which cell
 
@@ -197,24 +211,40 @@ class CellsCore:
             sentence = f"this gateway already runs {self._streams_max} requests, its limit"
             event.answer.fail(BatonError(Code.QUEUE_FULL, sentence, retry_after_ms=RETRY_SOON_MS))
             return []
-        model = event.spec.model
-        home, second = self._two_cells(_key(event.caller.tenant or event.caller.key_id, event))
-        if home.serves(model) or not second.serves(model):
+        model, caller = event.spec.model, event.caller
+        home, second = self._two_cells(_key(caller.tenant or caller.key_id, event))
+        at_home = home.serves(model)
+        left = home.back_since.get(model) if at_home else home.lost_at(model, now)
+        if at_home or not second.serves(model):
             home.home += 1
-            return self._of(home, event, now)
+            self._busy[home.name] = home
+            known = self._known_of(second, caller, left if at_home else None, now)
+            return self._of(home, event if known is None else replace(event, other_cell=known), now)
         second.spilled += 1
-        actions = self._of(second, replace(event, spilled=True), now)
+        self._busy[second.name] = second
+        known = self._known_of(home, caller, left, now)
+        actions = self._of(second, replace(event, spilled=True, other_cell=known), now)
         sentence = f"cell {home.name} is lost; {second.name} serves the request"
         return [*actions, Note("request.spilled", sentence, event.spec.request_id)]
 
+    def _known_of(
+        self, other: Cell, caller: Caller, left: float | None, now: float, moving: int = 0
+    ) -> OtherCell | None:
+        """What the key does in `other`. `left`: since when its requests go elsewhere instead; None:
+        they never went there alone. `moving`: of those that are live there, what leaves it now."""
+        live = self._index.of_key(other.name, caller.key_id) - (moving if caller.key_id else 0)
+        if left is None and not live:
+            return None
+        return OtherCell(left_ms=None if left is None else (now - left) * 1000, live=live)
+
     def _two_cells(self, key: bytes) -> tuple[Cell, Cell]:
         """The cell that the key belongs to, and the one that may serve it instead."""
-        order = self._orders.get(key)
-        if order is None:
-            order = self._orders[key] = rendezvous.order(key, self._capacities)[:2]
-            if len(self._orders) > ORDERS_MAX:
-                self._orders.popitem(last=False)
-        return self.cells[order[0]], self.cells[order[1]]
+        slot = rendezvous.slot_of(key)
+        pair = self._pairs.get(slot)
+        if pair is None:
+            home, second, *_ = rendezvous.order_of_slot(slot, self._capacities)
+            pair = self._pairs[slot] = self.cells[home], self.cells[second]
+        return pair
 
     def _other(self, cell: Cell, request: LiveRequest) -> Cell:
         home, second = self._two_cells(request_key(request))
@@ -232,33 +262,44 @@ class CellsCore:
         other = self._other(cell, request)
         if not other.serves(request.spec.model) or not self._budget.take():
             return None
+        live = self._index.of_key(cell.name, request.caller.key_id)
+        known = OtherCell(serves=True, live=max(0, live - 1))
         why = f"cell {cell.name} refuses it ({refused.code}: {refused.message})"
-        return self._move(request, cell, other, why, now, known=False)
+        return self._move(request, cell, other, why, known, now)
 
-    def _leave_lost_cells(self, now: float) -> list[Action]:
+    def _leave(self, cell: Cell, now: float) -> list[Action]:
+        """What waits in a cell that is lost goes on in the other one."""
         actions: list[Action] = []
-        for cell in self.cells.values():
-            lost = {m: cell.seconds_lost(m, now) for m in cell.core.lifecycle.table.models()}
-            if not any(seconds >= LOST_SECONDS for seconds in lost.values()):
+        for request in cell.core.lifecycle.table:
+            model, caller = request.spec.model, request.caller
+            if request.state not in WAITING or request.spilled:
                 continue
-            for request in cell.core.lifecycle.table:
-                model = request.spec.model
-                leaves = request.state in WAITING and not request.spilled
-                if not leaves or lost[model] < LOST_SECONDS:
-                    continue
-                other = self._other(cell, request)
-                if other.serves(model):
-                    why = f"cell {cell.name} is lost"
-                    actions += self._move(request, cell, other, why, now, known=True)
+            if cell.seconds_lost(model, now) < LOST_SECONDS:
+                continue
+            other = self._other(cell, request)
+            if other.serves(model):
+                left = cell.lost_at(model, now)
+                known = self._known_of(cell, caller, left, now, moving=1)
+                why = f"cell {cell.name} is lost"
+                actions += self._move(request, cell, other, why, known, now)
         return actions
 
     def _move(
-        self, request: LiveRequest, source: Cell, target: Cell, why: str, now: float, *, known: bool
+        self,
+        request: LiveRequest,
+        source: Cell,
+        target: Cell,
+        why: str,
+        known: OtherCell | None,
+        now: float,
     ) -> list[Action]:
-        """`known`: whether the router of `source` may still know the request."""
+        """`known`: what the target's router must know of its key in the source. A source that
+        refused it knows it no more."""
         target.spilled += 1
-        request.spilled = True
-        actions = _named(source, source.core.lifecycle.give_up(request, now, known=known))
+        self._busy[target.name] = target
+        request.spilled, request.other_cell = True, known
+        refused = known is not None and known.serves
+        actions = _named(source, source.core.lifecycle.give_up(request, now, known=not refused))
         actions += _named(target, target.core.lifecycle.take(request, now))
         sentence = f"{why}; cell {target.name} serves it"
         return [*actions, Note("request.spilled", sentence, request.spec.request_id)]

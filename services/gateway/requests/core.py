@@ -40,7 +40,7 @@ from common.messages import (
     Refused,
 )
 from services.gateway.requests import recovery
-from services.gateway.requests.counters import KEYS_MAX, Counters
+from services.gateway.requests.counters import Counters
 from services.gateway.requests.events import (
     Action,
     Attended,
@@ -67,6 +67,7 @@ from services.gateway.requests.refusals import (
 )
 from services.gateway.requests.request import WAITING, LiveRequest, State
 from services.gateway.requests.stalls import StallDetector
+from services.gateway.requests.table import RequestTable
 from services.gateway.streams.answer import ACCEPTED, PushOutcome
 from services.gateway.streams.journal import DeltaOrder
 
@@ -75,10 +76,13 @@ class Core:
     """At most `max_streams` requests live at once."""
 
     def __init__(
-        self, limits: GatewayConfig, keys_max: int = KEYS_MAX, counters: Counters | None = None
+        self,
+        limits: GatewayConfig,
+        counters: Counters | None = None,
+        table: RequestTable | None = None,
     ) -> None:
-        self.lifecycle = RequestLifecycle(limits, counters or Counters(keys_max))
-        self._table = self.lifecycle.table
+        self._table = RequestTable(limits.max_streams) if table is None else table
+        self.lifecycle = RequestLifecycle(limits, counters or Counters(), self._table)
         self._router_wait = limits.router_wait_ms / 1000
         self._stalls = StallDetector()
 
@@ -309,8 +313,7 @@ class Core:
         return []
 
     def _submit_held(self, now: float) -> list[Action]:
-        due = [r for r in self._table if r.state is State.HELD and now >= r.retry_at]
-        return [self.lifecycle.submit(request, now) for request in due]
+        return [self.lifecycle.submit(request, now) for request in self._table.to_submit(now)]
 
     # ------------------------------------------------------------ workers
 

@@ -10,6 +10,7 @@ from common.messages import (
     Cancel,
     Delta,
     KeptOrders,
+    OtherCell,
     RequestBody,
     RequestSummary,
     RouterToGateway,
@@ -30,6 +31,8 @@ class Opened:
     caller: Caller = ANONYMOUS
     #: Whether its own cell is lost, and this is the other one.
     spilled: bool = False
+    #: What its key does in the other one of its two cells; None: nothing that counts here.
+    other_cell: OtherCell | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ class Notify(enum.Flag):
 class RequestLifecycle:
     """The state of a gateway's core, and what can happen to one request in it."""
 
-    def __init__(self, limits: GatewayConfig, counters: Counters) -> None:
-        self.table = RequestTable(limits.max_streams)
+    def __init__(self, limits: GatewayConfig, counters: Counters, table: RequestTable) -> None:
+        self.table = table
         self.counters = counters
         #: Cancellations that the next router must get; at most as many as requests may live.
         self.pending_cancels: list[Cancel] = []
@@ -95,6 +95,7 @@ class RequestLifecycle:
             timer=spec.timer or PhaseTimer(now),
             abandoned=not spec.attended,
             spilled=event.spilled,
+            other_cell=event.other_cell,
         )
         self.table.add(request)
         if self.router_up:
@@ -277,7 +278,7 @@ class RequestLifecycle:
     def expire(self, now: float) -> list[Action]:
         """Ends what has waited for as long as it may."""
         actions: list[Action] = []
-        for request in self.table:
+        for request in self.table.waiting_long(now, self._token_wait):
             error = self._why_expired(request, now)
             if error is not None:
                 error = recovery.interrupted(error, len(request.stream.journal.emitted), "")

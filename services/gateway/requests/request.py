@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from common.errors import BatonError
-from common.messages import Fleet, RequestBody, RequestSummary, Submit
+from common.messages import Fleet, OtherCell, RequestBody, RequestSummary, Submit
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes, prompt_digest
 from common.transitions import checked
@@ -101,6 +101,8 @@ class LiveRequest:
     abandoned: bool = False
     #: Whether a second cell has it. It goes to no third.
     spilled: bool = False
+    #: What its key did in the other one of its two cells when it came to this one.
+    other_cell: OtherCell | None = None
     #: Identity of the worker that it left because it was lost or fell silent; empty once placed
     #: again.
     left_worker: str = ""
@@ -186,6 +188,6 @@ class LiveRequest:
             resumable=recovers and not resume_obstacle(spec.sampling, 1, fleet),
             prefix_hashes=prefix_hashes(body.prompt_ids, block_tokens, *named_by),
             adapter=spec.adapter,
-            spilled=self.spilled,
+            other_cell=self.other_cell,
         )
         return submit, body

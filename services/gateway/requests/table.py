@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from common.messages import HOLDING_MAX, Live
+from services.gateway.requests.live_index import LiveIndex
 from services.gateway.requests.request import WAITING, LiveRequest, State
 
 RECENT_MAX = 4_096
@@ -12,10 +13,13 @@ ABORT_SECONDS = 1.0
 
 
 class RequestTable:
-    """At most `limit` live requests; the core refuses more."""
+    """At most `limit` live requests; the core refuses more. `cell`: whose they are; `index`: of all
+    cells, where there are several."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, cell: str = "", index: LiveIndex | None = None) -> None:
         self.limit = limit
+        self._cell = cell
+        self._index = LiveIndex() if index is None else index
         self.requests: dict[str, LiveRequest] = {}
         #: The latest `RECENT_MAX` requests that ended, each with the instant until which its worker
         #: may not have heard of that; 0 where another worker may run it that nobody tells.
@@ -55,13 +59,30 @@ class RequestTable:
         """The workers that have sent tokens of a live request's current attempt."""
         return {r.worker for r in self.requests.values() if r.state is State.STREAMING}
 
+    def waiting_long(self, now: float, seconds: float) -> list[LiveRequest]:
+        """The requests that are held, and those that got no token for so long."""
+        since, held = now - seconds, State.HELD
+        return [
+            request
+            for request in self.requests.values()
+            if request.state is held
+            or (request.opened <= since and request.timer.last_token <= since)
+        ]
+
+    def to_submit(self, now: float) -> list[LiveRequest]:
+        """The requests that are held and need wait no longer, if there is a router."""
+        held = State.HELD
+        return [r for r in self.requests.values() if r.state is held and now >= r.retry_at]
+
     def to_ask_again(self, now: float) -> list[LiveRequest]:
         """The requests without a token of their current attempt that are due at the router."""
         asked = (State.SUBMITTED, State.PLACED)
         return [r for r in self.requests.values() if r.state in asked and now >= r.ask_at]
 
     def add(self, request: LiveRequest) -> None:
-        self.requests[request.spec.request_id] = request
+        request_id = request.spec.request_id
+        self.requests[request_id] = request
+        self._index.add(request_id, self._cell, request.caller.key_id)
 
     def live(self) -> Live:
         """What a router must know of this gateway after its welcome."""
@@ -87,7 +108,7 @@ class RequestTable:
     def remove(self, request: LiveRequest, now: float) -> bytes:
         """The request has ended. Returns the worker that it was assigned to; empty for none."""
         request_id = request.spec.request_id
-        del self.requests[request_id]
+        self._delete(request)
         again = request.resubmitted or request.state is State.FAILED
         self._ended(request_id, 0.0 if again else now + ABORT_SECONDS)
         return self.unassign(request)
@@ -95,14 +116,18 @@ class RequestTable:
     def give_up(self, request: LiveRequest) -> bytes:
         """It goes on elsewhere: a worker that still runs it gets an Abort. Returns the worker that
         it was assigned to; empty for none."""
-        request_id = request.spec.request_id
-        del self.requests[request_id]
-        self._ended(request_id, 0.0)
+        self._delete(request)
+        self._ended(request.spec.request_id, 0.0)
         return self.unassign(request)
 
     def models(self) -> set[str]:
         """What live requests ask for."""
         return {request.spec.model for request in self.requests.values()}
+
+    def _delete(self, request: LiveRequest) -> None:
+        request_id = request.spec.request_id
+        del self.requests[request_id]
+        self._index.remove(request_id, request.caller.key_id)
 
     def _ended(self, request_id: str, told_until: float) -> None:
         self.recent[request_id] = told_until
@@ -116,6 +141,7 @@ class RequestTable:
         assigned = 0
         for request_id, request in self.requests.items():
             assert request.spec.request_id == request_id
+            assert self._index.cells[request_id] == self._cell
             if request.worker:
                 assert self._of_worker[request.worker][request_id] is request
                 assigned += 1

@@ -5,6 +5,13 @@ The cost of a request is in tokens: the prompt tokens to compute, plus the token
 holds `burst_ms` worth of its rate. A request is charged its predicted cost when it is admitted, and
 the difference to its actual cost when it is over, so a bucket may be in debt. A request that costs
 more than the bucket can hold is admitted when the bucket is full; otherwise it would wait forever.
+
+A key whose requests may go to two cells (`docs/sharding.md`) has an account in each, which cannot
+see each other. So the second one gives it no more than `CELL_SHARE` of its limits while the first
+serves it too; and one that takes over from the other, or back, gives it no more than it can have
+saved up since then, and that share of what it may. All in all a key gets 1.05 times its limits at
+most.
+
 Beyond `keys_max`, the accounts of keys without live requests are forgotten, the longest unused
 first; a forgotten key starts again with full buckets.
 """
@@ -14,12 +21,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from common.messages import KeyLimits
+import msgspec
+
+from common.messages import KeyLimits, OtherCell
 from services.router.records.attempt import Attempt
 
 OVERRIDES_MAX = 1_024
-VISITOR_SHARE = 0.05
-"""Of what a key may save up: what it finds in a cell that its tenant does not belong to."""
+CELL_SHARE = 0.05
+"""Of what a key may use: what the second of its two cells may add."""
+ONE_CELL = OtherCell()
 
 
 def predicted_cost(prompt_tokens: int, output_tokens: int, output_cost: float) -> float:
@@ -36,6 +46,16 @@ def actual_cost(attempt: Attempt, output_cost: float) -> float:
         prompt -= attempt.decode_report.cached_tokens
     made = attempt.end_report.completion_tokens if attempt.end_report is not None else 0
     return max(0, prompt) + output_cost * made
+
+
+def by_share(limits: KeyLimits) -> KeyLimits:
+    """In a cell that a key uses only where its own has no room. Requests at once are counted over
+    both, as far as they are known."""
+    return msgspec.structs.replace(
+        limits,
+        requests_per_min=CELL_SHARE * limits.requests_per_min,
+        tokens_per_min=CELL_SHARE * limits.tokens_per_min,
+    )
 
 
 class Denial(NamedTuple):
@@ -76,15 +96,24 @@ class KeyAccounts:
         return self.overrides.get(key_id, reported)
 
     def check(
-        self, key_id: str, limits: KeyLimits | None, cost: float, residence_s: float, now: float
+        self,
+        key_id: str,
+        limits: KeyLimits | None,
+        cost: float,
+        residence_s: float,
+        now: float,
+        other: OtherCell = ONE_CELL,
     ) -> Denial | None:
-        """Why this key must wait; None: it need not. `residence_s`: seconds that a request runs."""
+        """Why this key must wait; None: it need not. `residence_s`: seconds that a request runs.
+        `other`: what the key does in another cell."""
         if limits is None:
             return None
         account = self._account(key_id, limits, now)
-        if limits.concurrency and account.live >= limits.concurrency:
-            sentence = f"the key already runs {account.live} requests, as many as it may at once"
-            return Denial(sentence, residence_s / limits.concurrency)
+        live, most = account.live + other.live, limits.concurrency
+        shared = other.serves and account.live >= max(1, int(CELL_SHARE * most))
+        if most and (live >= most or shared):
+            sentence = f"the key already runs {live} requests, as many as it may at once"
+            return Denial(sentence, residence_s / most)
         if limits.requests_per_min and account.requests_left < 1:
             wait = (1 - account.requests_left) * 60 / limits.requests_per_min
             return Denial(f"the key is over {limits.requests_per_min:g} requests a minute", wait)
@@ -98,15 +127,18 @@ class KeyAccounts:
             return Denial(sentence, wait)
         return None
 
-    def visit(self, key_id: str, limits: KeyLimits | None, cost: float, now: float) -> None:
-        """A request of a key whose tenant belongs to another cell, where it may have used what it
-        saved up: a new account starts with no more than `VISITOR_SHARE` of that, or enough for
-        this request."""
-        if limits is None or key_id in self._accounts:
+    def take_over(
+        self, key_id: str, limits: KeyLimits | None, cost: float, seconds: float, now: float
+    ) -> None:
+        """The key used another cell until `seconds` ago, and has saved up nothing before. It finds
+        enough for this request at least."""
+        if limits is None:
             return
-        account, share = self._account(key_id, limits, now), VISITOR_SHARE * self._burst_min
-        account.requests_left = max(1.0, share * limits.requests_per_min)
-        account.cost_left = max(cost, share * limits.tokens_per_min)
+        account = self._account(key_id, limits, now)
+        minutes = CELL_SHARE * self._burst_min + seconds / 60
+        requests, tokens = minutes * limits.requests_per_min, minutes * limits.tokens_per_min
+        account.requests_left = min(account.requests_left, max(1.0, requests))
+        account.cost_left = min(account.cost_left, max(cost, tokens))
 
     def charge(self, key_id: str, limits: KeyLimits | None, cost: float, now: float) -> None:
         """A request was admitted; `ended` must follow."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from common.messages import Role
 from common.net.admin_status import ModelStatus, Status
 
 TOTALS = {
@@ -33,10 +34,12 @@ def router_metrics(status: Status) -> Iterator[Metric]:
     yield _by("messages_dropped", "Messages that were not acted on", "reason", status.dropped)
     yield from _gauges(status)
     ready = GaugeMetricFamily(
-        "baton_router_workers_ready", "Workers that may be given requests", labels=["role"]
+        "baton_router_workers_ready",
+        "Workers that may be given requests, each by the role that it has",
+        labels=["role"],
     )
-    ready.add_metric(["prefill"], status.prefill_ready)
-    ready.add_metric(["decode"], status.decode_ready)
+    for role, count in _by_role(status).items():
+        ready.add_metric([role], count)
     yield ready
     yield from _by_model(status.models)
 
@@ -73,13 +76,23 @@ def _by_model(models: Sequence[ModelStatus]) -> Iterator[Metric]:
         yield family
     workers = GaugeMetricFamily(
         "baton_router_model_workers_ready",
-        "Workers that may be given requests, by model",
+        "Workers that may be given requests, by model, each by the role that it has",
         labels=["model", "role"],
     )
     for model in models:
-        workers.add_metric([model.model, "prefill"], model.prefill_ready)
-        workers.add_metric([model.model, "decode"], model.decode_ready)
+        for role, count in _by_role(model).items():
+            workers.add_metric([model.model, role], count)
     yield workers
+
+
+def _by_role(status: Status | ModelStatus) -> dict[Role, int]:
+    """A mixed worker counts as that alone, so that the sum is the number of ready workers."""
+    mixed = status.mixed_ready
+    return {
+        Role.PREFILL: status.prefill_ready - mixed,
+        Role.DECODE: status.decode_ready - mixed,
+        Role.MIXED: mixed,
+    }
 
 
 def _by(name: str, help_: str, label: str, counts: dict[str, int]) -> Metric:

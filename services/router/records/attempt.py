@@ -10,6 +10,7 @@ from common.messages import (
     Ended,
     KeyLimits,
     KvCheckpoint,
+    OtherCell,
     PrefillEnded,
     PriorityClass,
 )
@@ -83,6 +84,8 @@ class Attempt:
     trial: bool = False
     #: Limits of its API key; None = the key has none.
     limits: KeyLimits | None = None
+    #: What its key does in another cell; None = nothing that counts here.
+    other_cell: OtherCell | None = None
     #: Share of its tenant in the fair queue, relative to other tenants.
     weight: float = 1.0
     #: Bytes of KV that it is promised at a time; 0 = all that it may need.

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from common.errors import Code
-from common.messages import PriorityClass, Role, Submit
+from common.messages import KeyLimits, OtherCell, PriorityClass, Role, Submit
 from services.router.admission import gates
-from services.router.admission.keys import predicted_cost
+from services.router.admission.keys import CELL_SHARE, ONE_CELL, by_share, predicted_cost
 from services.router.admission.predict import LoadSnapshot, Pool, Prediction, predict
 from services.router.placement.types import WorkerView
 from services.router.queue.fair_class import QueueAhead
@@ -21,6 +21,7 @@ from services.router.rules import preempt
 from services.router.tables import Tables
 
 LOWEST = max(PriorityClass)
+IN_SECOND_CELL = f", here, where it finds {CELL_SHARE:.0%} of its limits: its own cell is full"
 
 
 class Refusal(NamedTuple):
@@ -43,15 +44,28 @@ def set_cost(tables: Tables, attempt: Attempt, message: Submit) -> None:
         attempt.request.prompt_tokens, output, tables.admission.config.output_cost
     )
     attempt.limits = tables.admission.keys.limits(attempt.key_id, message.limits)
-    if message.spilled:
-        keys = tables.admission.keys
-        keys.visit(attempt.key_id, attempt.limits, attempt.cost, attempt.received)
+    attempt.other_cell = message.other_cell
+    attempt.limits = _in_this_cell(tables, attempt, attempt.limits, message.other_cell)
     if attempt.limits is not None and attempt.limits.weight > 0:
         attempt.weight = attempt.limits.weight
     budget_mib = attempt.limits.kv_budget_mib if attempt.limits is not None else 0.0
     of_class = tables.settings.kv_budgets[attempt.priority]
     attempt.budget_bytes = int(budget_mib * (1 << 20)) or of_class
     attempt.promise(tables.snapshots.totals(Role.DECODE).latest)
+
+
+def _in_this_cell(
+    tables: Tables, attempt: Attempt, limits: KeyLimits | None, other: OtherCell | None
+) -> KeyLimits | None:
+    """The limits of its key in this cell, which has to count in what it does in another one."""
+    if limits is None or other is None:
+        return limits
+    if other.serves:
+        return by_share(limits)
+    if other.left_ms is not None:
+        seconds, keys = other.left_ms / 1000, tables.admission.keys
+        keys.take_over(attempt.key_id, limits, attempt.cost, seconds, attempt.received)
+    return limits
 
 
 def check_and_charge(tables: Tables, attempt: Attempt, now: float) -> Refusal | None:
@@ -61,9 +75,12 @@ def check_and_charge(tables: Tables, attempt: Attempt, now: float) -> Refusal | 
     again = attempt.number > 1
     if not again:
         residence = tables.estimates.decode_residence_s(1.0)
-        denied = state.keys.check(attempt.key_id, attempt.limits, attempt.cost, residence, now)
+        other = attempt.other_cell or ONE_CELL
+        asked = (attempt.key_id, attempt.limits, attempt.cost, residence, now)
+        denied = state.keys.check(*asked, other)
         if denied is not None:
-            return Refusal(Code.RATE_LIMITED, denied.sentence, denied.retry_after)
+            sentence = denied.sentence + (IN_SECOND_CELL if other.serves else "")
+            return Refusal(Code.RATE_LIMITED, sentence, denied.retry_after)
     reserved = again or state.reservations.redeem(attempt, now)
     found = _no_room(tables, attempt, now, reserved=reserved)
     if found is None and not again:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from common.messages import Role
 from common.net.admin_status import Alarm, ModelStatus, Status, Totals
 from common.net.admin_verbs import Value
 from services.router.admin.verb import View
@@ -54,6 +55,7 @@ def run(view: View, _: dict[str, Value]) -> Status:
         dropped={**counts.dropped, **view.shell_dropped},
         models=tuple(models),
         decode_warm=sum(model.decode_warm for model in models),
+        mixed_ready=sum(model.mixed_ready for model in models),
         pools_ready=sum(p.ready for of_model in tables for p in of_model.pools.values()),
     )
 
@@ -79,6 +81,7 @@ def _model(tables: Tables, now: float) -> ModelStatus:
         closed=admission.closed or "",
         estimates=tables.estimates.summary(),
         decode_warm=sum(worker.availability == "warm" for worker in tables.workers.values()),
+        mixed_ready=sum(worker.role is Role.MIXED for worker in workers),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.messages import Leaving, Submit
+from common.messages import Leaving, OtherCell, Submit
 from common.net.endpoints import config_of_cell
 from services.gateway.cells import rendezvous
 from tests.component.services.gateway.rig import (
@@ -89,7 +89,7 @@ async def test_what_one_cell_refuses_the_other_serves(cells: Cells) -> None:
     cells.routers["c0"].answer = refuse_with("overloaded")
     asked = cells.ask("c0")
     submit = await cells.routers["c1"].next(Submit)
-    assert (submit.attempt, submit.spilled) == (1, True)
+    assert (submit.attempt, submit.other_cell) == (1, OtherCell(serves=True))
     cells.workers["c1"].send(delta(submit, 0, "abcd", finish_reason="length"))
     assert (await asked.response()).status == 200
 
@@ -113,7 +113,7 @@ async def test_a_stream_of_a_lost_cell_goes_on_and_one_of_the_other_is_untouched
     await cells.lose("c1")
     moved = await cells.routers["c0"].next(Submit)
     assert (moved.request_id, moved.attempt) == (submits["c1"].request_id, 2)
-    assert moved.spilled
+    assert moved.other_cell is not None
     cells.workers["c0"].send(delta(moved, 0, "cd", finish_reason="length"))
     cells.workers["c0"].send(delta(submits["c0"], 2, "cd", finish_reason="length"))
     for cell in CELLS:

@@ -16,6 +16,7 @@ from common.messages import (
     Fleet,
     KeepOrder,
     KeptOrders,
+    OtherCell,
     Placed,
     Refused,
     Role,
@@ -27,7 +28,7 @@ from services.gateway.api.kinds import Kind, RequestSpec
 from services.gateway.auth.caller import Caller
 from services.gateway.cells import rendezvous
 from services.gateway.cells.budget import SPILLS_AT_ONCE
-from services.gateway.cells.core import LOST_SECONDS, ORDERS_MAX, CellsCore
+from services.gateway.cells.core import LOST_SECONDS, CellsCore
 from services.gateway.requests.events import (
     Action,
     Attended,
@@ -122,9 +123,15 @@ class Rig:
         stream = TextStream(Journal(prompt, 50), sampling, detokenizer, answer, stops=())
         return spec, stream, answer, Caller(key_id=tenant, tenant=tenant)
 
-    def visits(self) -> list[bool]:
-        """Of what was submitted since: whether it told that its tenant belongs elsewhere."""
-        return [m.spilled for _, m in self.sent if isinstance(m, Submit)]
+    def told(self) -> list[OtherCell | None]:
+        """Of what was submitted since: what it told of the other cell, in whole milliseconds."""
+        found = [m.other_cell for _, m in self.sent if isinstance(m, Submit)]
+        return [
+            known
+            if known is None or known.left_ms is None
+            else msgspec.structs.replace(known, left_ms=round(known.left_ms))
+            for known in found
+        ]
 
     def submits(self) -> list[tuple[str, int]]:
         """The cells and attempts of what was submitted since."""
@@ -473,17 +480,70 @@ def test_without_cells_events_pass_through() -> None:
     assert list(core.cells) == [""]
 
 
-def test_a_router_hears_that_the_tenant_belongs_to_another_cell() -> None:
+def test_a_second_cell_hears_that_the_first_serves_the_key() -> None:
     rig = Rig()
-    rig.open(tenant_of("c1", "c0"))
-    rig.refuse("c1")
-    assert rig.visits() == [True]
-    rig.lose("c2")
-    rig.submits()
+    tenant = tenant_of("c1", "c0")
+    rig.open(tenant, "r0")
+    rig.open(tenant)
     rig.sent.clear()
-    rig.do(Opened(*rig.opened(tenant_of("c2", "c0"), "lost")))
-    rig.do(Opened(*rig.opened(tenant_of("c0", "c2"), "home")))
-    assert rig.visits() == [True, False]
+    rig.refuse("c1")
+    assert rig.told() == [OtherCell(serves=True, live=1)]
+
+
+def test_each_cell_hears_since_when_a_key_no_longer_uses_the_other() -> None:
+    rig = Rig()
+    tenant = tenant_of("c0", "c1")
+    rig.open(tenant, "home")
+    rig.lose("c0")
+    rig.now += 0.2
+    rig.open(tenant, "away")
+    rig.up("c0")
+    rig.sent.clear()
+    rig.now += 0.3
+    rig.do(Opened(*rig.opened(tenant, "back")))
+    rig.do(Opened(*rig.opened(tenant_of("c2", "c0"), "of another")))
+    assert rig.told() == [OtherCell(left_ms=300, live=1), None]
+
+
+def test_what_is_lost_hears_nothing_and_the_other_for_how_long_and_what_stays() -> None:
+    rig = Rig()
+    tenant = tenant_of("c0", "c1")
+    rig.do(Opened(*rig.opened(tenant, "home")))
+    rig.lose("c0")
+    rig.now += 0.2
+    rig.do(Opened(*rig.opened(tenant, "away")))
+    assert rig.told() == [None, OtherCell(left_ms=200, live=1)]
+
+
+def test_what_leaves_a_lost_cell_is_not_counted_as_staying_there() -> None:
+    rig = Rig()
+    tenant = tenant_of("c0", "c1")
+    rig.lose("c0")
+    rig.lose("c1")
+    rig.open(tenant, "r0")
+    rig.open(tenant, "r1")
+    rig.wait(LOST_SECONDS)
+    rig.up("c1")
+    rig.sent.clear()
+    rig.wait(0.1)
+    assert [known and known.live for known in rig.told()] == [1, 0]
+
+
+def test_a_model_that_its_cell_does_not_know_is_served_by_the_next() -> None:
+    rig = Rig()
+    rig.open(tenant_of("c0", "c1"), model="rare")
+    rig.do(FromRouter(msgspec.structs.replace(READY, model="rare")), "c1")
+    rig.wait(LOST_SECONDS + 0.2)
+    assert rig.submits() == [("c1", 2)]
+
+
+def test_cells_without_requests_are_not_told_the_time() -> None:
+    rig = Rig()
+    rig.open(tenant_of("c0", "c1"))
+    assert list(rig.core._busy) == ["c0"]
+    rig.do(Closed("r", "gone"))
+    rig.wait(0.1)
+    assert not rig.core._busy
 
 
 def test_what_a_stream_hears_when_it_goes_on_in_its_own_cell_is_no_reason_to_leave_it() -> None:
@@ -535,6 +595,6 @@ def test_what_is_remembered_of_workers_and_tenants_is_bounded() -> None:
     assert list(rig.core._of_worker) == [b"d0|of-c0"]
     rig.do(WorkerGone(b"d0|of-c0", "killed"))
     assert not rig.core._of_worker
-    for n in range(ORDERS_MAX + 10):
+    for n in range(rendezvous.SLOTS):
         rig.core._two_cells(b"%d" % n)
     rig.core.check_invariants()

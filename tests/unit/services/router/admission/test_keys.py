@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.messages import KeyLimits
-from services.router.admission.keys import Denial, KeyAccounts
+from common.messages import KeyLimits, OtherCell
+from services.router.admission.keys import Denial, KeyAccounts, by_share
 
 
 def keys(keys_max: int = 100, burst_ms: float = 60_000.0) -> KeyAccounts:
@@ -122,31 +122,69 @@ def test_idle_keys_are_forgotten_and_live_ones_are_not() -> None:
     assert ask(table, limits, 1, 10.0, "k0") is None
 
 
-def admitted(table: KeyAccounts, limits: KeyLimits, cost: float, now: float) -> int:
-    """How many requests a visitor may begin at once."""
-    times = 0
-    table.visit("k", limits, cost, now)
-    while ask(table, limits, cost, now) is None:
-        times += 1
-        table.visit("k", limits, cost, now)
-    return times
+def taken_over(
+    table: KeyAccounts, limits: KeyLimits, cost: float, now: float, seconds: float = 0.0
+) -> int:
+    """How many requests a key may begin at once that came from another cell `seconds` ago."""
+    for times in range(1_000):
+        table.take_over("k", limits, cost, seconds, now)
+        if ask(table, limits, cost, now) is not None:
+            return times
+    raise AssertionError("it is never denied")
 
 
-def test_a_key_of_another_cell_finds_a_twentieth_of_what_it_may_save_up() -> None:
-    assert admitted(keys(), KeyLimits(requests_per_min=200), 1, 10.0) == 10
-    assert admitted(keys(), KeyLimits(tokens_per_min=2_000), 10, 10.0) == 10
-    assert admitted(keys(), KeyLimits(requests_per_min=2, tokens_per_min=100), 90, 10.0) == 1
+def test_a_key_from_another_cell_finds_a_twentieth_of_what_it_may_save_up() -> None:
+    assert taken_over(keys(), KeyLimits(requests_per_min=200), 1, 10.0) == 10
+    assert taken_over(keys(), KeyLimits(tokens_per_min=2_000), 10, 10.0) == 10
+    assert taken_over(keys(), KeyLimits(requests_per_min=2, tokens_per_min=100), 90, 10.0) == 1
+
+
+def test_and_what_it_can_have_saved_up_since() -> None:
+    assert taken_over(keys(), KeyLimits(requests_per_min=200), 1, 10.0, 30.0) == 110
+    assert taken_over(keys(), KeyLimits(tokens_per_min=2_000), 10, 10.0, 30.0) == 110
+    assert taken_over(keys(), KeyLimits(requests_per_min=200), 1, 10.0, 90.0) == 200
 
 
 def test_then_it_has_its_rate_there() -> None:
     table, limits = keys(), KeyLimits(requests_per_min=60)
-    admitted(table, limits, 1, 10.0)
+    taken_over(table, limits, 1, 10.0)
     assert sum(ask(table, limits, 1, 10.0 + n / 10) is None for n in range(1, 601)) == 60
 
 
-def test_a_visit_changes_nothing_for_a_key_that_is_known_or_unlimited() -> None:
+def test_what_it_had_saved_up_there_before_is_gone_and_what_it_owed_is_not() -> None:
     table, limits = keys(), KeyLimits(requests_per_min=60)
     assert ask(table, limits, 1, 10.0) is None
-    assert admitted(table, limits, 1, 10.0) == 59
-    table.visit("free", None, 1, 10.0)
-    assert len(table) == 1
+    assert taken_over(table, limits, 1, 10.0) == 3
+    table, limits = keys(), KeyLimits(tokens_per_min=6_000)
+    ask(table, limits, 6_000, 10.0)
+    table.ended("k", 600)
+    assert taken_over(table, limits, 1, 10.0) == 0
+
+
+def test_a_key_without_limits_has_no_account() -> None:
+    table = keys()
+    table.take_over("free", None, 1, 0.0, 10.0)
+    assert len(table) == 0
+
+
+def test_requests_at_once_are_counted_over_both_cells_and_a_full_one_adds_few() -> None:
+    table, limits = keys(), KeyLimits(concurrency=4)
+
+    def may(other: OtherCell) -> bool:
+        return table.check("k", limits, 1, 1.0, 10.0, other) is None
+
+    assert may(OtherCell(live=3))
+    assert not may(OtherCell(live=4))
+    assert may(OtherCell(serves=True, live=3))
+    table.charge("k", limits, 1, 10.0)
+    assert not may(OtherCell(live=3))
+    assert may(OtherCell(live=2))
+    assert not may(OtherCell(serves=True, live=0)), "one in twenty, but one at least"
+
+
+def test_a_share_of_the_limits() -> None:
+    limits = KeyLimits(requests_per_min=240, tokens_per_min=6_000, concurrency=64, weight=2.0)
+    shared = by_share(limits)
+    assert (shared.requests_per_min, shared.tokens_per_min) == (12.0, 300.0)
+    assert (shared.concurrency, shared.weight) == (64, 2.0)
+    assert by_share(KeyLimits()) == KeyLimits()

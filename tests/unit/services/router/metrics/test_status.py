@@ -11,6 +11,7 @@ from services.router.admin.verbs.status import run
 from services.router.metrics.status import router_metrics
 from tests.unit.services.router.rig import standard
 from tests.unit.services.router.scraped import scraped
+from tests.unit.services.router.test_core_mixed import D, M, P, of
 
 
 def status() -> Status:
@@ -56,3 +57,11 @@ def test_how_full_it_is() -> None:
         assert line in lines
     helped = [line for line in lines if line.startswith("# HELP")]
     assert len(helped) == 8 + 7 + 3 + 7
+
+
+def test_a_mixed_worker_is_counted_once_among_the_ready() -> None:
+    rig = of(p0=P, d0=D, m0=M)
+    lines = scraped(router_metrics(run(View(rig.core.shared, rig.now, {}), {}))).splitlines()
+    for role in ("prefill", "decode", "mixed"):
+        assert f'baton_router_workers_ready{{role="{role}"}} 1.0' in lines
+        assert f'baton_router_model_workers_ready{{model="model",role="{role}"}} 1.0' in lines

@@ -14,6 +14,7 @@ from common.messages import (
     Failed,
     KeyLimits,
     Load,
+    OtherCell,
     Placed,
     PrefillEnded,
     PriorityClass,
@@ -551,10 +552,47 @@ def test_a_request_must_start_before_its_prefill_and_its_transfer_no_longer_fit(
     assert rig.core.tables.attempts["r", 1].start_by == pytest.approx(rig.now + 1.0 - 0.5)
 
 
-def test_a_key_of_another_cell_has_not_saved_up_a_minute_here() -> None:
-    rig, limits = Rig(), KeyLimits(requests_per_min=40)
+def admitted(limits: KeyLimits, other: OtherCell | None, asked: int = 100) -> tuple[int, str]:
+    """How many of the requests of a key are admitted at once, and what the last one hears."""
+    rig = Rig()
     rig.gateway()
-    rig.decode("d0")
-    for i in range(4):
-        submit(rig, f"r{i}", key_id="k", limits=limits, spilled=True)
-    assert [refused.request_id for refused in rig.take(Refused)] == ["r2", "r3"]
+    rig.decode("d0", seqs=256)
+    for i in range(asked):
+        submit(rig, f"r{i}", key_id="k", limits=limits, other_cell=other)
+    denied = rig.take(Refused)
+    assert {refused.code for refused in denied} == {"rate_limited"}
+    return asked - len(denied), denied[-1].message
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (None, 80),
+        (OtherCell(live=3), 80),
+        (OtherCell(serves=True), 4),
+        (OtherCell(left_ms=0.0), 4),
+        (OtherCell(left_ms=30_000.0), 44),
+        (OtherCell(left_ms=60_000.0), 80),
+    ],
+)
+def test_what_a_key_has_saved_up_where_another_cell_serves_it_too(
+    other: OtherCell | None, expected: int
+) -> None:
+    found, sentence = admitted(KeyLimits(requests_per_min=80), other)
+    assert found == expected
+    assert ("finds 5% of its limits" in sentence) == (other == OtherCell(serves=True))
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (None, 40),
+        (OtherCell(live=15, left_ms=0.0), 25),
+        (OtherCell(live=50), 0),
+        (OtherCell(serves=True), 2),
+        (OtherCell(serves=True, live=39), 1),
+        (OtherCell(serves=True, live=40), 0),
+    ],
+)
+def test_what_a_key_runs_in_another_cell_counts(other: OtherCell | None, expected: int) -> None:
+    assert admitted(KeyLimits(concurrency=40), other)[0] == expected

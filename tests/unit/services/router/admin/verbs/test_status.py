@@ -31,7 +31,7 @@ NAMES = (
     "queued_bytes_max", "ttft_slo_ms", "drained_per_s", "retry_reservations",
     "retry_redeemed_share",
     "estimates", "prefix_hashes", "pairs_resting", "alarms", "flapping", "totals", "refused",
-    "dropped", "models", "decode_warm", "pools_ready",
+    "dropped", "models", "decode_warm", "mixed_ready", "pools_ready",
 )  # fmt: skip
 
 

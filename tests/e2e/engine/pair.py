@@ -107,10 +107,10 @@ class Worker:
 class Pair:
     """Both engines on one loop, and others; use as an async context inside it."""
 
-    def __init__(self, prefill: Engine, decode: Engine, *others: Engine) -> None:
+    def __init__(self, prefill: Engine, decode: Engine) -> None:
         self.prefill = Worker(prefill)
         self.decode = Worker(decode)
-        self.others = [Worker(engine) for engine in others]
+        self.others: list[Worker] = []
         self._count = 0
 
     async def __aenter__(self) -> Self:

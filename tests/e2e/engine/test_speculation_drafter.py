@@ -16,7 +16,7 @@ from common.engine.open import open_engine
 from common.messages import Role, Sampling, Structured, StructureKind
 from common.model.embedded import ensure_embedded_model
 from tests.e2e.draft_heads import alike_first, write_eagle, write_mtp
-from tests.e2e.engine.pair import Pair, Run, make_config, on_one_loop, open_pair
+from tests.e2e.engine.pair import Pair, Run, Worker, make_config, on_one_loop, open_pair
 from tests.e2e.engine.test_moves import moved
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
@@ -61,19 +61,17 @@ def drafting(folder: Path, method: str, *, hand_over: bool) -> Config:
     return from_mapping({key: raw[key] for key in ("fleet", "model", "prefill", "decode")})
 
 
-def with_mtp(folder: Path) -> Config:
-    """P and D run MTP and hand its KV over; the other P does not."""
-    raw = msgspec.to_builtins(make_config(folder, model=str(write_mtp(folder / "mtp"))))
-    drafts = {"speculation": {"method": "mtp", "tokens": 3, "hand_over": True}}
-    base = raw["prefill"]["p0"]
-    raw["prefill"] = {"p0": base | drafts, "p1": base}
-    raw["decode"]["d0"] |= drafts
+def with_mtp(folder: Path, model: Path) -> Config:
+    """P and D run MTP and hand its KV over."""
+    raw = msgspec.to_builtins(make_config(folder, model=str(model)))
+    speculation = {"method": "mtp", "tokens": 3, "hand_over": True}
+    raw["prefill"]["p0"]["speculation"] = raw["decode"]["d0"]["speculation"] = speculation
     return from_mapping({key: raw[key] for key in ("fleet", "model", "prefill", "decode")})
 
 
-@pytest.fixture(scope="module", params=["draft_model", "eagle"])
-def cold(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    config = drafting(tmp_path_factory.mktemp("run"), request.param, hand_over=False)
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    config = drafting(tmp_path_factory.mktemp("run"), "draft_model", hand_over=False)
     yield from on_one_loop(open_pair(config))
 
 
@@ -85,9 +83,13 @@ def warm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def mtp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    config = with_mtp(tmp_path_factory.mktemp("run"))
-    named = [(Role.PREFILL, "p0"), (Role.DECODE, "d0"), (Role.PREFILL, "p1")]
-    yield from on_one_loop(Pair(*(open_engine(config, *one, f"inc-{one[1]}") for one in named)))
+    """Beside the pair another P, without MTP."""
+    folder, other = (tmp_path_factory.mktemp("run") for _ in range(2))
+    model = write_mtp(folder / "mtp")
+    pair = open_pair(with_mtp(folder, model))
+    plain = make_config(other, model=str(model))
+    pair.others.append(Worker(open_engine(plain, Role.PREFILL, "p0", "inc-p0")))
+    yield from on_one_loop(pair)
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,11 @@ handoff, and what does it gain?
 
 For each method a P and a D of real vLLM get the prompts, eight at a time, by handoffs and then on D
 alone, which is one plain engine with that method. MTP has a model of its own, of one layer.
-`BATON_BENCH_PARTS` names the methods that are tried, and `speed`; all by default. The speed is that
-of text which repeats itself (two tokens are allowed), tokens per second of all streams together,
-against an engine without speculation in the same run, the engines by turns. At the largest batch a
-third engine drafts nothing above 8 requests.
+`suffix` is tried where its package is. `BATON_BENCH_PARTS` names the methods that are tried,
+`speed` and `speed-large`; all by default. The speed is that of text which repeats itself (two
+tokens are allowed), tokens per second of all streams together, against an engine without
+speculation: the engines by turns, forwards and back, a ratio of each round, and their median. A
+third engine drafts nothing above 8 requests; of it the lowest and the highest ratio are told, too.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ def main() -> None:
         if tried:
             equality_of_all(tried, write_mtp(Path(heads) / "mtp"))
     if SPEED in chosen:
-        speed_of_all("the embedded model", str(ensure_embedded_model()), rounds=5, tokens=200)
+        speed_of_all("the embedded model", str(ensure_embedded_model()), rounds=9, tokens=200)
     if LARGE in chosen:
         with tempfile.TemporaryDirectory(prefix="baton-") as folder:
             model = str(ensure_embedded_model(Path(folder), PARAMETERS))
-            speed_of_all("a hundred million weights", model, rounds=2, tokens=100)
+            speed_of_all("a hundred million weights", model, rounds=3, tokens=60)
 
 
 def equality_of_all(tried: dict[str, dict[str, Any]], with_mtp: Path) -> None:
@@ -194,14 +195,18 @@ async def _speed(workers: list[Worker], rounds: int, tokens: int) -> None:
     for number, worker in enumerate(workers):
         tasks.start(f"listen-{number}", worker.listen())
     for batch in BATCHES:
-        rates: list[list[float]] = [[] for _ in workers]
+        ratios: list[list[float]] = [[], []]
         for number in range(rounds + 1):
-            for worker, found in zip(workers, rates, strict=True):
-                rate = await _rate(worker, batch, tokens, f"{batch}.{number}")
-                if number:  # the first warms up
-                    found.append(rate)
-        plain, always, switched = map(median, rates)
-        print(f"{batch:>5}{always / plain:11.2f}{switched / plain:11.2f}")
+            order = range(len(workers)) if number % 2 else reversed(range(len(workers)))
+            rate = {
+                at: await _rate(workers[at], batch, tokens, f"{batch}.{number}") for at in order
+            }
+            if number:  # the first warms up
+                ratios[0].append(rate[1] / rate[0])
+                ratios[1].append(rate[2] / rate[0])
+        always, switched = map(median, ratios)
+        spread = f"{min(ratios[1]):.2f} to {max(ratios[1]):.2f}"
+        print(f"{batch:>5}{always:11.2f}{switched:11.2f}   ({spread})")
         sys.stdout.flush()
     await tasks.cancel_all()
     for worker in workers:

@@ -65,18 +65,19 @@ class SpeculationConfig(Section, frozen=True):
     """Speculative decoding of decode workers: a drafter proposes tokens, and one step of the engine
     checks them all. The text stays the same. Prefill workers run without, unless `hand_over`."""
 
-    method: Literal["none", "ngram", "suffix", "draft_model", "eagle", "eagle3"] = "none"
+    method: Literal["none", "ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"] = "none"
     """Who drafts: `ngram` continues what came before in the same text, without a model. `suffix` is
     alike and needs the package arctic-inference. `draft_model` is a small model with the same
-    vocabulary. `eagle` and `eagle3` are heads made for this model, which read its hidden states."""
+    vocabulary. `eagle` and `eagle3` are heads made for this model, which read its hidden states.
+    `mtp` are such heads among the weights of the model itself."""
     tokens: Annotated[int, Meta(ge=1, le=16)] = 4
     """Tokens of a draft at most."""
     drafter: str = ""
     """Folder of the draft model or of the EAGLE head; the other methods have none."""
     hand_over: bool = False
     """Whether prefill workers run the drafter over prompts, too, and hand its KV over. They take
-    this section then, and all workers of a model that are paired have the same drafter. Without it,
-    the drafter does not have the prompts that were handed over, and its drafts are poor."""
+    this section then. Without it, and after a handoff from a worker that has not the same drafter,
+    the drafter does not have the prompt, and its drafts are poor."""
     ngram_min: Annotated[int, Meta(ge=1)] = 2
     """Least number of last tokens that `ngram` must find earlier in the text."""
     ngram_max: Annotated[int, Meta(ge=1, le=64)] = 5
@@ -86,11 +87,18 @@ class SpeculationConfig(Section, frozen=True):
     checking costs more than it saves. 0 drafts in all."""
 
     @property
-    def drafter_has_kv(self) -> bool:
-        """Whether the drafter is a model, with layers in the KV cache."""
+    def drafter_has_folder(self) -> bool:
+        """Whether the drafter's weights lie apart from the model's."""
         return self.method in ("draft_model", "eagle", "eagle3")
 
     @property
-    def starts_cold(self) -> bool:
-        """Whether the drafter lacks the KV of prompts that were handed over."""
-        return self.drafter_has_kv and not self.hand_over
+    def drafter_has_kv(self) -> bool:
+        """Whether the drafter has layers in the KV cache."""
+        return self.drafter_has_folder or self.method == "mtp"
+
+    @property
+    def cold_after(self) -> Literal["none", "all", "canonical"]:
+        """After which handoffs the drafter lacks the prompt's KV."""
+        if not self.drafter_has_kv:
+            return "none"
+        return "canonical" if self.hand_over else "all"

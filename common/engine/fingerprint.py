@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 
 SHORT_CHARS = 48
-LAYOUT_PARTS = frozenset({"block_tokens"})
-"""Parts that only say how KV lies in memory."""
+LAYOUT_PARTS = frozenset({"block_tokens", "drafter", "drafter_config"})
+"""Parts that only say how KV lies in memory, and what lies beside the model's."""
 
 
 def parts_of(values: Mapping[str, object]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -41,6 +41,10 @@ from common.messages import (
 )
 
 KEY_SEPARATOR = "#"
+
+ColdAfter: TypeAlias = Literal["none", "all", "canonical"]
+"""After which handoffs the engine's drafter lacks the KV of the prompt: after none, after all, or
+after those in the canonical form, which has none of it."""
 
 
 def engine_key(request_id: str, attempt: int) -> str:
@@ -149,8 +153,7 @@ class EngineInfo:
     pooling: Pooling | None = None
     #: The method of `[speculation]`; empty: this engine drafts nothing.
     speculation: str = ""
-    #: Whether its drafter lacks the KV of prompts that come by handoff.
-    drafter_cold: bool = False
+    drafter_cold: ColdAfter = "none"
 
     def check(self, request: EngineRequest) -> None:
         """Raises BatonError(INVALID_REQUEST) for a request that this engine is not for,

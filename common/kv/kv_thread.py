@@ -24,7 +24,7 @@ from common.config.exposure import WILDCARDS
 from common.errors import Code
 from common.identity import AttemptKey, is_pull, pull_key
 from common.kv.compression.policy import Mode
-from common.kv.daemon_link.side_channel import ThreadSideChannel
+from common.kv.daemon_link.side_channel import ThreadSideChannel, listening
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
 from common.kv.handoff.receiver import handoff_spec
@@ -38,7 +38,6 @@ from common.kv.messages import (
     KvDone,
     KvHandOver,
     KvKeep,
-    KvListening,
     KvOffer,
     KvPull,
     KvRelease,
@@ -90,8 +89,7 @@ class KvThread:
         """`side_address`: where the daemon has bound its side channel; empty for none. `on_end` is
         called once for each handoff that ends, on either side; `on_status` at most every
         `STATUS_S`, while something is held or newly counted. The rest: as in `KvService`."""
-        self.loop = asyncio.get_running_loop()
-        self.stopped = asyncio.Event()
+        self.loop, self.stopped = asyncio.get_running_loop(), asyncio.Event()
         self._config, self._identity = config, identity
         self._on_end, self._on_status = on_end, on_status
         self._counters = HandoffCounters()
@@ -99,15 +97,14 @@ class KvThread:
         self._refusals = Refusals(self._log, SystemClock())
         self._secrets = watched_secrets(identity.secrets_file, self._log)
         self._status_due, self._status_pending = 0.0, True
-        geometry = memory.geometry
-        one, layers, meaning = geometry.block_bytes, geometry.layers, identity.meaning
-        self._holds = KvListening(groups=groups, block_bytes=one, layers=layers, meaning=meaning)
+        geometry, one = memory.geometry, memory.geometry.block_bytes
         payload, total = max(config.message_bytes, one), config.staging_mib << 20
         shape = shape_of(geometry)
         mode: Mode = "none" if config.exact else config.compression
         self._receive_shape = shape.uncompressed() if mode == "none" else shape
         self._canonical = Packing(canonical, payload) if canonical is not None else None
         canonical_shape = self._canonical.shape if self._canonical is not None else None
+        self._holds = listening(memory, canonical, groups, identity.meaning)
         self._chooser = measured_chooser(mode, geometry)
         self.ucx = UcxWorker(
             config.transports, self._on_accept, interfaces=config.interfaces, rails=config.rails
@@ -349,8 +346,7 @@ class KvThread:
             choice=self._chooser.pop_new_reason(ticket.decode) if sends else "",
         )
         self._on_end(done)
-        if self._side is not None:
-            self._side.send(done)
+        self._tell(done)
         self._schedule_tick()
 
     def _tell(self, message: KvCopied | KvDone) -> None:

@@ -277,6 +277,8 @@ class KvListening(Message, frozen=True):
     """How many blocks the disk below its store holds, which others may pull, too."""
     meaning: str = ""
     """As `Capacity.kv_meaning`."""
+    canonical_bytes: int = 0
+    """As `Capacity.kv_canonical_bytes`."""
 
 
 class KvCopied(Message, frozen=True):

@@ -30,8 +30,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     kv_address: str
     #: Milliseconds for which P may hold blocks for it, counted on P from arrival.
     lease_ms: float
-    #: Whether the KV travels in the canonical form, because P and D lay it out differently. Blocks
-    #: are then counted in `CANONICAL_TOKENS` on both sides.
+    #: Whether the KV travels in the canonical form, because P and D lay it out differently, or have
+    #: not the same drafter. Blocks are then counted in `CANONICAL_TOKENS` on both sides.
     canonical: bool = False
 
 
@@ -104,6 +104,8 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     raw_bytes: Count = 0
     #: Whether D's drafter has KV of its own, of which none came.
     drafter_cold: bool = False
+    #: As in `Ticket`.
+    canonical: bool = False
 
 
 class KvCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,6 +109,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     #: What the KV means, however it lies in memory: workers for which it is equal may hand prompts
     #: over in the canonical form (`Ticket.canonical`). Empty: this KV has no such form.
     kv_meaning: str = ""
+    #: Bytes of a block in that form, which has no layers of a drafter; 0: it is not told.
+    kv_canonical_bytes: Count = 0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

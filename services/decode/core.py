@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from common.engine.port import Batch, EngineRequest, Output, engine_key
+from common.engine.port import Batch, ColdAfter, EngineRequest, Output, engine_key
 from common.errors import Code
 from common.identity import identity_of
 from common.kv.messages import KvDone
@@ -50,7 +50,7 @@ from common.worker.actions import (
 from services.decode import budget
 from services.decode.grant_limit import GrantLimit
 from services.decode.late_reports import LateReports
-from services.decode.stream import Stream, delta_of, in_frames, trouble_of
+from services.decode.stream import Stream, delta_of, in_frames, trouble_of, with_drafter
 
 
 class DecodeCore:
@@ -58,7 +58,7 @@ class DecodeCore:
     that sent it does not know what another router placed here."""
 
     def __init__(
-        self, name: str, incarnation: str, limit: GrantLimit, *, drafter_cold: bool = False
+        self, name: str, incarnation: str, limit: GrantLimit, *, drafter_cold: ColdAfter = "none"
     ) -> None:
         """`drafter_cold`: as in `EngineInfo`."""
         self._name = name
@@ -246,9 +246,7 @@ class DecodeCore:
         if done.side == "copy":
             return [ToRouter(_copied_ahead(done))]
         actions: list[Action] = [ToRouter(trouble_of(done))] if done.trouble else []
-        if self._drafter_cold and done.report.blocks:
-            report = msgspec.structs.replace(done.report, drafter_cold=True)
-            done = msgspec.structs.replace(done, report=report)
+        done = with_drafter(done, self._drafter_cold)
         stream = self._streams.get(engine_key(done.request_id, done.attempt))
         if stream is None:
             return actions + [ToRouter(started) for started in self._late_reports.take(done)]

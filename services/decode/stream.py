@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.engine.port import Output, engine_key
+import msgspec
+
+from common.engine.port import ColdAfter, Output, engine_key
 from common.identity import attempt_of_pull
 from common.kv.messages import KvDone
 from common.messages import DecodeStarted, Delta, HeldAttempt, KvReport, PairTrouble
@@ -65,6 +67,14 @@ def trouble_of(done: KvDone) -> PairTrouble:
         kind=done.trouble,
         message=done.message,
     )
+
+
+def with_drafter(done: KvDone, cold: ColdAfter) -> KvDone:
+    """Tells with the handoff whether it left the drafter without KV."""
+    report = done.report
+    if not report.blocks or not (cold == "all" or (cold == "canonical" and report.canonical)):
+        return done
+    return msgspec.structs.replace(done, report=msgspec.structs.replace(report, drafter_cold=True))
 
 
 def delta_of(stream: Stream, output: Output) -> Delta:

@@ -2,15 +2,18 @@
 handoff, and what does it gain?
 
 For each method a P and a D of real vLLM get the prompts, eight at a time, by handoffs and then on D
-alone, which is one plain engine with that method. `BATON_BENCH_PARTS` names the methods that are
-tried, and `speed`; all by default. The speed is that of text which repeats itself (two tokens are
-allowed), tokens per second of all streams together, against an engine without speculation in the
-same run, the engines by turns. At the largest batch a third engine drafts nothing above 8 requests.
+alone, which is one plain engine with that method. MTP has a model of its own, of one layer.
+`suffix` is tried where its package is. `BATON_BENCH_PARTS` names the methods that are tried,
+`speed` and `speed-large`; all by default. The speed is that of text which repeats itself (two
+tokens are allowed), tokens per second of all streams together, against an engine without
+speculation: the engines by turns, forwards and back, a ratio of each round, and their median. A
+third engine drafts nothing above 8 requests; of it the lowest and the highest ratio are told, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import multiprocessing
 import operator
 import os
@@ -30,7 +33,8 @@ from common.engine.port import EngineRequest
 from common.messages import Role, Sampling
 from common.model.embedded import ensure_embedded_model
 from common.process.lifecycle import Tasks
-from tests.e2e.eagle_head import alike_first, write_eagle, write_eagle3
+from tests.bench.store import PARAMETERS
+from tests.e2e.draft_heads import alike_first, write_eagle, write_eagle3, write_mtp
 from tests.e2e.engine.pair import Pair, Result, Worker, make_config, open_pair
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
@@ -39,20 +43,22 @@ PROMPTS, AT_ONCE = 200, 8
 GREEDY = Sampling(max_tokens=32, temperature=0.0, ignore_eos=True)
 COPIES = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True, allowed_token_ids=(101, 102))
 BATCHES = (1, 4, 32)
-ROUNDS = 5
 BATCH_MAX = 8
 SPEED = "speed"
+LARGE = "speed-large"
+MTP: dict[str, Any] = {"method": "mtp", "tokens": 3}
 NGRAM: dict[str, Any] = {"method": "ngram", "ngram_min": 1, "tokens": 4}
 
 
 def methods(heads: Path) -> dict[str, dict[str, Any]]:
     """The model drafts for itself, and as an EAGLE head, so that drafts are right if the prompt's
-    KV is there. `heads`: a folder for the heads."""
+    KV is there. `suffix` is tried where its package is. `heads`: a folder for the heads."""
     model = {"method": "draft_model", "tokens": 3, "drafter": str(ensure_embedded_model())}
     eagle = {"method": "eagle", "tokens": 3, "drafter": str(write_eagle(heads / "eagle"))}
     eagle3 = {"method": "eagle3", "tokens": 3, "drafter": str(write_eagle3(heads / "eagle3"))}
     handed = {"hand_over": True}
-    return {
+    found = importlib.util.find_spec("arctic_inference") is not None
+    return ({"suffix": {"method": "suffix", "tokens": 4}} if found else {}) | {
         "ngram": NGRAM,
         "draft_model": model,
         "draft_model-handed": model | handed,
@@ -60,6 +66,8 @@ def methods(heads: Path) -> dict[str, dict[str, Any]]:
         "eagle-handed": eagle | handed,
         "eagle3": eagle3,
         "eagle3-handed": eagle3 | handed,
+        "mtp": MTP,
+        "mtp-handed": MTP | handed,
     }
 
 
@@ -67,30 +75,44 @@ def main() -> None:
     parts = os.environ.get("BATON_BENCH_PARTS", "")
     with tempfile.TemporaryDirectory(prefix="baton-") as heads:
         known = methods(Path(heads))
-        chosen = parts.split(",") if parts else [*known, SPEED]
-        if wrong := set(chosen) - {*known, SPEED}:
-            raise SystemExit(f"no part {wrong.pop()!r}; there are: {', '.join([*known, SPEED])}")
-        tried = {name: known[name] for name in chosen if name != SPEED}
+        every = [*known, SPEED, LARGE]
+        chosen = parts.split(",") if parts else every
+        if wrong := set(chosen) - {*every}:
+            raise SystemExit(f"no part {wrong.pop()!r}; there are: {', '.join(every)}")
+        tried = {name: known[name] for name in chosen if name in known}
         if tried:
-            equality_of_all(tried)
+            equality_of_all(tried, write_mtp(Path(heads) / "mtp"))
     if SPEED in chosen:
-        speed_of_all()
+        speed_of_all("the embedded model", str(ensure_embedded_model()), rounds=9, tokens=200)
+    if LARGE in chosen:
+        with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+            model = str(ensure_embedded_model(Path(folder), PARAMETERS))
+            speed_of_all("a hundred million weights", model, rounds=3, tokens=60)
 
 
-def equality_of_all(tried: dict[str, dict[str, Any]]) -> None:
+def equality_of_all(tried: dict[str, dict[str, Any]], with_mtp: Path) -> None:
     texts = [alike_first(text) for text in prompts(PROMPTS)]
-    plain = plain_answers(texts, GREEDY.max_tokens)
+    models = {name: _model(speculation, with_mtp) for name, speculation in tried.items()}
+    plain = {
+        model: plain_answers(texts, GREEDY.max_tokens, model=Path(model))
+        for model in set(models.values())
+    }
     print("method                     equal by handoff   on D alone   accepted   alone   ratio")
     sys.stdout.flush()
     for name, speculation in tried.items():
-        _apart(equality, name, speculation, texts, plain)
+        model = models[name]
+        _apart(equality, name, speculation, model, texts, plain[model])
 
 
-def speed_of_all() -> None:
-    print("tokens/s of text that repeats itself, each ÷ an engine without speculation")
+def _model(speculation: dict[str, Any], with_mtp: Path) -> str:
+    return str(with_mtp if speculation["method"] == "mtp" else ensure_embedded_model())
+
+
+def speed_of_all(name: str, model: str, *, rounds: int, tokens: int) -> None:
+    print(f"{name}: tokens/s of text that repeats itself, each ÷ an engine without speculation")
     print("batch    n-grams   n-grams up to 8 requests")
     sys.stdout.flush()
-    _apart(speed)
+    _apart(speed, model, rounds, tokens)
 
 
 def _apart(work: Callable[..., None], *arguments: Any) -> None:
@@ -102,9 +124,11 @@ def _apart(work: Callable[..., None], *arguments: Any) -> None:
         raise RuntimeError(f"it ended with status {process.exitcode}")
 
 
-def configured(run_dir: str, decode: dict[str, dict[str, Any]]) -> Config:
+def configured(
+    run_dir: str, decode: dict[str, dict[str, Any]], model: str = "baton-tiny"
+) -> Config:
     """With decode workers of these speculations."""
-    raw = msgspec.to_builtins(make_config(Path(run_dir)))
+    raw = msgspec.to_builtins(make_config(Path(run_dir), model=model))
     base = raw["decode"].pop("d0")
     for name, speculation in decode.items():
         raw["decode"][name] = base | {"speculation": speculation}
@@ -114,10 +138,14 @@ def configured(run_dir: str, decode: dict[str, dict[str, Any]]) -> Config:
 
 
 def equality(
-    name: str, speculation: dict[str, Any], texts: list[list[int]], plain: list[list[int]]
+    name: str,
+    speculation: dict[str, Any],
+    model: str,
+    texts: list[list[int]],
+    plain: list[list[int]],
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="baton-") as run_dir:
-        pair = open_pair(configured(run_dir, {"d0": speculation}))
+        pair = open_pair(configured(run_dir, {"d0": speculation}, model))
         asyncio.run(_equality(pair, name, texts, plain))
 
 
@@ -153,44 +181,49 @@ async def _alone(pair: Pair, text: list[int]) -> Result:
     return await pair.alone(text, GREEDY)
 
 
-def speed() -> None:
+def speed(model: str, rounds: int, tokens: int) -> None:
     with tempfile.TemporaryDirectory(prefix="baton-") as run_dir:
         switched = NGRAM | {"batch_max": BATCH_MAX}
         speculations = {"d0": {"method": "none"}, "d1": NGRAM, "d2": switched}
-        config = configured(run_dir, speculations)
+        config = configured(run_dir, speculations, model)
         engines = [open_engine(config, Role.DECODE, name, f"i-{name}") for name in speculations]
-        asyncio.run(_speed([Worker(engine) for engine in engines]))
+        asyncio.run(_speed([Worker(engine) for engine in engines], rounds, tokens))
 
 
-async def _speed(workers: list[Worker]) -> None:
+async def _speed(workers: list[Worker], rounds: int, tokens: int) -> None:
     tasks = Tasks()
     for number, worker in enumerate(workers):
         tasks.start(f"listen-{number}", worker.listen())
     for batch in BATCHES:
-        rates: list[list[float]] = [[] for _ in workers]
-        for number in range(ROUNDS + 1):
-            for worker, found in zip(workers, rates, strict=True):
-                rate = await _rate(worker, batch, f"{batch}.{number}")
-                if number:  # the first warms up
-                    found.append(rate)
-        plain, always, switched = map(median, rates)
-        print(f"{batch:>5}{always / plain:11.2f}{switched / plain:11.2f}")
+        ratios: list[list[float]] = [[], []]
+        for number in range(rounds + 1):
+            order = range(len(workers)) if number % 2 else reversed(range(len(workers)))
+            rate = {
+                at: await _rate(workers[at], batch, tokens, f"{batch}.{number}") for at in order
+            }
+            if number:  # the first warms up
+                ratios[0].append(rate[1] / rate[0])
+                ratios[1].append(rate[2] / rate[0])
+        always, switched = map(median, ratios)
+        spread = f"{min(ratios[1]):.2f} to {max(ratios[1]):.2f}"
+        print(f"{batch:>5}{always:11.2f}{switched:11.2f}   ({spread})")
         sys.stdout.flush()
     await tasks.cancel_all()
     for worker in workers:
         await worker.engine.close()
 
 
-async def _rate(worker: Worker, batch: int, name: str) -> float:
+async def _rate(worker: Worker, batch: int, tokens: int, name: str) -> float:
     """Tokens per second of so many streams together."""
     texts = prompts(BATCHES[-1])[:batch]
+    sampling = msgspec.structs.replace(COPIES, max_tokens=tokens)
     begun = time.monotonic()
     results = [
         await worker.add(
-            EngineRequest(f"s{name}.{at}", 0, Role.DECODE, text[:300], COPIES, None, name)
+            EngineRequest(f"s{name}.{at}", 0, Role.DECODE, text[:300], sampling, None, name)
         )
         for at, text in enumerate(texts)
     ]
     for result in results:
         await asyncio.wait_for(result.done.wait(), 120)
-    return batch * COPIES.max_tokens / (time.monotonic() - begun)
+    return batch * tokens / (time.monotonic() - begun)

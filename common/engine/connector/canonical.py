@@ -4,7 +4,7 @@ Theory of operation: the order of items inside a page is the attention kernel's 
 promises nobody what it is. So it is claimed here and tried when the engine starts: known K and V
 are written to a block of their own by the operation with which the engine writes them, and read
 back in the canonical form. If they differ, this engine has no such form, and hands KV over to
-workers of its own layout only.
+workers of its own layout only. A drafter's layers have no such form.
 """
 
 from __future__ import annotations

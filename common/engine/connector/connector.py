@@ -42,6 +42,8 @@ from common.engine.connector.setup import Setup
 from common.engine.connector.store_setup import make_store, store_size
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.engine.speculation.draft_layers import without_draft_layers
+from common.errors import ConfigError
+from common.kv.canonical import CanonicalMemory
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_layout import KVCacheLayout
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -106,7 +109,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         layout = self._vllm_config.cache_config.get_resolved_kv_cache_layout()
         memory = kv_memory(kv_caches, config, layout)
         rank = get_tensor_model_parallel_rank()
-        canonical = canonical_memory(self._vllm_config, config, kv_caches, self._groups, memory)
+        canonical = self._canonical_memory(kv_caches, layout)
         meaning = setup.meaning if canonical is not None else ""
         named = setup.name, setup.incarnation, setup.fingerprint
         identity = WorkerIdentity(*named, rank, setup.kv_secrets_file, meaning)
@@ -128,6 +131,19 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         )
         self._service.start()
         self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
+
+    def _canonical_memory(
+        self, kv_caches: dict[str, torch.Tensor], layout: KVCacheLayout
+    ) -> CanonicalMemory | None:
+        """That of the model's layers alone, so that workers which have not the same drafter hand
+        those over."""
+        made = self._vllm_config
+        try:
+            config = without_draft_layers(made, self._kv_cache_config)
+        except ConfigError:  # the drafter's layers cannot be told from the model's
+            return None
+        memory = kv_memory(kv_caches, config, layout)
+        return canonical_memory(made, config, kv_caches, self._groups, memory)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         """vLLM calls this before every forward pass, which it does not with `start_load_kv`."""

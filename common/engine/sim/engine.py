@@ -329,7 +329,7 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         parts,
         pooling_of(config.model),
         speculation="" if method == "none" else method,
-        drafter_cold=worker.speculation.starts_cold,
+        drafter_cold=worker.speculation.cold_after,
     )
     arguments = worker.engine.args
     adapters = AdapterTable(

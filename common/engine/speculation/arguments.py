@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from common.config import WorkerConfig
 
 WORKER = "common.engine.speculation.worker.SpeculatingWorker"
+NO_SUFFIX = (
+    '"suffix" needs the package arctic-inference==0.1.1, which is built from its source; install '
+    'it, or use "ngram"'
+)
 SCHEDULER = "common.engine.speculation.scheduler.SpeculatingScheduler"
 
 
@@ -48,8 +52,7 @@ def engine_arguments(worker: WorkerConfig, *, on_cpu: bool) -> dict[str, Any]:
             made["prompt_lookup_max"] = speculation.ngram_max
         case "suffix":
             if importlib.util.find_spec("arctic_inference") is None:
-                sentence = '"suffix" needs the package arctic-inference; install it, or use "ngram"'
-                raise ConfigError("speculation.method", sentence)
+                raise ConfigError("speculation.method", NO_SUFFIX)
         case "draft_model" | "eagle" | "eagle3":
             if not (Path(speculation.drafter) / "config.json").is_file():
                 sentence = f"{speculation.drafter!r} is no folder of a model, with a config.json"

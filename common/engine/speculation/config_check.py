@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Engine arguments that Baton sets itself where an engine speculates.
 OWN_ARGUMENTS = ("worker_cls", "scheduler_cls", "async_scheduling")
+#: Where a model's config.json says how many MTP layers it has.
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 NO_ADAPTERS = 'was never tried with LoRA adapters; set speculation.method = "none"'
 
 
@@ -28,17 +31,38 @@ def check_speculation(config: Config) -> None:
             _check_worker(config, f"decode.{name}", worker)
 
 
+def check_mtp_layers(config: Config, told: Mapping[str, Any]) -> None:
+    """`config`: of one model. `told`: its config.json. Raises ConfigError where a worker drafts
+    with MTP layers of a model that has none."""
+    inner = told.get("text_config")
+    tables = [told, inner] if isinstance(inner, Mapping) else [told]
+    if any(table.get(key) for table in tables for key in MTP_LAYERS):
+        return
+    for role, workers in (("prefill", config.prefill), ("decode", config.decode)):
+        for name, worker in workers.items():
+            if worker.speculation.method == "mtp":
+                sentence = (
+                    f'"mtp" needs a model with MTP layers, and the config.json of '
+                    f'{config.model.path} names none ({MTP_LAYERS[0]}); use "ngram"'
+                )
+                raise ConfigError(f"{role}.{name}.speculation.method", sentence)
+
+
 def _check_worker(config: Config, path: str, worker: WorkerConfig) -> None:
     speculation = worker.speculation
     place, method = f"{path}.speculation", speculation.method
     if config.model_of(worker).pools:
         raise ConfigError(f"{place}.method", 'a pooling model makes no text; set it to "none"')
-    if speculation.drafter_has_kv and not speculation.drafter:
+    if speculation.drafter_has_folder and not speculation.drafter:
         raise ConfigError(f"{place}.drafter", f"{method} needs the folder of its model")
-    if not speculation.drafter_has_kv and speculation.drafter:
-        raise ConfigError(f"{place}.drafter", f"{method} drafts without a model; leave it out")
+    if not speculation.drafter_has_folder and speculation.drafter:
+        own = "with the model's own layers" if method == "mtp" else "without a model"
+        raise ConfigError(f"{place}.drafter", f"{method} drafts {own}; leave it out")
     if not speculation.drafter_has_kv and speculation.hand_over:
         raise ConfigError(f"{place}.hand_over", f"{method} has no KV of its own; leave it out")
+    if method == "suffix" and speculation.batch_max:
+        sentence = "vLLM's suffix drafter cannot be switched off; leave it out"
+        raise ConfigError(f"{place}.batch_max", sentence)
     if speculation.ngram_min > speculation.ngram_max:
         sentence = f"{speculation.ngram_min} is more than ngram_max, {speculation.ngram_max}"
         raise ConfigError(f"{place}.ngram_min", sentence)

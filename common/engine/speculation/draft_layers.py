@@ -1,16 +1,19 @@
 """Whether the KV of a drafter is handed over, and the KV cache without it.
 
-Theory of operation: the layers of a draft model or of an EAGLE head are further layers of the
-engine's KV cache, with the same block ids as the model's. With `hand_over`, prefill workers run the
-drafter over prompts, too; its layers are then layers like others, and the fingerprint names the
-drafter, so that only workers that have it are paired. Without, they are left out of all that the
-connector knows: a decode worker takes KV of any prefill worker of the model, and its drafter does
-not have the prompt. Then drafts are poor, and the text is right all the same, because the model
-checks them.
+Theory of operation: the layers of a draft model, of an EAGLE head or of MTP are further layers of
+the engine's KV cache, with the same block ids as the model's. With `hand_over`, prefill workers run
+the drafter over prompts, too; its layers are then layers like others, and the fingerprint names the
+drafter, so that KV goes as it lies between workers that have it. Without, they are left out of all
+that the connector knows: a decode worker takes KV of any prefill worker of the model, and its
+drafter does not have the prompt. Then drafts are poor, and the text is right all the same, because
+the model checks them.
 
-An EAGLE head makes its KV of a token out of the model's hidden state there and of the next token.
-Of the last prompt token that is one which P does not know. D needs no KV of that token: it computes
-it itself, in the model and in the head, with the token that it samples.
+An EAGLE head, and MTP alike, makes its KV of a token out of the model's hidden state there and of
+the next token. Of the last prompt token that is one which P does not know. D needs no KV of that
+token: it computes it itself, in the model and in the head, with the token that it samples.
+
+Workers of one model that have not the same drafter hand over the model's layers alone, in the
+canonical form (`common/kv/canonical.py`), where their KV has that form.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 
     from common.config import SpeculationConfig
 
-PREFIX = "draft_model."
-"""Of the names that vLLM gives to a draft model's layers."""
+PREFIXES = ("draft_model.", "mtp.")
+"""Of the names that vLLM gives to the layers of a draft model, and of MTP of some models."""
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
@@ -38,6 +41,8 @@ def drafter_parts(speculation: SpeculationConfig) -> dict[str, Any]:
     """What the fingerprint has of the drafter; nothing if its KV stays where it is."""
     if speculation.method == "none" or not speculation.hand_over:
         return {}
+    if not speculation.drafter_has_folder:
+        return {"drafter": speculation.method}  # its weights are among the model's
     folder = Path(speculation.drafter)
     return {
         "drafter": weight_marks(folder),
@@ -67,13 +72,15 @@ def without_draft_layers(made: VllmConfig, config: KVCacheConfig) -> KVCacheConf
 
 
 def _draft_layers(made: VllmConfig, config: KVCacheConfig) -> set[str]:
-    """The names of the drafter's layers. vLLM counts those of an EAGLE head on from the model's."""
+    """The names of the drafter's layers. vLLM counts those of an EAGLE head, and of most MTP, on
+    from the model's."""
     speculative = made.speculative_config
     if speculative is None or not speculative.uses_draft_kv_cache():
         return set()
     names = {name for group in config.kv_cache_groups for name in group.layer_names}
-    if speculative.uses_draft_model():
-        return {name for name in names if name.startswith(PREFIX)}
+    drafted = {name for name in names if name.startswith(PREFIXES)}
+    if drafted or speculative.uses_draft_model():
+        return drafted
     first = made.model_config.get_total_num_hidden_layers()
     numbers = {name: LAYER.search(name) for name in names}
     return {name for name, found in numbers.items() if found and int(found[1]) >= first}

@@ -19,8 +19,9 @@ class SpeculatingScheduler(Scheduler):
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
-        for request_id in draft_token_ids.req_ids:
-            request = self.requests.get(request_id)
+        drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
+        for request_id, tokens in drafts:
+            request = self.requests.get(request_id) if tokens else None
             if request is not None and not gets_drafts(request.sampling_params):
                 request.spec_token_ids = []
 

@@ -5,11 +5,16 @@ Theory of operation: with speculation vLLM has none but the one for `min_tokens`
 by name, because its rejection sampler does not apply them to drafts. It applies them to the last
 token of each request of a step all the same, and a request without drafts has no other. Such
 requests (`scheduler.py`) are sampled here as they always are.
+
+vLLM means to compile the search of n-grams when the engine starts, and asks it for no request, so
+that nothing is compiled. The first stream would stand still for two seconds or more.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from vllm.v1.sample.logits_processor import build_logitsprocs
+from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from common.engine.speculation.arguments import without_speculation
@@ -27,3 +32,12 @@ class SpeculatingWorker(CPUWorker):
             without_speculation(self.vllm_config), self.device, False, False, [RESUME_SAMPLER]
         )
         batch.logitsprocs_need_output_token_ids = True
+        drafter = self.model_runner.drafter
+        if isinstance(drafter, NgramProposer):
+            compile_search(drafter)
+
+
+def compile_search(drafter: NgramProposer) -> None:
+    """Compiles it for what a step gives it."""
+    tokens = np.zeros((1, drafter.max_model_len), np.int32)
+    drafter.propose(drafter.k, [[0]], np.ones(1, np.int32), tokens)

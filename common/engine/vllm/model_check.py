@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Config, EngineConfig
+from common.engine.speculation.config_check import check_mtp_layers
 from common.engine.vllm.kv_kinds import why_kv_stays
 from common.errors import ConfigError
 from common.model.adapters import RANK_MAX_DEFAULT, checked_adapter
@@ -34,6 +35,8 @@ def check_model(config: Config) -> None:
     folder = None if config.model.path == EMBEDDED_MODEL_NAME else model_folder(config)
     overrides = config.model_args.get("hf_overrides")
     told = {} if folder is None else read_model_config(folder, overrides)
+    if engines:
+        check_mtp_layers(config, told)
     for engine in engines:
         _check_blocks(engine, told)
         _check_split(engine, told)

@@ -111,7 +111,7 @@ def open_vllm(
         capacity,
         parts,
         speculation="" if method == "none" else method,
-        drafter_cold=worker.speculation.starts_cold,
+        drafter_cold=worker.speculation.cold_after,
     )
     adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
     return VllmEngine(info, client, processor, side, events, adapters=adapters)
@@ -136,6 +136,7 @@ def _capacity(
         restores=restores(made),
         kv_layers=listening.layers,
         kv_meaning=listening.meaning,
+        kv_canonical_bytes=listening.canonical_bytes,
     )
 
 

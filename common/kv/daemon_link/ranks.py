@@ -109,6 +109,7 @@ class RankSideChannels:
             disk_blocks=ranks[0].disk_blocks if len(ranks) == 1 else 0,
             layers=ranks[0].layers,
             meaning=ranks[0].meaning if len(ranks) == 1 else "",
+            canonical_bytes=ranks[0].canonical_bytes if len(ranks) == 1 else 0,
         )
 
     def start(

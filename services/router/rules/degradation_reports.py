@@ -66,7 +66,9 @@ def _has_expected_bytes(kv: KvReport, worker: Worker, *, canonical: bool) -> boo
     bytes of it on the wire. `canonical`: blocks are those of the canonical form."""
     raw, capacity = kv.raw_bytes or kv.payload_bytes, worker.capacity
     expected = kv.blocks * capacity.kv_block_bytes
-    if canonical:
+    if canonical and capacity.kv_canonical_bytes:
+        expected = kv.blocks * capacity.kv_canonical_bytes
+    elif canonical:
         expected = expected * CANONICAL_TOKENS // capacity.block_tokens
     if kv.compression and not kv.payload_bytes < raw:
         return False

@@ -105,17 +105,18 @@ class Worker:
 
 
 class Pair:
-    """Both engines on one loop; use as an async context inside it."""
+    """Both engines on one loop, and others; use as an async context inside it."""
 
     def __init__(self, prefill: Engine, decode: Engine) -> None:
         self.prefill = Worker(prefill)
         self.decode = Worker(decode)
+        self.others: list[Worker] = []
         self._count = 0
 
     async def __aenter__(self) -> Self:
         self._tasks = Tasks()
-        for name, worker in (("prefill", self.prefill), ("decode", self.decode)):
-            self._tasks.start(name, worker.listen())
+        for number, worker in enumerate((self.prefill, self.decode, *self.others)):
+            self._tasks.start(f"listen-{number}", worker.listen())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -160,10 +161,12 @@ class Pair:
         await self.prefill.kv_end(at_p.request_id, "send")
         return result, await self.decode.kv_end(at_p.request_id, "receive")
 
-    async def alone(self, prompt: list[int], sampling: Sampling = GREEDY) -> Result:
-        """On D, without P; a salt of its own keeps it off every cache."""
+    async def alone(
+        self, prompt: list[int], sampling: Sampling = GREEDY, worker: Worker | None = None
+    ) -> Result:
+        """On D, without P, or on this worker; a salt of its own keeps it off every cache."""
         name = self.request_id()
-        result = await self.decode.add(
+        result = await (worker or self.decode).add(
             EngineRequest(name, 0, Role.DECODE, prompt, sampling, None, name)
         )
         await asyncio.wait_for(result.done.wait(), 60)
@@ -209,8 +212,8 @@ def on_one_loop(pair: Pair) -> Iterator[Run]:
             runner.run(body())
 
         yield on_pair
-        runner.run(pair.decode.engine.close())
-        runner.run(pair.prefill.engine.close())
+        for worker in (pair.decode, pair.prefill, *pair.others):
+            runner.run(worker.engine.close())
 
 
 async def until(check: Callable[[], object], seconds: float = 10.0) -> None:

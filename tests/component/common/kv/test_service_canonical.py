@@ -119,6 +119,7 @@ def test_the_same_items_come_to_another_layout(ours: int, theirs: int, config: K
         (sent,) = drained(prefill.service, PATIENT_S)
         assert (end.error, sent.error) == ("", "")
         assert (end.report.blocks, end.report.digest_mismatches) == (35, 0)
+        assert end.report.canonical
         assert end.report.payload_bytes == 35 * LAYERS * CANONICAL_BYTES
         assert decode.items(SEQUENCE[2:]) == prefill.items(SEQUENCE[2:])
         assert decode.items([*range(5), *range(40, 64)]) == before, "other blocks are untouched"

@@ -24,9 +24,9 @@ def test_every_part_counts_and_their_order_does_not() -> None:
         assert fingerprint_of(parts_of({**VALUES, key: "other"})) != whole
 
 
-def test_the_size_of_a_block_changes_the_layout_and_not_the_meaning() -> None:
+def test_the_size_of_a_block_and_the_drafter_change_the_layout_and_not_the_meaning() -> None:
     meaning = meaning_of(parts_of(VALUES))
-    for key in VALUES:
+    for key in (*VALUES, "drafter", "drafter_config", "anything"):
         other = meaning_of(parts_of({**VALUES, key: "other"}))
-        assert (other == meaning) is (key == "block_tokens")
+        assert (other == meaning) is (key in ("block_tokens", "drafter", "drafter_config"))
     assert meaning != fingerprint_of(parts_of(VALUES))

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from common.blocks import Kept, KvGroup
-from common.engine.port import Batch, Output
+from common.engine.port import Batch, ColdAfter, Output
 from common.errors import Code
 from common.kv.messages import KvDone
 from common.messages import (
@@ -66,7 +66,7 @@ class Bench:
     """A core whose invariants are checked after every event."""
 
     def __init__(
-        self, seqs: int = 4, kv_tokens: int = 10_000, *, drafter_cold: bool = False
+        self, seqs: int = 4, kv_tokens: int = 10_000, *, drafter_cold: ColdAfter = "none"
     ) -> None:
         limit = GrantLimit(seqs, kv_tokens, 16)
         self.core = DecodeCore("d0", "i", limit, drafter_cold=drafter_cold)
@@ -180,18 +180,29 @@ def test_a_report_of_a_stream_that_had_no_token_or_its_report_is_told_no_more() 
 
 
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize("blocks", [0, 3])
+@pytest.mark.parametrize(
+    ("after", "canonical", "blocks", "cold"),
+    [
+        ("all", False, 3, True),
+        ("all", False, 0, False),
+        ("canonical", True, 3, True),
+        ("canonical", True, 0, False),
+        ("canonical", False, 3, False),
+        ("none", True, 3, False),
+    ],
+)
 def test_a_drafter_that_got_no_kv_is_reported_with_a_handoff_that_moved_some(
-    blocks: int, *, late: bool
+    after: ColdAfter, blocks: int, *, canonical: bool, cold: bool, late: bool
 ) -> None:
-    bench = Bench(drafter_cold=True)
+    bench = Bench(drafter_cold=after)
     bench(dispatch(with_ticket=ticket()))
-    done = msgspec.structs.replace(MOVED, report=KvReport(blocks=blocks))
+    report = KvReport(blocks=blocks, canonical=canonical)
+    done = msgspec.structs.replace(MOVED, report=report)
     events = [step(Output("r#1", [1], "length")), Batch(kv_done=[done])]
     told = [to_router(bench(event)) for event in (events if late else reversed(events))]
     reports = [one for one in (*told[0], *told[1]) if isinstance(one, DecodeStarted)]
     assert reports[-1].kv is not None
-    assert reports[-1].kv.drafter_cold is (blocks > 0)
+    assert reports[-1].kv.drafter_cold is cold
 
 
 def test_an_abort_frees_the_engine_and_answers_cancelled_once(bench: Bench) -> None:

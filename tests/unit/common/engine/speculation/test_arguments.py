@@ -67,6 +67,12 @@ def test_a_drafter_must_be_there(method: str, tmp_path: Path) -> None:
     assert (given["method"], given["model"]) == (method, str(tmp_path))
 
 
+def test_mtp_drafts_with_the_models_own_layers() -> None:
+    given = engine_arguments(worker(method="mtp", tokens=2), on_cpu=True)["speculative_config"]
+    assert (given["method"], given["num_speculative_tokens"]) == ("mtp", 2)
+    assert "model" not in given
+
+
 def test_suffix_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="needs the package arctic-inference"):

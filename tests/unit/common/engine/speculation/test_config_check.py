@@ -13,6 +13,7 @@ NGRAM = {"method": "ngram"}
 DRAFTER = {"method": "draft_model", "drafter": "/models/small"}
 EAGLE = {"method": "eagle", "drafter": "/models/head"}
 EAGLE_3 = {"method": "eagle3", "drafter": "/models/head"}
+MTP = {"method": "mtp"}
 
 
 def fleet(speculation: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -44,26 +45,38 @@ def test_prefill_workers_take_a_draft_model_whose_kv_is_handed_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speculation", "cold"),
+    ("speculation", "after"),
     [
-        ({}, False),
-        (NGRAM, False),
-        (DRAFTER, True),
-        (EAGLE, True),
-        (EAGLE_3, True),
-        (EAGLE | {"hand_over": True}, False),
+        ({}, "none"),
+        (NGRAM, "none"),
+        (DRAFTER, "all"),
+        (EAGLE, "all"),
+        (EAGLE_3, "all"),
+        (MTP, "all"),
+        (EAGLE | {"hand_over": True}, "canonical"),
+        (MTP | {"hand_over": True}, "canonical"),
     ],
 )
 def test_a_drafter_with_kv_starts_cold_unless_it_is_handed_over(
-    speculation: dict[str, Any], *, cold: bool
+    speculation: dict[str, Any], after: str
 ) -> None:
     config = from_mapping(fleet(speculation))
-    assert config.decode["d0"].speculation.starts_cold is cold
+    assert config.decode["d0"].speculation.cold_after == after
 
 
 @pytest.mark.parametrize(
     "speculation",
-    [{}, NGRAM, DRAFTER, {"method": "suffix"}, EAGLE, EAGLE_3, EAGLE | {"hand_over": True}],
+    [
+        {},
+        NGRAM,
+        DRAFTER,
+        {"method": "suffix"},
+        EAGLE,
+        EAGLE_3,
+        EAGLE | {"hand_over": True},
+        MTP,
+        MTP | {"hand_over": True, "batch_max": 8},
+    ],
 )
 def test_what_may_work_is_taken(speculation: dict[str, Any]) -> None:
     from_mapping(fleet(speculation))
@@ -72,7 +85,13 @@ def test_what_may_work_is_taken(speculation: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("speculation", "more", "says"),
     [
-        ({"method": "mtp"}, {}, r"method: .*allowed: 'none', .*'draft_model', 'eagle', 'eagle3'"),
+        (
+            {"method": "medusa"},
+            {},
+            r"method: .*allowed: 'none', .*'draft_model', 'eagle', 'eagle3'",
+        ),
+        (MTP | {"drafter": "/m"}, {}, r"drafter: mtp drafts with the model's own layers"),
+        ({"method": "suffix", "batch_max": 8}, {}, r"batch_max: .*cannot be switched off"),
         ({"method": "draft_model"}, {}, r"d0\.speculation\.drafter: draft_model needs the folder"),
         ({"method": "eagle"}, {}, r"d0\.speculation\.drafter: eagle needs the folder"),
         (NGRAM | {"drafter": "/m"}, {}, r"drafter: ngram drafts without a model"),

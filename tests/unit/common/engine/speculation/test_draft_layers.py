@@ -20,7 +20,9 @@ from common.errors import ConfigError
 MODEL = ["model.layers.0.attn", "model.layers.1.attn"]
 DRAFT = ["draft_model.model.layers.0.attn"]
 HEAD = ["model.layers.2.attn"]
-"""vLLM numbers the layers of an EAGLE head on from the model's."""
+"""vLLM numbers the layers of an EAGLE head, and of most MTP, on from the model's."""
+MTP = ["mtp.layers.0.attn"]
+"""So it names those of other MTP."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ def engine(method: str) -> Any:
     """Of a model with two layers."""
     speculative = SimpleNamespace(
         uses_draft_model=lambda: method == "draft_model",
-        uses_draft_kv_cache=lambda: method in ("draft_model", "eagle"),
+        uses_draft_kv_cache=lambda: method in ("draft_model", "eagle", "mtp"),
         draft_model_config=SimpleNamespace(
             get_num_kv_heads=lambda _: 4, get_head_size=lambda: 32, get_num_layers=lambda _: 3
         ),
@@ -73,7 +75,9 @@ def test_a_cache_without_a_drafter_is_left_alone(method: str) -> None:
     assert without_draft_layers(engine(method), made) is made
 
 
-@pytest.mark.parametrize(("method", "draft"), [("draft_model", DRAFT), ("eagle", HEAD)])
+@pytest.mark.parametrize(
+    ("method", "draft"), [("draft_model", DRAFT), ("eagle", HEAD), ("mtp", HEAD), ("mtp", MTP)]
+)
 def test_layers_of_the_drafter_are_left_out_of_its_tensor_and_group(
     method: str, draft: list[str]
 ) -> None:
@@ -111,6 +115,8 @@ def test_the_fingerprint_names_a_draft_model_whose_kv_is_handed_over(tmp_path: P
     parts = drafter_parts(SpeculationConfig(**base, hand_over=True))  # type: ignore[arg-type]
     assert parts["drafter_config"] == '{"a": 1}'
     assert "drafter" in parts
+    own = SpeculationConfig(method="mtp", hand_over=True)
+    assert drafter_parts(own) == {"drafter": "mtp"}, "its weights are among the model's"
 
 
 @pytest.mark.parametrize(

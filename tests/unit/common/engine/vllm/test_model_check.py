@@ -52,6 +52,26 @@ def test_blocks_that_cpu_kernels_cannot_use_are_refused(
     check_model(fleet(path, block_tokens=16))
 
 
+def test_mtp_needs_a_model_that_has_such_layers(model: Path) -> None:
+    drafting = from_mapping(
+        {
+            "model": {"path": str(model)},
+            "decode": {
+                "d0": {
+                    "engine": {"args": {"load_format": "dummy"}},
+                    "speculation": {"method": "mtp"},
+                }
+            },
+        }
+    )
+    assert 'decode.d0.speculation.method: "mtp" needs a model with MTP layers' in said(drafting)
+    for layers in ({"num_nextn_predict_layers": 1}, {"text_config": {"mtp_num_hidden_layers": 1}}):
+        (model / "config.json").write_text(json.dumps(LLAMA | layers))
+        check_model(drafting)
+    (model / "config.json").write_text(json.dumps(LLAMA | {"num_nextn_predict_layers": 0}))
+    assert "needs a model with MTP layers" in said(drafting)
+
+
 def test_vllm_chooses_the_blocks_of_latent_attention(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(LLAMA | {"kv_lora_rank": 512}))
     check_model(fleet(model, block_tokens=16))

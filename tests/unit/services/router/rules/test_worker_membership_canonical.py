@@ -66,3 +66,18 @@ def test_the_blocks_that_d_reports_are_canonical(blocks: int, wrong: int) -> Non
     rig.prefilled("r1")
     rig.started("r1", kv=report)
     assert rig.core.tables.degradation.failed[Cause.BYTES] == wrong
+
+
+@pytest.mark.parametrize(("canonical_bytes", "wrong"), [(0, 1), (12 * TOKEN_BYTES, 0)])
+def test_canonical_blocks_have_no_layers_of_a_drafter(canonical_bytes: int, wrong: int) -> None:
+    """A quarter of the KV of both is that of drafters."""
+    rig = Rig()
+    rig.gateway()
+    for make, name in ((rig.decode, "d0"), (rig.prefill, "p0")):
+        own = msgspec.structs.replace(room(16, "m"), kv_canonical_bytes=canonical_bytes)
+        make(name, fingerprint=f"of {name}", capacity=own)
+    rig.submit("r1", prompt=100)
+    moved = 7 * 12 * TOKEN_BYTES
+    rig.prefilled("r1")
+    rig.started("r1", kv=KvReport(blocks=7, complete=True, messages=1, payload_bytes=moved))
+    assert rig.core.tables.degradation.failed[Cause.BYTES] == wrong

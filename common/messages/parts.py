@@ -109,6 +109,16 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     #: What the KV means, however it lies in memory: workers for which it is equal may hand prompts
     #: over in the canonical form (`Ticket.canonical`). Empty: this KV has no such form.
     kv_meaning: str = ""
+    #: The same, the precision of KV left out: workers for which it is equal may hand prompts over
+    #: with a conversion (`Ticket.element`). Empty: this worker's KV is not to be converted.
+    kv_lossy_meaning: str = ""
+    #: The element type of its KV, where it says what it means.
+    kv_element: str = ""
+
+    @property
+    def kv_form(self) -> tuple[str, str, str]:
+        """The three of them."""
+        return self.kv_meaning, self.kv_lossy_meaning, self.kv_element
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -174,6 +174,7 @@ class Receiver:
             digest_mismatches=self._damaged,
             compression=self._compression,
             raw_bytes=self._raw_bytes,
+            element=self.ticket.element,
         )
 
     def handle(self, event: ReceiveEvent, now: float) -> list[Action]:  # noqa: C901, PLR0911

@@ -11,5 +11,5 @@ from services.router.records.worker import Worker
 
 def may_give(giver: Worker, taker: Worker) -> bool:
     """As `WorkerView.may_give`."""
-    meaning, its_meaning = giver.capacity.kv_meaning, taker.capacity.kv_meaning
-    return may_hand_over(giver.fingerprint, meaning, taker.fingerprint, its_meaning)
+    ours, theirs = giver.capacity.kv_form, taker.capacity.kv_form
+    return may_hand_over(giver.fingerprint, ours, taker.fingerprint, theirs)

@@ -28,7 +28,7 @@ from services.router.events import Action, Note, Send
 from services.router.placement import checkpoint
 from services.router.placement.fingerprint_mismatch import difference
 from services.router.placement.place import rooms
-from services.router.placement.types import Placement, WorkerView
+from services.router.placement.types import Placement, WorkerView, may_hand_over
 from services.router.records.attempt import Attempt
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import AttemptState, WorkerState
@@ -220,7 +220,10 @@ def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
 
 def can_take(decode: WorkerView, source: Worker) -> bool:
     """Whether this worker can take KV from the other."""
-    return decode.fingerprint == source.fingerprint and decode.identity != source.identity
+    if decode.identity == source.identity:
+        return False
+    form = source.capacity.kv_form
+    return may_hand_over(source.fingerprint, form, decode.fingerprint, decode.kv_form)
 
 
 def preferences(

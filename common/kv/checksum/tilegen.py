@@ -39,6 +39,10 @@ from common.kv.checksum.vectorgen import converted, counted, lanes, transposed
 _BIT, _BYTE, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _ADDRESS = ir.PointerType()
 _LINE = ir.VectorType(_I64, LINE_BYTES // 8)
+_SECOND_CACHE = 2  # of `llvm.prefetch`
+AHEAD_BYTES = 4 << 10
+"""So far ahead of what is read lines are fetched, at least. Squares of K jump from line to line, so
+that the processor does not guess which come next; in the order of memory all do."""
 Side = TypeVar("Side")
 
 
@@ -77,6 +81,10 @@ class _Tiles:
         self._on_lines, self._convert, self._gathers = on_lines, convert, gathers
         self._nontemporal = module.add_metadata([_I32(1)])
         self._copy = module.declare_intrinsic("llvm.memcpy", [_ADDRESS, _ADDRESS, _I64])
+        fetched = ir.FunctionType(ir.VoidType(), [_ADDRESS, *[_I32] * 3])
+        self._prefetch = module.globals.get("llvm.prefetch.p0") or ir.Function(
+            module, fetched, "llvm.prefetch.p0"
+        )
         self._step = page.tokens * page.item_bytes  # from an item of K to the next
         self._row = page.items * page.item_bytes  # K or V of one token
         self._head_bytes = page.tokens * 2 * self._row
@@ -164,6 +172,8 @@ class _Tiles:
             outside = self._at(flat, make.mul(token, _I64(token_bytes)))
             inside = make.mul(token, _I64(row))
             halves = [self._at(base, inside) for base in (aside, values)]
+            if self._gathers:
+                self._fetch(halves[1], row // LINE_BYTES, AHEAD_BYTES)
             lines: list[ir.Value] = []
             for at in range(0, token_bytes, LINE_BYTES):
                 half, rest = divmod(at, row)
@@ -228,6 +238,10 @@ class _Tiles:
             make.position_at_end(body)
             part = make.phi(_I64)
             part.add_incoming(_I64(0), before)
+            if self._gathers:
+                square_bytes, rows_bytes = TILE_ITEMS * step, TILE_ITEMS * self._step
+                start = self._at(of_items, make.mul(part, _I64(square_bytes)))
+                self._fetch(start, TILE_ITEMS, -(-AHEAD_BYTES // rows_bytes) * rows_bytes)
             in_page = self._at(of_items, make.mul(part, _I64(step)))
             by_token = self._at(of_tokens, make.mul(part, _I64(TILE_ITEMS * self._wire_row)))
             following = make.add(part, self._turn_some(in_page, by_token, make.sub(parts, part)))
@@ -282,6 +296,12 @@ class _Tiles:
             return tokens
         pairs = zip(tokens[::2], tokens[1::2], strict=True)
         return [make.shuffle_vector(*pair, lanes(0, 2)) for pair in pairs]
+
+    def _fetch(self, first: ir.Value, lines: int, ahead: int) -> None:
+        """Brings so many lines, which begin so many bytes after the first, to the second cache."""
+        for at in range(0, lines * LINE_BYTES, LINE_BYTES):
+            line = self._at(first, _I64(ahead + at))
+            self._make.call(self._prefetch, [line, _I32(0), _I32(_SECOND_CACHE), _I32(1)])
 
     def _store(self, line: ir.Value, place: ir.Value, size: int) -> None:
         """Items of so many bytes, past the caches if they are a whole line of a page."""

@@ -84,6 +84,9 @@ class CanonicalMemory:
         self._loops = tile_loops(sizes, on_lines=memory.on_lines, convert=convert)
         self._layer_at = own.layer_stride * np.arange(own.layers)[:, None]
         self._block_stride = own.block_stride
+        #: The latest block ids, and the table of runs for them in the first layer: the messages of
+        #: a run of blocks are of one layer group after the other.
+        self._first_layer: tuple[list[int], Offsets] = [], np.empty((0, RUN_FIELDS), np.int64)
         self._item = _ITEMS[item_bytes]
         self._keys, self._values = _keys_and_values(memory, page)
 
@@ -126,21 +129,30 @@ class CanonicalMemory:
     def _table(self, block_ids: Sequence[int], layers: range) -> Offsets:
         """What `TileLoop` gets: where each run of blocks that follow each other in a page is on the
         wire, and where its K and its V begin from the first page on."""
+        before, table = self._first_layer
+        if before != block_ids:
+            table = self._table_of_first_layer(block_ids)
+            self._first_layer = list(block_ids), table
+        offsets = np.zeros((len(layers), 1, RUN_FIELDS), np.int64)
+        offsets[:, 0, 0] = self.geometry.page_bytes * len(block_ids) * np.arange(len(layers))
+        offsets[:, 0, 1:3] = self._layer_at[layers.start : layers.stop]
+        return (table + offsets).reshape(-1, RUN_FIELDS)
+
+    def _table_of_first_layer(self, block_ids: Sequence[int]) -> Offsets:
         page, ids = self._page, np.array(block_ids, np.int64)
         if not len(ids):
             return np.empty((0, RUN_FIELDS), np.int64)
         blocks, parts = np.divmod(ids, self._in_one)
         goes_on = (np.diff(ids) == 1) & (parts[1:] != 0)
         begins = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
-        first, count = page.item_bytes * CANONICAL_TOKENS * parts[begins], len(ids)
-        table = np.empty((len(layers), len(begins), RUN_FIELDS), np.int64)
-        before = count * np.arange(len(layers))[:, None]
-        table[..., 0] = self.geometry.page_bytes * (before + begins)
-        pages = self._layer_at[layers.start : layers.stop] + blocks[begins] * self._block_stride
-        table[..., 1] = pages + first
-        table[..., 2] = pages + page.head_bytes // 2 + first * page.items
-        table[..., 3] = np.diff(begins, append=count)
-        return table.reshape(-1, RUN_FIELDS)
+        first = page.item_bytes * CANONICAL_TOKENS * parts[begins]
+        pages = blocks[begins] * self._block_stride
+        table = np.empty((len(begins), RUN_FIELDS), np.int64)
+        table[:, 0] = self.geometry.page_bytes * begins
+        table[:, 1] = pages + first
+        table[:, 2] = pages + page.head_bytes // 2 + first * page.items
+        table[:, 3] = np.diff(begins, append=len(ids))
+        return table
 
     def _runs(
         self, block_ids: Sequence[int], data: Bytes, layers: range

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,19 @@ KV_GROUPS_MAX = 256
 CANONICAL_TOKENS = 16
 """Tokens of a block in the canonical form, in which KV travels between engines that lay it out
 differently (`common.kv.canonical`)."""
+
+Element = Literal["float32", "bfloat16", "float16"]
+"""The type of the items of KV."""
+ELEMENT_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def element_on_wire(prefill: str, decode: str) -> str:
+    """In which element type KV travels from an engine with one to an engine with another: in the
+    smaller, so that the side with the larger converts, and P's where they are of a size. Empty if
+    one of them is not known."""
+    if not (prefill in ELEMENT_BYTES and decode in ELEMENT_BYTES):
+        return ""
+    return decode if ELEMENT_BYTES[decode] < ELEMENT_BYTES[prefill] else prefill
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:

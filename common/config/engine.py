@@ -36,6 +36,10 @@ class EngineConfig(Section, frozen=True):
     """Engine: vLLM, or the simulated engine for tests without a model."""
     block_tokens: Annotated[int, Meta(ge=0)] = 0
     """Tokens of one KV block; 0 leaves it to the engine (128 on CPU)."""
+    dtype: Literal["", "float32", "bfloat16", "float16"] = ""
+    """Element type in which this worker computes and keeps KV; empty is `[model] dtype`. Decode
+    workers of a model must have the same. Prefill and decode workers of different types need
+    `[kv] compression`, and are not `exact`: KV is converted on its way."""
     kv_cache_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of KV cache; 0 leaves it to the engine."""
     max_num_seqs: Count = 64

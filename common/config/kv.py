@@ -129,13 +129,20 @@ class KvConfig(Section, frozen=True):
     compression: Literal["none", "fp8", "auto"] = "none"
     """Compression of KV on the wire: `fp8` is e4m3 with a scale for each head's K and V of a block,
     `auto` uses it where P measures that it pays. It is lossy, so it is off by default. Both workers
-    of a pair must ask for it; P's value decides between the two."""
+    of a pair must ask for it; P's value decides between the two. Two workers that ask for either
+    and compute in different element types hand prompts over, too, and KV is converted."""
     exact: bool = False
-    """Whether this worker's KV is never compressed, whatever `compression` says. The worker still
-    pairs with the same workers."""
+    """Whether this worker's KV is never compressed, whatever `compression` says, and never
+    converted to another element type. The worker still pairs with the same workers, but for those
+    of another element type."""
 
     store: StoreConfig = StoreConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether this worker consents to KV that loses precision on its way."""
+        return self.compression != "none" and not self.exact
 
     def by_block(self) -> KvConfig:
         """The same for an engine that reports whole blocks only."""

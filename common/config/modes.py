@@ -165,11 +165,12 @@ def _workers(config: Config) -> list[tuple[str, WorkerConfig]]:
 def check_engines(config: Config) -> None:
     """Raises ConfigError for workers of one model that would compute different tokens: a stream may
     move from any decode worker to any other, and go on with KV of any prefill worker."""
-    by_model: dict[str, list[tuple[str, EngineConfig]]] = {}
+    by_model: dict[str, list[tuple[str, WorkerConfig]]] = {}
     for path, worker in _workers(config):
-        by_model.setdefault(config.model_of(worker).served_name, []).append((path, worker.engine))
+        by_model.setdefault(config.model_of(worker).served_name, []).append((path, worker))
     for workers in by_model.values():
-        _check_alike(workers)
+        _check_alike([(path, worker.engine) for path, worker in workers])
+        _check_types(config, workers)
 
 
 def _check_alike(workers: list[tuple[str, EngineConfig]]) -> None:
@@ -180,6 +181,28 @@ def _check_alike(workers: list[tuple[str, EngineConfig]]) -> None:
         if keys:
             sentence = f"differs from {first_path}: all workers must compute the same model"
             raise ConfigError(f"{path}.engine.{keys[0]}", sentence)
+
+
+def _check_types(config: Config, workers: list[tuple[str, WorkerConfig]]) -> None:
+    """Decode workers compute in one element type, and prefill workers in that or in another one
+    from which KV may be converted."""
+    decodes = [(path, worker) for path, worker in workers if path.startswith("decode.")]
+    if not decodes:
+        return
+    first_path, first = decodes[0]
+    for path, worker in workers:
+        ours, theirs = (one.engine.dtype or config.model_of(one).dtype for one in (worker, first))
+        if ours == theirs:
+            continue
+        if (path, worker) in decodes:
+            sentence = f"differs from {first_path}: streams move between decode workers"
+            raise ConfigError(f"{path}.engine.dtype", sentence)
+        if not (worker.kv.may_lose and first.kv.may_lose):
+            sentence = (
+                f"differs from {first_path}, and KV is converted only where both workers allow it: "
+                "set [kv] compression, and not exact"
+            )
+            raise ConfigError(f"{path}.engine.dtype", sentence)
 
 
 def check_stores(config: Config) -> None:

@@ -3,7 +3,8 @@
 Each part is a short readable text, so that a difference can be named; a long value is hashed. The
 fingerprint itself is a hash over all parts, and the *meaning* one over those that are not in
 `LAYOUT_PARTS`. Workers whose meanings are equal and whose layouts are not may still hand prompts
-over, in the canonical form (`common/kv/canonical.py`).
+over, in the canonical form (`common/kv/canonical.py`). The *lossy meaning* leaves out the element
+types too, between which KV is converted where both workers consent to it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 SHORT_CHARS = 48
 LAYOUT_PARTS = frozenset({"block_tokens", "drafter", "drafter_config"})
 """Parts that only say how KV lies in memory, and what lies beside the model's."""
+ELEMENT_PARTS = frozenset({"dtype", "kv_dtype"})
+"""Parts that say in which element type the model computes and keeps KV."""
 
 
 def parts_of(values: Mapping[str, object]) -> dict[str, str]:
@@ -31,6 +34,11 @@ def fingerprint_of(parts: Mapping[str, str]) -> str:
 def meaning_of(parts: Mapping[str, str]) -> str:
     """As `fingerprint_of`, over what KV means."""
     return fingerprint_of({key: parts[key] for key in parts.keys() - LAYOUT_PARTS})
+
+
+def lossy_meaning_of(parts: Mapping[str, str]) -> str:
+    """As `meaning_of`, but for the precision of KV."""
+    return meaning_of({key: parts[key] for key in parts.keys() - ELEMENT_PARTS})
 
 
 def _text(value: object) -> str:

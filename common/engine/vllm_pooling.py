@@ -99,7 +99,7 @@ def _vllm_config(config: Config, worker: WorkerConfig) -> VllmConfig:
         args = EngineArgs(
             model=str(folder),
             runner="pooling",
-            dtype=config.model.dtype,
+            dtype=engine.dtype or config.model.dtype,
             max_model_len=config.model.max_model_len or None,
             block_size=engine.block_tokens or None,
             kv_cache_memory_bytes=engine.kv_cache_mib << 20 or None,

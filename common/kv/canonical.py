@@ -1,13 +1,14 @@
 """The canonical form of KV, in which it travels between engines that lay it out differently.
 
 Theory of operation: a *canonical block* is `CANONICAL_TOKENS` tokens of one layer,
-`[head][token][K|V][item]`, in the element type of the engine. An engine's own block holds a whole
-number of them, so a canonical block has the number `own block * canonical blocks in it + which`.
-`CanonicalMemory` presents an engine's memory as canonical blocks, so that all above it (plan,
-handoff, digest) is the same for both forms. It converts while it copies, and the sum is that of the
-canonical form: both ends sum up the same bytes, whatever their own layouts are. Only the tokens of
-the blocks asked for are touched, so a block of the engine may be read while it fills. The loops are
-compiled (`checksum/tilegen.py`); where they are not, or do not fit the heads, numpy does the same.
+`[head][token][K|V][item]`, in one element type, which is the engine's or another one. An engine's
+own block holds a whole number of them, so a canonical block has the number `own block * canonical
+blocks in it + which`. `CanonicalMemory` presents an engine's memory as canonical blocks, so that
+all above it (plan, handoff, digest) is the same for both forms. It converts while it copies, and
+the sum is that of the canonical form: both ends sum up the same bytes, whatever their own layouts
+are. Only the tokens of the blocks asked for are touched, so a block of the engine may be read while
+it fills. The loops are compiled (`checksum/tilegen.py`); where they are not, or do not fit the
+heads, numpy does the same.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.blocks import CANONICAL_TOKENS
-from common.kv.checksum.definition import Bytes, Offsets, Sum
+from common.blocks import CANONICAL_TOKENS, ELEMENT_BYTES, Element
+from common.kv.checksum.definition import RUN_FIELDS, Bytes, Offsets, PageSizes, Sum
 from common.kv.checksum.kernel import run_tiles, sum_of, tile_loops
+from common.kv.compression.elements import converted
 from common.kv.layout import Geometry, HostMemory
 
 _Items = NDArray[np.unsignedinteger]
@@ -58,32 +60,44 @@ class HeadMajorPage:
 class CanonicalMemory:
     """An engine's memory as canonical blocks."""
 
-    def __init__(self, memory: HostMemory, page: HeadMajorPage) -> None:
-        """Raises ValueError if the pages of this memory are not `page`, or have no canonical
-        form."""
+    def __init__(
+        self,
+        memory: HostMemory,
+        page: HeadMajorPage,
+        convert: tuple[Element, Element] | None = None,
+    ) -> None:
+        """`convert`: the element types of the pages and of the blocks, if they differ. Raises
+        ValueError if the pages of this memory are not `page`, or have no canonical form."""
         own = memory.geometry
         self._in_one = page.canonical_blocks
         if page.page_bytes != own.page_bytes or not self._in_one:
             raise ValueError(f"pages of {own.page_bytes} bytes have no canonical form: {page}")
-        size, blocks = own.page_bytes // self._in_one, own.blocks * self._in_one
+        if convert is not None and ELEMENT_BYTES[convert[0]] != page.item_bytes:
+            raise ValueError(f"items of {page.item_bytes} bytes are not {convert[0]}")
+        self._convert = convert
+        item_bytes = ELEMENT_BYTES[convert[1]] if convert is not None else page.item_bytes
+        size = own.page_bytes // self._in_one // page.item_bytes * item_bytes
+        blocks = own.blocks * self._in_one
         self.geometry = Geometry(own.layers, blocks, size, size * blocks, size)
         self._page, self._pages = page, memory.pages
-        sizes = page.items, page.item_bytes, page.tokens
-        self._loops = tile_loops(*sizes, on_lines=memory.on_lines)
-        self._layer_at = own.layer_stride * np.arange(own.layers)[:, None, None]
-        self._head_at = page.head_bytes * np.arange(page.heads)
+        sizes = PageSizes(page.heads, page.tokens, page.items, page.item_bytes)
+        self._loops = tile_loops(sizes, on_lines=memory.on_lines, convert=convert)
+        self._layer_at = own.layer_stride * np.arange(own.layers)[:, None]
         self._block_stride = own.block_stride
-        self._item = _ITEMS[page.item_bytes]
+        #: The latest block ids, and the table of runs for them in the first layer: the messages of
+        #: a run of blocks are of one layer group after the other.
+        self._first_layer: tuple[list[int], Offsets] = [], np.empty((0, RUN_FIELDS), np.int64)
+        self._item = _ITEMS[item_bytes]
         self._keys, self._values = _keys_and_values(memory, page)
 
     def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
         """As in `KvMemory`, of canonical blocks."""
         these = self._checked(block_ids, out, layers)
         if self._loops is not None:
-            return run_tiles(self._loops[0], out, self._pages, self._tiles(block_ids, these))
+            return run_tiles(self._loops[0], out, self._pages, self._table(block_ids, these))
         for part, keys, values in self._runs(block_ids, out, these):
-            part[..., 0, :] = keys
-            part[..., 1, :] = values
+            part[..., 0, :] = self._outwards(keys)
+            part[..., 1, :] = self._outwards(values)
         return sum_of(out)
 
     def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
@@ -92,12 +106,18 @@ class CanonicalMemory:
             raise ValueError("a block may be written once only")
         these = self._checked(block_ids, data, layers)
         if self._loops is not None:
-            return run_tiles(self._loops[1], data, self._pages, self._tiles(block_ids, these))
+            return run_tiles(self._loops[1], data, self._pages, self._table(block_ids, these))
         total = sum_of(data)
         for part, keys, values in self._runs(block_ids, data, these):
-            keys[...] = part[..., 0, :]
-            values[...] = part[..., 1, :]
+            keys[...] = self._inwards(part[..., 0, :])
+            values[...] = self._inwards(part[..., 1, :])
         return total
+
+    def _outwards(self, items: _Items) -> _Items:
+        return items if self._convert is None else converted(items, *self._convert)
+
+    def _inwards(self, items: _Items) -> _Items:
+        return items if self._convert is None else converted(items, *self._convert[::-1])
 
     def _checked(self, block_ids: Sequence[int], data: Bytes, layers: range | None) -> range:
         """The layers as a range. Nothing after this checks bounds."""
@@ -106,20 +126,33 @@ class CanonicalMemory:
             raise ValueError(f"a block is outside 0..{self.geometry.blocks}")
         return range(self.geometry.layers) if layers is None else layers
 
-    def _tiles(self, block_ids: Sequence[int], layers: range) -> tuple[Offsets, Offsets, Offsets]:
-        """For each head of these blocks where it is on the wire, and where its K and its V begin
-        from the first page on, in the order of memory, in which a processor reads ahead."""
-        page = self._page
-        blocks, parts = np.divmod(np.array(block_ids, np.int64), self._in_one)
-        heads = self._layer_at[layers.start : layers.stop] + self._head_at
-        heads = heads + (blocks * self._block_stride)[None, :, None]
-        token_bytes = page.item_bytes * CANONICAL_TOKENS * parts[None, :, None]
-        keys = heads + token_bytes
-        values = heads + page.head_bytes // 2 + token_bytes * page.items
-        size = self.geometry.page_bytes // page.heads
-        wire = (size * np.arange(keys.size)).reshape(keys.shape)
-        order = np.argsort(keys, axis=None)
-        return wire.ravel()[order], keys.ravel()[order], values.ravel()[order]
+    def _table(self, block_ids: Sequence[int], layers: range) -> Offsets:
+        """What `TileLoop` gets: where each run of blocks that follow each other in a page is on the
+        wire, and where its K and its V begin from the first page on."""
+        before, table = self._first_layer
+        if before != block_ids:
+            table = self._table_of_first_layer(block_ids)
+            self._first_layer = list(block_ids), table
+        offsets = np.zeros((len(layers), 1, RUN_FIELDS), np.int64)
+        offsets[:, 0, 0] = self.geometry.page_bytes * len(block_ids) * np.arange(len(layers))
+        offsets[:, 0, 1:3] = self._layer_at[layers.start : layers.stop]
+        return (table + offsets).reshape(-1, RUN_FIELDS)
+
+    def _table_of_first_layer(self, block_ids: Sequence[int]) -> Offsets:
+        page, ids = self._page, np.array(block_ids, np.int64)
+        if not len(ids):
+            return np.empty((0, RUN_FIELDS), np.int64)
+        blocks, parts = np.divmod(ids, self._in_one)
+        goes_on = (np.diff(ids) == 1) & (parts[1:] != 0)
+        begins = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
+        first = page.item_bytes * CANONICAL_TOKENS * parts[begins]
+        pages = blocks[begins] * self._block_stride
+        table = np.empty((len(begins), RUN_FIELDS), np.int64)
+        table[:, 0] = self.geometry.page_bytes * begins
+        table[:, 1] = pages + first
+        table[:, 2] = pages + page.head_bytes // 2 + first * page.items
+        table[:, 3] = np.diff(begins, append=len(ids))
+        return table
 
     def _runs(
         self, block_ids: Sequence[int], data: Bytes, layers: range

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -24,11 +24,11 @@ from common.config.exposure import WILDCARDS
 from common.errors import Code
 from common.identity import AttemptKey, is_pull, pull_key
 from common.kv.compression.policy import Mode
-from common.kv.daemon_link.side_channel import ThreadSideChannel, listening
+from common.kv.daemon_link.side_channel import ThreadSideChannel
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
 from common.kv.handoff.receiver import handoff_spec
-from common.kv.handoff.ticket_table import NO_CANONICAL_FORM, TicketTable
+from common.kv.handoff.ticket_table import TicketTable, why_no_form
 from common.kv.layout import HostMemory, KvMemory
 from common.kv.messages import (
     DaemonToKv,
@@ -38,6 +38,7 @@ from common.kv.messages import (
     KvDone,
     KvHandOver,
     KvKeep,
+    KvListening,
     KvOffer,
     KvPull,
     KvRelease,
@@ -84,7 +85,7 @@ class KvThread:
         on_status: Callable[[KvStatus], None],
         *,
         groups: tuple[KvGroup, ...],
-        canonical: KvMemory | None = None,
+        canonical: Mapping[str, KvMemory],
     ) -> None:
         """`side_address`: where the daemon has bound its side channel; empty for none. `on_end` is
         called once for each handoff that ends, on either side; `on_status` at most every
@@ -97,14 +98,15 @@ class KvThread:
         self._refusals = Refusals(self._log, SystemClock())
         self._secrets = watched_secrets(identity.secrets_file, self._log)
         self._status_due, self._status_pending = 0.0, True
-        geometry, one = memory.geometry, memory.geometry.block_bytes
+        geometry, form = memory.geometry, identity.form
+        one, layers = geometry.block_bytes, geometry.layers
+        self._holds = KvListening(groups=groups, block_bytes=one, layers=layers, form=form)
         payload, total = max(config.message_bytes, one), config.staging_mib << 20
         shape = shape_of(geometry)
-        mode: Mode = "none" if config.exact else config.compression
+        mode: Mode = config.compression if config.may_lose else "none"
         self._receive_shape = shape.uncompressed() if mode == "none" else shape
-        self._canonical = Packing(canonical, payload) if canonical is not None else None
-        canonical_shape = self._canonical.shape if self._canonical is not None else None
-        self._holds = listening(memory, canonical, groups, identity.meaning)
+        self._canonical = {of: Packing(held, payload) for of, held in canonical.items()}
+        canonical_shapes = {of: packing.shape for of, packing in self._canonical.items()}
         self._chooser = measured_chooser(mode, geometry)
         self.ucx = UcxWorker(
             config.transports, self._on_accept, interfaces=config.interfaces, rails=config.rails
@@ -112,7 +114,7 @@ class KvThread:
         send_pool = StagingPool(payload, total, shared=shares_memory(config.transports))
         self._segment = send_pool.segment
         self.send_side = SendSide(
-            TicketTable(shape, payload, config.lease_ms, self._counters, canonical_shape),
+            TicketTable(shape, payload, config.lease_ms, self._counters, canonical_shapes),
             memory,
             send_pool,
             counters=self._counters,
@@ -199,9 +201,9 @@ class KvThread:
 
     def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
         """D: fetches blocks [first_block, ...) of the ticket's prompt to these blocks."""
-        packing = self._canonical if ticket.canonical else None
+        packing = self._canonical.get(ticket.element) if ticket.canonical else None
         if ticket.canonical and packing is None:
-            ended = Ended(Code.KV_TRANSFER_FAILED, NO_CANONICAL_FORM)
+            ended = Ended(Code.KV_TRANSFER_FAILED, why_no_form(ticket))
             self._on_receive_ended(ticket, KvReport(), ended)
             return
         shape = self._receive_shape if packing is None else packing.shape

@@ -31,12 +31,29 @@ OFFER_BLOCKS_MAX = 32
 NAME_BYTES = 8
 """Of a name in `KvOffer.names`; as `common.prefix.HASH_BYTES`."""
 
+
+class KvForm(msgspec.Struct, frozen=True):
+    """The canonical form of an engine's KV; all empty where it has none."""
+
+    meaning: str = ""
+    """As `Capacity.kv_meaning`."""
+    lossy_meaning: str = ""
+    """As `Capacity.kv_lossy_meaning`."""
+    element: str = ""
+    """As `Capacity.kv_element`."""
+    block_bytes: int = 0
+    """As `Capacity.kv_canonical_bytes`."""
+
+
+NO_FORM = KvForm()
+
+
 # ---------------------------------------------------------------- P and D over UCX (common/kv)
 
 
 class KvHello(Message, frozen=True):
     """The first message of both sides on a new UCX endpoint. A side that sees another wire version,
-    or another fingerprint and another meaning, answers `KvRefused` and closes."""
+    or another fingerprint and other meanings, answers `KvRefused` and closes."""
 
     wire_version: int
     name: str
@@ -46,6 +63,8 @@ class KvHello(Message, frozen=True):
     """The name of P's shared segment (`staging/shared_segment.py`); empty if it has none."""
     meaning: str = ""
     """As `Capacity.kv_meaning`."""
+    lossy_meaning: str = ""
+    """As `Capacity.kv_lossy_meaning`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +76,13 @@ class ConnectedPeer:
     name: str
     incarnation: str
     alike: bool = True
-    """Whether it has this worker's fingerprint; else only tickets in the canonical form are served
-    to it, or by it."""
+    """Whether it has this worker's fingerprint."""
+    means_same: bool = True
+    """Whether its KV means the same, precision included."""
+
+    def allows(self, ticket: Ticket) -> bool:
+        """Whether what travels by this ticket is of use at both ends."""
+        return self.alike or (ticket.canonical and (self.means_same or bool(ticket.element)))
 
 
 class KvReady(Message, frozen=True):
@@ -275,10 +299,7 @@ class KvListening(Message, frozen=True):
     """Into which a block of this rank is cut on the wire."""
     disk_blocks: int = 0
     """How many blocks the disk below its store holds, which others may pull, too."""
-    meaning: str = ""
-    """As `Capacity.kv_meaning`."""
-    canonical_bytes: int = 0
-    """As `Capacity.kv_canonical_bytes`."""
+    form: KvForm = NO_FORM
 
 
 class KvCopied(Message, frozen=True):

@@ -27,6 +27,8 @@ class Packing:
         """`payload_bytes`: the largest message when it is not compressed."""
         page_format = memory.geometry.page_format
         self.shape: KvShape = shape_of(memory.geometry)
+        #: Of the memory.
+        self.blocks = memory.geometry.blocks
         self._memory = memory
         self._page_bytes = memory.geometry.page_bytes
         self._payload_bytes = payload_bytes

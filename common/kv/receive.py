@@ -231,8 +231,8 @@ class ReceiveSide:
             why = f"{ticket.kv_address} is {peer.name} in another incarnation than the ticket's"
             self._feed(key, ConnectFailed(why, final=True))
             return
-        if not (peer.alike or ticket.canonical):
-            why = f"{peer.name} lays its KV out differently, and the ticket does not say so"
+        if not peer.allows(ticket):
+            why = f"KV of {peer.name} is unlike that of here, and the ticket does not say so"
             self._feed(key, ConnectFailed(why, final=True))
             return
         transfer, self._next_transfer = self._next_transfer, self._next_transfer + 1

@@ -17,7 +17,7 @@ its buffer stays loaned until D has read it or the transfer ends (`staging/loans
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -115,10 +115,10 @@ class SendSide:
         chooser: CompressionChooser,
         on_ended: OnEnded,
         clock: Callable[[], float],
-        canonical: Packing | None = None,
+        canonical: Mapping[str, Packing],
     ) -> None:
         """`on_ended` is called once for each call of `offer`. `canonical`: of the same memory in
-        the canonical form, if it has one."""
+        the canonical form, by `Ticket.element`."""
         self._tickets = tickets
         self._canonical = canonical
         self._pool = pool
@@ -156,7 +156,12 @@ class SendSide:
         key = (ticket.request_id, ticket.attempt)
         prompt = self._prompts[key] = self._prompts.pop(kept)
         prompt.ticket = msgspec.structs.replace(ticket, attempt=kept[1])
-        self._handle(HandOver(kept, ticket))
+        form = self._canonical.get(ticket.element) if ticket.canonical else None
+        parts = form.blocks // self._packing.blocks if form is not None else 1
+        with self._copying:
+            whole = prompt.blocks
+            prompt.blocks = [one * parts + part for one in whole for part in range(parts)]
+        self._handle(HandOver(kept, ticket, parts))
         self._handle(ForSender(key, Computed(len(prompt.blocks))))
 
     def progress(
@@ -335,10 +340,10 @@ class SendSide:
             blocks = prompt.blocks[expected.first_block : expected.end_block]
             if len(blocks) != expected.blocks:
                 return False
-            stored, canonical = prompt.stored, self._canonical
+            stored, ticket = prompt.stored, prompt.ticket
             packing = self._packing if stored is None else stored.packing
-            if prompt.ticket.canonical and canonical is not None:
-                packing = canonical
+            if ticket.canonical:
+                packing = self._canonical[ticket.element]
             gathered = packing.gather(blocks, payload, expected)
         if stored is not None and not stored.judge(range(expected.first_block, expected.end_block)):
             return False
@@ -375,5 +380,6 @@ class SendSide:
             early_bytes=prompt.early_bytes or 0,
             compression=prompt.compression,
             raw_bytes=prompt.raw_bytes,
+            element=prompt.ticket.element,
         )
         self._on_ended(prompt.ticket, report, ended)

@@ -30,6 +30,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from common.blocks import KvGroup
 from common.config import KvConfig
@@ -48,6 +49,7 @@ from common.kv.store.side import StoreSide, StoreSize
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvHolder, KvSource, Ticket
 
+NO_FORMS: Mapping[str, KvMemory] = MappingProxyType({})
 START_S = 60.0
 STOP_S = 3.0
 STACK_CALLS = 4
@@ -67,14 +69,14 @@ class KvService:
         *,
         groups: tuple[KvGroup, ...] = (),
         store: StoreSize | None = None,
-        canonical: KvMemory | None = None,
+        canonical: Mapping[str, KvMemory] = NO_FORMS,
     ) -> None:
         """`side_address`: where the daemon binds the side channel; empty when the daemon is this
         very process. `on_ended` is called on the KV thread when `drain` has something new.
         `groups`: what the daemon is told of the engine's KV cache groups. `store`: what
         the store of this rank consists of; None makes none. `canonical`: the same memory in the
-        canonical form, if it has one; blocks of a canonical ticket are its blocks, whoever names
-        them."""
+        canonical form, by `Ticket.element`; blocks of a canonical ticket are its blocks, whoever
+        names them."""
         self._identity = identity
         self._config = config
         self._memory = memory

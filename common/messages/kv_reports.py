@@ -33,6 +33,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether the KV travels in the canonical form, because P and D lay it out differently, or have
     #: not the same drafter. Blocks are then counted in `CANONICAL_TOKENS` on both sides.
     canonical: bool = False
+    #: The element type of KV on the wire, because P and D have different ones, and who has another
+    #: one converts; only with `canonical`. Empty: it is that of both.
+    element: str = ""
 
 
 class KvSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +105,8 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     compression: str = ""
     #: Bytes of KV before compression.
     raw_bytes: Count = 0
+    #: As `Ticket.element`.
+    element: str = ""
     #: Whether D's drafter has KV of its own, of which none came.
     drafter_cold: bool = False
     #: As in `Ticket`.

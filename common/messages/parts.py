@@ -111,6 +111,16 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_meaning: str = ""
     #: Bytes of a block in that form, which has no layers of a drafter; 0: it is not told.
     kv_canonical_bytes: Count = 0
+    #: The same, the precision of KV left out: workers for which it is equal may hand prompts over
+    #: with a conversion (`Ticket.element`). Empty: this worker's KV is not to be converted.
+    kv_lossy_meaning: str = ""
+    #: The element type of its KV, where it says what it means.
+    kv_element: str = ""
+
+    @property
+    def kv_form(self) -> tuple[str, str, str]:
+        """What it means, the same but for precision, and its element type."""
+        return self.kv_meaning, self.kv_lossy_meaning, self.kv_element
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

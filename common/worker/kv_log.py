@@ -56,9 +56,9 @@ def log_handoff(log: Logger, done: KvDone) -> None:
 
 
 def _before(report: KvReport) -> str:
-    if not report.compression:
-        return ""
-    return f", {report.compression} of {report.raw_bytes}"
+    if report.compression:
+        return f", {report.compression} of {report.raw_bytes}"
+    return f", converted, as {report.element}" if report.element else ""
 
 
 class LinkLog:

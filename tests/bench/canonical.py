@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from common.config import KvConfig
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
 from common.kv.layout import Geometry, HostMemory
+from common.kv.messages import KvForm
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
 from tests.bench.kv_paths import on_lines
@@ -66,8 +67,9 @@ def started(name: str, tokens: int, item_bytes: int) -> tuple[KvService, str]:
     base = on_lines(geometry.end)
     base[:] = 1
     memory = HostMemory(base, geometry)
-    identity = WorkerIdentity(name, f"inc-{name}", f"of {tokens}", meaning="m")
-    canonical = CanonicalMemory(memory, page)
+    form = KvForm("m")
+    identity = WorkerIdentity(name, f"inc-{name}", f"of {tokens}", form=form)
+    canonical = {"": CanonicalMemory(memory, page)}
     service = KvService(identity, KvConfig(), memory, canonical=canonical)
     return service, service.start()
 

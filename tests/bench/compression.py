@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.kv.compression.fp8 import Element, Fp8Codec, PageFormat
+from common.blocks import Element
+from common.kv.compression.fp8 import Fp8Codec, PageFormat
 from common.model.embedded import ensure_embedded_model
 
 BLOCK_TOKENS = 128

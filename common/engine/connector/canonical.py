@@ -10,13 +10,14 @@ workers of its own layout only. A drafter's layers have no such form.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 import structlog
 import torch
 
-from common.blocks import CANONICAL_TOKENS, Kept, KvGroup
+from common.blocks import CANONICAL_TOKENS, ELEMENT_BYTES, Element, Kept, KvGroup
+from common.engine.connector.memory import ELEMENTS
 from common.engine.vllm.supported_models import holds_k_and_v, layer_spec
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
 from common.kv.layout import Geometry, HostMemory, KvMemory
@@ -28,27 +29,57 @@ if TYPE_CHECKING:
 
     from common.engine.connector.memory import KvCache
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BACKEND = "CPU_ATTN"
 
 
-def canonical_memory(
+class ClaimedPage(NamedTuple):
+    """What a page is said to be."""
+
+    page: HeadMajorPage
+    element: Element
+
+
+class CanonicalForms(NamedTuple):
+    """An engine's memory in the canonical form."""
+
+    element: Element
+    """Of the engine's items."""
+    by_wire: dict[str, KvMemory]
+    """By `Ticket.element`: in its own element type, and in those of the same size or a smaller one
+    to and from which it is converted."""
+
+
+def canonical_forms(
     made: VllmConfig,
     config: KVCacheConfig,
     kv_caches: dict[str, KvCache],
     groups: Sequence[KvGroup],
     memory: KvMemory,
-) -> CanonicalMemory | None:
-    """None, with a line in the log that says why, if this engine's KV has no canonical form."""
-    page, why = _claimed_page(made, config, kv_caches, groups, memory)
-    if page is not None and isinstance(memory, HostMemory):
-        if is_as_claimed(made, page):
-            return CanonicalMemory(memory, page)
-        why = f"its kernels do not lay it out as claimed: {page}"
+    *,
+    converts: bool,
+) -> CanonicalForms | None:
+    """None, with a line in the log that says why, if this engine's KV has no canonical form.
+    `converts`: to and from other element types, too."""
+    claimed, why = _claimed_page(made, config, kv_caches, groups, memory)
+    if claimed is not None and isinstance(memory, HostMemory):
+        if is_as_claimed(made, claimed):
+            return _forms(memory, claimed, converts=converts)
+        why = f"its kernels do not lay it out as claimed: {claimed}"
     log: Logger = structlog.get_logger("baton")
     sentence = f"KV is handed over to and from workers of the same layout only: {why}"
     log.info("kv.one_layout", sentence=sentence)
     return None
+
+
+def _forms(memory: HostMemory, claimed: ClaimedPage, *, converts: bool) -> CanonicalForms:
+    page, element = claimed
+    forms: dict[str, KvMemory] = {"": CanonicalMemory(memory, page)}
+    if converts:
+        forms[element] = forms[""]
+        for other in get_args(Element):
+            if other != element and ELEMENT_BYTES[other] <= ELEMENT_BYTES[element]:
+                forms[other] = CanonicalMemory(memory, page, (element, other))
+    return CanonicalForms(element, forms)
 
 
 def _claimed_page(
@@ -57,7 +88,7 @@ def _claimed_page(
     kv_caches: dict[str, KvCache],
     groups: Sequence[KvGroup],
     memory: KvMemory,
-) -> tuple[HeadMajorPage | None, str]:
+) -> tuple[ClaimedPage | None, str]:
     """What a page of every layer is, or None and why that is not known."""
     if not isinstance(memory, HostMemory):
         return None, "its memory is on a device, or its layers differ in size"
@@ -67,24 +98,26 @@ def _claimed_page(
     if not all(holds_k_and_v(layer_spec(config, name)) for name in names):
         return None, "some layers hold something else than K and V"
     pages = {_page_of(kv_caches[name]) for name in names}
-    page = pages.pop()
-    if pages or page is None or page.tokens != groups[0].block_tokens:
+    claimed = pages.pop()
+    if pages or claimed is None or claimed.page.tokens != groups[0].block_tokens:
         return None, "its layers differ, or are of an unknown form or element type"
-    if not page.canonical_blocks:
-        return None, f"blocks of {page.tokens} tokens are not multiples of {CANONICAL_TOKENS}"
+    if not claimed.page.canonical_blocks:
+        tokens = claimed.page.tokens
+        return None, f"blocks of {tokens} tokens are not multiples of {CANONICAL_TOKENS}"
     if not _uses(made, names, BACKEND):
         return None, f"its attention is not that of {BACKEND}"
-    return page, ""
+    return claimed, ""
 
 
-def _page_of(layer: KvCache) -> HeadMajorPage | None:
+def _page_of(layer: KvCache) -> ClaimedPage | None:
     """Of `[blocks, heads, tokens, 2 x items]`, contiguous inside a block."""
-    if not isinstance(layer, torch.Tensor) or layer.dim() != 4 or layer.dtype not in DTYPES:
+    if not isinstance(layer, torch.Tensor) or layer.dim() != 4 or layer.dtype not in ELEMENTS:
         return None
     _, heads, tokens, width = layer.shape
     if layer.stride()[1:] != (tokens * width, width, 1) or width % 2:
         return None
-    return HeadMajorPage(heads, tokens, width // 2, layer.dtype.itemsize)
+    page = HeadMajorPage(heads, tokens, width // 2, layer.dtype.itemsize)
+    return ClaimedPage(page, ELEMENTS[layer.dtype])
 
 
 def _uses(made: VllmConfig, names: Sequence[str], backend: str) -> bool:
@@ -98,14 +131,15 @@ def _backend_of(layer: torch.nn.Module) -> str:
     return str(backend.get_name()) if backend is not None else ""
 
 
-def is_as_claimed(made: VllmConfig, page: HeadMajorPage) -> bool:
+def is_as_claimed(made: VllmConfig, claimed: ClaimedPage) -> bool:
     """Whether vLLM's own operation, as this engine uses it, writes K and V to where the canonical
     form reads them from."""
     from vllm import _custom_ops
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
+    page, element = claimed
     dtype, kv_dtype = made.model_config.dtype, made.cache_config.cache_dtype
-    if dtype.itemsize != page.item_bytes:
+    if ELEMENTS.get(dtype) != element:
         return False
     heads, tokens, items = page.heads, page.tokens, page.items
     draws = np.random.default_rng(0).standard_normal((2, tokens, heads, items), np.float32)

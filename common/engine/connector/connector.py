@@ -28,7 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
-from common.engine.connector.canonical import canonical_memory
+from common.engine.connector.canonical import CanonicalForms, canonical_forms
 from common.engine.connector.grammar import replay_emitted
 from common.engine.connector.memory import (
     kv_groups,
@@ -43,7 +43,7 @@ from common.engine.connector.store_setup import make_store, store_size
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.engine.speculation.draft_layers import without_draft_layers
 from common.errors import ConfigError
-from common.kv.canonical import CanonicalMemory
+from common.kv.messages import KvForm
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
@@ -109,10 +109,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         layout = self._vllm_config.cache_config.get_resolved_kv_cache_layout()
         memory = kv_memory(kv_caches, config, layout)
         rank = get_tensor_model_parallel_rank()
-        canonical = self._canonical_memory(kv_caches, layout)
-        meaning = setup.meaning if canonical is not None else ""
+        canonical = self._canonical_forms(kv_caches, layout, converts=setup.kv.may_lose)
         named = setup.name, setup.incarnation, setup.fingerprint
-        identity = WorkerIdentity(*named, rank, setup.kv_secrets_file, meaning)
+        form = _form(setup, canonical)
+        identity = WorkerIdentity(*named, rank, setup.kv_secrets_file, form)
         port = setup.kv.port + rank if setup.kv.port else 0
         layers = layers_of_pages(kv_caches, config, memory.geometry.layers)
         kv = setup.kv if layers else setup.kv.by_block()
@@ -127,15 +127,15 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             setup.side_addresses[rank],
             groups=self._groups,
             store=size if isinstance(size, StoreSize) else None,
-            canonical=canonical,
+            canonical=canonical.by_wire if canonical is not None else {},
         )
         self._service.start()
         self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
 
-    def _canonical_memory(
-        self, kv_caches: dict[str, torch.Tensor], layout: KVCacheLayout
-    ) -> CanonicalMemory | None:
-        """That of the model's layers alone, so that workers which have not the same drafter hand
+    def _canonical_forms(
+        self, kv_caches: dict[str, torch.Tensor], layout: KVCacheLayout, *, converts: bool
+    ) -> CanonicalForms | None:
+        """Those of the model's layers alone, so that workers which have not the same drafter hand
         those over."""
         made = self._vllm_config
         try:
@@ -143,7 +143,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         except ConfigError:  # the drafter's layers cannot be told from the model's
             return None
         memory = kv_memory(kv_caches, config, layout)
-        return canonical_memory(made, config, kv_caches, self._groups, memory)
+        laid_out = made, config, kv_caches, self._groups, memory
+        return canonical_forms(*laid_out, converts=converts)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         """vLLM calls this before every forward pass, which it does not with `start_load_kv`."""
@@ -264,6 +265,14 @@ def _share(table: StoreTable, on_disk: StoreTable | None) -> bool:
         return False
     worker.share_store(table, on_disk)
     return True
+
+
+def _form(setup: Setup, canonical: CanonicalForms | None) -> KvForm:
+    if canonical is None:
+        return KvForm()
+    lossy = setup.lossy_meaning if setup.kv.may_lose else ""
+    block_bytes = canonical.by_wire[""].geometry.block_bytes
+    return KvForm(setup.meaning, lossy, canonical.element, block_bytes)
 
 
 def _tie_to_daemon(daemon_pid: int) -> None:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
-from common.blocks import KvGroup
+from common.blocks import Element, KvGroup
 from common.engine.vllm.supported_models import holds_k_and_v, kv_group, layer_spec
 from common.errors import BatonError, Code
 from common.kv.checksum.definition import Bytes, Sum
 from common.kv.checksum.kernel import sum_of
-from common.kv.compression.fp8 import Element, PageFormat
+from common.kv.compression.fp8 import PageFormat
 from common.kv.layout import Geometry, HostMemory, KvMemory, SeveralRegions
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 KvCache: TypeAlias = torch.Tensor | list[torch.Tensor]
 
-_ELEMENTS: dict[torch.dtype, Element] = {
+ELEMENTS: dict[torch.dtype, Element] = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
@@ -155,7 +155,7 @@ def _page_format(layer: KvCache, spec: KVCacheSpec) -> PageFormat | None:
     order. None for other shapes and element types, such as fp8, and for pages without K and V."""
     if not isinstance(layer, torch.Tensor) or not holds_k_and_v(spec):
         return None
-    element = _ELEMENTS.get(layer.dtype)
+    element = ELEMENTS.get(layer.dtype)
     if element is None or layer.dim() != 4 or layer.shape[3] % 2:
         return None
     _, heads, tokens, width = layer.shape

@@ -22,5 +22,7 @@ class Setup(msgspec.Struct, frozen=True):
     kv_secrets_file: str = ""
     #: As `Capacity.kv_meaning`, if this engine's KV turns out to have a canonical form.
     meaning: str = ""
+    #: As `Capacity.kv_lossy_meaning`, on the same condition.
+    lossy_meaning: str = ""
     #: Whether the KV of a drafter is handed over with the model's.
     draft_layers: bool = False

@@ -22,7 +22,7 @@ import psutil
 
 from common.config import Config, EngineConfig, WorkerConfig
 from common.engine.adapters import BATCH_SLOTS, resident_max
-from common.engine.fingerprint import fingerprint_of, meaning_of, parts_of
+from common.engine.fingerprint import fingerprint_of, lossy_meaning_of, meaning_of, parts_of
 from common.engine.speculation.arguments import engine_arguments, samples_apart
 from common.engine.speculation.draft_layers import drafter_parts, drafter_token_bytes
 from common.engine.vllm import kv_release
@@ -137,7 +137,7 @@ def make_vllm_config(
         _adapter_capacity(arguments)
         args = EngineArgs(
             model=str(model),
-            dtype=_dtype(config),
+            dtype=_dtype(config, engine),
             max_model_len=config.model.max_model_len or None,
             block_size=engine.block_tokens or None,
             kv_cache_memory_bytes=engine.kv_cache_mib << 20 or None,
@@ -175,6 +175,7 @@ def make_vllm_config(
     setup["draft_layers"] = worker.speculation.hand_over
     setup["fingerprint"] = fingerprint_of(setup["fingerprint_parts"])
     setup["meaning"] = meaning_of(setup["fingerprint_parts"])
+    setup["lossy_meaning"] = lossy_meaning_of(setup["fingerprint_parts"])
     choose_start_method()
     return made
 
@@ -208,9 +209,11 @@ def tensor_parallel(engine: EngineConfig) -> int:
     return int(engine.args.get("tensor_parallel_size", 1))
 
 
-def _dtype(config: Config) -> str:
+def _dtype(config: Config, engine: EngineConfig) -> str:
     """float32 for the embedded model, so that its choices are stable; vLLM's own `auto` would cast
     it to bfloat16."""
+    if engine.dtype:
+        return engine.dtype
     embedded = config.model.path == EMBEDDED_MODEL_NAME and config.model.dtype == "auto"
     return "float32" if embedded else config.model.dtype
 

@@ -135,8 +135,10 @@ def _capacity(
         disk_blocks=listening.disk_blocks if pulls else 0,
         restores=restores(made),
         kv_layers=listening.layers,
-        kv_meaning=listening.meaning,
-        kv_canonical_bytes=listening.canonical_bytes,
+        kv_meaning=listening.form.meaning,
+        kv_lossy_meaning=listening.form.lossy_meaning,
+        kv_element=listening.form.element,
+        kv_canonical_bytes=listening.form.block_bytes,
     )
 
 

@@ -85,7 +85,8 @@ def _write(
     target, target_at, source, source_at, pages, page_bytes, first_row, sums = function.args
     start, page, row, turn, end = (function.append_basic_block() for _ in range(5))
     make = ir.IRBuilder(start)
-    state = _State(make, sums, first_row)
+    state = SumState(make)
+    state.begin(sums, first_row)
     number, offset = make.alloca(_I64), make.alloca(_I64)
     make.store(_I64(0), number)
     make.branch(page)
@@ -137,13 +138,18 @@ def _place(
     return make.gep(base, [offset], source_etype=_BYTE)
 
 
-class _State:
-    """The sums and the keys of the present row, in variables that LLVM keeps in registers."""
+class SumState:
+    """The sums and the keys of the present row, in variables that LLVM keeps in registers. It is
+    made in the first block of a function."""
 
-    def __init__(self, make: ir.IRBuilder, sums: ir.Value, first_row: ir.Value) -> None:
+    def __init__(self, make: ir.IRBuilder) -> None:
         self._make = make
         self._sums = [make.alloca(_WORD) for _ in range(WORDS)]
         self._keys = [make.alloca(_WORD) for _ in range(WORDS)]
+
+    def begin(self, sums: ir.Value, first_row: ir.Value) -> None:
+        """`sums`: those of the rows before."""
+        make = self._make
         rows = make.insert_element(ir.Constant(_WORD, ir.Undefined), first_row, _I64(0))
         nowhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
         rows = make.shuffle_vector(rows, rows, nowhere)

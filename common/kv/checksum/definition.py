@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +37,23 @@ targets. A loop runs with at least one page and checks nothing."""
 TILE_ITEMS = 16
 """A tile has as many tokens, and so many items of its K are transposed at a time."""
 
-TileLoop = Callable[[int, int, int, int, int, int, int], None]
-"""`(canonical, canonical_at, memory, keys_at, values_at, tiles, sums)`: addresses, of the canonical
-bytes, of the memory, and of one 64-bit offset in either for each tile, in the memory one for its K
-and one for its V; the number of tiles; and the address of the sums, to which it adds. It runs with
-at least one tile and checks nothing."""
+
+class PageSizes(NamedTuple):
+    """Of a head-major page (`common.kv.canonical.HeadMajorPage`)."""
+
+    heads: int
+    tokens: int
+    items: int
+    item_bytes: int
+
+
+RUN_FIELDS = 4
+TileLoop = Callable[[int, int, int, int, int], None]
+"""`(canonical, memory, table, runs, sums)`: addresses, of the canonical bytes, of the memory and of
+a table of runs, canonical blocks that follow each other in one page; the number of runs; and the
+address of the sums, to which it adds. A row of the table has `RUN_FIELDS` numbers of 64 bits: where
+the run is in the canonical bytes, where the K and the V of its first head begin in the memory, and
+how many blocks it has. A loop runs with at least one run and checks nothing."""
 
 _U64 = (1 << 64) - 1
 

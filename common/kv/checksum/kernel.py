@@ -22,6 +22,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from common.blocks import Element
 from common.kv.checksum import portable
 from common.kv.checksum.definition import (
     ROW_BYTES,
@@ -30,6 +31,7 @@ from common.kv.checksum.definition import (
     Bytes,
     Loop,
     Offsets,
+    PageSizes,
     Sum,
     TileLoop,
 )
@@ -102,32 +104,28 @@ def kernel() -> Kernel:
         return PORTABLE
 
 
-def run_tiles(
-    loop: TileLoop, canonical: Bytes, memory: Bytes, tiles: tuple[Offsets, Offsets, Offsets]
-) -> Sum:
-    """Runs one of `tile_loops`. `tiles`: where each is in `canonical`, which they fill, and where
-    its K and its V are from the first byte of `memory` on. Returns the sum of `canonical`. The
-    caller has checked all of it: nothing here does."""
+def run_tiles(loop: TileLoop, canonical: Bytes, memory: Bytes, table: Offsets) -> Sum:
+    """Runs one of `tile_loops` over the runs of this table, `[run][field]`, which fill `canonical`.
+    Returns the sum of `canonical`. The caller has checked all of it: nothing here does."""
     sums = np.zeros(SUM_BYTES // 8, np.uint64)
-    at, keys_at, values_at = (_address(offsets) for offsets in tiles)
-    if len(tiles[0]):
-        places = _address(canonical), at, _address(memory), keys_at, values_at
-        loop(*places, len(tiles[0]), _address(sums))
+    if len(table):
+        places = _address(canonical), _address(memory), _address(table)
+        loop(*places, len(table), _address(sums))
     return sums.tobytes()
 
 
 @functools.cache
 def tile_loops(
-    items: int, item_bytes: int, tokens: int, *, on_lines: bool
+    page: PageSizes, *, on_lines: bool, convert: tuple[Element, Element] | None = None
 ) -> tuple[TileLoop, TileLoop] | None:
     """Into the canonical form and out of it (`tilegen.py`), for pages of these sizes; None where
     there are no compiled loops, or they do not fit. Raises RuntimeError if LLVM fails."""
-    if kernel() is PORTABLE or items % TILE_ITEMS:
+    if kernel() is PORTABLE or page.items % TILE_ITEMS:
         return None
     # Not at the top: see codegen.
     from common.kv.checksum import tilegen
 
-    return tilegen.tile_loops(items, item_bytes, tokens, on_lines=on_lines)
+    return tilegen.tile_loops(page, on_lines=on_lines, convert=convert)
 
 
 def compiled(*, summing: bool = True) -> Kernel:

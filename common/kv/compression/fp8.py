@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.blocks import ELEMENT_BYTES, Element
+from common.kv.compression.elements import STORED, Floats, narrow, widened
+
 Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
-Element = Literal["float32", "bfloat16", "float16"]
 
 LARGEST = 448.0
 NAN_CODE = 0x7F
@@ -28,7 +28,6 @@ CHUNK_ITEMS = 1 << 16
 _REBIAS = np.float32(2.0**-120)
 _SCALE_BYTES = 4
 _SCALE_MIN = np.finfo(np.float32).tiny
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class PageFormat:
 
     @property
     def page_bytes(self) -> int:
-        return self.items * _ITEM_BYTES[self.element]
+        return self.items * ELEMENT_BYTES[self.element]
 
     @property
     def scales(self) -> int:
@@ -73,22 +72,22 @@ class Fp8Codec:
         """`pages`: contiguous; `out`: `fp8_page_bytes` for each. Raises ValueError otherwise."""
         count = self._count(pages, out)
         scales, codes = self._parts(out, count)
-        raw = pages.view(_STORED[self._format.element]).reshape(count, *self._format.axes)
+        raw = pages.view(STORED[self._format.element]).reshape(count, *self._format.axes)
         for at in range(0, count, self._chunk):
             run = slice(at, at + self._chunk)
-            _encode(_widened(raw[run], self._format.element), self._shared, scales[run], codes[run])
+            _encode(widened(raw[run], self._format.element), self._shared, scales[run], codes[run])
 
     def decode(self, encoded: Bytes, pages: Bytes) -> None:
         """The reverse; every byte string of the right size decodes to something."""
         count = self._count(pages, encoded)
         scales, codes = self._parts(encoded, count)
-        raw = pages.view(_STORED[self._format.element]).reshape(count, *self._format.axes)
+        raw = pages.view(STORED[self._format.element]).reshape(count, *self._format.axes)
         for at in range(0, count, self._chunk):
             run = slice(at, at + self._chunk)
             values = np.take(_DECODED, codes[run], mode="clip")
             with np.errstate(all="ignore"):
                 values *= scales[run]
-                _narrow(values, self._format.element, raw[run])
+                narrow(values, self._format.element, raw[run])
 
     def _count(self, pages: Bytes, encoded: Bytes) -> int:
         what = self._format
@@ -110,7 +109,7 @@ def measure_rate(codec: Fp8Codec, what: PageFormat, clock: Callable[[], float]) 
     count = max(1, (1 << 21) // what.page_bytes)
     values = np.random.default_rng(0).standard_normal(count * what.items, np.float32)
     pages = np.empty(count * what.page_bytes, np.uint8)
-    _narrow(values, what.element, pages.view(_STORED[what.element]))
+    narrow(values, what.element, pages.view(STORED[what.element]))
     encoded = np.zeros(count * what.fp8_page_bytes, np.uint8)
     best = math.inf
     for _ in range(2):
@@ -150,26 +149,6 @@ def _encode(values: Floats, shared: tuple[int, ...], scales: Floats, codes: Byte
         codes[np.isnan(values)] = NAN_CODE
 
 
-def _widened(raw: NDArray[np.generic], element: Element) -> Floats:
-    if element == "bfloat16":
-        return (raw.astype(np.uint32) << 16).view(np.float32)
-    return raw.astype(np.float32, copy=False)
-
-
-def _narrow(values: Floats, element: Element, out: NDArray[np.generic]) -> None:
-    """`values` may be overwritten."""
-    if element == "bfloat16":
-        bits = values.view(np.uint32)
-        odd = bits >> 16
-        odd &= 1
-        odd += 0x7FFF
-        bits += odd
-        bits >>= 16
-        out[...] = bits
-    else:
-        out[...] = values
-
-
 def _table() -> Floats:
     codes = np.arange(256)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
@@ -179,5 +158,4 @@ def _table() -> Floats:
     return np.where(codes & 0x80, -sizes, sizes).astype(np.float32)
 
 
-_STORED = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}
 _DECODED = _table()

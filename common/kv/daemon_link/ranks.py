@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.kv.daemon_link.side_channel import DaemonSideChannel
-from common.kv.messages import DaemonToKv, KvCopied, KvDone, KvListening, KvStatus
+from common.kv.messages import (
+    DaemonToKv,
+    KvCopied,
+    KvDone,
+    KvForm,
+    KvListening,
+    KvStatus,
+)
 from common.messages import KvCounts, KvHold, KvReport
 
 SEPARATOR = ","
@@ -108,8 +115,7 @@ class RankSideChannels:
             pull_blocks=ranks[0].pull_blocks if len(ranks) == 1 else 0,
             disk_blocks=ranks[0].disk_blocks if len(ranks) == 1 else 0,
             layers=ranks[0].layers,
-            meaning=ranks[0].meaning if len(ranks) == 1 else "",
-            canonical_bytes=ranks[0].canonical_bytes if len(ranks) == 1 else 0,
+            form=ranks[0].form if len(ranks) == 1 else KvForm(),
         )
 
     def start(

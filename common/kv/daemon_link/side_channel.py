@@ -13,28 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from common.blocks import KvGroup
 from common.errors import BatonError, Code, WireError
-from common.kv.layout import KvMemory
 from common.kv.messages import DaemonToKv, KvCopied, KvDone, KvListening, KvStatus, KvToDaemon
 from common.net.endpoints import KV_SIDE
 from common.net.sockets import Socket
 from common.net.wire import Decoder, encode
 
 BACKLOG = 4096
-
-
-def listening(
-    memory: KvMemory, canonical: KvMemory | None, groups: tuple[KvGroup, ...], meaning: str
-) -> KvListening:
-    """What the KV thread of this memory says of it. `canonical`: the same in the canonical form."""
-    return KvListening(
-        groups=groups,
-        block_bytes=memory.geometry.block_bytes,
-        layers=memory.geometry.layers,
-        meaning=meaning,
-        canonical_bytes=canonical.geometry.block_bytes if canonical is not None else 0,
-    )
 
 
 class DaemonSideChannel:

@@ -175,6 +175,7 @@ class Receiver:
             compression=self._compression,
             raw_bytes=self._raw_bytes,
             canonical=self.ticket.canonical,
+            element=self.ticket.element,
         )
 
     def handle(self, event: ReceiveEvent, now: float) -> list[Action]:  # noqa: C901, PLR0911

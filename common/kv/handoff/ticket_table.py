@@ -13,7 +13,9 @@ slots already answered, so that a late credit still gets its voids.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -52,6 +54,17 @@ GRACE_S = 1.0
 PATIENCE_MS_MAX = 600_000.0
 OTHER_TICKET = "this attempt's KV is here under another ticket"
 NO_CANONICAL_FORM = "this engine's KV has no canonical form"
+NOTHING: Mapping[str, KvShape] = MappingProxyType({})
+
+
+def why_no_form(ticket: Ticket) -> str:
+    """Why KV cannot travel by this canonical ticket, on a worker that has no form for it."""
+    if not ticket.element:
+        return NO_CANONICAL_FORM
+    return (
+        f"this worker does not convert KV to {ticket.element}: that needs [kv] compression, "
+        "exact = false, and a canonical form of its KV"
+    )
 
 
 @dataclass(slots=True)
@@ -81,11 +94,11 @@ class TicketTable:
         buffer_bytes: int,
         lease_ms: float,
         counters: HandoffCounters,
-        canonical: KvShape | None = None,
+        canonical: Mapping[str, KvShape] = NOTHING,
     ) -> None:
         """`buffer_bytes`: the largest payload that one staging buffer holds. `lease_ms`: the
         longest lease granted. `counters`: count what was refused, expired or stale. `canonical`:
-        the shape of this KV in the canonical form; None if it has none."""
+        the shapes of this KV in the canonical form, by `Ticket.element`."""
         self._shape = shape
         self._canonical = canonical
         self._buffer_bytes = buffer_bytes
@@ -104,8 +117,8 @@ class TicketTable:
         match event:
             case Offer(ticket, blocks):
                 return self._offer(ticket, blocks, now)
-            case HandOver(kept, ticket):
-                return self._hand_over(kept, ticket, now)
+            case HandOver():
+                return self._hand_over(event, now)
             case Release(key, reason):
                 return self._release(key, reason)
             case ForSender(key, sender_event):
@@ -160,9 +173,9 @@ class TicketTable:
         key = (ticket.request_id, ticket.attempt)
         if key in self._senders:
             return []
-        shape = self._canonical if ticket.canonical else self._shape
+        shape = self._canonical.get(ticket.element) if ticket.canonical else self._shape
         if shape is None:
-            return [TicketAction(key, Ended(Code.KV_TRANSFER_FAILED, NO_CANONICAL_FORM))]
+            return [TicketAction(key, Ended(Code.KV_TRANSFER_FAILED, why_no_form(ticket)))]
         lease_ms = min(ticket.lease_ms, self._lease_ms)
         ended = key in self._ended or ticket.secret in self._by_secret or lease_ms <= 0
         if ended or self._leases.grant(key, ticket.decode, blocks, now, lease_ms) is None:
@@ -175,12 +188,12 @@ class TicketTable:
             return actions
         return [*actions, *self._serve(key, early.peer, early.message)]
 
-    def _hand_over(self, kept: AttemptKey, ticket: Ticket, now: float) -> list[TicketAction]:
-        sender = self._senders.get(kept)
+    def _hand_over(self, event: HandOver, now: float) -> list[TicketAction]:
+        sender = self._senders.get(event.kept)
         if sender is None:
             return []
-        self._forget(kept, sender)
-        return self._offer(ticket, sender.blocks, now)
+        self._forget(event.kept, sender)
+        return self._offer(event.ticket, sender.blocks * event.parts, now)
 
     def _release(self, key: AttemptKey, reason: str) -> list[TicketAction]:
         if key not in self._senders:
@@ -276,7 +289,7 @@ class TicketTable:
             return self._refuse(peer, ready, "the ticket names another decode worker")
         if self._is_repeated(ready.transfer):
             return []
-        if not (peer.alike or ticket.canonical):
+        if not peer.allows(ticket):
             return self._refuse(peer, ready, "the ticket is for KV of one layout")
         if not self._possible(ready, sender):
             return self._refuse(peer, ready, "blocks or message size out of bounds")

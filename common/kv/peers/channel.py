@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 from common.errors import WireError
 from common.kv.checksum.definition import Bytes
 from common.kv.messages import (
+    NO_FORM,
     ConnectedPeer,
     KvAbort,
     KvCredit,
+    KvForm,
     KvHello,
     KvMapped,
     KvOffer,
@@ -104,16 +106,19 @@ class WorkerIdentity:
     secrets_file: str = ""
     """The file of the fleet's secrets, by which workers authenticate each other; empty if they do
     not."""
-    meaning: str = ""
-    """As `Capacity.kv_meaning`."""
+    form: KvForm = NO_FORM
 
     def unlike(self, hello: KvHello) -> str:
         """Why nothing can be handed over between these two; empty if something can."""
-        if hello.fingerprint == self.fingerprint or (
-            hello.meaning and hello.meaning == self.meaning
-        ):
+        lossy = hello.lossy_meaning
+        if self.means_same(hello) or (lossy and lossy == self.form.lossy_meaning):
             return ""
         return f"fingerprint {hello.fingerprint[:12]} is not {self.fingerprint[:12]}"
+
+    def means_same(self, hello: KvHello) -> bool:
+        """As `ConnectedPeer.means_same`."""
+        same = hello.meaning != "" and hello.meaning == self.form.meaning
+        return same or hello.fingerprint == self.fingerprint
 
 
 Secrets = Callable[[], Sequence[bytes]]
@@ -243,7 +248,8 @@ class Channel:
                 incarnation=own.incarnation,
                 fingerprint=own.fingerprint,
                 staging=self._segment_name,
-                meaning=own.meaning,
+                meaning=own.form.meaning,
+                lossy_meaning=own.form.lossy_meaning,
             )
         )
 
@@ -308,8 +314,9 @@ class Channel:
             self._finish(f"{hello.name}: {wrong}", refused=True)
             return
         if self.peer is None:
-            alike = hello.fingerprint == own.fingerprint
-            self.peer = ConnectedPeer(self.id, hello.name, hello.incarnation, alike)
+            alike, means_same = hello.fingerprint == own.fingerprint, own.means_same(hello)
+            named = hello.name, hello.incarnation
+            self.peer = ConnectedPeer(self.id, *named, alike, means_same)
             self.remote_segment_name = hello.staging
             self._events.on_open(self)
 

@@ -43,10 +43,17 @@ class ResourceRequest(NamedTuple):
         return self.kv_tokens or self.total_tokens
 
 
-def may_hand_over(fingerprint: str, meaning: str, taker: str, taker_meaning: str) -> bool:
-    """Whether KV of prompts may go from a worker to a taker, by the fingerprints and meanings of
-    both: their layouts are equal, or what their KV means is, and both have a canonical form."""
-    return fingerprint == taker or (meaning != "" and meaning == taker_meaning)
+KvForm = tuple[str, str, str]
+"""As `Capacity.kv_form`."""
+
+
+def may_hand_over(fingerprint: str, form: KvForm, taker: str, taker_form: KvForm) -> bool:
+    """Whether KV of prompts may go from a worker to a taker, by the fingerprints and forms of both:
+    their layouts are equal, or what their KV means is, perhaps but for its precision."""
+    if fingerprint == taker:
+        return True
+    pairs = zip(form[:2], taker_form[:2], strict=True)
+    return any(ours != "" and ours == theirs for ours, theirs in pairs)
 
 
 class WorkerView(NamedTuple):
@@ -91,12 +98,19 @@ class WorkerView(NamedTuple):
     adapters: Mapping[str, float] = {}
     #: Whether it is a mixed worker, which computes the prompts of its streams itself.
     mixed: bool = False
-    #: As in `Capacity`.
+    #: As in `Capacity`, as are the next two.
     kv_meaning: str = ""
+    kv_lossy_meaning: str = ""
+    kv_element: str = ""
 
     def may_give(self, taker: WorkerView) -> bool:
         """Whether it may hand the KV of prompts over to this worker."""
-        return may_hand_over(self.fingerprint, self.kv_meaning, taker.fingerprint, taker.kv_meaning)
+        return may_hand_over(self.fingerprint, self.kv_form, taker.fingerprint, taker.kv_form)
+
+    @property
+    def kv_form(self) -> KvForm:
+        """As in `Capacity`."""
+        return self.kv_meaning, self.kv_lossy_meaning, self.kv_element
 
     def has(self, adapter: str) -> bool:
         """Whether it can serve a request for this adapter, or for none."""

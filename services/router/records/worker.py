@@ -390,7 +390,7 @@ class Worker:
             self.capacity.pull_blocks,
             self.adapters,
             self.role is Role.MIXED,
-            self.capacity.kv_meaning,
+            *self.capacity.kv_form,
         )
 
     def _note_availability(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from common.blocks import element_on_wire
 from common.errors import Code
 from common.identity import AttemptKey
 from common.messages import (
@@ -343,6 +344,8 @@ def hand_over(tables: Tables, attempt: Attempt, source: Worker, taken_by: Ticket
 
 
 def ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: WorkerView) -> Ticket:
+    canonical = prefill.fingerprint != decode.fingerprint
+    converted = canonical and prefill.kv_meaning != decode.kv_meaning
     return Ticket(
         secret=tables.secrets(),
         request_id=attempt.request_id,
@@ -354,5 +357,6 @@ def ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: Worker
         decode_incarnation=decode.incarnation,
         kv_address=prefill.kv_address,
         lease_ms=tables.settings.lease_ms,
-        canonical=prefill.fingerprint != decode.fingerprint,
+        canonical=canonical,
+        element=element_on_wire(prefill.kv_element, decode.kv_element) if converted else "",
     )

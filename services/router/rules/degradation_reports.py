@@ -7,7 +7,7 @@ router listened.
 
 from __future__ import annotations
 
-from common.blocks import CANONICAL_TOKENS
+from common.blocks import CANONICAL_TOKENS, ELEMENT_BYTES
 from common.messages import Beat, DecodeStarted, KvCounts, KvReport, PrefillEnded, Role
 from services.router.degradation.detector import Cause
 from services.router.events import Action, Note
@@ -70,6 +70,8 @@ def _has_expected_bytes(kv: KvReport, worker: Worker, *, canonical: bool) -> boo
         expected = kv.blocks * capacity.kv_canonical_bytes
     elif canonical:
         expected = expected * CANONICAL_TOKENS // capacity.block_tokens
+    if kv.element in ELEMENT_BYTES and capacity.kv_element in ELEMENT_BYTES:
+        expected = expected * ELEMENT_BYTES[kv.element] // ELEMENT_BYTES[capacity.kv_element]
     if kv.compression and not kv.payload_bytes < raw:
         return False
     return raw >= expected if kv.retries else raw == expected

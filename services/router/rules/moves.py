@@ -25,6 +25,7 @@ from common.identity import name_of
 from common.messages import CopiedAhead, CopyAhead, Introduce, Move
 from common.model.adapters import name_of_adapter
 from services.router.events import Action, Note, Send
+from services.router.fleet.pairing import can_take
 from services.router.placement import checkpoint
 from services.router.placement.fingerprint_mismatch import difference
 from services.router.placement.place import rooms
@@ -216,11 +217,6 @@ def source_of(tables: Tables, attempt: Attempt, now: float) -> Worker | None:
     keep = PARKED_SECONDS if attempt.follows_parked else tables.settings.keep_seconds
     age = now - (attempt.moved_at or attempt.received)
     return worker if age <= KEPT_SHARE * keep else None
-
-
-def can_take(decode: WorkerView, source: Worker) -> bool:
-    """Whether this worker can take KV from the other."""
-    return decode.fingerprint == source.fingerprint and decode.identity != source.identity
 
 
 def preferences(

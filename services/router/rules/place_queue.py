@@ -17,6 +17,7 @@ from common.identity import identity_of
 from common.messages import Abort, KvHolder, Prefetch, Prefill, Role
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
+from services.router.fleet.pairing import can_take
 from services.router.fleet.pools import pool_for
 from services.router.fleet.prefixes import known_prefixes, remember_prefix, stored_prefixes
 from services.router.placement import checkpoint, place, prefetch
@@ -322,7 +323,7 @@ def _dispatch(
 ) -> list[Action]:
     """Takes the workers' promises; then the gateway, P and D are told at once, P and D with the
     same ticket. `source`: the decode worker that keeps the KV, in place of P, if D can take it."""
-    if source is not None and not moves.can_take(placement.decode, source):
+    if source is not None and not can_take(placement.decode, source):
         source = None
     placement = prefetch.told(placement, attempt.prefetch)
     tables.waiting.serve(attempt)

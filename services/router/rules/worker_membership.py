@@ -235,13 +235,13 @@ def _introduce_takers(tables: Tables, newcomer: Worker, now: float) -> Iterator[
     first stream is ordered to move."""
     if not newcomer.role.decodes or not streams_can_move(newcomer.capacity.kv_groups):
         return
-    alike = [
+    others = [
         worker
         for worker in tables.workers.values()
         if worker.role.decodes and worker.ready and worker is not newcomer
-        if worker.fingerprint == newcomer.fingerprint
+        if may_give(worker, newcomer)
     ]
-    for other in alike[-TAKERS_MAX:]:
+    for other in others[-TAKERS_MAX:]:
         yield from moves.introduce(other, newcomer, now)
         yield from moves.introduce(newcomer, other, now)
 

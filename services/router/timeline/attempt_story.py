@@ -229,6 +229,12 @@ def _first_token(attempt: Attempt) -> list[str]:
             sentences.append(
                 f"compressed {kv.compression}: {kv.raw_bytes} bytes became {kv.payload_bytes}"
             )
+        if kv.element and placement.prefill is not None:
+            prefill, decode = placement.prefill, placement.decode
+            sentences.append(
+                f"the KV was converted: {prefill.name} computes in {prefill.kv_element}, "
+                f"{decode.name} in {decode.kv_element}, and it travelled as {kv.element}"
+            )
         overlap = _overlap(kv)
         if overlap is not None:
             sentences.append(f"{overlap:.0%} of the bytes were sent before the prefill ended")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from common.blocks import element_on_wire
 from common.config import Config, from_mapping
 from common.engine.open import open_engine
 from common.engine.port import Engine, EngineRequest
@@ -107,11 +108,12 @@ class Worker:
 class Pair:
     """Both engines on one loop, and others; use as an async context inside it."""
 
-    def __init__(self, prefill: Engine, decode: Engine) -> None:
+    def __init__(self, prefill: Engine, decode: Engine, *, name: str = "req") -> None:
+        """`name`: what its request ids begin with; they are never used twice of an engine."""
         self.prefill = Worker(prefill)
         self.decode = Worker(decode)
         self.others: list[Worker] = []
-        self._count = 0
+        self._name, self._count = name, 0
 
     async def __aenter__(self) -> Self:
         self._tasks = Tasks()
@@ -124,10 +126,12 @@ class Pair:
 
     def request_id(self) -> str:
         self._count += 1
-        return f"req{self._count}"
+        return f"{self._name}{self._count}"
 
     def ticket(self, request_id: str, lease_ms: float = LEASE_MS, attempt: int = 0) -> Ticket:
-        info = self.prefill.engine.info
+        info, taker = self.prefill.engine.info, self.decode.engine.info
+        ours, theirs = info.capacity, taker.capacity
+        converted = ours.kv_meaning != theirs.kv_meaning
         return messages.ticket(
             request_id,
             attempt,
@@ -135,7 +139,8 @@ class Pair:
             fingerprint=info.fingerprint,
             kv_address=info.kv_address,
             lease_ms=lease_ms,
-            canonical=info.fingerprint != self.decode.engine.info.fingerprint,
+            canonical=info.fingerprint != taker.fingerprint,
+            element=element_on_wire(ours.kv_element, theirs.kv_element) if converted else "",
         )
 
     def requests(

@@ -1,4 +1,5 @@
-"""Prefill on a vLLM with blocks of 128 tokens, decode on one with blocks of 32: D's own tokens."""
+"""Prefill on a vLLM with blocks of 128 tokens, decode on one with blocks of 32: D's own tokens.
+Where element types differ too, some answers differ, because P has rounded otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.engine.pair import Pair, make_config, play
+from tests.e2e.engine.pair import GREEDY, Pair, make_config, play
+from tests.e2e.engine.test_moves import moved
 from tests.e2e.prompts import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,9 +38,40 @@ def test_tokens_are_those_of_ds_own_prefill_whatever_ps_blocks(tmp_path: Path) -
         again, end = await pair.hand_over(texts[-1] + texts[0])
         assert end.report.blocks < 5, "what D has is not sent again"
         assert again.tokens == (await pair.alone(texts[-1] + texts[0])).tokens
+        for text in (texts[2][:15], texts[-1][:150]):
+            made, after = await moved(pair, text, GREEDY)
+            assert made + after.tokens == (await pair.alone(text)).tokens
+            assert after.cached == len(text) + len(made) - 1, "its KV moved, too"
         await pair.prefill.empty()
         await pair.decode.empty()
 
     sizes = ({"block_tokens": tokens} for tokens in (128, 32))
     prefill, decode = (make_config(tmp_path, size) for size in sizes)
+    play(prefill, work, decode)
+
+
+def test_kv_is_converted_between_element_types_by_consent(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        p, d = pair.prefill.engine.info.capacity, pair.decode.engine.info.capacity
+        assert (p.kv_element, d.kv_element) == ("bfloat16", "float32")
+        assert p.kv_meaning != d.kv_meaning
+        assert p.kv_lossy_meaning == d.kv_lossy_meaning != ""
+        texts = prompts(16, edges=EDGES)
+        answers = await asyncio.gather(*(pair.hand_over(text) for text in texts))
+        plain = await asyncio.gather(*(pair.alone(text) for text in texts))
+        firsts = equal = 0
+        for text, (result, end), alone in zip(texts, answers, plain, strict=True):
+            assert end.error == "", end.message
+            assert result.cached == len(text) - 1
+            assert end.report.element == "bfloat16"
+            assert end.report.payload_bytes == end.report.blocks * CANONICAL_BYTES // 2
+            firsts += result.tokens[0] == alone.tokens[0]
+            equal += result.tokens == alone.tokens
+        print(f"{firsts} first tokens and {equal} whole answers of {len(texts)} are D's own")
+        assert firsts > 0.6 * len(texts)
+        await pair.prefill.empty()
+        await pair.decode.empty()
+
+    sizes = ({"block_tokens": 128, "dtype": "bfloat16"}, {"block_tokens": 32})
+    prefill, decode = (make_config(tmp_path, size, compression="auto") for size in sizes)
     play(prefill, work, decode)

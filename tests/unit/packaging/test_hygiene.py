@@ -77,7 +77,13 @@ def test_no_exception_is_swallowed() -> None:
     assert silent == []
 
 
-LATE = ("llvmlite", "ucxx", "common.kv.checksum.codegen", "common.kv.checksum.tilegen")
+LATE = (
+    "llvmlite",
+    "ucxx",
+    "common.kv.checksum.codegen",
+    "common.kv.checksum.tilegen",
+    "common.kv.checksum.vectorgen",
+)
 """No module may load these while tests are collected: engines are forked after that."""
 
 

@@ -12,11 +12,21 @@ import msgspec
 import numpy as np
 import pytest
 
+from common.blocks import ELEMENT_BYTES, Element
 from common.config import KvConfig
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
+from common.kv.compression.elements import converted
 from common.kv.kv_thread import KvThread
-from common.kv.layout import Geometry, HostMemory
-from common.kv.messages import ConnectedPeer, KvDone, KvOffer, KvPull, KvRefused, KvTaken
+from common.kv.layout import Geometry, HostMemory, KvMemory
+from common.kv.messages import (
+    ConnectedPeer,
+    KvDone,
+    KvForm,
+    KvOffer,
+    KvPull,
+    KvRefused,
+    KvTaken,
+)
 from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.service import KvService
 from common.messages import KvSource, Ticket
@@ -39,6 +49,8 @@ LOANED, SENT = (
     msgspec.structs.replace(config, load_timeout_ms=PATIENT_S * 1000)
     for config in (CONFIG, WIRE_ONLY)
 )
+MEANS = KvForm("m")
+WIDE, NARROW = (KvForm(f"m of {of}", "lossy", of) for of in ("float32", "bfloat16"))
 CANONICAL_BYTES = HEADS * 16 * 2 * ITEMS * 4
 SEQUENCE = list(range(3, 40))
 """Canonical blocks of the prompt, by their ids in either memory: those of one sequence of tokens,
@@ -60,16 +72,25 @@ class Unlike:
 class Worker:
     """A service over memory of blocks of so many tokens."""
 
-    def __init__(self, name: str, tokens: int, seed: int, config: KvConfig, meaning: str) -> None:
-        page = HeadMajorPage(HEADS, tokens, ITEMS, 4)
+    def __init__(self, name: str, tokens: int, seed: int, config: KvConfig, form: KvForm) -> None:
+        element: Element = "bfloat16" if form.element == "bfloat16" else "float32"
+        page = HeadMajorPage(HEADS, tokens, ITEMS, ELEMENT_BYTES[element])
         blocks, size = TOKENS // tokens, page.page_bytes
         geometry = Geometry(LAYERS, blocks, size, size * blocks, size)
-        self.base = np.random.default_rng(seed).integers(0, 256, geometry.end, dtype=np.uint8)
+        draws = np.random.default_rng(seed).standard_normal(blocks * LAYERS * size, np.float32)
+        bits = draws[: geometry.end // page.item_bytes].view(np.uint32)
+        if element != "float32":
+            bits = converted(bits, "float32", element)
+        self.base = bits.view(np.uint8)
         memory = HostMemory(self.base, geometry)
         self.canonical = CanonicalMemory(memory, page)
-        identity = WorkerIdentity(name, f"inc-{name}", f"of {tokens}", meaning=meaning)
-        form = self.canonical if meaning else None
-        self.service = KvService(identity, config, memory, canonical=form)
+        identity = WorkerIdentity(name, f"inc-{name}", f"of {tokens}", form=form)
+        forms: dict[str, KvMemory] = {"": self.canonical} if form.meaning else {}
+        if form.lossy_meaning:
+            forms[element] = self.canonical
+            if element != "bfloat16":
+                forms["bfloat16"] = CanonicalMemory(memory, page, (element, "bfloat16"))
+        self.service = KvService(identity, config, memory, canonical=forms)
         self.address = self.service.start()
 
     def items(self, block_ids: list[int]) -> bytes:
@@ -80,10 +101,14 @@ class Worker:
 
 @contextmanager
 def pair(
-    prefill_tokens: int, decode_tokens: int, config: KvConfig = LOANED, meaning: str = "m"
+    prefill_tokens: int,
+    decode_tokens: int,
+    config: KvConfig = LOANED,
+    decode_form: KvForm = MEANS,
+    prefill_form: KvForm = MEANS,
 ) -> Iterator[tuple[Worker, Worker]]:
-    prefill = Worker("p0", prefill_tokens, 1, config, "m")
-    decode = Worker("d0", decode_tokens, 2, config, meaning)
+    prefill = Worker("p0", prefill_tokens, 1, config, prefill_form)
+    decode = Worker("d0", decode_tokens, 2, config, decode_form)
     try:
         yield prefill, decode
     finally:
@@ -91,12 +116,13 @@ def pair(
         prefill.service.stop()
 
 
-def ticket(prefill: Worker, *, canonical: bool = True) -> Ticket:
+def ticket(prefill: Worker, *, canonical: bool = True, element: str = "") -> Ticket:
     return messages.ticket(
         secret=os.urandom(16),
         kv_address=prefill.address,
         lease_ms=PATIENT_S * 1000,
         canonical=canonical,
+        element=element,
     )
 
 
@@ -143,19 +169,68 @@ def test_a_ticket_for_equal_layouts_does_not_serve_unlike_ones() -> None:
     with pair(16, 32) as (prefill, decode):
         before = decode.base.copy()
         end = handed_over(prefill, decode, ticket(prefill, canonical=False))
-        assert "lays its KV out differently" in end.message
+        assert end.message == "KV of p0 is unlike that of here, and the ticket does not say so"
         assert (decode.base == before).all()
 
 
 def test_another_meaning_is_refused_by_name() -> None:
-    with pair(16, 32, meaning="n") as (prefill, decode):
+    with pair(16, 32, decode_form=KvForm("n")) as (prefill, decode):
         end = handed_over(prefill, decode, ticket(prefill))
         either = "fingerprint of 32 is not of 16", "fingerprint of 16 is not of 32"
         assert any(sentence in end.message for sentence in either), "whoever sees it first"
 
 
+def test_a_kept_stream_goes_to_another_layout() -> None:
+    """The engine names its own blocks, of 32 tokens; the other worker asks for canonical ones."""
+    with pair(32, 16) as (left, decode):
+        kept = list(range(1, 20))
+        moved = msgspec.structs.replace(ticket(left), attempt=1)
+        left.service.keep(("r", 0), kept)
+        left.service.hand_over(moved, 0)
+        wanted = list(range(2 * kept[0], 2 * kept[-1] + 1))
+        decode.service.fetch(moved, 0, wanted)
+        (end,) = drained(decode.service, PATIENT_S)
+        (sent,) = drained(left.service, PATIENT_S)
+        assert (end.error, sent.error, sent.attempt) == ("", "", 0)
+        assert decode.items(wanted) == left.items(wanted)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(WIDE, NARROW), (NARROW, WIDE)])
+def test_items_are_converted_where_both_consent(ours: KvForm, theirs: KvForm) -> None:
+    """They travel in the smaller type, so that nothing is lost on the way to the larger."""
+    with pair(16, 32, LOANED, theirs, ours) as (prefill, decode):
+        end = handed_over(prefill, decode, ticket(prefill, element="bfloat16"))
+        (sent,) = drained(prefill.service, PATIENT_S)
+        assert (end.error, sent.error) == ("", "")
+        assert end.report.element == sent.report.element == "bfloat16"
+        assert end.report.payload_bytes == len(SEQUENCE) * LAYERS * CANONICAL_BYTES // 2
+        wide, narrow = (prefill, decode) if ours is WIDE else (decode, prefill)
+        bits = np.frombuffer(wide.items(SEQUENCE), np.uint32)
+        assert converted(bits, "float32", "bfloat16").tobytes() == narrow.items(SEQUENCE)
+
+
+@pytest.mark.parametrize("element", ["", "bfloat16"])
+def test_nothing_is_converted_without_the_consent_of_both(element: str) -> None:
+    """A ticket that no router makes: D is exact, and of another element type than P."""
+    exact = KvForm("m of float32")
+    with pair(16, 32, LOANED, exact, NARROW) as (prefill, decode):
+        before = decode.base.copy()
+        end = handed_over(prefill, decode, ticket(prefill, element=element))
+        sentence = "does not convert KV to bfloat16" if element else "fingerprint of "
+        assert sentence in end.message
+        assert (decode.base == before).all()
+
+
+def test_types_that_differ_need_a_ticket_that_names_one() -> None:
+    with pair(16, 32, LOANED, WIDE, NARROW) as (prefill, decode):
+        before = decode.base.copy()
+        end = handed_over(prefill, decode, ticket(prefill))
+        assert end.message == "KV of p0 is unlike that of here, and the ticket does not say so"
+        assert (decode.base == before).all()
+
+
 def test_an_engine_without_a_canonical_form_says_so() -> None:
-    with pair(32, 32, meaning="") as (prefill, decode):
+    with pair(32, 32, decode_form=KvForm()) as (prefill, decode):
         end = handed_over(prefill, decode, ticket(prefill))
         assert end.message == "this engine's KV has no canonical form"
         assert (decode.service.status is None) or not decode.service.status.holds

@@ -120,6 +120,21 @@ def test_workers_of_different_models_are_refused(over: dict[str, object], key: s
     from_mapping({"decode": {"d0": {}, "d1": {"engine": {"args": {"enforce_eager": True}}}}})
 
 
+def test_element_types_may_differ_between_prefill_and_decode_by_consent() -> None:
+    def read(ours: dict[str, object], theirs: dict[str, object]) -> None:
+        narrow = {"engine": {"dtype": "bfloat16"}, "kv": ours}
+        from_mapping({"prefill": {"p0": narrow}, "decode": {"d0": {"kv": theirs}}})
+
+    auto: dict[str, object] = {"compression": "auto"}
+    read({"compression": "fp8"}, auto)
+    for ours, theirs in (({}, {}), ({}, auto), (auto, {}), (auto, {**auto, "exact": True})):
+        with pytest.raises(ConfigError, match=r"prefill\.p0\.engine\.dtype: .*\[kv\] compression"):
+            read(ours, theirs)
+    narrow = {"engine": {"dtype": "bfloat16"}, "kv": auto}
+    with pytest.raises(ConfigError, match=r"decode\.d1\.engine\.dtype: differs from decode\.d0"):
+        from_mapping({"decode": {"d0": {"kv": auto}, "d1": narrow}})
+
+
 def test_the_default_run_dir_is_never_in_a_folder_that_users_share(tmp_path: Path) -> None:
     assert default_run_dir({"BATON_RUN_DIR": "/x", "HOME": "/h"}) == Path("/x")
     runtime = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": "/h"}

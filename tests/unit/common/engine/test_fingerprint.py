@@ -1,6 +1,11 @@
 """Equal for what means the same, readable where a person must compare."""
 
-from common.engine.fingerprint import fingerprint_of, meaning_of, parts_of
+from common.engine.fingerprint import (
+    fingerprint_of,
+    lossy_meaning_of,
+    meaning_of,
+    parts_of,
+)
 
 VALUES: dict[str, object] = {
     "block_tokens": 128,
@@ -30,3 +35,11 @@ def test_the_size_of_a_block_and_the_drafter_change_the_layout_and_not_the_meani
         other = meaning_of(parts_of({**VALUES, key: "other"}))
         assert (other == meaning) is (key in ("block_tokens", "drafter", "drafter_config"))
     assert meaning != fingerprint_of(parts_of(VALUES))
+
+
+def test_the_element_type_changes_the_meaning_and_not_the_lossy_one() -> None:
+    lossy = lossy_meaning_of(parts_of(VALUES))
+    for key in VALUES:
+        other = lossy_meaning_of(parts_of({**VALUES, key: "other"}))
+        assert (other == lossy) is (key in ("block_tokens", "dtype"))
+    assert lossy != meaning_of(parts_of(VALUES))

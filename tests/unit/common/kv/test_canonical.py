@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import struct
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from common.blocks import ELEMENT_BYTES, Element
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
 from common.kv.checksum import kernel
+from common.kv.checksum.definition import PageSizes
 from common.kv.checksum.kernel import sum_of
+from common.kv.compression.elements import STORED, converted, widened
 from common.kv.layout import Geometry, HostMemory
 
 LAYERS, HEADS, SEQUENCE = 2, 2, 128
@@ -120,7 +124,7 @@ def test_the_loops_are_compiled_where_they_fit_and_are_not_where_they_must_not_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both give the same bytes and sum."""
-    assert kernel.tile_loops(PORTABLE, 4, 64, on_lines=True) is None
+    assert kernel.tile_loops(PageSizes(HEADS, 64, PORTABLE, 4), on_lines=True) is None
     source = memory(64, 4, COMPILED)
     source[0][:] = np.random.default_rng(1).integers(0, 256, len(source[0]), dtype=np.uint8)
     one = source[1].geometry.block_bytes
@@ -131,6 +135,96 @@ def test_the_loops_are_compiled_where_they_fit_and_are_not_where_they_must_not_b
     monkeypatch.setattr(source[1], "_loops", None)
     assert source[1].gather(ids, plain) == total
     assert (made == plain).all()
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 48, 128])
+@pytest.mark.parametrize("item_bytes", [2, 4])
+@pytest.mark.parametrize("offset", [0, 4])
+def test_compiled_loops_and_numpy_agree_wherever_runs_begin_and_end(
+    tokens: int, item_bytes: int, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tiles of one line are done at once, in both directions, and no other byte changes."""
+    page = HeadMajorPage(HEADS, tokens, COMPILED, item_bytes)
+    size, in_one = page.page_bytes, tokens // 16
+    dice = np.random.default_rng(tokens)
+    whole = np.zeros(2 * 4 * size + 64 + offset, np.uint8)
+    base = whole[-whole.ctypes.data % 64 + offset :][: 8 * size]
+    base[:] = dice.integers(0, 256, len(base), dtype=np.uint8)
+    held = CanonicalMemory(HostMemory(base, Geometry(2, 4, size, 4 * size, size)), page)
+    assert held._loops is not None
+    every = list(range(4 * in_one))
+    for ids in (every, every[1:], every[:-1], [3 * in_one, *every[: in_one + 1]], [], [1]):
+        results = []
+        for loops in (held._loops, None):
+            with monkeypatch.context() as patch:
+                patch.setattr(held, "_loops", loops)
+                out = np.zeros(len(ids) * held.geometry.block_bytes, np.uint8)
+                before, total = base.copy(), held.gather(ids, out)
+                assert total == sum_of(out)
+                sent = np.random.default_rng(len(ids)).permutation(out)
+                assert held.scatter(ids, sent) == sum_of(sent)
+                results.append((out, base.copy()))
+                base[:] = before
+        assert (results[0][0] == results[1][0]).all()
+        assert (results[0][1] == results[1][1]).all()
+
+
+PAIRS = [(own, wire) for own in get_args(Element) for wire in get_args(Element) if own != wire]
+
+
+@pytest.mark.parametrize("convert", PAIRS)
+@pytest.mark.parametrize("offset", [0, 4])
+def test_items_are_converted_in_the_same_pass(
+    convert: tuple[Element, Element], offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the compiled loops as by numpy, NaN and infinities too, whether pages begin on lines."""
+    own, wire = convert
+    page = HeadMajorPage(HEADS, 32, COMPILED, ELEMENT_BYTES[own])
+    size, ids = page.page_bytes, [5, 2, 3, 0]
+    dice = np.random.default_rng(1)
+    whole = np.zeros(3 * size + 64 + offset, np.uint8)
+    base = whole[-whole.ctypes.data % 64 + offset :][: 3 * size]
+    base[:] = dice.integers(0, 256, len(base), dtype=np.uint8)
+    host = HostMemory(base, Geometry(1, 3, size, 3 * size, size))
+    plain, held = CanonicalMemory(host, page), CanonicalMemory(host, page, convert)
+    assert held._loops is not None
+    kept = np.zeros(len(ids) * plain.geometry.block_bytes, np.uint8)
+    plain.gather(ids, kept)
+    bits = {2: np.uint16, 4: np.uint32}
+    due = converted(kept.view(bits[ELEMENT_BYTES[own]]), own, wire).view(np.uint8)
+    got = np.zeros(len(ids) * held.geometry.block_bytes, np.uint8)
+    assert held.gather(ids, got) == sum_of(got)
+    assert _same(got, due, wire)
+
+    sent = dice.integers(0, 256, len(got), dtype=np.uint8)
+    before = base.copy()
+    assert held.scatter(ids, sent) == sum_of(sent)
+    compiled = base.copy()
+    monkeypatch.setattr(held, "_loops", None)
+    base[:] = before
+    held.scatter(ids, sent)
+    assert _same(compiled, base, own)
+    assert (compiled != before).any()
+    back = np.zeros(len(kept), np.uint8)
+    plain.gather(ids, back)
+    wanted = converted(sent.view(bits[ELEMENT_BYTES[wire]]), wire, own).view(np.uint8)
+    assert _same(back, wanted, own)
+
+
+def _same(ours: np.ndarray, theirs: np.ndarray, element: Element) -> bool:
+    """The same bits, or NaN in the same places."""
+    left, right = (widened(bits.view(STORED[element]), element) for bits in (ours, theirs))
+    with np.errstate(invalid="ignore"):
+        numbers = np.where(np.isnan(left), 0, left) == np.where(np.isnan(right), 0, right)
+    return bool(numbers.all()) and bool((np.isnan(left) == np.isnan(right)).all())
+
+
+def test_a_page_of_another_element_type_is_refused() -> None:
+    page = HeadMajorPage(HEADS, 32, COMPILED, 4)
+    size = page.page_bytes
+    host = HostMemory(np.zeros(size, np.uint8), Geometry(1, 1, size, size, size))
+    with pytest.raises(ValueError, match="items of 4 bytes are not bfloat16"):
+        CanonicalMemory(host, page, ("bfloat16", "float32"))
 
 
 def test_whole_lines_are_written_past_the_caches_only_where_pages_begin_on_lines() -> None:

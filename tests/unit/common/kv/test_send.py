@@ -98,6 +98,7 @@ class Bench:
             chooser=CompressionChooser("none", 1.0, 0.0),
             on_ended=self.on_ended,
             clock=lambda: self.now,
+            canonical={},
         )
         self.peer = Peer()
         self.handed = ticket(lease_ms=60_000.0)

@@ -11,8 +11,8 @@ import structlog
 import torch
 
 from common.blocks import Kept, KvGroup
-from common.engine.connector.canonical import canonical_memory
-from common.kv.canonical import CanonicalMemory
+from common.engine.connector.canonical import CanonicalForms, canonical_forms
+from common.kv.layout import KvMemory
 from tests.unit.common.engine.connector.test_memory import Cache, Layers, plain
 
 HEADS, ITEMS = 2, 32
@@ -37,14 +37,20 @@ def engine(cache: Cache, backend: str = "CPU_ATTN", dtype: torch.dtype = torch.f
 
 def found(
     cache: Cache, group: KvGroup, made: Any = None, *more: KvGroup
-) -> tuple[CanonicalMemory | None, str]:
+) -> tuple[KvMemory | None, str]:
     """The memory, or why there is none."""
+    forms, why = forms_of(cache, group, made, *more)
+    return forms.by_wire[""] if forms is not None else None, why
+
+
+def forms_of(
+    cache: Cache, group: KvGroup, made: Any = None, *more: KvGroup, converts: bool = False
+) -> tuple[CanonicalForms | None, str]:
+    laid_out = cache.config, cache.caches, (group, *more), cache.memory()
     with structlog.testing.capture_logs() as logs:
-        memory = canonical_memory(
-            made or engine(cache), cache.config, cache.caches, (group, *more), cache.memory()
-        )
-    assert len(logs) == (memory is None)
-    return memory, logs[0]["sentence"] if logs else ""
+        forms = canonical_forms(made or engine(cache), *laid_out, converts=converts)
+    assert len(logs) == (forms is None)
+    return forms, logs[0]["sentence"] if logs else ""
 
 
 @pytest.mark.parametrize("tokens", [16, 32, 64, 128])
@@ -102,3 +108,22 @@ def test_other_kinds_of_kv_have_no_canonical_form() -> None:
     for (memory, why), says in cases:
         assert memory is None
         assert says in why
+
+
+@pytest.mark.parametrize(
+    ("dtype", "smaller"),
+    [(torch.float32, {"bfloat16", "float16"}), (torch.bfloat16, {"float16"})],
+)
+def test_it_is_converted_only_by_consent_and_never_to_a_larger_type(
+    dtype: torch.dtype, smaller: set[str]
+) -> None:
+    cache = Cache("LBHNC", full(dtype=dtype))
+    made, own = engine(cache, dtype=dtype), str(dtype).removeprefix("torch.")
+    forms, _ = forms_of(cache, KvGroup(32), made)
+    assert forms is not None
+    assert (forms.element, {*forms.by_wire}) == (own, {""})
+    forms, _ = forms_of(cache, KvGroup(32), made, converts=True)
+    assert forms is not None
+    assert {*forms.by_wire} == {"", own, *smaller}
+    half = forms.by_wire[min(smaller)].geometry.page_bytes
+    assert half == HEADS * 16 * 2 * ITEMS * 2

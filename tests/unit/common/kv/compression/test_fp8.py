@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.kv.compression.fp8 import LARGEST, Element, Fp8Codec, PageFormat
+from common.blocks import Element
+from common.kv.compression.fp8 import LARGEST, Fp8Codec, PageFormat
 
 ELEMENTS: list[Element] = ["float32", "bfloat16", "float16"]
 TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -229,7 +229,7 @@ def test_a_worker_of_another_layout_is_served_by_canonical_tickets_only() -> Non
     half = replace(SHAPE, block_bytes=SHAPE.block_bytes // 2)
     unlike = replace(D0, alike=False)
     for canonical in (True, False):
-        table = TicketTable(SHAPE, 12 * half.block_bytes, 1000, HandoffCounters(), half)
+        table = TicketTable(SHAPE, 12 * half.block_bytes, 1000, HandoffCounters(), {"": half})
         table.handle(Offer(ticket(canonical=canonical), 20), 0.0)
         asked = ready(blocks=12, message_blocks=12 if canonical else 1)
         actions = table.handle(FromPeer(unlike, asked), 0.0) + table.handle(computed(20), 0.0)
@@ -242,6 +242,20 @@ def test_a_canonical_ticket_ends_at_once_where_kv_has_no_such_form(table: Ticket
     actions = table.handle(Offer(ticket(canonical=True), 10), 0.0)
     assert ends(actions) == [Code.KV_TRANSFER_FAILED]
     assert len(table) == 0
+
+
+def test_a_worker_of_another_element_type_is_served_by_tickets_that_name_one() -> None:
+    """Blocks are then of that type; 12 halves of a block fit into a buffer, not 10 whole ones."""
+    half = replace(SHAPE, block_bytes=SHAPE.block_bytes // 2)
+    forms = {"": SHAPE, "bfloat16": half}
+    other = replace(D0, alike=False, means_same=False)
+    for element, stage in (("bfloat16", [0]), ("", []), ("float16", [])):
+        table = TicketTable(SHAPE, 12 * half.block_bytes, 1000, HandoffCounters(), forms)
+        actions = table.handle(Offer(ticket(canonical=True, element=element), 20), 0.0)
+        assert ends(actions) == ([Code.KV_TRANSFER_FAILED] if element == "float16" else [])
+        asked = ready(blocks=12, message_blocks=12 if element else 1)
+        actions = table.handle(FromPeer(other, asked), 0.0) + table.handle(computed(20), 0.0)
+        assert stages(actions) == stage
 
 
 def test_a_retry_replaces_the_transfer_and_voids_the_older(table: TicketTable) -> None:
@@ -305,6 +319,13 @@ def test_what_is_handed_over_under_a_new_ticket_has_that_lease_alone(table: Tick
     assert table.has_ended(KEY)
     table.check_invariants()
     assert table.handle(HandOver(KEY, ticket("again")), 0.6) == [], "it is not there twice"
+
+
+def test_what_is_kept_is_handed_over_in_smaller_blocks_too() -> None:
+    table = TicketTable(SHAPE, 1 << 20, 1000, HandoffCounters(), {"": SHAPE})
+    table.handle(Offer(ticket(decode=""), 3), 0.0)
+    table.handle(HandOver(KEY, ticket("next", canonical=True), parts=4), 0.5)
+    assert [lease.blocks for _, lease in table.holds()] == [12]
 
 
 def test_losing_one_d_leaves_the_leases_of_others_alone(table: TicketTable) -> None:

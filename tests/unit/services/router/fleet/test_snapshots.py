@@ -47,6 +47,8 @@ def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
         "adapters": worker.adapters,
         "mixed": False,
         "kv_meaning": capacity.kv_meaning,
+        "kv_lossy_meaning": capacity.kv_lossy_meaning,
+        "kv_element": capacity.kv_element,
     }
 
 

@@ -181,6 +181,6 @@ def test_the_names_of_a_timeline_line_are_stable(rig: Rig) -> None:
     assert " ".join(attempt["candidates"][0]) == "role name score"
     assert " ".join(attempt["kv"]) == (
         "blocks complete messages payload_bytes wire_bytes wait_ms transfer_ms retries refetches "
-        "digest_mismatches early_bytes compression raw_bytes drafter_cold canonical "
+        "digest_mismatches early_bytes compression raw_bytes element drafter_cold canonical "
         "overlap"
     )

@@ -1,23 +1,29 @@
 """One plain vLLM engine, in a process of its own: what the disaggregated path must equal.
 
-Reads {"model", "prompts", "max_tokens"} as JSON on stdin, writes {"tokens", "margin"} on stdout:
-the greedy ids of each prompt, and the smallest gap between the best and the second log probability
-on its way, which says how far float noise is from changing a decision. `asked`, if it is there,
-holds for each prompt how it is sampled instead, in vLLM's words.
+Reads lines of {"model", "prompts", "max_tokens"} as JSON on stdin, writes a line of {"tokens",
+"margin"} on stdout for each: the greedy ids of each prompt, and the smallest gap between the best
+and the second log probability on its way, which says how far float noise is from changing a
+decision. `asked`, if it is there, holds for each prompt how it is sampled instead, in vLLM's words.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from common.model.embedded import ensure_embedded_model
 
+SECONDS_MAX = 280.0
+ANSWER = "answer: "
+"""What the line of an answer begins with: libraries print lines, too."""
 MARGIN = 1e-5
 """Float noise between batch shapes is near 1e-6; a decision closer than this would test luck."""
 
@@ -28,11 +34,14 @@ def plain_answers(
     asked: list[Any] | None = None,
     model: Path | None = None,
 ) -> list[list[int]]:
-    """What that engine makes of the embedded model, or of the one in this folder; it has ended when
-    this returns. Greedy answers must be clear of the `MARGIN`."""
-    folder = model or ensure_embedded_model()
-    question = {"model": str(folder), "prompts": prompts, "asked": asked}
-    answer = _asked(question | {"max_tokens": max_tokens})
+    """What that engine makes of the embedded model, or of the one in this folder. The embedded
+    model's engine waits for the next question, without a cache of this one; the other has ended
+    when this returns. Greedy answers must be clear of the `MARGIN`."""
+    question = {"prompts": prompts, "asked": asked, "max_tokens": max_tokens}
+    if model is None:
+        answer = _kept().ask(question | {"model": str(ensure_embedded_model())})
+    else:
+        answer = _asked(question | {"model": str(model)})
     assert asked or min(answer["margin"]) > MARGIN, "the model decides too closely to test equality"
     tokens: list[list[int]] = answer["tokens"]
     return tokens
@@ -58,44 +67,92 @@ def plain_adapter_answers(
     return tokens
 
 
+class _Engine:
+    """The process of an engine, which ends with this one or with `close`."""
+
+    def __init__(self) -> None:
+        self._said = TemporaryFile("w+")  # noqa: SIM115 - open while the process is
+        self._asking = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.reference"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"VLLM_USE_AOT_COMPILE": "0"},
+        )
+
+    def ask(self, question: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        late = threading.Timer(SECONDS_MAX, self._process.kill)
+        with self._asking:
+            late.start()
+            try:
+                self._process.stdin.write(json.dumps(question) + "\n")
+                self._process.stdin.flush()
+                for line in self._process.stdout:
+                    if line.startswith(ANSWER):
+                        return json.loads(line.removeprefix(ANSWER))
+            finally:
+                late.cancel()
+        self._process.wait()
+        self._said.seek(0)
+        raise AssertionError(f"the plain engine ended: {self._said.read()[-2000:]}")
+
+    def close(self) -> None:
+        self._process.communicate(timeout=SECONDS_MAX)
+
+
+@functools.cache
+def _kept() -> _Engine:
+    return _Engine()
+
+
 def _asked(question: dict[str, Any]) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.reference"],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"VLLM_USE_AOT_COMPILE": "0"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    """By an engine for this question alone."""
+    engine = _Engine()
+    answer = engine.ask(question)
+    engine.close()
+    return answer
 
 
 def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    sys.stdout.write("\n" + json.dumps(answer(json.load(sys.stdin))) + "\n")
+    for line in sys.stdin:
+        sys.stdout.write("\n" + ANSWER + json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+@functools.lru_cache(maxsize=1)
+def _engine(arguments: str) -> Any:
+    from vllm import LLM
+
+    return LLM(**json.loads(arguments))
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Starts the engine in this process. `engine`, if it is there, has further arguments of it.
+    """Starts the engine in this process, if the last question was not for the same. `engine`, if it
+    is there, has further arguments of it.
     With `alone` the prompts are asked one after the other.
     Beside what the module's head names, the answer says what the engine keeps: for each KV cache
     group its kind, number of layers, tokens of a block and of its window or chunk, and the bytes of
     a block. `adapters`: folders of LoRA adapters by name, null for none; the answer then has tokens
     and margins by adapter."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
-    defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
-    engine = LLM(
-        model=question["model"],
-        dtype="float32",
-        enforce_eager=True,
-        kv_cache_memory_bytes=256 << 20,
-        **defaults | question.get("engine", {}),
-    )
+    arguments = {
+        "model": question["model"],
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 256 << 20,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+    }
+    engine = _engine(json.dumps(arguments | question.get("engine", {})))
+    engine.reset_prefix_cache()
     greedy = {"temperature": 0.0, "max_tokens": question["max_tokens"], "ignore_eos": True}
     if "adapters" in question:
         return _by_adapter(engine, question)

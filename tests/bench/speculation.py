@@ -6,8 +6,9 @@ alone, which is one plain engine with that method. MTP has a model of its own, o
 `suffix` is tried where its package is. `BATON_BENCH_PARTS` names the methods that are tried,
 `speed` and `speed-large`; all by default. The speed is that of text which repeats itself (two
 tokens are allowed), tokens per second of all streams together, against an engine without
-speculation: the engines by turns, forwards and back, a ratio of each round, and their median. A
-third engine drafts nothing above 8 requests; of it the lowest and the highest ratio are told, too.
+speculation: the engines by turns, forwards and back, a ratio of each round, and their median. The
+same is told per second of CPU, for others may use the cores. A third engine drafts nothing above 8
+requests.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from statistics import median
 from typing import Any
 
 import msgspec
+import psutil
 
 from common.config import Config, from_mapping
 from common.engine.open import open_engine
@@ -110,7 +112,7 @@ def _model(speculation: dict[str, Any], with_mtp: Path) -> str:
 
 def speed_of_all(name: str, model: str, *, rounds: int, tokens: int) -> None:
     print(f"{name}: tokens/s of text that repeats itself, each ÷ an engine without speculation")
-    print("batch    n-grams   n-grams up to 8 requests")
+    print("batch    n-grams     up to 8   by CPU: n-grams, up to 8 requests")
     sys.stdout.flush()
     _apart(speed, model, rounds, tokens)
 
@@ -195,29 +197,29 @@ async def _speed(workers: list[Worker], rounds: int, tokens: int) -> None:
     for number, worker in enumerate(workers):
         tasks.start(f"listen-{number}", worker.listen())
     for batch in BATCHES:
-        ratios: list[list[float]] = [[], []]
+        ratios: list[list[float]] = [[], [], [], []]
         for number in range(rounds + 1):
             order = range(len(workers)) if number % 2 else reversed(range(len(workers)))
             rate = {
                 at: await _rate(workers[at], batch, tokens, f"{batch}.{number}") for at in order
             }
             if number:  # the first warms up
-                ratios[0].append(rate[1] / rate[0])
-                ratios[1].append(rate[2] / rate[0])
-        always, switched = map(median, ratios)
-        spread = f"{min(ratios[1]):.2f} to {max(ratios[1]):.2f}"
-        print(f"{batch:>5}{always:11.2f}{switched:11.2f}   ({spread})")
+                of = [(engine, each) for each in (0, 1) for engine in (1, 2)]
+                for found, (engine, each) in zip(ratios, of, strict=True):
+                    found.append(rate[engine][each] / rate[0][each])
+        print(f"{batch:>5}" + "".join(f"{median(found):11.2f}" for found in ratios))
         sys.stdout.flush()
     await tasks.cancel_all()
     for worker in workers:
         await worker.engine.close()
 
 
-async def _rate(worker: Worker, batch: int, tokens: int, name: str) -> float:
-    """Tokens per second of so many streams together."""
+async def _rate(worker: Worker, batch: int, tokens: int, name: str) -> tuple[float, float]:
+    """Tokens per second of so many streams together, and per second of CPU of all engines, of which
+    the others are idle."""
     texts = prompts(BATCHES[-1])[:batch]
     sampling = msgspec.structs.replace(COPIES, max_tokens=tokens)
-    begun = time.monotonic()
+    begun, used = time.monotonic(), _cpu_seconds()
     results = [
         await worker.add(
             EngineRequest(f"s{name}.{at}", 0, Role.DECODE, text[:300], sampling, None, name)
@@ -226,4 +228,10 @@ async def _rate(worker: Worker, batch: int, tokens: int, name: str) -> float:
     ]
     for result in results:
         await asyncio.wait_for(result.done.wait(), 120)
-    return batch * tokens / (time.monotonic() - begun)
+    made = batch * tokens
+    return made / (time.monotonic() - begun), made / (_cpu_seconds() - used)
+
+
+def _cpu_seconds() -> float:
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return sum(one.user + one.system for one in times)

@@ -7,15 +7,12 @@ token of each request of a step all the same, and a request without drafts has n
 requests (`scheduler.py`) are sampled here as they always are.
 
 vLLM means to compile the search of n-grams when the engine starts, and asks it for no request, so
-that nothing is compiled. The first stream would stand still for two seconds or more. The first
-search also gives torch the number of threads that numba has, by default one for each core. Engines
-that share cores would then wait for each other in each matrix product, which took 20 times as long.
+that nothing is compiled. The first stream would stand still for two seconds or more.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -37,12 +34,10 @@ class SpeculatingWorker(CPUWorker):
         batch.logitsprocs_need_output_token_ids = True
         drafter = self.model_runner.drafter
         if isinstance(drafter, NgramProposer):
-            prepare_search(drafter)
+            compile_search(drafter)
 
 
-def prepare_search(drafter: NgramProposer) -> None:
-    """Compiles it for what a step gives it, and gives torch its number of threads back. To be
-    called on the thread that makes the steps."""
-    threads, tokens = torch.get_num_threads(), np.zeros((1, drafter.max_model_len), np.int32)
+def compile_search(drafter: NgramProposer) -> None:
+    """Compiles it for what a step gives it."""
+    tokens = np.zeros((1, drafter.max_model_len), np.int32)
     drafter.propose(drafter.k, [[0]], np.ones(1, np.int32), tokens)
-    torch.set_num_threads(threads)

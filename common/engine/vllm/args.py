@@ -80,13 +80,16 @@ def library_environment(
     """The environment `given`, with what vLLM and OpenMP read once.
 
     vLLM binds each CPU rank to a NUMA node of its own and fails if there are fewer nodes; here the
-    ranks share the cores, unless the environment names them. An `eager` engine compiles nothing at
-    all: vLLM would still compile the counting of logprobs at the first request for some and make no
-    step meanwhile (5 to 30 s on CPU), which counts as a hung engine."""
+    ranks share the cores, unless the environment names them. numba, which searches n-grams, gives
+    torch its own number of threads, by default one for each core: engines that share cores then
+    wait for each other in every matrix product, which took 20 times as long. An `eager` engine
+    compiles nothing at all: vLLM would still compile the counting of logprobs at the first request
+    for some and make no step meanwhile (5 to 30 s on CPU), which counts as a hung engine."""
     ranks = tensor_parallel(engine)
     threads = engine.threads or max(1, (os.cpu_count() or 1) // max(1, workers * ranks))
     defaults = {
         "OMP_NUM_THREADS": str(threads),
+        "NUMBA_NUM_THREADS": given.get("OMP_NUM_THREADS", str(threads)),
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CONFIGURE_LOGGING": "0",
         "VLLM_NO_USAGE_STATS": "1",

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 
-def test_the_search_of_n_grams_is_compiled_at_the_start_and_takes_no_threads() -> None:
-    """numba has a thread for each core, torch those that the fleet file gives the engine."""
-    import torch
+def test_the_search_of_n_grams_is_compiled_at_the_start() -> None:
     from vllm.v1.spec_decode import ngram_proposer
 
-    from common.engine.speculation.worker import prepare_search
+    from common.engine.speculation.worker import compile_search
 
     made: Any = SimpleNamespace(
         speculative_config=SimpleNamespace(
@@ -24,11 +22,9 @@ def test_the_search_of_n_grams_is_compiled_at_the_start_and_takes_no_threads() -
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )
     drafter = ngram_proposer.NgramProposer(made)
-    torch.set_num_threads(1)
-    prepare_search(drafter)
+    compile_search(drafter)
     compiled = list(ngram_proposer.batch_propose_numba.signatures)
     tokens = np.array([[5, 6, 7, 5, 6, 0], [1, 2, 3, 4, 5, 6]], np.int32)
     drafts = drafter.propose(2, [[6], [6]], np.array([5, 6], np.int32), tokens)
     assert drafts == [[7, 5], []]
     assert ngram_proposer.batch_propose_numba.signatures == compiled != []
-    assert torch.get_num_threads() == 1

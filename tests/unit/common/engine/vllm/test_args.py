@@ -81,7 +81,7 @@ def test_the_environment_of_libraries_follows_the_engine() -> None:
     engine = EngineConfig(threads=3)
     plain = library_environment(engine, 2, {"PATH": "/bin"})
     assert plain["PATH"] == "/bin"
-    assert plain["OMP_NUM_THREADS"] == "3"
+    assert plain["OMP_NUM_THREADS"] == plain["NUMBA_NUM_THREADS"] == "3"
     assert "TORCHDYNAMO_DISABLE" not in plain
     assert "VLLM_CPU_OMP_THREADS_BIND" not in plain
     assert library_environment(engine, 2, {}, eager=True)["TORCHDYNAMO_DISABLE"] == "1"
@@ -94,7 +94,7 @@ def test_who_sets_the_environment_of_libraries_is_obeyed_where_it_is_safe() -> N
     given = {"OMP_NUM_THREADS": "7", "VLLM_CPU_KVCACHE_SPACE": ""}
     fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     made = library_environment(EngineConfig(threads=3), 1, given | fixed)
-    assert made["OMP_NUM_THREADS"] == "7"
+    assert made["OMP_NUM_THREADS"] == made["NUMBA_NUM_THREADS"] == "7"
     assert "VLLM_CPU_KVCACHE_SPACE" not in made
     assert {name: made[name] for name in fixed} == dict.fromkeys(fixed, "0")
     assert library_environment(EngineConfig(threads=3), 1, made) == made, "nothing is left to do"

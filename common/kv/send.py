@@ -355,7 +355,10 @@ class SendSide:
     def _compresses(
         self, prompt: _OfferedPrompt, channel: Channel, expected: ExpectedMessage
     ) -> bool:
-        """Whether to compress the messages of this transfer; chosen once for each transfer."""
+        """Whether to compress the messages of this transfer; chosen once for each transfer. The
+        canonical form is not."""
+        if prompt.ticket.canonical:
+            return False
         if prompt.transfer != expected.transfer and channel.peer is not None:
             prompt.transfer = expected.transfer
             allowed = bool(expected.fp8_bytes)

@@ -21,6 +21,7 @@ from common.engine.connector.memory import ELEMENTS
 from common.engine.vllm.supported_models import holds_k_and_v, layer_spec
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
 from common.kv.layout import Geometry, HostMemory, KvMemory
+from common.kv.messages import NO_FORM, KvForm
 from common.telemetry.log import Logger
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from common.engine.connector.memory import KvCache
+    from common.engine.connector.setup import Setup
 
 BACKEND = "CPU_ATTN"
 
@@ -69,6 +71,15 @@ def canonical_forms(
     sentence = f"KV is handed over to and from workers of the same layout only: {why}"
     log.info("kv.one_layout", sentence=sentence)
     return None
+
+
+def form_of(setup: Setup, canonical: CanonicalForms | None) -> KvForm:
+    """What the worker says of it to others."""
+    if canonical is None:
+        return NO_FORM
+    lossy = setup.lossy_meaning if setup.kv.may_lose else ""
+    block_bytes = canonical.by_wire[""].geometry.block_bytes
+    return KvForm(setup.meaning, lossy, canonical.element, block_bytes)
 
 
 def _forms(memory: HostMemory, claimed: ClaimedPage, *, converts: bool) -> CanonicalForms:

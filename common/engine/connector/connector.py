@@ -28,7 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
-from common.engine.connector.canonical import CanonicalForms, canonical_forms
+from common.engine.connector.canonical import CanonicalForms, canonical_forms, form_of
 from common.engine.connector.grammar import replay_emitted
 from common.engine.connector.memory import (
     kv_groups,
@@ -43,7 +43,6 @@ from common.engine.connector.store_setup import make_store, store_size
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.engine.speculation.draft_layers import without_draft_layers
 from common.errors import ConfigError
-from common.kv.messages import KvForm
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
@@ -111,7 +110,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         rank = get_tensor_model_parallel_rank()
         canonical = self._canonical_forms(kv_caches, layout, converts=setup.kv.may_lose)
         named = setup.name, setup.incarnation, setup.fingerprint
-        form = _form(setup, canonical)
+        form = form_of(setup, canonical)
         identity = WorkerIdentity(*named, rank, setup.kv_secrets_file, form)
         port = setup.kv.port + rank if setup.kv.port else 0
         layers = layers_of_pages(kv_caches, config, memory.geometry.layers)
@@ -265,14 +264,6 @@ def _share(table: StoreTable, on_disk: StoreTable | None) -> bool:
         return False
     worker.share_store(table, on_disk)
     return True
-
-
-def _form(setup: Setup, canonical: CanonicalForms | None) -> KvForm:
-    if canonical is None:
-        return KvForm()
-    lossy = setup.lossy_meaning if setup.kv.may_lose else ""
-    block_bytes = canonical.by_wire[""].geometry.block_bytes
-    return KvForm(setup.meaning, lossy, canonical.element, block_bytes)
 
 
 def _tie_to_daemon(daemon_pid: int) -> None:

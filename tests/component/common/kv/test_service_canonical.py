@@ -197,12 +197,15 @@ def test_a_kept_stream_goes_to_another_layout() -> None:
 
 @pytest.mark.parametrize(("ours", "theirs"), [(WIDE, NARROW), (NARROW, WIDE)])
 def test_items_are_converted_where_both_consent(ours: KvForm, theirs: KvForm) -> None:
-    """They travel in the smaller type, so that nothing is lost on the way to the larger."""
-    with pair(16, 32, LOANED, theirs, ours) as (prefill, decode):
+    """They travel in the smaller type, so that nothing is lost on the way to the larger, and are
+    not compressed besides."""
+    consents = msgspec.structs.replace(LOANED, compression="fp8")
+    with pair(16, 32, consents, theirs, ours) as (prefill, decode):
         end = handed_over(prefill, decode, ticket(prefill, element="bfloat16"))
         (sent,) = drained(prefill.service, PATIENT_S)
         assert (end.error, sent.error) == ("", "")
         assert end.report.element == sent.report.element == "bfloat16"
+        assert (sent.report.compression, sent.choice) == ("", "")
         assert end.report.payload_bytes == len(SEQUENCE) * LAYERS * CANONICAL_BYTES // 2
         wide, narrow = (prefill, decode) if ours is WIDE else (decode, prefill)
         bits = np.frombuffer(wide.items(SEQUENCE), np.uint32)

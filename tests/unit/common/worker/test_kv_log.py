@@ -75,3 +75,11 @@ def test_the_choice_of_compression_is_told_with_its_reason() -> None:
     assert (chosen["event"], chosen["log_level"]) == ("compression.chosen", "info")
     assert chosen["sentence"] == "because"
     assert ended["sentence"] == "10 bytes of KV, fp8 of 40"
+
+
+def test_a_conversion_is_told_with_the_type_in_which_kv_travelled() -> None:
+    report = KvReport(payload_bytes=10, raw_bytes=10, element="bfloat16")
+    done = KvDone(request_id="r", attempt=1, side="send", report=report)
+    with structlog.testing.capture_logs() as lines:
+        log_handoff(structlog.get_logger(), done)
+    assert lines[-1]["sentence"] == "10 bytes of KV, converted, as bfloat16"

@@ -11,8 +11,11 @@ import structlog
 import torch
 
 from common.blocks import Kept, KvGroup
-from common.engine.connector.canonical import CanonicalForms, canonical_forms
+from common.config import KvConfig
+from common.engine.connector.canonical import CanonicalForms, canonical_forms, form_of
+from common.engine.connector.setup import Setup
 from common.kv.layout import KvMemory
+from common.kv.messages import KvForm
 from tests.unit.common.engine.connector.test_memory import Cache, Layers, plain
 
 HEADS, ITEMS = 2, 32
@@ -127,3 +130,19 @@ def test_it_is_converted_only_by_consent_and_never_to_a_larger_type(
     assert {*forms.by_wire} == {"", own, *smaller}
     half = forms.by_wire[min(smaller)].geometry.page_bytes
     assert half == HEADS * 16 * 2 * ITEMS * 2
+
+
+@pytest.mark.parametrize(
+    ("kv", "lossy"),
+    [
+        (KvConfig(), ""),
+        (KvConfig(compression="auto"), "l"),
+        (KvConfig(compression="auto", exact=True), ""),
+    ],
+)
+def test_the_lossy_meaning_is_said_by_consent_alone(kv: KvConfig, lossy: str) -> None:
+    cache = Cache("LBHNC", full())
+    forms, _ = forms_of(cache, KvGroup(32))
+    setup = Setup("p0", "inc", "f", [], 1, kv, meaning="m", lossy_meaning="l")
+    assert form_of(setup, forms) == KvForm("m", lossy, "float32", forms.by_wire[""].geometry.block_bytes)
+    assert form_of(setup, None) == KvForm()

@@ -173,6 +173,8 @@ def test_a_stream_moves_to_a_decode_worker_of_another_layout(
     rig.prefilled("r0")
     rig.started("r0")
     rig.beat(rig.decode("d1", fingerprint="c", capacity=room(16, meaning)), Load())
+    told = [introduction.kv_address for introduction in rig.take(Introduce, "d1|1")]
+    assert (rig.row("d0|1").kv_address in told) is bool(canonical), "before any stream moves"
     rig.sent.clear()
     rig.handle(WorkerDrained("d0|1", on=True))
     rig.tick()

@@ -65,7 +65,7 @@ def main() -> None:
 def _opened(folder: Path, role: Role, layout: Layout) -> Engine:
     """Each in a folder of its own, because all have the name of their role."""
     run_dir = folder / f"{role.value[0]}{layout.block_tokens}{layout.dtype[0]}"
-    run_dir.mkdir()
+    run_dir.mkdir(0o700)
     engine: dict[str, Any] = {**layout._asdict(), "kv_cache_mib": 96}
     name = "p0" if role is Role.PREFILL else "d0"
     return open_engine(make_config(run_dir, engine, compression="auto"), role, name, f"inc-{name}")

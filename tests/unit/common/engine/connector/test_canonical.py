@@ -144,5 +144,7 @@ def test_the_lossy_meaning_is_said_by_consent_alone(kv: KvConfig, lossy: str) ->
     cache = Cache("LBHNC", full())
     forms, _ = forms_of(cache, KvGroup(32))
     setup = Setup("p0", "inc", "f", [], 1, kv, meaning="m", lossy_meaning="l")
-    assert form_of(setup, forms) == KvForm("m", lossy, "float32", forms.by_wire[""].geometry.block_bytes)
+    assert forms is not None
+    block_bytes = forms.by_wire[""].geometry.block_bytes
+    assert form_of(setup, forms) == KvForm("m", lossy, "float32", block_bytes)
     assert form_of(setup, None) == KvForm()

@@ -141,11 +141,11 @@ class Core:
             actions += look_at_balance(tables, now)
             actions += scale.scale_workers(tables, now)
             actions += place_queue.refuse_waiting(tables, now)
+            actions += operator.drop_evicted(tables, now)
             actions += preempt.preempt(tables, now)
             actions += preempt.end_grace(tables, now)
             actions += rebalance_streams(tables, now)
             actions += moves.move_streams(tables, now)
-            actions += operator.drop_evicted(tables, now)
             actions += operator.answer_late_orders(tables, now)
             tables.changes.capacity |= tables.wants_prefill
         if tables.rebuilding:

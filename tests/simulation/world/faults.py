@@ -154,9 +154,7 @@ class Faults:
             return
         if self._random.random() < 0.3:
             self._say("hang", victim)
-            seconds = self._random.uniform(0.2, 2.0)
-            victim.hang(seconds)
-            self._ends(seconds, lambda: None)
+            self._stand_still(victim, self._random.uniform(0.2, 2.0))
             return
         self._say("kill", victim)
         victim.die()
@@ -167,8 +165,11 @@ class Faults:
         if victim is None:
             return
         self._say("hang", victim)
+        self._stand_still(victim, self._random.uniform(0.1, 2.5))
+
+    def _stand_still(self, victim: Process, seconds: float) -> None:
+        """It may be taken for dead, and its death for that of a prompt."""
         self._fleet.judge.killed_by_chance.add(victim.identity)
-        seconds = self._random.uniform(0.1, 2.5)
         victim.hang(seconds)
         self._ends(seconds, lambda: None)
 

@@ -298,9 +298,7 @@ class ScaleFaults(Faults):
         elif fault.startswith("kill"):
             self._fell(victim)
         elif fault.startswith("hang"):
-            seconds = self._dice.uniform(0.1, 1.0)
-            victim.hang(seconds)
-            self._ends(seconds, lambda: None)
+            self._stand_still(victim, self._dice.uniform(0.1, 1.0))
         elif fault == "resume":
             self._order_drain(victim, on=False)
         else:

@@ -85,9 +85,7 @@ class SwitchFaults(Faults):
         if fault.startswith("kill"):
             self._fell(struck)
         elif fault.startswith("hang"):
-            seconds = self._dice.uniform(0.1, 2.0)
-            struck.hang(seconds)
-            self._ends(seconds, lambda: None)
+            self._stand_still(struck, self._dice.uniform(0.1, 2.0))
         elif fault == "blip":
             self._cut_off(victim)
         elif fault == "back":

@@ -50,6 +50,20 @@ def test_what_has_not_moved_in_time_is_dropped() -> None:
     assert rig.row(D0).drop_at is None
 
 
+def test_a_stream_that_is_dropped_is_not_told_to_move_as_well() -> None:
+    """Another worker had no room until its time was over."""
+    rig = fleet()
+    ask(rig, "evict", worker="d0")
+    ask(rig, "drain", worker="d1")
+    rig.tick(EVICT_SECONDS - 0.2, alive=ALL)
+    assert (rig.take(Failed), rig.take(Move, D0)) == ([], [])
+    ask(rig, "resume", worker="d1")
+    rig.now = rig.row(D0).drop_at or 0.0
+    rig.tick()
+    assert [f.request_id for f in rig.take(Failed)] == ["r0"]
+    assert rig.take(Move, D0) == []
+
+
 def test_a_second_eviction_drops_at_once_what_has_not_moved() -> None:
     rig = fleet()
     assert ask(rig, "evict", worker="d0")["requests_moving"] == 1

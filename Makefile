@@ -3,8 +3,8 @@ PYTHON ?= python3
 EXTRA ?= auto
 VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
-# For two cores, as tests wait a lot; the longest groups first (tests/conftest.py).
-PROCESSES := -n 3 --no-loadscope-reorder
+# The longest groups of tests first (tests/conftest.py).
+BOTH_CORES := -n 2 --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: $(shell awk -F: '/^[a-z0-9-]+:.*\#\# / {print $$1}' Makefile)
@@ -18,14 +18,14 @@ install: ## .venv with the tested set (EXTRA=cpu or cuda to choose; VERIFY=1: ea
 run: install ## a fleet on this machine, with the embedded model (ARGS="--decode 2 ...")
 	@exec $(VENV)/baton up $(ARGS)
 
-test: install lint ## lint and every test, in three processes
-	@$(PYTEST) $(PROCESSES) --durations=40 $(ARGS)
+test: install lint ## lint and every test, in two processes
+	@$(PYTEST) $(BOTH_CORES) --durations=40 $(ARGS)
 
 unit: install ## under a minute: one module at a time, nothing that starts sockets, threads or processes
-	@$(PYTEST) tests/unit $(PROCESSES) $(ARGS)
+	@$(PYTEST) tests/unit $(BOTH_CORES) $(ARGS)
 
 component: install ## one module at a time, with its sockets, threads and processes
-	@$(PYTEST) tests/component $(PROCESSES) $(ARGS)
+	@$(PYTEST) tests/component $(BOTH_CORES) $(ARGS)
 
 integration: install ## real daemons, simulated engine
 	@$(PYTEST) tests/integration $(ARGS)

@@ -21,17 +21,16 @@ settings.load_profile("untimed")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
-KINDS = frozenset({"unit", "component", "simulation", "integration", "faults", "e2e", "chaos"})
-# Three processes run all tests on two cores (`make test`), since daemons wait for half of their
-# time. These groups run one file after another in one of them: the tests that fork engines off
-# their own process, the fleets with vLLM, and the daemons of the integration tests, whose fleet is
-# one for all. The families of models and the fleets with images go to the process that is through
-# first, as does any other file.
-# A fork must not meet the threads and the locks of other tests, UCX's above all
-# (`common.kv.transport.ucx`): so the tests that fork engines are the first of their process. Tests
+# Engines are forked from this process, and a fork must not meet the threads and the locks of other
+# tests, UCX's above all (`common.kv.transport.ucx`): so the tests that fork them run first. Tests
 # that fork something else do it in a process of their own (`tests.component.common.engine.apart`).
+FORKING = TESTS / "e2e" / "engine"
+KINDS = frozenset({"unit", "component", "simulation", "integration", "faults", "e2e", "chaos"})
+# Two processes run all tests (`make test`). Most of what starts vLLM stays in one of them, one
+# engine or fleet after another, since two at a time would only wait for each other; so do the
+# daemons of the integration tests, whose fleet is one for all. The families of models and the
+# fleets with images go to the process that is through first, as does any other file.
 ONE_AFTER_ANOTHER = {
-    "e2e/engine": "engines",
     "e2e": "vllm",
     "e2e/images": "images",
     "zoo": "zoo",
@@ -67,8 +66,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _place(item: pytest.Item) -> int:
     """The longest first, so that no process is left with it at the end."""
+    if FORKING in item.path.parents:
+        return 0
     group = _group(item.path.relative_to(TESTS).parts)
-    return {"engines": 0, "vllm": 1, "daemons": 2, "zoo": 3, "images": 4}.get(group, 5)
+    return {"vllm": 1, "daemons": 2, "zoo": 3, "images": 4}.get(group, 5)
 
 
 def _group(parts: tuple[str, ...]) -> str:

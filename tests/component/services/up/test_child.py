@@ -60,6 +60,14 @@ threads = {threads}
 """
 
 
+@pytest.fixture(autouse=True)
+def _threads_are_for_the_file_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that another test started left its own number in the environment, which goes before
+    that of a file."""
+    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def waiting_child() -> int:
     command = [sys.executable, "-c", "import signal; signal.pause()"]
     return os.posix_spawn(sys.executable, command, os.environ)

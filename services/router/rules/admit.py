@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from common.errors import Code
-from common.messages import KeyLimits, OtherCell, PriorityClass, Role, Submit
+from common.messages import KeyLimits, PriorityClass, Role, Submit
 from services.router.admission import gates
 from services.router.admission.keys import CELL_SHARE, ONE_CELL, by_share, predicted_cost
 from services.router.admission.predict import LoadSnapshot, Pool, Prediction, predict
@@ -43,9 +43,9 @@ def set_cost(tables: Tables, attempt: Attempt, message: Submit) -> None:
     attempt.cost = predicted_cost(
         attempt.request.prompt_tokens, output, tables.admission.config.output_cost
     )
-    attempt.limits = tables.admission.keys.limits(attempt.key_id, message.limits)
     attempt.other_cell = message.other_cell
-    attempt.limits = _in_this_cell(tables, attempt, attempt.limits, message.other_cell)
+    limits = tables.admission.keys.limits(attempt.key_id, message.limits)
+    attempt.limits = _in_this_cell(tables, attempt, limits)
     if attempt.limits is not None and attempt.limits.weight > 0:
         attempt.weight = attempt.limits.weight
     budget_mib = attempt.limits.kv_budget_mib if attempt.limits is not None else 0.0
@@ -54,10 +54,9 @@ def set_cost(tables: Tables, attempt: Attempt, message: Submit) -> None:
     attempt.promise(tables.snapshots.totals(Role.DECODE).latest)
 
 
-def _in_this_cell(
-    tables: Tables, attempt: Attempt, limits: KeyLimits | None, other: OtherCell | None
-) -> KeyLimits | None:
-    """The limits of its key in this cell, which has to count in what it does in another one."""
+def _in_this_cell(tables: Tables, attempt: Attempt, limits: KeyLimits | None) -> KeyLimits | None:
+    """Those of its key in this cell, which has to count in what it does in another one."""
+    other = attempt.other_cell
     if limits is None or other is None:
         return limits
     if other.serves:

@@ -40,6 +40,7 @@ Said = Sequence[list[int]] | Mapping[int, list[int]]
 """What a plain engine says after each of the `TEXTS`, or after some of them."""
 CHOSEN = {"draft_model": range(len(TEXTS)), "eagle": FEW, "mtp": FEW}
 """The `TEXTS` that each method is tried with."""
+WITH_FOLDERS = ["draft_model", "eagle"]
 ALONE_MIN = {"draft_model": 0.9, "eagle": 0.7, "mtp": 0.7}
 """The share of drafted tokens that is accepted in one engine, at least."""
 
@@ -69,13 +70,13 @@ def with_mtp(folder: Path, model: Path) -> Config:
     return from_mapping({key: raw[key] for key in ("fleet", "model", "prefill", "decode")})
 
 
-@pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    config = drafting(tmp_path_factory.mktemp("run"), "draft_model", hand_over=False)
+@pytest.fixture(scope="module", params=WITH_FOLDERS)
+def cold(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    config = drafting(tmp_path_factory.mktemp("run"), request.param, hand_over=False)
     yield from on_one_loop(open_pair(config))
 
 
-@pytest.fixture(scope="module", params=["draft_model", "eagle"])
+@pytest.fixture(scope="module", params=WITH_FOLDERS)
 def warm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     config = drafting(tmp_path_factory.mktemp("run"), request.param, hand_over=True)
     yield from on_one_loop(open_pair(config))

@@ -8,9 +8,12 @@ None or an error. An idle worker runs no code. All calls belong to the loop's th
 *Buffers and links.* A buffer given to `send` or `receive` belongs to the transport until `done` is
 called: UCX cannot cancel a tag receive, and would write to a freed buffer later. A `UcxLink` is
 lost once and for good, and what was pending on it is called back with an error. An endpoint may
-fail before its link exists, when the peer dies while it connects. Closing an endpoint that UCXX has
-closed after an error crashes the process, so `close` checks `alive` first. UCXX's non-blocking
-close leaves receives pending for ever; its blocking one cancels them and takes 0.1 ms.
+fail before its link exists, when the peer dies while it connects. UCX never completes what is
+posted on a failed endpoint, so `alive` is asked first. It crashes when a peer in this host dies
+while it connects and something waits to be sent to it, so the side that was connected to sends
+nothing before it has received something. Closing an endpoint that UCXX has closed after an error
+crashes the process, so `close` checks `alive` first. UCXX's non-blocking close leaves receives
+pending for ever; its blocking one cancels them and takes 0.1 ms.
 
 *Shared memory.* UCX leaves shared memory out of endpoints with error handling unless it is told
 that those transports report a dead peer too. They do (a killed peer fails what is pending within 10
@@ -92,7 +95,8 @@ def data_tag(transfer: int, index: int, index_bits: int) -> int:
 class UcxLink:
     """One endpoint. `on_lost` is called once, from the loop, when it can no longer be used."""
 
-    def __init__(self, owner: UcxWorker, endpoint: Any) -> None:
+    def __init__(self, owner: UcxWorker, endpoint: Any, *, accepted: bool) -> None:
+        """`accepted`: the other side connected."""
         self.on_lost: Callable[[], None] | None = None
         self.lost = False
         self.receive_tag = int.from_bytes(os.urandom(8), "little") >> 1
@@ -101,6 +105,7 @@ class UcxLink:
         self.remote_greeting = b""
         self._owner = owner
         self._endpoint = endpoint
+        self._accepted = accepted
         owner.add_link(self)
         try:
             endpoint.set_close_callback(owner.call_soon, (self._drop,))
@@ -114,15 +119,21 @@ class UcxLink:
         mine = np.frombuffer(packed, np.uint8).copy()
         theirs = np.zeros(HANDSHAKE.size, np.uint8)
 
+        def greet() -> None:
+            self._post(lambda: self._endpoint.stream_send(_array()(mine)), mine, _ignore)
+
         def received(error: str | None) -> None:
             if error is None:
                 magic, self.send_tag, self.remote_greeting = HANDSHAKE.unpack(theirs.tobytes())
                 if magic != HANDSHAKE_MAGIC or self.send_tag >= DATA_TAG:
                     error = "the other side is not a Baton worker that speaks this version of KV"
+                elif self._accepted:
+                    greet()
             done(error)
 
         self._post(lambda: self._endpoint.stream_recv(_array()(theirs)), theirs, received)
-        self._post(lambda: self._endpoint.stream_send(_array()(mine)), mine, _ignore)
+        if not self._accepted:
+            greet()
 
     def send(self, buffer: Buffer, tag: int, done: Done) -> None:
         _check(buffer)
@@ -147,11 +158,11 @@ class UcxLink:
 
     def lanes(self) -> tuple[str, ...]:
         """What UCX may use to the other side, each as `transport/device`; empty once lost."""
-        return () if self.lost else lanes_of(self._endpoint.handle)
+        return () if self._failed() else lanes_of(self._endpoint.handle)
 
     def remote(self) -> tuple[str, int]:
         """Address and port of the other side; `("", 0)` once lost, or where UCX does not tell."""
-        return ("", 0) if self.lost else remote_of(self._endpoint.handle)
+        return ("", 0) if self._failed() else remote_of(self._endpoint.handle)
 
     def close(self) -> None:
         """Idempotent. What is pending here fails; the other side learns of it."""
@@ -164,9 +175,14 @@ class UcxLink:
         """Closes later, so that what was just sent arrives: closing flushes nothing."""
         self._owner.call_later(seconds, self.close)
 
+    def _failed(self) -> bool:
+        """The link is lost, or will be as soon as the loop gets to it."""
+        return self.lost or not self._endpoint.alive
+
     def _post(self, start: Callable[[], Any], buffer: Buffer, done: Done) -> None:
-        if self.lost:
+        if self._failed():
             self._owner.call_soon(done, "the connection is lost")
+            self._owner.call_soon(self._drop)
             return
         try:
             request = start()
@@ -254,7 +270,7 @@ class UcxWorker:
                 Code.KV_TRANSFER_FAILED, f"cannot connect to {host}:{port}: {_text_of(error)}"
             ) from error
         self.schedule_progress()
-        return UcxLink(self, endpoint)
+        return UcxLink(self, endpoint, accepted=False)
 
     def close(self) -> None:
         """Closes all links, stops delivering and destroys the worker, buffers after it."""
@@ -305,7 +321,7 @@ class UcxWorker:
         return len(self._inflight)
 
     def _accepted(self, endpoint: Any) -> None:
-        self.call_soon(lambda: self._on_accept(UcxLink(self, endpoint)))
+        self.call_soon(lambda: self._on_accept(UcxLink(self, endpoint, accepted=True)))
 
     def _pump(self) -> None:
         self._progress_scheduled = False

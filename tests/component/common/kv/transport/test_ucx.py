@@ -25,13 +25,42 @@ class _Closing:
     def set_close_callback(self, *_: object) -> None:
         raise RuntimeError("Endpoint is closing or has already closed.")
 
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"{name}: UCX never completes what is posted on such an endpoint")
+
+
+class _Silent:
+    """An endpoint whose peer has said nothing yet. Notes what is posted."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.posted: list[str] = []
+
+    def set_close_callback(self, *_: object) -> None:
+        """It does not close."""
+
+    def stream_recv(self, _: object) -> _Pending:
+        self.posted.append("receive")
+        return _Pending()
+
+    def stream_send(self, _: object) -> _Pending:
+        self.posted.append("send")
+        return _Pending()
+
+
+class _Pending:
+    completed = False
+
 
 async def test_a_peer_that_dies_while_it_connects_costs_its_link_and_nothing_else() -> None:
     accepted: list[UcxLink] = []
     lost = asyncio.Event()
+    opened: list[str | None] = []
 
     def accept(link: UcxLink) -> None:
         link.on_lost = lost.set
+        link.open(opened.append)
         accepted.append(link)
 
     ucx = UcxWorker("tcp,self", accept)
@@ -42,8 +71,21 @@ async def test_a_peer_that_dies_while_it_connects_costs_its_link_and_nothing_els
     async with asyncio.timeout(5):
         await lost.wait()
     assert accepted[0].lost
+    assert opened == ["the connection is lost"]
+    assert ucx.inflight == 0
     assert failures == []
     ucx.close()
+
+
+async def test_who_was_connected_to_answers_and_does_not_begin() -> None:
+    """UCX crashes when it sends what was posted before the peer died as it connected."""
+    ucx = UcxWorker("tcp,self", lambda _: None)
+    ucx.start()
+    connecting, accepted = _Silent(), _Silent()
+    UcxLink(ucx, connecting, accepted=False).open(lambda _: None)
+    UcxLink(ucx, accepted, accepted=True).open(lambda _: None)
+    assert connecting.posted == ["receive", "send"]
+    assert accepted.posted == ["receive"]
 
 
 async def test_more_than_shared_memorys_ring_holds_arrives_as_it_was_sent() -> None:

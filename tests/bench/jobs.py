@@ -15,7 +15,8 @@ how much of the idle capacity they use, and what their order saves.
   own. Of the decode slots that interactive requests leave, the share is told that lines use.
 - `beside-virtual`: the same requests and lines in virtual time, three times for four minutes: the
   router's rules without the noise of a host.
-- `beside-vllm`: the same on vLLM, one prefill and one decode worker.
+- `beside-vllm`: the same on vLLM, one prefill and one decode worker. The prefill worker has a core
+  of its own, as it has a GPU of its own elsewhere; what else there is shares the others.
 
 `order` and `beside-vllm` have real vLLM, the others real daemons and simulated engines.
 """
@@ -95,6 +96,8 @@ class Beside(NamedTuple):
     line: tuple[int, int]
     #: How many lines are done before anything is measured.
     begun: int
+    #: The worker that has a core of its own; empty: all share all cores.
+    apart: str = ""
 
 
 MODELLED = Beside(
@@ -118,11 +121,12 @@ NO_CACHE = {"BATON_ENGINE__PREFIX_CACHING": "false"}
 #: A line is short beside a prompt, so that what it adds to a step counts.
 VLLM = Beside(
     ("--prefill", "1", "--decode", "1", "--mode", "disaggregated"),
-    {"BATON_ENGINE__THREADS": "1", "BATON_ENGINE__MAX_NUM_SEQS": "16"} | NO_CACHE,
-    0.5,
-    Ask(prompt_tokens=(1_500, 1_500), max_tokens=50, prompts=4),
-    (20, 50),
-    30,
+    {"BATON_ENGINE__THREADS": "1", "BATON_ENGINE__MAX_NUM_SEQS": "32"} | NO_CACHE,
+    0.25,
+    Ask(prompt_tokens=(4_000, 4_000), max_tokens=50, prompts=4),
+    (20, 400),
+    100,
+    apart="p0",
 )
 
 
@@ -227,6 +231,8 @@ def beside(shape: Beside) -> None:
     """All of a turn have the same arrivals."""
     before, during, after, shares = list[float](), list[float](), list[float](), list[float]()
     with with_jobs(*shape.flags, env=shape.env) as running, client(running) as api:
+        if shape.apart:
+            keep_apart(running, shape.apart)
         asyncio.run(Load(running.url, rate=shape.rate, ask=shape.ask).one())
         for turn in range(TURNS):
             before += asyncio.run(interactive(running, shape, turn)).ttft_ms
@@ -247,6 +253,17 @@ def beside(shape: Beside) -> None:
         f"{'  UNDER TARGET' if ratio > 1.05 or used < 0.9 else ''}",
         flush=True,
     )
+
+
+def keep_apart(running: Fleet, name: str) -> None:
+    """Gives this worker the first core, and all other processes of the fleet the rest."""
+    first, *rest = sorted(os.sched_getaffinity(0))
+    assert rest, "one core alone cannot be shared out"
+    for child, daemon in running.children().items():
+        cores = [first] if child == name else rest
+        for process in (daemon, *daemon.children(recursive=True)):
+            for thread in process.threads():
+                os.sched_setaffinity(thread.id, cores)
 
 
 def compared(before: list[float], during: list[float], after: list[float]) -> str:

@@ -20,11 +20,12 @@ of their prompt.
   of the key is had twice.
 
 What an event costs does not depend on how many cells there are, save of the rare ones that concern
-all of them. A tick costs what the cells have that hold requests.
+all of them. A tick is given only to the cores that it may be of use to.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -60,6 +61,8 @@ from services.gateway.requests.table import RequestTable
 
 LOST_SECONDS = 0.5
 """Within it a standby has taken over, or a router that was started again has answered."""
+LATE_TICK_SECONDS = 0.5
+"""A gateway that got no tick for so long stood still itself."""
 FIRST_TOKENS = 256
 REFUSALS = frozenset({Code.QUEUE_FULL, Code.OVERLOADED, Code.NO_CAPACITY, Code.DRAINING})
 
@@ -80,13 +83,13 @@ class CellsCore:
             self.cells[name] = Cell(name, Core(limits, self.counters, table))
         self._first = next(iter(self.cells.values()))
         self._streams_max = limits.max_streams
+        self._token_wait = limits.token_wait_ms_max / 1000
+        self._ticked_at = math.inf
         self._budget = SpillBudget(limits.cell_spill_share)
         #: The two cells of each slot (`rendezvous.py`) that was asked for.
         self._pairs: dict[int, tuple[Cell, Cell]] = {}
         #: What `fleet_of` found, by model, since a router last told something.
         self._fleets: dict[str, Fleet | None] = {}
-        #: The cells, by name, that hold requests or did at the last tick. The others need none.
-        self._busy: dict[str, Cell] = {}
         #: The cell of each decode worker that has sent tokens, by identity.
         self._of_worker: dict[bytes, Cell] = {}
 
@@ -135,8 +138,8 @@ class CellsCore:
             requests = cell.core.lifecycle.table.requests
             assert seen.isdisjoint(requests)
             seen |= requests.keys()
-            assert cell.name in self._busy or not requests or len(self.cells) == 1
-        assert seen == self._index.cells.keys()
+            assert all(self._index.cell_of(each) == cell.name for each in requests)
+        assert len(seen) == len(self._index)
         self._index.check_invariants()
         assert len(self._pairs) <= rendezvous.SLOTS
 
@@ -145,6 +148,9 @@ class CellsCore:
     def handle(self, event: Event, now: float, cell: str = "") -> list[Action]:
         """The sole mutator. `cell`: of the router that the event comes from. `now`: seconds,
         monotonic."""
+        if isinstance(event, Tick):
+            before, self._ticked_at = self._ticked_at, now
+            event = Tick(late=now - before > LATE_TICK_SECONDS)
         if len(self.cells) == 1:
             return self._first.core.handle(event, now)
         match event:
@@ -166,20 +172,16 @@ class CellsCore:
         return _named(cell, cell.core.handle(event, now))
 
     def _holder(self, request_id: str) -> Cell | None:
-        name = self._index.cells.get(request_id)
+        name = self._index.cell_of(request_id)
         return None if name is None else self.cells[name]
 
     def _tick(self, event: Tick, now: float) -> list[Action]:
-        """Only where there are requests. A cell has a last tick when it has no more of them."""
         actions: list[Action] = []
-        busy = list(self._busy.values())
-        for cell in busy:
-            actions += self._of(cell, event, now)
-            if not cell.core.active:
-                del self._busy[cell.name]
-        for cell in busy:
-            if cell.lost_since and not self.draining:
-                actions += self._leave(cell, now)
+        for name in sorted(self._index.take_due(now, self._token_wait, late=event.late)):
+            actions += self._of(self.cells[name], event, now)
+        if len(self._index) and not self.draining:
+            lost = [cell for cell in self.cells.values() if cell.lost_since]
+            actions += [action for cell in lost for action in self._leave(cell, now)]
         return actions
 
     def _cell_of_step(self, event: Stepped) -> Cell:
@@ -217,11 +219,9 @@ class CellsCore:
         left = home.back_since.get(model) if at_home else home.lost_at(model, now)
         if at_home or not second.serves(model):
             home.home += 1
-            self._busy[home.name] = home
             known = self._known_of(second, caller, left if at_home else None, now)
             return self._of(home, event if known is None else replace(event, other_cell=known), now)
         second.spilled += 1
-        self._busy[second.name] = second
         known = self._known_of(home, caller, left, now)
         actions = self._of(second, replace(event, spilled=True, other_cell=known), now)
         sentence = f"cell {home.name} is lost; {second.name} serves the request"
@@ -296,7 +296,6 @@ class CellsCore:
         """`known`: what the target's router must know of its key in the source. A source that
         refused it knows it no more."""
         target.spilled += 1
-        self._busy[target.name] = target
         request.spilled, request.other_cell = True, known
         refused = known is not None and known.serves
         actions = _named(source, source.core.lifecycle.give_up(request, now, known=not refused))

@@ -62,7 +62,6 @@ from services.gateway.requests.events import (
 from services.gateway.requests.lifecycle import Notify, RequestLifecycle
 from services.gateway.requests.refusals import (
     RETRY_SOON_MS,
-    draining,
     known_code,
 )
 from services.gateway.requests.request import WAITING, LiveRequest, State
@@ -154,7 +153,7 @@ class Core:
 
     def _stepped(self, event: Stepped, now: float) -> list[Action]:
         actions: list[Action] = []
-        self._stalls.record(event.worker, now)
+        self._heard_from(event.worker, now)
         requests, worker = self._table.requests, event.worker
         for delta in event.deltas:
             request = requests.get(delta.request_id)
@@ -180,6 +179,11 @@ class Core:
             if outcome is not PushOutcome.RUNNING:
                 actions += self._stream_over(request, outcome, now)
         return actions
+
+    def _heard_from(self, worker: bytes, now: float) -> None:
+        """What it still sends of streams that are over does not count."""
+        if self._table.is_busy(worker):
+            self._stalls.record(worker, now)
 
     def _adopt(self, request: LiveRequest, worker: bytes, delta: Delta) -> bool:
         """Assigns the request to the worker of its first token, where no other is named yet. Tokens
@@ -352,18 +356,18 @@ class Core:
     def _time_passed(self, event: Tick | DrainStarted | DrainExpired, now: float) -> list[Action]:
         match event:
             case Tick():
-                return self._tick(now)
+                return self._tick(now, event.late)
             case DrainStarted():
                 self.lifecycle.draining = True
                 return []
             case DrainExpired():
-                return self._expire_drain(now)
+                return self.lifecycle.end_all(now)
 
-    def _tick(self, now: float) -> list[Action]:
+    def _tick(self, now: float, late: bool) -> list[Action]:
         actions = self.lifecycle.expire(now)
         if self.router_up:
             actions += self._ask_again(now) + self._submit_held(now)
-        return actions + self._leave_stalled_workers(now)
+        return actions + self._leave_stalled_workers(now, late)
 
     def _ask_again(self, now: float) -> list[Action]:
         """Submits again, as the same attempt, what nothing was heard of."""
@@ -372,12 +376,13 @@ class Core:
             request.ask_in(request.ask_after, now)
         return [self.lifecycle.submission(request, now) for request in silent]
 
-    def _leave_stalled_workers(self, now: float) -> list[Action]:
+    def _leave_stalled_workers(self, now: float, late: bool) -> list[Action]:
         """Streams that another worker can continue leave a worker that sends nothing. The others
         wait for it."""
         ready = sum(fleet.decode_ready for fleet in self.lifecycle.fleets.values())
         actions: list[Action] = []
-        for worker, seconds in self._stalls.stalled(self._table.streaming_workers(), ready, now):
+        streaming = self._table.streaming_workers()
+        for worker, seconds in self._stalls.stalled(streaming, ready, now, late=late):
             self._stalls.forget(worker)
             sentence = f"decode worker {_worker_name(worker)} sent nothing for {seconds:.1f} s"
             for request in self._table.of_worker(worker):
@@ -385,12 +390,6 @@ class Core:
                     request.left_worker = worker.decode(errors="replace")
                     error = BatonError(Code.STREAM_INTERRUPTED, sentence)
                     actions += self.lifecycle.interrupt(request, error, Notify.BOTH, now)
-        return actions
-
-    def _expire_drain(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        for request in self._table:
-            actions += self.lifecycle.fail(request, draining(), Notify.BOTH, now)
         return actions
 
 

@@ -92,7 +92,10 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes; comes several times a second."""
+    """Time passes; comes several times a second. `late`: this gateway itself stood still before,
+    as the cells' core tells the cores."""
+
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

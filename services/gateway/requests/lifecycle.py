@@ -285,6 +285,13 @@ class RequestLifecycle:
                 actions += self.fail(request, error, Notify.BOTH, now)
         return actions
 
+    def end_all(self, now: float) -> list[Action]:
+        """This gateway has drained for as long as it may."""
+        actions: list[Action] = []
+        for request in self.table:
+            actions += self.fail(request, draining(), Notify.BOTH, now)
+        return actions
+
     def _why_expired(self, request: LiveRequest, now: float) -> BatonError | None:
         silent = now - request.silent_since
         if silent >= self._token_wait:

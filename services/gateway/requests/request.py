@@ -44,6 +44,8 @@ class State(enum.Enum):
 
 
 TERMINAL = frozenset({State.ENDED, State.FAILED, State.CLOSED})
+_HELD, _STREAMING = State.HELD, State.STREAMING
+"""Looked up for each live request at each tick, where a member of an enum takes a while."""
 #: No worker is named for the current attempt.
 WAITING = frozenset({State.HELD, State.SUBMITTED})
 
@@ -117,6 +119,15 @@ class LiveRequest:
     def silent_since(self) -> float:
         """When its last token came, or it itself."""
         return max(self.opened, self.timer.last_token)
+
+    def is_due(self, now: float, token_wait: float, stall_wait: float) -> bool:
+        """Whether a tick may do something for it now. It fails after `token_wait` seconds without a
+        token; the worker of its stream may have stalled after `stall_wait`."""
+        state = self.state
+        if state is _HELD or (state is not _STREAMING and now >= self.ask_at):
+            return True
+        since = now - (stall_wait if state is _STREAMING else token_wait)
+        return self.timer.last_token <= since and self.opened <= since
 
     def ask_in(self, seconds: float, now: float) -> None:
         """The current attempt is submitted again after `seconds` of silence, and then after twice

@@ -16,7 +16,6 @@ from common.telemetry.rolling_p99 import RollingP99
 STALL_SECONDS_MIN = 1.0
 PAUSES_MIN = 10.0
 STALLED_SHARE_MAX = 0.34
-LATE_TICK_SECONDS = 0.5
 
 
 class StallDetector:
@@ -27,7 +26,6 @@ class StallDetector:
         self._last_tokens: dict[bytes, float] = {}
         #: The pauses between two messages with tokens, by worker.
         self._pauses: dict[bytes, RollingP99] = {}
-        self._last_tick: float | None = None
 
     def record(self, worker: bytes, now: float) -> None:
         """The worker sent tokens."""
@@ -42,18 +40,17 @@ class StallDetector:
         self._pauses.pop(worker, None)
 
     def stalled(
-        self, streaming: Iterable[bytes], ready: int, now: float
+        self, streaming: Iterable[bytes], ready: int, now: float, *, late: bool = False
     ) -> list[tuple[bytes, float]]:
-        """The workers to leave, each with the seconds for which it sent nothing. Call it at every
-        tick. `streaming`: the workers that are in the middle of a stream. `ready`: the number of
-        decode workers to which the router gives work."""
-        gap = now - self._last_tick if self._last_tick is not None else 0.0
-        self._last_tick = now
+        """The workers to leave, each with the seconds for which it sent nothing. Call it several
+        times a second while a worker is silent, and when a stream has ended. `streaming`: the
+        workers that are in the middle of a stream. `ready`: the number of decode workers to which
+        the router gives work. `late`: as in `Tick`."""
         busy = set(streaming)
         for worker in list(self._last_tokens):
             if worker not in busy:
                 del self._last_tokens[worker]
-            elif gap > LATE_TICK_SECONDS:
+            elif late:
                 self._last_tokens[worker] = now
         found = [
             (worker, now - at)

@@ -51,6 +51,10 @@ class RequestTable:
         """The requests that are assigned to it."""
         return list(self._of_worker.get(worker, {}).values())
 
+    def is_busy(self, worker: bytes) -> bool:
+        """Whether requests are assigned to it."""
+        return worker in self._of_worker
+
     def busy_workers(self) -> list[bytes]:
         """The workers to which requests are assigned."""
         return list(self._of_worker)
@@ -80,9 +84,8 @@ class RequestTable:
         return [r for r in self.requests.values() if r.state in asked and now >= r.ask_at]
 
     def add(self, request: LiveRequest) -> None:
-        request_id = request.spec.request_id
-        self.requests[request_id] = request
-        self._index.add(request_id, self._cell, request.caller.key_id)
+        self.requests[request.spec.request_id] = request
+        self._index.add(request, self._cell)
 
     def live(self) -> Live:
         """What a router must know of this gateway after its welcome."""
@@ -125,9 +128,8 @@ class RequestTable:
         return {request.spec.model for request in self.requests.values()}
 
     def _delete(self, request: LiveRequest) -> None:
-        request_id = request.spec.request_id
-        del self.requests[request_id]
-        self._index.remove(request_id, request.caller.key_id)
+        del self.requests[request.spec.request_id]
+        self._index.remove(request)
 
     def _ended(self, request_id: str, told_until: float) -> None:
         self.recent[request_id] = told_until
@@ -141,7 +143,7 @@ class RequestTable:
         assigned = 0
         for request_id, request in self.requests.items():
             assert request.spec.request_id == request_id
-            assert self._index.cells[request_id] == self._cell
+            assert self._index.cell_of(request_id) == self._cell
             if request.worker:
                 assert self._of_worker[request.worker][request_id] is request
                 assigned += 1

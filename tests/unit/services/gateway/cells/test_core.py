@@ -145,14 +145,19 @@ class Rig:
         )
         self.do(FromRouter(refused), cell)
 
-    def place(self, cell: str, attempt: int = 1, worker: str = "d0") -> None:
+    def place(self, cell: str, attempt: int = 1, worker: str = "d0", request_id: str = "r") -> None:
         placed = Placed(
-            request_id="r", attempt=attempt, decode=worker, decode_incarnation=f"of-{cell}"
+            request_id=request_id,
+            attempt=attempt,
+            decode=worker,
+            decode_incarnation=f"of-{cell}",
         )
         self.do(FromRouter(placed), cell)
 
-    def token(self, cell: str, index: int, attempt: int = 1, end: str = "") -> None:
-        delta = Delta("r", attempt, index, [97 + index], finish_reason=end)
+    def token(
+        self, cell: str, index: int, attempt: int = 1, end: str = "", request_id: str = "r"
+    ) -> None:
+        delta = Delta(request_id, attempt, index, [97 + index % 26], finish_reason=end)
         self.do(Stepped(f"d0|of-{cell}".encode(), [delta]))
 
     def wait(self, seconds: float) -> None:
@@ -537,13 +542,16 @@ def test_a_model_that_its_cell_does_not_know_is_served_by_the_next() -> None:
     assert rig.submits() == [("c1", 2)]
 
 
-def test_cells_without_requests_are_not_told_the_time() -> None:
+@pytest.mark.parametrize("stood_still", [False, True])
+def test_after_it_stood_still_itself_a_gateway_blames_no_worker(stood_still: bool) -> None:
     rig = Rig()
     rig.open(tenant_of("c0", "c1"))
-    assert list(rig.core._busy) == ["c0"]
-    rig.do(Closed("r", "gone"))
-    rig.wait(0.1)
-    assert not rig.core._busy
+    rig.place("c0")
+    rig.token("c0", 0)
+    rig.wait(0.9)
+    rig.now += 0.6 if stood_still else 0.3
+    rig.do(Tick())
+    assert rig.submits() == ([] if stood_still else [("c0", 2)])
 
 
 def test_what_a_stream_hears_when_it_goes_on_in_its_own_cell_is_no_reason_to_leave_it() -> None:

@@ -114,8 +114,17 @@ def test_when_many_fall_silent_at_once_none_is_blamed() -> None:
 def test_a_gateway_that_stood_still_blames_nobody() -> None:
     stalls = StallDetector()
     now = rows(stalls, D0)
-    assert stalls.stalled([D0], 3, now + 5.0) == []
+    assert stalls.stalled([D0], 3, now + 5.0, late=True) == []
     assert stalls.stalled([D0], 3, now + 5.1) == []
+    assert [worker for worker, _ in stalls.stalled([D0], 3, now + 6.1)] == [D0]
+
+
+def test_what_comes_late_of_a_stream_that_is_over_is_no_pause_of_the_next() -> None:
+    gate = streaming()
+    gate.do(Stepped(D0, [Delta("r", 1, 2, [99], "length")]))
+    gate.do(Tick())
+    gate.do(Stepped(D0, [Delta("r", 1, 3, [99])]))
+    assert gate.core._stalls._last_tokens == {}
 
 
 def test_a_worker_between_two_streams_is_not_silent() -> None:

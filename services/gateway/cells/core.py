@@ -138,7 +138,7 @@ class CellsCore:
             requests = cell.core.lifecycle.table.requests
             assert seen.isdisjoint(requests)
             seen |= requests.keys()
-            assert all(self._index.cell_of(each) == cell.name for each in requests)
+            assert {self._index.cell_of(name) for name in requests} <= {cell.name}
         assert len(seen) == len(self._index)
         self._index.check_invariants()
         assert len(self._pairs) <= rendezvous.SLOTS

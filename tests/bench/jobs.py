@@ -118,7 +118,8 @@ VIRTUAL = Profile(
 )
 #: The same prompts come again.
 NO_CACHE = {"BATON_ENGINE__PREFIX_CACHING": "false"}
-#: A line is short beside a prompt, so that what it adds to a step counts.
+#: A line's answer is long, so that slots are seldom between two lines. A prompt takes far longer
+#: than a step.
 VLLM = Beside(
     ("--prefill", "1", "--decode", "1", "--mode", "disaggregated"),
     {"BATON_ENGINE__THREADS": "1", "BATON_ENGINE__MAX_NUM_SEQS": "32"} | NO_CACHE,

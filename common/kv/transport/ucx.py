@@ -114,7 +114,7 @@ class UcxLink:
 
     def open(self, done: Done, greeting: bytes = bytes(LINK_GREETING_BYTES)) -> None:
         """Exchanges control tags and greetings of `LINK_GREETING_BYTES` with the other side, which
-        does the same."""
+        does the same. The side that connected speaks first."""
         packed = HANDSHAKE.pack(HANDSHAKE_MAGIC, self.receive_tag, greeting)
         mine = np.frombuffer(packed, np.uint8).copy()
         theirs = np.zeros(HANDSHAKE.size, np.uint8)

@@ -77,7 +77,7 @@ async def test_a_peer_that_dies_while_it_connects_costs_its_link_and_nothing_els
     ucx.close()
 
 
-async def test_who_was_connected_to_answers_and_does_not_begin() -> None:
+async def test_the_side_that_was_connected_to_does_not_speak_first() -> None:
     """UCX crashes when it sends what was posted before the peer died as it connected."""
     ucx = UcxWorker("tcp,self", lambda _: None)
     ucx.start()
@@ -86,6 +86,8 @@ async def test_who_was_connected_to_answers_and_does_not_begin() -> None:
     UcxLink(ucx, accepted, accepted=True).open(lambda _: None)
     assert connecting.posted == ["receive", "send"]
     assert accepted.posted == ["receive"]
+    connecting.alive = accepted.alive = False
+    ucx.close()
 
 
 async def test_more_than_shared_memorys_ring_holds_arrives_as_it_was_sent() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import Code
-from services.gateway.requests.events import Closed, Opened, Tick, WorkerGone
+from services.gateway.requests.events import Action, Closed, Event, Opened, Tick, WorkerGone
 from services.gateway.requests.request import LiveRequest
-from tests.unit.services.gateway.cells.test_core import CELLS, Rig
+from tests.unit.services.gateway.cells.test_core import CELLS, Rig, tenant_of
 
 WAIT_MAX_MS = 4_000
 
@@ -70,6 +73,30 @@ def do_to_request(rig: Rig, what: str, cell: str, request: LiveRequest) -> None:
             index = len(request.stream.journal.emitted)
             end = "length" if what == "end" else ""
             rig.token(cell, index, request.attempt, end, request_id=request_id)
+
+
+def test_cells_where_nothing_is_due_are_not_told_the_time() -> None:
+    rig, told = Rig(), list[str]()
+    for cell in rig.core.cells.values():
+        heard = partial(note_ticks, told, cell.name, cell.core.handle)
+        cell.core.handle = heard  # type: ignore[method-assign]
+    rig.open(tenant_of("c0", "c1"))
+    rig.place("c0")
+    rig.token("c0", 0)
+    rig.wait(0.5)
+    assert told == []
+    rig.token("c0", 1, end="length")
+    rig.wait(0.5)
+    assert told == ["c0"]
+
+
+def note_ticks(
+    told: list[str], cell: str, handle: Callable[[Event, float], list[Action]], *call: Any
+) -> list[Action]:
+    """What `handle` does; `told` is who gets a tick."""
+    if isinstance(call[0], Tick):
+        told.append(cell)
+    return handle(*call)
 
 
 @settings(max_examples=200, deadline=None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 SEPARATOR = "|"
 PULL, PULL_AGAIN = "#pull", "#pull2"
 COPY = "#copy"
+PART = "#part"
 
 AttemptKey = tuple[str, int]
 """A request's id and the number of the attempt, from 1; the same in every process."""
@@ -41,6 +42,22 @@ def pull_key(key: AttemptKey, *, again: bool = False) -> AttemptKey:
 def attempt_of_pull(key: AttemptKey) -> AttemptKey:
     """The attempt of a pull, or of a handoff."""
     return key[0].removesuffix(PULL).removesuffix(PULL_AGAIN), key[1]
+
+
+def part_key(key: AttemptKey, part: int) -> AttemptKey:
+    """What the KV plane calls one part of an attempt's handoff (`Ticket.parts`)."""
+    return f"{key[0]}{PART}{part}", key[1]
+
+
+def part_number(request_id: str) -> int:
+    """Of a `part_key`. Raises ValueError if it is none."""
+    return int(request_id.rpartition(PART)[2])
+
+
+def attempt_of_part(key: AttemptKey) -> AttemptKey:
+    """The attempt of a part, or of what is no part."""
+    whole, separator, _ = key[0].rpartition(PART)
+    return (whole, key[1]) if separator else key
 
 
 def copy_key(identity: str, number: int) -> AttemptKey:

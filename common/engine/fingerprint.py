@@ -14,8 +14,10 @@ import json
 from collections.abc import Mapping
 
 SHORT_CHARS = 48
-LAYOUT_PARTS = frozenset({"block_tokens", "drafter", "drafter_config"})
-"""Parts that only say how KV lies in memory, and what lies beside the model's."""
+LAYOUT_PARTS = frozenset(
+    {"block_tokens", "drafter", "drafter_config", "kv_heads", "tensor_parallel"}
+)
+"""Parts that only say how KV lies in memory, over which ranks, and what lies beside the model's."""
 ELEMENT_PARTS = frozenset({"dtype", "kv_dtype"})
 """Parts that say in which element type the model computes and keeps KV."""
 

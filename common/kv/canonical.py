@@ -14,13 +14,13 @@ heads, numpy does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.blocks import CANONICAL_TOKENS, ELEMENT_BYTES, Element
-from common.kv.checksum.definition import RUN_FIELDS, Bytes, Offsets, PageSizes, Sum
+from common.kv.checksum.definition import RUN_FIELDS, Bytes, Offsets, PageSizes, Sum, TileLoop
 from common.kv.checksum.kernel import run_tiles, sum_of, tile_loops
 from common.kv.compression.elements import converted
 from common.kv.layout import Geometry, HostMemory
@@ -79,8 +79,9 @@ class CanonicalMemory:
         size = own.page_bytes // self._in_one // page.item_bytes * item_bytes
         blocks = own.blocks * self._in_one
         self.geometry = Geometry(own.layers, blocks, size, size * blocks, size)
-        self._page, self._pages = page, memory.pages
-        sizes = PageSizes(page.heads, page.tokens, page.items, page.item_bytes)
+        self.heads = page.heads
+        self._memory, self._page, self._pages = memory, page, memory.pages
+        sizes = PageSizes(page.tokens, page.items, page.item_bytes)
         self._loops = tile_loops(sizes, on_lines=memory.on_lines, convert=convert)
         self._layer_at = own.layer_stride * np.arange(own.layers)[:, None]
         self._block_stride = own.block_stride
@@ -90,11 +91,17 @@ class CanonicalMemory:
         self._item = _ITEMS[item_bytes]
         self._keys, self._values = _keys_and_values(memory, page)
 
+    def part(self, number: int, parts: int) -> CanonicalMemory:
+        """The same memory with one of so many equal ranges of its heads only."""
+        page = replace(self._page, heads=self.heads // parts)
+        memory = self._memory.within_pages(number * page.page_bytes, page.page_bytes)
+        return CanonicalMemory(memory, page, self._convert)
+
     def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
         """As in `KvMemory`, of canonical blocks."""
         these = self._checked(block_ids, out, layers)
         if self._loops is not None:
-            return run_tiles(self._loops[0], out, self._pages, self._table(block_ids, these))
+            return self._run_tiles(self._loops[0], out, block_ids, these)
         for part, keys, values in self._runs(block_ids, out, these):
             part[..., 0, :] = self._outwards(keys)
             part[..., 1, :] = self._outwards(values)
@@ -106,7 +113,7 @@ class CanonicalMemory:
             raise ValueError("a block may be written once only")
         these = self._checked(block_ids, data, layers)
         if self._loops is not None:
-            return run_tiles(self._loops[1], data, self._pages, self._table(block_ids, these))
+            return self._run_tiles(self._loops[1], data, block_ids, these)
         total = sum_of(data)
         for part, keys, values in self._runs(block_ids, data, these):
             keys[...] = self._inwards(part[..., 0, :])
@@ -125,6 +132,12 @@ class CanonicalMemory:
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.geometry.blocks:
             raise ValueError(f"a block is outside 0..{self.geometry.blocks}")
         return range(self.geometry.layers) if layers is None else layers
+
+    def _run_tiles(
+        self, loop: TileLoop, data: Bytes, block_ids: Sequence[int], layers: range
+    ) -> Sum:
+        table = self._table(block_ids, layers)
+        return run_tiles(loop, data, self._pages, table, self._page.heads)
 
     def _table(self, block_ids: Sequence[int], layers: range) -> Offsets:
         """What `TileLoop` gets: where each run of blocks that follow each other in a page is on the

@@ -21,14 +21,14 @@ from common.blocks import KvGroup
 from common.clock import SystemClock
 from common.config import KvConfig
 from common.config.exposure import WILDCARDS
-from common.errors import Code
 from common.identity import AttemptKey, is_pull, pull_key
+from common.kv.canonical import CanonicalMemory
 from common.kv.compression.policy import Mode
+from common.kv.daemon_link.ranks import merged_holds
 from common.kv.daemon_link.side_channel import ThreadSideChannel
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
-from common.kv.handoff.receiver import handoff_spec
-from common.kv.handoff.ticket_table import TicketTable, why_no_form
+from common.kv.handoff.ticket_table import TicketTable
 from common.kv.layout import HostMemory, KvMemory
 from common.kv.messages import (
     DaemonToKv,
@@ -47,15 +47,16 @@ from common.kv.messages import (
 from common.kv.offers.kept_streams import KeptStreams
 from common.kv.offers.pulls import own_ticket, pull_spec
 from common.kv.offers.sharing import StoreSharing, not_copied, refuse
-from common.kv.packing import Packing, measured_chooser
+from common.kv.packing import Packings, measured_chooser
 from common.kv.peers.accepted import accepted_links
 from common.kv.peers.channel import Channel, ChannelEvents, HandoffMessage, WorkerIdentity
 from common.kv.peers.connections import ConnectionListener, Connections
 from common.kv.peers.keepalive import Keepalive
 from common.kv.peers.secrets_file import watched_secrets
 from common.kv.plan import shape_of, wire_message_bytes
-from common.kv.receive import ReceiveSide
-from common.kv.send import SendSide
+from common.kv.sides.fetch import Fetches
+from common.kv.sides.receive import ReceiveSide
+from common.kv.sides.send import SendSide
 from common.kv.staging.pool import StagingPool
 from common.kv.staging.shared_segment import shares_memory
 from common.kv.store.arena import Arena
@@ -85,7 +86,7 @@ class KvThread:
         on_status: Callable[[KvStatus], None],
         *,
         groups: tuple[KvGroup, ...],
-        canonical: Mapping[str, KvMemory],
+        canonical: Mapping[str, CanonicalMemory],
     ) -> None:
         """`side_address`: where the daemon has bound its side channel; empty for none. `on_end` is
         called once for each handoff that ends, on either side; `on_status` at most every
@@ -105,8 +106,7 @@ class KvThread:
         shape = shape_of(geometry)
         mode: Mode = config.compression if config.may_lose else "none"
         self._receive_shape = shape.uncompressed() if mode == "none" else shape
-        self._canonical = {of: Packing(held, payload) for of, held in canonical.items()}
-        canonical_shapes = {of: packing.shape for of, packing in self._canonical.items()}
+        packings = Packings(memory, payload, canonical, identity.rank)
         self._chooser = measured_chooser(mode, geometry)
         self.ucx = UcxWorker(
             config.transports, self._on_accept, interfaces=config.interfaces, rails=config.rails
@@ -114,23 +114,23 @@ class KvThread:
         send_pool = StagingPool(payload, total, shared=shares_memory(config.transports))
         self._segment = send_pool.segment
         self.send_side = SendSide(
-            TicketTable(shape, payload, config.lease_ms, self._counters, canonical_shapes),
-            memory,
+            TicketTable(packings.shape_of, payload, config.lease_ms, self._counters),
+            packings,
             send_pool,
             counters=self._counters,
             chooser=self._chooser,
             on_ended=self._on_send_ended,
             clock=self.now,
-            canonical=self._canonical,
         )
         self.kept_streams = self._make_kept_streams()
-        self.receive_side = ReceiveSide(
-            identity,
-            memory,
+        shape = self._receive_shape
+        self.fetches = Fetches(config, packings, shape, self._on_receive_ended, self.now)
+        self.receive_side = self.fetches.receive_side = ReceiveSide(
+            identity.rank,
+            packings.plain,
             StagingPool(max(wire_message_bytes(config.message_bytes), geometry.block_bytes), total),
-            payload_bytes=payload,
             counters=self._counters,
-            on_ended=self._on_receive_ended,
+            on_ended=self.fetches.end,
             clock=self.now,
             make_connections=self._make_connections,
         )
@@ -199,20 +199,9 @@ class KvThread:
         call(self)
         self._schedule_tick()
 
-    def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
-        """D: fetches blocks [first_block, ...) of the ticket's prompt to these blocks."""
-        packing = self._canonical.get(ticket.element) if ticket.canonical else None
-        if ticket.canonical and packing is None:
-            ended = Ended(Code.KV_TRANSFER_FAILED, why_no_form(ticket))
-            self._on_receive_ended(ticket, KvReport(), ended)
-            return
-        shape = self._receive_shape if packing is None else packing.shape
-        spec = handoff_spec(self._config, shape, first_block, len(block_ids), self.now())
-        self.receive_side.fetch(ticket, spec, block_ids, packing)
-
     def release(self, key: AttemptKey, reason: str) -> None:
         """Ends what either side holds for this attempt. Idempotent."""
-        self.receive_side.cancel(key, reason)
+        self.fetches.cancel(key, reason)
         for again in (False, True):
             self.receive_side.cancel(pull_key(key, again=again), reason)
         self.send_side.release(key, reason)
@@ -382,7 +371,7 @@ class KvThread:
         self._schedule_tick()
 
     def _publish_status(self, now: float) -> None:
-        holds = [*self.send_side.holds(now), *self.receive_side.holds(now)]
+        holds = merged_holds([*self.send_side.holds(now), *self.receive_side.holds(now)])
         holds.sort(key=lambda hold: -hold.age_ms)
         status = KvStatus(
             counts=self._counters.snapshot(),

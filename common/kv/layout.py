@@ -13,7 +13,7 @@ caches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -144,6 +144,12 @@ class HostMemory:
             return copy_pages(self._base, memory, data, wire, page_bytes, nontemporal=streams)
         self._pages[these.start : these.stop, ids] = data.reshape(len(these), len(ids), -1)
         return sum_of(data)
+
+    def within_pages(self, first: int, size: int) -> HostMemory:
+        """The same memory with the bytes [first, first + size) of each page as its pages."""
+        own = self.geometry
+        kept = replace(own, page_bytes=size, offset=own.offset + first, page_format=None)
+        return HostMemory(self._base, kept)
 
     @property
     def pages(self) -> Bytes:

@@ -1,23 +1,26 @@
 """Between the engine's blocks and a message's payload: a plain copy, or one through the fp8 codec.
 
 A compressed message passes through a scratch buffer, allocated when the first one comes, so a
-`Packing` belongs to one thread.
+`Packing` belongs to one thread. `Packings` has one for each form in which KV leaves an engine.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from common.kv.canonical import CanonicalMemory
 from common.kv.checksum.definition import Sum
 from common.kv.checksum.header import Encoding, ExpectedMessage
 from common.kv.checksum.kernel import sum_of
 from common.kv.compression.fp8 import Bytes, Fp8Codec, measure_rate
 from common.kv.compression.policy import CompressionChooser, Mode
+from common.kv.handoff.parts import Rank, share_of
 from common.kv.layout import Geometry, KvMemory
 from common.kv.plan import KvShape, shape_of
+from common.messages import Ticket
 
 
 class Packing:
@@ -63,6 +66,41 @@ class Packing:
         if self._scratch is None:
             self._scratch = np.empty(self._payload_bytes, np.uint8)
         return self._scratch[: message.blocks * message.layers * self._page_bytes]
+
+
+class Packings:
+    """Those of an engine's memory: as it lies, and in its canonical forms, whole or by parts."""
+
+    def __init__(
+        self,
+        memory: KvMemory,
+        payload_bytes: int,
+        canonical: Mapping[str, CanonicalMemory],
+        rank: Rank,
+    ) -> None:
+        """`payload_bytes`: as in `Packing`. `canonical`: the same memory in the canonical form, by
+        `Ticket.element`. `rank`: that this memory is of."""
+        self.plain, self.rank = Packing(memory, payload_bytes), rank
+        self._payload_bytes, self._forms = payload_bytes, canonical
+        self._canonical: dict[tuple[str, int, int], Packing] = {}
+
+    def of(self, ticket: Ticket) -> Packing | None:
+        """For what travels by this ticket, or by that of a part (`handoff/parts.py`); None: this
+        memory has no form for it."""
+        if not ticket.canonical:
+            return self.plain
+        form = self._forms.get(ticket.element)
+        which, parts = share_of(ticket, self.rank)
+        made = self._canonical.get((ticket.element, which, parts))
+        if made is None and form is not None and form.heads % parts == 0:
+            made = Packing(form.part(which, parts), self._payload_bytes)
+            self._canonical[ticket.element, which, parts] = made
+        return made
+
+    def shape_of(self, ticket: Ticket) -> KvShape | None:
+        """Of what travels by this ticket."""
+        packing = self.of(ticket)
+        return packing.shape if packing is not None else None
 
 
 def measured_chooser(mode: Mode, geometry: Geometry) -> CompressionChooser:

@@ -15,8 +15,8 @@ ended too, over a side channel, and may release tickets there. The KV thread sle
 in flight: a timer runs only while something can expire. An unexpected error ends the service, and
 the engine's next call raises it.
 
-Where to read on: `kv_thread.py` (what runs on the thread), `send.py` and `receive.py` (P's and D's
-shell), `handoff/protocol.py` (the state machines), `plan.py` (how a transfer is cut into messages).
+Where to read on: `kv_thread.py` (what runs on the thread), `sides/` (P's and D's shells),
+`handoff/protocol.py` (the state machines), `plan.py` (how a transfer is cut into messages).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from common.blocks import KvGroup
 from common.config import KvConfig
 from common.errors import BatonError, Code
 from common.identity import AttemptKey, pull_key
+from common.kv.canonical import CanonicalMemory
 from common.kv.checksum.kernel import kernel
 from common.kv.handoff.lease import Tombstones
 from common.kv.handoff.ticket_table import TOMBSTONES_MAX
@@ -49,7 +50,7 @@ from common.kv.store.side import StoreSide, StoreSize
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvHolder, KvSource, Ticket
 
-NO_FORMS: Mapping[str, KvMemory] = MappingProxyType({})
+NO_FORMS: Mapping[str, CanonicalMemory] = MappingProxyType({})
 START_S = 60.0
 STOP_S = 3.0
 STACK_CALLS = 4
@@ -69,7 +70,7 @@ class KvService:
         *,
         groups: tuple[KvGroup, ...] = (),
         store: StoreSize | None = None,
-        canonical: Mapping[str, KvMemory] = NO_FORMS,
+        canonical: Mapping[str, CanonicalMemory] = NO_FORMS,
     ) -> None:
         """`side_address`: where the daemon binds the side channel; empty when the daemon is this
         very process. `on_ended` is called on the KV thread when `drain` has something new.
@@ -165,7 +166,7 @@ class KvService:
         """D: fetch blocks [first_block, ...) of the ticket's prompt to these blocks. The handoff
         ends once, as `receive`, within the load timeout."""
         ids = list(block_ids)
-        self._call(lambda kv: kv.fetch(ticket, first_block, ids))
+        self._call(lambda kv: kv.fetches.fetch(ticket, first_block, ids))
 
     def pull(
         self,

@@ -3,9 +3,14 @@ rules."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from common.messages.parts import Count, Number
+
+PARTS_MAX = 64
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,8 +30,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     prefill_incarnation: str
     decode: str
     decode_incarnation: str
-    # : `host:port` of P's UCX listener; with tensor parallelism that of each rank in order,
-    # separated : by commas.
+    #: P's, of all its ranks (`common.net.kv_address`).
     kv_address: str
     #: Milliseconds for which P may hold blocks for it, counted on P from arrival.
     lease_ms: float
@@ -36,6 +40,10 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     #: The element type of KV on the wire, because P and D have different ones, and who has another
     #: one converts; only with `canonical`. Empty: it is that of both.
     element: str = ""
+    #: Into how many equal ranges of heads the KV is cut, each of which travels by itself, because P
+    #: and D split the heads over unlike numbers of ranks: a multiple of both; only with
+    #: `canonical`. 1: from each rank of P to the same of D.
+    parts: Annotated[int, Meta(ge=1, le=PARTS_MAX)] = 1
 
 
 class KvSource(msgspec.Struct, frozen=True, kw_only=True):

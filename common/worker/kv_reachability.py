@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from common.messages import KvUnreachable
+from common.net.kv_address import address_of
 
 GRACE_SECONDS = 3.0
 RETRY_SECONDS, RETRY_SECONDS_MAX = 2.0, 60.0
@@ -52,7 +53,7 @@ class KvReachability:
         connected now, for each peer that of its first rank."""
         again: list[str] = []
         for peer in self._peers.values():
-            if peer.kv_address.split(",")[0] in linked:
+            if address_of(peer.kv_address, 0) in linked:
                 peer.since, peer.wait, peer.retry_at = None, RETRY_SECONDS, now
                 continue
             if peer.since is None:

@@ -46,7 +46,7 @@ class CanonicalForms(NamedTuple):
 
     element: Element
     """Of the engine's items."""
-    by_wire: dict[str, KvMemory]
+    by_wire: dict[str, CanonicalMemory]
     """By `Ticket.element`: in its own element type, and in those of the same size or a smaller one
     to and from which it is converted."""
 
@@ -84,7 +84,7 @@ def form_of(setup: Setup, canonical: CanonicalForms | None) -> KvForm:
 
 def _forms(memory: HostMemory, claimed: ClaimedPage, *, converts: bool) -> CanonicalForms:
     page, element = claimed
-    forms: dict[str, KvMemory] = {"": CanonicalMemory(memory, page)}
+    forms: dict[str, CanonicalMemory] = {"": CanonicalMemory(memory, page)}
     if converts:
         forms[element] = forms[""]
         for other in get_args(Element):
@@ -112,6 +112,9 @@ def _claimed_page(
     claimed = pages.pop()
     if pages or claimed is None or claimed.page.tokens != groups[0].block_tokens:
         return None, "its layers differ, or are of an unknown form or element type"
+    ranks, model = made.parallel_config.tensor_parallel_size, made.model_config
+    if claimed.page.heads * ranks != model.get_total_num_kv_heads():
+        return None, f"its heads are not shared out evenly over {ranks} ranks"
     if not claimed.page.canonical_blocks:
         tokens = claimed.page.tokens
         return None, f"blocks of {tokens} tokens are not multiples of {CANONICAL_TOKENS}"

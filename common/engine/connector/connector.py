@@ -43,6 +43,7 @@ from common.engine.connector.store_setup import make_store, store_size
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.engine.speculation.draft_layers import without_draft_layers
 from common.errors import ConfigError
+from common.kv.handoff.parts import Rank
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
@@ -107,23 +108,25 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         setup, config = self._setup, self._kv_cache_config
         layout = self._vllm_config.cache_config.get_resolved_kv_cache_layout()
         memory = kv_memory(kv_caches, config, layout)
-        rank = get_tensor_model_parallel_rank()
+        rank = Rank(get_tensor_model_parallel_rank(), len(setup.side_addresses))
         canonical = self._canonical_forms(kv_caches, layout, converts=setup.kv.may_lose)
         named = setup.name, setup.incarnation, setup.fingerprint
         form = form_of(setup, canonical)
         identity = WorkerIdentity(*named, rank, setup.kv_secrets_file, form)
-        port = setup.kv.port + rank if setup.kv.port else 0
+        port = setup.kv.port + rank.number if setup.kv.port else 0
         layers = layers_of_pages(kv_caches, config, memory.geometry.layers)
         kv = setup.kv if layers else setup.kv.by_block()
         groups = kv.layer_groups or DEFAULT_LAYER_GROUPS_MAX
         clock = LayerProgress(layers, -(-len(layers) // groups)) if layers and groups > 1 else None
         kv = msgspec.structs.replace(kv, port=port)
-        size = store_size(self._vllm_config, self._kv_cache_config, self._groups, setup, rank)
+        size = store_size(
+            self._vllm_config, self._kv_cache_config, self._groups, setup, rank.number
+        )
         self._service = KvService(
             identity,
             kv,
             memory,
-            setup.side_addresses[rank],
+            setup.side_addresses[rank.number],
             groups=self._groups,
             store=size if isinstance(size, StoreSize) else None,
             canonical=canonical.by_wire if canonical is not None else {},

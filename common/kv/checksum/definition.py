@@ -39,21 +39,21 @@ TILE_ITEMS = 16
 
 
 class PageSizes(NamedTuple):
-    """Of a head-major page (`common.kv.canonical.HeadMajorPage`)."""
+    """Of a head-major page (`common.kv.canonical.HeadMajorPage`), whatever its heads."""
 
-    heads: int
     tokens: int
     items: int
     item_bytes: int
 
 
 RUN_FIELDS = 4
-TileLoop = Callable[[int, int, int, int, int], None]
-"""`(canonical, memory, table, runs, sums)`: addresses, of the canonical bytes, of the memory and of
-a table of runs, canonical blocks that follow each other in one page; the number of runs; and the
-address of the sums, to which it adds. A row of the table has `RUN_FIELDS` numbers of 64 bits: where
-the run is in the canonical bytes, where the K and the V of its first head begin in the memory, and
-how many blocks it has. A loop runs with at least one run and checks nothing."""
+TileLoop = Callable[[int, int, int, int, int, int], None]
+"""`(canonical, memory, table, runs, heads, sums)`: addresses, of the canonical bytes, of the memory
+and of a table of runs, canonical blocks that follow each other in one page; the number of runs, and
+of the heads of each block; and the address of the sums, to which it adds. A row of the table has
+`RUN_FIELDS` numbers of 64 bits: where the run is in the canonical bytes, where the K and the V of
+its first head begin in the memory, and how many blocks it has. A loop runs with at least one run
+and one head, and checks nothing."""
 
 _U64 = (1 << 64) - 1
 

@@ -104,13 +104,13 @@ def kernel() -> Kernel:
         return PORTABLE
 
 
-def run_tiles(loop: TileLoop, canonical: Bytes, memory: Bytes, table: Offsets) -> Sum:
+def run_tiles(loop: TileLoop, canonical: Bytes, memory: Bytes, table: Offsets, heads: int) -> Sum:
     """Runs one of `tile_loops` over the runs of this table, `[run][field]`, which fill `canonical`.
     Returns the sum of `canonical`. The caller has checked all of it: nothing here does."""
     sums = np.zeros(SUM_BYTES // 8, np.uint64)
     if len(table):
         places = _address(canonical), _address(memory), _address(table)
-        loop(*places, len(table), _address(sums))
+        loop(*places, len(table), heads, _address(sums))
     return sums.tobytes()
 
 

@@ -58,7 +58,7 @@ def tile_loops(
     for name, gathers in (("gather", True), ("scatter", False)):
         _Tiles(module, read, page, on_lines=on_lines, convert=convert, gathers=gathers).write(name)
     engine = compiled_module(module)
-    arguments = [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
+    arguments = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_void_p]
     shape = ctypes.CFUNCTYPE(None, *arguments)
     gather, scatter = (shape(engine.get_function_address(name)) for name in ("gather", "scatter"))
     return gather, scatter
@@ -91,7 +91,6 @@ class _Tiles:
         self._wire_item = ELEMENT_BYTES[convert[1]] if convert else page.item_bytes
         self._wire_row = page.items * self._wire_item
         self._tile_bytes = TILE_ITEMS * 2 * self._wire_row
-        self._block_bytes = page.heads * self._tile_bytes
         #: Whether tokens are whole rows of the checksum, so that it is computed as they pass.
         self._sums_rows = convert is None and 2 * self._row % ROW_BYTES == 0
         #: Whether two tiles share the lines of K.
@@ -101,17 +100,18 @@ class _Tiles:
 
     def write(self, name: str) -> None:
         """The loop over runs and heads."""
-        kind = ir.FunctionType(ir.VoidType(), [*[_ADDRESS] * 3, _I64, _ADDRESS])
+        kind = ir.FunctionType(ir.VoidType(), [*[_ADDRESS] * 3, _I64, _I64, _ADDRESS])
         function = ir.Function(self._module, kind, name)
-        canonical, memory, table, runs, sums = function.args
+        canonical, memory, table, runs, heads, sums = function.args
         make = self._make = ir.IRBuilder(function.append_basic_block())
         state = SumState(make)
         space = make.alloca(ir.ArrayType(_BYTE, self._page.tokens * self._wire_row))
         space.align = LINE_BYTES
         aside = make.inttoptr(make.ptrtoint(space, _I64), _ADDRESS)
+        block_bytes = make.mul(heads, _I64(self._tile_bytes))
         with counted(make, runs) as number:
             wire, keys_at, values_at, parts = self._run(table, number)
-            with counted(make, _I64(self._page.heads)) as head:
+            with counted(make, heads) as head:
                 inside = make.mul(head, _I64(self._head_bytes))
                 keys, values = (
                     self._at(memory, make.add(at, inside)) for at in (keys_at, values_at)
@@ -120,7 +120,7 @@ class _Tiles:
                     self._turn(keys, aside, parts)
                 first = make.add(wire, make.mul(head, _I64(self._tile_bytes)))
                 with counted(make, parts) as part:
-                    at = make.add(first, make.mul(part, _I64(self._block_bytes)))
+                    at = make.add(first, make.mul(part, block_bytes))
                     of_keys = self._at(aside, make.mul(part, _I64(TILE_ITEMS * self._wire_row)))
                     of_values = self._at(values, make.mul(part, _I64(TILE_ITEMS * self._row)))
                     row = make.udiv(at, _I64(ROW_BYTES))

@@ -2,20 +2,22 @@
 
 Theory of operation: all ranks hold the same blocks of their own heads. So a handoff is one of each
 rank, by the same ticket, and is over when those of all ranks are. A worker's `kv_address` lists the
-listeners of its ranks in order, and each rank takes its own. The daemon merges what the ranks
-report.
+listeners of its ranks in order, and each rank takes its own; between unlike numbers of ranks, see
+`common/kv/handoff/parts.py`. The daemon merges what the ranks report.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from common.kv.daemon_link.side_channel import DaemonSideChannel
+from common.kv.handoff.parts import joined_reports
 from common.kv.messages import (
+    NO_FORM,
     DaemonToKv,
     KvCopied,
     KvDone,
@@ -23,22 +25,10 @@ from common.kv.messages import (
     KvListening,
     KvStatus,
 )
-from common.messages import KvCounts, KvHold, KvReport
+from common.messages import KvCounts, KvHold
+from common.net.kv_address import joined_addresses
 
-SEPARATOR = ","
 PARTIAL_ENDS_MAX = 8192
-_SUMMED_OF_REPORT = frozenset(
-    {
-        "messages",
-        "payload_bytes",
-        "wire_bytes",
-        "early_bytes",
-        "raw_bytes",
-        "retries",
-        "refetches",
-        "digest_mismatches",
-    }
-)
 _SUMMED_COUNTS = frozenset(
     {
         "bytes_in",
@@ -51,14 +41,6 @@ _SUMMED_COUNTS = frozenset(
         "links_refused",
     }
 )
-
-
-def address_of(kv_address: str, rank: int) -> str:
-    """The address of one rank in a worker's `kv_address`. Raises ValueError when there is none."""
-    addresses = kv_address.split(SEPARATOR)
-    if rank >= len(addresses):
-        raise ValueError(f"{kv_address} names {len(addresses)} ranks, and this is rank {rank}")
-    return addresses[rank]
 
 
 @dataclass(slots=True)
@@ -109,13 +91,13 @@ class RankSideChannels:
         all ranks. Blocks; not on a running loop. Raises BatonError."""
         ranks = [channel.wait_listening(seconds) for channel in self._channels]
         return KvListening(
-            kv_address=SEPARATOR.join(rank.kv_address for rank in ranks),
+            kv_address=joined_addresses([rank.kv_address for rank in ranks]),
             groups=ranks[0].groups,
             block_bytes=sum(rank.block_bytes for rank in ranks),
             pull_blocks=ranks[0].pull_blocks if len(ranks) == 1 else 0,
             disk_blocks=ranks[0].disk_blocks if len(ranks) == 1 else 0,
             layers=ranks[0].layers,
-            form=ranks[0].form if len(ranks) == 1 else KvForm(),
+            form=_joined_form([rank.form for rank in ranks]),
         )
 
     def start(
@@ -154,6 +136,14 @@ class RankSideChannels:
             channel.close()
 
 
+def _joined_form(ranks: Sequence[KvForm]) -> KvForm:
+    """Ranks have the same form, each of its own heads."""
+    if NO_FORM in ranks:
+        return NO_FORM
+    block_bytes = sum(rank.block_bytes for rank in ranks)
+    return msgspec.structs.replace(ranks[0], block_bytes=block_bytes)
+
+
 def merged_status(statuses: Sequence[KvStatus]) -> KvStatus:
     """Bytes and messages of the ranks are summed; a handoff of all ranks counts once."""
     if len(statuses) == 1:
@@ -163,18 +153,24 @@ def merged_status(statuses: Sequence[KvStatus]) -> KvStatus:
         name: (sum if name in _SUMMED_COUNTS else max)(rank_counts[name] for rank_counts in counts)
         for name in counts[0]
     }
-    holds: dict[tuple[str, int, str], KvHold] = {}
-    for hold in (hold for status in statuses for hold in status.holds):
-        key = (hold.request_id, hold.attempt, hold.side)
-        before = holds.get(key)
-        holds[key] = hold if before is None else _merged_hold(before, hold)
+    holds = merged_holds(hold for status in statuses for hold in status.holds)
     return KvStatus(
         counts=KvCounts(**merged),
-        holds=tuple(holds.values()),
+        holds=tuple(holds),
         holds_total=max(status.holds_total for status in statuses),
         lanes=statuses[0].lanes,
         linked=statuses[0].linked,
     )
+
+
+def merged_holds(holds: Iterable[KvHold]) -> list[KvHold]:
+    """One for each handoff of which these are, on some rank or of some part."""
+    merged: dict[tuple[str, int, str], KvHold] = {}
+    for hold in holds:
+        key = (hold.request_id, hold.attempt, hold.side)
+        before = merged.get(key)
+        merged[key] = hold if before is None else _merged_hold(before, hold)
+    return list(merged.values())
 
 
 def _merged_hold(one: KvHold, other: KvHold) -> KvHold:
@@ -191,19 +187,7 @@ def _merged_end(one: KvDone, other: KvDone) -> KvDone:
     bad = one if one.error else other
     return msgspec.structs.replace(
         bad,
-        report=_merged_report(one.report, other.report),
+        report=joined_reports(one.report, other.report),
         trouble=one.trouble or other.trouble,
         choice=one.choice or other.choice,
     )
-
-
-def _merged_report(one: KvReport, other: KvReport) -> KvReport:
-    first, second = msgspec.structs.asdict(one), msgspec.structs.asdict(other)
-    added = {
-        name: (first[name] + second[name])
-        if name in _SUMMED_OF_REPORT
-        else max(first[name], second[name])
-        for name in first
-    }
-    added["complete"] = one.complete and other.complete
-    return KvReport(**added)

@@ -202,8 +202,8 @@ class HandOver:
 
     kept: AttemptKey
     ticket: Ticket
-    parts: int = 1
-    """Into how many blocks each of those that are kept is cut."""
+    blocks: int
+    """As this ticket counts them."""
 
 
 @dataclass(frozen=True, slots=True)

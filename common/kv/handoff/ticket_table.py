@@ -13,14 +13,13 @@ slots already answered, so that a late credit still gets its voids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import msgspec
 
 from common.errors import Code
-from common.identity import AttemptKey
+from common.identity import AttemptKey, attempt_of_part
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.lease import Lease, LeaseTable, Tombstones
 from common.kv.handoff.protocol import (
@@ -54,13 +53,12 @@ GRACE_S = 1.0
 PATIENCE_MS_MAX = 600_000.0
 OTHER_TICKET = "this attempt's KV is here under another ticket"
 NO_CANONICAL_FORM = "this engine's KV has no canonical form"
-NOTHING: Mapping[str, KvShape] = MappingProxyType({})
 
 
 def why_no_form(ticket: Ticket) -> str:
     """Why KV cannot travel by this canonical ticket, on a worker that has no form for it."""
     if not ticket.element:
-        return NO_CANONICAL_FORM
+        return NO_CANONICAL_FORM + (f" in {ticket.parts} parts" if ticket.parts > 1 else "")
     return (
         f"this worker does not convert KV to {ticket.element}: that needs [kv] compression, "
         "exact = false, and a canonical form of its KV"
@@ -90,17 +88,15 @@ class TicketTable:
 
     def __init__(
         self,
-        shape: KvShape,
+        shape_of: Callable[[Ticket], KvShape | None],
         buffer_bytes: int,
         lease_ms: float,
         counters: HandoffCounters,
-        canonical: Mapping[str, KvShape] = NOTHING,
     ) -> None:
-        """`buffer_bytes`: the largest payload that one staging buffer holds. `lease_ms`: the
-        longest lease granted. `counters`: count what was refused, expired or stale. `canonical`:
-        the shapes of this KV in the canonical form, by `Ticket.element`."""
-        self._shape = shape
-        self._canonical = canonical
+        """`shape_of`: of the KV that travels by a ticket; None: there is no such form of it.
+        `buffer_bytes`: the largest payload that one staging buffer holds. `lease_ms`: the
+        longest lease granted. `counters`: count what was refused, expired or stale."""
+        self._shape_of = shape_of
         self._buffer_bytes = buffer_bytes
         self._lease_ms = lease_ms
         self._counters = counters
@@ -145,7 +141,7 @@ class TicketTable:
 
     def has_ended(self, key: AttemptKey) -> bool:
         """Whether nothing is offered any more for this attempt, as far as is remembered."""
-        return key in self._ended
+        return attempt_of_part(key) in self._ended
 
     def sender(self, key: AttemptKey) -> Sender | None:
         return self._senders.get(key)
@@ -173,11 +169,11 @@ class TicketTable:
         key = (ticket.request_id, ticket.attempt)
         if key in self._senders:
             return []
-        shape = self._canonical.get(ticket.element) if ticket.canonical else self._shape
+        shape = self._shape_of(ticket)
         if shape is None:
             return [TicketAction(key, Ended(Code.KV_TRANSFER_FAILED, why_no_form(ticket)))]
         lease_ms = min(ticket.lease_ms, self._lease_ms)
-        ended = key in self._ended or ticket.secret in self._by_secret or lease_ms <= 0
+        ended = self.has_ended(key) or ticket.secret in self._by_secret or lease_ms <= 0
         if ended or self._leases.grant(key, ticket.decode, blocks, now, lease_ms) is None:
             return [TicketAction(key, Ended(Code.CANCELLED, "the ticket has ended already"))]
         self._senders[key] = Sender(ticket, blocks, shape)
@@ -193,7 +189,7 @@ class TicketTable:
         if sender is None:
             return []
         self._forget(event.kept, sender)
-        return self._offer(event.ticket, sender.blocks * event.parts, now)
+        return self._offer(event.ticket, event.blocks, now)
 
     def _release(self, key: AttemptKey, reason: str) -> list[TicketAction]:
         if key not in self._senders:
@@ -220,9 +216,9 @@ class TicketTable:
             return self._serve(key, peer, ready)
         if self._is_repeated(ready.transfer):
             return []
-        if _attempt_of(ready) in self._ended:
+        if self.has_ended(_key_of(ready)):
             return self._refuse(peer, ready, "the ticket has ended")
-        if _attempt_of(ready) in self._senders:
+        if _key_of(ready) in self._senders:
             return self._refuse(peer, ready, OTHER_TICKET)
         older = self._early.pop(ready.secret, None)
         actions = [] if older is None else self._void_granted(older.peer, older.message)
@@ -246,7 +242,7 @@ class TicketTable:
             return []
         if early is not None and isinstance(message, KvAbort):
             del self._early[early.message.secret]
-            self._ended.bury(_attempt_of(early.message), "aborted")
+            self._ended.bury(attempt_of_part(_key_of(early.message)), "aborted")
             return self._void_granted(peer, early.message)
         self._counters.stale += 1
         answered = self._answered.get(transfer)
@@ -324,7 +320,7 @@ class TicketTable:
             if owner == key:
                 del self._by_transfer[transfer]
         self._leases.release(key)
-        self._ended.bury(key, sender.state.value)
+        self._ended.bury(attempt_of_part(key), sender.state.value)
 
     # ------------------------------------------------------------ refusals
 
@@ -337,7 +333,8 @@ class TicketTable:
     def _refuse_early(self, key: AttemptKey, why: str) -> list[TicketAction]:
         actions: list[TicketAction] = []
         for secret, early in list(self._early.items()):
-            if _attempt_of(early.message) == key:
+            asked = _key_of(early.message)
+            if key in (asked, attempt_of_part(asked)):
                 del self._early[secret]
                 actions += self._refuse(early.peer, early.message, why)
         return actions
@@ -348,7 +345,7 @@ class TicketTable:
         return _voids(peer, ready.transfer, 0, ready.granted)
 
 
-def _attempt_of(ready: KvReady) -> AttemptKey:
+def _key_of(ready: KvReady) -> AttemptKey:
     return ready.request_id, ready.attempt
 
 

@@ -2,5 +2,5 @@
 gave up (`kept_streams.py`), and the blocks of its store (`pulls.py`). And what its store gets of
 other workers' blocks, because they offer them (`copies.py`) or ahead of need (`prefetches.py`).
 
-The service's thread drives both on top of `send.py`.
+The service's thread drives both on top of `sides/`.
 """

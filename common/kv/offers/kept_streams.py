@@ -16,7 +16,7 @@ from common.errors import Code
 from common.identity import AttemptKey
 from common.kv.handoff.protocol import Ended
 from common.kv.peers.channel import WorkerIdentity
-from common.kv.send import OnEnded, SendSide
+from common.kv.sides.send import OnEnded, SendSide
 from common.messages import KvReport, Ticket
 
 SECRET_BYTES = 16

@@ -29,7 +29,8 @@ from common.kv.messages import PULL_BLOCKS_MAX, PULL_HASH_BYTES, KvPull, KvRefus
 from common.kv.packing import Packing
 from common.kv.peers.channel import Channel, WorkerIdentity
 from common.kv.plan import KvShape, transfer_chunking
-from common.kv.send import SendSide, StoredBlocks
+from common.kv.sides.offered_prompt import StoredBlocks
+from common.kv.sides.send import SendSide
 from common.kv.store.arena import Arena
 from common.kv.store.promotions import Promotions
 from common.kv.store.table import BlockName, StoreTable

@@ -27,8 +27,8 @@ from common.kv.offers.orders import StoreOrders
 from common.kv.offers.prefetches import StorePrefetches
 from common.kv.offers.pulls import StorePulls, refuse_pull
 from common.kv.peers.channel import Channel, WorkerIdentity
-from common.kv.receive import ReceiveSide
-from common.kv.send import SendSide
+from common.kv.sides.receive import ReceiveSide
+from common.kv.sides.send import SendSide
 from common.kv.store.arena import Arena
 from common.kv.store.promotions import Promotions
 from common.kv.store.side import StoreSide

@@ -1,4 +1,4 @@
 """Links between workers: the control channel, D's cached connections, keepalive.
 
-Both shells (`send.py`, `receive.py`) and the KV thread import it. Start with `channel.py`.
+Both shells (`sides/`) and the KV thread import it. Start with `channel.py`.
 """

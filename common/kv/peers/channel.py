@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from common.errors import WireError
 from common.kv.checksum.definition import Bytes
+from common.kv.handoff.parts import WHOLE, Rank
 from common.kv.messages import (
     NO_FORM,
     ConnectedPeer,
@@ -101,7 +102,7 @@ class WorkerIdentity:
     incarnation: str
     fingerprint: str
     """Equal for workers whose KV is laid out alike."""
-    rank: int = 0
+    rank: Rank = WHOLE
     """The tensor parallel rank of this process within the worker."""
     secrets_file: str = ""
     """The file of the fleet's secrets, by which workers authenticate each other; empty if they do

@@ -29,6 +29,7 @@ from common.messages import (
     Role,
     Ticket,
 )
+from common.net.kv_address import parts_between
 from services.router.admission.keys import actual_cost
 from services.router.estimates import learning
 from services.router.events import Action, Send
@@ -358,5 +359,6 @@ def ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: Worker
         kv_address=prefill.kv_address,
         lease_ms=tables.settings.lease_ms,
         canonical=canonical,
+        parts=parts_between(prefill.kv_address, decode.kv_address) if canonical else 1,
         element=element_on_wire(prefill.kv_element, decode.kv_element) if converted else "",
     )

@@ -16,6 +16,7 @@ from common.engine.open import open_engine
 from common.engine.port import Engine, EngineRequest
 from common.kv.messages import KvDone
 from common.messages import Load, Role, Sampling, Ticket, TokenLogprobs
+from common.net.kv_address import parts_between
 from common.process.lifecycle import Tasks
 from tests.rigs import messages
 
@@ -140,6 +141,7 @@ class Pair:
             kv_address=info.kv_address,
             lease_ms=lease_ms,
             canonical=info.fingerprint != taker.fingerprint,
+            parts=parts_between(info.kv_address, taker.kv_address),
             element=element_on_wire(ours.kv_element, theirs.kv_element) if converted else "",
         )
 

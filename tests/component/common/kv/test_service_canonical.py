@@ -17,7 +17,7 @@ from common.config import KvConfig
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
 from common.kv.compression.elements import converted
 from common.kv.kv_thread import KvThread
-from common.kv.layout import Geometry, HostMemory, KvMemory
+from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import (
     ConnectedPeer,
     KvDone,
@@ -85,7 +85,7 @@ class Worker:
         memory = HostMemory(self.base, geometry)
         self.canonical = CanonicalMemory(memory, page)
         identity = WorkerIdentity(name, f"inc-{name}", f"of {tokens}", form=form)
-        forms: dict[str, KvMemory] = {"": self.canonical} if form.meaning else {}
+        forms: dict[str, CanonicalMemory] = {"": self.canonical} if form.meaning else {}
         if form.lossy_meaning:
             forms[element] = self.canonical
             if element != "bfloat16":

@@ -124,7 +124,7 @@ def test_the_loops_are_compiled_where_they_fit_and_are_not_where_they_must_not_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both give the same bytes and sum."""
-    assert kernel.tile_loops(PageSizes(HEADS, 64, PORTABLE, 4), on_lines=True) is None
+    assert kernel.tile_loops(PageSizes(64, PORTABLE, 4), on_lines=True) is None
     source = memory(64, 4, COMPILED)
     source[0][:] = np.random.default_rng(1).integers(0, 256, len(source[0]), dtype=np.uint8)
     one = source[1].geometry.block_bytes

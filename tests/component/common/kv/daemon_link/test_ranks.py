@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.errors import Code
+from common.kv.handoff.parts import Rank
 from common.kv.layout import HostMemory
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
@@ -20,7 +21,9 @@ def test_rank_takes_from_rank() -> None:
     def ranks(name: str, memories: list[np.ndarray]) -> list[KvService]:
         return [
             KvService(
-                WorkerIdentity(name, f"inc-{name}", "f", rank), CONFIG, HostMemory(base, GEOMETRY)
+                WorkerIdentity(name, f"inc-{name}", "f", Rank(rank, 2)),
+                CONFIG,
+                HostMemory(base, GEOMETRY),
             )
             for rank, base in enumerate(memories)
         ]

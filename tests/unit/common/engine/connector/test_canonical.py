@@ -28,11 +28,14 @@ def full(names: str = "abc", tokens: int = 32, dtype: torch.dtype = torch.float3
     return dict.fromkeys(names, spec)
 
 
-def engine(cache: Cache, backend: str = "CPU_ATTN", dtype: torch.dtype = torch.float32) -> Any:
-    """As much of a `VllmConfig` as is read here."""
+def engine(
+    cache: Cache, backend: str = "CPU_ATTN", dtype: torch.dtype = torch.float32, ranks: int = 1
+) -> Any:
+    """As much of a `VllmConfig` as is read here, of a model with `HEADS` heads in all."""
     of = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype),
+        model_config=SimpleNamespace(dtype=dtype, get_total_num_kv_heads=lambda: HEADS),
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
         cache_config=SimpleNamespace(cache_dtype="auto"),
         compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(cache.caches, of)),
     )
@@ -106,6 +109,7 @@ def test_other_kinds_of_kv_have_no_canonical_form() -> None:
         (found(Cache("LBNHC", full()), KvGroup(32)), "of an unknown form"),
         (found(Cache("LBHNC", full(dtype=torch.float64)), KvGroup(32)), "of an unknown form"),
         (found(Cache("LBHNC", full(tokens=24)), KvGroup(24)), "24 tokens are not multiples of 16"),
+        (found(cache, KvGroup(32), engine(cache, ranks=2)), "not shared out evenly over 2 ranks"),
         (found(Cache("LBHNC", plain("ab") | plain("c", 8)), KvGroup(4)), "layers differ in size"),
     ]
     for (memory, why), says in cases:

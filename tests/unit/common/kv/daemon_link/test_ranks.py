@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from common.errors import Code
-from common.kv.daemon_link.ranks import PARTIAL_ENDS_MAX, RankMerge, address_of, merged_status
+from common.kv.daemon_link.ranks import PARTIAL_ENDS_MAX, RankMerge, merged_status
 from common.kv.messages import KvDone, KvStatus
 from common.messages import KvCounts, KvReport
 from tests.rigs.messages import kv_done, kv_hold
@@ -15,13 +15,6 @@ from tests.rigs.messages import kv_done, kv_hold
 def done(error: str = "", trouble: str = "", request_id: str = "r", **report: float) -> KvDone:
     told = msgspec.convert(report, KvReport)
     return kv_done(request_id, report=told, error=error, trouble=trouble)
-
-
-def test_each_rank_takes_its_own_address() -> None:
-    assert address_of("h:1", 0) == "h:1"
-    assert [address_of("h:1,g:2", rank) for rank in (0, 1)] == ["h:1", "g:2"]
-    with pytest.raises(ValueError, match="names 1 ranks, and this is rank 1"):
-        address_of("h:1", 1)
 
 
 def test_a_handoff_is_over_when_all_ranks_are() -> None:

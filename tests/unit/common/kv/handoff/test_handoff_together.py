@@ -76,7 +76,9 @@ class World:
     d_ends: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.table = TicketTable(SHAPE, buffer_bytes=400, lease_ms=6000, counters=HandoffCounters())
+        self.table = TicketTable(
+            lambda _: SHAPE, buffer_bytes=400, lease_ms=6000, counters=HandoffCounters()
+        )
         first, groups = self.rng.randrange(0, 4), self.rng.choice([1, 2, 3, 4])
         wire, loan = (Chunking(self.rng.randint(1, 4), self.rng.randint(2, 4)) for _ in range(2))
         wanted = FetchSpec(

@@ -1,5 +1,6 @@
 """P's table of tickets: each granted slot is answered once, each offer ends once."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -32,15 +33,25 @@ from common.kv.handoff.ticket_table import (
     TicketTable,
 )
 from common.kv.messages import ConnectedPeer, KvAbort, KvCredit, KvReady, KvRefused, KvReleased
+from common.kv.plan import KvShape
+from common.messages import Ticket
 from tests.rigs.messages import ticket
 from tests.unit.common.kv.handoff.helpers import D0, SHAPE, ready
 
 KEY = ("r", 0)
 
 
+def by_form(canonical: Mapping[str, KvShape]) -> Callable[[Ticket], KvShape | None]:
+    """The shapes of KV with these canonical forms, by `Ticket.element`."""
+    return lambda ticket: canonical.get(ticket.element) if ticket.canonical else SHAPE
+
+
+plain = by_form({})
+
+
 @pytest.fixture
 def table() -> TicketTable:
-    return TicketTable(SHAPE, buffer_bytes=400, lease_ms=1000, counters=HandoffCounters())
+    return TicketTable(plain, buffer_bytes=400, lease_ms=1000, counters=HandoffCounters())
 
 
 def computed(blocks: int) -> ForSender:
@@ -229,7 +240,7 @@ def test_a_worker_of_another_layout_is_served_by_canonical_tickets_only() -> Non
     half = replace(SHAPE, block_bytes=SHAPE.block_bytes // 2)
     unlike = replace(D0, alike=False)
     for canonical in (True, False):
-        table = TicketTable(SHAPE, 12 * half.block_bytes, 1000, HandoffCounters(), {"": half})
+        table = TicketTable(by_form({"": half}), 12 * half.block_bytes, 1000, HandoffCounters())
         table.handle(Offer(ticket(canonical=canonical), 20), 0.0)
         asked = ready(blocks=12, message_blocks=12 if canonical else 1)
         actions = table.handle(FromPeer(unlike, asked), 0.0) + table.handle(computed(20), 0.0)
@@ -250,7 +261,7 @@ def test_a_worker_of_another_element_type_is_served_by_tickets_that_name_one() -
     forms = {"": SHAPE, "bfloat16": half}
     other = replace(D0, alike=False, means_same=False)
     for element, stage in (("bfloat16", [0]), ("", []), ("float16", [])):
-        table = TicketTable(SHAPE, 12 * half.block_bytes, 1000, HandoffCounters(), forms)
+        table = TicketTable(by_form(forms), 12 * half.block_bytes, 1000, HandoffCounters())
         actions = table.handle(Offer(ticket(canonical=True, element=element), 20), 0.0)
         assert ends(actions) == ([Code.KV_TRANSFER_FAILED] if element == "float16" else [])
         asked = ready(blocks=12, message_blocks=12 if element else 1)
@@ -285,7 +296,7 @@ def test_losing_d_keeps_the_lease_for_a_grace_in_which_d_may_return(table: Ticke
 
 
 def test_a_d_that_returns_has_the_whole_lease_again_however_long_its_transfer_takes() -> None:
-    table = TicketTable(SHAPE, buffer_bytes=400, lease_ms=60_000, counters=HandoffCounters())
+    table = TicketTable(plain, buffer_bytes=400, lease_ms=60_000, counters=HandoffCounters())
     table.handle(Offer(ticket(lease_ms=60_000), 10), 0.0)
     table.handle(FromPeer(D0, ready()), 0.0)
     for transfer, now in ((8, 1.0), (9, 2.0)):
@@ -296,7 +307,7 @@ def test_a_d_that_returns_has_the_whole_lease_again_however_long_its_transfer_ta
 
 
 def test_losing_d_for_good_frees_before_the_lease_would_have() -> None:
-    table = TicketTable(SHAPE, buffer_bytes=400, lease_ms=60_000, counters=HandoffCounters())
+    table = TicketTable(plain, buffer_bytes=400, lease_ms=60_000, counters=HandoffCounters())
     table.handle(Offer(ticket(lease_ms=60_000), 10), 0.0)
     table.handle(FromPeer(D0, ready()), 0.0)
     table.handle(PeerLost(D0.id), 1.0)
@@ -314,17 +325,17 @@ def test_a_d_that_is_lost_before_the_ticket_comes_is_not_served(table: TicketTab
 
 def test_what_is_handed_over_under_a_new_ticket_has_that_lease_alone(table: TicketTable) -> None:
     table.handle(Offer(ticket(decode=""), 10), 0.0)
-    table.handle(HandOver(KEY, ticket("next")), 0.5)
+    table.handle(HandOver(KEY, ticket("next"), 10), 0.5)
     assert [(key, lease.owner) for key, lease in table.holds()] == [(("next", 0), "d0")]
     assert table.has_ended(KEY)
     table.check_invariants()
-    assert table.handle(HandOver(KEY, ticket("again")), 0.6) == [], "it is not there twice"
+    assert table.handle(HandOver(KEY, ticket("again"), 10), 0.6) == [], "it is not there twice"
 
 
 def test_what_is_kept_is_handed_over_in_smaller_blocks_too() -> None:
-    table = TicketTable(SHAPE, 1 << 20, 1000, HandoffCounters(), {"": SHAPE})
+    table = TicketTable(by_form({"": SHAPE}), 1 << 20, 1000, HandoffCounters())
     table.handle(Offer(ticket(decode=""), 3), 0.0)
-    table.handle(HandOver(KEY, ticket("next", canonical=True), parts=4), 0.5)
+    table.handle(HandOver(KEY, ticket("next", canonical=True), 12), 0.5)
     assert [lease.blocks for _, lease in table.holds()] == [12]
 
 

@@ -10,7 +10,7 @@ from common.kv.messages import KvReleased
 from common.kv.offers.kept_streams import KeptStreams
 from common.kv.peers.channel import WorkerIdentity
 from tests.rigs.messages import ticket
-from tests.unit.common.kv.test_send import KEY, Bench
+from tests.unit.common.kv.sides.test_send import KEY, Bench
 
 NEXT = ticket("r", 1, lease_ms=60_000.0)
 GIVEN_UP = Code.CANCELLED

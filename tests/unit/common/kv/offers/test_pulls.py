@@ -25,7 +25,7 @@ from common.kv.store.arena import Arena
 from common.kv.store.table import BlockCopy, BlockName, StoreTable
 from common.messages import KvReport, KvSource, Ticket
 from common.net.wire import encode
-from tests.unit.common.kv.test_send import Bench, Peer
+from tests.unit.common.kv.sides.test_send import Bench, Peer
 
 SLOTS = 64
 LEASE_S = 2.0

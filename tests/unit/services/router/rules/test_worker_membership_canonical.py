@@ -47,6 +47,31 @@ def test_they_are_introduced_and_get_a_canonical_ticket() -> None:
     assert (order.ticket.prefill, order.ticket.canonical) == ("p0", True)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "of_d", "parts"), [("h:1", "h:1,h:2", 2), ("h:1,h:2", "h:3", 2), ("h:1", "h:2", 1)]
+)
+def test_unlike_numbers_of_ranks_get_a_ticket_in_parts(ranks: str, of_d: str, parts: int) -> None:
+    rig = Rig()
+    rig.gateway()
+    rig.decode("d0", fingerprint="b", capacity=room(32, "m"), kv_address=of_d)
+    rig.prefill("p0", fingerprint="a", capacity=room(16, "m"), kv_address=ranks)
+    rig.submit("r1", prompt=100)
+    ticket = rig.take(Decode)[0].ticket
+    assert ticket is not None
+    assert (ticket.canonical, ticket.parts, ticket.kv_address) == (True, parts, ranks)
+
+
+def test_ranks_of_one_layout_hand_over_each_to_its_own() -> None:
+    rig = Rig()
+    rig.gateway()
+    rig.decode("d0", capacity=room(32, "m"), kv_address="h:1,h:2")
+    rig.prefill("p0", capacity=room(32, "m"), kv_address="h:3,h:4")
+    rig.submit("r1", prompt=100)
+    ticket = rig.take(Decode)[0].ticket
+    assert ticket is not None
+    assert (ticket.canonical, ticket.parts) == (False, 1)
+
+
 def test_another_meaning_is_neither_introduced_nor_used() -> None:
     rig = Rig()
     rig.gateway()

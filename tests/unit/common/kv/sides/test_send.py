@@ -13,6 +13,7 @@ from common.kv.checksum.definition import Bytes, Sum
 from common.kv.checksum.header import HEADER_BYTES, ExpectedMessage, Verdict, loan_offset
 from common.kv.compression.policy import CompressionChooser
 from common.kv.handoff.counters import HandoffCounters
+from common.kv.handoff.parts import WHOLE
 from common.kv.handoff.protocol import Ended
 from common.kv.handoff.ticket_table import TicketTable
 from common.kv.layout import Geometry, HostMemory
@@ -25,8 +26,8 @@ from common.kv.messages import (
     KvRefused,
     KvReleased,
 )
-from common.kv.plan import shape_of
-from common.kv.send import SendSide
+from common.kv.packing import Packings
+from common.kv.sides.send import SendSide
 from common.kv.staging.pool import StagingPool
 from common.kv.transport.ucx import Done
 from common.messages import KvReport, Ticket
@@ -90,15 +91,15 @@ class Bench:
         self.now, self.over = 0.0, list[tuple[int, str]]()
         self.pool = StagingPool(2 * GEOMETRY.block_bytes, 0, shared=shared)
         self.counters = HandoffCounters()
+        packings = Packings(self.memory, self.pool.payload_bytes, {}, WHOLE)
         self.side = SendSide(
-            TicketTable(shape_of(GEOMETRY), self.pool.payload_bytes, 60_000.0, self.counters),
-            self.memory,
+            TicketTable(packings.shape_of, self.pool.payload_bytes, 60_000.0, self.counters),
+            packings,
             self.pool,
             counters=self.counters,
             chooser=CompressionChooser("none", 1.0, 0.0),
             on_ended=self.on_ended,
             clock=lambda: self.now,
-            canonical={},
         )
         self.peer = Peer()
         self.handed = ticket(lease_ms=60_000.0)

@@ -17,13 +17,13 @@ its buffer stays loaned until D has read it or the transfer ends (`staging/loans
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
-from common.identity import AttemptKey
+from common.errors import Code
+from common.identity import AttemptKey, attempt_of_part
 from common.kv.checksum.header import (
     HEADER_BYTES,
     INDEX_BITS,
@@ -36,6 +36,7 @@ from common.kv.checksum.header import (
 from common.kv.compression.policy import CompressionChooser
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.lease import Tombstones
+from common.kv.handoff.parts import joined_ends, key_of, tickets_of
 from common.kv.handoff.protocol import (
     Computed,
     Ended,
@@ -55,11 +56,11 @@ from common.kv.handoff.protocol import (
     TicketEvent,
 )
 from common.kv.handoff.ticket_table import TOMBSTONES_MAX, TicketTable
-from common.kv.layout import KvMemory
 from common.kv.messages import KvAbort, KvCredit, KvMapped, KvReady, KvReleased
-from common.kv.packing import Packing
+from common.kv.packing import Packings
 from common.kv.peers.channel import Channel, HandoffMessage
 from common.kv.plan import FP8
+from common.kv.sides.offered_prompt import OfferedPrompt, StoredBlocks
 from common.kv.staging.loans import Loans, invalidate_header
 from common.kv.staging.pool import Buffer, StagingPool
 from common.kv.transport.ucx import data_tag
@@ -68,69 +69,33 @@ from common.messages import KvHold, KvReport, Ticket
 OnEnded = Callable[[Ticket, KvReport, Ended], None]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBlocks:
-    """Where the blocks of a prompt lie that are not the engine's."""
-
-    packing: Packing
-    judge: Callable[[range], bool]
-    """Whether these blocks of the prompt, which have been copied, were what they should be."""
-
-
-@dataclass(slots=True)
-class _OfferedPrompt:
-    """What P holds for one ticket."""
-
-    ticket: Ticket
-    """Names the attempt that the engine knows, which of a moved stream is the one before."""
-    blocks: list[int] = field(default_factory=list)
-    """The ids of the prompt's blocks; empty once the engine took them back."""
-    messages: int = 0
-    payload_bytes: int = 0
-    """Payload given to the transport or loaned."""
-    sent_bytes: int = 0
-    """Payload that the transport has sent, or of which the offset was sent."""
-    early_bytes: int | None = None
-    """`sent_bytes` when the prefill ended; None before."""
-    transfer: int | None = None
-    """The transfer that `fp8` was chosen for."""
-    fp8: bool = False
-    raw_bytes: int = 0
-    """As `payload_bytes`, before compression."""
-    compression: str = ""
-    stored: StoredBlocks | None = None
-    """None for the engine's blocks."""
-
-
 class SendSide:
     """Serves the tickets that this engine offers."""
 
     def __init__(
         self,
         tickets: TicketTable,
-        memory: KvMemory,
+        packings: Packings,
         pool: StagingPool,
         *,
         counters: HandoffCounters,
         chooser: CompressionChooser,
         on_ended: OnEnded,
         clock: Callable[[], float],
-        canonical: Mapping[str, Packing],
     ) -> None:
-        """`on_ended` is called once for each call of `offer`. `canonical`: of the same memory in
-        the canonical form, by `Ticket.element`."""
+        """`on_ended` is called once for each call of `offer`."""
         self._tickets = tickets
-        self._canonical = canonical
+        self._packings = packings
         self._pool = pool
         self._loans = Loans(pool)
         self._counters = counters
-        self._packing = Packing(memory, pool.payload_bytes)
         self._chooser = chooser
         self._on_ended = on_ended
         self._clock = clock
         #: Connections by id, of every D that has asked for something.
         self._channels: dict[int, Channel] = {}
-        self._prompts: dict[AttemptKey, _OfferedPrompt] = {}
+        #: By the attempt, and by the keys of all senders.
+        self._prompts: dict[AttemptKey, OfferedPrompt] = {}
         #: Guards the block ids of every prompt, and is held during a copy.
         self._copying = threading.Lock()
         #: How often the blocks of an attempt were withdrawn.
@@ -138,9 +103,27 @@ class SendSide:
 
     def offer(self, ticket: Ticket, blocks: int, stored: StoredBlocks | None = None) -> None:
         """The prompt's KV is or will be in the engine, or is `stored`."""
-        key = (ticket.request_id, ticket.attempt)
-        self._prompts.setdefault(key, _OfferedPrompt(ticket, stored=stored))
-        self._handle(Offer(ticket, blocks))
+        key = key_of(ticket)
+        if key in self._prompts:
+            return
+        prompt = self._prompts[key] = OfferedPrompt(ticket, key, stored)
+        try:
+            parts = tickets_of(ticket, self._packings.rank)
+        except ValueError as error:
+            prompt.senders[key] = None
+            self._end(key, Ended(Code.KV_TRANSFER_FAILED, str(error)))
+            return
+        for part in self._begin(prompt, parts):
+            self._handle(Offer(part, blocks))
+
+    def _begin(self, prompt: OfferedPrompt, parts: list[Ticket]) -> list[Ticket]:
+        """Names the senders that will be made for these tickets, which it returns."""
+        stored, prompt.parts = prompt.stored, len(parts)
+        for part in parts:
+            packing = self._packings.of(part) if stored is None else stored.packing
+            prompt.senders[key_of(part)] = packing
+            self._prompts[key_of(part)] = prompt
+        return parts
 
     def offers(self, key: AttemptKey) -> bool:
         """Whether something is held for this attempt."""
@@ -153,16 +136,25 @@ class SendSide:
     def hand_over(self, kept: AttemptKey, ticket: Ticket) -> None:
         """What is offered for `kept`, to nobody, is for the D of this ticket. It still ends as
         `kept`."""
-        key = (ticket.request_id, ticket.attempt)
+        key = key_of(ticket)
+        try:
+            parts = tickets_of(ticket, self._packings.rank)
+        except ValueError as error:
+            self.release(kept, str(error))
+            return
         prompt = self._prompts[key] = self._prompts.pop(kept)
-        prompt.ticket = msgspec.structs.replace(ticket, attempt=kept[1])
-        form = self._canonical.get(ticket.element) if ticket.canonical else None
-        parts = form.blocks // self._packing.blocks if form is not None else 1
+        prompt.ticket, prompt.key = msgspec.structs.replace(ticket, attempt=kept[1]), key
+        prompt.senders.clear()
+        self._begin(prompt, parts)
+        form = next(iter(prompt.senders.values()), None)
+        cut = form.blocks // self._packings.plain.blocks if form is not None else 1
         with self._copying:
             whole = prompt.blocks
-            prompt.blocks = [one * parts + part for one in whole for part in range(parts)]
-        self._handle(HandOver(kept, ticket, parts))
-        self._handle(ForSender(key, Computed(len(prompt.blocks))))
+            prompt.blocks = [one * cut + block for one in whole for block in range(cut)]
+        blocks = len(prompt.blocks)
+        for number, part in enumerate(parts):
+            self._handle(Offer(part, blocks) if number else HandOver(kept, part, blocks))
+        self._feed(key, Computed(blocks))
 
     def progress(
         self, key: AttemptKey, block_ids: Sequence[int], computed: int, generation: int
@@ -171,15 +163,14 @@ class SendSide:
         `generation`: what the last `withdraw` before this call returned; a call that crossed a
         later one is ignored."""
         if self._set_blocks(key, block_ids, generation):
-            self._handle(ForSender(key, Computed(min(computed, len(block_ids)))))
+            self._feed(key, Computed(min(computed, len(block_ids))))
 
     def layers_computed(
         self, key: AttemptKey, block_ids: Sequence[int], blocks: int, layers: int, generation: int
     ) -> None:
         """As `progress`, but only the first `layers` layers of the first `blocks` hold KV."""
         if self._set_blocks(key, block_ids, generation):
-            event = LayersComputed(min(blocks, len(block_ids)), layers)
-            self._handle(ForSender(key, event))
+            self._feed(key, LayersComputed(min(blocks, len(block_ids)), layers))
 
     def prefill_ended(self, key: AttemptKey, sent_bytes: int) -> None:
         """Only the first call counts. `sent_bytes`: what `sent_bytes()` returned at that moment."""
@@ -216,7 +207,9 @@ class SendSide:
             return generation
 
     def release(self, key: AttemptKey, reason: str) -> None:
-        self._handle(Release(key, reason))
+        prompt = self._prompts.get(key)
+        for sender in list(prompt.senders) if prompt is not None else [key]:
+            self._handle(Release(sender, reason))
         self._loans.end_unserved(self._tickets.serves)
 
     def on_message(self, channel: Channel, message: HandoffMessage) -> None:
@@ -251,7 +244,7 @@ class SendSide:
     def holds(self, now: float) -> list[KvHold]:
         return [
             KvHold(
-                request_id=key[0],
+                request_id=attempt_of_part(key)[0],
                 attempt=key[1],
                 peer=lease.owner,
                 side="send",
@@ -265,6 +258,12 @@ class SendSide:
 
     def __len__(self) -> int:
         return len(self._tickets)
+
+    def _feed(self, key: AttemptKey, event: Computed | LayersComputed) -> None:
+        """To all senders of this prompt."""
+        prompt = self._prompts.get(key)
+        for sender in list(prompt.senders) if prompt is not None else ():
+            self._handle(ForSender(sender, event))
 
     def _handle(self, event: TicketEvent, staged: Buffer | None = None) -> bool:
         """Does what the ticket table answers. `staged`: the buffer for a `SendData`. Returns
@@ -300,7 +299,7 @@ class SendSide:
         peer, prompt, raw = channel.peer.name, self._prompts[key], send.plan.message(send.index)
         loans, data_key = channel.loans, channel.data_key(raw.transfer)
         expected = raw.compressed() if self._compresses(prompt, channel, raw) else raw
-        if not self._fill(buffer, prompt, expected, data_key):
+        if not self._fill(buffer, key, expected, data_key):
             self._void(send.peer, expected.transfer, send.slot)
             return False
         prompt.messages += 1
@@ -330,30 +329,28 @@ class SendSide:
         return True
 
     def _fill(
-        self, buffer: Buffer, prompt: _OfferedPrompt, expected: ExpectedMessage, data_key: bytes
+        self, buffer: Buffer, key: AttemptKey, expected: ExpectedMessage, data_key: bytes
     ) -> bool:
         """Writes the message into the buffer. Returns False if the blocks are gone or damaged."""
         message = buffer[: expected.message_bytes]
-        payload = message[HEADER_BYTES:]
+        payload, prompt = message[HEADER_BYTES:], self._prompts[key]
+        packing, stored = prompt.senders[key], prompt.stored
         invalidate_header(message)
         with self._copying:
             blocks = prompt.blocks[expected.first_block : expected.end_block]
-            if len(blocks) != expected.blocks:
+            if len(blocks) != expected.blocks or packing is None:
                 return False
-            stored, ticket = prompt.stored, prompt.ticket
-            packing = self._packing if stored is None else stored.packing
-            if ticket.canonical:
-                packing = self._canonical[ticket.element]
             gathered = packing.gather(blocks, payload, expected)
         if stored is not None and not stored.judge(range(expected.first_block, expected.end_block)):
             return False
         total = packing.encode(payload, expected, gathered)
-        early_bytes = NOT_YET if prompt.early_bytes is None else prompt.early_bytes
+        early = prompt.early_bytes
+        early_bytes = NOT_YET if early is None else early // prompt.parts
         write_header(message, expected, total, early_bytes, key=data_key)
         return True
 
     def _compresses(
-        self, prompt: _OfferedPrompt, channel: Channel, expected: ExpectedMessage
+        self, prompt: OfferedPrompt, channel: Channel, expected: ExpectedMessage
     ) -> bool:
         """Whether to compress the messages of this transfer; chosen once for each transfer. The
         canonical form is not."""
@@ -374,15 +371,12 @@ class SendSide:
         channel.link.send(message, data_tag(transfer, slot, INDEX_BITS), lambda _: None)
 
     def _end(self, key: AttemptKey, ended: Ended) -> None:
+        """Of a sender; its prompt ends with the last."""
         with self._copying:
             prompt = self._prompts.pop(key)
-        report = KvReport(
-            messages=prompt.messages,
-            payload_bytes=prompt.payload_bytes,
-            wire_bytes=prompt.payload_bytes + HEADER_BYTES * prompt.messages,
-            early_bytes=prompt.early_bytes or 0,
-            compression=prompt.compression,
-            raw_bytes=prompt.raw_bytes,
-            element=prompt.ticket.element,
-        )
-        self._on_ended(prompt.ticket, report, ended)
+            del prompt.senders[key]
+            prompt.ended = joined_ends(prompt.ended, ended)
+            if prompt.senders:
+                return
+            self._prompts.pop(prompt.key, None)
+        self._on_ended(prompt.ticket, prompt.report(), prompt.ended)

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from common.errors import BatonError, Code
-from common.identity import AttemptKey
+from common.identity import AttemptKey, attempt_of_part
 from common.kv.checksum.definition import Bytes, Sum
 from common.kv.checksum.header import (
     HEADER_BYTES,
@@ -39,8 +39,8 @@ from common.kv.checksum.header import (
     verify_message,
 )
 from common.kv.checksum.kernel import sum_of
-from common.kv.daemon_link.ranks import address_of
 from common.kv.handoff.counters import HandoffCounters
+from common.kv.handoff.parts import Rank
 from common.kv.handoff.protocol import (
     RECEIVE_TERMINAL,
     Action,
@@ -59,16 +59,16 @@ from common.kv.handoff.protocol import (
     Tick,
 )
 from common.kv.handoff.receiver import FetchSpec, Receiver
-from common.kv.layout import KvMemory
 from common.kv.messages import KvCredit, KvRefused, KvTaken
 from common.kv.packing import Packing
-from common.kv.peers.channel import Channel, HandoffMessage, WorkerIdentity
+from common.kv.peers.channel import Channel, HandoffMessage
 from common.kv.peers.connections import ConnectionListener, Connections
 from common.kv.plan import TransferPlan
 from common.kv.staging.loans import loaned_message, verify_loan
 from common.kv.staging.pool import Buffer, StagingPool
 from common.kv.transport.ucx import data_tag
 from common.messages import KvHold, KvReport, Ticket
+from common.net.kv_address import address_of, parts_of_ranks, rank_addresses
 
 ORPHAN_RECEIVE_S = 5.0
 OnEnded = Callable[[Ticket, KvReport, Ended], None]
@@ -101,20 +101,19 @@ class ReceiveSide:
 
     def __init__(
         self,
-        identity: WorkerIdentity,
-        memory: KvMemory,
+        rank: Rank,
+        packing: Packing,
         pool: StagingPool,
         *,
-        payload_bytes: int,
         counters: HandoffCounters,
         on_ended: OnEnded,
         clock: Callable[[], float],
         make_connections: Callable[[ConnectionListener], Connections],
     ) -> None:
-        """`pool`: buffers for messages that P sends. `payload_bytes`: the largest message,
-        loaned ones too. `on_ended` is called once for each `fetch`."""
-        self._identity = identity
-        self._packing = Packing(memory, payload_bytes)
+        """`packing`: of the engine's memory as it lies. `pool`: buffers for messages that P sends.
+        `on_ended` is called once for each `fetch`."""
+        self._rank = rank
+        self._packing = packing
         self._pool = pool
         self._counters = counters
         self._on_ended = on_ended
@@ -172,7 +171,7 @@ class ReceiveSide:
     def holds(self, now: float) -> list[KvHold]:
         return [
             KvHold(
-                request_id=key[0],
+                request_id=attempt_of_part(key)[0],
                 attempt=key[1],
                 peer=fetch.receiver.ticket.prefill,
                 side="receive",
@@ -201,20 +200,23 @@ class ReceiveSide:
 
     def connect(self, address: str) -> None:
         """Before a handoff needs it; if it fails, the first handoff connects again."""
+        parts = parts_of_ranks(len(rank_addresses(address)), self._rank.of)
         with contextlib.suppress(BatonError, ValueError):
-            self.connections.connect(address_of(address, self._identity.rank))
+            for one in dict.fromkeys(self._rank.addresses(address, parts)):
+                self.connections.connect(one)
 
     def open_channel(self, address: str) -> Channel | None:
         """The connection to this listener; None: it does not stand yet, and is begun."""
         try:
-            return self.connections.open_channel(address_of(address, self._identity.rank))
+            return self.connections.open_channel(address_of(address, self._rank.number))
         except (BatonError, ValueError):
             return None
 
     def _connect(self, key: AttemptKey) -> None:
         try:
-            kv_address = self._fetches[key].receiver.ticket.kv_address
-            self.connections.connect_for(key, address_of(kv_address, self._identity.rank))
+            ticket = self._fetches[key].receiver.ticket
+            rank = self._rank.number if ticket.parts == 1 else 0  # a part's is of one rank alone
+            self.connections.connect_for(key, address_of(ticket.kv_address, rank))
         except (BatonError, ValueError) as error:
             self.on_connect_failed(key, str(error), isinstance(error, ValueError))
 

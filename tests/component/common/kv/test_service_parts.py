@@ -21,7 +21,7 @@ from common.kv.messages import KvDone, KvForm, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
 from common.messages import Ticket
-from common.net.kv_address import joined_addresses, parts_between
+from common.net.kv_address import joined_addresses, parts_between, rank_addresses
 from tests.component.common.kv.service_peer import CONFIG, WIRE_ONLY, drained, wait_for
 from tests.rigs import messages
 
@@ -212,6 +212,7 @@ def test_a_release_ends_all_parts(ours: int, theirs: int) -> None:
             service.fetch(given, 0, SEQUENCE)
         for service in prefill.services:
             service.offer(given, len(SEQUENCE))
+        for service in (*decode.services, *prefill.services):
             wait_for(lambda service=service: has_hold(service.status), PATIENT_S)  # type: ignore[misc]
         for service in (*decode.services, *prefill.services):
             service.release(KEY, "enough")
@@ -241,6 +242,36 @@ def test_a_handoff_ends_with_the_part_that_fails() -> None:
             "p0 refused the KV: the ticket has ended",
         )
         decode.hold_nothing()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 2), (2, 1), (4, 2)])
+def test_each_rank_connects_beforehand_to_those_it_will_fetch_from(ours: int, theirs: int) -> None:
+    with pair(ours, theirs) as (prefill, decode):
+        addresses, count = rank_addresses(prefill.address), max(ours // theirs, 1)
+        for number, service in enumerate(decode.services):
+            service.connect(prefill.address)
+            first = number * ours // theirs
+            wanted = set(addresses[first : first + count])
+            wait_for(lambda: linked(service) == wanted, PATIENT_S)  # noqa: B023 - called here
+
+
+def linked(service: KvService) -> set[str]:
+    assert service._kv_thread is not None
+    return set(service._kv_thread.receive_side.connections.open_addresses())
+
+
+def test_a_ticket_is_fetched_once_at_a_time() -> None:
+    with pair(1, 2) as (prefill, decode):
+        given, (p,), (d, other) = ticket(prefill, decode), prefill.services, decode.services
+        d.fetch(given, 0, SEQUENCE)
+        d.fetch(given, 0, SEQUENCE)
+        (refused,) = drained(d, PATIENT_S)
+        assert (refused.error, refused.request_id) == (Code.DUPLICATE_REQUEST, "r")
+        other.fetch(given, 0, SEQUENCE)
+        p.offer(given, len(SEQUENCE))
+        p.progress(KEY, SEQUENCE, len(SEQUENCE))
+        assert {end.error for end in decode.ends()} == {""}
+        assert (decode.heads(SEQUENCE) == prefill.heads(SEQUENCE)).all()
 
 
 def test_an_attempt_that_was_released_before_is_not_offered_in_parts() -> None:

@@ -359,6 +359,6 @@ def ticket(tables: Tables, attempt: Attempt, decode: WorkerView, prefill: Worker
         kv_address=prefill.kv_address,
         lease_ms=tables.settings.lease_ms,
         canonical=canonical,
-        parts=parts_between(prefill.kv_address, decode.kv_address) if canonical else 1,
+        parts=parts_between(prefill.kv_address, decode.kv_address),
         element=element_on_wire(prefill.kv_element, decode.kv_element) if converted else "",
     )

@@ -29,11 +29,13 @@ def test_every_part_counts_and_their_order_does_not() -> None:
         assert fingerprint_of(parts_of({**VALUES, key: "other"})) != whole
 
 
-def test_the_size_of_a_block_and_the_drafter_change_the_layout_and_not_the_meaning() -> None:
-    meaning = meaning_of(parts_of(VALUES))
-    for key in (*VALUES, "drafter", "drafter_config", "anything"):
-        other = meaning_of(parts_of({**VALUES, key: "other"}))
-        assert (other == meaning) is (key in ("block_tokens", "drafter", "drafter_config"))
+def test_blocks_ranks_and_the_drafter_change_the_layout_and_not_the_meaning() -> None:
+    layout = {"block_tokens", "drafter", "drafter_config", "kv_heads", "tensor_parallel"}
+    values = {**VALUES, **dict.fromkeys(layout, "one")}
+    meaning = meaning_of(parts_of(values))
+    for key in (*values, "anything"):
+        other = meaning_of(parts_of({**values, key: "other"}))
+        assert (other == meaning) is (key in layout)
     assert meaning != fingerprint_of(parts_of(VALUES))
 
 

@@ -5,8 +5,9 @@ blocks of 16 tokens. Each cell hands over 200 prompts of the lengths that handof
 differently, one at a time, and compares D's answers with those of D alone and with those after a
 handoff from a worker of D's own layout, which travels unconverted. In bfloat16 the second is the
 fair comparison: D alone computes the last token of a prompt together with the others and rounds
-otherwise. It has 64 cells, of half a minute each on two cores. `BATON_BENCH_PROMPTS` sets another
-number of prompts, `BATON_BENCH_RANKS=1` leaves out the workers of two ranks.
+otherwise. It has 64 cells. On two cores they take hours, because ranks wait for each other; with 16
+prompts (`BATON_BENCH_PROMPTS`) it is twenty minutes. `BATON_BENCH_RANKS=1` leaves out the workers
+of two ranks: 16 cells, a quarter of an hour.
 """
 
 from __future__ import annotations

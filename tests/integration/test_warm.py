@@ -31,9 +31,14 @@ def state(running: Fleet) -> str:
     return str({row["name"]: row["state"] for row in running.ctl("workers")}.get("d1"))
 
 
-def events(running: Fleet) -> list[str]:
-    told = running.ctl("events")["events"]
-    return [row["event"] for row in told if row["event"] in ("worker.woken", "worker.asleep")]
+def events(running: Fleet) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = running.ctl("events")["events"]
+    return [row for row in told if row["event"] in ("worker.woken", "worker.asleep")]
+
+
+def woken_by_queue(running: Fleet) -> bool:
+    """It is woken for another reason on a busy machine, where d0 becomes ready after it."""
+    return any("the queue takes" in row["sentence"] for row in events(running))
 
 
 def ask(running: Fleet, max_tokens: int = 200) -> int:
@@ -46,13 +51,13 @@ def test_it_sleeps_is_woken_by_a_long_queue_and_sleeps_again(running: Fleet) -> 
     wait_until("d1 sleeps", lambda: state(running) == "warm", SECONDS)
     assert "decode warm" in running.told("status")
     assert ask(running) == 200
-    assert events(running) == []
+    assert not woken_by_queue(running)
     with ThreadPoolExecutor(12) as clients:
         answers = list(clients.map(lambda _: ask(running), range(12)))
     assert answers == [200] * 12
-    assert "worker.woken" in events(running)
+    assert woken_by_queue(running)
     wait_until("d1 sleeps again", lambda: state(running) == "warm", SECONDS)
-    assert events(running)[-1] == "worker.asleep"
+    assert events(running)[-1]["event"] == "worker.asleep"
 
 
 def test_it_takes_the_place_of_the_worker_that_dies(running: Fleet) -> None:

@@ -6,8 +6,8 @@ differently, one at a time, and compares D's answers with those of D alone and w
 handoff from a worker of D's own layout, which travels unconverted. In bfloat16 the second is the
 fair comparison: D alone computes the last token of a prompt together with the others and rounds
 otherwise. It has 64 cells. On two cores they take hours, because ranks wait for each other; with 16
-prompts (`BATON_BENCH_PROMPTS`) it is twenty minutes. `BATON_BENCH_RANKS=1` leaves out the workers
-of two ranks: 16 cells, a quarter of an hour.
+prompts (`BATON_BENCH_PROMPTS`) three of the eight D took nine minutes. `BATON_BENCH_RANKS=1` leaves
+out the workers of two ranks.
 """
 
 from __future__ import annotations

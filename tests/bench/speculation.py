@@ -8,7 +8,7 @@ alone, which is one plain engine with that method. MTP has a model of its own, o
 tokens are allowed), tokens per second of all streams together, against an engine without
 speculation: the engines by turns, forwards and back, a ratio of each round, and their median. The
 same is told per second of CPU, for others may use the cores. A third engine drafts nothing above 8
-requests.
+requests. A fourth does not speculate either: what it differs by from 1, two alike differ by.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _model(speculation: dict[str, Any], with_mtp: Path) -> str:
 
 def speed_of_all(name: str, model: str, *, rounds: int, tokens: int) -> None:
     print(f"{name}: tokens/s of text that repeats itself, each ÷ an engine without speculation")
-    print("batch    n-grams     up to 8   by CPU: n-grams, up to 8 requests")
+    print("batch    n-grams     up to 8        none   by CPU: n-grams, up to 8 requests, none")
     sys.stdout.flush()
     _apart(speed, model, rounds, tokens)
 
@@ -186,7 +186,8 @@ async def _alone(pair: Pair, text: list[int]) -> Result:
 def speed(model: str, rounds: int, tokens: int) -> None:
     with tempfile.TemporaryDirectory(prefix="baton-") as run_dir:
         switched = NGRAM | {"batch_max": BATCH_MAX}
-        speculations = {"d0": {"method": "none"}, "d1": NGRAM, "d2": switched}
+        none = {"method": "none"}
+        speculations = {"d0": none, "d1": NGRAM, "d2": switched, "d3": none}
         config = configured(run_dir, speculations, model)
         engines = [open_engine(config, Role.DECODE, name, f"i-{name}") for name in speculations]
         asyncio.run(_speed([Worker(engine) for engine in engines], rounds, tokens))
@@ -197,16 +198,16 @@ async def _speed(workers: list[Worker], rounds: int, tokens: int) -> None:
     for number, worker in enumerate(workers):
         tasks.start(f"listen-{number}", worker.listen())
     for batch in BATCHES:
-        ratios: list[list[float]] = [[], [], [], []]
+        of = [(engine, way) for way in (0, 1) for engine in range(1, len(workers))]
+        ratios: list[list[float]] = [[] for _ in of]
         for number in range(rounds + 1):
             order = range(len(workers)) if number % 2 else reversed(range(len(workers)))
             rate = {
                 at: await _rate(workers[at], batch, tokens, f"{batch}.{number}") for at in order
             }
             if number:  # the first warms up
-                of = [(engine, each) for each in (0, 1) for engine in (1, 2)]
-                for found, (engine, each) in zip(ratios, of, strict=True):
-                    found.append(rate[engine][each] / rate[0][each])
+                for found, (engine, way) in zip(ratios, of, strict=True):
+                    found.append(rate[engine][way] / rate[0][way])
         print(f"{batch:>5}" + "".join(f"{median(found):11.2f}" for found in ratios))
         sys.stdout.flush()
     await tasks.cancel_all()

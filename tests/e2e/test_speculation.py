@@ -13,11 +13,12 @@ import pytest
 
 from tests.e2e.prompts import prompts
 from tests.e2e.test_moves import chunks
-from tests.rigs.fleet import Fleet, fleet
+from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
 TOKENS, KILLED_AT = 240, 40
+ACCEPTED = "baton_worker_tokens_accepted_total"
 SPECULATION = {
     "BATON_SPECULATION__METHOD": "ngram",
     "BATON_SPECULATION__NGRAM_MIN": "1",
@@ -48,7 +49,6 @@ class Stream:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.bursts = 0
         self.request_id = self.finish = ""
         self.usage: dict[str, Any] = {}
 
@@ -57,9 +57,7 @@ class Stream:
         self.request_id = chunk["id"].split("-", 1)[1]
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk["choices"]:
-            ids = choice.get("token_ids") or []
-            self.tokens += ids
-            self.bursts += len(ids) > 1
+            self.tokens += choice.get("token_ids") or []
             self.finish = choice["finish_reason"] or self.finish
 
 
@@ -99,9 +97,10 @@ async def play(running: Fleet, kill_at: int = 0) -> list[Stream]:
 
 def test_killed_in_the_middle_of_bursts_streams_go_on_exactly(running: Fleet) -> None:
     alone = asyncio.run(play(running))
-    assert alone[0].bursts > TOKENS // 10, "hardly a draft was accepted"
     accepted = [row for row in running.ctl("workers") if row["accepted"] >= 0]
     assert accepted, "nobody told of drafts"
+    # A chunk of several tokens is no proof of it: on a busy machine it holds several steps.
+    wait_until("drafts are accepted", lambda: running.counted(ACCEPTED) > TOKENS // 4)
     moved = 0
     running.ctl("drain", "d1")
     began = asyncio.run(begin_on_d0(running, KILLED_AT))

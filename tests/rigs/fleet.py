@@ -18,6 +18,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
+from urllib.request import urlopen
 
 import psutil
 
@@ -119,6 +120,12 @@ class Fleet:
             status = aside.submit(baton, words).result(30)
         assert status == 0, err.getvalue() + out.getvalue()
         return out.getvalue()
+
+    def counted(self, metric: str) -> float:
+        """The sum of it over all daemons and labels, as the health daemon tells it."""
+        with urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=10) as page:
+            values = re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", page.read().decode(), re.MULTILINE)
+        return sum(map(float, values))
 
     def log(self, name: str) -> str:
         return (self.run_dir / "logs" / f"{name}.log").read_text(errors="replace")

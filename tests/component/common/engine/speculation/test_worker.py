@@ -28,3 +28,26 @@ def test_the_search_of_n_grams_is_compiled_at_the_start() -> None:
     drafts = drafter.propose(2, [[6], [6]], np.array([5, 6], np.int32), tokens)
     assert drafts == [[7, 5], []]
     assert ngram_proposer.batch_propose_numba.signatures == compiled != []
+
+
+def test_drafts_of_no_tokens_are_not_searched_for() -> None:
+    from common.engine.speculation.worker import propose
+
+    def search(tokens: int, sampled: list[list[int]], *_: object) -> list[list[int]]:
+        assert tokens == 2
+        return [[7, 7] for _ in sampled]
+
+    assert propose(search, 0, [[1], [], [3]], "tokens", "ids") == [[], [], []]
+    assert propose(search, 2, [[1], [2]], "tokens", "ids") == [[7, 7], [7, 7]]
+
+
+def test_a_step_without_drafts_is_sampled_as_on_an_engine_that_does_not_speculate() -> None:
+    from common.engine.speculation.worker import sample
+
+    def seen(_: object, drafts: Any) -> Any:
+        return drafts
+
+    for counts, kept in (([0, 0], False), ([0, 2], True), ([], False)):
+        drafts: Any = SimpleNamespace(num_draft_tokens=counts)
+        assert sample(seen, None, drafts) is (drafts if kept else None)
+    assert sample(seen, None, None) is None

@@ -1,8 +1,9 @@
 """Speculation: is the text of 200 prompts that of a plain engine, are drafts as good after a
 handoff, and what does it gain?
 
-For each method a P and a D of real vLLM get the prompts, eight at a time, by handoffs and then on D
-alone, which is one plain engine with that method. MTP has a model of its own, of one layer.
+For each method a P and a D of real vLLM get the prompts, eight at a time, by handoffs, and another
+pair on its D alone, which is one plain engine with that method. MTP has a model of its own, of one
+layer.
 `suffix` is tried where its package is. `BATON_BENCH_PARTS` names the methods that are tried,
 `speed` and `speed-large`; all by default. The speed is that of text which repeats itself (two
 tokens are allowed), tokens per second of all streams together, against an engine without
@@ -21,7 +22,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,6 +50,7 @@ BATCHES = (1, 4, 32)
 BATCH_MAX = 8
 SPEED = "speed"
 LARGE = "speed-large"
+Ask = Callable[[Pair, list[int]], Awaitable[Result]]
 MTP: dict[str, Any] = {"method": "mtp", "tokens": 3}
 NGRAM: dict[str, Any] = {"method": "ngram", "ngram_min": 1, "tokens": 4}
 
@@ -101,9 +104,18 @@ def equality_of_all(tried: dict[str, dict[str, Any]], with_mtp: Path) -> None:
     }
     print("method                     equal by handoff   on D alone   accepted   alone   ratio")
     sys.stdout.flush()
+    of = len(texts)
     for name, speculation in tried.items():
         model = models[name]
-        _apart(equality, name, speculation, model, texts, plain[model])
+        # In processes of their own: `suffix` learns from what it has answered.
+        handed, after = _apart(equality, _handed, speculation, model, texts)
+        alone, plainly = _apart(equality, _alone, speculation, model, texts)
+        equal = [sum(map(operator.eq, found, plain[model])) for found in (handed, alone)]
+        print(
+            f"{name:<26}{equal[0]:>8} of {of}{equal[1]:>8} of {of}"
+            f"{after:11.3f}{plainly:8.3f}{after / plainly:8.3f}"
+        )
+        sys.stdout.flush()
 
 
 def _model(speculation: dict[str, Any], with_mtp: Path) -> str:
@@ -117,13 +129,10 @@ def speed_of_all(name: str, model: str, *, rounds: int, tokens: int) -> None:
     _apart(speed, model, rounds, tokens)
 
 
-def _apart(work: Callable[..., None], *arguments: Any) -> None:
+def _apart(work: Callable[..., Any], *arguments: Any) -> Any:
     """In a process of its own: vLLM forks, and a process that has used UCX must not be forked."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"it ended with status {process.exitcode}")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+        return other.submit(work, *arguments).result()
 
 
 def configured(
@@ -140,37 +149,23 @@ def configured(
 
 
 def equality(
-    name: str,
-    speculation: dict[str, Any],
-    model: str,
-    texts: list[list[int]],
-    plain: list[list[int]],
-) -> None:
+    ask: Ask, speculation: dict[str, Any], model: str, texts: list[list[int]]
+) -> tuple[list[list[int]], float]:
+    """The answers, and the share of drafted tokens that was accepted."""
     with tempfile.TemporaryDirectory(prefix="baton-") as run_dir:
         pair = open_pair(configured(run_dir, {"d0": speculation}, model))
-        asyncio.run(_equality(pair, name, texts, plain))
+        return asyncio.run(_equality(ask, pair, texts))
 
 
-async def _equality(pair: Pair, name: str, texts: list[list[int]], plain: list[list[int]]) -> None:
-    equal, accepted = [0, 0], [0.0, 0.0]
-    decode = pair.decode
+async def _equality(ask: Ask, pair: Pair, texts: list[list[int]]) -> tuple[list[list[int]], float]:
+    results: list[Result] = []
     async with pair:
-        for way, ask in enumerate((_handed, _alone)):
-            before = decode.drafted, decode.accepted
-            for at in range(0, len(texts), AT_ONCE):
-                some = texts[at : at + AT_ONCE]
-                results = await asyncio.gather(*(ask(pair, one) for one in some))
-                expected = plain[at : at + AT_ONCE]
-                equal[way] += sum(map(operator.eq, [one.tokens for one in results], expected))
-            accepted[way] = (decode.accepted - before[1]) / (decode.drafted - before[0])
+        for at in range(0, len(texts), AT_ONCE):
+            some = texts[at : at + AT_ONCE]
+            results += await asyncio.gather(*(ask(pair, one) for one in some))
     for worker in (pair.decode, pair.prefill):
         await worker.engine.close()
-    ratio = accepted[0] / accepted[1]
-    of = len(texts)
-    print(
-        f"{name:<26}{equal[0]:>8} of {of}{equal[1]:>8} of {of}"
-        f"{accepted[0]:11.3f}{accepted[1]:8.3f}{ratio:8.3f}"
-    )
+    return [one.tokens for one in results], pair.decode.accepted / pair.decode.drafted
 
 
 async def _handed(pair: Pair, text: list[int]) -> Result:

@@ -5,6 +5,8 @@ VENV := .venv/bin
 PYTEST := $(VENV)/python -m pytest
 # The longest groups of tests first (tests/conftest.py).
 BOTH_CORES := -n 2 --no-loadscope-reorder
+# Where the environment forbids bytecode, each daemon that a test starts would compile Baton anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: $(shell awk -F: '/^[a-z0-9-]+:.*\#\# / {print $$1}' Makefile)
@@ -18,8 +20,11 @@ install: ## .venv with the tested set (EXTRA=cpu or cuda to choose; VERIFY=1: ea
 run: install ## a fleet on this machine, with the embedded model (ARGS="--decode 2 ...")
 	@exec $(VENV)/baton up $(ARGS)
 
-test: install lint ## lint and every test, in two processes
-	@$(PYTEST) $(BOTH_CORES) --durations=40 $(ARGS)
+test: install lint ## lint and the tests, in two processes
+	@$(PYTEST) $(BOTH_CORES) -m "not long" --durations=40 $(ARGS)
+
+test-long: install ## the tests that `make test` leaves out: whole fleets of vLLM, one feature each, and what is killed in them
+	@$(PYTEST) $(BOTH_CORES) -m long --durations=40 $(ARGS)
 
 unit: install ## under a minute: one module at a time, nothing that starts sockets, threads or processes
 	@$(PYTEST) tests/unit $(BOTH_CORES) $(ARGS)

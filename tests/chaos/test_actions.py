@@ -10,7 +10,7 @@ from tests.chaos.actions import Bend, FullDisk, Hold, Kill, Memory, MissedError,
 from tests.chaos.cell import Cell, Plan, cell
 from tests.chaos.scenarios.run import under_load
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 PLAN = Plan(
     prefill=2,

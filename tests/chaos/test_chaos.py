@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.report import table
 from tests.chaos.scenarios import closed, deaths, engines, leaving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 KILLS = 3
 

@@ -18,7 +18,7 @@ from tests.e2e.reference import plain_adapter_answers
 from tests.rigs.adapters import make_adapter
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 BASE = "baton-tiny"
 NAMES = ("law", "sql")

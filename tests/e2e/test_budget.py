@@ -13,7 +13,7 @@ from tests.e2e.prompts import BLOCK, prompts
 from tests.e2e.test_moves import Stream, read
 from tests.rigs.fleet import Fleet, fleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
 
 TOKENS, STREAMS = 500, 5
 ENV = {

@@ -14,7 +14,7 @@ from tests.e2e.reference import plain_answers
 from tests.e2e.test_moves import Stream, read
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 PROMPT = max(prompts(14), key=len)[:1_500]
 TOKENS, KILL_AT = 800, 500

@@ -6,7 +6,7 @@ import torch
 from common.model.embedded import ensure_embedded_model
 from tests.bench.compression import by_codec, measured_error
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
 
 
 def test_fp8_moves_logits_no_more_than_e4m3_must_and_a_copy_not_at_all() -> None:

@@ -14,7 +14,7 @@ from tests.e2e.reference import plain_answers
 from tests.rigs.fleet import Fleet, fleet
 from tests.rigs.own_code_model import make_own_code_model
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 PROMPT = [33 + (index * 7919) % 90 for index in range(400)]
 MAX_TOKENS = 12

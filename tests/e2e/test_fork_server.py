@@ -107,6 +107,7 @@ def test_workers_that_import_alike_are_forked_and_the_other_is_not(workers: Flee
     assert sorted(line.split()[-3] for line in lines) == ["d0:", "d1:", "d2:"], lines
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_forked_again_and_answers_alike(workers: Fleet) -> None:
     before = complete(workers)
     printed = len(workers.lines)
@@ -121,6 +122,7 @@ def test_a_worker_is_terminated_as_any_other(workers: Fleet) -> None:
     workers.wait_for_line(r"d1: exited with status 0")
 
 
+@pytest.mark.long
 def test_a_killed_fork_server_comes_again_and_harms_no_worker(workers: Fleet) -> None:
     before = {name: child.pid for name, child in workers.children().items()}
     server = fork_server(workers)
@@ -136,6 +138,7 @@ def test_a_killed_fork_server_comes_again_and_harms_no_worker(workers: Fleet) ->
     assert complete(workers)
 
 
+@pytest.mark.long
 def test_a_killed_supervisor_takes_all_of_it_along(workers: Fleet) -> None:
     processes = psutil.Process(workers.process.pid).children(recursive=True)
     assert fork_server(workers) in processes

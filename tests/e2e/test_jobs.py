@@ -16,7 +16,7 @@ from tests.rigs.batches import chat_line, client, entries, jsonl, over, started
 from tests.rigs.fleet import Fleet, fleet
 from tests.rigs.responses import answered, asked, deltas, listed, resumed, streamed
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 

@@ -20,7 +20,7 @@ from tests.e2e.reference import plain_answers
 from tests.rigs.fleet import Fleet, fleet, wait_until
 from tests.rigs.processes import said
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 SEEDS = {"eighteen": 18, "forty": 40}
 WORKERS = {

@@ -62,6 +62,7 @@ def test_streams_go_on_elsewhere_from_their_kv(running: Fleet, how: str) -> None
 
 @with_fleet(AHEAD, "ahead")
 @pytest.mark.parametrize("how", ["drain", "move"])
+@pytest.mark.long
 def test_streams_that_were_copied_ahead_take_their_last_blocks_along(
     running: Fleet, how: str
 ) -> None:
@@ -73,6 +74,7 @@ def test_streams_that_were_copied_ahead_take_their_last_blocks_along(
 
 
 @with_fleet({**AHEAD, **DRAFTS}, "ahead-and-drafts")
+@pytest.mark.long
 def test_streams_that_get_bursts_take_their_blocks_along(running: Fleet) -> None:
     """A block that drafts have filled is copied when its tokens are certain."""
     for row in left(running, "drain"):

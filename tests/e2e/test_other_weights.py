@@ -23,7 +23,7 @@ from tests.e2e.reference import plain_answers
 from tests.rigs.fleet import Fleet, fleet, wait_until
 from tests.rigs.strangers import strangers
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 ID = "team/tiny"
 PROMPTS = [[(13 * i + n) % 240 + 1 for i in range(200 + 70 * n)] for n in range(3)]

@@ -15,7 +15,7 @@ import pytest
 from tests.rigs.browser import chromium, installed
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 BLOCK = 128
 BLOCKS = 12

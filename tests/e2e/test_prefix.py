@@ -12,7 +12,7 @@ import pytest
 from tests.rigs.fleet import Fleet, fleet, wait_until
 from tests.rigs.processes import add_key
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 BLOCK = 128
 PREFIX = 1_000

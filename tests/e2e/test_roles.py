@@ -83,6 +83,7 @@ def test_roles_change_both_ways_under_load_and_every_text_is_the_same(running: F
     assert max(grown.values()) <= GROWTH_MAX
 
 
+@pytest.mark.long
 def test_a_mixed_worker_hands_over_takes_over_and_computes_its_own_prompts(
     running: Fleet,
 ) -> None:

@@ -15,7 +15,7 @@ from tests.e2e.prompts import prompts
 from tests.e2e.test_moves import chunks
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 TOKENS, KILLED_AT = 240, 40
 ACCEPTED = "baton_worker_tokens_accepted_total"

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.reference import plain_answers
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 KV_MIB = 512
 SETTINGS = {

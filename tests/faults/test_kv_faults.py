@@ -12,7 +12,7 @@ from tests.faults.plan import KINDS, draw
 from tests.faults.verdict import broken_promises, table, useless
 from tests.faults.world import Notes, World
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 SEED = 11
 lanes = pytest.mark.parametrize("loans", [True, False], ids=["loaned", "sent"])

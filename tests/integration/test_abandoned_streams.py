@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.rigs.fleet import Fleet, fleet
+
+pytestmark = pytest.mark.long
 
 STREAMS = 256
 SLOTS = 16

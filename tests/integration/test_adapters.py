@@ -93,6 +93,7 @@ def test_each_name_has_its_own_text_and_is_listed_with_its_base(
     assert {row["state"] for row in told} <= {"in memory", "loaded"}
 
 
+@pytest.mark.long
 def test_what_vllm_s_classes_answer_has_the_adapter_s_text_and_name(
     running: Fleet, keys: dict[str, str]
 ) -> None:
@@ -199,6 +200,7 @@ def _held(running: Fleet, name: str) -> int:
     return sum(row["state"] in ("in memory", "loaded") for row in rows(running, name))
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_with_its_adapter_when_its_worker_dies(
     running: Fleet, keys: dict[str, str]
 ) -> None:

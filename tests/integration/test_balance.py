@@ -9,6 +9,8 @@ import pytest
 from tests.rigs.fleet import Fleet, fleet, wait_until
 from tests.rigs.load import Ask, Load, faults_of
 
+pytestmark = pytest.mark.long
+
 FLAGS = ("--engine", "sim", "--prefill", "1", "--decode", "3")
 WINDOW_SECONDS = 30.0
 SETTINGS = {
@@ -35,7 +37,6 @@ async def under_load(running: Fleet) -> Load:
     return load
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_prompts_that_one_worker_cannot_compute_make_another_prefill() -> None:
     with fleet(*FLAGS, env=SETTINGS) as running:

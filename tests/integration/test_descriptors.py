@@ -12,6 +12,8 @@ import pytest
 from tests.rigs.fleet import Fleet, fleet
 from tests.rigs.load import Ask, Load, faults_of
 
+pytestmark = pytest.mark.long
+
 LIMIT = 256
 CLIENTS = 400
 HELD_SECONDS = 2.0

@@ -48,6 +48,7 @@ def health(running: Fleet) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 async def test_a_worker_that_is_killed_again_and_again_costs_no_request() -> None:
     with fleet("--engine", "sim", "--decode", "3") as running:
         await asyncio.to_thread(running.wait_ready)

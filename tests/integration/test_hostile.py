@@ -17,7 +17,6 @@ def sample() -> list[HostileBody]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow
 def test_no_body_stops_a_stream_or_the_gateway() -> None:
     with attack() as running:
         outcomes = [running.send(body) for body in sample()]

@@ -163,6 +163,7 @@ def test_each_line_is_answered_once_though_gateways_and_router_are_killed(jobs: 
         assert faults(lines, entries(api, done.output_file_id)) == {}
 
 
+@pytest.mark.long
 def test_a_conversation_goes_on_at_any_gateway_and_after_a_kill(jobs: Fleet) -> None:
     with client(jobs) as api:
         told, last = list[str](), asked(api, input="turn 0")
@@ -177,6 +178,7 @@ def test_a_conversation_goes_on_at_any_gateway_and_after_a_kill(jobs: Fleet) -> 
         assert {row[0] for row in requests_of(jobs)} == {0}
 
 
+@pytest.mark.long
 def test_each_background_response_is_answered_once_though_gateways_are_killed(jobs: Fleet) -> None:
     with client(jobs) as api:
         texts = [asked(api, input=f"question {n}").output_text for n in range(12)]

@@ -28,6 +28,8 @@ from tests.rigs.batches import (
 )
 from tests.rigs.fleet import Fleet, fleet, wait_until
 
+pytestmark = pytest.mark.long
+
 LINES, TOKENS = 400, 200
 SIM = ("--engine", "sim", "--prefill", "1", "--decode", "1")
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.rigs.fleet import Fleet, fleet
 
+pytestmark = pytest.mark.long
+
 CASES_MIN = 1_000
 EXAMPLES = 150
 """For each of the operations."""

@@ -21,7 +21,6 @@ def follows() -> Played:
     return played(Case("on", DAY, DAY.ideal(0.0), LONG_SECONDS))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_goes_all_the_way_and_back_and_changes_one_a_minute_at_most() -> None:
     splits = [prefills for _, prefills in follows().splits]
@@ -32,7 +31,6 @@ def test_it_goes_all_the_way_and_back_and_changes_one_a_minute_at_most() -> None
     assert follows().switches <= 8
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("load", [0.7, 1.0, 1.3])
 def test_a_load_that_stays_changes_nothing_in_an_hour(load: float) -> None:

@@ -13,7 +13,6 @@ SEEDS = 400
 MUTANT_SEEDS = 200
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_promise_holds_with_budgets() -> None:
     sums = campaign(SEEDS, first=10_000, budgets=True)

@@ -17,7 +17,6 @@ from services.router.settings import Settings
 WORKERS = int(os.environ.get("BATON_CAPACITY_WORKERS", "400"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_idle_fleet_of_many_workers_serves_all_and_spreads_its_work() -> None:
     seconds = 2_000 / WORKERS

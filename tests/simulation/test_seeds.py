@@ -19,7 +19,6 @@ SEEDS = 2_000
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_promise_holds_under_every_seed() -> None:
     sums = campaign(SEEDS)

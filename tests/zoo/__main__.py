@@ -3,8 +3,8 @@ then it writes docs/models.md.
 
 `--only KEY ...` tries these families alone and writes their rows; `--ranks N` tries engines of so
 many ranks alone. `--sample` tries some families with a few prompts each, one of them on two ranks,
-as `make test` does: which ones follows from the day, or from `--seed`; it compares their rows with
-those of the page. The exit status is 1 if anything did not hold.
+as `make test-long` does: which ones follows from the day, or from `--seed`; it compares their rows
+with those of the page. The exit status is 1 if anything did not hold.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ token of a prompt needs. "yes, one at a time" means the first and the last of th
 and without faults, for what follows the first token. "TP 2" says the same of engines of two ranks
 (`tensor_parallel_size = 2`), tried with {TWO_RANKS} of the prompts, without the death of the
 decode worker; "-" means that nobody tried.
-`make test` repeats a sample of the rows, a different one each day.
+`make test-long` repeats a sample of the rows, a different one each day.
 
 "Attention" lists what vLLM keeps for the layers: full attention, a sliding window, chunks, latent
 attention (MLA) or a state, with the number of layers of each.

@@ -24,8 +24,8 @@ def checkpoints_of_the_rows_made_here() -> None:
     make_checkpoints(list(FAMILIES[:2]))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 20)
+@pytest.mark.long
 def test_a_sample_does_what_the_page_says() -> None:
     """In a process of its own, because this one may have what a fork of an engine must not meet."""
     done = subprocess.run(

@@ -18,7 +18,7 @@ from services.gateway.auth.caller import ANONYMOUS
 from services.gateway.helper.grammars import Grammars
 from services.gateway.helper.pool import HelperPool
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(300)
 
 
 def nested(levels: int) -> Any:

@@ -17,7 +17,7 @@ from tests.e2e.api.peer import peer
 from tests.rigs.fleet import Fleet, fleet
 from tests.zoo.pooling import BERT_CLASSIFY, BERT_EMBED, BERT_RERANK, QWEN_EMBED, made
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 MODELS = {
     "bert": BERT_EMBED,
     "qwen": QWEN_EMBED,

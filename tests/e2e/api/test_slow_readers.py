@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.api.conftest import Stack
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 READERS = 50
 #: The gateway's own answers; it was 13 s. Those of the engine wait for the engine, too.

@@ -16,7 +16,7 @@ from common.process.lifecycle import Tasks
 from common.worker.engine_watch import why_hung
 from tests.e2e.engine.pair import GREEDY, LOAD_TIMEOUT_MS, Pair, Run, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 STEP_SECONDS_MAX = 5.0
 """An abort waits for the step in progress, which on a busy CPU can take seconds."""

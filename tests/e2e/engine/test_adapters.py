@@ -176,7 +176,6 @@ async def forget(worker: Worker) -> None:
         await asyncio.wait_for(result.done.wait(), 60)
 
 
-@pytest.mark.slow
 def test_kv_in_a_store_is_loaded_pulled_and_moved_for_its_own_adapter_alone(
     tmp_path: Path, folders: dict[str, Path], plain: dict[str, list[list[int]]]
 ) -> None:
@@ -219,7 +218,6 @@ def test_kv_in_a_store_is_loaded_pulled_and_moved_for_its_own_adapter_alone(
     play(make_config(tmp_path, engine, store={"ram_mib": 128}), work)
 
 
-@pytest.mark.slow
 def test_kv_on_the_disk_is_found_after_kill_9_for_the_adapter_with_the_same_files(
     tmp_path: Path, folders: dict[str, Path], other: Path, plain: dict[str, list[list[int]]]
 ) -> None:

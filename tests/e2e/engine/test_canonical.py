@@ -12,7 +12,7 @@ from tests.e2e.engine.pair import GREEDY, Pair, make_config, play
 from tests.e2e.engine.test_moves import moved
 from tests.e2e.prompts import prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 CANONICAL_BYTES = 4 * 4 * 16 * 2 * 32 * 4
 """Layers, heads, tokens, K and V, items, bytes of an item of the embedded model."""

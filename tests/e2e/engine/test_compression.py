@@ -14,7 +14,7 @@ import pytest
 from common.messages import Sampling, TokenLogprobs
 from tests.e2e.engine.pair import Pair, make_config, play
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 LENGTHS = (300, 700, 1200, 1900)
 FIRST_TOKEN = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=20)

@@ -15,7 +15,7 @@ from tests.e2e.engine.pair import Pair, Run, Worker, make_config, on_one_loop, o
 from tests.zoo.checkpoints import checkpoint, make_checkpoints
 from tests.zoo.families import BLOCK, FAMILIES, WINDOW
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 CONTEXT = 8_200
 LONG = 8_000

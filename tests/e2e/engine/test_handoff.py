@@ -19,7 +19,7 @@ from tests.e2e.engine.pair import GREEDY, Pair, Result, Run, make_config, play
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 MODEL = {"layers": 4, "kv_heads": 4, "head_dim": 32, "block_tokens": 128, "dtype_bytes": 4}
 

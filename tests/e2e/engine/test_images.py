@@ -35,7 +35,7 @@ from tests.e2e.engine.rendered import rendered
 from tests.rigs.images import chats, image_part, picture, text_part, user
 from tests.zoo.vision import vision_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 TEXT = "what do you see in this picture, which is one of a long series? " * 3
 CHATS = [

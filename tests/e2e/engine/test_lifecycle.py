@@ -20,7 +20,7 @@ from common.errors import BatonError, ConfigError
 from common.messages import Role
 from tests.e2e.engine.pair import ENGINE, make_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parents[3]
 IDLE_PERCENT_MAX = 5.0
 

@@ -16,7 +16,7 @@ from tests.e2e.engine.pair import GREEDY, Pair, Result, Run, until
 from tests.e2e.engine.test_resume import CASES
 from tests.e2e.prompts import prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SIZE = 40
 CUT = 9

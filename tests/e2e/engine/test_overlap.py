@@ -10,7 +10,7 @@ import pytest
 from common.config import KvConfig
 from tests.e2e.engine.pair import Pair, make_config, play
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 CHUNK_TOKENS = 512
 LENGTH = 3000

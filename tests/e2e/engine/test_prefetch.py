@@ -19,7 +19,7 @@ from tests.e2e.engine.pair import ANSWER_MS, ENGINE, GREEDY, LOAD_TIMEOUT_MS, Re
 from tests.e2e.prompts import BLOCK, FIRST_ID, LAST_ID
 from tests.e2e.reference import plain_answers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 BLOCKS = 12
 

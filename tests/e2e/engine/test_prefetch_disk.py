@@ -19,7 +19,7 @@ from tests.e2e.engine.test_store_disk import play
 from tests.e2e.prompts import BLOCK
 from tests.e2e.reference import plain_answers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def config(folder: Path) -> Config:

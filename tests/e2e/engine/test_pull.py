@@ -28,7 +28,7 @@ from tests.e2e.prompts import BLOCK, FIRST_ID, LAST_ID
 from tests.e2e.reference import plain_answers
 from tests.rigs import messages
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PREFIX_BLOCKS, PREFIXES = 12, 4
 PREFIX = PREFIX_BLOCKS * BLOCK
@@ -185,6 +185,7 @@ def test_what_p0_computed_is_pulled_by_p1_and_by_d1_and_is_the_same(
     play(tmp_path, work)
 
 
+@pytest.mark.long
 def test_hints_that_are_wrong_cost_a_look_up_and_no_token(
     tmp_path: Path, prompts: list[list[list[int]]], plain: list[list[list[int]]]
 ) -> None:

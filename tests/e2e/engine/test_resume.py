@@ -22,7 +22,7 @@ from tests.e2e.engine.pair import Pair, Result, Run
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SIZE = 40
 CUTS = (1, 2, 17, 39)

@@ -22,7 +22,7 @@ from tests.e2e.engine.test_resume import CASES, COLD, PLAIN, WARM, check_cuts, r
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SIZE = 48
 GREEDY = Sampling(max_tokens=SIZE, temperature=0.0, ignore_eos=True)

@@ -21,7 +21,7 @@ from tests.e2e.engine.test_moves import moved
 from tests.e2e.prompts import prompts
 from tests.e2e.reference import plain_answers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 LEFT_OUT = (8, 10, 11, 12, 15, 17, 19)
 """They take long, and other lengths around them are tried, or in `test_handoff.py`."""

@@ -20,7 +20,7 @@ from tests.e2e.engine.pair import GREEDY, Pair, Result, Worker, make_config, pla
 from tests.e2e.prompts import BLOCK, FIRST_ID, LAST_ID
 from tests.e2e.reference import plain_answers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 FAMILIES, SIZE = 20, 10
 PREFIX_BLOCKS = 4
@@ -122,6 +122,7 @@ def test_prompts_out_of_the_store_equal_a_plain_engine(
     play(config(tmp_path), work)
 
 
+@pytest.mark.long
 def test_a_store_that_is_too_small_and_a_full_engine_are_right_too(
     tmp_path: Path, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_store_that_is_too_small_and_a_full_engine_are_right_too(
     play(config(tmp_path, ram_mib=16), work)
 
 
+@pytest.mark.long
 def test_two_ranks_store_their_own_heads(
     tmp_path: Path, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
@@ -184,6 +186,7 @@ def test_damage_in_the_arena_is_found_and_computed_again(
     play(config(tmp_path), work)
 
 
+@pytest.mark.long
 def test_damage_that_were_not_found_would_change_the_text(
     tmp_path: Path,
     prompts: list[list[int]],

@@ -30,7 +30,7 @@ from tests.e2e.engine.test_store import (
 from tests.e2e.prompts import BLOCK
 from tests.e2e.reference import plain_answers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PREFIXES = FAMILIES * PREFIX_BLOCKS
 BLOCK_MIB = BLOCK_BYTES / (1 << 20)

@@ -13,7 +13,7 @@ from tests.e2e.engine.pair import GREEDY, Pair, make_config, play
 from tests.e2e.engine.test_handoff import kv_bytes
 from tests.e2e.engine.test_moves import moved
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 BLOCK_TOKENS = 128
 CANONICAL_TOKENS = 16

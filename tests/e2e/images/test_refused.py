@@ -20,7 +20,7 @@ from services.gateway.full_api.vllm.build import build_helper
 from services.gateway.full_api.vllm.checking import BodyChecker
 from tests.rigs.images import Json, data_url, image_part, picture, text_part, user
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 LIMITS = {
     "image_bytes_max": 100_000,

@@ -16,7 +16,7 @@ from tests.e2e.api.peer import peer
 from tests.rigs.fleet import Fleet, fleet, wait_until
 from tests.rigs.images import chats, data_url, image_part, picture, text_part, user
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 COUNT = 50
 CONCURRENCY = 6

@@ -71,7 +71,6 @@ _FULL_API: NoOps = {
     "bad_words": ([],),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
-    "priority": (0,),
     "return_tokens_as_token_ids": (False,),
     "thinking_token_budget": (),
 }

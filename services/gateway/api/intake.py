@@ -15,7 +15,7 @@ from common.messages import Sampling
 from common.net.wire import FRAME_BYTES_MAX
 from services.gateway.api.bounds import check_stops
 from services.gateway.api.ignored import IgnoredFields
-from services.gateway.api.kinds import Kind, RequestSpec
+from services.gateway.api.kinds import Kind, RequestSpec, priority_class
 from services.gateway.api.parse import parse, refuse
 from services.gateway.api.request_bodies import (
     ChatMessage,
@@ -151,6 +151,7 @@ class Intake:
                 options and options.include_usage and options.continuous_usage_stats
             ),
             return_token_ids=bool(request.return_token_ids),
+            priority=priority_class(request.priority or 0),
             session=hinted_session(request.session_id, request.prompt_cache_key),
             cache_salt=request.cache_salt or "",
             adapter=adapter,

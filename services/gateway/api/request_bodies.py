@@ -30,7 +30,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of both kinds. `user` is accepted and has no effect, as in vLLM. A bias beyond 100
-    counts as 100, as there. `session_id` and `prompt_cache_key` are hints for placement."""
+    counts as 100, as there. `session_id` and `prompt_cache_key` are hints for placement. A lower
+    `priority` is served earlier."""
 
     model: str | None = None
     max_tokens: TokenCount | None = None
@@ -55,6 +56,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    priority: Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=CACHE_SALT_CHARS_MAX)] | None = None
 
 

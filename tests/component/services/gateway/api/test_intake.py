@@ -10,7 +10,7 @@ import pytest
 from common.clock import ManualClock
 from common.config import from_mapping
 from common.errors import BatonError, Code
-from common.messages import Sampling
+from common.messages import PriorityClass, Sampling
 from services.gateway.api.ignored import IgnoredFields
 from services.gateway.api.intake import Intake
 from services.gateway.api.kinds import Kind, RequestSpec
@@ -99,6 +99,24 @@ async def test_everything_honoured_arrives(intake_rig: IntakeRig) -> None:
     assert spec.stops == ("a", "b")
     assert (spec.include_stop, spec.stream, spec.include_usage) == (True, True, True)
     assert (spec.continuous_usage, spec.return_token_ids) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [(-5, PriorityClass.INTERACTIVE), (0, None), (None, None), (5, PriorityClass.BATCH)],
+)
+async def test_a_lower_priority_number_is_served_earlier(
+    intake_rig: IntakeRig, asked: int | None, got: PriorityClass | None
+) -> None:
+    for spec in (intake_rig.completion(priority=asked), intake_rig.chat(priority=asked)):
+        assert (await spec).priority is got
+
+
+@pytest.mark.parametrize("priority", [1 << 63, "high", 0.5])
+async def test_a_priority_is_a_whole_number(intake_rig: IntakeRig, priority: Any) -> None:
+    with pytest.raises(BatonError) as refused:
+        await intake_rig.completion(priority=priority)
+    assert (refused.value.code, refused.value.param) == (Code.INVALID_REQUEST, "priority")
 
 
 @pytest.mark.parametrize("prompt", ["hi", ["hi"], [104, 105], [[104, 105]]])

@@ -23,6 +23,7 @@ STREAMS = 6
 TOKENS = 800
 CONTEXT = 1_500
 REASON = {"drain": "drain", "stop": "stop", "move": "operator", "evict": "evict"}
+OTHER_WAYS = [pytest.param(how, marks=pytest.mark.long) for how in ("move", "evict", "stop")]
 PROMPT = max(prompts(14), key=len)
 AT_ONCE = {"BATON_KV__KEEP_MS": "30000"}
 """Even a machine that stands still for seconds loses no KV."""
@@ -52,7 +53,7 @@ def with_fleet(env: dict[str, str], name: str) -> pytest.MarkDecorator:
 
 
 @with_fleet(AT_ONCE, "at-once")
-@pytest.mark.parametrize("how", ["drain", "move", "evict", "stop"])
+@pytest.mark.parametrize("how", ["drain", *OTHER_WAYS])
 def test_streams_go_on_elsewhere_from_their_kv(running: Fleet, how: str) -> None:
     for row in left(running, how):
         move, last = row["attempts"][-1]["move"], row["attempts"][-1]

@@ -109,6 +109,7 @@ def served(running: Fleet, key: str, seconds: float) -> int:
     return times
 
 
+@pytest.mark.long
 def test_a_keys_limit_holds_when_its_cell_is_lost(keys_file: Path, limited: dict[str, str]) -> None:
     """What it had saved up is used up before, in its own cell."""
     flags = ("--engine", "sim", "--cells", "2", "--keys", str(keys_file))

@@ -176,6 +176,7 @@ async def forget(worker: Worker) -> None:
         await asyncio.wait_for(result.done.wait(), 60)
 
 
+@pytest.mark.long
 def test_kv_in_a_store_is_loaded_pulled_and_moved_for_its_own_adapter_alone(
     tmp_path: Path, folders: dict[str, Path], plain: dict[str, list[list[int]]]
 ) -> None:

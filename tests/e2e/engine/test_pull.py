@@ -212,6 +212,7 @@ def test_hints_that_are_wrong_cost_a_look_up_and_no_token(
     play(tmp_path, work)
 
 
+@pytest.mark.long
 def test_kv_that_is_pulled_is_what_the_tokens_are_made_of(
     tmp_path: Path,
     prompts: list[list[list[int]]],

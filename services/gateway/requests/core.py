@@ -256,7 +256,6 @@ class Core:
             request.move(State.SUBMITTED, now)
         request.move(State.PLACED, now)
         request.ask_in(self._router_wait, now)
-        request.left_worker = request.moved_from = ""
         worker = identity_of(placed.decode, placed.decode_incarnation)
         self._table.assign(request, worker.encode())
 

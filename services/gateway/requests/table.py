@@ -95,7 +95,7 @@ class RequestTable:
     def assign(self, request: LiveRequest, worker: bytes) -> None:
         """From now on only tokens from this worker are taken."""
         self.unassign(request)
-        request.worker = worker
+        request.worker, request.left_worker, request.moved_from = worker, "", ""
         self._of_worker.setdefault(worker, {})[request.spec.request_id] = request
 
     def unassign(self, request: LiveRequest) -> bytes:

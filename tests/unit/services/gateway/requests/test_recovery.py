@@ -338,6 +338,15 @@ def test_a_stream_that_its_worker_gave_up_names_it_for_its_kv_until_it_is_placed
     assert submitted(gate.do(WorkerGone(D1, "x")))[0].moved_from == ""
 
 
+def test_a_worker_that_was_left_is_not_named_after_the_next_one_began(gate: Gate) -> None:
+    """Its tokens may come though `Placed` was lost. The stream may move to the one it left."""
+    gate.do(WorkerGone(D0, "its connection closed"))
+    gate.do(Stepped(D1, [Delta("r", 2, 0, [65])]))
+    actions = gate.do(Stepped(D1, [Delta("r", 2, 1, [], error=Code.MOVED, message="to d0")]))
+    submit, _ = submitted(actions)
+    assert (submit.attempt, submit.moved_from, submit.left) == (3, D1.decode(), "")
+
+
 def test_a_next_attempt_that_is_lost_before_it_was_named_is_no_move(gate: Gate) -> None:
     """Else it would go on without the retry budget, from a worker that keeps nothing of it."""
     gate.do(Stepped(D0, [Delta("r", 1, 2, [], error=Code.MOVED)]))

@@ -178,6 +178,7 @@ class KvThread:
             self._request_status()
 
         arena, config = Arena(memory, size.slots), self._config
+        arena.populate()
         self.store_side = open_store(arena, size, self._counters, self.loop, ended)
         exact = not self._receive_shape.fp8_page_bytes
         if config.store.pull and exact and isinstance(memory, HostMemory):

@@ -32,13 +32,16 @@ FIXED_ROUTE = {"BATON_ROUTER__REMOTE_PREFILL": "always"}
 """Tests know the way of a request; the governor's own tests set `auto`."""
 
 
-def wait_until(what: str, true: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Polls a condition that has no event to wait for; fails the test by name in the end."""
+def wait_until(
+    what: str, true: Callable[[], bool], seconds: float = 10.0, every: float = 0.02
+) -> None:
+    """Polls a condition that has no event to wait for; fails the test by name in the end. `every`:
+    seconds between two looks."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 class Fleet:

@@ -9,17 +9,21 @@ its files.
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from common.kv.checksum.definition import Bytes
 from common.kv.checksum.kernel import sum_of
 from common.kv.layout import Geometry, HostMemory, KvMemory
+from common.kv.store.pages import populate
 from common.kv.store.record import Record, block_digest
 from common.kv.store.table import BlockCopy, BlockName
 
 
 class Arena:
-    """`slots` blocks of host memory, which the system hands out as they are first written."""
+    """`slots` blocks of host memory. The system hands it out as it is first written, or sooner,
+    once `populate` was called."""
 
     def __init__(self, memory: KvMemory, slots: int) -> None:
         self._memory = memory
@@ -29,6 +33,18 @@ class Arena:
         #: The slots as blocks of one page.
         self._slots = HostMemory(self.bytes, whole)
         self._digests: dict[int, bytes] = {}
+        self._closed = threading.Event()
+
+    def populate(self) -> None:
+        """Has the system hand out all of the memory from now on, on a thread of its own."""
+        fill = threading.Thread(
+            target=populate, args=(self.bytes, self._closed), name="baton-pages", daemon=True
+        )
+        fill.start()
+
+    def close(self) -> None:
+        """No more of the memory is asked for."""
+        self._closed.set()
 
     def write(self, copy: BlockCopy) -> None:
         """Copies the engine's block to the slot."""

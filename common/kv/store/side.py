@@ -231,6 +231,7 @@ class StoreSide:
 
     def close(self) -> None:
         """The KV thread ends, and calls this."""
+        self._arena.close()
         if self._disk is not None:
             self._disk.close()
 

@@ -65,6 +65,8 @@ Buffer = NDArray[np.uint8]
 Done = Callable[[str | None], None]
 
 PUMPS = 64
+PUMP_S = 0.002
+"""After so many, or so long, other calls of the loop get their turn, whatever there is to do."""
 CLOSE_NS = 500_000_000
 LINK_GREETING_BYTES = 48
 HANDSHAKE = struct.Struct(f"<8sQ{LINK_GREETING_BYTES}s")
@@ -325,6 +327,7 @@ class UcxWorker:
 
     def _pump(self) -> None:
         self._progress_scheduled = False
+        until = self._loop.time() + PUMP_S
         for _ in range(PUMPS):
             if self._closed:
                 return
@@ -332,6 +335,8 @@ class UcxWorker:
             self._complete()
             if self._worker.arm():
                 return
+            if self._loop.time() >= until:
+                break
         self.schedule_progress()
 
     def _complete(self) -> None:

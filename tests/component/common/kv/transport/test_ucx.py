@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.kv.transport.ucx import UcxLink, UcxWorker, data_tag
+from common.kv.transport.ucx import PUMP_S, UcxLink, UcxWorker, data_tag
 
 MESSAGE_BYTES = 4 << 20
 MESSAGES = 12
@@ -53,6 +53,19 @@ class _Pending:
     completed = False
 
 
+class _Streaming:
+    """UCX's worker while others send without end. Each message takes its receiver some time."""
+
+    progressed = 0
+
+    def progress(self) -> None:
+        self.progressed += 1
+        time.sleep(PUMP_S)
+
+    def arm(self) -> bool:
+        return False
+
+
 async def test_a_peer_that_dies_while_it_connects_costs_its_link_and_nothing_else() -> None:
     accepted: list[UcxLink] = []
     lost = asyncio.Event()
@@ -87,6 +100,21 @@ async def test_the_side_that_was_connected_to_does_not_speak_first() -> None:
     assert connecting.posted == ["receive", "send"]
     assert accepted.posted == ["receive"]
     connecting.alive = accepted.alive = False
+    ucx.close()
+
+
+async def test_other_calls_of_the_loop_get_their_turn_while_messages_come_without_end() -> None:
+    """An order to fetch once waited for half a second of copies that nobody waited for."""
+    ucx = UcxWorker("tcp,self", lambda _: None)
+    ucx.start()
+    before, ucx._worker = ucx._worker, _Streaming()
+    ucx.schedule_progress()
+    turns = []
+    for _ in range(3):
+        await asyncio.sleep(0)
+        turns.append(ucx._worker.progressed)
+    assert turns == [1, 2, 3]
+    ucx._worker = before
     ucx.close()
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
@@ -26,11 +25,13 @@ from tests.rigs.batches import (
     started,
     until_done,
 )
-from tests.rigs.fleet import Fleet, fleet, wait_until
+from tests.rigs.fleet import fleet, wait_until
 
 pytestmark = pytest.mark.long
 
 LINES, TOKENS = 400, 200
+ANSWERED = ("baton_gateway_batch_lines_total", 'outcome="answered"')
+"""How often a gateway wrote an answer of a line down."""
 SIM = ("--engine", "sim", "--prefill", "1", "--decode", "1")
 
 
@@ -89,16 +90,5 @@ def test_lines_and_files_wait_for_room_and_nothing_is_lost(disk: Path) -> None:
             "failed": 0,
         }
         assert faults(lines, entries(api, done.output_file_id)) == {}
-        wait_until("each line is counted", lambda: answered(running) >= LINES)
-        assert answered(running) == LINES, "no line was computed again"
-
-
-def answered(running: Fleet) -> int:
-    """How often a gateway wrote an answer of a line down."""
-    text = httpx.get(f"http://127.0.0.1:{running.health_port}/metrics", timeout=10).text
-    counted = [
-        line.rsplit(" ", 1)[1]
-        for line in text.splitlines()
-        if line.startswith("baton_gateway_batch_lines_total{") and 'outcome="answered"' in line
-    ]
-    return sum(int(float(count)) for count in counted)
+        wait_until("each line is counted", lambda: running.counted(*ANSWERED) >= LINES)
+        assert running.counted(*ANSWERED) == LINES, "no line was computed again"

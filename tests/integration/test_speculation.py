@@ -81,17 +81,6 @@ def read(running: Fleet, asked: dict[str, Any], at: int = 0, act: Act | None = N
     return got
 
 
-def counted(running: Fleet, name: str) -> float:
-    """The sum of a metric over the fleet."""
-    total = 0.0
-    with httpx.Client(timeout=10) as client:
-        page = client.get(f"{running.url}/metrics").text
-    for line in page.splitlines():
-        if line.startswith(name):
-            total += float(line.rsplit(" ", 1)[1])
-    return total
-
-
 def test_text_usage_and_ends_are_those_of_single_tokens(running: Fleet) -> None:
     whole = due(PROMPT, SIZE)
     got = read(running, body())
@@ -110,10 +99,10 @@ def test_text_usage_and_ends_are_those_of_single_tokens(running: Fleet) -> None:
 
 def test_a_burst_is_one_gap_and_drafts_are_told(running: Fleet) -> None:
     got = read(running, body())
-    gaps = counted(running, "baton_gateway_itl_seconds_count")
+    gaps = running.counted("baton_gateway_itl_seconds_count")
     assert SIZE / 5 - 2 <= gaps < SIZE * 0.6
-    assert counted(running, "baton_gateway_class_tokens_total") == SIZE
-    assert counted(running, "baton_gateway_class_messages_total") == gaps + 1
+    assert running.counted("baton_gateway_class_tokens_total") == SIZE
+    assert running.counted("baton_gateway_class_messages_total") == gaps + 1
     row = running.ctl("explain", got.request_id)["timeline"]
     assert row["tpot_ms"] * (SIZE - 1) == pytest.approx(row["total_ms"] - row["ttft_ms"], rel=0.2)
     (worker,) = [one for one in running.ctl("workers") if one["accepted"] >= 0]

@@ -124,10 +124,12 @@ class Fleet:
         assert status == 0, err.getvalue() + out.getvalue()
         return out.getvalue()
 
-    def counted(self, metric: str) -> float:
-        """The sum of it over all daemons and labels, as the health daemon tells it."""
+    def counted(self, metric: str, label: str = "") -> float:
+        """The sum of it over all daemons, as the health daemon tells it. `label`: of those rows
+        alone that have it, as `name="value"`."""
+        labels = rf"{{.*{label}.*}}" if label else r"(?:{.*})?"
         with urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=10) as page:
-            values = re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", page.read().decode(), re.MULTILINE)
+            values = re.findall(rf"^{metric}{labels} (\S+)$", page.read().decode(), re.MULTILINE)
         return sum(map(float, values))
 
     def log(self, name: str) -> str:

@@ -252,6 +252,7 @@ def _tell_due(tables: Tables, now: float) -> list[Action]:
         if order.told is not None:
             if now - order.told >= LOST_SECONDS:
                 tables.order_move(attempt, None)
+                attempt.parked = False
         elif order.due <= now:
             actions += _copy_or_tell(tables, attempt, order, now)
     return actions

@@ -130,7 +130,7 @@ def _new_attempt(
     attempt.parked_at = row.parked_at if row else None
     if row is not None:
         attempt.follow_copies(row)
-    attempt.follows_parked = row is not None and row.parked
+    attempt.follows_parked = row is not None and _left_parked(attempt, row)
     if tables.quarantine.must_be_local(attempt.digest):
         attempt.request = attempt.request._replace(local_reason=DIED_WITH_IT)
     admit.set_cost(tables, attempt, message)
@@ -148,6 +148,14 @@ def _order_of(tables: Tables, attempt: Attempt, row: Attempt | None) -> MoveOrde
     if worker is not None and worker.state is WorkerState.DRAINING:
         return MoveOrder(MoveReason.STOP, f"{worker.name} stopped before the stream had ended")
     return None
+
+
+def _left_parked(attempt: Attempt, row: Attempt) -> bool:
+    """Whether the attempt before this one, `row`, was parked. The order may have been lost on its
+    way to the worker, and the attempt over for another reason."""
+    if row.leaves_by is None or not row.leaves_by.parks:
+        return row.parked
+    return attempt.came_by is row.leaves_by or row.outcome == Code.MOVED
 
 
 def _may_resubmit(over: Attempt, number: int) -> bool:

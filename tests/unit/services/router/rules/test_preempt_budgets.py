@@ -400,6 +400,22 @@ def test_one_that_has_not_left_is_not_aborted_after_the_grace() -> None:
     assert rig.take(Move, D0), "it is parked when it tells again"
 
 
+@pytest.mark.parametrize("lost", ["the order", "the connection of its gateway", "both"])
+def test_only_one_that_left_as_it_was_told_goes_on_without_a_retry(lost: str) -> None:
+    """Its gateway hears of no move in any of these cases."""
+    rig = parked()
+    if lost == "both":
+        rig.tick(1.0, alive=(D0, "g0|1"))
+        rig.tick(2.0, alive=(D0, "g0|1"))
+    rig.ended("r0", error=Code.MOVED if lost == "the connection of its gateway" else "")
+    before = rig.core.tables.admission.retry_budget.left(0)
+    rig.submit("r0", 2, prompt=FULL, out=116, resumable=True)
+    attempt = rig.known("r0", 2)
+    taken = before - rig.core.tables.admission.retry_budget.left(0)
+    free = lost == "the connection of its gateway"
+    assert (attempt.follows_parked, taken) == (free, 0 if free else 1)
+
+
 def test_parked_streams_go_on_in_order_of_class() -> None:
     """Each needs two thirds of the worker, so that one runs at a time."""
     rig = fleet((13,))

@@ -19,7 +19,8 @@ class StoreConfig(Section, frozen=True):
     worker says why. Under `[pool.NAME.kv]` it is what the pool holds."""
 
     ram_mib: Annotated[int, Meta(ge=0)] = 0
-    """MiB of host memory for it at most, over all ranks of the worker; 0 turns it off."""
+    """MiB of host memory for it, over all ranks of the worker; 0 turns it off. The worker takes all
+    of it after its start, with a fifth of a core, so that no block waits for memory later."""
     disk_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of disk for it at most, over all ranks of the worker; 0 turns it off. What memory holds
     is written there, and is found again when memory has dropped it and when the worker or the pool

@@ -31,6 +31,7 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 CONTEXTS = [int(n) for n in os.environ.get("BATON_BENCH_CONTEXTS", "200,1000,4000,7500").split(",")]
 MOVES = int(os.environ.get("BATON_BENCH_MOVES", "8"))
+DRAINS = int(os.environ.get("BATON_BENCH_DRAINS", "4"))
 TOKENS, LEFT_TOKENS, LEAVE_AT = 400, 480, 40
 RECIPE = Recipe(kv_heads=8, head_dim=128)
 STORE = {
@@ -73,7 +74,8 @@ def main() -> None:
                 running.wait_ready()
                 for context in CONTEXTS:
                     rows[mode, context] = asyncio.run(measure(running, mode, context))
-                asyncio.run(leave(running, mode))
+                for turn in range(DRAINS):
+                    asyncio.run(leave(running, mode, turn))
     for context in CONTEXTS:
         ahead, after = (statistics.median(rows[mode, context]) for mode in MODES)
         print(f"{context} tokens: ratio {ahead / after:.2f}")
@@ -108,10 +110,10 @@ async def measure(running: Fleet, mode: str, context: int) -> list[float]:
     return added
 
 
-async def leave(running: Fleet, mode: str) -> None:
+async def leave(running: Fleet, mode: str, turn: int) -> None:
     """Eight of sixteen streams leave one of two workers. They began one after the other, so that
-    none waits for the prompts of the others."""
-    draw, streams = random.Random(9), [Stream() for _ in range(16)]
+    none waits for the prompts of the others. No turn has a prompt of another."""
+    draw, streams = random.Random(f"drain {turn}"), [Stream() for _ in range(16)]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as client:
 
         async def one_after_another(index: int) -> None:

@@ -86,7 +86,7 @@ def _end_prefetch(tables: Tables, attempt: Attempt, chosen: Placement) -> list[A
 
 def _place_next(tables: Tables, now: float) -> list[Action] | None:
     """Places or refuses one attempt; None when none in the window can be."""
-    decodes = _open_decodes(tables)
+    decodes = preempt.open_decodes(tables)
     if not decodes:
         any_decode = tables.snapshots.any_decode()
         tables.waiting.head().waits_for = WaitFor.SLOT if any_decode else WaitFor.WORKER
@@ -172,15 +172,6 @@ def _place_trials(tables: Tables, now: float) -> list[Action]:
         if not limit or tables.active < limit:
             actions += _place_trial(tables, attempt, now)
     return actions
-
-
-def _open_decodes(tables: Tables) -> list[WorkerView]:
-    """Decode workers with a free slot that are not set aside for a trial; none while as many
-    requests run as may."""
-    limit = tables.limits.max_active
-    if limit and tables.active >= limit:
-        return []
-    return tables.quarantine.trials.spared(tables.snapshots.open_decodes())
 
 
 def _unsuspected(tables: Tables) -> Iterator[Attempt]:

@@ -63,6 +63,15 @@ def abandoned_victims(tables: Tables) -> list[Attempt]:
     return [a for a in reversed(tables.abandoned.values()) if _loses_nothing(a)]
 
 
+def open_decodes(tables: Tables) -> list[WorkerView]:
+    """Decode workers with a free slot that are not set aside for a trial; none while as many
+    requests run as may."""
+    limit = tables.limits.max_active
+    if limit and tables.active >= limit:
+        return []
+    return tables.quarantine.trials.spared(tables.snapshots.open_decodes())
+
+
 def open_to(
     tables: Tables,
     attempt: Attempt,
@@ -113,12 +122,19 @@ def waits_behind(attempt: Attempt, first: Attempt) -> bool:
     return lower or (attempt.abandoned and not first.abandoned)
 
 
+def _needs_a_place(tables: Tables, first: Attempt) -> bool:
+    """Whether the first in the queue waits for the place of another. A worker may have been kept
+    for a suspected prompt when it was looked for, and be open now."""
+    others = [view for view in open_decodes(tables) if view.identity != first.avoid]
+    return first.waits_for in SHORT_OF and not rooms(first.request, others)
+
+
 def _preempt_abandoned(tables: Tables, now: float) -> list[Action]:
     """One for each request that waits, less those that are making room already."""
     if not tables.abandoned or not len(tables.waiting):
         return []
     first = tables.waiting.head()
-    if first.waits_for not in SHORT_OF:
+    if not _needs_a_place(tables, first):
         return []
     waiting = sum(not attempt.abandoned for attempt in tables.waiting.window())
     leaving = sum(_leaves(attempt) for attempt in tables.abandoned.values())
@@ -137,7 +153,7 @@ def _preempt_lowest(tables: Tables, now: float) -> list[Action]:
     if state.kv_used <= state.config.kv_yield or not len(tables.waiting):
         return []
     first = tables.waiting.head()
-    if first.priority is LOWEST or first.waits_for not in SHORT_OF:
+    if first.priority is LOWEST or not _needs_a_place(tables, first):
         return []
     if any(_makes_room(attempt) for attempt in tables.leaving.values()):
         return []

@@ -18,6 +18,7 @@ from common.messages import (
     Submit,
 )
 from services.router.events import Send
+from services.router.fleet.trials import Trial
 from services.router.records.move import MoveOutcome, MoveReason
 from services.router.records.states import AttemptState
 from services.router.rules import admit, moves, preempt
@@ -205,6 +206,33 @@ def test_a_stream_moves_with_its_kv_where_that_makes_room() -> None:
     assert rig.known("r1", 2).decode == "d1|1"
     assert len(rig.take(HandOver, "d0|1")) == 1
     assert pressed(rig) == [], "nobody waits any more"
+
+
+def test_none_is_parked_while_a_worker_is_open_that_was_kept_for_another() -> None:
+    """The queue is looked at after this."""
+    rig = split()
+    rig.cancel("x")
+    rig.beat(rig.decode("d2", blocks=27), Load())
+    trials = rig.core.tables.quarantine.trials
+    trials.rows["d2|1"] = Trial(b"suspected", rig.now)
+    submit(rig, "y", prompt_tokens=380, max_tokens=20, priority=INTERACTIVE)
+    assert rig.state("y") == "queued"
+    rig.sent.clear()
+    del trials.rows["d2|1"]
+    rig.core.tables.admission.kv_used = 0.9
+    assert preempt.preempt(rig.core.tables, rig.now) == []
+
+
+def test_room_on_the_worker_that_it_left_is_none() -> None:
+    """It fell silent for its gateway, and the router has heard nothing of that yet."""
+    rig = split()
+    rig.cancel("x")
+    rig.beat(rig.decode("d2", blocks=27), Load())
+    submit(rig, "y", 2, prompt_tokens=380, max_tokens=20, priority=INTERACTIVE, left="d2|1")
+    assert rig.state("y", 2) == "queued"
+    rig.core.tables.admission.kv_used = 0.9
+    assert pressed(rig) == []
+    assert parked(rig) == ["r1"]
 
 
 def test_one_stream_at_a_time_is_on_its_way() -> None:

@@ -205,6 +205,7 @@ def test_a_kept_stream_goes_to_other_ranks(ours: int, theirs: int) -> None:
 
 @pytest.mark.parametrize(("ours", "theirs"), [(1, 2), (2, 1)])
 def test_a_release_ends_all_parts(ours: int, theirs: int) -> None:
+    """Who is released first tells the others, who may hear of it before their own release."""
     with pair(ours, theirs) as (prefill, decode):
         given = ticket(prefill, decode)
         for service in decode.services:
@@ -215,7 +216,9 @@ def test_a_release_ends_all_parts(ours: int, theirs: int) -> None:
             wait_for(lambda service=service: has_hold(service.status), PATIENT_S)  # type: ignore[misc]
         for service in (*decode.services, *prefill.services):
             service.release(KEY, "enough")
-        assert {end.error for end in (*decode.ends(), *prefill.ends())} == {Code.CANCELLED}
+        errors = {end.error for end in (*decode.ends(), *prefill.ends())}
+        assert Code.CANCELLED in errors
+        assert errors <= {Code.CANCELLED, Code.KV_TRANSFER_FAILED}
         prefill.hold_nothing()
         decode.hold_nothing()
 

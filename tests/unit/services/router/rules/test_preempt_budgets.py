@@ -416,6 +416,14 @@ def test_only_one_that_left_as_it_was_told_goes_on_without_a_retry(lost: str) ->
     assert (attempt.follows_parked, taken) == (free, 0 if free else 1)
 
 
+def test_one_that_was_parked_goes_on_though_its_gateway_is_heard_before_its_worker() -> None:
+    rig = parked()
+    before = rig.core.tables.admission.retry_budget.left(0)
+    rig.submit("r0", 2, prompt=FULL, out=116, moved_from=D0, resumable=True)
+    assert rig.known("r0", 2).follows_parked
+    assert rig.core.tables.admission.retry_budget.left(0) == before
+
+
 def test_parked_streams_go_on_in_order_of_class() -> None:
     """Each needs two thirds of the worker, so that one runs at a time."""
     rig = fleet((13,))

@@ -1,6 +1,5 @@
 """What is promised of KV budgets, checked where everybody is there to keep it: no stream has a
-block and the tokens of a step more than it was promised, because the order that it leaves may take
-longer than a step; worker and router agree on that, what is kept of a parked stream is
+block more than it was promised, worker and router agree on that, what is kept of a parked stream is
 let go soon, and nobody gets more KV past a higher class that waits for some."""
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from services.router.records.states import AttemptState
 from services.router.records.worker import Worker
 from services.router.rules.moves import PARKED_SECONDS
 from services.router.tables import Tables
-from tests.simulation.world.engines import CHUNK_MAX
 from tests.simulation.world.models import FULL, blocks_held
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ class BudgetJudge:
     ) -> None:
         clock, capacity = self._fleet.clock, self._fleet.capacity
         part, block = attempt.request.kv_tokens, capacity.block_tokens
-        if tokens >= part + block + CHUNK_MAX:
+        if tokens >= part + block:
             clock.violate(f"{attempt.key} has {tokens} tokens, promised were {part}")
         held = worker.decode_core.held_attempt(*attempt.key)
         thought = held.kv_tokens if held is not None else part

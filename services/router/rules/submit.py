@@ -127,6 +127,8 @@ def _new_attempt(
     if attempt.moved_from:
         ended = row.finished if row is not None and row.decode == attempt.moved_from else None
         attempt.moved_at = now if ended is None else ended
+    elif row is not None and row.outcome == Code.MOVED:  # its gateway heard nothing of that
+        attempt.moved_at = row.finished
     attempt.parked_at = row.parked_at if row else None
     if row is not None:
         attempt.follow_copies(row)

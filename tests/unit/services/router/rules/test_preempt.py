@@ -286,6 +286,14 @@ def test_a_stream_that_has_just_moved_is_not_moved_again() -> None:
     assert pressed(rig, 0.6) == ["r1"]
 
 
+@pytest.mark.parametrize("ended_by", ["moved", "cancelled"])
+def test_one_that_left_though_its_gateway_did_not_hear_of_it_has_moved(ended_by: str) -> None:
+    rig = full()
+    rig.ended("r0", error=ended_by)
+    submit(rig, "r0", 2)
+    assert moves.cools_down(rig.known("r0", 2), rig.now) is (ended_by == "moved")
+
+
 def test_what_was_parked_waits_until_nobody_waits_for_whom_it_would_be_parked_again() -> None:
     """It would fit beside the one that waits, and be parked for that one at the next Tick."""
     rig = split()

@@ -23,11 +23,12 @@ def make(
     config: Config, role: Role, name: str, incarnation: str, engine: Engine, log: Logger
 ) -> Worker:
     """Makes the daemon, inside the running loop and with an engine that is already open."""
-    capacity = engine.info.capacity
+    info, capacity = engine.info, engine.info.capacity
     limit = grant_limit_of(capacity, config.router.kv_grant_max)
-    decode = DecodeCore(name, incarnation, limit, drafter_cold=engine.info.drafter_cold)
+    cold, step_tokens = info.drafter_cold, info.step_tokens
+    decode = DecodeCore(name, incarnation, limit, drafter_cold=cold, step_tokens=step_tokens)
     cores: dict[Role, WorkerCore] = {Role.DECODE: decode}
-    if engine.info.pooling is None:  # else nothing is handed over, and the role is for life
+    if info.pooling is None:  # else nothing is handed over, and the role is for life
         cores[Role.PREFILL] = PrefillCore(name, incarnation, capacity.max_num_seqs)
     worker = Worker(
         config,

@@ -91,6 +91,11 @@ class SpeculationConfig(Section, frozen=True):
     checking costs more than it saves. 0 drafts in all."""
 
     @property
+    def step_tokens(self) -> int:
+        """Tokens that one step of the engine makes of a sequence at most."""
+        return 1 if self.method == "none" else self.tokens + 1
+
+    @property
     def drafter_has_folder(self) -> bool:
         """Whether the drafter's weights lie apart from the model's."""
         return self.method in ("draft_model", "eagle", "eagle3")

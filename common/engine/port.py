@@ -154,6 +154,8 @@ class EngineInfo:
     #: The method of `[speculation]`; empty: this engine drafts nothing.
     speculation: str = ""
     drafter_cold: ColdAfter = "none"
+    #: Tokens that one step makes of a sequence at most.
+    step_tokens: int = 1
 
     def check(self, request: EngineRequest) -> None:
         """Raises BatonError(INVALID_REQUEST) for a request that this engine is not for,

@@ -222,7 +222,7 @@ class GrantKv(Message, frozen=True):
     attempt: int
     #: Tokens of prompt and answer whose KV it is promised; 0: all that it may have.
     kv_tokens: Count = 0
-    #: How many of them it has when D tells for the first time.
+    #: How many of them it has when D tells for the first time, its next step counted ahead.
     kv_tokens_near: Count = 0
 
 

@@ -297,13 +297,13 @@ class CopiedAhead(Message, frozen=True):
 
 
 class BudgetReached(Message, frozen=True):
-    """D, of a stream that is promised KV for a part of its tokens: it has come near to them
-    (`GrantKv.kv_tokens_near`), it has them all, or has grown by a block beyond. Answered by
-    `GrantKv` or `Move`, or not at all: it goes on and tells again with its next block."""
+    """D, of a stream that is promised KV for a part of its tokens: its next step may bring it near
+    to them (`GrantKv.kv_tokens_near`), to all of them, or to a block beyond. Answered by `GrantKv`
+    or `Move`, or not at all: it goes on and tells again with its next block."""
 
     request_id: str
     attempt: Count
-    #: Tokens of its prompt and its answer so far.
+    #: Tokens of its prompt and its answer, and of its next step at most.
     tokens: Count
 
 

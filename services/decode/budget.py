@@ -1,6 +1,10 @@
 """Streams that are promised KV for a part of their tokens: when the routers are told that one comes
 near to it, and what a new promise changes.
 
+The engine makes its next step while the routers answer, so that this step is counted ahead, at its
+largest. A stream that is then told to leave has no more than it is promised where a step makes one
+token, and less than a step more where it makes several.
+
 The worker enforces nothing itself: a stream that no router answers for goes on, because an error
 would be worse than a promise that is exceeded. It tells again with each further block, so that
 neither a lost report nor a lost answer lasts.
@@ -23,13 +27,13 @@ def promised(limit: GrantLimit, kv_tokens: int, total: int) -> int:
 
 
 def tell_at(order: Decode | GrantKv) -> int:
-    """At how many tokens the routers are told first; 0 = never."""
+    """As `Stream.tell_at`, at first."""
     return min(order.kv_tokens_near, order.kv_tokens) or order.kv_tokens
 
 
-def told(stream: Stream, block_tokens: int) -> list[Action]:
-    """After each step of a stream that has `tell_at`."""
-    tokens = stream.tokens
+def told(stream: Stream, block_tokens: int, step_tokens: int) -> list[Action]:
+    """After each step of a stream that has `tell_at`; the next makes `step_tokens` at most."""
+    tokens = stream.tokens + step_tokens
     if tokens < stream.tell_at:
         return []
     limit = stream.held.kv_tokens

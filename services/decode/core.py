@@ -58,13 +58,20 @@ class DecodeCore:
     that sent it does not know what another router placed here."""
 
     def __init__(
-        self, name: str, incarnation: str, limit: GrantLimit, *, drafter_cold: ColdAfter = "none"
+        self,
+        name: str,
+        incarnation: str,
+        limit: GrantLimit,
+        *,
+        drafter_cold: ColdAfter = "none",
+        step_tokens: int = 1,
     ) -> None:
-        """`drafter_cold`: as in `EngineInfo`."""
+        """`drafter_cold` and `step_tokens`: as in `EngineInfo`."""
         self._name = name
         self._incarnation = incarnation
         self._limit = limit
         self._drafter_cold = drafter_cold
+        self._step_tokens = step_tokens
         self._promised = 0
         self._streams: dict[str, Stream] = {}
         self._current: dict[str, int] = {}
@@ -227,7 +234,7 @@ class DecodeCore:
                 reports += self._report_started(stream)
         stream.emitted += len(output.token_ids)
         if stream.tell_at and not output.finish_reason:
-            reports += budget.told(stream, self._limit.block_tokens)
+            reports += budget.told(stream, self._limit.block_tokens, self._step_tokens)
         if output.finish_reason or output.error:
             reports += self._end(stream, now, output.finish_reason, output.error, output.message)
         return reports

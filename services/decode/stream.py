@@ -41,7 +41,8 @@ class Stream:
     started: DecodeStarted | None = None
     #: Completion tokens sent.
     emitted: int = 0
-    #: At how many tokens routers are told that it comes near to what it is promised; 0 = never.
+    #: At how many tokens, its next step counted ahead, routers are told that it comes near to what
+    #: it is promised; 0 = never.
     tell_at: int = 0
     #: What its handoff moved; None if nothing was remote.
     kv: KvReport | None = None

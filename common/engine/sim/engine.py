@@ -304,14 +304,14 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         on_ended=wake.set_from_thread,
     )
     kv_address = service.start()
-    method = worker.speculation.method
+    speculation, arguments = worker.speculation, worker.engine.args
     core = SimCore(
         sim,
         SimKv(memory, block_tokens),
         block_tokens,
         worker.engine.max_num_seqs,
         worker.engine.max_num_batched_tokens,
-        draft_tokens=0 if method == "none" else worker.speculation.tokens,
+        draft_tokens=speculation.step_tokens - 1,
     )
     capacity = Capacity(
         block_tokens=block_tokens,
@@ -328,10 +328,10 @@ def open_sim(config: Config, role: Role, name: str, incarnation: str) -> SimEngi
         capacity,
         parts,
         pooling_of(config.model),
-        speculation="" if method == "none" else method,
-        drafter_cold=worker.speculation.cold_after,
+        speculation="" if speculation.method == "none" else speculation.method,
+        drafter_cold=speculation.cold_after,
+        step_tokens=speculation.step_tokens,
     )
-    arguments = worker.engine.args
     adapters = AdapterTable(
         _NoLoading(),
         _model_files(config),

@@ -112,6 +112,7 @@ def open_vllm(
         parts,
         speculation="" if method == "none" else method,
         drafter_cold=worker.speculation.cold_after,
+        step_tokens=worker.speculation.step_tokens,
     )
     adapters = _adapters(config, worker.engine, model, VllmAdapters(client))
     return VllmEngine(info, client, processor, side, events, adapters=adapters)

@@ -30,12 +30,13 @@ ALL = Step(0, 0)
 
 def next_step(tokens: int, total: int, budget_bytes: int, view: WorkerView) -> Step:
     """Of a request that has `tokens` and may have `total`: the fewest whole budgets that hold these
-    and one block more. `view`: of any worker of its model."""
+    and more than one block more, so that a step of a block does not use it up before D has asked.
+    `view`: of any worker of its model."""
     block_bytes = view.kv_token_bytes * view.block_tokens
     if not budget_bytes or block_bytes <= 0:
         return ALL
     blocks = max(1, int(budget_bytes / block_bytes))
-    least = view.kv_need(min(total, tokens + view.block_tokens)) // view.block_tokens
+    least = view.kv_need(min(total, tokens + view.block_tokens + 1)) // view.block_tokens
     most = blocks * ceil(least / blocks)
     if most * view.block_tokens >= view.kv_need(total):
         return ALL

@@ -17,16 +17,16 @@ That it is seldom needed, new requests of the lowest class leave headroom (`open
 after the other (`records/pace.py`).
 
 A KV budget: a request is promised KV for a part of its tokens at a time. Its decode worker tells
-when the stream comes near to what it is promised, with a fifth of its latest budget left, and when
-it has all of it (`BudgetReached`). It goes on at the worker with most room for the next budget.
-That is its own where its own has room and no other has more, what the stream itself holds included,
-and where it has just come from another: then it is granted the next one and notices nothing.
-Otherwise it moves (`moves.py`): from 80 % on the next worker connects and gets its full blocks, and
-at 100 % it leaves. Where no worker has room, or a higher class waits for KV, it is parked at 100 %:
-it leaves as for a move and waits in the queue, before newer requests of its class. For
-`moves.PARKED_SECONDS` its worker keeps its blocks, so that it goes on from them if room appears;
-after that it goes on from what stores and prefix caches have. A stream that another router placed
-is granted all as soon as it asks, if this one is the only router.
+when the next step may bring the stream near to what it is promised, with a fifth of its latest
+budget left, and when to all of it (`BudgetReached`). It goes on at the worker with most room for
+the next budget. That is its own where its own has room and no other has more, what the stream
+itself holds included, and where it has just come from another: then it is granted the next one and
+notices nothing. Otherwise it moves (`moves.py`): from 80 % on the next worker connects and gets its
+full blocks, and at 100 % it leaves. Where no worker has room, or a higher class waits for KV, it is
+parked at 100 %: it leaves as for a move and waits in the queue, before newer requests of its class.
+For `moves.PARKED_SECONDS` its worker keeps its blocks, so that it goes on from them if room
+appears; after that it goes on from what stores and prefix caches have. A stream that another router
+placed is granted all as soon as it asks, if this one is the only router.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _grow(
     own = _left(tables, here) + worker.held[attempt.key]
     if fits and best is not None and own >= _left(tables, best):
         return _granted(tables, attempt, step)
-    why = f"it has {tokens} of the {promised} tokens that its KV budget holds"
+    why = f"its next step may bring it to {tokens} tokens, and its KV budget holds {promised}"
     if best is not None:
         sentence = f"{why}, and {best.name} has most room for more"
         actions = moves.order_move(tables, attempt, MoveReason.BUDGET, sentence, now, best.identity)

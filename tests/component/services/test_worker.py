@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -30,6 +31,7 @@ from common.net.admin_client import ask
 from common.net.endpoints import STREAM, admin_address, control_address
 from common.net.wire import encode, pack_ids
 from common.process.lifecycle import Tasks
+from services.decode.core import DecodeCore
 from services.router.daemon import make as make_router
 from services.worker import make as make_worker
 from tests.rigs.messages import hello, submit
@@ -193,3 +195,19 @@ async def test_a_stream_that_nobody_else_can_take_ends_before_its_worker_changes
     assert told["becomes"] in ("prefill", "")
     assert await running.finish(request_id) == expected
     await running.until(ROLES | {busy[0]: Role.PREFILL})
+
+
+async def test_a_decode_worker_that_drafts_counts_a_draft_and_one_token_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock(wraps=DecodeCore)
+    monkeypatch.setattr("services.worker.DecodeCore", made)
+    drafts = {"engine": {"kind": "sim"}, "speculation": {"method": "ngram", "tokens": 3}}
+    config = from_mapping({"fleet": {"run_dir": str(tmp_path)}, "decode": {"d0": drafts}})
+    own = config.of_worker(Role.DECODE, "d0")
+    engine = open_sim(own, Role.DECODE, "d0", "1")
+    try:
+        make_worker(own, Role.DECODE, "d0", "1", engine, LOG)
+    finally:
+        await engine.close()
+    assert made.call_args.kwargs["step_tokens"] == 4

@@ -29,7 +29,7 @@ GREEDY = Sampling(max_tokens=SIZE, temperature=0.0, ignore_eos=True)
 FEW = tuple(range(101, 104))
 """So few allowed tokens make a text that repeats itself, and most drafts are accepted."""
 COPIES = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True, allowed_token_ids=FEW)
-SPECULATION = {"method": "ngram", "tokens": 4, "ngram_min": 1}
+SPECULATION: dict[str, Any] = {"method": "ngram", "tokens": 4, "ngram_min": 1}
 BATCH_MAX = 8
 BESIDE: dict[str, Any] = {
     "few": {"allowed_token_ids": FEW},
@@ -81,6 +81,7 @@ def test_greedy_text_is_that_of_a_plain_engine(run: Run, plain: dict[str, list[l
         infos = pair.prefill.engine.info, pair.decode.engine.info
         assert infos[0].fingerprint == infos[1].fingerprint, "n-grams have no KV"
         assert [info.speculation for info in infos] == ["", "ngram"]
+        assert [info.step_tokens for info in infos] == [1, SPECULATION["tokens"] + 1]
         texts, steps = prompts(40), pair.decode.batches
         for prompt, expected in zip(texts[:12], plain["greedy"][:12], strict=True):
             result, end = await pair.hand_over(prompt, GREEDY, salt=pair.request_id())

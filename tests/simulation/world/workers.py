@@ -51,7 +51,7 @@ from services.decode.core import DecodeCore
 from services.decode.grant_limit import grant_limit_of
 from services.prefill.core import PrefillCore
 from tests.rigs.messages import hello, worker_hello
-from tests.simulation.world.engines import BothEngines, DecodeEngine, PrefillEngine
+from tests.simulation.world.engines import CHUNK_MAX, BothEngines, DecodeEngine, PrefillEngine
 from tests.simulation.world.models import GRANT
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Dialer, Process
@@ -81,7 +81,10 @@ class WorkerProcess(Process):
         self.warm = self.name.startswith(WARM)
         self.asleep = self.warm
         self.decode_core = DecodeCore(
-            self.name, self.incarnation, grant_limit_of(self.fleet.capacity, GRANT)
+            self.name,
+            self.incarnation,
+            grant_limit_of(self.fleet.capacity, GRANT),
+            step_tokens=CHUNK_MAX,
         )
         prefill_core = PrefillCore(self.name, self.incarnation, self.fleet.capacity.max_num_seqs)
         self.core = RoleCores(

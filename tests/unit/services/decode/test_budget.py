@@ -26,11 +26,14 @@ def body(prompt: int, out: int) -> Any:
 
 
 class Bench:
-    """`r` has 20 tokens of prompt and may make 200, in blocks of 16."""
+    """`r` may make 200 tokens, in blocks of 16."""
 
-    def __init__(self, kv_tokens_max: int = 400, **order: Any) -> None:
-        self.core = DecodeCore("d0", "i", GrantLimit(4, kv_tokens_max, 16))
-        self(Dispatched(messages.decode("r", **order), body(20, 200)))
+    def __init__(
+        self, kv_tokens_max: int = 400, prompt: int = 20, step_tokens: int = 1, **order: Any
+    ) -> None:
+        limit = GrantLimit(4, kv_tokens_max, 16)
+        self.core = DecodeCore("d0", "i", limit, step_tokens=step_tokens)
+        self(Dispatched(messages.decode("r", **order), body(prompt, 200)))
 
     def __call__(self, event: object) -> list[Action]:
         actions = self.core.handle(event, 0.0)  # type: ignore[arg-type]
@@ -38,14 +41,16 @@ class Bench:
         return actions
 
     def make(self, tokens: int, finish: str = "") -> list[int]:
-        """It makes so many; how many it had each time that routers were told."""
+        """It makes so many, one a step; what routers were told each time."""
         told: list[int] = []
         for n in range(tokens):
-            reason = finish if n == tokens - 1 else ""
-            actions = self(Batch(outputs=[Output("r#1", [7], reason)]))
-            sent = [a.message for a in actions if isinstance(a, ToRouter)]
-            told += [m.tokens for m in sent if isinstance(m, BudgetReached)]
+            told += self.step(1, finish if n == tokens - 1 else "")
         return told
+
+    def step(self, tokens: int, finish: str = "") -> list[int]:
+        actions = self(Batch(outputs=[Output("r#1", [7] * tokens, finish)]))
+        sent = [a.message for a in actions if isinstance(a, ToRouter)]
+        return [m.tokens for m in sent if isinstance(m, BudgetReached)]
 
     def grant(self, kv_tokens: int, near: int, attempt: int = 1) -> list[Action]:
         order = GrantKv(request_id="r", attempt=attempt, kv_tokens=kv_tokens, kv_tokens_near=near)
@@ -64,12 +69,30 @@ def test_routers_are_told_near_the_end_at_the_end_and_with_each_block_beyond() -
 
 def test_a_burst_that_passes_several_of_these_points_tells_once() -> None:
     bench = Bench(kv_tokens=64, kv_tokens_near=52)
-    told: list[int] = []
-    for size in (31, 1, 16, 14, 1, 5):
-        actions = bench(Batch(outputs=[Output("r#1", [7] * size)]))
-        sent = [a.message for a in actions if isinstance(a, ToRouter)]
-        told += [m.tokens for m in sent if isinstance(m, BudgetReached)]
-    assert told == [52, 68, 88]
+    told = [bench.step(size) for size in (30, 1, 16, 14, 1, 5)]
+    assert told == [[], [52], [68], [], [], [88]]
+
+
+def test_it_is_told_a_step_ahead_because_the_engine_makes_one_while_routers_answer() -> None:
+    bench = Bench(step_tokens=4, kv_tokens=64, kv_tokens_near=52)
+    told = [bench.step(size) for size in (27, 1, 4, 4, 3, 1, 4, 4, 4, 4)]
+    assert told == [[], [52], [], [], [], [64], [], [], [], [80]]
+
+
+@pytest.mark.parametrize("step_tokens", [1, 2, 4, 15, 16])
+def test_a_stream_that_leaves_after_its_next_step_is_less_than_a_step_past_its_promise(
+    step_tokens: int,
+) -> None:
+    """Whatever it makes before, if it had more than a block to grow when it began."""
+    most = 0
+    for prompt in range(10, 64 - 16):
+        for first in range(1, step_tokens + 1):
+            bench = Bench(prompt=prompt, step_tokens=step_tokens, kv_tokens=64, kv_tokens_near=52)
+            tokens, told = prompt + first, bench.step(first)
+            while max(told, default=0) < 64:
+                tokens, told = tokens + step_tokens, bench.step(step_tokens)
+            most = max(most, tokens + step_tokens)
+    assert most == 64 + step_tokens - 1
 
 
 def test_a_stream_that_is_promised_all_says_nothing() -> None:
@@ -79,7 +102,7 @@ def test_a_stream_that_is_promised_all_says_nothing() -> None:
 
 
 def test_a_prompt_that_is_near_already_is_told_with_the_first_token() -> None:
-    assert Bench(kv_tokens=64, kv_tokens_near=10).make(44) == [21, 64]
+    assert Bench(kv_tokens=64, kv_tokens_near=10).make(44) == [22, 64]
 
 
 def test_a_new_promise_is_counted_and_told_of_again() -> None:
@@ -116,7 +139,7 @@ def test_a_grant_for_another_attempt_is_dropped(attempt: int) -> None:
 
 def test_the_last_token_is_no_reason_to_ask() -> None:
     bench = Bench(kv_tokens=64, kv_tokens_near=52)
-    assert bench.make(32, FinishReason.LENGTH) == []
+    assert bench.make(31, FinishReason.LENGTH) == []
     assert bench.promised == 0
 
 

@@ -44,6 +44,12 @@ def test_prefill_workers_take_a_draft_model_whose_kv_is_handed_over() -> None:
     assert config.prefill["p0"].speculation.drafter == "/m"
 
 
+def test_a_step_makes_a_draft_and_one_more() -> None:
+    config = from_mapping(fleet(NGRAM | {"tokens": 3}))
+    assert config.decode["d0"].speculation.step_tokens == 4
+    assert from_mapping(fleet({"tokens": 3})).decode["d0"].speculation.step_tokens == 1
+
+
 @pytest.mark.parametrize(
     ("speculation", "after"),
     [

@@ -22,8 +22,8 @@ def view(*groups: KvGroup, block_tokens: int = 16) -> WorkerView:
     ("tokens", "step"),
     [
         (1, Step(160, 128)),
-        (144, Step(160, 128)),  # 10 blocks, one of them to grow into
-        (145, Step(320, 288)),
+        (143, Step(160, 128)),  # 10 blocks, one of them and a token to grow into
+        (144, Step(320, 288)),
         (160, Step(320, 288)),
         (305, Step(480, 448)),
     ],

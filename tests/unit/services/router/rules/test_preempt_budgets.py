@@ -524,8 +524,9 @@ def test_explain_tells_of_a_park_and_that_it_was_computed_again() -> None:
     for part in (
         "it was promised KV for 64 of 180 tokens",
         "when it was parked (budget)",
-        "it was parked, and left d0 after 64 tokens: it has 64 of the 64 tokens that its KV budget",
-        "and no worker has room; it waits until one has, and its KV is let go (budget)",
+        "it was parked, and left d0 after 64 tokens: its next step may bring it to 64 tokens, ",
+        "and its KV budget holds 64, and no worker has room; it waits until one has, ",
+        "and its KV is let go (budget)",
         "with 0 bytes of KV, and 64 tokens computed again",
     ):
         assert part in story, story

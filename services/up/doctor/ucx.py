@@ -31,10 +31,6 @@ CUDA = frozenset({"cuda", "cuda_copy", "cuda_ipc", "gdr_copy"})
 FIX_TRANSPORTS = "see [kv] transports and interfaces; `tcp,sm,self` works on every host"
 
 
-def check(kv: KvConfig) -> list[Finding]:
-    return findings(kv, probe(kv))
-
-
 def probe(kv: KvConfig) -> dict[str, Any]:
     """The child's report: `error`, or `lanes` of a connection inside this host, the `resources`
     that UCX could use, and `loans`, whether one process can read what another one staged."""

@@ -44,7 +44,7 @@ SECTIONS = {
 }
 HOST_TOOLS = {
     "up": "run a whole fleet on this machine; start here",
-    "doctor": "is this host fit for a fleet? versions, limits, UCX, ports",
+    "doctor": "is this host fit for a fleet? versions, limits, GPUs, UCX, ports",
     "install-systemd": "write systemd units for this host, and say what to do next",
 }
 CHECK = """\

@@ -68,10 +68,11 @@ def open_reader(environ: Mapping[str, str] = os.environ) -> NvmlReader:
     """Of the GPUs that this process may use. Raises BatonError, and says why there is none."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     devices = None if visible is None else [one for one in visible.split(",") if one.strip()]
-    return NvmlReader(_pynvml(), devices)
+    return NvmlReader(load_nvml(), devices)
 
 
-def _pynvml() -> Any:
+def load_nvml() -> Any:
+    """`pynvml`, not yet initialised. Raises BatonError where it is not installed."""
     try:
         import pynvml
     except ImportError as error:

@@ -21,6 +21,7 @@ CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 NUMA = Path("/sys/devices/system/node")
 INFINIBAND = Path("/sys/class/infiniband")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
+FIX_NVML = "install nvidia-ml-py beside vLLM, and let the daemons' user reach the driver"
 UNLIMITED = resource.RLIM_INFINITY
 
 
@@ -91,8 +92,7 @@ def _gpu_metrics(host: HostFacts) -> Finding:
     """Whether workers can tell how busy their GPUs are, by phase."""
     if host.nvml_reads or not host.gpus:
         return passed("gpu metrics", host.nvml)
-    fix = "install nvidia-ml-py beside vLLM, and let the daemons' user reach the driver"
-    return warned("gpu metrics", f"{host.nvml}; workers report no utilisation", fix)
+    return warned("gpu metrics", f"{host.nvml}; workers report no utilisation", FIX_NVML)
 
 
 def _clock(host: HostFacts) -> Finding:

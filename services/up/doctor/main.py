@@ -24,9 +24,10 @@ from common.errors import BatonError, ConfigError
 from common.net.admin_client import ask
 from common.net.endpoints import admin_address
 from services.up import preflight
-from services.up.doctor import fleet, host, jobs, security, software, store, ucx
+from services.up.doctor import fleet, gpu, host, jobs, security, software, store, ucx
 from services.up.doctor.finding import Finding, Level, failed
 from services.up.doctor.fleet import MODEL
+from services.up.doctor.gpu_facts import GpuFacts
 
 ASK_SECONDS = 1.0
 MARKS = {Level.PASS: "pass", Level.WARN: "WARN", Level.FAIL: "FAIL"}
@@ -44,9 +45,9 @@ and, with one line that says why, for a model of --model that cannot be served.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Checks whether this host is fit for a fleet: versions, GPU, limits, what UCX will really "
-        "use for the KV cache, the stores' disks, ports, permissions, keys, the fleet file. Leaves "
-        "everything as it was."
+        "Checks whether this host is fit for a fleet: versions, limits, GPUs with their driver and "
+        "links, what UCX will really use for the KV cache, the stores' disks, ports, permissions, "
+        "keys, the fleet file. Leaves everything as it was."
     )
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -89,25 +90,37 @@ def examine(path: Path | None, model: str | None = None) -> Iterator[Finding]:
         yield failed("config", str(path), error.message)
     yield from software.check()
     yield from host.check(host.read(gpus))
+    facts = gpu.read() if gpus else None
+    if facts is not None:
+        yield from gpu.check(facts)
     if config is None:
         return
     yield from fleet.check(config, running=_running(config), gpus=gpus)
     yield from store.check(config, gpus, store.memory_max_of)
     yield from jobs.check(config)
     yield from security.check(config)
-    yield from _ucx(config)
+    yield from _ucx(config, facts)
 
 
-def _ucx(config: Config) -> Iterator[Finding]:
+def _ucx(config: Config, gpus: GpuFacts | None) -> Iterator[Finding]:
     """Once for each data plane configuration; its workers are named where there are several."""
     plans: dict[KvConfig, list[str]] = {}
     for path, kv in config.kv_planes.items():
         plane = replace(kv, store=StoreConfig())
         plans.setdefault(plane, []).append(path.partition(".")[2])
     for kv, names in plans.items():
-        for finding in ucx.check(kv):
-            whose = f" ({', '.join(names)})" if len(plans) > 1 else ""
+        whose = f" ({', '.join(names)})" if len(plans) > 1 else ""
+        for finding in _ways(kv, gpus):
             yield finding._replace(name=f"{finding.name}{whose}")
+
+
+def _ways(kv: KvConfig, gpus: GpuFacts | None) -> list[Finding]:
+    """What UCX makes of one configuration, between GPUs too where there are some."""
+    seen = ucx.probe(kv)
+    found = ucx.findings(kv, seen)
+    if gpus is None or "error" in seen:
+        return found
+    return [*found, gpu.transports(gpus, kv.transports, seen["resources"])]
 
 
 def _config(path: Path | None) -> Config:

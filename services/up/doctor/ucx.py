@@ -26,11 +26,9 @@ from services.up.doctor.finding import Finding, failed, passed, warned
 
 PROBE_SECONDS = 20.0
 CONNECT_SECONDS = 8.0
+#: Transports for GPU memory, and UCX's name for all of them. None crosses from host to host.
+CUDA = frozenset({"cuda", "cuda_copy", "cuda_ipc", "gdr_copy"})
 FIX_TRANSPORTS = "see [kv] transports and interfaces; `tcp,sm,self` works on every host"
-
-
-def check(kv: KvConfig) -> list[Finding]:
-    return findings(kv, probe(kv))
 
 
 def probe(kv: KvConfig) -> dict[str, Any]:
@@ -94,8 +92,9 @@ def _inside(kv: KvConfig, lanes: list[str], *, loans: bool) -> Finding:
 
 
 def _between(kv: KvConfig, resources: list[str]) -> Finding:
-    wires = [r for r in resources if r.split("/")[0] not in SHARED_MEMORY and r != "tcp/lo"]
-    faster = [r for r in wires if not r.startswith(("tcp/", "cuda_"))]
+    inside = SHARED_MEMORY | CUDA
+    wires = [r for r in resources if r.split("/")[0] not in inside and r != "tcp/lo"]
+    faster = [r for r in wires if not r.startswith("tcp/")]
     if faster:
         return passed("ucx between", f"KV between hosts goes over {', '.join(faster)}")
     if not wires:
@@ -105,7 +104,8 @@ def _between(kv: KvConfig, resources: list[str]) -> Finding:
             "bring an interface up, or name one in [kv] interfaces",
         )
     saw = f"KV between hosts goes over {', '.join(wires)}"
-    if wants_more_than_tcp(kv.transports):
+    names = [name.strip() for name in kv.transports.split(",")]
+    if wants_more_than_tcp(",".join(name for name in names if name not in CUDA)):
         return warned(
             "ucx between",
             f"{saw}: UCX finds nothing faster of {kv.transports!r}",

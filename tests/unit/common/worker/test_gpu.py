@@ -72,7 +72,7 @@ def test_a_gpu_that_is_lost_is_an_error() -> None:
 
 
 def test_the_environment_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_pynvml", lambda: Nvml((80, 50), (20, 10)))
+    monkeypatch.setattr(gpu, "load_nvml", lambda: Nvml((80, 50), (20, 10)))
     assert gpu.open_reader({"CUDA_VISIBLE_DEVICES": "1"}).read() == pytest.approx((0.2, 0.1))
     assert gpu.open_reader({}).count == 2
     with pytest.raises(BatonError):

@@ -15,7 +15,7 @@ from tests.unit.services.up.doctor.test_finding import fleet_config, levels
 
 
 def test_ucx_is_really_tried_here() -> None:
-    findings = ucx.check(KvConfig())
+    findings = ucx.findings(KvConfig(), ucx.probe(KvConfig()))
     assert set(levels(findings).values()) == {Level.PASS}, findings
     assert "sysv" in findings[0].saw
 
@@ -24,7 +24,7 @@ def test_ucx_is_really_tried_here() -> None:
     "kv", [KvConfig(transports="nonsense"), KvConfig(transports="tcp", interfaces="nope0")]
 )
 def test_ucx_that_cannot_start_is_a_failure_that_names_the_keys(kv: KvConfig) -> None:
-    (finding,) = ucx.check(kv)
+    (finding,) = ucx.findings(kv, ucx.probe(kv))
     assert finding.level is Level.FAIL
     assert "kv.transports, kv.interfaces" in finding.saw
 

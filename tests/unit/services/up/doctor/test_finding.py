@@ -113,6 +113,14 @@ def test_ucx_falling_back_to_tcp_is_warned_of() -> None:
     assert judged("rc,tcp", LANES, [*WIRES, "rc_mlx5/mlx5_0:1"])["ucx between"] is Level.PASS
 
 
+def test_cuda_is_no_way_between_hosts() -> None:
+    cuda = "cuda_copy,cuda_ipc,gdr_copy,cuda"
+    wires = [*WIRES, "cuda_copy/cuda", "cuda_ipc/cuda", "gdr_copy/cuda"]
+    assert judged(f"{cuda},tcp,sm", LANES, wires)["ucx between"] is Level.PASS
+    assert judged(f"{cuda},tcp,sm", LANES, wires[-3:])["ucx between"] is Level.WARN
+    assert judged(f"rc,{cuda},tcp,sm", LANES, wires)["ucx between"] is Level.WARN
+
+
 def test_an_interface_is_reached_by_its_own_address() -> None:
     assert ucx.own_address(KvConfig(interfaces="nope0,lo", host="192.0.2.1")) == "127.0.0.1"
     assert ucx.own_address(KvConfig(interfaces="mlx5_0:1", host="192.0.2.1")) == "192.0.2.1"

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from common.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
@@ -49,3 +51,22 @@ def _state_dtype(made: VllmConfig) -> str:
     cache, model = made.cache_config, str(made.model_config.dtype).removeprefix("torch.")
     named = cache.mamba_ssm_cache_dtype, cache.mamba_cache_dtype
     return next((str(name) for name in named if name != "auto"), model)
+
+
+def permit_amx(made: VllmConfig) -> None:
+    """Asks Linux that this process, and those that it forks, may use AMX. A process that uses it
+    without dies (SIGILL), and vLLM's kernels do not ask. Raises ConfigError where they would use it
+    and Linux refuses."""
+    import torch
+    from vllm.platforms import current_platform
+
+    has_amx = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 - what vLLM asks
+    if not (has_amx and current_platform.is_cpu()):
+        return
+    permitted = torch.cpu._init_amx()  # noqa: SLF001 - it has no public name
+    if not permitted and made.model_config.dtype == torch.bfloat16:
+        raise ConfigError(
+            "engine.dtype",
+            "vLLM would compute bfloat16 by AMX on this CPU, and Linux refuses AMX to this "
+            'process; permit the system call arch_prctl, or set "float32"',
+        )

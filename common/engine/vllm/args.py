@@ -28,7 +28,7 @@ from common.engine.speculation.draft_layers import drafter_parts, drafter_token_
 from common.engine.vllm import kv_release
 from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
-from common.engine.vllm_on_cpu import host_parts
+from common.engine.vllm_on_cpu import host_parts, permit_amx
 from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION
 from common.model.adapters import RANK_MAX_DEFAULT
@@ -181,6 +181,7 @@ def make_vllm_config(
     setup["meaning"] = meaning_of(setup["fingerprint_parts"])
     setup["lossy_meaning"] = lossy_meaning_of(setup["fingerprint_parts"])
     choose_start_method()
+    permit_amx(made)
     return made
 
 

@@ -1,4 +1,4 @@
-"""What depends on the processor alone is in the fingerprint."""
+"""What depends on the processor alone is in the fingerprint, and AMX may be used where it will."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from common.engine.fingerprint import fingerprint_of, meaning_of, parts_of
-from common.engine.vllm_on_cpu import host_parts, page_isa
+from common.engine.vllm_on_cpu import host_parts, page_isa, permit_amx
+from common.errors import ConfigError
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 needs_amx = pytest.mark.skipif(
@@ -103,4 +104,18 @@ def test_no_other_platform_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.cpu_attn", None)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: pytest.fail("asked for AMX"))
     assert host_parts(engine(kinds="is_hybrid")) == {}
+    permit_amx(engine())
+
+
+def test_an_engine_that_would_die_of_amx_does_not_start(
+    amx: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
+    amx(False)
+    permit_amx(engine())
+    amx(True)
+    permit_amx(engine(torch.float32))
+    with pytest.raises(ConfigError, match="Linux refuses AMX"):
+        permit_amx(engine())

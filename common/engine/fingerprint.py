@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 SHORT_CHARS = 48
 LAYOUT_PARTS = frozenset(
-    {"block_tokens", "drafter", "drafter_config", "kv_heads", "tensor_parallel"}
+    {"attn_isa", "block_tokens", "drafter", "drafter_config", "kv_heads", "tensor_parallel"}
 )
 """Parts that only say how KV lies in memory, over which ranks, and what lies beside the model's."""
 ELEMENT_PARTS = frozenset({"dtype", "kv_dtype"})

@@ -32,6 +32,7 @@ from common.engine.vllm.engine import VllmEngine
 from common.engine.vllm.model_check import check_model
 from common.engine.vllm.open import sockets_in
 from common.engine.vllm.start_failure import collected_failures
+from common.engine.vllm_on_cpu import permit_amx
 from common.errors import BatonError, ConfigError
 from common.kv.daemon_link.ranks import RankSideChannels
 from common.messages import Capacity, Role
@@ -119,6 +120,7 @@ def _vllm_config(config: Config, worker: WorkerConfig) -> VllmConfig:
     refuse_other_task(config.model, made.model_config)
     size_kv_cache(made, engine)
     choose_start_method()
+    permit_amx(made)
     return made
 
 

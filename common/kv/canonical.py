@@ -8,7 +8,7 @@ all above it (plan, handoff, digest) is the same for both forms. It converts whi
 the sum is that of the canonical form: both ends sum up the same bytes, whatever their own layouts
 are. Only the tokens of the blocks asked for are touched, so a block of the engine may be read while
 it fills. The loops are compiled (`checksum/tilegen.py`); where they are not, or do not fit the
-heads, numpy does the same.
+heads or the order of the page, numpy does the same.
 """
 
 from __future__ import annotations
@@ -27,18 +27,24 @@ from common.kv.layout import Geometry, HostMemory
 
 _Items = NDArray[np.unsignedinteger]
 _ITEMS: dict[int, type[np.unsignedinteger]] = {2: np.uint16, 4: np.uint32}
+ROWS = 16
+"""Of a tile of AMX, each of pairs of items of 2 bytes. A canonical block has as many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadMajorPage:
-    """A page `[head][K: item, token | V: token, item]`: all K of a head, transposed, before its
-    V. vLLM's kernels for CPUs lay it out so."""
+    """A page `[head][K | V]`: all K of a head before its V. vLLM's kernels for CPUs lay it out so,
+    and K and V in one of two orders."""
 
     heads: int
     tokens: int
     items: int
     """Of the K of one head and token; V has as many."""
     item_bytes: int
+    paired: bool = False
+    """False: K is transposed, `[item][token]`, and V is `[token][item]`. True: they are in tiles
+    for AMX, K `[16 tokens][pair of items][token][item of the pair]` and V
+    `[16 items][pair of tokens][item][token of the pair]`."""
 
     @property
     def head_bytes(self) -> int:
@@ -52,8 +58,10 @@ class HeadMajorPage:
     @property
     def canonical_blocks(self) -> int:
         """Canonical blocks in one page; 0 if they do not fill it, or items are of another size than
-        those that can be converted."""
+        those that can be converted, or do not fill tiles."""
         whole = self.tokens % CANONICAL_TOKENS == 0 and self.item_bytes in _ITEMS
+        if self.paired:
+            whole = whole and self.item_bytes == 2 and self.items % ROWS == 0
         return self.tokens // CANONICAL_TOKENS if whole else 0
 
 
@@ -82,7 +90,9 @@ class CanonicalMemory:
         self.heads = page.heads
         self._memory, self._page, self._pages = memory, page, memory.pages
         sizes = PageSizes(page.tokens, page.items, page.item_bytes)
-        self._loops = tile_loops(sizes, on_lines=memory.on_lines, convert=convert)
+        self._loops = None
+        if not page.paired:
+            self._loops = tile_loops(sizes, on_lines=memory.on_lines, convert=convert)
         self._layer_at = own.layer_stride * np.arange(own.layers)[:, None]
         self._block_stride = own.block_stride
         #: The latest block ids, and the table of runs for them in the first layer: the messages of
@@ -102,9 +112,8 @@ class CanonicalMemory:
         these = self._checked(block_ids, out, layers)
         if self._loops is not None:
             return self._run_tiles(self._loops[0], out, block_ids, these)
-        for part, keys, values in self._runs(block_ids, out, these):
-            part[..., 0, :] = self._outwards(keys)
-            part[..., 1, :] = self._outwards(values)
+        for on_wire, in_page in self._runs(block_ids, out, these):
+            on_wire[...] = self._outwards(in_page)
         return sum_of(out)
 
     def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
@@ -115,9 +124,8 @@ class CanonicalMemory:
         if self._loops is not None:
             return self._run_tiles(self._loops[1], data, block_ids, these)
         total = sum_of(data)
-        for part, keys, values in self._runs(block_ids, data, these):
-            keys[...] = self._inwards(part[..., 0, :])
-            values[...] = self._inwards(part[..., 1, :])
+        for on_wire, in_page in self._runs(block_ids, data, these):
+            in_page[...] = self._inwards(on_wire)
         return total
 
     def _outwards(self, items: _Items) -> _Items:
@@ -169,9 +177,9 @@ class CanonicalMemory:
 
     def _runs(
         self, block_ids: Sequence[int], data: Bytes, layers: range
-    ) -> Iterator[tuple[_Items, _Items, _Items]]:
-        """For each run of canonical blocks that lie in one block of the engine: their part of
-        `data`, their K and their V."""
+    ) -> Iterator[tuple[_Items, _Items]]:
+        """For each run of canonical blocks that lie in one block of the engine, of their K and of
+        their V: those in `data` and those in the page, of one shape."""
         page, these, count = self._page, slice(layers.start, layers.stop), len(block_ids)
         shape = len(layers), count, page.heads, CANONICAL_TOKENS, 2, page.items
         wire = data.view(self._item).reshape(shape)
@@ -184,17 +192,27 @@ class CanonicalMemory:
                     break
                 end += 1
             place = these, block, slice(first, first + end - at)
-            yield wire[:, at:end], self._keys[place], self._values[place]
+            for which, views in enumerate((self._keys, self._values)):
+                in_page = views[place]
+                yield wire[:, at:end, ..., which, :].reshape(in_page.shape, copy=False), in_page
             at = end
 
 
 def _keys_and_values(memory: HostMemory, page: HeadMajorPage) -> tuple[_Items, _Items]:
-    """Live views `[layer][block][canonical block in it][head][token][item]`."""
+    """Live views `[layer][block][canonical block in it][head][token][item]`; of paired ones with
+    items as `[pair][item of it]` of K, and with tokens as `[pair][token of it]` and items as
+    `[16 items][item of them]` of V."""
     halves = memory.pages.view(_ITEMS[page.item_bytes]).reshape(
         (*memory.pages.shape[:2], page.heads, 2, -1), copy=False
     )
-    shape = halves.shape[:3]
-    tokens = page.canonical_blocks, CANONICAL_TOKENS
-    keys = halves[:, :, :, 0].reshape((*shape, page.items, *tokens), copy=False)
-    values = halves[:, :, :, 1].reshape((*shape, *tokens, page.items), copy=False)
+    keys, values = halves[:, :, :, 0], halves[:, :, :, 1]
+    shape, blocks = halves.shape[:3], page.canonical_blocks
+    if page.paired:
+        keys = keys.reshape((*shape, blocks, page.items // 2, ROWS, 2), copy=False)
+        values = values.reshape(
+            (*shape, page.items // ROWS, blocks, CANONICAL_TOKENS // 2, ROWS, 2), copy=False
+        )
+        return keys.transpose(0, 1, 3, 2, 5, 4, 6), values.transpose(0, 1, 4, 2, 5, 7, 3, 6)
+    keys = keys.reshape((*shape, page.items, blocks, CANONICAL_TOKENS), copy=False)
+    values = values.reshape((*shape, blocks, CANONICAL_TOKENS, page.items), copy=False)
     return keys.transpose(0, 1, 4, 2, 5, 3), values.transpose(0, 1, 3, 2, 4, 5)

@@ -10,6 +10,7 @@ workers of its own layout only. A drafter's layers have no such form.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from common.blocks import CANONICAL_TOKENS, ELEMENT_BYTES, Element, Kept, KvGroup
 from common.engine.connector.memory import ELEMENTS
 from common.engine.vllm.supported_models import holds_k_and_v, layer_spec
+from common.engine.vllm_on_cpu import AMX, page_isa
 from common.kv.canonical import CanonicalMemory, HeadMajorPage
 from common.kv.layout import Geometry, HostMemory, KvMemory
 from common.kv.messages import NO_FORM, KvForm
@@ -120,7 +122,8 @@ def _claimed_page(
         return None, f"blocks of {tokens} tokens are not multiples of {CANONICAL_TOKENS}"
     if not _uses(made, names, BACKEND):
         return None, f"its attention is not that of {BACKEND}"
-    return claimed, ""
+    page = replace(claimed.page, paired=_isa_of(made, claimed.page) == AMX)
+    return claimed._replace(page=page), ""
 
 
 def _page_of(layer: KvCache) -> ClaimedPage | None:
@@ -140,6 +143,12 @@ def _uses(made: VllmConfig, names: Sequence[str], backend: str) -> bool:
     return all(name in layers and _backend_of(layers[name]) == backend for name in names)
 
 
+def _isa_of(made: VllmConfig, page: HeadMajorPage) -> str:
+    """Of the kernels that write such pages."""
+    kv_dtype = str(made.cache_config.cache_dtype)
+    return page_isa(made.model_config.dtype, page.tokens, page.items, kv_dtype)
+
+
 def _backend_of(layer: torch.nn.Module) -> str:
     backend = getattr(layer, "attn_backend", None)
     return str(backend.get_name()) if backend is not None else ""
@@ -149,10 +158,9 @@ def is_as_claimed(made: VllmConfig, claimed: ClaimedPage) -> bool:
     """Whether vLLM's own operation, as this engine uses it, writes K and V to where the canonical
     form reads them from."""
     from vllm import _custom_ops
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     page, element = claimed
-    dtype, kv_dtype = made.model_config.dtype, made.cache_config.cache_dtype
+    dtype = made.model_config.dtype
     if ELEMENTS.get(dtype) != element:
         return False
     heads, tokens, items = page.heads, page.tokens, page.items
@@ -161,10 +169,8 @@ def is_as_claimed(made: VllmConfig, claimed: ClaimedPage) -> bool:
     block = torch.zeros(1, heads, 2 * tokens, items, dtype=dtype)
     key_part, value_part = block.chunk(2, dim=2)
     slots = torch.arange(tokens, dtype=torch.int64)
-    isa = _get_attn_isa(dtype, tokens, items, kv_dtype)
-    _custom_ops.cpu_attn_reshape_and_cache(
-        keys.contiguous(), values.contiguous(), key_part, value_part, slots, isa
-    )
+    parts = keys.contiguous(), values.contiguous(), key_part, value_part
+    _custom_ops.cpu_attn_reshape_and_cache(*parts, slots, _isa_of(made, page))
     size = page.page_bytes
     base: np.ndarray[tuple[int], np.dtype[np.uint8]] = block.view(torch.uint8).flatten().numpy()
     found = np.empty(size, np.uint8)

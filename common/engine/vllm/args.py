@@ -28,6 +28,7 @@ from common.engine.speculation.draft_layers import drafter_parts, drafter_token_
 from common.engine.vllm import kv_release
 from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
+from common.engine.vllm_on_cpu import host_parts, permit_amx
 from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION
 from common.model.adapters import RANK_MAX_DEFAULT
@@ -180,6 +181,7 @@ def make_vllm_config(
     setup["meaning"] = meaning_of(setup["fingerprint_parts"])
     setup["lossy_meaning"] = lossy_meaning_of(setup["fingerprint_parts"])
     choose_start_method()
+    permit_amx(made)
     return made
 
 
@@ -284,8 +286,9 @@ def kv_token_bytes(made: VllmConfig) -> int:
 
 def fingerprint_parts(made: VllmConfig, model: Path, given: Mapping[str, Any]) -> dict[str, str]:
     """What the fingerprint is made of. The device is part of it, because the attention kernel
-    decides the layout of a page, and kernels are chosen by device. `given`: the engine arguments of
-    the fleet file, of which those are part of it that change what KV means."""
+    decides the layout of a page, and kernels are chosen by device, and on CPUs by processor.
+    `given`: the engine arguments of the fleet file, of which those are part of it that change what
+    KV means."""
     from vllm import envs
     from vllm.platforms import current_platform
 
@@ -309,7 +312,7 @@ def fingerprint_parts(made: VllmConfig, model: Path, given: Mapping[str, Any]) -
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
     }
-    return parts_of(values | argument_parts(given))
+    return parts_of(values | host_parts(made) | argument_parts(given))
 
 
 def argument_parts(given: Mapping[str, Any]) -> dict[str, Any]:

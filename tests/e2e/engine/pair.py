@@ -186,7 +186,11 @@ def play(
     decode: Config | None = None,
 ) -> None:
     """Opens a pair for this work alone. `decode`: as in `open_pair`."""
-    pair = open_pair(config, decode)
+    play_on(open_pair(config, decode), work)
+
+
+def play_on(pair: Pair, work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    """This work alone, and closes the pair."""
 
     async def body() -> None:
         async with pair:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
@@ -24,9 +25,11 @@ FORMS = {2: "<H", 4: "<I"}
 Memory = tuple[np.ndarray, CanonicalMemory]
 
 
-def memory(tokens: int, item_bytes: int, items: int, fill: int = 0) -> Memory:
+def memory(
+    tokens: int, item_bytes: int, items: int, fill: int = 0, *, paired: bool = False
+) -> Memory:
     """Of two sequences, with a gap after each page and some bytes before the first."""
-    page = HeadMajorPage(HEADS, tokens, items, item_bytes)
+    page = HeadMajorPage(HEADS, tokens, items, item_bytes, paired)
     blocks, size = 2 * SEQUENCE // tokens, page.page_bytes
     step = size + 4 * item_bytes
     geometry = Geometry(LAYERS, blocks, size, blocks * step + 8, step, offset=16)
@@ -40,7 +43,26 @@ def value(layer: int, token: int, head: int, which: int, item: int, item_bytes: 
     return (at * 2_654_435_761 + 1) >> (16 if item_bytes == 2 else 0) & ((1 << 8 * item_bytes) - 1)
 
 
-def write(memory: Memory, tokens: int, item_bytes: int, items: int, own_blocks: list[int]) -> None:
+def transposed(token: int, item: int, tokens: int, items: int) -> tuple[int, int]:
+    """Where the K and the V of an item is, among the K and the V of its head."""
+    return item * tokens + token, token * items + item
+
+
+def in_tiles(token: int, item: int, tokens: int, items: int) -> tuple[int, int]:
+    """As `transposed`, of a page for AMX."""
+    key = ((token // 16 * (items // 2) + item // 2) * 16 + token % 16) * 2 + item % 2
+    other = ((item // 16 * (tokens // 2) + token // 2) * 16 + item % 16) * 2 + token % 2
+    return key, other
+
+
+def write(
+    memory: Memory,
+    tokens: int,
+    item_bytes: int,
+    items: int,
+    own_blocks: list[int],
+    order: Callable[[int, int, int, int], tuple[int, int]] = transposed,
+) -> None:
     """One sequence into these blocks, item by item, as vLLM's kernels for CPUs do."""
     base, _ = memory
     step = HEADS * tokens * 2 * items * item_bytes + 4 * item_bytes
@@ -52,9 +74,8 @@ def write(memory: Memory, tokens: int, item_bytes: int, items: int, own_blocks: 
                 start = 16 + layer * layer_stride + block * step
                 start += head * 2 * tokens * items * item_bytes
                 for item in range(items):
-                    key = start + (item * tokens + inside) * item_bytes
-                    other = start + (tokens * items + inside * items + item) * item_bytes
-                    for which, at in enumerate((key, other)):
+                    for which, place in enumerate(order(inside, item, tokens, items)):
+                        at = start + (which * tokens * items + place) * item_bytes
                         number = value(layer, token, head, which, item, item_bytes)
                         struct.pack_into(FORMS[item_bytes], base.data, at, number)
 
@@ -83,10 +104,13 @@ def scattered(tokens: int, seed: int) -> list[int]:
     return random.Random(seed).sample(range(2 * SEQUENCE // tokens), SEQUENCE // tokens)
 
 
+NUMBERS = [list(range(8)), [5], [7, 2, 1, 0, 3, 4]]
+
+
 @pytest.mark.parametrize("tokens", [16, 32, 64, 128])
 @pytest.mark.parametrize("item_bytes", [2, 4])
 @pytest.mark.parametrize("items", [COMPILED, PORTABLE])
-@pytest.mark.parametrize("numbers", [list(range(8)), [5], [7, 2, 1, 0, 3, 4]])
+@pytest.mark.parametrize("numbers", NUMBERS)
 def test_each_item_is_where_the_definition_has_it(
     tokens: int, item_bytes: int, items: int, numbers: list[int]
 ) -> None:
@@ -100,6 +124,51 @@ def test_each_item_is_where_the_definition_has_it(
         total = source[1].gather(ids, wire, layers)
         assert wire.tobytes() == due
         assert total == sum_of(wire)
+
+
+@pytest.mark.parametrize("tokens", [32, 128])
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_each_item_of_a_page_for_amx_is_where_the_definition_has_it(
+    tokens: int, numbers: list[int]
+) -> None:
+    """And comes to its place in another such page, with no other byte changed."""
+    own_blocks = scattered(tokens, tokens)
+    source, target = (memory(tokens, 2, COMPILED, 0xEE, paired=True) for _ in range(2))
+    write(source, tokens, 2, COMPILED, own_blocks, in_tiles)
+    every = canonical_ids(own_blocks, tokens)
+    ids = [every[number] for number in numbers]
+    for layers in (range(LAYERS), range(1, 2)):
+        due = expected(2, COMPILED, layers, numbers)
+        wire = np.zeros(len(due), np.uint8)
+        assert source[1].gather(ids, wire, layers) == sum_of(wire)
+        assert wire.tobytes() == due
+    for some in (ids, [number for number in every if number not in ids]):
+        wire = np.zeros(len(some) * source[1].geometry.block_bytes, np.uint8)
+        assert source[1].gather(some, wire) == target[1].scatter(some, wire)
+    assert (target[0] == source[0]).all()
+
+
+@pytest.mark.parametrize("convert", [None, ("bfloat16", "float16")])
+def test_hosts_with_amx_and_without_take_each_others(
+    convert: tuple[Element, Element] | None,
+) -> None:
+    """Whole blocks and a part of the heads, in the element type of the pages or in another."""
+    made = []
+    for paired, order in ((False, transposed), (True, in_tiles)):
+        held = memory(64, 2, COMPILED, paired=paired)
+        write(held, 64, 2, COMPILED, [0, 1], order)
+        page = HeadMajorPage(HEADS, 64, COMPILED, 2, paired)
+        made.append(CanonicalMemory(held[1]._memory, page, convert))
+    ids = [5, 2, 3, 0]
+    for plain, tiled in (made, [one.part(1, HEADS) for one in made]):
+        wires = [np.zeros(len(ids) * one.geometry.block_bytes, np.uint8) for one in (plain, tiled)]
+        assert plain.gather(ids, wires[0]) == tiled.gather(ids, wires[1])
+        assert (wires[0] == wires[1]).all()
+        sent = np.roll(wires[0], len(wires[0]) // 2)
+        for source, target in ((plain, tiled), (tiled, plain)):
+            source.scatter(ids, sent)
+            assert target.scatter(ids, sent) == source.gather(ids, wires[0]) == sum_of(wires[0])
+            assert target.gather(ids, wires[1]) == sum_of(sent)
 
 
 @pytest.mark.parametrize("ours", [16, 32, 64, 128])
@@ -243,8 +312,9 @@ def test_whole_lines_are_written_past_the_caches_only_where_pages_begin_on_lines
 
 
 def test_a_page_of_other_sizes_has_no_canonical_form() -> None:
-    for tokens, item_bytes in ((24, 4), (8, 4), (32, 1)):
-        page = HeadMajorPage(HEADS, tokens, PORTABLE, item_bytes)
+    plain = [HeadMajorPage(HEADS, *sizes) for sizes in ((24, 5, 4), (8, 5, 4), (32, 5, 1))]
+    tiled = [HeadMajorPage(HEADS, 32, *sizes, paired=True) for sizes in ((32, 4), (24, 2))]
+    for page in plain + tiled:
         size = page.page_bytes
         host = HostMemory(np.zeros(size, np.uint8), Geometry(1, 1, size, size, size))
         with pytest.raises(ValueError, match="no canonical form"):

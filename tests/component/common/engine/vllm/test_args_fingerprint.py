@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from common.engine.fingerprint import fingerprint_of, meaning_of
 from tests.rigs.own_code_model import make_own_code_model
 
 pytestmark = pytest.mark.timeout(240)
@@ -125,6 +126,19 @@ def test_weights_code_and_the_seed_of_dummy_weights_are_part_of_it(tmp_path: Pat
     assert [key for key in first if first[key] != other_weights[key]] == ["weights"]
     assert [key for key in first if first[key] != other_code[key]] == ["code"]
     assert [key for key in seed if seed[key] != other_seed[key]] == ["args.seed"]
+
+
+def test_another_processor_is_another_layout_and_not_another_meaning() -> None:
+    """Workers on both hand over in the canonical form, and never byte for byte."""
+    both = [{"amx": has, "avx512_bf16": True} for has in (True, False)]
+    with_amx, without = made([fleet("baton-tiny", {}) | {"processor": has} for has in both])
+    differs = {key for key in with_amx.keys() | without.keys() if with_amx[key] != without[key]}
+    assert differs == {"attn_isa"}
+    assert fingerprint_of(with_amx) != fingerprint_of(without)
+    assert meaning_of(with_amx) == meaning_of(without)
+    wide = fleet("baton-tiny", {"dtype": "float32"})
+    one, other = made([wide | {"processor": has} for has in both])
+    assert one == other
 
 
 def test_a_warm_worker_keeps_the_same_kv_as_one_that_never_sleeps() -> None:

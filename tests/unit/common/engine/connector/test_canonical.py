@@ -14,9 +14,11 @@ from common.blocks import Kept, KvGroup
 from common.config import KvConfig
 from common.engine.connector.canonical import CanonicalForms, canonical_forms, form_of
 from common.engine.connector.setup import Setup
+from common.engine.vllm_on_cpu import page_isa
 from common.kv.layout import KvMemory
 from common.kv.messages import KvForm
 from tests.unit.common.engine.connector.test_memory import Cache, Layers, plain
+from tests.unit.common.engine.test_vllm_on_cpu import needs_amx
 
 HEADS, ITEMS = 2, 32
 
@@ -59,12 +61,22 @@ def forms_of(
     return forms, logs[0]["sentence"] if logs else ""
 
 
+@pytest.fixture(params=[pytest.param(True, marks=needs_amx, id="amx"), False])
+def amx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether this processor has AMX. As if it had not is tested wherever it has."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param)
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("tokens", [16, 32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_vllm_writes_is_found_in_the_canonical_form(tokens: int, dtype: torch.dtype) -> None:
+def test_what_vllm_writes_is_found_in_the_canonical_form(
+    tokens: int, dtype: torch.dtype, amx: bool
+) -> None:
     from vllm import _custom_ops
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
+    isa = page_isa(dtype, tokens, ITEMS)
+    assert (isa == "amx") is (amx and dtype == torch.bfloat16 and tokens != 16)
     cache = Cache("LBHNC", full(tokens=tokens, dtype=dtype))
     memory, why = found(cache, KvGroup(tokens), engine(cache, dtype=dtype))
     assert memory is not None, why
@@ -73,7 +85,6 @@ def test_what_vllm_writes_is_found_in_the_canonical_form(tokens: int, dtype: tor
     parts = layer.view(len(layer), HEADS, 2 * tokens, ITEMS).chunk(2, dim=2)
     keys, values = torch.randn(2, tokens, HEADS, ITEMS).to(dtype).unbind()
     slots = torch.arange(3 * tokens, 4 * tokens)
-    isa = _get_attn_isa(dtype, tokens, ITEMS, "auto")
     _custom_ops.cpu_attn_reshape_and_cache(keys, values, *parts, slots, isa)
     ids = list(range(3 * tokens // 16, 4 * tokens // 16))
     wire = np.zeros(len(ids) * memory.geometry.page_bytes, np.uint8)
@@ -84,6 +95,32 @@ def test_what_vllm_writes_is_found_in_the_canonical_form(tokens: int, dtype: tor
     )
     assert torch.equal(items[:, :, 0], keys)
     assert torch.equal(items[:, :, 1], values)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_pages_for_amx_are_claimed_by_a_host_that_has_it(
+    has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another order is found there, there is no canonical form. The operation is a stand-in:
+    vLLM's for AMX may not run here."""
+    from vllm import _custom_ops
+
+    isas: list[str] = []
+
+    def for_amx(keys: Any, values: Any, key_part: Any, value_part: Any, *more: Any) -> None:
+        isas.append(more[-1])
+        tiles = keys.view(4, 16, HEADS, ITEMS // 2, 2).permute(2, 0, 3, 1, 4)
+        key_part[0] = tiles.reshape(HEADS, 64, ITEMS)
+        tiles = values.view(32, 2, HEADS, ITEMS // 16, 16).permute(2, 3, 0, 4, 1)
+        value_part[0] = tiles.reshape(HEADS, 64, ITEMS)
+
+    monkeypatch.setattr(_custom_ops, "cpu_attn_reshape_and_cache", for_amx)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has)
+    cache = Cache("LBHNC", full(tokens=64, dtype=torch.bfloat16))
+    memory, why = found(cache, KvGroup(64), engine(cache, dtype=torch.bfloat16))
+    assert (memory is not None) is has
+    assert has or "its kernels do not lay it out as claimed" in why
+    assert isas == ["amx" if has else "vec"]
 
 
 def test_a_kernel_that_lays_it_out_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +158,7 @@ def test_other_kinds_of_kv_have_no_canonical_form() -> None:
     ("dtype", "smaller"),
     [(torch.float32, {"bfloat16", "float16"}), (torch.bfloat16, {"float16"})],
 )
+@pytest.mark.usefixtures("amx")
 def test_it_is_converted_only_by_consent_and_never_to_a_larger_type(
     dtype: torch.dtype, smaller: set[str]
 ) -> None:

@@ -10,6 +10,10 @@ from msgspec import Meta
 
 from common.config.base import Count, Port, Positive, Section
 
+KvPath = Literal["auto", "device", "pinned"]
+CARD_BUFFERS = 8
+"""Messages that the staging memory on a card holds."""
+
 
 class StoreConfig(Section, frozen=True):
     """KV that a worker keeps in host memory, and on disk, below its engine, so that a prefix which
@@ -103,6 +107,14 @@ class KvConfig(Section, frozen=True):
     staging_mib: Count = 256
     """MiB of staging memory on each side at most, allocated on demand. Per 4 MiB a D can wait for
     one handoff over a network."""
+    path: KvPath = "auto"
+    """How KV leaves and enters a GPU: `device` gives UCX memory of the GPU, `pinned` page-locked
+    host memory. `auto` takes `device` for each pair of workers whose connection can read the memory
+    of a GPU (`cuda_ipc` inside a host, RDMA with GPUDirect between hosts). It means nothing on
+    CPUs."""
+    device_staging_mib: Annotated[int, Meta(ge=8)] = 256
+    """MiB of a GPU's memory on each side for the path `device`, taken at the start, beside what
+    `gpu_memory_utilization` leaves to vLLM. A message has an eighth of it at most."""
     lease_ms: Annotated[float, Meta(ge=100)] = 30_000.0
     """How long P holds blocks that nobody takes; they are freed then."""
     keep_ms: Annotated[float, Meta(ge=100)] = 2_000.0
@@ -139,6 +151,11 @@ class KvConfig(Section, frozen=True):
 
     store: StoreConfig = StoreConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def direct_message_bytes(self) -> int:
+        """Bytes of KV in one message of the path `device` at most."""
+        return (self.device_staging_mib << 20) // CARD_BUFFERS
 
     @property
     def may_lose(self) -> bool:

@@ -68,6 +68,8 @@ class HeadMajorPage:
 class CanonicalMemory:
     """An engine's memory as canonical blocks."""
 
+    device = None
+
     def __init__(
         self,
         memory: HostMemory,

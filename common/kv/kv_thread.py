@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -50,14 +51,14 @@ from common.kv.offers.sharing import StoreSharing, not_copied, refuse
 from common.kv.packing import Packings, measured_chooser
 from common.kv.peers.accepted import accepted_links
 from common.kv.peers.channel import Channel, ChannelEvents, HandoffMessage, WorkerIdentity
-from common.kv.peers.connections import ConnectionListener, Connections
+from common.kv.peers.connections import ConnectionListener, Connections, Reach
 from common.kv.peers.keepalive import Keepalive
 from common.kv.peers.secrets_file import watched_secrets
-from common.kv.plan import shape_of, wire_message_bytes
+from common.kv.plan import shape_of
 from common.kv.sides.fetch import Fetches
 from common.kv.sides.receive import ReceiveSide
 from common.kv.sides.send import SendSide
-from common.kv.staging.pool import StagingPool
+from common.kv.staging.pools import staging_pools
 from common.kv.staging.shared_segment import shares_memory
 from common.kv.store.arena import Arena
 from common.kv.store.side import StoreSide, StoreSize, open_store
@@ -92,7 +93,7 @@ class KvThread:
         called once for each handoff that ends, on either side; `on_status` at most every
         `STATUS_S`, while something is held or newly counted. The rest: as in `KvService`."""
         self.loop, self.stopped = asyncio.get_running_loop(), asyncio.Event()
-        self._config, self._identity = config, identity
+        self._config, self._device = config, memory.device
         self._on_end, self._on_status = on_end, on_status
         self._counters = HandoffCounters()
         self._log: Logger = structlog.get_logger("baton")
@@ -102,7 +103,7 @@ class KvThread:
         geometry, form = memory.geometry, identity.form
         one, layers = geometry.block_bytes, geometry.layers
         self._holds = KvListening(groups=groups, block_bytes=one, layers=layers, form=form)
-        payload, total = max(config.message_bytes, one), config.staging_mib << 20
+        payload = max(config.message_bytes, one)
         shape = shape_of(geometry)
         mode: Mode = config.compression if config.may_lose else "none"
         self._receive_shape = shape.uncompressed() if mode == "none" else shape
@@ -111,12 +112,17 @@ class KvThread:
         self.ucx = UcxWorker(
             config.transports, self._on_accept, interfaces=config.interfaces, rails=config.rails
         )
-        send_pool = StagingPool(payload, total, shared=shares_memory(config.transports))
-        self._segment = send_pool.segment
+        if self._device is not None:
+            self._device.enter()
+            self.ucx.on_progress = self._device.poll
+        sending, receiving = staging_pools(config, geometry, self._device)
+        self._identity = replace(identity, direct=bool(sending.card and receiving.card))
+        self._segment = sending.host.segment
+        made = packings.shape_of, payload, config.lease_ms, self._counters
         self.send_side = SendSide(
-            TicketTable(packings.shape_of, payload, config.lease_ms, self._counters),
+            TicketTable(*made, card_buffer_bytes=sending.card_bytes),
             packings,
-            send_pool,
+            sending,
             counters=self._counters,
             chooser=self._chooser,
             on_ended=self._on_send_ended,
@@ -128,7 +134,7 @@ class KvThread:
         self.receive_side = self.fetches.receive_side = ReceiveSide(
             identity.rank,
             packings.plain,
-            StagingPool(max(wire_message_bytes(config.message_bytes), geometry.block_bytes), total),
+            receiving,
             counters=self._counters,
             on_ended=self.fetches.end,
             clock=self.now,
@@ -248,7 +254,7 @@ class KvThread:
             open_link=self._open_link,
             clock=self.now,
             answer_seconds=self._config.answer_ms / 1000,
-            maps_segments=shares_memory(self._config.transports),
+            reach=Reach(shares_memory(self._config.transports), self._device, self._config.path),
             secrets=self._known_secrets,
             on_refused=self._on_refused,
         )

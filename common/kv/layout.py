@@ -7,20 +7,26 @@ the wire a run of blocks is `[layer][block][page]`, contiguous. `KvMemory` is th
 memory of any kind; `HostMemory` implements it over a numpy view, and `SeveralRegions` joins
 memories whose pages differ in size. Both directions sum up the bytes while they copy
 (`checksum/kernel.py`). The engine's blocks are written with non-temporal stores that bypass the
-caches.
+caches. Memory on a card has copies that run by themselves, `DeviceCopies` (`device/`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from common.kv.checksum.definition import LINE_BYTES, ROW_BYTES, Bytes, Offsets, Sum
 from common.kv.checksum.kernel import copy_pages, sum_of
 from common.kv.compression.fp8 import PageFormat
+
+if TYPE_CHECKING:
+    import torch
+
+Payload: TypeAlias = "Bytes | torch.Tensor"
+"""Flat bytes in host memory, or on a card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +92,80 @@ class Geometry:
             raise ValueError(f"pages end at byte {self.end} of {allocation_bytes}: {self}")
 
 
+class Mark(Protocol):
+    """A point in the work of a stream of a card."""
+
+    def query(self) -> bool:
+        """Whether the work before it is done. Raises RuntimeError if the card has failed."""
+        ...
+
+    def synchronize(self) -> None:
+        """Returns when it is."""
+
+
+class DeviceCopies(Protocol):
+    """Copies of paged KV on a card, which run while the KV thread goes on. All methods but
+    `order_after_copies` are called on the KV thread."""
+
+    def enter(self) -> None:
+        """The KV thread works with the card from now on."""
+
+    def start_gather(
+        self,
+        block_ids: Sequence[int],
+        out: Payload,
+        layers: range,
+        after: Mark | None,
+        done: Callable[[Sum], None],
+    ) -> None:
+        """As `KvMemory.gather`, to memory on the card or in the host, once `after` has passed.
+        `done` is called later, on the KV thread, when `out` is complete; until then `out` and the
+        blocks must stay as they are."""
+
+    def start_scatter(
+        self,
+        block_ids: Sequence[int],
+        data: Payload,
+        layers: range,
+        after: Mark | None,
+        done: Callable[[Sum], None],
+    ) -> None:
+        """The reverse."""
+
+    def order_after_copies(self) -> None:
+        """What the calling thread gives to the card from now on runs after every copy that was
+        started. Any thread may call it."""
+
+    def poll(self) -> None:
+        """Calls `done` for what has ended."""
+
+    def reserve(self, size: int) -> bool:
+        """Once, before the first copy: messages through host memory have so many bytes at most.
+        Returns False if the card has no room for two."""
+        ...
+
+    def staging(self, size: int) -> Payload | None:
+        """So many bytes on the card; None if it has no room for them."""
+        ...
+
+    def lock_pages(self, memory: Bytes) -> bool:
+        """Makes host memory one that the card reaches. Returns whether it can be made so."""
+        ...
+
+    def close(self) -> None:
+        """Returns when no copy runs any more."""
+
+
 class KvMemory(Protocol):
     """Paged KV that can be copied out to and in from contiguous host bytes, whole blocks only."""
 
     @property
     def geometry(self) -> Geometry: ...
+
+    @property
+    def device(self) -> DeviceCopies | None:
+        """None in host memory, and where `gather` and `scatter` are all there is."""
+        ...
 
     def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
         """Copies these layers (None: all) of the blocks to `out`, which has their exact size.
@@ -104,6 +179,8 @@ class KvMemory(Protocol):
 
 class HostMemory:
     """Paged KV in host memory: `base` is a flat, contiguous, writable uint8 view of it all."""
+
+    device = None
 
     def __init__(self, base: Bytes, geometry: Geometry) -> None:
         if base.dtype != np.uint8 or base.ndim != 1 or not base.flags.c_contiguous:
@@ -186,6 +263,8 @@ class SeveralRegions:
     """Memory whose blocks consist of pages in several regions, for layers whose pages differ in
     size. To the KV layer a block is one page. On the wire a run of blocks is that of the first
     region, then that of the next."""
+
+    device = None
 
     def __init__(self, regions: Sequence[KvMemory]) -> None:
         """All regions have the same number of blocks."""

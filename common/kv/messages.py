@@ -65,6 +65,8 @@ class KvHello(Message, frozen=True):
     """As `Capacity.kv_meaning`."""
     lossy_meaning: str = ""
     """As `Capacity.kv_lossy_meaning`."""
+    direct: bool = False
+    """Its KV is on a card, from which or to which UCX may read or write payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class ConnectedPeer:
     """Whether it has this worker's fingerprint."""
     means_same: bool = True
     """Whether its KV means the same, precision included."""
+    direct: bool = False
+    """As in its hello."""
 
     def allows(self, ticket: Ticket) -> bool:
         """Whether what travels by this ticket is of use at both ends."""
@@ -110,6 +114,9 @@ class KvReady(Message, frozen=True):
     accepts: tuple[str, ...] = ()
     """Encodings that P may use for payloads (`fp8`). P chooses for each transfer; each message's
     header names its encoding."""
+    direct: bool = False
+    """D has posted receives for headers alone. P sends the payload of each message from its card,
+    and D receives it to its own. Only for a P whose hello says `direct`."""
 
 
 class KvPull(Message, frozen=True):

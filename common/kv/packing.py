@@ -18,7 +18,7 @@ from common.kv.checksum.kernel import sum_of
 from common.kv.compression.fp8 import Bytes, Fp8Codec, measure_rate
 from common.kv.compression.policy import CompressionChooser, Mode
 from common.kv.handoff.parts import Rank, share_of
-from common.kv.layout import Geometry, KvMemory
+from common.kv.layout import DeviceCopies, Geometry, KvMemory, Payload
 from common.kv.plan import KvShape, shape_of
 from common.messages import Ticket
 
@@ -38,16 +38,26 @@ class Packing:
         self._codec = Fp8Codec(page_format) if page_format is not None else None
         self._scratch: Bytes | None = None
 
+    @property
+    def on_card(self) -> bool:
+        """Whether there are copies that run by themselves."""
+        return self._memory.device is not None
+
+    def device(self, message: ExpectedMessage) -> DeviceCopies | None:
+        """What starts the copy of this message; None: `gather` and `scatter` copy it at once."""
+        return self._memory.device if message.encoding is Encoding.NONE else None
+
     def gather(self, block_ids: Sequence[int], payload: Bytes, message: ExpectedMessage) -> Sum:
         """Reads the blocks, which may change after it. `encode` must follow, with the sum that this
         returns."""
         raw = payload if message.encoding is Encoding.NONE else self._raw(message)
         return self._memory.gather(block_ids, raw, range(message.first_layer, message.end_layer))
 
-    def encode(self, payload: Bytes, message: ExpectedMessage, gathered: Sum) -> Sum:
+    def encode(self, payload: Payload, message: ExpectedMessage, gathered: Sum) -> Sum:
         """Completes the payload that `gather` began. Returns the sum of the payload."""
         if message.encoding is not Encoding.FP8 or self._codec is None:
             return gathered
+        assert isinstance(payload, np.ndarray)
         self._codec.encode(self._raw(message), payload)
         return sum_of(payload)
 

@@ -21,6 +21,8 @@ GROUP_BYTES_MIN = 1 << 20
 """The part of a transfer that a group of layers should have at least. A group costs both ends some
 60 us, and the engine a wake-up in the middle of its forward pass: groups made the prefill of a
 prompt with one MiB of KV take a tenth longer."""
+CARD_GROUP_BYTES_MIN = 16 << 20
+"""The same on a card, which moves what a message costs both ends in a tenth of a millisecond."""
 WINDOW_MIN, WINDOW_MAX = 2, 8
 LOAN_WINDOW_BYTES = 8 << 20
 """Staging buffers that both ends reuse all the time stay in their caches; with twice as much in
@@ -30,6 +32,9 @@ WIRE_MESSAGE_BYTES_MAX = 2 << 20
 """The wire must not wait for P's next copy: with two messages of 4 MiB in flight, a 10 Gbit/s link
 was idle a fifth of the time, with eight of 2 MiB a twelfth. Smaller messages keep slow links yet
 busier, and cost each end more CPU than a fast link leaves."""
+DIRECT_MESSAGES_TARGET = 4
+"""From card to card a message costs both ends more than some MiB of it: over `cuda_ipc` raw
+messages of 4 MiB ran at 105 GB/s, of 64 MiB at 800."""
 FP8 = "fp8"
 
 
@@ -71,6 +76,9 @@ class Chunking:
     """Messages in flight at most."""
 
 
+NO_CHUNKING = Chunking(1, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class TransferChunking:
     """The chunking of one transfer, over the wire and by loan."""
@@ -79,6 +87,8 @@ class TransferChunking:
     """P sends them."""
     loan: Chunking
     """P loans them (`staging/loans.py`)."""
+    direct: Chunking = NO_CHUNKING
+    """P sends them from card to card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,8 @@ class TransferPlan:
     shape: KvShape
     layer_groups: int = 1
     """Groups that D asked for; `groups` is what the number of layers makes of it."""
+    direct: bool = False
+    """Whether payloads travel from card to card, each as a message of its own after its header."""
     group_layers: int = field(init=False)
     """Layers of a group; the last group may have fewer."""
     groups: int = field(init=False)
@@ -144,18 +156,24 @@ class TransferPlan:
         )
 
 
-def default_layer_groups(shape: KvShape, blocks: int) -> int:
+def default_layer_groups(shape: KvShape, blocks: int, *, on_card: bool = False) -> int:
     """The groups into which the layers of so many blocks are cut. When the prefill ends about one
     group of the last chunk remains to be sent, and the first token waits for it."""
-    by_bytes = blocks * shape.block_bytes // GROUP_BYTES_MIN
+    by_bytes = blocks * shape.block_bytes // (CARD_GROUP_BYTES_MIN if on_card else GROUP_BYTES_MIN)
     return max(1, min(DEFAULT_LAYER_GROUPS_MAX, shape.layers, by_bytes))
 
 
-def message_blocks(message_bytes: int, shape: KvShape, layer_groups: int, blocks: int) -> int:
-    """Blocks of one message of a transfer of so many blocks: a `MESSAGES_TARGET`th of it, but no
-    less than `MESSAGE_BYTES_MIN` and no more than `message_bytes`, and one block at least."""
+def message_blocks(
+    message_bytes: int,
+    shape: KvShape,
+    layer_groups: int,
+    blocks: int,
+    messages: int = MESSAGES_TARGET,
+) -> int:
+    """Blocks of one message of a transfer of so many blocks: a `messages`th of it, but no less than
+    `MESSAGE_BYTES_MIN` and no more than `message_bytes`, and one block at least."""
     unit = shape.group_layers(layer_groups) * shape.page_bytes
-    target = max(MESSAGE_BYTES_MIN, blocks * shape.block_bytes // MESSAGES_TARGET) // unit
+    target = max(MESSAGE_BYTES_MIN, blocks * shape.block_bytes // messages) // unit
     return max(1, min(target, message_bytes // unit))
 
 
@@ -165,16 +183,19 @@ def wire_message_bytes(message_bytes: int) -> int:
 
 
 def transfer_chunking(
-    message_bytes: int, shape: KvShape, layer_groups: int, blocks: int
+    message_bytes: int, shape: KvShape, layer_groups: int, blocks: int, direct_bytes: int = 0
 ) -> TransferChunking:
-    """For a transfer of so many blocks; no message is larger than `message_bytes`."""
+    """For a transfer of so many blocks; no message is larger than `message_bytes`, or, from card to
+    card, than `direct_bytes`."""
     unit = shape.group_layers(layer_groups) * shape.page_bytes
 
     def chunking(largest: int, window_bytes: int) -> Chunking:
         size = message_blocks(largest, shape, layer_groups, blocks)
         return Chunking(size, max(WINDOW_MIN, min(WINDOW_MAX, window_bytes // (size * unit))))
 
+    size = message_blocks(direct_bytes, shape, layer_groups, blocks, DIRECT_MESSAGES_TARGET)
     return TransferChunking(
         wire=chunking(wire_message_bytes(message_bytes), WIRE_WINDOW_BYTES),
         loan=chunking(message_bytes, LOAN_WINDOW_BYTES),
+        direct=Chunking(size, WINDOW_MAX) if direct_bytes else NO_CHUNKING,
     )

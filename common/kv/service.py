@@ -41,7 +41,7 @@ from common.kv.checksum.kernel import kernel
 from common.kv.handoff.lease import Tombstones
 from common.kv.handoff.ticket_table import TOMBSTONES_MAX
 from common.kv.kv_thread import KvThread
-from common.kv.layout import KvMemory
+from common.kv.layout import KvMemory, Mark
 from common.kv.messages import KvDone, KvOrder, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
@@ -123,50 +123,76 @@ class KvService:
         self._call(lambda kv: kv.send_side.offer(ticket, blocks))
 
     def progress(
-        self, key: AttemptKey, block_ids: Sequence[int], computed: int, *, ended: bool = False
+        self,
+        key: AttemptKey,
+        block_ids: Sequence[int],
+        computed: int,
+        *,
+        ended: bool = False,
+        after: Mark | None = None,
     ) -> None:
-        """P: the first `computed` of these blocks of the prompt hold KV. `ended`: the prefill ends
-        now; what has been sent by now counts as overlapped with it."""
+        """P: the first `computed` of these blocks of the prompt hold KV, once `after` has passed
+        where they are on a card. `ended`: the prefill ends now; what has been sent by now counts as
+        overlapped with it."""
         kv, ids, generation = self._kv_thread, list(block_ids), self._generations.get(key) or 0
         if ended and kv is not None:
             early = kv.send_side.sent_bytes(key)
             self._call(lambda kv: kv.send_side.prefill_ended(key, early))
-        self._call(lambda kv: kv.send_side.progress(key, ids, computed, generation))
+        self._call(lambda kv: kv.send_side.progress(key, ids, computed, generation, after))
 
     def layers_computed(
-        self, key: AttemptKey, block_ids: Sequence[int], blocks: int, layers: int
+        self,
+        key: AttemptKey,
+        block_ids: Sequence[int],
+        blocks: int,
+        layers: int,
+        after: Mark | None = None,
     ) -> None:
         """P: in the first `blocks` of these blocks the first `layers` layers hold their final KV;
-        the other layers will after this step. Does nothing where transfers have one layer group."""
-        if not (self._config.layer_groups or default_layer_groups(self._shape, len(block_ids)) > 1):
+        the other layers will after this step. `after`: as in `progress`. Does nothing where
+        transfers have one layer group."""
+        groups, on_card = self._config.layer_groups, self._memory.device is not None
+        groups = groups or default_layer_groups(self._shape, len(block_ids), on_card=on_card)
+        if groups < 2:
             return
         ids, generation = list(block_ids), self._generations.get(key) or 0
-        self._call(lambda kv: kv.send_side.layers_computed(key, ids, blocks, layers, generation))
+        made = key, ids, blocks, layers, generation, after
+        self._call(lambda kv: kv.send_side.layers_computed(*made))
 
     def withdraw(self, key: AttemptKey) -> None:
-        """P: the engine takes the blocks back. When this returns, none of them is read any more."""
+        """P: the engine takes the blocks back. When this returns, nothing reads them any more, or,
+        on a card, nothing will when what the caller gives to the card next begins."""
         if self._kv_thread is not None:
             self._generations.bury(key, self._kv_thread.send_side.withdraw(key))
+        if self._memory.device is not None:
+            self._memory.device.order_after_copies()
         self.progress(key, [], 0)
 
-    def keep(self, key: AttemptKey, block_ids: Sequence[int]) -> None:
+    def keep(self, key: AttemptKey, block_ids: Sequence[int], after: Mark | None = None) -> None:
         """D: the engine has given this stream up and keeps these blocks, which hold the KV of all
-        its tokens but the last; none if some of it is not there. With blocks it ends once, as a
-        send: when another D has taken them, when `keep_ms` are over, or by `release`, which may
-        have come before."""
+        its tokens but the last, `after` as in `progress`; none if some is not there. With blocks
+        it ends once, as a send: when another D has taken them, when `keep_ms` are over, or by
+        `release`, which may have come before."""
         ids = list(block_ids)
-        self._call(lambda kv: kv.kept_streams.keep(key, ids))
+        self._call(lambda kv: kv.kept_streams.keep(key, ids, after))
 
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         """D: what is or will be kept of this attempt of the ticket's request is for its D."""
         kept = (ticket.request_id, kept_attempt)
         self._call(lambda kv: kv.kept_streams.hand_over(kept, ticket))
 
-    def fetch(self, ticket: Ticket, first_block: int, block_ids: Sequence[int]) -> None:
-        """D: fetch blocks [first_block, ...) of the ticket's prompt to these blocks. The handoff
-        ends once, as `receive`, within the load timeout."""
+    def fetch(
+        self,
+        ticket: Ticket,
+        first_block: int,
+        block_ids: Sequence[int],
+        after: Mark | None = None,
+    ) -> None:
+        """D: fetch blocks [first_block, ...) of the ticket's prompt to these blocks, which may be
+        written once `after` has passed where they are on a card. The handoff ends once, as
+        `receive`, within the load timeout."""
         ids = list(block_ids)
-        self._call(lambda kv: kv.fetches.fetch(ticket, first_block, ids))
+        self._call(lambda kv: kv.fetches.fetch(ticket, first_block, ids, after))
 
     def pull(
         self,
@@ -331,6 +357,8 @@ class KvService:
             kv.close()
             await asyncio.sleep(0)
             kv.ucx.close()
+            if self._memory.device is not None:
+                self._memory.device.close()
 
     def _on_end(self, done: KvDone) -> None:
         self._ended.append(done)

@@ -37,7 +37,7 @@ from common.kv.layout import HostMemory
 from common.kv.messages import KvDone
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
-from common.kv.sides import receive as d_side
+from common.kv.sides import arrivals as d_side
 from common.kv.staging import loans
 from common.messages import Ticket
 from tests.faults.content import CONFIG, GEOMETRY, Pool, block_content

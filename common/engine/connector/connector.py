@@ -34,7 +34,7 @@ from common.engine.connector.memory import (
     kv_groups,
     kv_memory,
     layers_of_pages,
-    settler,
+    marker,
 )
 from common.engine.connector.metadata import StepPlan
 from common.engine.connector.scheduler import SchedulerHalf
@@ -114,11 +114,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         form = form_of(setup, canonical)
         identity = WorkerIdentity(*named, rank, setup.kv_secrets_file, form)
         port = setup.kv.port + rank.number if setup.kv.port else 0
-        layers = layers_of_pages(kv_caches, config, memory.geometry.layers)
-        kv = setup.kv if layers else setup.kv.by_block()
-        groups = kv.layer_groups or DEFAULT_LAYER_GROUPS_MAX
-        clock = LayerProgress(layers, -(-len(layers) // groups)) if layers and groups > 1 else None
-        kv = msgspec.structs.replace(kv, port=port)
+        layers = layers_of_pages(config, memory.geometry.layers)
+        groups = setup.kv.layer_groups or DEFAULT_LAYER_GROUPS_MAX
+        clock = LayerProgress(layers, -(-len(layers) // groups)) if groups > 1 else None
+        kv = msgspec.structs.replace(setup.kv, port=port)
         size = store_size(
             self._vllm_config, self._kv_cache_config, self._groups, setup, rank.number
         )
@@ -132,7 +131,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             canonical=canonical.by_wire if canonical is not None else {},
         )
         self._service.start()
-        self._worker = WorkerHalf(self._service, settler(kv_caches), clock)
+        self._worker = WorkerHalf(self._service, marker(kv_caches), clock)
 
     def _canonical_forms(
         self, kv_caches: dict[str, torch.Tensor], layout: KVCacheLayout, *, converts: bool

@@ -3,14 +3,12 @@
 Theory of operation: vLLM keeps all layers in one allocation and says in its `KVCacheConfig` where
 each lies. A page, which is one block of one layer, is a contiguous run of bytes, whatever is inside
 it: K and V in some order of heads and tokens, a latent vector, or the state of a state layer. Host
-memory is viewed by numpy. On a device, gather and scatter are one indexed copy each on a stream of
-their own; both wait for it, so that their result is complete. The engine's stream is waited for
-before that (`settler`).
+memory is viewed by numpy. `common/kv/device` copies what is on a card.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -19,10 +17,8 @@ import torch
 from common.blocks import Element, KvGroup
 from common.engine.vllm.supported_models import holds_k_and_v, kv_group, layer_spec
 from common.errors import BatonError, Code
-from common.kv.checksum.definition import Bytes, Sum
-from common.kv.checksum.kernel import sum_of
 from common.kv.compression.fp8 import PageFormat
-from common.kv.layout import Geometry, HostMemory, KvMemory, SeveralRegions
+from common.kv.layout import Geometry, HostMemory, KvMemory, Mark, SeveralRegions
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -56,7 +52,11 @@ def kv_memory(
             base: np.ndarray[tuple[int], np.dtype[np.uint8]] = flat.numpy()
             memories.append(HostMemory(base, geometry))
         else:
-            memories.append(DeviceMemory(flat, geometry))
+            # Not at the top: who has no card needs no Triton, which takes a second.
+            from common.kv.device.card import CudaCard
+            from common.kv.device.memory import DeviceMemory
+
+            memories.append(DeviceMemory(flat, geometry, CudaCard(first.device)))
     return memories[0] if len(memories) == 1 else SeveralRegions(memories)
 
 
@@ -74,23 +74,21 @@ def block_bytes(config: KVCacheConfig) -> int:
     )
 
 
-def settler(kv_caches: dict[str, KvCache]) -> Callable[[], None]:
-    """Returns a function that waits until the forward pass launched by this thread has written its
-    KV."""
+def marker(kv_caches: dict[str, KvCache]) -> Callable[[], Mark | None]:
+    """Returns a function that marks what the calling thread has given to the card of this KV cache
+    so far; in host memory it returns None."""
     device = _tensor_of(next(iter(kv_caches.values()))).device
     if device.type != "cuda":
         return lambda: None
-    return lambda: torch.cuda.current_stream(device).synchronize()
+    # Not at the top: as above.
+    from common.kv.device.card import CudaCard
+
+    return CudaCard(device).mark
 
 
-def layers_of_pages(
-    kv_caches: dict[str, KvCache], config: KVCacheConfig, pages: int
-) -> list[set[str]]:
+def layers_of_pages(config: KVCacheConfig, pages: int) -> list[set[str]]:
     """The layers whose KV lies in each of the `pages` pages of a block, in the order of memory:
-    one for each KV cache group. Empty on a device: there vLLM reports a layer as saved when its
-    kernel is only launched, and blocks leave after the step."""
-    if _tensor_of(next(iter(kv_caches.values()))).device.type != "cpu":
-        return []
+    one for each KV cache group."""
     names: list[set[str]] = [set() for _ in range(pages)]
     for tensor in config.kv_cache_tensors:
         for at, name in enumerate(tensor.layers):
@@ -164,50 +162,3 @@ def _page_format(layer: KvCache, spec: KVCacheSpec) -> PageFormat | None:
     if layer.stride(1) >= layer.stride(2):
         return PageFormat(element, (heads, tokens, 2, width // 2), (1, 3))
     return PageFormat(element, (tokens, heads, 2, width // 2), (0, 3))
-
-
-class DeviceMemory:
-    """Paged KV on an accelerator. `flat` is a uint8 view of the whole allocation."""
-
-    def __init__(self, flat: torch.Tensor, geometry: Geometry) -> None:
-        geometry.check(flat.numel())
-        self.geometry = geometry
-        self._pages = flat.as_strided(
-            (geometry.layers, geometry.blocks, geometry.page_bytes),
-            (geometry.layer_stride, geometry.block_stride, 1),
-            geometry.offset,
-        )
-        self._stream = torch.cuda.Stream(flat.device) if flat.device.type == "cuda" else None
-
-    def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
-        pages, staged = self._staged(block_ids, out, layers)
-        with torch.cuda.stream(self._stream):
-            staged.copy_(pages.index_select(1, self._index(block_ids)))
-        self._wait()
-        return sum_of(out)
-
-    def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
-        if len(set(block_ids)) != len(block_ids):
-            raise ValueError("a block may be written once only")
-        pages, staged = self._staged(block_ids, data, layers)
-        with torch.cuda.stream(self._stream):
-            pages.index_copy_(1, self._index(block_ids), staged.to(pages.device))
-        total = sum_of(data)
-        self._wait()
-        return total
-
-    def _staged(
-        self, block_ids: Sequence[int], data: Bytes, layers: range | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = self.geometry.wire_shape(len(block_ids), data, layers)
-        if not all(0 <= block < self.geometry.blocks for block in block_ids):
-            raise ValueError(f"a block is outside 0..{self.geometry.blocks}")
-        pages = self._pages if layers is None else self._pages[layers.start : layers.stop]
-        return pages, torch.from_numpy(data.reshape(shape))
-
-    def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(block_ids, dtype=torch.int64, device=self._pages.device)
-
-    def _wait(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()

@@ -7,7 +7,8 @@ beginning comes out of the store is reported when both have ended, for both writ
 While blocks are pinned or loading, vLLM makes a step every millisecond to poll. A step that
 computes nothing waits here a little longer for a handoff to end, so that polling costs a third.
 Inside a step, each finished group of layers is reported to the KV thread, which copies and sends it
-while the engine computes the next group; the last group is reported by the end of the step.
+while the engine computes the next group; the last group is reported by the end of the step. On a
+card the engine's work is only begun when it is reported, so each report names a mark after it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from common.engine.connector.metadata import StepPlan, StorePlan, attempt_key, request_key
 from common.identity import pull_key
+from common.kv.layout import Mark
 from common.kv.service import KvService
 from common.kv.store.side import StoreResults, StoreSide
 
@@ -68,12 +70,12 @@ class WorkerHalf:
     """It runs on the engine's thread."""
 
     def __init__(
-        self, service: KvService, settle: Callable[[], None], layers: LayerProgress | None
+        self, service: KvService, mark: Callable[[], Mark | None], layers: LayerProgress | None
     ) -> None:
-        """`settle` returns when the KV of the forward pass so far is in memory. `layers` is None on
-        a device, where a layer's KV is not yet in memory when vLLM reports it as saved."""
+        """`mark` marks what the engine's thread has given to its card so far; None in host memory,
+        where it is done. `layers`: None if KV leaves when all layers are computed."""
         self._service = service
-        self._settle = settle
+        self._mark = mark
         self._layers = layers
         self._offered: set[str] = set()
         self._sent: set[str] = set()
@@ -111,10 +113,10 @@ class WorkerHalf:
             return
         done = self._layers.on_saved(name)
         if done:
+            after = self._mark()
             for progress in plan.progress:
-                self._service.layers_computed(
-                    progress.key, progress.block_ids, len(progress.block_ids), done
-                )
+                ids = progress.block_ids
+                self._service.layers_computed(progress.key, ids, len(ids), done, after)
 
     def load(self, plan: StepPlan) -> None:
         """Begins the plan's handoffs on D, and its loads from the store."""
@@ -127,31 +129,32 @@ class WorkerHalf:
                 key = attempt_key(pull.request_id)
                 self._pulling[request_key(pull_key(key, again=pull.again))] = pull.request_id
                 self._service.pull(key, pull.source, pull.hashes, pull.block_ids, again=pull.again)
+        after = self._mark() if plan.fetches else None
         for fetch in plan.fetches:
             key = (fetch.ticket.request_id, fetch.ticket.attempt)
             if fetch.block_ids:
                 self._fetching.add(request_key(key))
             if request_key(key) in loading:
                 self._in_parts[request_key(key)] = _Parts()
-            self._service.fetch(fetch.ticket, fetch.first_block, fetch.block_ids)
+            self._service.fetch(fetch.ticket, fetch.first_block, fetch.block_ids, after)
 
     def computed(self, plan: StepPlan) -> None:
-        """Called after the forward pass. Once it has settled, the blocks of this step hold KV."""
+        """Called after the forward pass, which on a card may only have begun. Once it is over, the
+        blocks of this step hold KV."""
         store = self._service.store
-        if plan.progress:
-            self._settle()
+        after = self._mark() if plan.progress or plan.kept else None
         if store is not None and plan.store is not None:
             self._store(store, plan.store)
         for progress in plan.progress:
             blocks = progress.block_ids
             ended = len(blocks) >= progress.handoff_blocks
-            self._service.progress(progress.key, blocks, len(blocks), ended=ended)
+            self._service.progress(progress.key, blocks, len(blocks), ended=ended, after=after)
         for key, reason in plan.releases:
             self._service.release(key, reason)
         for key, block_ids in plan.kept:
             if block_ids:
                 self._offered.add(request_key(key))
-            self._service.keep(key, block_ids)
+            self._service.keep(key, block_ids, after)
 
     def _store(self, store: StoreSide, plan: StorePlan) -> None:
         store.note(plan.counts, plan.disk_counts)

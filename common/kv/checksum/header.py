@@ -181,21 +181,50 @@ def verify_message(
 
     `planned` returns the planned message with an index, or None. `copy_in` is called only if the
     header is right, and before the digest is known."""
-    fields = _HEADER.unpack_from(message.data, 0)
+    claim = claim_of(message, transfer, slot, planned, key=key)
+    if isinstance(claim, Arrival):
+        return claim
+    payload = message[HEADER_BYTES : claim.expected.message_bytes]
+    return claim.judge(copy_in(claim.expected, payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a right header says of its payload, which nobody has looked at."""
+
+    expected: ExpectedMessage
+    early_bytes: int
+    digest: int
+    key: bytes
+
+    def judge(self, total: Sum) -> Arrival:
+        """`total`: of the payload."""
+        fields = _data_fields(self.expected)
+        if _data_digest(fields, total, self.early_bytes, self.key) != self.digest:
+            return CORRUPT
+        return Arrival(Verdict.OK, self.expected.index, self.early_bytes, self.expected.encoding)
+
+
+def claim_of(
+    header: Bytes,
+    transfer: int,
+    slot: int,
+    planned: Callable[[int], ExpectedMessage | None],
+    *,
+    key: bytes = b"",
+) -> Claim | Arrival:
+    """What came on a slot of this transfer: a claim, or what the header alone decides. `planned`
+    and `key` as above."""
+    fields = _HEADER.unpack_from(header.data, 0)
     if fields[2] == Flag.VOID and fields == _bare_fields(Flag.VOID, transfer, slot, 0, key):
         return Arrival(Verdict.VOID)
     expected = planned(fields[5])
     if expected is not None and expected.fp8_bytes and fields[3] == Encoding.FP8:
         expected = expected.compressed()
     digest, early_bytes, rest = fields[-3:]
-    said = fields[:-3]
-    if expected is None or said != _data_fields(expected) or rest != 0:
+    if expected is None or fields[:-3] != _data_fields(expected) or rest != 0:
         return CORRUPT
-    payload = message[HEADER_BYTES : expected.message_bytes]
-    total = copy_in(expected, payload)
-    if _data_digest(said, total, early_bytes, key) != digest:
-        return CORRUPT
-    return Arrival(Verdict.OK, expected.index, early_bytes, expected.encoding)
+    return Claim(expected, early_bytes, digest, key)
 
 
 def _data_digest(fields: tuple[Any, ...], total: Sum, early_bytes: int, key: bytes) -> int:

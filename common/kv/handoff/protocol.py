@@ -155,6 +155,8 @@ class Connected:
     """An id never used before, for the transfer that begins now."""
     loan: bool = False
     """P loans its messages to this D (`staging/loans.py`)."""
+    direct: bool = False
+    """P's KV and this D's are on cards, and this connection goes from one to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,8 @@ class Stage:
 
     transfer: int
     index: int
+    direct: bool = False
+    """As in `TransferPlan`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,15 +81,18 @@ class FetchSpec:
 
 
 def handoff_spec(
-    config: KvConfig, shape: KvShape, first_block: int, blocks: int, now: float
+    config: KvConfig, shape: KvShape, run: range, now: float, *, on_card: bool = False
 ) -> FetchSpec:
-    """Blocks [first_block, first_block + blocks) of a prompt, in this shape."""
-    groups = config.layer_groups or default_layer_groups(shape, blocks)
+    """These blocks of a prompt, in this shape."""
+    blocks = len(run)
+    groups = config.layer_groups or default_layer_groups(shape, blocks, on_card=on_card)
     return FetchSpec(
-        first_block=first_block,
+        first_block=run.start,
         blocks=blocks,
         shape=shape,
-        chunking=transfer_chunking(config.message_bytes, shape, groups, blocks),
+        chunking=transfer_chunking(
+            config.message_bytes, shape, groups, blocks, config.direct_message_bytes
+        ),
         deadline=now + config.load_timeout_ms / 1000,
         retries=config.retries,
         layer_groups=groups,
@@ -218,15 +221,19 @@ class Receiver:
 
     def _begin(self, connected: Connected, now: float) -> list[Action]:
         spec, peer = self.spec, connected.peer
-        self._chunking = spec.chunking.loan if connected.loan else spec.chunking.wire
+        chunking, shape = spec.chunking, spec.shape
+        self._chunking = chunking.loan if connected.loan else chunking.wire
+        if connected.direct:
+            self._chunking, shape = chunking.direct, shape.uncompressed()
         left = spec.first_block + spec.blocks - self._next_block
         plan = TransferPlan(
             connected.transfer,
             self._next_block,
             left,
             self._chunking.message_blocks,
-            spec.shape,
+            shape,
             spec.layer_groups,
+            connected.direct,
         )
         self._peer, self._plan = peer, plan
         self._asked = self._granted = 0
@@ -294,6 +301,7 @@ class Receiver:
             layer_groups=plan.layer_groups,
             patience_ms=max(0.0, self.spec.deadline - now) * 1000,
             accepts=(FP8,) if plan.shape.fp8_page_bytes else (),
+            direct=plan.direct,
         )
 
     def _arrived(self, arrival: Arrival, now: float) -> list[Action]:

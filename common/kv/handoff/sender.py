@@ -60,8 +60,9 @@ def plan_of(ready: KvReady, shape: KvShape) -> TransferPlan:
         ready.first_block,
         ready.blocks,
         ready.message_blocks,
-        shape if FP8 in ready.accepts else shape.uncompressed(),
+        shape if FP8 in ready.accepts and not ready.direct else shape.uncompressed(),
         ready.layer_groups,
+        ready.direct,
     )
 
 
@@ -167,7 +168,7 @@ class Sender:
         for at in reversed(chosen):
             del active.pending[at]
         active.staging.update(indices)
-        return [Stage(active.plan.transfer, index) for index in indices]
+        return [Stage(active.plan.transfer, index, active.plan.direct) for index in indices]
 
     def _holds_kv(self, message: ExpectedMessage) -> bool:
         if message.end_block <= self.computed:

@@ -92,12 +92,15 @@ class TicketTable:
         buffer_bytes: int,
         lease_ms: float,
         counters: HandoffCounters,
+        *,
+        card_buffer_bytes: int = 0,
     ) -> None:
         """`shape_of`: of the KV that travels by a ticket; None: there is no such form of it.
-        `buffer_bytes`: the largest payload that one staging buffer holds. `lease_ms`: the
-        longest lease granted. `counters`: count what was refused, expired or stale."""
+        `buffer_bytes`: the largest payload that one staging buffer holds; `card_buffer_bytes`: that
+        one on a card does, 0 if there is none. `lease_ms`: the longest lease granted. `counters`:
+        count what was refused, expired or stale."""
         self._shape_of = shape_of
-        self._buffer_bytes = buffer_bytes
+        self._buffer_bytes = {False: buffer_bytes, True: card_buffer_bytes}
         self._lease_ms = lease_ms
         self._counters = counters
         self._leases: LeaseTable[AttemptKey] = LeaseTable(LEASES_MAX)
@@ -298,7 +301,8 @@ class TicketTable:
             plan = plan_of(ready, sender.shape)
         except ValueError:
             return False
-        return plan.end <= sender.blocks and plan.payload_bytes_max <= self._buffer_bytes
+        fits = plan.payload_bytes_max <= self._buffer_bytes[plan.direct]
+        return plan.end <= sender.blocks and fits
 
     def _feed(self, key: AttemptKey, event: SendEvent) -> list[TicketAction]:
         sender = self._senders.get(key)

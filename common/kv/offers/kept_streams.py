@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from common.errors import Code
 from common.identity import AttemptKey
 from common.kv.handoff.protocol import Ended
+from common.kv.layout import Mark
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.sides.send import OnEnded, SendSide
 from common.messages import KvReport, Ticket
@@ -67,13 +68,13 @@ class KeptStreams:
         else:
             self._expected[key] = expected
 
-    def keep(self, key: AttemptKey, block_ids: Sequence[int]) -> None:
+    def keep(self, key: AttemptKey, block_ids: Sequence[int], after: Mark | None = None) -> None:
         """The engine has given the stream up and keeps these blocks, none if they do not hold all
-        KV. With blocks it ends once, as an offer does."""
+        KV once `after` has passed. With blocks it ends once, as an offer does."""
         expected = self._expected.pop(key, None)
         if block_ids:
             self._send_side.offer(self._ticket_for_nobody(key), len(block_ids))
-            self._send_side.progress(key, block_ids, len(block_ids), 0)
+            self._send_side.progress(key, block_ids, len(block_ids), 0, after)
             if expected is not None and expected.ticket is not None:
                 self.hand_over(key, expected.ticket)
         elif expected is not None:

@@ -108,6 +108,8 @@ class WorkerIdentity:
     """The file of the fleet's secrets, by which workers authenticate each other; empty if they do
     not."""
     form: KvForm = NO_FORM
+    direct: bool = False
+    """As in `KvHello`."""
 
     def unlike(self, hello: KvHello) -> str:
         """Why nothing can be handed over between these two; empty if something can."""
@@ -166,6 +168,8 @@ class Channel:
         self.remote_segment_name = ""
         #: The peer's shared segment, once this side has mapped it.
         self.remote_segment: Bytes | None = None
+        #: Handoffs over it go from card to card, where both ends are on one.
+        self.direct = False
         #: The peer has mapped this side's shared segment, so messages may be loaned to it.
         self.loans = False
         self._segment_name = segment_name
@@ -251,6 +255,7 @@ class Channel:
                 staging=self._segment_name,
                 meaning=own.form.meaning,
                 lossy_meaning=own.form.lossy_meaning,
+                direct=own.direct,
             )
         )
 
@@ -317,7 +322,7 @@ class Channel:
         if self.peer is None:
             alike, means_same = hello.fingerprint == own.fingerprint, own.means_same(hello)
             named = hello.name, hello.incarnation
-            self.peer = ConnectedPeer(self.id, *named, alike, means_same)
+            self.peer = ConnectedPeer(self.id, *named, alike, means_same, hello.direct)
             self.remote_segment_name = hello.staging
             self._events.on_open(self)
 

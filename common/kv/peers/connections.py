@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from common.config.kv import KvPath
 from common.identity import AttemptKey
+from common.kv.layout import DeviceCopies
 from common.kv.messages import KvMapped
 from common.kv.peers.channel import (
     Channel,
@@ -27,6 +29,7 @@ from common.kv.peers.channel import (
 from common.kv.peers.keepalive import Keepalive
 from common.kv.staging.loans import LOAN_LANE
 from common.kv.staging.shared_segment import Bytes, map_remote_segment
+from common.kv.transport.chosen_transports import has_gpudirect, reaches_cards
 from common.kv.transport.ucx import UcxLink
 
 CONNECT_S = 1.0
@@ -50,6 +53,18 @@ class _Connection:
     """What UCX chose for it, after `LOAN_LANE` if P's segment is mapped."""
     open: bool = False
     cancel_mapping: Callable[[], None] = _nothing_to_cancel
+
+
+class Reach(NamedTuple):
+    """How this D gets at P's memory."""
+
+    maps_segments: bool
+    """Maps P's shared segment where possible, so that P may loan messages instead of sending
+    them."""
+    device: DeviceCopies | None = None
+    """What copies to this engine's blocks if they are on a card."""
+    path: KvPath = "auto"
+    """As in `KvConfig`."""
 
 
 class ConnectionListener(Protocol):
@@ -79,18 +94,17 @@ class Connections:
         open_link: OpenLink,
         clock: Callable[[], float],
         answer_seconds: float,
-        maps_segments: bool,
+        reach: Reach,
         secrets: Secrets,
         on_refused: Callable[[str, str], None],
     ) -> None:
-        """`answer_seconds`: how long a P may take to answer a ping. `maps_segments`: map P's shared
-        segment where possible, so that P may loan messages instead of sending them. `secrets` and
-        `on_refused` as in `Channel` and `ChannelEvents`."""
+        """`answer_seconds`: how long a P may take to answer a ping. `secrets` and `on_refused` as
+        in `Channel` and `ChannelEvents`."""
         self._identity = identity
         self._open_link = open_link
         self._clock = clock
         self._answer_seconds = answer_seconds
-        self._maps_segments = maps_segments
+        self._reach = reach
         self._secrets = secrets
         self._on_refused = on_refused
         self._listener = listener
@@ -186,7 +200,7 @@ class Connections:
         connection = self._connections[address]
         connection.lanes = connection.channel.link.lanes()
         name = connection.channel.remote_segment_name
-        if name and self._maps_segments:
+        if name and self._reach.maps_segments:
             connection.cancel_mapping = map_remote_segment(
                 name, lambda segment: self._finish_opening(connection, segment)
             )
@@ -196,6 +210,12 @@ class Connections:
     def _finish_opening(self, connection: _Connection, segment: Bytes | None) -> None:
         """`segment`: P's, or None if every message will be sent."""
         channel, connection.open = connection.channel, True
+        peer, device, path = channel.peer, self._reach.device, self._reach.path
+        if self._identity.direct and peer is not None and peer.direct:
+            reached = reaches_cards(connection.lanes, gpudirect=has_gpudirect())
+            channel.direct = reached or path == "device"
+        if segment is not None and device is not None:
+            segment = segment if device.lock_pages(segment) else None
         if segment is not None:
             channel.remote_segment = segment
             connection.lanes = (LOAN_LANE, *connection.lanes)

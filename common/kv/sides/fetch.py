@@ -14,6 +14,7 @@ from common.kv.handoff.parts import PartEnds, key_of, tickets_of
 from common.kv.handoff.protocol import Ended
 from common.kv.handoff.receiver import handoff_spec
 from common.kv.handoff.ticket_table import why_no_form
+from common.kv.layout import Mark
 from common.kv.packing import Packing, Packings
 from common.kv.plan import KvShape
 from common.kv.sides.receive import OnEnded, ReceiveSide
@@ -38,8 +39,11 @@ class Fetches:
         self._parts = PartEnds()
         self.receive_side: ReceiveSide
 
-    def fetch(self, ticket: Ticket, first_block: int, block_ids: list[int]) -> None:
-        """Fetches blocks [first_block, ...) of the ticket's prompt to these blocks."""
+    def fetch(
+        self, ticket: Ticket, first_block: int, block_ids: list[int], after: Mark | None = None
+    ) -> None:
+        """Fetches blocks [first_block, ...) of the ticket's prompt to these blocks, once `after`
+        has passed."""
         if key_of(ticket) in self._parts:
             ended = Ended(Code.DUPLICATE_REQUEST, "this ticket is being fetched already")
             self._on_ended(ticket, KvReport(), ended)
@@ -57,8 +61,9 @@ class Fetches:
                 continue
             shape = packing.shape if part.canonical else self._shape
             now = self._clock()
-            spec = handoff_spec(self._config, shape, first_block, len(block_ids), now)
-            self.receive_side.fetch(part, spec, block_ids, packing)
+            run = range(first_block, first_block + len(block_ids))
+            spec = handoff_spec(self._config, shape, run, now, on_card=packing.on_card)
+            self.receive_side.fetch(part, spec, block_ids, packing, after)
 
     def cancel(self, key: AttemptKey, reason: str) -> None:
         """Idempotent."""

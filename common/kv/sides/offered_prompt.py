@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from common.identity import AttemptKey
 from common.kv.checksum.header import HEADER_BYTES
 from common.kv.handoff.protocol import Ended
+from common.kv.layout import Mark
 from common.kv.packing import Packing
 from common.messages import KvReport, Ticket
 
@@ -34,6 +35,12 @@ class OfferedPrompt:
     """None for the engine's blocks."""
     blocks: list[int] = field(default_factory=list)
     """The ids of the prompt's blocks; empty once the engine took them back."""
+    after: Mark | None = None
+    """After which these blocks hold what was said of them; None: they do now."""
+    copies: int = 0
+    """Out of the blocks, which run."""
+    over: bool = False
+    """The last sender has ended."""
     senders: dict[AttemptKey, Packing | None] = field(default_factory=dict)
     """Those in the ticket table, with what they copy by; None for one that has no form of this KV
     and ends at once."""

@@ -2,16 +2,9 @@
 receives, places what arrives and verifies it.
 
 Theory of operation: everything runs on the KV thread. Each fetch has a `Receiver`
-(`handoff/receiver.py`), whose actions are done here. A message is received into a staging buffer;
-if its header is what was asked for and the receiver still wants the message, the payload is copied
-to the engine's blocks. The copy yields the digest, and the receiver counts the message only if the
-digest is right. The engine waits for the whole handoff, so it never reads a block that was not
-verified. A P of this host may loan a message instead (`staging/loans.py`): the slot is then
-answered with an offset, which needs no staging buffer.
-
-When a handoff has ended, P may still owe an answer to receives that were posted for it. Their
-buffers stay out of the pool until the answer comes. A P that does not answer within
-`ORPHAN_RECEIVE_S` loses the link, which completes them.
+(`handoff/receiver.py`), whose actions are done here, and counts a message only if its digest is
+right (`arrivals.py`). The engine waits for the whole handoff, so it never reads a block that was
+not verified.
 """
 
 from __future__ import annotations
@@ -20,25 +13,12 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from common.errors import BatonError, Code
 from common.identity import AttemptKey, attempt_of_part
-from common.kv.checksum.definition import Bytes, Sum
-from common.kv.checksum.header import (
-    HEADER_BYTES,
-    INDEX_BITS,
-    LOST,
-    CopyIn,
-    ExpectedMessage,
-    Verdict,
-    loan_offset,
-    verify_message,
-)
-from common.kv.checksum.kernel import sum_of
+from common.kv.checksum.header import INDEX_BITS, Arrival
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.parts import Rank
 from common.kv.handoff.protocol import (
@@ -59,33 +39,18 @@ from common.kv.handoff.protocol import (
     Tick,
 )
 from common.kv.handoff.receiver import FetchSpec, Receiver
+from common.kv.layout import Mark
 from common.kv.messages import KvCredit, KvRefused, KvTaken
 from common.kv.packing import Packing
 from common.kv.peers.channel import Channel, HandoffMessage
 from common.kv.peers.connections import ConnectionListener, Connections
 from common.kv.plan import TransferPlan
-from common.kv.staging.loans import loaned_message, verify_loan
-from common.kv.staging.pool import Buffer, StagingPool
-from common.kv.transport.ucx import data_tag
+from common.kv.sides.arrivals import Arrivals, Fetch, Receive
+from common.kv.staging.pool import Buffer, Pools, StagingPool, bare_buffer
 from common.messages import KvHold, KvReport, Ticket
 from common.net.kv_address import address_of, parts_of_ranks, rank_addresses
 
-ORPHAN_RECEIVE_S = 5.0
 OnEnded = Callable[[Ticket, KvReport, Ended], None]
-
-
-@dataclass(slots=True)
-class _Fetch:
-    """One handoff of this D."""
-
-    receiver: Receiver
-    block_ids: list[int]
-    began: float
-    packing: Packing
-    """Of the memory that the blocks are in."""
-    channel: Channel | None = None
-    read_offsets: list[int] = field(default_factory=list)
-    """Loaned messages that were read and not reported to P yet."""
 
 
 def _ignore_loss() -> None:
@@ -103,19 +68,18 @@ class ReceiveSide:
         self,
         rank: Rank,
         packing: Packing,
-        pool: StagingPool,
+        pools: Pools,
         *,
         counters: HandoffCounters,
         on_ended: OnEnded,
         clock: Callable[[], float],
         make_connections: Callable[[ConnectionListener], Connections],
     ) -> None:
-        """`packing`: of the engine's memory as it lies. `pool`: buffers for messages that P sends.
+        """`packing`: of the engine's memory as it lies. `pools`: buffers for messages that P sends.
         `on_ended` is called once for each `fetch`."""
         self._rank = rank
         self._packing = packing
-        self._pool = pool
-        self._counters = counters
+        self._pools = pools
         self._on_ended = on_ended
         self._clock = clock
         self._uniform = secrets.SystemRandom().random
@@ -123,10 +87,9 @@ class ReceiveSide:
         self.on_lost: Callable[[], None] = _ignore_loss
         #: Called when a holder has answered an offer.
         self.on_taken: Callable[[Channel, KvTaken], None] = _offer_nothing
-        self._fetches: dict[AttemptKey, _Fetch] = {}
+        self._fetches: dict[AttemptKey, Fetch] = {}
         self._by_transfer: dict[int, AttemptKey] = {}
-        #: Posted receives by transfer and slot: the channel, and when an orphan costs its link.
-        self._open_receives: dict[tuple[int, int], tuple[Channel, float]] = {}
+        self._arrivals = Arrivals(self._fetch_of, self._arrived, counters, clock)
         self._next_transfer = int.from_bytes(os.urandom(8), "little") >> (INDEX_BITS + 2)
         self.connections = make_connections(self)
 
@@ -138,8 +101,10 @@ class ReceiveSide:
         spec: FetchSpec,
         block_ids: Sequence[int],
         packing: Packing | None = None,
+        after: Mark | None = None,
     ) -> None:
-        """`packing`: of the memory that the blocks are in; None: in the engine's."""
+        """`packing`: of the memory that the blocks are in; None: in the engine's. `after`: when the
+        blocks may be written."""
         key = (ticket.request_id, ticket.attempt)
         if key in self._fetches:
             ended = Ended(Code.DUPLICATE_REQUEST, "this ticket is being fetched already")
@@ -147,7 +112,7 @@ class ReceiveSide:
             return
         receiver = Receiver(ticket, spec, self._uniform)
         packing = self._packing if packing is None else packing
-        self._fetches[key] = _Fetch(receiver, list(block_ids), self._clock(), packing)
+        self._fetches[key] = Fetch(receiver, list(block_ids), self._clock(), packing, after)
         self._feed(key, Start())
 
     def cancel(self, key: AttemptKey, reason: str) -> None:
@@ -164,9 +129,7 @@ class ReceiveSide:
             fetch.channel.id for fetch in self._fetches.values() if fetch.channel is not None
         }
         self.connections.tick(now, awaited)
-        for (transfer, _), (channel, until) in list(self._open_receives.items()):
-            if transfer not in self._by_transfer and until <= now:
-                channel.close("granted messages were never answered")
+        self._arrivals.tick(now)
 
     def holds(self, now: float) -> list[KvHold]:
         return [
@@ -189,7 +152,7 @@ class ReceiveSide:
         return len(self._fetches)
 
     def __len__(self) -> int:
-        return len(self._fetches) + len(self._open_receives) + self.connections.opening_count()
+        return len(self._fetches) + len(self._arrivals) + self.connections.opening_count()
 
     def close(self) -> None:
         for key in list(self._fetches):
@@ -240,7 +203,9 @@ class ReceiveSide:
         transfer, self._next_transfer = self._next_transfer, self._next_transfer + 1
         fetch.channel = channel
         self._by_transfer[transfer] = key
-        self._feed(key, Connected(channel.id, transfer, loan=channel.remote_segment is not None))
+        direct = channel.direct and fetch.packing.on_card
+        loan = channel.remote_segment is not None and not direct
+        self._feed(key, Connected(channel.id, transfer, loan=loan, direct=direct))
 
     def on_disconnected(self, channel: Channel) -> None:
         self.on_lost()
@@ -274,7 +239,7 @@ class ReceiveSide:
             del self._fetches[key]
         self._run(key, fetch, actions)
 
-    def _run(self, key: AttemptKey, fetch: _Fetch, actions: Sequence[Action]) -> None:
+    def _run(self, key: AttemptKey, fetch: Fetch, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Connect():
@@ -286,114 +251,82 @@ class ReceiveSide:
                 case SendControl(peer, message):
                     self.connections.send(peer, message)
                 case Ended():
-                    self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), action)
+                    fetch.ended = action
+                    self._finish(fetch)
 
-    def _post(self, key: AttemptKey, fetch: _Fetch, post: Post) -> None:
+    def _post(self, key: AttemptKey, fetch: Fetch, post: Post) -> None:
         """Grants first and posts then, because posting takes no longer than the message to P."""
         channel, plan, first = fetch.channel, post.plan, post.first
         if channel is None:
             return
-        buffers = self._available_buffers(post, loan=channel.remote_segment is not None)
-        if post.due and not buffers:
-            self._claim(key, channel, plan, first)
+        pool = self._pool_for(plan, channel)
+        buffers = _available_buffers(pool, post)
+        if post.due and not buffers and pool is not None:
+            self._claim(key, channel, plan, first, pool)
             return
         self._feed(key, Posted(plan.transfer, first + len(buffers)))
         for slot, buffer in enumerate(buffers, first):
-            self._receive(channel, plan, slot, buffer)
+            self._arrivals.post(Receive(channel, plan, slot, pool, buffer))
 
-    def _available_buffers(self, post: Post, *, loan: bool) -> list[Buffer]:
-        """Buffers to post now. An offset of a loaned message needs no staging buffer. A message
-        needs one, for as long as P takes to compute it: with half of the pool in use a transfer
-        gets one buffer at a time, or those that wait for one P would keep this worker from
-        another's."""
-        count = post.upto - post.first
-        if loan:
-            return [np.empty(HEADER_BYTES, np.uint8) for _ in range(count)]
-        buffers: list[Buffer] = []
-        while len(buffers) < count and (self._pool.half_free or (post.due and not buffers)):
-            buffer = self._pool.acquire()
-            if buffer is None:
-                break
-            buffers.append(buffer)
-        return buffers
+    def _pool_for(self, plan: TransferPlan, channel: Channel) -> StagingPool | None:
+        """None: P loans its messages."""
+        loaned = channel.remote_segment is not None and not plan.direct
+        return None if loaned else self._pools.of(direct=plan.direct)
 
-    def _claim(self, key: AttemptKey, channel: Channel, plan: TransferPlan, slot: int) -> None:
+    def _claim(
+        self, key: AttemptKey, channel: Channel, plan: TransferPlan, slot: int, pool: StagingPool
+    ) -> None:
         def use(buffer: Buffer) -> bool:
             if self._by_transfer.get(plan.transfer) != key or channel.closed:
                 return False
-            self._receive(channel, plan, slot, buffer)
+            self._arrivals.post(Receive(channel, plan, slot, pool, buffer))
             self._feed(key, Posted(plan.transfer, slot + 1))
             return True
 
-        self._pool.claim(use)
+        pool.claim(use)
 
-    def _receive(self, channel: Channel, plan: TransferPlan, slot: int, buffer: Buffer) -> None:
-        """Posts a receive for any one message of the plan, or for the offset where it is loaned."""
-        message = buffer[: HEADER_BYTES + plan.payload_bytes_max]
-        message[:HEADER_BYTES] = 0
-        receive_key = (plan.transfer, slot)
-        data_key = channel.data_key(plan.transfer)
-        self._open_receives[receive_key] = (channel, self._clock() + ORPHAN_RECEIVE_S)
+    def _fetch_of(self, transfer: int) -> Fetch | None:
+        key = self._by_transfer.get(transfer)
+        return self._fetches.get(key) if key is not None else None
 
-        def done(error: str | None) -> None:
-            del self._open_receives[receive_key]
-            key = self._by_transfer.get(plan.transfer)
-            offset = None if error else loan_offset(message, *receive_key, key=data_key)
-            if offset is not None:
-                self._read_loan(key, channel, plan, slot, offset)
-            else:
-                copy_in = self._copy_in(key, plan)
-                arrival = (
-                    LOST
-                    if error is not None
-                    else verify_message(message, *receive_key, plan.planned, copy_in, key=data_key)
-                )
-                self._counters.stale += key is None and arrival.verdict is Verdict.OK
-                if key is not None:
-                    self._feed(key, Arrived(plan.transfer, arrival))
-            if channel.remote_segment is None:
-                self._pool.release(buffer)
-            channel.note_traffic()
-            if error is not None:
-                channel.close(f"a receive failed in the transport: {error}")
-
-        channel.link.receive(message, data_tag(*receive_key, INDEX_BITS), done)
-
-    def _read_loan(
-        self, key: AttemptKey | None, channel: Channel, plan: TransferPlan, slot: int, offset: int
-    ) -> None:
-        if key is None:
-            self._counters.stale += 1
-            return
-        fetch = self._fetches[key]
-        loan = loaned_message(channel.remote_segment, offset, plan.payload_bytes_max)
-        copy_in, data_key = self._copy_in(key, plan), channel.data_key(plan.transfer)
-        arrival = verify_loan(loan, plan.transfer, slot, plan.planned, copy_in, key=data_key)
-        fetch.read_offsets.append(offset)
-        self._feed(key, Arrived(plan.transfer, arrival))
-        if len(fetch.read_offsets) >= fetch.receiver.window // 2:
+    def _arrived(self, fetch: Fetch, transfer: int, arrival: Arrival, offset: int | None) -> None:
+        """`offset`: of a loaned message."""
+        if offset is not None:
+            fetch.read_offsets.append(offset)
+        key = self._by_transfer.get(transfer)
+        if key is not None and self._fetches.get(key) is fetch:
+            self._feed(key, Arrived(transfer, arrival))
+        self._finish(fetch)
+        if offset is not None and len(fetch.read_offsets) >= fetch.receiver.window // 2:
             self._report_read(fetch)
 
-    def _report_read(self, fetch: _Fetch) -> None:
+    def _finish(self, fetch: Fetch) -> None:
+        """The engine may use the blocks, or give them to others, once nothing is copied there."""
+        if fetch.ended is not None and not fetch.copying:
+            ended, fetch.ended = fetch.ended, None
+            self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), ended)
+
+    def _report_read(self, fetch: Fetch) -> None:
         transfer, channel = fetch.receiver.transfer, fetch.channel
         if fetch.read_offsets and transfer is not None and channel is not None:
             self._credit(fetch, channel.id, KvCredit(transfer=transfer, granted=0))
 
-    def _credit(self, fetch: _Fetch, peer: int, credit: KvCredit) -> None:
+    def _credit(self, fetch: Fetch, peer: int, credit: KvCredit) -> None:
         read_offsets, fetch.read_offsets = tuple(fetch.read_offsets), []
         self.connections.send(peer, msgspec.structs.replace(credit, taken=read_offsets))
 
-    def _copy_in(self, key: AttemptKey | None, plan: TransferPlan) -> CopyIn:
-        """Returns the function that copies a payload to its blocks if this plan still lacks it, and
-        else only sums it up."""
-        fetch = self._fetches.get(key) if key is not None else None
 
-        def copy_in(expected: ExpectedMessage, payload: Bytes) -> Sum:
-            if fetch is None or not fetch.receiver.lacks(plan.transfer, expected.index):
-                return sum_of(payload)
-            at = expected.first_block - fetch.receiver.spec.first_block
-            return fetch.packing.scatter(
-                fetch.block_ids[at : at + expected.blocks], payload, expected
-            )
-
-        return copy_in
+def _available_buffers(pool: StagingPool | None, post: Post) -> list[Buffer]:
+    """Buffers to post now. An offset of a loaned message needs no staging buffer. A message needs
+    one, for as long as P takes to compute it: with half of the pool in use a transfer gets one
+    buffer at a time, or those that wait for one P would keep this worker from another's."""
+    count = post.upto - post.first
+    if pool is None:
+        return [bare_buffer() for _ in range(count)]
+    buffers: list[Buffer] = []
+    while len(buffers) < count and (pool.half_free or (post.due and not buffers)):
+        buffer = pool.acquire()
+        if buffer is None:
+            break
+        buffers.append(buffer)
+    return buffers

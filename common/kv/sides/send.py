@@ -8,31 +8,21 @@ which answers with actions: get a staging buffer for a message, then copy its bl
 it to a slot.
 
 Everything here runs on the KV thread, except `withdraw` and `sent_bytes`. The engine's thread calls
-`withdraw` when it takes blocks back before a handoff has ended (preemption): it waits for a copy in
-progress, and after it no block of that request is read. Data once staged no longer needs the
-engine's blocks. To a D that has mapped P's shared segment only the offset of a message is sent, and
-its buffer stays loaned until D has read it or the transfer ends (`staging/loans.py`).
+`withdraw` when it takes blocks back before a handoff has ended (preemption): it waits for a copy
+that this thread makes, and after it no copy of a block of that request begins. Data once staged no
+longer needs the engine's blocks. To a D that has mapped P's shared segment only the offset of a
+message is sent, and its buffer stays loaned until D has read it or the transfer ends
+(`staging/loans.py`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 
 from common.errors import Code
 from common.identity import AttemptKey, attempt_of_part
-from common.kv.checksum.header import (
-    HEADER_BYTES,
-    INDEX_BITS,
-    NOT_YET,
-    ExpectedMessage,
-    write_header,
-    write_loan,
-    write_void,
-)
 from common.kv.compression.policy import CompressionChooser
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.lease import Tombstones
@@ -56,14 +46,14 @@ from common.kv.handoff.protocol import (
     TicketEvent,
 )
 from common.kv.handoff.ticket_table import TOMBSTONES_MAX, TicketTable
+from common.kv.layout import Mark
 from common.kv.messages import KvAbort, KvCredit, KvMapped, KvReady, KvReleased
 from common.kv.packing import Packings
 from common.kv.peers.channel import Channel, HandoffMessage
-from common.kv.plan import FP8
 from common.kv.sides.offered_prompt import OfferedPrompt, StoredBlocks
-from common.kv.staging.loans import Loans, invalidate_header
-from common.kv.staging.pool import Buffer, StagingPool
-from common.kv.transport.ucx import data_tag
+from common.kv.sides.outgoing import Outgoing
+from common.kv.staging.loans import Loans
+from common.kv.staging.pool import Buffer, Pools
 from common.messages import KvHold, KvReport, Ticket
 
 OnEnded = Callable[[Ticket, KvReport, Ended], None]
@@ -76,7 +66,7 @@ class SendSide:
         self,
         tickets: TicketTable,
         packings: Packings,
-        pool: StagingPool,
+        pools: Pools,
         *,
         counters: HandoffCounters,
         chooser: CompressionChooser,
@@ -86,18 +76,16 @@ class SendSide:
         """`on_ended` is called once for each call of `offer`."""
         self._tickets = tickets
         self._packings = packings
-        self._pool = pool
-        self._loans = Loans(pool)
+        self._pools = pools
+        self._loans = Loans(pools.host)
+        self._out = Outgoing(self._loans, chooser, clock, self._copied)
         self._counters = counters
-        self._chooser = chooser
         self._on_ended = on_ended
         self._clock = clock
         #: Connections by id, of every D that has asked for something.
         self._channels: dict[int, Channel] = {}
         #: By the attempt, and by the keys of all senders.
         self._prompts: dict[AttemptKey, OfferedPrompt] = {}
-        #: Guards the block ids of every prompt, and is held during a copy.
-        self._copying = threading.Lock()
         #: How often the blocks of an attempt were withdrawn.
         self._generations: Tombstones[AttemptKey, int] = Tombstones(TOMBSTONES_MAX)
 
@@ -148,7 +136,7 @@ class SendSide:
         self._begin(prompt, parts)
         form = next(iter(prompt.senders.values()), None)
         cut = form.blocks // self._packings.plain.blocks if form is not None else 1
-        with self._copying:
+        with self._out.copying:
             whole = prompt.blocks
             prompt.blocks = [one * cut + block for one in whole for block in range(cut)]
         blocks = len(prompt.blocks)
@@ -157,19 +145,30 @@ class SendSide:
         self._feed(key, Computed(blocks))
 
     def progress(
-        self, key: AttemptKey, block_ids: Sequence[int], computed: int, generation: int
+        self,
+        key: AttemptKey,
+        block_ids: Sequence[int],
+        computed: int,
+        generation: int,
+        after: Mark | None = None,
     ) -> None:
-        """`block_ids`: all blocks of the prompt that are allocated; the first `computed` hold KV.
-        `generation`: what the last `withdraw` before this call returned; a call that crossed a
-        later one is ignored."""
-        if self._set_blocks(key, block_ids, generation):
+        """`block_ids`: all blocks of the prompt that are allocated; the first `computed` hold KV
+        once `after` has passed. `generation`: what the last `withdraw` before this call returned; a
+        call that crossed a later one is ignored."""
+        if self._set_blocks(key, block_ids, generation, after):
             self._feed(key, Computed(min(computed, len(block_ids))))
 
     def layers_computed(
-        self, key: AttemptKey, block_ids: Sequence[int], blocks: int, layers: int, generation: int
+        self,
+        key: AttemptKey,
+        block_ids: Sequence[int],
+        blocks: int,
+        layers: int,
+        generation: int,
+        after: Mark | None = None,
     ) -> None:
         """As `progress`, but only the first `layers` layers of the first `blocks` hold KV."""
-        if self._set_blocks(key, block_ids, generation):
+        if self._set_blocks(key, block_ids, generation, after):
             self._feed(key, LayersComputed(min(blocks, len(block_ids)), layers))
 
     def prefill_ended(self, key: AttemptKey, sent_bytes: int) -> None:
@@ -183,22 +182,24 @@ class SendSide:
         prompt = self._prompts.get(key)
         return prompt.sent_bytes if prompt is not None else 0
 
-    def _set_blocks(self, key: AttemptKey, block_ids: Sequence[int], generation: int) -> bool:
+    def _set_blocks(
+        self, key: AttemptKey, block_ids: Sequence[int], generation: int, after: Mark | None
+    ) -> bool:
         prompt = self._prompts.get(key)
         if prompt is None:
             return False
-        with self._copying:
+        with self._out.copying:
             if generation < (self._generations.get(key) or 0):
                 self._counters.stale += 1
                 return False
-            prompt.blocks = list(block_ids)
+            prompt.blocks, prompt.after = list(block_ids), after
         return True
 
     def withdraw(self, key: AttemptKey) -> int:
-        """Any thread may call it; after it no block of this attempt is read. Returns the generation
-        from which `progress` counts again. The caller then calls `progress(key, [], 0, generation)`
-        on the KV thread."""
-        with self._copying:
+        """Any thread may call it; after it no copy of a block of this attempt begins. Returns the
+        generation from which `progress` counts again. The caller then calls `progress(key, [], 0,
+        generation)` on the KV thread."""
+        with self._out.copying:
             prompt = self._prompts.get(key)
             if prompt is not None:
                 prompt.blocks = []
@@ -219,7 +220,7 @@ class SendSide:
         self._channels[channel.id] = channel
         match message:
             case KvMapped():
-                channel.loans = self._pool.segment is not None
+                channel.loans = self._pools.host.segment is not None
             case KvReady() | KvCredit() | KvReleased() | KvAbort():
                 if isinstance(message, KvCredit):
                     self._loans.end_read(channel.id, message.transfer, message.taken)
@@ -274,8 +275,8 @@ class SendSide:
             match ticket_action.action:
                 case SendControl(peer, message) if peer in self._channels:
                     self._channels[peer].send(message)
-                case Stage(transfer, index) if key is not None:
-                    self._stage(key, transfer, index)
+                case Stage() as stage if key is not None:
+                    self._stage(key, stage)
                 case SendData() as send if staged is not None and key is not None:
                     used = self._send(key, send, staged)
                 case SendVoid(peer, transfer, slot):
@@ -284,11 +285,11 @@ class SendSide:
                     self._end(key, ended)
         return used
 
-    def _stage(self, key: AttemptKey, transfer: int, index: int) -> None:
+    def _stage(self, key: AttemptKey, stage: Stage) -> None:
         def use(buffer: Buffer) -> bool:
-            return self._handle(ForSender(key, Staged(transfer, index)), buffer)
+            return self._handle(ForSender(key, Staged(stage.transfer, stage.index)), buffer)
 
-        self._pool.claim(use)
+        self._pools.of(direct=stage.direct).claim(use)
 
     def _send(self, key: AttemptKey, send: SendData, buffer: Buffer) -> bool:
         """Returns False if nothing was sent, because the connection or the blocks are gone. The
@@ -296,87 +297,30 @@ class SendSide:
         channel = self._channels.get(send.peer)
         if channel is None or channel.peer is None:
             return False
-        peer, prompt, raw = channel.peer.name, self._prompts[key], send.plan.message(send.index)
-        loans, data_key = channel.loans, channel.data_key(raw.transfer)
-        expected = raw.compressed() if self._compresses(prompt, channel, raw) else raw
-        if not self._fill(buffer, key, expected, data_key):
-            self._void(send.peer, expected.transfer, send.slot)
-            return False
-        prompt.messages += 1
-        prompt.payload_bytes += expected.payload_bytes
-        prompt.raw_bytes += raw.payload_bytes
-        prompt.compression = prompt.compression or (FP8 if prompt.fp8 else "")
-        message = buffer[: expected.message_bytes]
-        if loans:
-            message = np.zeros(HEADER_BYTES, np.uint8)
-            offset = self._loans.lend(buffer, channel.id, expected.transfer)
-            write_loan(message, expected.transfer, send.slot, offset, key=data_key)
-        else:
-            self._chooser.on_send_started(peer, prompt.fp8, self._clock())
-
-        def on_sent(error: str | None) -> None:
-            if error is None:
-                prompt.sent_bytes += expected.payload_bytes
-            if not loans:
-                self._chooser.on_send_ended(
-                    peer, 0 if error else expected.message_bytes, self._clock()
-                )
-                self._pool.release(buffer)
-
-        channel.link.send(message, data_tag(expected.transfer, send.slot, INDEX_BITS), on_sent)
-        if not loans:
-            channel.link.progress()
-        return True
-
-    def _fill(
-        self, buffer: Buffer, key: AttemptKey, expected: ExpectedMessage, data_key: bytes
-    ) -> bool:
-        """Writes the message into the buffer. Returns False if the blocks are gone or damaged."""
-        message = buffer[: expected.message_bytes]
-        payload, prompt = message[HEADER_BYTES:], self._prompts[key]
-        packing, stored = prompt.senders[key], prompt.stored
-        invalidate_header(message)
-        with self._copying:
-            blocks = prompt.blocks[expected.first_block : expected.end_block]
-            if len(blocks) != expected.blocks or packing is None:
-                return False
-            gathered = packing.gather(blocks, payload, expected)
-        if stored is not None and not stored.judge(range(expected.first_block, expected.end_block)):
-            return False
-        total = packing.encode(payload, expected, gathered)
-        early = prompt.early_bytes
-        early_bytes = NOT_YET if early is None else early // prompt.parts
-        write_header(message, expected, total, early_bytes, key=data_key)
-        return True
-
-    def _compresses(
-        self, prompt: OfferedPrompt, channel: Channel, expected: ExpectedMessage
-    ) -> bool:
-        """Whether to compress the messages of this transfer; chosen once for each transfer. The
-        canonical form is not."""
-        if prompt.ticket.canonical:
-            return False
-        if prompt.transfer != expected.transfer and channel.peer is not None:
-            prompt.transfer = expected.transfer
-            allowed = bool(expected.fp8_bytes)
-            prompt.fp8 = self._chooser.choose(channel.peer.name, allowed, loan=channel.loans)
-        return prompt.fp8
+        prompt, pool = self._prompts[key], self._pools.of(direct=send.plan.direct)
+        return self._out.send(channel, prompt, prompt.senders[key], send, pool, buffer)
 
     def _void(self, peer: int, transfer: int, slot: int) -> None:
-        channel = self._channels.get(peer)
-        if channel is None:
-            return
-        message = np.zeros(HEADER_BYTES, np.uint8)
-        write_void(message, transfer, slot, key=channel.data_key(transfer))
-        channel.link.send(message, data_tag(transfer, slot, INDEX_BITS), lambda _: None)
+        if peer in self._channels:
+            self._out.void(self._channels[peer], transfer, slot)
 
     def _end(self, key: AttemptKey, ended: Ended) -> None:
         """Of a sender; its prompt ends with the last."""
-        with self._copying:
+        with self._out.copying:
             prompt = self._prompts.pop(key)
             del prompt.senders[key]
             prompt.ended = joined_ends(prompt.ended, ended)
-            if prompt.senders:
-                return
-            self._prompts.pop(prompt.key, None)
-        self._on_ended(prompt.ticket, prompt.report(), prompt.ended)
+            prompt.over = not prompt.senders
+            if prompt.over:
+                self._prompts.pop(prompt.key, None)
+        self._finish(prompt)
+
+    def _copied(self, prompt: OfferedPrompt) -> None:
+        self._finish(prompt)
+        self._loans.end_unserved(self._tickets.serves)
+
+    def _finish(self, prompt: OfferedPrompt) -> None:
+        """The engine may have the blocks once nothing reads them any more."""
+        if prompt.over and not prompt.copies:
+            prompt.over = False
+            self._on_ended(prompt.ticket, prompt.report(), prompt.ended)

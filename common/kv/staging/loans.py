@@ -32,7 +32,7 @@ LOAN_LANE = "memfd/memory"
 
 
 def invalidate_header(message: Bytes) -> None:
-    """Call before writing to a buffer that may still be read."""
+    """Call before writing to a buffer that may still be read. The header alone will do."""
     message[:HEADER_BYTES] = 0
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 LANES_MAX = 32
 REMOTE_FIELD, TRANSPORTS_FIELD = 1 << 2, 1 << 3
+CUDA = frozenset({"cuda", "cuda_copy", "cuda_ipc", "gdr_copy"})
+"""Transports for GPU memory, and UCX's name for all of them. None crosses from host to host."""
 SHARED_MEMORY = frozenset({"sysv", "posix", "cma", "knem", "xpmem", "self"})
 
 
@@ -71,10 +73,25 @@ def crosses_by_tcp_only(lanes: tuple[str, ...]) -> bool:
     return bool(lanes) and all(lane.startswith("tcp/") for lane in lanes)
 
 
+def reaches_cards(lanes: tuple[str, ...], *, gpudirect: bool) -> bool:
+    """Whether a connection with these lanes carries messages from card to card without host memory.
+    `gpudirect`: the network cards of this host read the memory of its GPUs. Without such a lane UCX
+    copies through the host in small pieces, at a twentieth of the rate of page-locked memory."""
+    transports = {lane.partition("/")[0] for lane in lanes}
+    rdma = any(name.startswith(("rc", "dc", "ud")) for name in transports)
+    return "cuda_ipc" in transports or (rdma and gpudirect)
+
+
+def has_gpudirect(modules: Path = Path("/sys/module")) -> bool:
+    """Whether the kernel lets network cards read the memory of GPUs, by the modules that UCX looks
+    for."""
+    return any((modules / name).is_dir() for name in ("nvidia_peermem", "nv_peer_mem"))
+
+
 def wants_more_than_tcp(transports: str) -> bool:
     """Whether this UCX_TLS list names something faster than TCP between hosts."""
     names = {name.strip() for name in transports.split(",")}
-    return bool(names - SHARED_MEMORY - {"tcp", "sm", "shm"})
+    return bool(names - SHARED_MEMORY - CUDA - {"tcp", "sm", "shm"})
 
 
 @cache

@@ -19,6 +19,9 @@ pending for ever; its blocking one cancels them and takes 0.1 ms.
 that those transports report a dead peer too. They do (a killed peer fails what is pending within 10
 ms), and a handoff inside one host then takes half the CPU that it takes over loopback TCP.
 
+*Cards.* A buffer may be on a GPU: a torch tensor, of which UCX reads the address through
+`__cuda_array_interface__`. Whoever sends one has waited until it is complete.
+
 *Segments.* UCX's segments of 8 KiB are small for KV: TCP costs half the CPU with 512 KiB. Shared
 memory costs a sixth (0.33 s/GB of both sides against 1.9) with segments of 60 KiB and a ring that
 holds a window of messages, because the sender spins on a full ring. Segments of 64 KiB and more are
@@ -44,9 +47,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.errors import BatonError, Code
+from common.kv.layout import Payload
 from common.kv.transport.chosen_transports import lanes_of, remote_of
 
 os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
@@ -61,7 +64,7 @@ os.environ.setdefault("UCX_POSIX_SEG_SIZE", "60k")
 os.environ.setdefault("UCX_POSIX_FIFO_SIZE", "128")
 os.environ.setdefault("UCX_POSIX_RX_BUFS_GROW", "136")
 
-Buffer = NDArray[np.uint8]
+Buffer = Payload
 Done = Callable[[str | None], None]
 
 PUMPS = 64
@@ -72,7 +75,7 @@ LINK_GREETING_BYTES = 48
 HANDSHAKE = struct.Struct(f"<8sQ{LINK_GREETING_BYTES}s")
 HANDSHAKE_MAGIC = b"baton-k2"
 """Its last byte is the version of this handshake and of the control frames after it."""
-DATA_TAG = 1 << 63
+DATA_TAG, PAYLOAD_TAG = 1 << 63, 1 << 62
 
 
 @functools.cache
@@ -91,7 +94,12 @@ def _array() -> Any:
 
 def data_tag(transfer: int, index: int, index_bits: int) -> int:
     """Data messages have the top bit; control tags never do."""
-    return DATA_TAG | ((transfer << index_bits) | index) & (DATA_TAG - 1)
+    return DATA_TAG | ((transfer << index_bits) | index) & (PAYLOAD_TAG - 1)
+
+
+def payload_tag(transfer: int, index: int, index_bits: int) -> int:
+    """Of a payload that follows its header as a message of its own."""
+    return PAYLOAD_TAG | data_tag(transfer, index, index_bits)
 
 
 class UcxLink:
@@ -140,16 +148,16 @@ class UcxLink:
     def send(self, buffer: Buffer, tag: int, done: Done) -> None:
         _check(buffer)
         self._post(
-            lambda: self._endpoint.tag_send(_array()(buffer), _ucx().UCXXTag(tag)), buffer, done
+            lambda: self._endpoint.tag_send(_seen(buffer), _ucx().UCXXTag(tag)), buffer, done
         )
 
     def receive(self, buffer: Buffer, tag: int, done: Done) -> None:
         """UCX accepts a shorter message too, so the content must tell its length."""
         _check(buffer)
-        if not buffer.flags.writeable:
+        if isinstance(buffer, np.ndarray) and not buffer.flags.writeable:
             raise ValueError("a receive needs a writable buffer")
         self._post(
-            lambda: self._endpoint.tag_recv(_array()(buffer), _ucx().UCXXTag(tag)), buffer, done
+            lambda: self._endpoint.tag_recv(_seen(buffer), _ucx().UCXXTag(tag)), buffer, done
         )
 
     def progress(self) -> None:
@@ -225,6 +233,8 @@ class UcxWorker:
         self._closed = False
         self._listener: Any = None
         self._links: set[UcxLink] = set()
+        #: Called after UCX has been progressed, while something is in flight.
+        self.on_progress: Callable[[], None] = _nothing
 
     def start(self) -> None:
         """Raises BatonError(CONFIG_INVALID) when UCX refuses the transports."""
@@ -333,6 +343,7 @@ class UcxWorker:
                 return
             self._worker.progress()
             self._complete()
+            self.on_progress()
             if self._worker.arm():
                 return
             if self._loop.time() >= until:
@@ -353,13 +364,28 @@ class UcxWorker:
                 done(None)
 
 
+def _seen(buffer: Buffer) -> Any:
+    """As UCXX takes it."""
+    if isinstance(buffer, np.ndarray) or buffer.is_cuda:
+        return _array()(buffer)
+    return _array()(buffer.numpy())
+
+
 def _check(buffer: Buffer) -> None:
-    if buffer.dtype != np.uint8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
+    if isinstance(buffer, np.ndarray):
+        fits = buffer.dtype == np.uint8 and buffer.flags.c_contiguous
+    else:
+        fits = buffer.element_size() == 1 and buffer.is_contiguous()
+    if not fits or buffer.ndim != 1:
         raise ValueError("UCX needs a flat contiguous uint8 buffer")
 
 
 def _text_of(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _ignore(error: str | None) -> None:

@@ -21,13 +21,11 @@ import psutil
 from common.config import KvConfig
 from common.errors import BatonError
 from common.kv.staging.shared_segment import Bytes, SharedSegment, map_remote_segment, shares_memory
-from common.kv.transport.chosen_transports import SHARED_MEMORY, wants_more_than_tcp
+from common.kv.transport.chosen_transports import CUDA, SHARED_MEMORY, wants_more_than_tcp
 from services.up.doctor.finding import Finding, failed, passed, warned
 
 PROBE_SECONDS = 20.0
 CONNECT_SECONDS = 8.0
-#: Transports for GPU memory, and UCX's name for all of them. None crosses from host to host.
-CUDA = frozenset({"cuda", "cuda_copy", "cuda_ipc", "gdr_copy"})
 FIX_TRANSPORTS = "see [kv] transports and interfaces; `tcp,sm,self` works on every host"
 
 
@@ -104,8 +102,7 @@ def _between(kv: KvConfig, resources: list[str]) -> Finding:
             "bring an interface up, or name one in [kv] interfaces",
         )
     saw = f"KV between hosts goes over {', '.join(wires)}"
-    names = [name.strip() for name in kv.transports.split(",")]
-    if wants_more_than_tcp(",".join(name for name in names if name not in CUDA)):
+    if wants_more_than_tcp(kv.transports):
         return warned(
             "ucx between",
             f"{saw}: UCX finds nothing faster of {kv.transports!r}",

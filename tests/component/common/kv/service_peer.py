@@ -101,7 +101,7 @@ def gathered(drain: Callable[[], list[KvDone]], count: int, seconds: float = 6.0
 def staging_used(service: KvService) -> int:
     kv_thread = service._kv_thread
     assert kv_thread is not None
-    return kv_thread.receive_side._pool.used + kv_thread.send_side._pool.used
+    return kv_thread.receive_side._pools.host.used + kv_thread.send_side._pools.host.used
 
 
 def linked(service: KvService, address: str) -> bool:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from common.kv.transport.chosen_transports import crosses_by_tcp_only, wants_more_than_tcp
+from common.kv.transport.chosen_transports import (
+    crosses_by_tcp_only,
+    has_gpudirect,
+    reaches_cards,
+    wants_more_than_tcp,
+)
 from common.kv.transport.ucx import UcxLink, UcxWorker
 
 
@@ -54,9 +60,32 @@ def test_tcp_alone_is_reported_as_such() -> None:
         ("tcp,sm,self", False),
         ("tcp", False),
         ("rc,sm,self", True),
-        ("tcp, cuda_ipc, cuda_copy, sm", True),
+        ("tcp, cuda_ipc, cuda_copy, sm", False),
+        ("rc, tcp, cuda_ipc", True),
         ("all", True),
     ],
 )
 def test_what_was_asked_for(transports: str, expected: bool) -> None:
     assert wants_more_than_tcp(transports) is expected
+
+
+@pytest.mark.parametrize(
+    ("lanes", "gpudirect", "expected"),
+    [
+        (("sysv/memory", "tcp/lo", "cuda_ipc/cuda"), False, True),
+        (("sysv/memory", "tcp/lo"), True, False),
+        (("rc_mlx5/mlx5_0:1",), True, True),
+        (("rc_mlx5/mlx5_0:1", "tcp/eth0"), False, False),
+        ((), True, False),
+    ],
+)
+def test_which_connections_go_from_card_to_card(
+    lanes: tuple[str, ...], gpudirect: bool, expected: bool
+) -> None:
+    assert reaches_cards(lanes, gpudirect=gpudirect) is expected
+
+
+@pytest.mark.parametrize("module", ["nvidia_peermem", "nv_peer_mem", ""])
+def test_what_lets_network_cards_read_gpus(tmp_path: Path, module: str) -> None:
+    (tmp_path / (module or "nvidia")).mkdir()
+    assert has_gpudirect(tmp_path) is bool(module)

@@ -11,7 +11,6 @@ import torch
 
 from common.blocks import Kept, KvGroup
 from common.engine.connector.memory import (
-    DeviceMemory,
     KvCache,
     block_bytes,
     kv_groups,
@@ -20,7 +19,9 @@ from common.engine.connector.memory import (
 )
 from common.errors import BatonError
 from common.kv.compression.fp8 import PageFormat
+from common.kv.device.memory import DeviceMemory
 from common.kv.layout import HostMemory, KvMemory, SeveralRegions
+from tests.unit.common.kv.device.late_card import LateCard
 
 LAYERS, BLOCKS, HEADS, TOKENS, WIDTH = 3, 7, 2, 4, 6
 PAGE_BYTES = HEADS * TOKENS * WIDTH * 4
@@ -127,12 +128,12 @@ def test_blocks_move_whole_in_every_paged_layout(order: str) -> None:
 
 @pytest.mark.parametrize("order", ["LBHNC", "LBNHC", "BLHNC"])
 def test_device_and_host_copies_are_the_same_bytes(order: str) -> None:
-    """The device path is torch's own indexing, so it runs on any device, this one too."""
+    """Of what does not fit the kernel: torch's own indexing, which runs on any device."""
     cache = Cache(order)
     cache.fill()
     host = cache.memory()
     assert isinstance(host, HostMemory)
-    device = DeviceMemory(cache.flat(), host.geometry)
+    device = DeviceMemory(cache.flat(), host.geometry, LateCard())
     by_host = np.empty(2 * LAYERS * PAGE_BYTES, np.uint8)
     by_device = np.empty_like(by_host)
     host.gather([6, 2], by_host)
@@ -186,7 +187,7 @@ def test_the_groups_of_a_model_lie_over_each_other() -> None:
         KvGroup(4096, Kept.STATE),
         KvGroup(TOKENS, Kept.WINDOW, 8, 100),
     )
-    pages = layers_of_pages(cache.caches, cache.config, geometry.layers)
+    pages = layers_of_pages(cache.config, geometry.layers)
     assert pages == [{"a", "d", "f"}, {"b", "e", "g"}, {"c", "h"}]
     cache.fill()
     data = np.empty(geometry.block_bytes, np.uint8)
@@ -204,7 +205,7 @@ def test_layers_that_differ_in_size_move_together(order: str) -> None:
     assert isinstance(memory, SeveralRegions)
     assert (memory.geometry.layers, memory.geometry.block_bytes) == (1, 4 * PAGE_BYTES)
     assert block_bytes(source.config) == 4 * PAGE_BYTES
-    assert layers_of_pages(source.caches, source.config, 1) == [{"a", "b", "c"}]
+    assert layers_of_pages(source.config, 1) == [{"a", "b", "c"}]
     source.fill()
     data = np.empty(2 * memory.geometry.block_bytes, np.uint8)
     given = memory.gather([5, 1], data)
@@ -242,7 +243,7 @@ def test_groups_whose_pages_differ_in_size_need_blocks_in_one_run() -> None:
 
 def test_device_copies_refuse_what_would_read_or_write_elsewhere() -> None:
     cache = Cache("LBHNC")
-    memory = DeviceMemory(cache.flat(), cache.memory().geometry)
+    memory = DeviceMemory(cache.flat(), cache.memory().geometry, LateCard())
     data = np.zeros(2 * LAYERS * PAGE_BYTES, np.uint8)
     with pytest.raises(ValueError, match="outside"):
         memory.gather([0, BLOCKS], data)

@@ -18,6 +18,7 @@ from common.engine.connector.metadata import (
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.errors import Code
 from common.identity import AttemptKey
+from common.kv.layout import Mark
 from common.kv.messages import KvDone
 from common.kv.service import KvService
 from common.kv.store.side import StoreResults
@@ -70,6 +71,8 @@ class FakeService:
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
+        #: The marks that calls named.
+        self.afters: list[object] = []
         self.ends: list[KvDone] = []
         self.store: FakeStore | None = None
         #: As `Promotions`, as far as it is asked.
@@ -82,19 +85,25 @@ class FakeService:
     def tell_disk(self, changed: Mapping[BlockName, bytes | None]) -> None:
         self.calls.append(("disk", changed))
 
-    def progress(self, key: AttemptKey, ids: Sequence[int], computed: int, *, ended: bool) -> None:
+    def progress(
+        self, key: AttemptKey, ids: Sequence[int], computed: int, *, ended: bool, after: object
+    ) -> None:
         self.calls.append(("progress", list(ids), computed, ended))
+        self.afters.append(after)
 
     def layers_computed(
-        self, key: AttemptKey, ids: Sequence[int], blocks: int, layers: int
+        self, key: AttemptKey, ids: Sequence[int], blocks: int, layers: int, after: object
     ) -> None:
         self.calls.append(("layers_computed", blocks, layers))
+        self.afters.append(after)
 
-    def fetch(self, wanted: Ticket, first: int, ids: Sequence[int]) -> None:
+    def fetch(self, wanted: Ticket, first: int, ids: Sequence[int], after: object) -> None:
         self.calls.append(("fetch", first, list(ids)))
+        self.afters.append(after)
 
-    def keep(self, key: AttemptKey, ids: Sequence[int]) -> None:
+    def keep(self, key: AttemptKey, ids: Sequence[int], after: object) -> None:
         self.calls.append(("keep", key, list(ids)))
+        self.afters.append(after)
 
     def offer_copies(self, *offered: object) -> None:
         self.calls.append(("offer_copies", *offered))
@@ -228,6 +237,25 @@ def test_the_end_of_a_kept_stream_is_told_if_vllm_waits_for_its_blocks(
     assert worker.results(plan, {"r#0"})[0] == told
 
 
+def test_each_report_names_a_mark_after_the_work_that_it_is_about(service: FakeService) -> None:
+    given: list[Mark] = []
+
+    def mark() -> Mark:
+        given.append(cast("Mark", object()))
+        return given[-1]
+
+    worker = WorkerHalf(cast("KvService", service), mark, LayerProgress(PAGES, 1))
+    step = StepPlan(
+        progress=[Progress(KEY, [3], 3)], fetches=[Fetch(ticket(), 0, [5])], kept=[(KEY, [6])]
+    )
+    worker.begin(step)
+    worker.load(step)
+    worker.layer_saved(step, next(iter(PAGES[0])))
+    worker.computed(step)
+    assert [call[0] for call in service.calls] == ["fetch", "layers_computed", "progress", "keep"]
+    assert service.afters == [given[0], given[1], given[2], given[2]]
+
+
 def copy(slot: int, block: int) -> BlockCopy:
     return BlockCopy(slot, block, BlockName(0, b"h"))
 
@@ -236,9 +264,7 @@ def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
     service: FakeService,
 ) -> None:
     service.store = FakeStore(service.calls)
-    worker = WorkerHalf(
-        cast("KvService", service), lambda: service.calls.append(("settled",)), None
-    )
+    worker = WorkerHalf(cast("KvService", service), lambda: None, None)
     loads = [StoreLoad("other", [copy(3, 9)])]
     spills, counts, disk = [Spill(2, 6, BlockName(0, b"h"))], StoreCounts(4), StoreCounts(9)
     store = StorePlan([5], [copy(1, 7)], loads, spills, [3], counts, disk, dropped=[4])
@@ -250,7 +276,6 @@ def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
     worker.computed(plan)
     assert service.calls[1:] == [
         ("store.load", "other", [copy(3, 9)]),
-        ("settled",),
         ("store.note", counts, disk),
         ("store.save", [copy(1, 7)]),
         ("store.spill", spills, [3], [4]),

@@ -38,7 +38,12 @@ class Receives:
         self.blocks: list[int] = []
 
     def fetch(
-        self, part: Ticket, spec: FetchSpec, block_ids: Sequence[int], packing: Packing
+        self,
+        part: Ticket,
+        spec: FetchSpec,
+        block_ids: Sequence[int],
+        packing: Packing,
+        after: object,
     ) -> None:
         assert spec.shape == packing.shape
         self.asked.append(part)

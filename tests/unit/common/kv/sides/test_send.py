@@ -28,7 +28,7 @@ from common.kv.messages import (
 )
 from common.kv.packing import Packings
 from common.kv.sides.send import SendSide
-from common.kv.staging.pool import StagingPool
+from common.kv.staging.pool import Pools, StagingPool
 from common.kv.transport.ucx import Done
 from common.messages import KvReport, Ticket
 from tests.rigs.messages import ticket
@@ -95,7 +95,7 @@ class Bench:
         self.side = SendSide(
             TicketTable(packings.shape_of, self.pool.payload_bytes, 60_000.0, self.counters),
             packings,
-            self.pool,
+            Pools(self.pool),
             counters=self.counters,
             chooser=CompressionChooser("none", 1.0, 0.0),
             on_ended=self.on_ended,

@@ -17,7 +17,7 @@ from common.kv.checksum.header import (
 )
 from common.kv.checksum.kernel import sum_of
 from common.kv.staging.loans import Loans, invalidate_header, loaned_message, verify_loan
-from common.kv.staging.pool import StagingPool
+from common.kv.staging.pool import Buffer, StagingPool
 from tests.unit.common.kv.headers import verify, with_header
 
 EXPECTED = ExpectedMessage(77, 3, 8, 2, 0, 4, 256)
@@ -121,7 +121,7 @@ def test_a_claim_gets_the_buffer_of_a_loan_that_ends() -> None:
     pool, loans, offsets = lending(2)
     got: list[int] = []
 
-    def use(buffer: np.ndarray) -> bool:
+    def use(buffer: Buffer) -> bool:
         got.append(pool.offset(buffer))
         return True
 

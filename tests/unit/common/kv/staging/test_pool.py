@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from common.kv.staging.pool import StagingPool
+from common.kv.staging.pool import Buffer, StagingPool
 
 
 def test_never_more_buffers_than_the_bound_and_each_is_used_by_one() -> None:
@@ -11,8 +11,11 @@ def test_never_more_buffers_than_the_bound_and_each_is_used_by_one() -> None:
     assert pool.acquire() is None
     assert pool.used == 3
     held = [buffer for buffer in buffers if buffer is not None]
-    assert len({buffer.ctypes.data for buffer in held}) == 3
-    assert all(buffer.nbytes == 1064 and buffer.ctypes.data % 4096 == 0 for buffer in held)
+    messages = [buffer.message for buffer in held if buffer.message is not None]
+    assert len({message.ctypes.data for message in messages}) == 3
+    assert all(one.nbytes == 1064 and one.ctypes.data % 4096 == 0 for one in messages)
+    assert np.shares_memory(held[0].header, messages[0][:64])
+    assert (held[0].header.nbytes, held[0].payload.nbytes) == (64, 1000)
     pool.release(held[0])
     assert pool.acquire() is held[0]
 
@@ -25,7 +28,7 @@ def test_claims_are_served_in_order_and_before_acquire() -> None:
     served: list[str] = []
 
     def claim(name: str, *, wants: bool = True) -> None:
-        def use(_: np.ndarray) -> bool:
+        def use(_: Buffer) -> bool:
             served.append(name)
             return wants
 

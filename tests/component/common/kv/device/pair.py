@@ -1,0 +1,128 @@
+"""Two KV services in this process whose KV is on late cards, and engines that only have streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import torch
+
+from common.config import KvConfig
+from common.config.kv import KvPath
+from common.kv.device.memory import DeviceMemory
+from common.kv.layout import Geometry
+from common.kv.messages import KvDone
+from common.kv.peers.channel import WorkerIdentity
+from common.kv.service import KvService
+from common.messages import Ticket
+from tests.component.common.kv.service_peer import CONFIG, drained, linked, wait_for
+from tests.rigs import messages
+from tests.unit.common.kv.device.late_card import LateCard, LateMark
+
+LAYERS, BLOCKS, PAGE = 4, 40, 4096
+GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
+PATIENT_S = 30.0
+"""A busy machine starves this process, which has both services, for seconds."""
+KEY = ("r", 0)
+
+
+class Worker:
+    """A service, the memory on its card, and its engine's stream."""
+
+    def __init__(self, name: str, config: KvConfig, card: LateCard) -> None:
+        random = np.random.default_rng(ord(name[0]))
+        self.base = random.integers(0, 256, GEOMETRY.end, dtype=np.uint8)
+        self.card = card
+        memory = DeviceMemory(torch.from_numpy(self.base), GEOMETRY, card)
+        identity = WorkerIdentity(name, f"inc-{name}", "f")
+        self.service = KvService(identity, config, memory)
+        self.address = self.service.start()
+
+    def blocks(self, ids: list[int]) -> np.ndarray:
+        """A copy, `[layer][block][byte]`."""
+        return self.base.reshape(LAYERS, BLOCKS, PAGE)[:, ids].copy()
+
+    def write_later(self, ids: list[int], seed: int) -> tuple[LateMark, np.ndarray]:
+        """Gives the engine's stream a write to these blocks. Returns a mark after it, and what will
+        be there."""
+        random = np.random.default_rng(seed)
+        due = random.integers(0, 256, (LAYERS, len(ids), PAGE), dtype=np.uint8)
+
+        def write() -> None:
+            self.base.reshape(LAYERS, BLOCKS, PAGE)[:, ids] = due
+
+        self.card.engine.put(write)
+        return self.card.mark(), due
+
+    def end(self) -> KvDone:
+        (end,) = drained(self.service, PATIENT_S)
+        return end
+
+    def copying(self) -> bool:
+        """Whether copies run out of the blocks of an open handoff, or into them."""
+        kv_thread = self.service._kv_thread
+        assert kv_thread is not None
+        prompts = list(kv_thread.send_side._prompts.values())
+        fetches = list(kv_thread.receive_side._fetches.values())
+        return any(one.copies for one in prompts) or any(one.copying for one in fetches)
+
+    def lanes(self) -> tuple[str, ...]:
+        """To P."""
+        kv_thread = self.service._kv_thread
+        assert kv_thread is not None
+        return kv_thread.receive_side.connections.lanes()["p0"]
+
+    def card_buffers(self) -> int:
+        """How many messages went from card to card at once."""
+        kv_thread = self.service._kv_thread
+        assert kv_thread is not None
+        sides = kv_thread.send_side, kv_thread.receive_side
+        return sum(side._pools.card._made for side in sides if side._pools.card is not None)
+
+
+class Pair:
+    """P and D."""
+
+    def __init__(
+        self, path: KvPath, *, transports: str, layer_groups: int, cards: list[LateCard]
+    ) -> None:
+        """`transports`: empty: as `CONFIG` has them. `cards`: P's and D's."""
+        config = msgspec.structs.replace(
+            CONFIG,
+            load_timeout_ms=PATIENT_S * 1000,
+            transports=transports or CONFIG.transports,
+            message_bytes=3 * LAYERS * PAGE,
+            device_staging_mib=8,
+            path=path,
+            layer_groups=layer_groups,
+        )
+        self.p = Worker("p0", config, cards[0])
+        self.d = Worker("d0", config, cards[1])
+        wait_for(lambda: linked(self.d.service, self.p.address), PATIENT_S)
+
+    def ticket(self) -> Ticket:
+        secret = os.urandom(16)
+        return messages.ticket("r", secret=secret, kv_address=self.p.address, lease_ms=60_000.0)
+
+
+@contextmanager
+def pair(
+    path: KvPath,
+    *,
+    transports: str = "",
+    layer_groups: int = 1,
+    card: LateCard | None = None,
+    d_card: LateCard | None = None,
+) -> Iterator[Pair]:
+    """`card`: P's."""
+    cards = [card or LateCard(), d_card or LateCard()]
+    made = Pair(path, transports=transports, layer_groups=layer_groups, cards=cards)
+    try:
+        yield made
+    finally:
+        for worker in (made.p, made.d):
+            worker.card.let_go()
+            worker.service.stop()

@@ -117,6 +117,15 @@ format: install ## rewrite what ruff can
 bench: install ## the benchmarks, each a ratio against something measured in the same run
 	@exec $(VENV)/python -m tests.bench $(ARGS)
 
+gpu: $(if $(WHEELS),,install) ## the KV handoff on a GPU of this host, no vLLM needed (WHEELS=DIR: PYTHON and these wheels, no .venv)
+ifeq ($(WHEELS),)
+	@exec $(VENV)/python -m tests.bench.gpu $(ARGS)
+else
+	@rm -rf build/gpu-site
+	@$(PYTHON) -m pip install --quiet --no-index --no-deps --target build/gpu-site $(WHEELS)/*.whl
+	@exec env PYTHONPATH=$(CURDIR)/build/gpu-site $(PYTHON) -m tests.bench.gpu $(ARGS)
+endif
+
 bench-gateway: install ## CPU per token and per request of the gateway, against a floor and vllm serve
 	@exec $(VENV)/python -m tests.bench gateway gateway-serve
 

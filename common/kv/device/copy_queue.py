@@ -99,6 +99,8 @@ class CopyQueue:
         control.seen[PLACE_WORDS:count] = block_ids
         words = words_of(wire)
         host = words if isinstance(wire, np.ndarray) else None
+        if host is not None and len(host) > len(self._scratch):
+            raise ValueError(f"{wire.nbytes} bytes in one message, and less was reserved")
         copy = PageCopy(
             paged=self._paged,
             wire=words if host is None else self._scratch[: len(words)],

@@ -186,16 +186,19 @@ def transfer_chunking(
     message_bytes: int, shape: KvShape, layer_groups: int, blocks: int, direct_bytes: int = 0
 ) -> TransferChunking:
     """For a transfer of so many blocks; no message is larger than `message_bytes`, or, from card to
-    card, than `direct_bytes`."""
+    card, than `direct_bytes`; 0 if it cannot be."""
     unit = shape.group_layers(layer_groups) * shape.page_bytes
 
     def chunking(largest: int, window_bytes: int) -> Chunking:
         size = message_blocks(largest, shape, layer_groups, blocks)
         return Chunking(size, max(WINDOW_MIN, min(WINDOW_MAX, window_bytes // (size * unit))))
 
-    size = message_blocks(direct_bytes, shape, layer_groups, blocks, DIRECT_MESSAGES_TARGET)
+    direct = NO_CHUNKING
+    if direct_bytes:
+        size = message_blocks(direct_bytes, shape, layer_groups, blocks, DIRECT_MESSAGES_TARGET)
+        direct = Chunking(size, WINDOW_MAX)
     return TransferChunking(
         wire=chunking(wire_message_bytes(message_bytes), WIRE_WINDOW_BYTES),
         loan=chunking(message_bytes, LOAN_WINDOW_BYTES),
-        direct=Chunking(size, WINDOW_MAX) if direct_bytes else NO_CHUNKING,
+        direct=direct,
     )

@@ -84,15 +84,13 @@ def handoff_spec(
     config: KvConfig, shape: KvShape, run: range, now: float, *, on_card: bool = False
 ) -> FetchSpec:
     """These blocks of a prompt, in this shape."""
-    blocks = len(run)
+    blocks, direct_bytes = len(run), config.direct_message_bytes if on_card else 0
     groups = config.layer_groups or default_layer_groups(shape, blocks, on_card=on_card)
     return FetchSpec(
         first_block=run.start,
         blocks=blocks,
         shape=shape,
-        chunking=transfer_chunking(
-            config.message_bytes, shape, groups, blocks, config.direct_message_bytes
-        ),
+        chunking=transfer_chunking(config.message_bytes, shape, groups, blocks, direct_bytes),
         deadline=now + config.load_timeout_ms / 1000,
         retries=config.retries,
         layer_groups=groups,

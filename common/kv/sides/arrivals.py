@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,8 +78,7 @@ class Fetch:
         return self.block_ids[at : at + expected.blocks]
 
 
-@dataclass(frozen=True, slots=True)
-class Receive:
+class Receive(NamedTuple):
     """One that was posted, for any one message of the plan or for the offset of a loaned one."""
 
     channel: Channel
@@ -87,14 +87,16 @@ class Receive:
     pool: StagingPool | None
     """Whose the buffer is; None: it holds an offset, and is nobody's."""
     buffer: Buffer
+    key: tuple[int, int]
+    """Transfer and slot."""
+    data_key: bytes
 
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.plan.transfer, self.slot
 
-    @property
-    def data_key(self) -> bytes:
-        return self.channel.data_key(self.plan.transfer)
+def receive_of(
+    channel: Channel, plan: TransferPlan, slot: int, pool: StagingPool | None, buffer: Buffer
+) -> Receive:
+    key, data_key = (plan.transfer, slot), channel.data_key(plan.transfer)
+    return Receive(channel, plan, slot, pool, buffer, key, data_key)
 
 
 class Arrivals:

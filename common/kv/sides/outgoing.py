@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ from common.kv.staging.pool import Buffer, StagingPool
 from common.kv.transport.ucx import Done, data_tag, payload_tag
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Message(NamedTuple):
     """One that is being copied."""
 
     channel: Channel

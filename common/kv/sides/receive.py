@@ -45,7 +45,7 @@ from common.kv.packing import Packing
 from common.kv.peers.channel import Channel, HandoffMessage
 from common.kv.peers.connections import ConnectionListener, Connections
 from common.kv.plan import TransferPlan
-from common.kv.sides.arrivals import Arrivals, Fetch, Receive
+from common.kv.sides.arrivals import Arrivals, Fetch, receive_of
 from common.kv.staging.pool import Buffer, Pools, StagingPool, bare_buffer
 from common.messages import KvHold, KvReport, Ticket
 from common.net.kv_address import address_of, parts_of_ranks, rank_addresses
@@ -266,7 +266,7 @@ class ReceiveSide:
             return
         self._feed(key, Posted(plan.transfer, first + len(buffers)))
         for slot, buffer in enumerate(buffers, first):
-            self._arrivals.post(Receive(channel, plan, slot, pool, buffer))
+            self._arrivals.post(receive_of(channel, plan, slot, pool, buffer))
 
     def _pool_for(self, plan: TransferPlan, channel: Channel) -> StagingPool | None:
         """None: P loans its messages."""
@@ -279,7 +279,7 @@ class ReceiveSide:
         def use(buffer: Buffer) -> bool:
             if self._by_transfer.get(plan.transfer) != key or channel.closed:
                 return False
-            self._arrivals.post(Receive(channel, plan, slot, pool, buffer))
+            self._arrivals.post(receive_of(channel, plan, slot, pool, buffer))
             self._feed(key, Posted(plan.transfer, slot + 1))
             return True
 
@@ -294,16 +294,18 @@ class ReceiveSide:
         if offset is not None:
             fetch.read_offsets.append(offset)
         key = self._by_transfer.get(transfer)
-        if key is not None and self._fetches.get(key) is fetch:
+        if key is not None:
             self._feed(key, Arrived(transfer, arrival))
-        self._finish(fetch)
+        if fetch.ended is not None:
+            self._finish(fetch)
         if offset is not None and len(fetch.read_offsets) >= fetch.receiver.window // 2:
             self._report_read(fetch)
 
     def _finish(self, fetch: Fetch) -> None:
         """The engine may use the blocks, or give them to others, once nothing is copied there."""
-        if fetch.ended is not None and not fetch.copying:
-            ended, fetch.ended = fetch.ended, None
+        ended = fetch.ended
+        if ended is not None and not fetch.copying:
+            fetch.ended = None
             self._on_ended(fetch.receiver.ticket, fetch.receiver.report(), ended)
 
     def _report_read(self, fetch: Fetch) -> None:

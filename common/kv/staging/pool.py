@@ -25,6 +25,7 @@ from common.kv.layout import DeviceCopies, Payload
 from common.kv.staging.shared_segment import SharedSegment
 
 ALIGN = 4096
+_NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +43,7 @@ class Buffer:
 def bare_buffer() -> Buffer:
     """Of no pool, for a header without payload."""
     message = np.empty(HEADER_BYTES, np.uint8)
-    return Buffer(message, message[HEADER_BYTES:], message)
+    return Buffer(message, _NOTHING, message)
 
 
 class StagingPool:

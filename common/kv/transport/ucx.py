@@ -234,7 +234,7 @@ class UcxWorker:
         self._listener: Any = None
         self._links: set[UcxLink] = set()
         #: Called after UCX has been progressed, while something is in flight.
-        self.on_progress: Callable[[], None] = _nothing
+        self.on_progress: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Raises BatonError(CONFIG_INVALID) when UCX refuses the transports."""
@@ -343,7 +343,8 @@ class UcxWorker:
                 return
             self._worker.progress()
             self._complete()
-            self.on_progress()
+            if self.on_progress is not None:
+                self.on_progress()
             if self._worker.arm():
                 return
             if self._loop.time() >= until:
@@ -382,10 +383,6 @@ def _check(buffer: Buffer) -> None:
 
 def _text_of(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
 
 
 def _ignore(error: str | None) -> None:

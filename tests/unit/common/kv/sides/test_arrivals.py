@@ -27,7 +27,7 @@ from common.kv.handoff.receiver import FetchSpec, Receiver
 from common.kv.layout import Geometry, HostMemory, Mark, Payload
 from common.kv.packing import Packing
 from common.kv.plan import Chunking, TransferChunking, TransferPlan, shape_of
-from common.kv.sides.arrivals import Arrivals, Fetch, Receive
+from common.kv.sides.arrivals import Arrivals, Fetch, receive_of
 from common.kv.staging.pool import CardPool
 from common.kv.transport.ucx import Done, data_tag, payload_tag
 from tests.rigs.messages import ticket
@@ -125,7 +125,7 @@ class Bench:
     def post(self, slot: int) -> None:
         buffer = self.pool.acquire()
         assert buffer is not None
-        receive = Receive(cast("Any", self.channel), self.plan, slot, self.pool, buffer)
+        receive = receive_of(cast("Any", self.channel), self.plan, slot, self.pool, buffer)
         self.arrivals.post(receive)
 
     def header(self, slot: int, index: int, payload: Bytes) -> None:

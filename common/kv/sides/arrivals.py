@@ -189,12 +189,14 @@ class Arrivals:
     # ------------------------------------------------------------ to the blocks
 
     def _copy_in(self, plan: TransferPlan, fetch: Fetch | None) -> CopyIn:
-        """Returns the function that copies a payload to its blocks in host memory if this plan
-        still lacks it, and else only sums it up."""
+        """Returns the function that copies a payload to its blocks at once if this plan still lacks
+        it, and else only sums it up."""
 
         def copy_in(expected: ExpectedMessage, payload: Bytes) -> Sum:
             if fetch is None or not fetch.receiver.lacks(plan.transfer, expected.index):
                 return sum_of(payload)
+            if fetch.after is not None:
+                fetch.after.synchronize()
             return fetch.packing.scatter(fetch.blocks_of(expected), payload, expected)
 
         return copy_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ from common.kv.layout import Geometry, HostMemory, Mark, Payload
 from common.kv.packing import Packing
 from common.kv.plan import Chunking, TransferChunking, TransferPlan, shape_of
 from common.kv.sides.arrivals import Arrivals, Fetch, receive_of
-from common.kv.staging.pool import CardPool
+from common.kv.staging.pool import CardPool, StagingPool
 from common.kv.transport.ucx import Done, data_tag, payload_tag
 from tests.rigs.messages import ticket
 
@@ -99,7 +99,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.copies, self.channel, self.arrived = Copies(), Channel(), list[Arrival]()
-        memory = Memory(np.zeros(GEOMETRY.end, np.uint8), GEOMETRY)
+        self.memory = memory = Memory(np.zeros(GEOMETRY.end, np.uint8), GEOMETRY)
         memory.device = self.copies
         chunking = Chunking(1, BLOCKS)
         each_way = TransferChunking(chunking, chunking, chunking)
@@ -118,7 +118,7 @@ class Bench:
             self.counters,
             lambda: 0.0,
         )
-        self.pool = CardPool(np.zeros(8 * 256, np.uint8))
+        self.pool: StagingPool = CardPool(np.zeros(8 * 256, np.uint8))
         shape = shape_of(GEOMETRY)
         self.plan = TransferPlan(TRANSFER, 0, BLOCKS, 1, shape, direct=True)
 
@@ -232,3 +232,24 @@ def test_a_handoff_that_ends_while_its_header_is_there_is_not_written_to(bench: 
     bench.fetch = None
     bench.payload(0, content(1))
     assert (bench.copies.running, bench.pool.used) == ([], 1)
+
+
+def test_a_copy_that_does_not_run_by_itself_waits_for_the_mark() -> None:
+    """Of memory on a card that does not fit the kernel."""
+    bench, waited = Bench(), list[str]()
+
+    class Mark:
+        def synchronize(self) -> None:
+            assert not bench.memory.pages.any()
+            waited.append("mark")
+
+    assert bench.fetch is not None
+    bench.memory.device, bench.fetch.after = None, cast("Any", Mark())
+    bench.pool = StagingPool(256, 4 * 320)
+    bench.plan = replace(bench.plan, direct=False)
+    bench.post(0)
+    message = np.concatenate([np.zeros(HEADER_BYTES, np.uint8), content(1)])
+    write_header(message, bench.plan.message(2), sum_of(content(1)))
+    bench.channel.link.complete(data_tag(TRANSFER, 0, INDEX_BITS), message)
+    assert (waited, bench.verdicts) == (["mark"], [Verdict.OK])
+    assert np.array_equal(bench.memory.page(0, 7), content(1))

@@ -53,6 +53,19 @@ def _state_dtype(made: VllmConfig) -> str:
     return next((str(name) for name in named if name != "auto"), model)
 
 
+def attends_without_amx(made: VllmConfig) -> bool:
+    """Whether this model has latent attention in an element type that vLLM's kernels for AMX do not
+    take, so that the others have to be asked for: vLLM takes those for AMX wherever the processor
+    has it, and the engine ends as it loads its weights."""
+    import torch
+    from vllm.platforms import current_platform
+
+    model, named = made.model_config, made.attention_config.backend
+    latent = current_platform.is_cpu() and model.use_mla and model.dtype == torch.float32
+    has_amx = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 - what vLLM asks
+    return bool(latent and named is None and has_amx)
+
+
 def permit_amx(made: VllmConfig) -> None:
     """Asks Linux that this process, and those that it forks, may use AMX. A process that uses it
     without dies (SIGILL), and vLLM's kernels do not ask. Raises ConfigError where they would use it

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from common.engine.vllm_on_cpu import attends_without_amx
 from common.model.embedded import ensure_embedded_model
 
 SECONDS_MAX = 280.0
@@ -129,8 +130,12 @@ def main() -> None:
 @functools.lru_cache(maxsize=1)
 def _engine(arguments: str) -> Any:
     from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
 
-    return LLM(**json.loads(arguments))
+    given = json.loads(arguments)
+    if attends_without_amx(EngineArgs(**given).create_engine_config()):
+        given["attention_backend"] = "CPU_MLA"
+    return LLM(**given)
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:

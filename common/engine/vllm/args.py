@@ -28,7 +28,7 @@ from common.engine.speculation.draft_layers import drafter_parts, drafter_token_
 from common.engine.vllm import kv_release
 from common.engine.vllm.argument_table import KV_ARGUMENTS
 from common.engine.vllm.supported_models import refuse_unsupported, restores
-from common.engine.vllm_on_cpu import host_parts, permit_amx
+from common.engine.vllm_on_cpu import attends_without_amx, host_parts, permit_amx
 from common.errors import BatonError, Code, ConfigError
 from common.messages import WIRE_VERSION
 from common.model.adapters import RANK_MAX_DEFAULT
@@ -125,6 +125,7 @@ def make_vllm_config(
     from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     engine = worker.engine
     transfer = KVTransferConfig(
@@ -165,6 +166,9 @@ def make_vllm_config(
         made = args.create_engine_config()
         if engine.prefix_caching and _has_state(made):
             args.enable_prefix_caching = False
+            made = args.create_engine_config()
+        if attends_without_amx(made):
+            args.attention_backend = AttentionBackendEnum.CPU_MLA
             made = args.create_engine_config()
     except (ValueError, TypeError, AttributeError, OSError, RuntimeError, AssertionError) as error:
         raise ConfigError("engine", first_line(error)) from error

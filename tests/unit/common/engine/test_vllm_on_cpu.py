@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from common.engine.fingerprint import fingerprint_of, meaning_of, parts_of
-from common.engine.vllm_on_cpu import host_parts, page_isa, permit_amx
+from common.engine.vllm_on_cpu import (
+    attends_without_amx,
+    host_parts,
+    page_isa,
+    permit_amx,
+)
 from common.errors import ConfigError
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -25,7 +30,9 @@ def engine(dtype: torch.dtype = torch.bfloat16, kinds: str = "", **cache: str) -
     told = {name: name in kinds for name in ("is_attention_free", "is_hybrid", "use_mla")}
     dtypes = {"mamba_cache_dtype": "auto", "mamba_ssm_cache_dtype": "auto", **cache}
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype, **told), cache_config=SimpleNamespace(**dtypes)
+        model_config=SimpleNamespace(dtype=dtype, **told),
+        cache_config=SimpleNamespace(**dtypes),
+        attention_config=SimpleNamespace(backend=None),
     )
 
 
@@ -119,3 +126,22 @@ def test_an_engine_that_would_die_of_amx_does_not_start(
     permit_amx(engine(torch.float32))
     with pytest.raises(ConfigError, match="Linux refuses AMX"):
         permit_amx(engine())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kinds", "has", "named", "expected"),
+    [
+        (torch.float32, "use_mla", True, None, True),
+        (torch.float32, "use_mla", False, None, False),
+        (torch.bfloat16, "use_mla", True, None, False),
+        (torch.float32, "", True, None, False),
+        (torch.float32, "use_mla", True, "AMX_MLA", False),
+    ],
+)
+def test_latent_attention_in_float32_is_not_left_to_amx(
+    amx: Any, dtype: torch.dtype, kinds: str, has: bool, named: str | None, expected: bool
+) -> None:
+    amx(has)
+    made = engine(dtype, kinds)
+    made.attention_config.backend = named
+    assert attends_without_amx(made) is expected

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import signal
 import sys
 import time
 from pathlib import Path
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         if (not asked.only or part.name in asked.only)
         and (device == CUDA or part.name not in NEED_A_CARD)
     ]
+    # A shell has it ignored by what it starts in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _run_all(chosen, device, results, asked.out)
     except KeyboardInterrupt:

@@ -69,7 +69,7 @@ from common.security.refusals import Refusals
 from common.telemetry.log import Logger
 
 TICK_S = 0.05
-CHECK_LINKS_S = 0.5
+CHECK_LINKS_S, CHECK_SILENT_S = 1.0, 0.5
 STATUS_S = 0.5
 KV_HOLDS_MAX = 256
 
@@ -290,11 +290,12 @@ class KvThread:
         self._request_status()
 
     def _check_links(self) -> None:
-        self._accepted.check(self.now())
+        silent = self._accepted.check(self.now())
         if self._secrets is not None and self._secrets.refresh():
             for channel in [*self._accepted.channels(), *self.receive_side.connections.channels()]:
                 channel.check_secret(self._secrets.value)
-        self._check_links_timer = self.loop.call_later(CHECK_LINKS_S, self._check_links)
+        pause = CHECK_SILENT_S if silent else CHECK_LINKS_S
+        self._check_links_timer = self.loop.call_later(pause, self._check_links)
 
     def _on_message(self, channel: Channel, message: HandoffMessage) -> None:
         if not isinstance(message, KvPull | KvOffer):

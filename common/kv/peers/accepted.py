@@ -93,8 +93,9 @@ class AcceptedLinks:
         """This channel has closed."""
         self._links.pop(channel.id, None)
 
-    def check(self, now: float) -> None:
-        """Call twice a second: ends what was silent too long or is too much."""
+    def check(self, now: float) -> bool:
+        """Ends what was silent too long or is too much. Call it every second, and every half while
+        it returns True: somebody has connected and not said who he is."""
         for link in list(self._links.values()):
             if link.channel.peer is None and link.hello_due <= now:
                 why = f"no hello within {self._limits.hello_s:g} s"
@@ -106,6 +107,8 @@ class AcceptedLinks:
         self._strangers = old | dict.fromkeys(sorted(seen - old.keys()), now)
         self._end_strangers(self._overdue(now), NO_HELLO, "it began to speak and did not go on")
         self._end_strangers(self._surplus(), TOO_MANY, "too many connections")
+        silent = any(link.channel.peer is None for link in self._links.values())
+        return silent or bool(self._strangers)
 
     def _no_room(self, host: str) -> str:
         limits, hosts = self._limits, self._by_host()

@@ -158,3 +158,19 @@ def test_all_strangers_go_when_descriptors_are_short_and_no_link_does(listener: 
     listener.links.check(0.0)
     assert listener.ended == {("b", 1), ("c", 2)}
     assert not talking.closed
+
+
+def test_it_asks_to_look_again_soon_while_somebody_has_not_said_who_he_is(
+    listener: Listener,
+) -> None:
+    listener.greeted("a")
+    assert not listener.links.check(0.0)
+    silent = listener.accept("a")
+    assert listener.links.check(1.0)
+    silent.close()
+    listener.made[-1].close("gone")
+    assert not listener.links.check(1.5)
+    listener.strangers = {("b", 1)}
+    assert listener.links.check(2.0)
+    listener.strangers = set()
+    assert not listener.links.check(2.5)

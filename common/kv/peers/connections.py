@@ -29,7 +29,8 @@ from common.kv.peers.channel import (
 from common.kv.peers.keepalive import Keepalive
 from common.kv.staging.loans import LOAN_LANE
 from common.kv.staging.shared_segment import Bytes, map_remote_segment
-from common.kv.transport.chosen_transports import has_gpudirect, reaches_cards
+from common.kv.transport.chosen_transports import reaches_cards
+from common.kv.transport.gpudirect import read_gpudirect
 from common.kv.transport.ucx import UcxLink
 
 CONNECT_S = 1.0
@@ -212,7 +213,7 @@ class Connections:
         channel, connection.open = connection.channel, True
         peer, device, path = channel.peer, self._reach.device, self._reach.path
         if self._identity.direct and peer is not None and peer.direct:
-            reached = reaches_cards(connection.lanes, gpudirect=has_gpudirect())
+            reached = reaches_cards(connection.lanes, gpudirect=read_gpudirect().there)
             channel.direct = reached or path == "device"
         if segment is not None and device is not None:
             segment = segment if device.lock_pages(segment) else None

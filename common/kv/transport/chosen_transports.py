@@ -82,12 +82,6 @@ def reaches_cards(lanes: tuple[str, ...], *, gpudirect: bool) -> bool:
     return "cuda_ipc" in transports or (rdma and gpudirect)
 
 
-def has_gpudirect(modules: Path = Path("/sys/module")) -> bool:
-    """Whether the kernel lets network cards read the memory of GPUs, by the modules that UCX looks
-    for."""
-    return any((modules / name).is_dir() for name in ("nvidia_peermem", "nv_peer_mem"))
-
-
 def wants_more_than_tcp(transports: str) -> bool:
     """Whether this UCX_TLS list names something faster than TCP between hosts."""
     names = {name.strip() for name in transports.split(",")}

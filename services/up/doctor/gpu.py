@@ -24,8 +24,6 @@ FIX_RDMA = (
 )
 #: The oldest branch of the driver that runs programs for a CUDA major (CUDA compatibility guide).
 DRIVER_BRANCH_MIN = {12: "525", 13: "580"}
-#: The first Linux from which on dma-buf carries GPU memory to network cards.
-DMA_BUF_KERNEL_MIN = (5, 12)
 GPU_TRANSPORTS = "cuda_copy,cuda_ipc,tcp,sm,self"
 #: nvmlGpuTopologyLevel_t in words.
 LEVELS = {
@@ -172,13 +170,14 @@ def _rdma(facts: GpuFacts) -> list[Finding]:
     if not rdma.cards:
         return []
     cards = ", ".join(rdma.cards)
-    if rdma.peer_module:
-        return [passed("gpu rdma", f"{cards} may read GPU memory: {rdma.peer_module} is loaded")]
-    linux = f"Linux {_dotted(rdma.kernel)}"
-    if rdma.open_module and rdma.kernel >= DMA_BUF_KERNEL_MIN:
+    direct = rdma.gpudirect
+    if direct.peer_module:
+        return [passed("gpu rdma", f"{cards} may read GPU memory: {direct.peer_module} is loaded")]
+    linux = f"Linux {_dotted(direct.kernel)}"
+    if direct.by_dma_buf:
         saw = f"{cards} may read GPU memory by dma-buf: open kernel module, {linux}"
         return [passed("gpu rdma", saw)]
-    module = "open kernel module" if rdma.open_module else "no open kernel module"
+    module = "open kernel module" if direct.open_module else "no open kernel module"
     saw = (
         f"KV between hosts goes through pinned host memory: the kernel does not let {cards} read "
         f"GPU memory ({module}, {linux}, no nvidia_peermem)"

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import BatonError
+from common.kv.transport.gpudirect import GpuDirect, read_gpudirect, text_of
 from common.worker.gpu import load_nvml
 
 #: Of NVML's nvmlGpuP2PCapsIndex_t. pynvml's own name for the first is a tuple by mistake.
 P2P_READ, P2P_NVLINK, P2P_OK = 0, 2, 0
-#: Modules that let network cards read GPU memory: NVIDIA's, and the older one by Mellanox.
-PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 UCXX_BUILDS = {12: "ucxx-cu12", 13: "ucxx-cu13"}
 TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*= *(?:None|['\"]([\d.]+)['\"])", re.MULTILINE)
 
@@ -65,12 +64,7 @@ class Rdma(NamedTuple):
 
     #: Card to the NUMA node of its PCI device, None where the kernel knows of none.
     cards: dict[str, int | None]
-    #: The one of PEER_MODULES that is loaded, or empty.
-    peer_module: str
-    #: Whether the driver's kernel module is the open one, which can export memory as dma-buf.
-    open_module: bool
-    #: Version of the kernel, major and minor.
-    kernel: tuple[int, int]
+    gpudirect: GpuDirect
 
 
 class GpuFacts(NamedTuple):
@@ -173,7 +167,7 @@ def read_libraries(path: Sequence[str] | None = None) -> Libraries:
 
 
 def _torch_cuda(torch: Distribution) -> str | None:
-    text = _text(Path(str(torch.locate_file("torch/version.py"))))
+    text = text_of(Path(str(torch.locate_file("torch/version.py"))))
     found = TORCH_CUDA.search(text)
     return None if found is None else found[1] or ""
 
@@ -181,32 +175,16 @@ def _torch_cuda(torch: Distribution) -> str | None:
 def read_rdma(root: Path = Path("/")) -> Rdma:
     """`root`: as for `read`. /sys/class/infiniband may be there without a card in it."""
     cards = root / "sys/class/infiniband"
-    modules = root / "sys/module"
     return Rdma(
         cards={
             card.name: _numa_node(card / "device")
             for card in sorted(cards.iterdir() if cards.is_dir() else ())
         },
-        peer_module=next((name for name in PEER_MODULES if (modules / name).is_dir()), ""),
-        open_module="Open Kernel Module" in _text(root / "proc/driver/nvidia/version"),
-        kernel=_kernel(_text(root / "proc/sys/kernel/osrelease")),
+        gpudirect=read_gpudirect(root),
     )
 
 
 def _numa_node(device: Path) -> int | None:
     """The kernel writes -1 where it knows of none."""
-    text = _text(device / "numa_node").strip()
+    text = text_of(device / "numa_node").strip()
     return int(text) if text.isdigit() else None
-
-
-def _kernel(release: str) -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", release)
-    return (0, 0) if found is None else (int(found[1]), int(found[2]))
-
-
-def _text(path: Path) -> str:
-    """Empty where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -36,7 +36,7 @@ class Worker:
         random = np.random.default_rng(ord(name[0]))
         self.base = random.integers(0, 256, GEOMETRY.end, dtype=np.uint8)
         self.card = card
-        memory = DeviceMemory(torch.from_numpy(self.base), GEOMETRY, card)
+        self.memory = memory = DeviceMemory(torch.from_numpy(self.base), GEOMETRY, card)
         identity = WorkerIdentity(name, f"inc-{name}", "f")
         self.service = KvService(identity, config, memory)
         self.address = self.service.start()
@@ -68,6 +68,9 @@ class Worker:
         prompts = list(kv_thread.send_side._prompts.values())
         fetches = list(kv_thread.receive_side._fetches.values())
         return any(one.copies for one in prompts) or any(one.copying for one in fetches)
+
+    def copies_running(self) -> int:
+        return len(self.memory._in._running) + len(self.memory._out._running)
 
     def lanes(self) -> tuple[str, ...]:
         """To P."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from common.kv.transport.chosen_transports import (
     crosses_by_tcp_only,
-    has_gpudirect,
     reaches_cards,
     wants_more_than_tcp,
 )
@@ -83,9 +81,3 @@ def test_which_connections_go_from_card_to_card(
     lanes: tuple[str, ...], gpudirect: bool, expected: bool
 ) -> None:
     assert reaches_cards(lanes, gpudirect=gpudirect) is expected
-
-
-@pytest.mark.parametrize("module", ["nvidia_peermem", "nv_peer_mem", ""])
-def test_what_lets_network_cards_read_gpus(tmp_path: Path, module: str) -> None:
-    (tmp_path / (module or "nvidia")).mkdir()
-    assert has_gpudirect(tmp_path) is bool(module)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from common.config import KvConfig
+from common.kv.transport.gpudirect import GpuDirect
 from services.up.doctor import gpu, host, ucx
 from services.up.doctor.finding import Finding, Level
 from services.up.doctor.gpu_facts import Gpu, GpuFacts, Libraries, Peers, Rdma
 
 H200 = ("NVIDIA H200", 141 << 30, (9, 0))
-NO_CARDS = Rdma({}, "", open_module=True, kernel=(6, 8))
+NO_CARDS = Rdma({}, GpuDirect("", open_module=True, kernel=(6, 8)))
 ONE = GpuFacts(
     nvml="",
     gpus=(Gpu(0, *H200, 0),),
@@ -153,7 +154,7 @@ def test_a_pair_of_which_nothing_is_told_is_no_warning() -> None:
 def test_network_cards_that_may_read_gpu_memory(
     change: dict[str, Any], level: Level, saw: str
 ) -> None:
-    finding = only("gpu rdma", rdma=CARDS._replace(**change))
+    finding = only("gpu rdma", rdma=CARDS._replace(gpudirect=CARDS.gpudirect._replace(**change)))
     assert finding.level is level
     assert saw in finding.saw
     assert "mlx5_0, mlx5_1" in finding.saw

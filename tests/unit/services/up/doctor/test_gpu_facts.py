@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import BatonError, Code
+from common.kv.transport.gpudirect import GpuDirect
 from services.up.doctor.gpu_facts import (
     Gpu,
     Libraries,
@@ -114,7 +115,7 @@ def test_each_ucxx_is_found(tmp_path: Path) -> None:
 
 
 def test_a_host_without_network_cards_has_none(tmp_path: Path) -> None:
-    assert read_rdma(tmp_path) == Rdma({}, "", open_module=False, kernel=(0, 0))
+    assert read_rdma(tmp_path) == Rdma({}, GpuDirect("", open_module=False, kernel=(0, 0)))
     (tmp_path / "sys/class/infiniband").mkdir(parents=True)
     assert read_rdma(tmp_path).cards == {}
 
@@ -130,4 +131,4 @@ def test_network_cards_and_what_the_kernel_allows_them(tmp_path: Path, module: s
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03\nGCC version:\n"
     write(tmp_path, "proc/driver/nvidia/version", version)
     cards = {"mlx5_0": None, "mlx5_1": 1, "rxe0": None}
-    assert read_rdma(tmp_path) == Rdma(cards, module, open_module=True, kernel=(5, 15))
+    assert read_rdma(tmp_path) == Rdma(cards, GpuDirect(module, open_module=True, kernel=(5, 15)))

@@ -46,6 +46,7 @@ CONFIG = KvConfig(
     answer_ms=30_000.0,
     layer_groups=1,
 )
+IDLE_WATCHED_S = 2.0
 WIRE_ONLY = msgspec.structs.replace(CONFIG, transports="tcp,self")
 
 
@@ -102,6 +103,29 @@ def staging_used(service: KvService) -> int:
     kv_thread = service._kv_thread
     assert kv_thread is not None
     return kv_thread.receive_side._pools.host.used + kv_thread.send_side._pools.host.used
+
+
+def idle_turns(service: KvService) -> int:
+    """How often the loop of its KV thread goes round in `IDLE_WATCHED_S`, once nothing is held.
+
+    What a turn costs is for `make bench ARGS=kv` to say: a core that slept for a second may take
+    milliseconds to wake.
+    """
+    kv_thread = service._kv_thread
+    assert kv_thread is not None
+    wait_for(lambda: not kv_thread._ticking)
+    selector = kv_thread.loop._selector  # type: ignore[attr-defined]
+    counted, select = 0, selector.select
+
+    def count(seconds: float | None = None) -> object:
+        nonlocal counted
+        counted += 1
+        return select(seconds)
+
+    selector.select = count
+    time.sleep(IDLE_WATCHED_S)
+    del selector.select
+    return counted
 
 
 def linked(service: KvService, address: str) -> bool:
@@ -219,10 +243,8 @@ def _answer(service: KvService, base: np.ndarray, verb: str, args: Any) -> objec
             return len(tickets._by_transfer) + len(tickets._early)
         case "get_status":
             return service.status
-        case "cpu":
-            start = time.process_time()
-            time.sleep(args[0])
-            return (time.process_time() - start) / args[0]
+        case "idle_turns":
+            return idle_turns(service)
         case _:
             return getattr(service, verb)(*args)
 

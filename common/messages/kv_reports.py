@@ -204,7 +204,7 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     #: Bytes of blocks that the disk of the store reads per second, over the latest reads; no count.
     #: 0: none was read yet.
     store_disk_bytes_per_s: Count = 0
-    #: Blocks that were not prefetched, because there was no room for them.
+    #: Blocks that were not prefetched, because there was no room before their request came.
     prefetch_skipped: Count = 0
     #: Requests that came before all of their blocks had.
     prefetch_late: Count = 0

@@ -3,9 +3,9 @@ nothing is stored: `[router] prefetch_queued` 5 against 0, in turns, real vLLM.
 
 One worker computes its prompts itself, one request at a time, and `CLIENTS` clients ask again as
 soon as they are answered, so that most of them wait in the router's queue. Each prompt begins with
-one of `PREFIXES` texts in turn, of which the worker's memory holds a third and its disk all; the
-disk reads 200 MB/s (`slow_disk.py`). Each turn has its own fleet over the same disk, so that memory
-begins empty and the router learns by name what lies there.
+one of `PREFIXES` texts in turn, of 30 MiB of KV, of which the worker's engine and its memory hold a
+third each and its disk all; the disk reads 200 MB/s (`slow_disk.py`). Each turn has its own fleet
+over the same disk, so that memory begins empty and the router learns by name what lies there.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tests.chaos.cell import Cell, Plan, cell
 from tests.rigs.load import percentile
 
 PREFIX, TAIL, OUTPUT = 2_000, 50, 48
-PREFIXES, CLIENTS, REQUESTS, TURNS = 18, 8, 36, 2
+PREFIXES, CLIENTS, REQUESTS, TURNS = 18, 8, 36, 4
 MODES = {"prefetched": "5", "not": "0"}
 SETTINGS = {
     "BATON_ROUTER__MODE": "replicated",
     "BATON_ROUTER__ADMISSION__DECODE_QUEUE_OVERDUE_MS": "60000",
     "BATON_ROUTER__LIVENESS__STALL_MS": "20000",
     "BATON_ENGINE__MAX_NUM_SEQS": "1",
-    "BATON_ENGINE__KV_CACHE_MIB": "512",
-    "BATON_KV__STORE__RAM_MIB": "384",
+    "BATON_ENGINE__KV_CACHE_MIB": "192",
+    "BATON_KV__STORE__RAM_MIB": "192",
     "BATON_KV__STORE__DISK_MIB": "3072",
     "BATON_KV__STORE__DISK_WRITE_MIB_S": "1024",
     "BATON_KV__STORE__TTL_S": "3600",
@@ -64,10 +64,9 @@ def main() -> None:
         }
         asyncio.run(fill(settings))
         for turn in range(TURNS):
-            for mode, queued in MODES.items():
-                asyncio.run(
-                    measure(settings | {"BATON_ROUTER__PREFETCH_QUEUED": queued}, found[mode], turn)
-                )
+            for mode in list(MODES)[:: -1 if turn % 2 else 1]:
+                queued = {"BATON_ROUTER__PREFETCH_QUEUED": MODES[mode]}
+                asyncio.run(measure(settings | queued, found[mode], turn))
                 print(f"turn {turn + 1} of {TURNS}, {mode}: done", flush=True)
     for mode, row in found.items():
         print(
@@ -114,7 +113,7 @@ async def measure(settings: dict[str, str], row: Found, turn: int) -> None:
         for name, count in (await counts(fleet, COUNTS)).items():
             row.blocks[name] += count
         draw = random.Random(f"cold {turn} {settings['BATON_ROUTER__PREFETCH_QUEUED']}")
-        row.cold += await ask_all(fleet, (text(draw, PREFIX + TAIL) for _ in range(REQUESTS // 3)))
+        row.cold += await ask_all(fleet, (text(draw, PREFIX + TAIL) for _ in range(REQUESTS // 2)))
 
 
 async def ask_all(fleet: Cell, prompts: Iterator[list[int]]) -> list[float]:

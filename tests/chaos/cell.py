@@ -28,6 +28,7 @@ from common.net.admin_client import ask
 from loadtest.ports import free_port
 from services.up.plan import Flags, children, fleet_toml
 from tests.chaos.wire import Wire
+from tests.rigs.processes import kill_family
 
 READY_SECONDS = 60.0
 READY_SECONDS_VLLM = 240.0
@@ -215,11 +216,7 @@ class Cell:
         for wire in self.wires.values():
             wire.close()
         for process in self._running.values():
-            if process.poll() is None:
-                family = psutil.Process(process.pid).children(recursive=True)
-                process.kill()
-                for child in family:
-                    child.kill()
+            kill_family(process)
         for process in self._running.values():
             process.wait()
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,7 @@ import psutil
 
 from loadtest.ports import free_port
 from services.cli import main as baton
-from tests.rigs.processes import BATON
+from tests.rigs.processes import BATON, kill_family
 
 READY_SECONDS = 180.0
 STOP_SECONDS = 60.0
@@ -159,11 +159,6 @@ def fleet(
             print(f"--- {path.name}", "\n".join(path.read_text().splitlines()[-25:]), sep="\n")
         raise
     finally:
-        if running.process.poll() is None:
-            daemons = psutil.Process(running.process.pid).children(recursive=True)
-            running.process.kill()
-            running.process.wait()
-            for daemon in daemons:
-                with suppress(psutil.NoSuchProcess):  # they die with their supervisor, too
-                    daemon.kill()
+        kill_family(running.process)
+        running.process.wait()
         shutil.rmtree(run_dir, ignore_errors=True)

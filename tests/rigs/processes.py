@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 BATON = (sys.executable, "-m", "services.cli")
 
@@ -31,6 +33,16 @@ def said(*words: str) -> str:
 def add_key(file: Path, tenant: str, *limits: str) -> str:
     """The new API key."""
     return said("keys", "add", "--file", str(file), "--tenant", tenant, *limits).strip()
+
+
+def kill_family(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """This process and all that it started, which may die with it before they are killed."""
+    if process.poll() is None:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for child in family:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 class Processes:

@@ -6,8 +6,9 @@ the store lacks of it comes out of another worker's store, or where the order na
 disk below this one, in parts of a few blocks, one part at a time of all requests, and none is begun
 while a handoff or a pull that somebody waits for is under way. The disk lets loads go first. What
 has come is kept, as for a reader, until an engine reads it, so that what is stored meanwhile does
-not push it out. All that is kept is a small share of the slots, and nothing is kept for long. What
-nobody has read by then is the first to go.
+not push it out. All that is kept is a small share of the slots: what finds no room there waits
+until an engine has read something, the next request first. Nothing is kept for long. What nobody
+has read by then is the first to go.
 
 A request that is here before all of its blocks are was prefetched too late: nothing more is begun
 for it, and its engine loads, pulls or computes the rest. Nobody ever waits for a prefetch, so each
@@ -80,6 +81,8 @@ class _Prefetch:
     until: float
     #: How many leading blocks are done with, whether they came or not.
     done: int = 0
+    #: Whether the next blocks wait for room.
+    lacks_room: bool = False
     #: The slots of those that came and that nobody has read.
     kept: dict[int, None] = field(default_factory=dict)
 
@@ -148,7 +151,7 @@ class StorePrefetches:
             return
         if not prefetch.complete:
             self._counters.prefetch_late += 1
-            prefetch.done = len(prefetch.blocks)
+            self._stop(prefetch)
         prefetch.until = min(prefetch.until, self._clock() + ARRIVED_KEEP_S)
         self._forget_if_over(key)
 
@@ -178,23 +181,23 @@ class StorePrefetches:
         for key, prefetch in list(self._prefetches.items()):
             while not (self._busy or prefetch.complete) and self._fetches.is_idle:
                 self._begin_part(prefetch)
+                if prefetch.lacks_room:
+                    break
             self._forget_if_over(key)
 
     def _begin_part(self, prefetch: _Prefetch) -> None:
-        """Gets the next blocks, or says that the rest is done with because nothing of it can be
-        had."""
+        """Gets the next blocks, or says that they wait for room, or that the rest is done with
+        because nothing of it can be had."""
         assert self.table is not None
-        first, room = prefetch.done, self._kept_max - self.kept
-        part = prefetch.blocks[first : first + self._part_blocks]
+        first, part_blocks = prefetch.done, min(self._part_blocks, self._kept_max)
+        part = prefetch.blocks[first : first + part_blocks]
         held = len(self.table.find(part, self._clock()))
+        prefetch.lacks_room = not held and self.kept + len(part) > self._kept_max
         if held:
             self.table.mark_used(part[:held], self._clock())
             prefetch.done += held
-        elif room <= 0:
-            self._counters.prefetch_skipped += len(prefetch.blocks) - first
-            prefetch.done = len(prefetch.blocks)
-        else:
-            self._get(prefetch, part[:room])
+        elif not prefetch.lacks_room:
+            self._get(prefetch, part)
 
     def _get(self, prefetch: _Prefetch, part: list[BlockName]) -> None:
         """`part`: the next blocks, of which memory lacks the first. What the source has comes from
@@ -248,10 +251,16 @@ class StorePrefetches:
         if prefetch is not None and prefetch.complete and not prefetch.kept and not self._busy:
             del self._prefetches[key]
 
+    def _stop(self, prefetch: _Prefetch) -> None:
+        """Nothing more is begun for it."""
+        if prefetch.lacks_room:
+            self._counters.prefetch_skipped += len(prefetch.blocks) - prefetch.done
+        prefetch.done = len(prefetch.blocks)
+
     def _let_go(self, prefetch: _Prefetch) -> None:
         """What nobody has read is of no use any more."""
         assert self.table is not None or not prefetch.kept
-        prefetch.done = len(prefetch.blocks)
+        self._stop(prefetch)
         self._counters.prefetch_wasted += len(prefetch.kept)
         if self.table is not None:
             self.table.end_read(list(prefetch.kept), self._clock(), cold=True)

@@ -256,14 +256,69 @@ def test_a_source_of_another_fingerprint_gives_nothing() -> None:
     assert (bench.pulled(), len(bench.side)) == ([], 0)
 
 
-def test_it_keeps_a_share_of_the_slots_and_counts_what_has_no_room() -> None:
+def test_what_has_no_room_waits_until_an_engine_has_read_something() -> None:
     bench = Bench()
     bench.order(*range(1, 8), source=7)
+    bench.order(20, source=1, request="next")
     assert bench.pulled() == [hashes(*range(1, KEPT_MAX + 1))]
     bench.end()
-    assert (bench.side.kept, bench.counters.prefetch_skipped) == (KEPT_MAX, 7 - KEPT_MAX)
-    bench.order(20, source=1, request="other")
-    assert bench.counters.prefetch_skipped == 8 - KEPT_MAX
+    bench.side.tick()
+    assert (bench.pulled(), bench.side.kept) == ([], KEPT_MAX)
+    bench.arrive()
+    bench.read(1)
+    bench.side.tick()
+    assert bench.pulled() == [hashes(20)]
+    bench.end()
+    bench.check()
+    assert bench.counters.prefetch_skipped == 7 - KEPT_MAX
+
+
+def test_the_next_request_has_the_first_room_and_a_part_comes_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetches, "PART_BYTES", 1024)
+    bench = Bench()
+    bench.order(1, 2, 3, source=3)
+    bench.order(11, 12, source=2, request="next")
+    bench.order(21, 22, source=2, request="last")
+    for _ in range(2):
+        bench.end()
+    assert (bench.pulled(), bench.side.kept) == ([], 3), "one block of the next may not come alone"
+    bench.read(1, 2, 3)
+    bench.side.tick()
+    assert bench.pulled() == [hashes(11, 12)]
+    bench.end()
+    assert bench.pulled() == [hashes(21, 22)]
+    bench.end()
+    bench.check()
+
+
+def test_what_memory_has_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetches, "PART_BYTES", 512)
+    bench = Bench()
+    bench.fill(50, 51)
+    bench.order(*range(1, KEPT_MAX + 1), source=KEPT_MAX)
+    for _ in range(KEPT_MAX):
+        bench.end()
+    bench.order(50, 51, source=2, request="next")
+    assert (bench.side.kept, len(bench.side)) == (KEPT_MAX, 1)
+    bench.check()
+
+
+def test_what_waited_for_room_in_vain_is_counted() -> None:
+    bench = Bench()
+    bench.order(*range(1, KEPT_MAX + 1), source=KEPT_MAX)
+    bench.end()
+    bench.order(20, 21, source=2, request="late")
+    bench.order(30, source=1, request="elsewhere")
+    bench.arrive("late")
+    counters = bench.counters
+    assert (counters.prefetch_late, counters.prefetch_skipped) == (1, 2)
+    bench.side.over(("elsewhere", 1))
+    bench.side.over(("r", 1))
+    bench.side.tick()
+    assert (counters.prefetch_late, counters.prefetch_skipped) == (1, 3)
+    assert (bench.pulled(), len(bench.side)) == ([], 0)
     bench.check()
 
 

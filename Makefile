@@ -50,6 +50,9 @@ chaos-vllm: install ## deaths, hangs and drains on real vLLM, each 5 times, and 
 soak-chaos: install ## 30 minutes of mixed faults, memory of every daemon watched (ARGS="--minutes N")
 	@exec $(VENV)/python -m tests.chaos mixed $(ARGS)
 
+soak-store: install ## an hour of full stores on real vLLM, workers killed: bounds, text, what is held (ARGS="--minutes N")
+	@exec $(VENV)/python -m tests.chaos stores --minutes 60 $(ARGS)
+
 e2e: install ## real vLLM
 	@$(PYTEST) tests/e2e $(ARGS)
 

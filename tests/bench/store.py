@@ -64,7 +64,7 @@ class Load(NamedTuple):
     rounds: int
 
 
-LARGE, EMBEDDED = Load(250, 32, 5, 16, 2), Load(500, 64, 20, 48, 4)
+LARGE, EMBEDDED = Load(250, 32, 4, 8, 6), Load(500, 64, 10, 32, 8)
 
 
 def main() -> None:
@@ -131,38 +131,64 @@ def pulled(model: str) -> float:
 
 def nothing_comes_back(model: str, which: str, load: Load) -> None:
     """Prints what both tiers cost: two workers side by side, one without a store, asked in turns;
-    each round begins with the other."""
-    firsts: tuple[list[float], list[float]] = ([], [])
-    rates: tuple[list[float], list[float]] = ([], [])
+    each round begins with the other. Of two workers alike the second is some percent faster on two
+    cores, so each of them has the store once."""
+    print(f"nothing comes back, {which}, prompts of {load.prompt_tokens} tokens:")
+    places = [in_turns(model, load, place) for place in (0, 1)]
+    for name, pairs in zip(("tokens/s", "first token, ms"), zip(*places, strict=True), strict=True):
+        print(f"{name}: {compared(pairs)}", flush=True)
+
+
+Paired = tuple[float, float]
+"""A figure of the worker without a store, and one of the other at about the same time."""
+Pairs = list[Paired]
+
+
+def in_turns(model: str, load: Load, place: int) -> tuple[Pairs, Pairs]:
+    """Rates and first tokens. `place`: of the worker that has the store."""
+    firsts: Pairs = []
+    rates: Pairs = []
 
     async def unique_prompts(*workers: Worker) -> None:
+        with_store = workers[place]
         draw = random.Random(2)
+
+        async def pair(of: Callable[[Worker], Coroutine[Any, Any, float]], turn: int) -> Paired:
+            found = {}
+            for at in (0, 1) if turn % 2 else (1, 0):
+                found[at] = await of(workers[at])
+                await settled(with_store)
+            return found[1 - place], found[place]
+
+        async def first(worker: Worker) -> float:
+            return await first_token_ms(worker, text(draw, load.prompt_tokens))
+
         for worker in workers:
-            await first_token_ms(worker, text(draw, load.prompt_tokens))
-        for number in range(load.rounds):
-            turns = (0, 1) if number % 2 else (1, 0)
-            for _ in range(load.singles):
-                for at in turns:
-                    firsts[at].append(
-                        await first_token_ms(workers[at], text(draw, load.prompt_tokens))
-                    )
-                    await settled(workers[1])
-            for at in turns:
-                rates[at].append(await tokens_per_s(workers[at], draw, load))
-                await settled(workers[1])
+            await first(worker)
+        for turn in range(load.rounds):
+            firsts.extend([await pair(first, turn) for _ in range(load.singles)])
+            rates.append(await pair(lambda worker: tokens_per_s(worker, draw, load), turn))
 
     with tempfile.TemporaryDirectory() as folder:
         both = {"ram_mib": RAM_MIB, "disk_mib": 2 * RAM_MIB, "path": folder}
-        on_workers(model, {"d0": {}, "d1": both}, unique_prompts)
-    print(f"nothing comes back, {which}, prompts of {load.prompt_tokens} tokens:")
-    for name, (without, with_store) in (("tokens/s", rates), ("first token, ms", firsts)):
-        before, after = statistics.median(without), statistics.median(with_store)
-        spread = statistics.stdev(without) / before
-        print(
-            f"{name} without {before:.1f} (one run to the next {spread:.1%}), with {after:.1f}, "
-            f"difference {after - before:+.2f}"
-        )
-        print(f"ratio {after / before:.3f}", flush=True)
+        on_workers(model, {f"d{at}": both if at == place else {} for at in (0, 1)}, unique_prompts)
+    return rates, firsts
+
+
+def compared(places: tuple[Pairs, ...]) -> str:
+    """Each turn against the one beside it, because the machine drifts within minutes; then both
+    places together."""
+    ratios = [statistics.median(after / before for before, after in pairs) for pairs in places]
+    added = [statistics.median(after - before for before, after in pairs) for pairs in places]
+    apart = [after / before for before, after in places[0]]
+    low, _, high = statistics.quantiles(apart, n=4)
+    by_place = " and ".join(f"{ratio:.3f}" for ratio in ratios)
+    return (
+        f"without {statistics.median(before for before, _ in places[0]):.1f}, with a store "
+        f"{statistics.mean(added):+.2f}, ratio {statistics.geometric_mean(ratios):.3f} (by place "
+        f"{by_place}, {len(places) * len(apart)} pairs, half of those of the first place {low:.3f} "
+        f"to {high:.3f})"
+    )
 
 
 async def settled(worker: Worker) -> None:

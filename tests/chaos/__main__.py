@@ -3,8 +3,8 @@
 Names of scenarios may follow: `python -m tests.chaos kills router`. `--quick` is a cut of it.
 Those of `apart` run only by name: the full ones count to 20,000 (make chaos-full), `mixed` lasts
 `--minutes` (make soak-chaos), `vllm` is on real engines (make chaos-vllm), and so are `vllm-cells`,
-where one of two cells is lost, and `vllm-speculation`, which kills workers that draft tokens
-`--times` times.
+where one of two cells is lost, `vllm-speculation`, which kills workers that draft tokens `--times`
+times, and `stores`, which are full for `--minutes` (make soak-store).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.chaos.scenarios import (
     mixed,
     moves,
     poison,
+    stores,
     storm,
     vllm,
 )
@@ -87,6 +88,7 @@ def apart(minutes: float, times: int) -> dict[str, Scenario]:
         ),
         "full-moves": lambda: moves.everywhere(20_000),
         "mixed": lambda: mixed.soak(minutes),
+        "stores": lambda: stores.soak(minutes),
         "vllm": vllm.kinds,
         "vllm-cells": cells.one_lost,
         "vllm-speculation": lambda: vllm.speculating(times),
@@ -98,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SCENARIO")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of `mixed`")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of `mixed` and `stores`")
     parser.add_argument("--times", type=int, default=100, help="of `vllm-speculation`")
     chosen = parser.parse_args()
     usual = scenarios(quick=chosen.quick)

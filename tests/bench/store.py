@@ -1,6 +1,6 @@
 """What the store gives: the first token of a long prompt out of host memory, and out of another
-worker's, against computing it. And what it costs where nothing ever comes back: the same prompts
-on a worker with it and on one without, in turns.
+worker's, against computing it. And what it costs where nothing ever comes back: a worker that
+stores, in turns with itself when it does not.
 
 They run on decode workers with real vLLM that compute their prompts themselves, with a model of 101
 million random parameters, for which computing costs something. `BATON_BENCH_MODEL` names a
@@ -18,12 +18,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 from common.config import from_mapping
+from common.engine.connector.metadata import StorePlan
+from common.engine.connector.store import StoreScheduler
 from common.engine.open import open_engine
 from common.engine.port import EngineRequest
 from common.messages import KvCounts, KvSource, Role, Sampling
@@ -58,13 +61,13 @@ class Load(NamedTuple):
 
     prompt_tokens: int
     output_tokens: int
-    #: Of each round on each of the two workers.
+    #: Of each round, with a store and without.
     singles: int
     together: int
     rounds: int
 
 
-LARGE, EMBEDDED = Load(250, 32, 4, 8, 6), Load(500, 64, 10, 32, 8)
+LARGE, EMBEDDED = Load(250, 32, 6, 8, 10), Load(500, 64, 12, 32, 16)
 
 
 def main() -> None:
@@ -130,64 +133,79 @@ def pulled(model: str) -> float:
 
 
 def nothing_comes_back(model: str, which: str, load: Load) -> None:
-    """Prints what both tiers cost: two workers side by side, one without a store, asked in turns;
-    each round begins with the other. Of two workers alike the second is some percent faster on two
-    cores, so each of them has the store once."""
-    print(f"nothing comes back, {which}, prompts of {load.prompt_tokens} tokens:")
-    places = [in_turns(model, load, place) for place in (0, 1)]
-    for name, pairs in zip(("tokens/s", "first token, ms"), zip(*places, strict=True), strict=True):
-        print(f"{name}: {compared(pairs)}", flush=True)
-
-
-Paired = tuple[float, float]
-"""A figure of the worker without a store, and one of the other at about the same time."""
-Pairs = list[Paired]
-
-
-def in_turns(model: str, load: Load, place: int) -> tuple[Pairs, Pairs]:
-    """Rates and first tokens. `place`: of the worker that has the store."""
+    """Prints what both tiers cost: one worker that stores what it computes and looks for each
+    prompt, and in the next turn does neither. Two workers alike differ by more than a store costs:
+    the second by up to 18 % on two cores."""
     firsts: Pairs = []
     rates: Pairs = []
 
-    async def unique_prompts(*workers: Worker) -> None:
-        with_store = workers[place]
+    async def unique_prompts(worker: Worker) -> None:
         draw = random.Random(2)
 
-        async def pair(of: Callable[[Worker], Coroutine[Any, Any, float]], turn: int) -> Paired:
+        async def pair(of: Callable[[], Coroutine[Any, Any, float]], turn: int) -> Paired:
             found = {}
-            for at in (0, 1) if turn % 2 else (1, 0):
-                found[at] = await of(workers[at])
-                await settled(with_store)
-            return found[1 - place], found[place]
+            for storing in (0, 1) if turn % 2 else (1, 0):
+                STORING.value = storing
+                found[storing] = await of()
+                await settled(worker)
+            return found[0], found[1]
 
-        async def first(worker: Worker) -> float:
+        async def first() -> float:
             return await first_token_ms(worker, text(draw, load.prompt_tokens))
 
-        for worker in workers:
-            await first(worker)
-        for turn in range(load.rounds):
-            firsts.extend([await pair(first, turn) for _ in range(load.singles)])
-            rates.append(await pair(lambda worker: tokens_per_s(worker, draw, load), turn))
+        async def rate() -> float:
+            return await tokens_per_s(worker, draw, load)
 
+        await pair(rate, 0)
+        for turn in range(load.rounds):
+            firsts.extend([await pair(first, at) for at in range(load.singles)])
+            rates.append(await pair(rate, turn))
+
+    switchable()
     with tempfile.TemporaryDirectory() as folder:
         both = {"ram_mib": RAM_MIB, "disk_mib": 2 * RAM_MIB, "path": folder}
-        on_workers(model, {f"d{at}": both if at == place else {} for at in (0, 1)}, unique_prompts)
-    return rates, firsts
+        on_workers(model, {"d0": both}, unique_prompts)
+    print(f"nothing comes back, {which}, prompts of {load.prompt_tokens} tokens:")
+    for name, pairs in (("tokens/s", rates), ("first token, ms", firsts)):
+        print(f"{name}: {compared(pairs)}", flush=True)
 
 
-def compared(places: tuple[Pairs, ...]) -> str:
-    """Each turn against the one beside it, because the machine drifts within minutes; then both
-    places together."""
-    ratios = [statistics.median(after / before for before, after in pairs) for pairs in places]
-    added = [statistics.median(after - before for before, after in pairs) for pairs in places]
-    apart = [after / before for before, after in places[0]]
-    low, _, high = statistics.quantiles(apart, n=4)
-    by_place = " and ".join(f"{ratio:.3f}" for ratio in ratios)
+STORING = RawValue("b", 1)
+"""Whether engines that were opened after `switchable` store. They are forks of this process."""
+
+
+def switchable() -> None:
+    """From here on, what is opened does as if it had no store while `STORING` is 0."""
+    new_request, step = StoreScheduler.new_request, StoreScheduler.step
+
+    def follow(scheduler: StoreScheduler, request: Any) -> None:
+        if STORING.value:
+            new_request(scheduler, request)
+
+    def plan(scheduler: StoreScheduler, output: Any) -> StorePlan:
+        if STORING.value or scheduler.pending:
+            return step(scheduler, output)
+        counts, disk_counts = scheduler._reported
+        return StorePlan(counts=counts, disk_counts=disk_counts)
+
+    StoreScheduler.new_request = follow  # type: ignore[method-assign, assignment]
+    StoreScheduler.step = plan  # type: ignore[method-assign, assignment]
+
+
+Paired = tuple[float, float]
+"""A figure without a store, and one with it right before or after."""
+Pairs = list[Paired]
+
+
+def compared(pairs: Pairs) -> str:
+    """Each turn against the one beside it, because the machine drifts within minutes."""
+    ratios = [after / before for before, after in pairs]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    without = statistics.median(before for before, _ in pairs)
+    added = statistics.median(after - before for before, after in pairs)
     return (
-        f"without {statistics.median(before for before, _ in places[0]):.1f}, with a store "
-        f"{statistics.mean(added):+.2f}, ratio {statistics.geometric_mean(ratios):.3f} (by place "
-        f"{by_place}, {len(places) * len(apart)} pairs, half of those of the first place {low:.3f} "
-        f"to {high:.3f})"
+        f"without {without:.1f}, with a store {added:+.2f}, ratio {middle:.3f} (of {len(pairs)} "
+        f"pairs, half of them {low:.3f} to {high:.3f})"
     )
 
 

@@ -8,12 +8,14 @@ import pytest
 from common.clock import ManualClock
 from common.kv.store import disk_plan
 from common.kv.store.disk import DISK_ANSWER_S
-from common.kv.store.disk_plan import DiskStore
+from common.kv.store.disk_plan import FUTURE_S, DiskStore
+from common.kv.store.recency import OWNER_BYTES
 from common.kv.store.record import Record
 from common.kv.store.side import StoreResults
 from common.kv.store.table import BlockName, StoreTable
 
 TTL = 300.0
+OWNER = b"o" * OWNER_BYTES
 
 
 def name(text: str) -> BlockName:
@@ -36,11 +38,11 @@ class Rig:
             self.find(held)
         self.store = DiskStore(self.memory, self.disk, lambda: self.index, slots, TTL, self.clock)
 
-    def find(self, held: str) -> None:
-        """This is what lies on the disk."""
-        used_at = self.clock.unix_ms() / 1000
+    def find(self, held: str, ahead_s: float = 0.0) -> None:
+        """This is what lies on the disk, used `ahead_s` after now by the clock of then."""
+        used_at = self.clock.unix_ms() / 1000 + ahead_s
         self.index = {
-            at: Record(name(text), b"d" * 16, used_at, ours=ours(text))
+            at: Record(name(text), b"d" * 16, used_at, ours=ours(text), owner=OWNER)
             for at, text in enumerate(held)
         }
 
@@ -140,6 +142,20 @@ def test_the_first_use_after_a_restart_is_told_at_once() -> None:
     assert rig.store.step()[1] == [0]
     rig.store.mark_used([name("a")])
     assert rig.store.step()[1] == []
+
+
+def test_a_use_by_another_worker_is_told_to_the_disk() -> None:
+    rig = Rig("ab")
+    rig.store.step()
+    rig.store.ended(StoreResults(used=[name("b")]))
+    assert rig.store.step()[1] == [1]
+
+
+def test_a_clock_that_was_set_back_a_little_costs_no_block_and_each_keeps_its_owner() -> None:
+    rig = Rig(held=None)
+    rig.find("a", ahead_s=FUTURE_S / 2)
+    assert rig.store.find([name("a")]) == [0]
+    assert rig.disk.owner_in(0) == OWNER
 
 
 def test_a_block_that_could_not_be_written_is_none_to_drop() -> None:

@@ -94,6 +94,7 @@ def main() -> None:
     print(f"first token, pulled from another worker's store {pulled_ms:.0f} ms")
     print(f"ratio {pulled_ms / computed:.3f}", flush=True)
 
+    switchable()
     nothing_comes_back(model, "the large model", LARGE)
     nothing_comes_back(EMBEDDED_MODEL_NAME, "the embedded model", EMBEDDED)
 
@@ -134,8 +135,8 @@ def pulled(model: str) -> float:
 
 def nothing_comes_back(model: str, which: str, load: Load) -> None:
     """Prints what both tiers cost: one worker that stores what it computes and looks for each
-    prompt, and in the next turn does neither. Two workers alike differ by more than a store costs:
-    the second by up to 18 % on two cores."""
+    prompt, and in the next turn does neither (call `switchable` before). Two workers alike differ
+    by more than a store costs: the second by up to 18 % on two cores."""
     firsts: Pairs = []
     rates: Pairs = []
 
@@ -161,7 +162,6 @@ def nothing_comes_back(model: str, which: str, load: Load) -> None:
             firsts.extend([await pair(first, at) for at in range(load.singles)])
             rates.append(await pair(rate, turn))
 
-    switchable()
     with tempfile.TemporaryDirectory() as folder:
         both = {"ram_mib": RAM_MIB, "disk_mib": 2 * RAM_MIB, "path": folder}
         on_workers(model, {"d0": both}, unique_prompts)

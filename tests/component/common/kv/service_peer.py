@@ -113,7 +113,7 @@ def idle_turns(service: KvService) -> int:
     """
     kv_thread = service._kv_thread
     assert kv_thread is not None
-    wait_for(lambda: not kv_thread._ticking)
+    wait_for(lambda: not (kv_thread._ticking or kv_thread._status_pending))
     selector = kv_thread.loop._selector  # type: ignore[attr-defined]
     counted, select = 0, selector.select
 

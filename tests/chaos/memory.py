@@ -27,9 +27,11 @@ Series = Sequence[tuple[float, float]]
 
 
 class Memory:
-    """`series`: of each process by daemon and pid, (seconds, resident bytes)."""
+    """`series`: of each process by daemon and pid, (seconds, resident bytes). `families`: with all
+    that a daemon started, such as a worker's engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, families: bool = False) -> None:
+        self._families = families
         self.series: dict[tuple[str, int], list[tuple[float, float]]] = {}
 
     async def watch(self, cell: Cell, names: Sequence[str]) -> None:
@@ -43,7 +45,8 @@ class Memory:
         """A daemon that is down just now, or dies meanwhile, has no memory."""
         try:
             process = cell.process(name)
-            resident = float(process.memory_info().rss)
+            family = process.children(recursive=True) if self._families else []
+            resident = float(sum(one.memory_info().rss for one in (process, *family)))
         except psutil.Error:
             return
         self.series.setdefault((name, process.pid), []).append((time.monotonic(), resident))

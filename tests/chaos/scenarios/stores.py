@@ -1,6 +1,7 @@
 """A long time with stores on real vLLM: blocks are written behind, pulled, prefetched, read off
 disks and pushed out, streams have copies at another worker, and workers are killed now and then.
-Both tiers are far smaller than what is asked for, so that they are full all the time.
+Both tiers are far smaller than what is asked for, so that they are full all the time. One worker
+lives as long as the fleet, so that its engine's memory can be judged.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ SETTINGS = {
     "BATON_KV__CHECKPOINT__POLICY": "all",
 }
 WORKERS = ("p0", "d0", "d1")
+KILLED, WATCHED = ("p0", "d0"), ("d1", "g0", "r0")
 LOOK_SECONDS, KILL_SECONDS = 2.0, 90.0
 COUNTED = ("written", "hits", "evicted", "expired", "damaged")
 
@@ -118,12 +120,12 @@ async def soak(minutes: float) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         settings = {**vllm.PLAN.settings, **SETTINGS, "BATON_KV__STORE__PATH": folder}
         async with cell(replace(vllm.PLAN, settings=settings)) as fleet:
-            tiers, memory = Tiers(), Memory()
+            tiers, memory = Tiers(), Memory(families=True)
             async with under_load(fleet, RATE, ASK) as load, asyncio.TaskGroup() as beside:
                 least = int(0.2 * minutes * 60 * RATE)
                 watching = [
                     beside.create_task(tiers.watch(fleet, Path(folder))),
-                    beside.create_task(memory.watch(fleet, ("g0", "r0"))),
+                    beside.create_task(memory.watch(fleet, WATCHED)),
                     beside.create_task(report(test, fleet, load, least)),
                 ]
                 kills = await kill_until(time.monotonic() + minutes * 60, fleet)
@@ -135,14 +137,14 @@ async def soak(minutes: float) -> list[Row]:
                 Row("- workers killed", str(kills), "one or more", kills > 0),
                 *tiers.rows(),
                 await nothing_held(fleet),
-                *memory.rows(("g0", "r0")),
+                *memory.rows(WATCHED),
             ]
 
 
 async def kill_until(end: float, fleet: Cell) -> int:
     """How many. The next comes when all are ready."""
     chance, kills = random.Random(1), 0
-    for name in cycle(WORKERS):
+    for name in cycle(KILLED):
         pause = chance.uniform(0.5, 1.5) * KILL_SECONDS
         await asyncio.sleep(max(0.0, min(pause, end - time.monotonic())))
         if time.monotonic() >= end:

@@ -24,7 +24,8 @@ def make(
 ) -> Worker:
     """Makes the daemon, inside the running loop and with an engine that is already open."""
     info, capacity = engine.info, engine.info.capacity
-    limit = grant_limit_of(capacity, config.router.kv_grant_max)
+    router = config.router
+    limit = grant_limit_of(capacity, router.kv_grant_max, router.slots_ahead_max)
     cold, step_tokens = info.drafter_cold, info.step_tokens
     decode = DecodeCore(name, incarnation, limit, drafter_cold=cold, step_tokens=step_tokens)
     cores: dict[Role, WorkerCore] = {Role.DECODE: decode}

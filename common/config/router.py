@@ -49,6 +49,10 @@ class RouterConfig(Section, frozen=True):
     kv_grant_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
     """Share of a decode worker's KV tokens that may be promised to requests; the rest is a
     reserve."""
+    slots_ahead_max: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    """Requests beyond its slots that a decode worker may have, as a share of its `max_num_seqs`.
+    Where no slot is free, a prompt begins before one is, if enough streams are expected to end by
+    the time its KV is there. 0: it waits until a slot is free."""
     worker_timeout_ms: Annotated[float, Meta(ge=200)] = 3_000.0
     """Silence after which a worker is ejected. Workers beat every 500 ms."""
     history: Count = 1024

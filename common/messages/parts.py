@@ -122,6 +122,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         """What it means, the same but for precision, and its element type."""
         return self.kv_meaning, self.kv_lossy_meaning, self.kv_element
 
+    def requests_max(self, slots_ahead_max: float) -> int:
+        """Requests that a decode worker may have, those included whose prompts are computed before
+        a slot is free. `slots_ahead_max`: as in `[router]`."""
+        return self.max_num_seqs + int(self.max_num_seqs * slots_ahead_max)
+
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker's engine holds now."""

@@ -26,6 +26,8 @@ class Totals(msgspec.Struct, kw_only=True):
     placed: int = 0
     #: Of those placed, the ones without a prefill worker.
     placed_local: int = 0
+    #: Of those placed, the ones whose decode worker had no free slot yet.
+    placed_ahead: int = 0
     #: Of those placed, the ones whose KV comes from the decode worker that the stream left.
     moved: int = 0
     #: Found on a worker; another router had placed them, or this one before a restart.

@@ -139,14 +139,14 @@ class Fleet:
     def _add_worker(self, role: Role, number: int, model: str) -> None:
         port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
         parts = (f"{role.value[0]}{number}", self._scenario.profile, self._time, port)
-        both, grant = self._scenario.roles, self._scenario.settings.kv_grant_max
+        both, settings = self._scenario.roles, self._scenario.settings
         models: list[PrefillModel | DecodeModel] = []
         if both or role is Role.PREFILL:
             prefill = PrefillModel(*parts, model=model)
             self._prefills[prefill.identity] = prefill
             models.append(prefill)
         if both or role is Role.DECODE:
-            decode = DecodeModel(*parts, grant, model=model)
+            decode = DecodeModel(*parts, settings, model=model)
             self._decodes[decode.identity] = decode
             models.append(decode)
         worker: ModelWorker | RoleModel = models[0]

@@ -8,7 +8,9 @@ the leading tokens that the decode worker's prefix cache has at dispatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from common import prefix
@@ -48,6 +50,7 @@ from loadtest.capacity.workload import Arrival
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import grant_limit_of
 from services.prefill.core import PrefillCore
+from services.router.settings import Settings
 
 INCARNATION = "1"
 PROMPT_ID_BYTES = 4
@@ -246,6 +249,9 @@ class PrefillModel(ModelWorker):
 
 
 class DecodeModel(ModelWorker):
+    """Takes KV for as many requests as it has slots, the oldest first. That of others waits on its
+    prefill worker, as if it took no room there."""
+
     role = Role.DECODE
 
     def __init__(
@@ -254,20 +260,50 @@ class DecodeModel(ModelWorker):
         profile: Profile,
         time: VirtualTime,
         fleet: FleetPort,
-        kv_grant_max: float,
+        settings: Settings,
         *,
         model: str = "model",
     ) -> None:
         super().__init__(name, profile, time, fleet, model=model)
-        self.core = DecodeCore(name, INCARNATION, grant_limit_of(self.capacity, kv_grant_max))
+        limit = grant_limit_of(self.capacity, settings.kv_grant_max, settings.slots_ahead_max)
+        self.core = DecodeCore(name, INCARNATION, limit)
+        #: Those whose KV could have come, and that have no slot.
+        self._waiting: set[AttemptKey] = set()
 
     def deliver_kv(self, key: AttemptKey) -> None:
         job = self.jobs.get(key)
         if job is None or job.ready:
             return
-        job.ready = self._time.now
-        self._handle(Batch(kv_done=[KvDone(*key, side="receive", report=self._report(job))]))
-        self.engine.fetched(job)
+        if key in self._with_slots():
+            self._have(job)
+        else:
+            self._waiting.add(key)
+
+    def _have(self, job: Job) -> None:
+        """Its KV is here."""
+        if job.key in self.jobs:
+            job.ready = self._time.now
+            report = self._report(job)
+            self._handle(Batch(kv_done=[KvDone(*job.key, side="receive", report=report)]))
+            self.engine.fetched(job)
+
+    def _handle(self, event: Event) -> None:
+        super()._handle(event)
+        if self._waiting:
+            self._let_in()
+
+    def _with_slots(self) -> Iterable[AttemptKey]:
+        return islice(self.jobs, self.capacity.max_num_seqs)
+
+    def _let_in(self) -> None:
+        """The KV is sent once there is a slot."""
+        profile = self._profile
+        for key in [key for key in self._with_slots() if key in self._waiting]:
+            self._waiting.remove(key)
+            job = self.jobs[key]
+            seconds = profile.transfer_seconds(job.arrival.prompt, job.cached)
+            self._time.after(seconds + profile.handoff_ms / 1000, partial(self._have, job))
+        self._waiting &= self.jobs.keys()
 
     def _start(self, job: Job, added: EngineRequest) -> None:
         ticket = added.ticket

@@ -14,7 +14,7 @@ from common.messages import Capacity
 class GrantLimit(NamedTuple):
     """What a worker grants at most."""
 
-    #: Streams at once.
+    #: Streams at once, those that have no slot of the engine yet included.
     streams_max: int
     #: KV tokens of all streams, each stream counted in whole blocks.
     kv_tokens_max: int
@@ -36,8 +36,12 @@ class GrantLimit(NamedTuple):
         return ""
 
 
-def grant_limit_of(capacity: Capacity, kv_grant_max: float) -> GrantLimit:
-    """`kv_grant_max` is the share of the KV tokens that may be promised, as in the router."""
+def grant_limit_of(
+    capacity: Capacity, kv_grant_max: float, slots_ahead_max: float = 0.0
+) -> GrantLimit:
+    """`kv_grant_max` is the share of the KV tokens that may be promised, and `slots_ahead_max` that
+    of the slots which may be promised once more; both as in the router."""
     blocks = int(capacity.kv_blocks * kv_grant_max)
     block = capacity.block_tokens
-    return GrantLimit(capacity.max_num_seqs, blocks * block, block, capacity.kv_groups)
+    streams = capacity.requests_max(slots_ahead_max)
+    return GrantLimit(streams, blocks * block, block, capacity.kv_groups)

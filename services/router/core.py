@@ -140,7 +140,7 @@ class Core:
             actions += wake_workers(tables, now)
             actions += look_at_balance(tables, now)
             actions += scale.scale_workers(tables, now)
-            actions += place_queue.refuse_waiting(tables, now)
+            actions += submit.refuse_waiting(tables, now)
             actions += operator.drop_evicted(tables, now)
             actions += preempt.preempt(tables, now)
             actions += preempt.end_grace(tables, now)
@@ -155,7 +155,7 @@ class Core:
             tables.changes.capacity = False
         if not tables.limits.max_queue and len(tables.waiting):
             sentence = "no worker is free, and this router keeps no queue"
-            actions += place_queue.refuse_all(tables, Code.QUEUE_FULL, sentence, now)
+            actions += submit.refuse_all(tables, Code.QUEUE_FULL, sentence, now)
         return actions
 
     def role_of(self, peer: str) -> Role | None:
@@ -325,7 +325,7 @@ class Core:
                 return [
                     action
                     for tables in shared.models.values()
-                    for action in place_queue.refuse_all(tables, Code.DRAINING, STOPPING, now)
+                    for action in submit.refuse_all(tables, Code.DRAINING, STOPPING, now)
                 ]
 
     def _ticked(self, now: float) -> list[Action]:

@@ -31,12 +31,14 @@ def main(argv: list[str] | None = None) -> int:
     add("--switches", action="store_true", help="and faults come in each phase of such a change")
     add("--budgets", action="store_true", help="requests have KV budgets, and load is evened out")
     add("--scaling", action="store_true", help="hooks start and stop workers, with faults")
+    add("--slots", action="store_true", help="decode workers are short of slots, prompts are long")
     options = parser.parse_args(argv)
     kinds = Kinds(
         roles=options.roles,
         switches=options.switches,
         budgets=options.budgets,
         scaling=options.scaling,
+        slots=options.slots,
     )
     if options.seed is not None:
         return _one(options.seed, World(options.seed, trace=options.trace, **kinds))
@@ -88,7 +90,8 @@ def _report(sums: Sums, asked: int, seconds: float, more: str) -> None:
         f"{sums.seeds} of {asked} seeds in {seconds:.0f} s ({sums.seeds / seconds:.1f}/s), "
         f"{sums.events} events, {sums.virtual_seconds / 3600:.2f} virtual hours, "
         f"{sums.requests} requests, {sums.amplification:.4f} dispatches each, "
-        f"{sums.moves} moves, {sums.taken} with their KV, {sums.roles} roles changed, "
+        f"{sums.moves} moves, {sums.taken} with their KV, {sums.ahead} begun ahead of a slot, "
+        f"{sums.roles} roles changed, "
         f"{sums.balanced} orders of controllers, {commit()}"
     )
     for title, counter in (

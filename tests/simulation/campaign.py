@@ -37,6 +37,7 @@ class Sums:
     moves: int = 0
     taken: int = 0
     copied: int = 0
+    ahead: int = 0
     roles: int = 0
     virtual_seconds: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
@@ -58,6 +59,7 @@ class Sums:
         self.moves += other.moves
         self.taken += other.taken
         self.copied += other.copied
+        self.ahead += other.ahead
         self.roles += other.roles
         self.virtual_seconds += other.virtual_seconds
         self.ends.update(other.ends)
@@ -104,6 +106,7 @@ def play_one(seed: int, sums: Sums, **kinds: Unpack[Kinds]) -> str:
     sums.moves += outcome.moves
     sums.taken += outcome.taken
     sums.copied += outcome.copied
+    sums.ahead += outcome.ahead
     sums.roles += len(world.fleet.tally.roles)
     sums.virtual_seconds += outcome.virtual_seconds
     sums.ends.update(outcome.ends)

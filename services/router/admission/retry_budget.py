@@ -2,8 +2,8 @@
 
 A token bucket: every first attempt adds `share`, every later attempt takes 1, and `per_min` refills
 the bucket slowly, so that the streams of a quiet fleet are recovered in the end. The bucket starts
-full and holds `burst`, or as much as the largest decode worker runs if that is more, because the
-loss of one worker must always be recoverable.
+full and holds `burst`, or as much as the largest decode worker may have if that is more, because
+the loss of one worker must always be recoverable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RetryBudget:
         self._spent = max(0.0, self._spent - self._share)
 
     def left(self, largest_worker: int) -> float:
-        """Retries left. `largest_worker`: the most slots that one decode worker has."""
+        """Retries left. `largest_worker`: the most requests that one decode worker may have."""
         return max(self._burst, float(largest_worker)) - self._spent
 
     def take(self, largest_worker: int, now: float) -> bool:

@@ -37,7 +37,8 @@ def learn_first_token(estimates: Estimates, worker: Worker, attempt: Attempt, no
         return
     prefill = attempt.placement.prefill.name
     estimates.record_transfer(prefill, worker.name, report.kv)
-    if attempt.prefill_ended is not None and attempt.prefill_report is not None:
+    waited = attempt.placement.ahead  # for a slot of D, which is no part of the handoff
+    if attempt.prefill_ended is not None and attempt.prefill_report is not None and not waited:
         tokens = attempt.request.prompt_tokens - attempt.prefill_report.cached_tokens
         size = max(report.kv.payload_bytes, report.kv.raw_bytes)
         computing = estimates.prefill_seconds(tokens, prefill)

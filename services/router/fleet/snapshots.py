@@ -3,6 +3,8 @@ without a free slot are kept apart, so that placement in a full fleet costs almo
 
 from __future__ import annotations
 
+from itertools import islice
+
 from common.messages import Role
 from services.router.fleet.role_totals import Totals
 from services.router.placement.types import WorkerView
@@ -28,6 +30,12 @@ class WorkerSnapshots:
         """Ready decode workers with a free slot, mixed ones included."""
         self._refresh(Role.DECODE)
         return list(self._open.values())
+
+    def full_decodes(self, most: int) -> list[WorkerView]:
+        """So many of the ready decode workers without a free slot: those that have had none for the
+        longest time."""
+        self._refresh(Role.DECODE)
+        return list(islice(self._full.values(), most))
 
     def decodes(self) -> list[WorkerView]:
         """All ready decode workers, with a free slot or not."""

@@ -14,6 +14,7 @@ TOTALS = {
     "submitted": "Attempts that gateways submitted",
     "placed": "Attempts given to a decode worker",
     "placed_local": "Attempts given to a decode worker without a prefill worker",
+    "placed_ahead": "Attempts given to a decode worker before one of its slots was free",
     "moved": "Attempts that go on with the KV of the decode worker that the stream left",
     "adopted": "Attempts found on a worker, placed by another router or before a restart",
     "ended": "Attempts that ended with their last token",

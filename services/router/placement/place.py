@@ -115,7 +115,7 @@ def rooms(request: ResourceRequest, views: Views) -> int:
     total_tokens, promised = request.total_tokens, request.promised_tokens
     return sum(
         min(
-            view.requests_max - view.requests,
+            max(0, view.requests_max - view.requests),
             (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(promised)),
         )
         for view in views

@@ -295,3 +295,5 @@ class Placement(NamedTuple):
     compared: bool = False
     #: Out of which store the worker that computes the prompt gets its beginning; None: out of none.
     pull: PullChoice | None = None
+    #: Whether the prompt begins before D has a slot for it (`ahead.py`).
+    ahead: bool = False

@@ -40,7 +40,8 @@ def measure(tables: Tables, now: float) -> None:
     kv = sum(w.capacity.kv_blocks for w in ready)
     used = sum(w.load.kv_used * w.capacity.kv_blocks for w in ready)
     state.kv_used = used / kv if kv else 0.0
-    state.largest_worker_slots = max((w.capacity.max_num_seqs for w in ready), default=0)
+    ahead = tables.settings.slots_ahead_max
+    state.largest_worker_slots = max((w.capacity.requests_max(ahead) for w in ready), default=0)
     overdue = now - config.decode_queue_overdue_ms / 1000
     state.overdue_starts = 0
     for since in state.awaiting_first_token.values():

@@ -14,19 +14,18 @@ import msgspec
 
 from common.errors import Code
 from common.identity import identity_of
-from common.messages import Abort, KvHolder, Prefetch, Prefill, Role
+from common.messages import Abort, KvHolder, Prefetch, Prefill, PriorityClass, Role
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.fleet.pairing import can_take
 from services.router.fleet.pools import pool_for
 from services.router.fleet.prefixes import known_prefixes, remember_prefix, stored_prefixes
-from services.router.placement import checkpoint, place, prefetch
+from services.router.placement import ahead, checkpoint, place, prefetch
 from services.router.placement.pull import source_of
 from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
 from services.router.rules import (
-    admit,
     attempt_lifecycle,
     degradation_reports,
     moves,
@@ -36,7 +35,10 @@ from services.router.rules import (
 )
 from services.router.tables import Tables
 
+LOWEST = max(PriorityClass)
 NEVER = 1 << 62
+AHEAD_VIEWS_MAX = 64
+"""Full decode workers that are looked at for one that a prompt may begin ahead for."""
 
 
 def place_waiting(tables: Tables, now: float) -> list[Action]:
@@ -88,9 +90,7 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
     """Places or refuses one attempt; None when none in the window can be."""
     decodes = preempt.open_decodes(tables)
     if not decodes:
-        any_decode = tables.snapshots.any_decode()
-        tables.waiting.head().waits_for = WaitFor.SLOT if any_decode else WaitFor.WORKER
-        return None
+        return _place_ahead(tables, now)
     prefills = tables.quarantine.trials.spared(tables.snapshots.prefills())
     too_big = too_long = NEVER
     passed: list[Attempt] = []
@@ -98,7 +98,7 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
     for attempt in _unsuspected(tables):
         request = attempt.promise(decodes[0])
         if attempt.start_by and now >= attempt.start_by:
-            return _refuse_expired(tables, attempt, now)
+            return submit.refuse_expired(tables, attempt, now)
         workers = preempt.open_to(tables, attempt, decodes, prefills, now)
         too_large = request.promised_tokens >= too_big or request.prompt_tokens >= too_long
         if workers is None or too_large:
@@ -126,6 +126,45 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
             too_big = min(too_big, request.promised_tokens)
         passed.append(attempt)
     return None
+
+
+def _place_ahead(tables: Tables, now: float) -> list[Action] | None:
+    """No decode worker has a free slot: the first in the queue may begin before one has."""
+    attempt, any_decode = tables.waiting.head(), tables.snapshots.any_decode()
+    attempt.waits_for = WaitFor.SLOT if any_decode else WaitFor.WORKER
+    if not _may_begin_ahead(tables, attempt):
+        return None
+    tables.wants_prefill = True  # while no request ends, the forecast changes
+    request, residence_s = attempt.request, tables.estimates.decode_residence_s(0.0)
+    trials, share = tables.quarantine.trials, tables.settings.slots_ahead_max
+    full = trials.spared(tables.snapshots.full_decodes(AHEAD_VIEWS_MAX))
+    full = _with_adapter(request.adapter, full)
+    seconds = tables.estimates.prefill_seconds
+    expected = ahead.Forecast(seconds(request.prompt_tokens), residence_s)
+    if not ahead.with_slots_ahead(full, expected, share):
+        return None
+    attempt.promise(full[0])
+    context = _context(tables, attempt, now, any_prefill=True)
+    cached = max(context.cached.values(), default=0)
+    expected = ahead.Forecast(seconds(request.prompt_tokens - cached), residence_s)
+    able = ahead.with_slots_ahead(full, expected, share)
+    choice = _choose(tables, able, trials.spared(tables.snapshots.prefills()), context)
+    if isinstance(choice, Placement) and choice.prefill is not None:
+        return _dispatch(tables, attempt, ahead.told(choice, expected), now)
+    return None
+
+
+def _may_begin_ahead(tables: Tables, attempt: Attempt) -> bool:
+    """A prompt that is to be computed for the first time, while computed ones do not wait."""
+    limit, state = tables.limits.max_active, tables.admission
+    new = attempt.number == 1 and attempt.priority is not LOWEST
+    room = not limit or tables.active < limit
+    return (
+        new
+        and room
+        and not state.overdue_starts
+        and not tables.quarantine.is_suspect(attempt.digest)
+    )
 
 
 def _with_adapter(adapter: str, views: list[WorkerView]) -> list[WorkerView]:
@@ -263,48 +302,6 @@ def _context(
     )
 
 
-def refuse_waiting(tables: Tables, now: float) -> list[Action]:
-    """Refuses what has waited too long, and all when no decode worker became ready in time."""
-    actions: list[Action] = []
-    longest = tables.admission.config.queue_ms_max / 1000
-    for attempt in list(tables.waiting):
-        if attempt.start_by and now >= attempt.start_by:
-            actions += _refuse_expired(tables, attempt, now)
-        elif now - attempt.received >= longest:
-            actions += _refuse_unplaced(tables, attempt, now)
-        elif attempt.request.adapter and submit.adapter_wait_expired(tables, attempt, now):
-            sentence = submit.no_adapter_sentence(attempt.request.adapter)
-            actions += submit.refuse(tables, attempt, Code.NO_CAPACITY, sentence, now)
-    if submit.decode_wait_expired(tables, now):
-        sentence = "no decode worker became ready in time"
-        actions += refuse_all(tables, Code.NO_CAPACITY, sentence, now)
-    return actions
-
-
-def refuse_all(tables: Tables, code: Code, sentence: str, now: float) -> list[Action]:
-    actions: list[Action] = []
-    for attempt in list(tables.waiting):
-        actions += submit.refuse(tables, attempt, code, sentence, now)
-    return actions
-
-
-def _refuse_expired(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
-    """Its first token would come too late now."""
-    waited = (now - attempt.received) * 1000
-    deadline = attempt.deadline - attempt.received
-    own = attempt.deadline and admit.ttft_limit_seconds(tables, attempt) == deadline
-    what, code = ("deadline", Code.DEADLINE_EXCEEDED) if own else ("TTFT SLO", Code.OVERLOADED)
-    sentence = f"its {what} cannot be met any more after {waited:.0f} ms in the queue"
-    return submit.refuse(tables, attempt, code, sentence, now)
-
-
-def _refuse_unplaced(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
-    """It has waited for as long as anything may."""
-    lacked = f"it waits for {attempt.waits_for.value}" if attempt.waits_for else "others are first"
-    sentence = f"it was not placed after {now - attempt.received:.0f} s in the queue: {lacked}"
-    return submit.refuse(tables, attempt, Code.OVERLOADED, sentence, now)
-
-
 def _dispatch(
     tables: Tables,
     attempt: Attempt,
@@ -320,6 +317,7 @@ def _dispatch(
     tables.waiting.serve(attempt)
     tables.place(attempt, placement, now)
     tables.counts.placed += 1
+    tables.counts.placed_ahead += placement.ahead
     decode, prefill = placement.decode, placement.prefill
     memory, body = tables.placement_memory, attempt.body
     serial = memory.next_serial()

@@ -271,6 +271,48 @@ def refuse(tables: Tables, attempt: Attempt, code: Code, sentence: str, now: flo
     return _refuse(tables, attempt, Refusal(code, sentence), now)
 
 
+def refuse_waiting(tables: Tables, now: float) -> list[Action]:
+    """Refuses what has waited too long, and all when no decode worker became ready in time."""
+    actions: list[Action] = []
+    longest = tables.admission.config.queue_ms_max / 1000
+    for attempt in list(tables.waiting):
+        if attempt.start_by and now >= attempt.start_by:
+            actions += refuse_expired(tables, attempt, now)
+        elif now - attempt.received >= longest:
+            actions += _refuse_unplaced(tables, attempt, now)
+        elif attempt.request.adapter and adapter_wait_expired(tables, attempt, now):
+            sentence = no_adapter_sentence(attempt.request.adapter)
+            actions += refuse(tables, attempt, Code.NO_CAPACITY, sentence, now)
+    if decode_wait_expired(tables, now):
+        sentence = "no decode worker became ready in time"
+        actions += refuse_all(tables, Code.NO_CAPACITY, sentence, now)
+    return actions
+
+
+def refuse_all(tables: Tables, code: Code, sentence: str, now: float) -> list[Action]:
+    actions: list[Action] = []
+    for attempt in list(tables.waiting):
+        actions += refuse(tables, attempt, code, sentence, now)
+    return actions
+
+
+def refuse_expired(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
+    """Its first token would come too late now."""
+    waited = (now - attempt.received) * 1000
+    deadline = attempt.deadline - attempt.received
+    own = attempt.deadline and admit.ttft_limit_seconds(tables, attempt) == deadline
+    what, code = ("deadline", Code.DEADLINE_EXCEEDED) if own else ("TTFT SLO", Code.OVERLOADED)
+    sentence = f"its {what} cannot be met any more after {waited:.0f} ms in the queue"
+    return refuse(tables, attempt, code, sentence, now)
+
+
+def _refuse_unplaced(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
+    """It has waited for as long as anything may."""
+    lacked = f"it waits for {attempt.waits_for.value}" if attempt.waits_for else "others are first"
+    sentence = f"it was not placed after {now - attempt.received:.0f} s in the queue: {lacked}"
+    return refuse(tables, attempt, Code.OVERLOADED, sentence, now)
+
+
 def _refuse(tables: Tables, attempt: Attempt, refusal: Refusal, now: float) -> list[Action]:
     code, sentence = refusal.code, refusal.sentence
     retry = _retry_after_ms(tables, attempt, refusal, now)

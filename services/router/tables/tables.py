@@ -362,4 +362,5 @@ class Tables:
                 assert attempt.prefill_open
         if not adopted:
             assert promised <= worker.kv_tokens_max, f"{worker.name} over"
-            assert len(worker.held) <= worker.capacity.max_num_seqs
+            ahead = self.settings.slots_ahead_max if worker.role.decodes else 0.0
+            assert len(worker.held) <= worker.capacity.requests_max(ahead)

@@ -73,6 +73,11 @@ def _until_token(
     report = attempt.prefill_report
     computed, rest = _take(rest, report.elapsed_ms if report is not None else 0.0)
     yield "prefill", number, prefill, computed
+    if attempt.placement.ahead and started is not None and started.kv is not None:
+        asked = started.kv_ms - started.kv.wait_ms - started.kv.transfer_ms
+        waited, rest = _take(rest, asked - computed)
+        yield "slot", number, decode, waited
+        computed += waited
     moved, rest = _take(rest, started.kv_ms - computed if started is not None else 0.0)
     yield "transfer", number, f"{prefill}>{decode}", moved
     yield "first_token", number, decode, rest

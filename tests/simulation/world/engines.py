@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from common.blocks import HandoverOrder, keeps_part
@@ -34,13 +35,14 @@ def token(first_prompt_id: int, position: int) -> int:
 
 @dataclass(slots=True)
 class Held:
-    """One attempt in an engine. `blocks`: that it needs at most, over all groups. `taker`: called
-    once when P has computed it, or will not."""
+    """One attempt in an engine. `blocks`: that it needs at most, over all groups. `entered`: it has
+    a slot. `taker`: called once when P has computed it, or will not."""
 
     request: EngineRequest
     blocks: int
     computed: bool = False
     expired: bool = False
+    entered: bool = False
     running: bool = False
     emitted: int = 0
     taker: Callable[[bool], None] | None = None
@@ -103,7 +105,8 @@ class PrefillEngine(ModelEngine):
         held = Held(request, blocks_held(self._groups, len(request.prompt_ids), STEP))
         self.held[request.key] = held
         now = self._clock.now
-        self._free_at = max(now, self._free_at) + self.draw(PREFILL_SECONDS) * self.slow
+        seconds = self.draw(PREFILL_SECONDS) * self._owner.fleet.prompt_times
+        self._free_at = max(now, self._free_at) + seconds * self.slow
         self._clock.at(self._free_at, lambda: self._owner.when_awake(lambda: self._computed(held)))
         self._clock.after(LEASE_SECONDS, lambda: self._expire(held))
 
@@ -191,13 +194,25 @@ class DecodeEngine(ModelEngine):
         total = len(request.prompt_ids) + request.sampling.max_tokens
         held = Held(request, blocks_held(self._groups, total))
         self.held[request.key] = held
-        if request.ticket is None:
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """The oldest have the slots. Another waits for one before it asks for its KV."""
+        for held in islice(self.held.values(), self._owner.fleet.capacity.max_num_seqs):
+            if not held.entered:
+                held.entered = True
+                self._enter(held)
+
+    def _enter(self, held: Held) -> None:
+        ticket = held.request.ticket
+        if ticket is None:
             self.after(self.draw(PREFILL_SECONDS), lambda: self._run(held))
         else:
-            self.after(0.002, lambda: self._fetch(held, request.ticket))
+            self.after(0.002, lambda: self._fetch(held, ticket))
 
     def abort(self, key: str, keep_tokens: int = 0) -> None:
         held = self.held.pop(key, None)
+        self._let_in()
         if not keep_tokens:
             self._refuse(key)
             kept = self.kept.get(key)
@@ -266,8 +281,7 @@ class DecodeEngine(ModelEngine):
             del self.kept[key]
             self._end(held.request, side="send", error=error)
 
-    def _fetch(self, held: Held, ticket: Ticket | None) -> None:
-        assert ticket is not None
+    def _fetch(self, held: Held, ticket: Ticket) -> None:
         fleet = self._owner.fleet
         peer = fleet.kv_engine(identity_of(ticket.prefill, ticket.prefill_incarnation))
         answered: list[bool] = []
@@ -309,6 +323,7 @@ class DecodeEngine(ModelEngine):
         if any(self.is_killed_by(held) for held in running):
             return
         outputs = [self._more(held) for held in running]
+        self._let_in()
         self.after(self.draw(STEP_SECONDS), self._step)
         self._emit(Batch(outputs=outputs))
 

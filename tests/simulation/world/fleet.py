@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from common.config import BalanceConfig, ScaleConfig
 from common.messages import Role
 from tests.simulation.world.budget_judge import BudgetJudge
@@ -63,6 +65,12 @@ class Fleet:
         self.warm = warm
         #: Blocks of KV that a request is promised at a time, by class; empty = all.
         self.budgets: tuple[int, ...] = ()
+        #: Slots of each worker, as `Capacity` has them; 0 = those of the model.
+        self.slots = 0
+        #: As in `[router]`.
+        self.slots_ahead_max = 0.25
+        #: How many times longer prefill workers need for a prompt.
+        self.prompt_times = 1.0
         self.names = names
         self.clock = clock
         self.network = network
@@ -91,6 +99,16 @@ class Fleet:
     def serve(self, model: str) -> None:
         """Before `build`. `capacity` is that of each worker."""
         self.model, self.capacity = model, MODELS[model]
+        if self.slots:
+            blocks = 3 * self.capacity.kv_blocks
+            changed = {"max_num_seqs": self.slots, "kv_blocks": blocks}
+            self.capacity = msgspec.structs.replace(self.capacity, **changed)
+
+    def want_slots(self) -> None:
+        """Before `build`. Decode workers are short of slots, not of KV; prompts take long, and many
+        workers compute them."""
+        self.slots, self.slots_ahead_max, self.prompt_times = 4, 0.5, 5.0
+        self.serve(self.model)
 
     def draw_budgets(self) -> None:
         """Before `build`. A class without a budget is promised all."""
@@ -103,6 +121,7 @@ class Fleet:
 
     def build(self) -> None:
         prefills, decodes = self.clock.random.choice(SHAPES)
+        prefills *= 4 if self.slots else 1
         for name in self.router_names:
             self.add(RouterProcess(self, name))
         for i in range(2):
@@ -179,6 +198,10 @@ class Fleet:
             for (reason, outcome), times in router.core.tables.counts.moves.items():
                 found[f"{reason.value} {outcome.value}"] += times
         return dict(found)
+
+    def ahead(self) -> int:
+        """Prompts that began before their decode worker had a slot, as such routers counted."""
+        return sum(router.core.tables.counts.placed_ahead for router in self.routers())
 
     def balanced(self) -> int:
         """Orders that the controllers of all routers gave that there ever were."""

@@ -344,7 +344,8 @@ class Judge:
         requests = {request_id for request_id, _ in dispatches}
         parked = self._fleet.moved().get("room parked", 0)
         attempts = len(dispatches) - len(requests) - self._fleet.tally.moves - parked
-        each_model = RETRY_BURST + RETRY_PER_SECOND * self._clock.now
+        largest = self._fleet.capacity.requests_max(self._fleet.slots_ahead_max)
+        each_model = max(RETRY_BURST, largest) + RETRY_PER_SECOND * self._clock.now
         budget = RETRY_SHARE * self._fleet.submitted() + each_model * len(self._fleet.names)
         if attempts > budget and not self._fleet.router_restarted():
             self._clock.violate(f"{attempts} further attempts of {len(requests)} requests")

@@ -37,6 +37,8 @@ def settings(
     budgets: tuple[int, ...] = (),
     controller: BalanceConfig | None = None,
     scale: tuple[ScaleConfig, int] | None = None,
+    *,
+    slots_ahead_max: float,
 ) -> Settings:
     """Production's, with times cut so that a scenario fits into seconds, and small limits.
     `budgets`: in bytes, by class; where there are any, load is evened out too. `scale`: with the
@@ -56,6 +58,7 @@ def settings(
         worker_timeout_ms=1_600.0,
         history=100_000,
         lease_ms=3_000.0,
+        slots_ahead_max=slots_ahead_max,
         idle_seconds=2.0,
         rebuild_seconds=0.0 if incarnation == "1" else REBUILD_SECONDS,
         admission=AdmissionConfig(
@@ -85,6 +88,7 @@ class RouterProcess(Process):
                 self.fleet.budget_bytes,
                 self.fleet.controller,
                 (self.fleet.scale, self.fleet.floor),
+                slots_ahead_max=self.fleet.slots_ahead_max,
             ),
             lambda: draw.randbytes(16),
             random.Random(self.incarnation).random,

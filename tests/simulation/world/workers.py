@@ -83,7 +83,7 @@ class WorkerProcess(Process):
         self.decode_core = DecodeCore(
             self.name,
             self.incarnation,
-            grant_limit_of(self.fleet.capacity, GRANT),
+            grant_limit_of(self.fleet.capacity, GRANT, self.fleet.slots_ahead_max),
             step_tokens=CHUNK_MAX,
         )
         prefill_core = PrefillCore(self.name, self.incarnation, self.fleet.capacity.max_num_seqs)

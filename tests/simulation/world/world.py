@@ -44,6 +44,7 @@ class Outcome:
     moves: int
     taken: int
     copied: int
+    ahead: int
     moved: dict[str, int]
     ends: dict[str, int]
     faults: dict[str, int]
@@ -62,6 +63,7 @@ class Kinds(TypedDict, total=False):
     switches: bool
     budgets: bool
     scaling: bool
+    slots: bool
 
 
 class World:
@@ -70,7 +72,8 @@ class World:
     sleeps until it is needed, too. `roles`: workers change their role, of which there is one more
     each. `switches`: they do so more often, and faults come in chosen phases of it. `budgets`:
     requests are promised KV in parts, answers are long, and load is evened out. `scaling`: hooks
-    start and stop workers, and faults come in chosen phases of their orders."""
+    start and stop workers, and faults come in chosen phases of their orders. `slots`: decode
+    workers are short of slots and prompts take long, so that they begin ahead of their slots."""
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class World:
         switches: bool = False,
         budgets: bool = False,
         scaling: bool = False,
+        slots: bool = False,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
@@ -92,6 +96,8 @@ class World:
         self.fleet = Fleet(self.clock, self.network, models, warm=warm)
         if budgets:
             self.fleet.draw_budgets()
+        if slots:
+            self.fleet.want_slots()
         self.faults = Faults(self.fleet, roles=roles)
         if switches:
             self.faults = SwitchFaults(self.fleet, seed)
@@ -176,7 +182,7 @@ class World:
             prompt = draw.choice([draw.randint(3, 20), 60, 100])
         if self.faults.weather in MOVING and prompt <= LONG_PROMPT_MAX:
             output = (30, 60)
-        if self.fleet.budgets and prompt <= LONG_PROMPT_MAX:
+        if (self.fleet.budgets or self.fleet.slots) and prompt <= LONG_PROMPT_MAX:
             output = (5, 65)
         request = spec(
             f"{gateway.identity}/{self._serial}",
@@ -210,6 +216,7 @@ class World:
             moves=self.fleet.tally.moves,
             taken=self.fleet.tally.taken,
             copied=self.fleet.tally.copied,
+            ahead=self.fleet.ahead(),
             moved=self.fleet.moved(),
             ends=ends,
             faults=dict(self.faults.counts),

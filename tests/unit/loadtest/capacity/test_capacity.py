@@ -148,7 +148,7 @@ def test_a_decode_worker_refuses_more_than_it_can_hold() -> None:
     sent: list[Message] = []
     port = FleetPort(lambda _, message: sent.append(message), *[lambda *_: None] * 3)
     small = msgspec.structs.replace(PROFILE, max_num_seqs=1)
-    worker = DecodeModel("d0", small, VirtualTime(), port, 0.95)
+    worker = DecodeModel("d0", small, VirtualTime(), port, Settings())
     for number in (1, 2):
         decode = Decode(f"r{number}", 1, "g0", "1", "ipc://g0")
         worker.dispatch(decode, Request(arrival, b""))

@@ -335,6 +335,8 @@ def test_its_room_is_what_routers_count() -> None:
     room = grant_limit_of(messages.capacity(), 0.95)
     assert room == GrantLimit(8, 95 * 16, 16)
     assert room.kv_tokens(900) == 57 * 16
+    ahead = grant_limit_of(messages.capacity(), 0.95, 0.3)
+    assert ahead == room._replace(streams_max=8 + 2), "slots are promised ahead, and KV is not"
     windowed = grant_limit_of(messages.capacity(groups=(KvGroup(16, Kept.WINDOW, 32),)), 0.95)
     assert windowed.kv_tokens(900) == 3 * 16
 

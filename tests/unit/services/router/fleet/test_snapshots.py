@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.messages import Role
+from common.messages import Load, Role
 from services.router.events import WorkerDrained
 from services.router.fleet.role_totals import Totals
 from services.router.placement.place import SORTED_MAX, place
@@ -72,6 +72,23 @@ def test_totals_are_the_sums_of_what_is_shown(rig: Rig) -> None:
     rig.gone("m0|1")
     agree(rig)
     assert rig.core.tables.snapshots.totals(Role.PREFILL).workers == 0
+
+
+def test_full_workers_come_in_the_order_in_which_they_became_full() -> None:
+    rig = Rig(remote_prefill="never", policy="round_robin")
+    rig.gateway()
+    for name in ("d0", "d1", "d2"):
+        rig.beat(rig.decode(name, seqs=1), Load())
+    snapshots = rig.core.tables.snapshots
+    assert snapshots.full_decodes(9) == []
+    for n in range(3):
+        rig.submit(f"r{n}")
+    assert [view.name for view in snapshots.full_decodes(9)] == ["d0", "d1", "d2"]
+    rig.ended("r0", peer="d0|1")
+    assert [view.name for view in snapshots.full_decodes(9)] == ["d1", "d2"]
+    rig.submit("r3")
+    assert [view.name for view in snapshots.full_decodes(2)] == ["d1", "d2"]
+    assert [view.name for view in snapshots.full_decodes(9)] == ["d1", "d2", "d0"]
 
 
 def agree(rig: Rig) -> None:

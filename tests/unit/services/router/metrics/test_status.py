@@ -56,7 +56,7 @@ def test_how_full_it_is() -> None:
     ):
         assert line in lines
     helped = [line for line in lines if line.startswith("# HELP")]
-    assert len(helped) == 8 + 7 + 3 + 7
+    assert len(helped) == 9 + 7 + 3 + 7
 
 
 def test_a_mixed_worker_is_counted_once_among_the_ready() -> None:

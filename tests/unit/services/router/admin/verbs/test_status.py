@@ -18,6 +18,7 @@ TOTALS = (
     "submitted",
     "placed",
     "placed_local",
+    "placed_ahead",
     "moved",
     "adopted",
     "ended",

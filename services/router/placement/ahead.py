@@ -27,7 +27,8 @@ class Forecast(NamedTuple):
 
     def ending(self, view: WorkerView) -> float:
         """How many of the worker's streams should end in that time."""
-        return view.decoding * self.seconds / self.residence_s if self.residence_s > 0 else 0.0
+        share = self.seconds / self.residence_s if self.residence_s > 0 else 0.0
+        return view.decoding * min(1.0, share)
 
 
 def with_slots_ahead(views: Views, expected: Forecast, slots_ahead_max: float) -> list[WorkerView]:

@@ -24,6 +24,7 @@ def test_as_many_streams_end_as_the_prompt_takes_of_their_stay() -> None:
     expected = Forecast(seconds=0.5, residence_s=2.0)
     assert expected.ending(view("d0", decoding=8)) == pytest.approx(2.0)
     assert expected.ending(view("d0", decoding=6)) == pytest.approx(1.5)
+    assert Forecast(9.0, 2.0).ending(view("d0", decoding=8)) == 8.0, "and not more than there are"
     assert Forecast(0.5, 0.0).ending(view("d0", decoding=8)) == 0.0, "no stay was measured"
 
 

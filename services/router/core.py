@@ -147,7 +147,7 @@ class Core:
             actions += rebalance_streams(tables, now)
             actions += moves.move_streams(tables, now)
             actions += operator.answer_late_orders(tables, now)
-            tables.changes.capacity |= tables.wants_prefill
+            tables.changes.capacity |= tables.wants_prefill or tables.wants_forecast
         if tables.rebuilding:
             actions += reconcile.open_queue(tables, now)
         if tables.changes.capacity and not tables.rebuilding:

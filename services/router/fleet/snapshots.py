@@ -31,11 +31,14 @@ class WorkerSnapshots:
         self._refresh(Role.DECODE)
         return list(self._open.values())
 
-    def full_decodes(self, most: int) -> list[WorkerView]:
-        """So many of the ready decode workers without a free slot: those that have had none for the
-        longest time."""
+    def next_full_decodes(self, most: int) -> list[WorkerView]:
+        """So many of the ready decode workers without a free slot, in turn from call to call."""
         self._refresh(Role.DECODE)
-        return list(islice(self._full.values(), most))
+        views = list(islice(self._full.values(), most))
+        if len(views) < len(self._full):
+            for view in views:
+                self._full[view.identity] = self._full.pop(view.identity)
+        return views
 
     def decodes(self) -> list[WorkerView]:
         """All ready decode workers, with a free slot or not."""

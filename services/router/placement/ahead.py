@@ -35,9 +35,10 @@ def with_slots_ahead(views: Views, expected: Forecast, slots_ahead_max: float) -
     """Those of these full workers that may be given the request, each with so many more slots."""
     found = []
     for view in views:
-        most = min(expected.ending(view), view.requests_max * slots_ahead_max)
-        if not view.mixed and view.requests + 1 <= view.requests_max + int(most):
-            found.append(view._replace(requests_max=view.requests_max + int(most)))
+        ahead = view.requests - view.requests_max
+        most = int(min(expected.ending(view), view.requests_max * slots_ahead_max))
+        if ahead < most and not view.mixed:
+            found.append(view._replace(requests_max=view.requests_max + most))
     return found
 
 

@@ -37,8 +37,8 @@ from services.router.tables import Tables
 
 LOWEST = max(PriorityClass)
 NEVER = 1 << 62
-AHEAD_VIEWS_MAX = 64
-"""Full decode workers that are looked at for one that a prompt may begin ahead for."""
+AHEAD_VIEWS_MAX = 8
+"""Full decode workers that are looked at, in turn, for one that a prompt may begin ahead for."""
 
 
 def place_waiting(tables: Tables, now: float) -> list[Action]:
@@ -94,7 +94,7 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
     prefills = tables.quarantine.trials.spared(tables.snapshots.prefills())
     too_big = too_long = NEVER
     passed: list[Attempt] = []
-    tables.wants_prefill = False
+    tables.wants_prefill = tables.wants_forecast = False
     for attempt in _unsuspected(tables):
         request = attempt.promise(decodes[0])
         if attempt.start_by and now >= attempt.start_by:
@@ -134,10 +134,10 @@ def _place_ahead(tables: Tables, now: float) -> list[Action] | None:
     attempt.waits_for = WaitFor.SLOT if any_decode else WaitFor.WORKER
     if not _may_begin_ahead(tables, attempt):
         return None
-    tables.wants_prefill = True  # while no request ends, the forecast changes
+    tables.wants_forecast = True
     request, residence_s = attempt.request, tables.estimates.decode_residence_s(0.0)
     trials, share = tables.quarantine.trials, tables.settings.slots_ahead_max
-    full = trials.spared(tables.snapshots.full_decodes(AHEAD_VIEWS_MAX))
+    full = trials.spared(tables.snapshots.next_full_decodes(AHEAD_VIEWS_MAX))
     full = _with_adapter(request.adapter, full)
     seconds = tables.estimates.prefill_seconds
     expected = ahead.Forecast(seconds(request.prompt_tokens), residence_s)

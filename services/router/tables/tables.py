@@ -116,6 +116,8 @@ class Tables:
         #: Whether a queued attempt lacked only a prefill worker, or headroom on one, when placement
         #: last looked.
         self.wants_prefill = False
+        #: Whether one may begin ahead of its slot once more streams run, though none has ended.
+        self.wants_forecast = False
         #: Identities of the workers that their hosts' health daemons have something against.
         self.unhealthy: frozenset[str] = frozenset()
         #: Since when no decode worker has been ready; None = one is ready.

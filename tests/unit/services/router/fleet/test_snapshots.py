@@ -74,21 +74,25 @@ def test_totals_are_the_sums_of_what_is_shown(rig: Rig) -> None:
     assert rig.core.tables.snapshots.totals(Role.PREFILL).workers == 0
 
 
-def test_full_workers_come_in_the_order_in_which_they_became_full() -> None:
+def test_full_workers_come_in_turn() -> None:
     rig = Rig(remote_prefill="never", policy="round_robin")
     rig.gateway()
     for name in ("d0", "d1", "d2"):
         rig.beat(rig.decode(name, seqs=1), Load())
     snapshots = rig.core.tables.snapshots
-    assert snapshots.full_decodes(9) == []
+
+    def following(most: int) -> list[str]:
+        return [view.name for view in snapshots.next_full_decodes(most)]
+
+    assert following(9) == []
     for n in range(3):
         rig.submit(f"r{n}")
-    assert [view.name for view in snapshots.full_decodes(9)] == ["d0", "d1", "d2"]
-    rig.ended("r0", peer="d0|1")
-    assert [view.name for view in snapshots.full_decodes(9)] == ["d1", "d2"]
-    rig.submit("r3")
-    assert [view.name for view in snapshots.full_decodes(2)] == ["d1", "d2"]
-    assert [view.name for view in snapshots.full_decodes(9)] == ["d1", "d2", "d0"]
+    assert following(9) == following(3) == ["d0", "d1", "d2"]
+    assert following(2) == ["d0", "d1"]
+    assert following(2) == ["d2", "d0"]
+    rig.ended("r1", peer="d1|1")
+    assert following(2) == ["d2", "d0"]
+    agree(rig)
 
 
 def agree(rig: Rig) -> None:

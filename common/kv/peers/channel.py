@@ -230,6 +230,7 @@ class Channel:
             return
         self.closed = True
         self.link.close()
+        self.remote_segment = None  # a channel that is closed is referred to for a while
         self._events.on_closed(self, why, refused)
 
     def _on_link_open(self, error: str | None) -> None:

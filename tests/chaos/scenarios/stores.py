@@ -121,7 +121,10 @@ async def soak(minutes: float) -> list[Row]:
         settings = {**vllm.PLAN.settings, **SETTINGS, "BATON_KV__STORE__PATH": folder}
         async with cell(replace(vllm.PLAN, settings=settings)) as fleet:
             tiers, memory = Tiers(), Memory(families=True)
-            async with under_load(fleet, RATE, ASK) as load, asyncio.TaskGroup() as beside:
+            async with (
+                under_load(fleet, RATE, ASK, running=1) as load,
+                asyncio.TaskGroup() as beside,
+            ):
                 least = int(0.2 * minutes * 60 * RATE)
                 watching = [
                     beside.create_task(tiers.watch(fleet, Path(folder))),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -86,6 +88,31 @@ def test_a_peer_that_is_stopped_in_a_handoff_is_given_up_long_before_the_load_ti
         assert end.report.retries == 2
         assert staging_used(service) == 0
     service.stop()
+
+
+def test_nothing_of_a_peer_that_died_stays_mapped() -> None:
+    """Though no garbage is collected, as in an engine that has seldom reason to."""
+    service, _ = make_service("d0", np.zeros(GEOMETRY.end, np.uint8))
+    gc.disable()
+    try:
+        with remote("p0") as prefill:
+            handed = ticket("r", prefill.address)
+            prefill.offer_all(handed, SOURCE)
+            service.fetch(handed, 0, TARGET)
+            assert drained(service)[0].error == ""
+            assert mapped_of_peers(), "what it lent was read where it lay"
+            prefill.process.kill()
+            prefill.process.join()
+            wait_for(lambda: not mapped_of_peers(), 10.0)
+    finally:
+        gc.enable()
+        service.stop()
+
+
+def mapped_of_peers() -> list[str]:
+    """Shared segments of other processes."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if "baton-kv-staging" in line and " r--s " in line]
 
 
 def test_a_peer_that_takes_its_time_to_compute_is_not_given_up(decode: KvService) -> None:

@@ -176,6 +176,14 @@ def test_both_sides_open_once_and_know_the_other(known: Sequence[bytes]) -> None
     assert (p.opened, d.opened, p.closed, d.closed) == (1, 1, [], [])
 
 
+def test_a_closed_channel_lets_go_of_the_memory_of_its_peer() -> None:
+    """Whoever still refers to the channel keeps no page of a process that may be gone."""
+    _, d = greeted()
+    d.channel.remote_segment = np.zeros(8, np.uint8)
+    d.channel.close("the peer is gone")
+    assert d.channel.remote_segment is None
+
+
 @pytest.mark.parametrize("known", BOTH)
 def test_what_is_said_after_the_hello_is_heard_in_order_and_pings_are_answered(
     known: Sequence[bytes],

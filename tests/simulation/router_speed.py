@@ -5,7 +5,8 @@ queue behind it, in process CPU time. The baseline of the same run is the least 
 could do for it: the same four messages decoded from MessagePack and nothing decided. Both are the
 best of `SPANS` spans, for what else runs on the machine only ever adds. The p99 of single events
 comes from further cycles, as reading the clock so often would be a tenth of what is measured.
-The last rows are a choice alone, by each policy, for a prompt whose prefix all workers have.
+Then come a choice alone, by each policy, for a prompt whose prefix all workers have; and the cycles
+of requests of which no store has anything, with prefetching for the queue and without, in turns.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from common.messages import (
     KvReport,
     Load,
     PrefillEnded,
+    PrefixDelta,
     Role,
     Submit,
     ToRouter,
 )
 from common.net.wire import Decoder, encode
+from common.prefix import HASH_BYTES
 from services.router.core import Core
 from services.router.events import Action, Received, Send
 from services.router.placement.place import place
@@ -42,16 +45,24 @@ CYCLES = 2_000
 SPANS = 20
 CHOICES = 300
 PREFIX = 64
+HASHES = 12
+"""Of the whole blocks of a prompt of 200 tokens."""
+PREFETCH_ROUNDS = 3
 BODY = bytes(800)
 
 
 class Drive:
     """A core with `workers` workers, half of them prefill, driven as fast as it goes. `seconds`:
-    where the time of each event is noted, if anywhere."""
+    where the time of each event is noted, if anywhere. `prefetch`: as `[router] prefetch_queued`;
+    the workers have stores then, and each prompt its own hashes."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, prefetch: int | None = None) -> None:
         self.now = 1.0
-        settings = Settings(max_queue=QUEUE + 10, worker_timeout_ms=1e12)
+        self.draw = random.Random(2)
+        self.hashed = prefetch is not None
+        settings = Settings(
+            max_queue=QUEUE + 10, worker_timeout_ms=1e12, prefetch_queued=prefetch or 0
+        )
         self.core = Core(settings, lambda: bytes(16), random.Random(1).random, 1.0)
         self.ids = count()
         self.running: deque[tuple[str, str, str]] = deque()
@@ -59,10 +70,15 @@ class Drive:
         self.receive("g0|1", hello(Role.GATEWAY, "g0", "1", stream_endpoint="ipc://x"))
         for i in range(workers):
             role, name = (Role.PREFILL, f"p{i}") if i % 2 else (Role.DECODE, f"d{i}")
-            self.receive(
-                f"{name}|1", worker_hello(role, name, blocks=1000, seqs=16, max_model_len=8192)
+            pull = 64 if self.hashed else 0
+            said = worker_hello(
+                role, name, blocks=1000, seqs=16, max_model_len=8192, pull_blocks=pull
             )
+            self.receive(f"{name}|1", said)
             self.receive(f"{name}|1", Beat(load=Load()))
+            if self.hashed:
+                stored = self.draw.randbytes(HASH_BYTES * PREFIX)
+                self.receive(f"{name}|1", PrefixDelta(stored=stored, medium="store"))
 
     def receive(self, peer: str, message: ToRouter, body: bytes | None = None) -> None:
         event = Received(peer, message, body)
@@ -83,7 +99,14 @@ class Drive:
 
     def submit(self) -> None:
         request_id = f"r{next(self.ids)}"
-        message = Submit(request_id=request_id, attempt=1, prompt_tokens=200, max_tokens=64)
+        hashes = self.draw.randbytes(HASH_BYTES * HASHES) if self.hashed else b""
+        message = Submit(
+            request_id=request_id,
+            attempt=1,
+            prompt_tokens=200,
+            max_tokens=64,
+            prefix_hashes=hashes,
+        )
         self.receive("g0|1", message, BODY)
 
     def cycle(self) -> None:
@@ -151,6 +174,18 @@ def main() -> None:
                 f"{workers:5} workers, {policy.NAME}: {1 / seconds:6.0f} choices/s, "
                 f"{seconds / least:5.1f} x the baseline"
             )
+    off, on = prefetching()
+    print(f"16 workers, nothing stored: {off * 1e6:.0f} us a request, {on * 1e6:.0f} with prefetch")
+
+
+def prefetching() -> tuple[float, float]:
+    """Seconds of a cycle without prefetching and with it."""
+    drives = [Drive(16, prefetch) for prefetch in (0, 5)]
+    for load in drives:
+        while len(load.core.tables.waiting) < QUEUE:
+            load.submit()
+    rounds = [[best(load.cycle) for load in drives] for _ in range(PREFETCH_ROUNDS)]
+    return min(off for off, _ in rounds), min(on for _, on in rounds)
 
 
 def choosing(workers: int, policy: Policy) -> float:

@@ -40,7 +40,11 @@ SETTINGS = {
     "BATON_KV__STORE__DISK_MIB": str(DISK_MIB),
     "BATON_KV__STORE__TTL_S": "120",
     "BATON_KV__CHECKPOINT__POLICY": "all",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4",
+    "LRU_CACHE_CAPACITY": "4",
 }
+"""The last two: torch keeps compiled kernels by the shape of a batch, 1,024 of them by default,
+which takes an hour to fill and looks like a leak until then."""
 WORKERS = ("p0", "d0", "d1")
 KILLED, WATCHED = ("p0", "d0"), ("d1", "g0", "r0")
 LOOK_SECONDS, KILL_SECONDS = 2.0, 90.0

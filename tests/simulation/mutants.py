@@ -317,7 +317,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "router: one group counted on P": (router_tables, "kv_need", counts_one_group),
     "router: groups released in part": (Worker, "release", releases_tokens),
-    "router: no end of the queue": (place_queue, "_refuse_unplaced", nothing),
+    "router: no end of the queue": (submit, "_refuse_unplaced", nothing),
     "gateway: no end of a silence": (RequestLifecycle, "expire", nothing),
     "gateway: silence not asked about": (GatewayCore, "_ask_again", nothing),
     "gateway: loss of a worker ignored": (GatewayCore, "_worker_lost", nothing),

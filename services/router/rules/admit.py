@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from common.errors import Code
-from common.messages import KeyLimits, PriorityClass, Role, Submit
+from common.messages import KeyLimits, Role, Submit
 from services.router.admission import gates
 from services.router.admission.keys import CELL_SHARE, ONE_CELL, by_share, predicted_cost
 from services.router.admission.predict import LoadSnapshot, Pool, Prediction, predict
@@ -20,7 +20,6 @@ from services.router.records.attempt import Attempt
 from services.router.rules import preempt
 from services.router.tables import Tables
 
-LOWEST = max(PriorityClass)
 IN_SECOND_CELL = f", here, where it finds {CELL_SHARE:.0%} of its limits: its own cell is full"
 
 
@@ -116,7 +115,7 @@ def _no_room(tables: Tables, attempt: Attempt, now: float, *, reserved: bool) ->
 def _gated(tables: Tables, attempt: Attempt) -> Refusal | None:
     state, config = tables.admission, tables.admission.config
     sentence = state.closed
-    if sentence is None and attempt.priority is LOWEST:
+    if sentence is None and attempt.priority is preempt.LOWEST:
         higher = sum(state.live[: attempt.priority])
         sentence = gates.kv_yields(state.kv_used, config.kv_yield, higher_live=higher)
     if sentence is None and len(tables.waiting):
@@ -150,7 +149,7 @@ def _too_slow(tables: Tables, attempt: Attempt, now: float, *, reserved: bool) -
 def ttft_limit_seconds(tables: Tables, attempt: Attempt) -> float | None:
     """Seconds within which the first token must come: the SLO, which the lowest class does not
     have, or the deadline if that is sooner."""
-    slo = tables.limits.ttft_slo_ms / 1000 if attempt.priority is not LOWEST else 0.0
+    slo = tables.limits.ttft_slo_ms / 1000 if attempt.priority is not preempt.LOWEST else 0.0
     deadline = attempt.deadline - attempt.received if attempt.deadline else 0.0
     limits = [limit for limit in (slo, deadline) if limit > 0]
     return min(limits, default=None)

@@ -14,7 +14,7 @@ import msgspec
 
 from common.errors import Code
 from common.identity import identity_of
-from common.messages import Abort, KvHolder, Prefetch, Prefill, PriorityClass, Role
+from common.messages import Abort, KvHolder, Prefetch, Prefill, Role
 from services.router.estimates.rates import rates
 from services.router.events import Action, Note, Send
 from services.router.fleet.pairing import can_take
@@ -35,7 +35,6 @@ from services.router.rules import (
 )
 from services.router.tables import Tables
 
-LOWEST = max(PriorityClass)
 NEVER = 1 << 62
 AHEAD_VIEWS_MAX = 8
 """Full decode workers that are looked at, in turn, for one that a prompt may begin ahead for."""
@@ -157,7 +156,7 @@ def _place_ahead(tables: Tables, now: float) -> list[Action] | None:
 def _may_begin_ahead(tables: Tables, attempt: Attempt) -> bool:
     """A prompt that is to be computed for the first time, while computed ones do not wait."""
     limit, state = tables.limits.max_active, tables.admission
-    new = attempt.number == 1 and attempt.priority is not LOWEST
+    new = attempt.number == 1 and attempt.priority is not preempt.LOWEST
     room = not limit or tables.active < limit
     return (
         new

@@ -43,8 +43,8 @@ SETTINGS = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4",
     "LRU_CACHE_CAPACITY": "4",
 }
-"""The last two: torch keeps compiled kernels by the shape of a batch, 1,024 of them by default,
-which takes an hour to fill and looks like a leak until then."""
+"""The last two: torch keeps compiled kernels by the shape of a batch, up to 1,024 of them by
+default, which looks like a leak for as long as new shapes come."""
 WORKERS = ("p0", "d0", "d1")
 KILLED, WATCHED = ("p0", "d0"), ("d1", "g0", "r0")
 LOOK_SECONDS, KILL_SECONDS = 2.0, 90.0

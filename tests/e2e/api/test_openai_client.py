@@ -129,16 +129,18 @@ def ask(client: openai.OpenAI, *, stream: bool, **fields: Any) -> None:
 
 
 def test_timings(client: openai.OpenAI, stream: bool) -> None:
-    """On the plain path and on vLLM's."""
+    """On the plain path and on vLLM's. Where a token overtakes the placement, no time is left for
+    the prompt."""
     about: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 4, "stream": stream}
     for further in ({}, {"n": 2}):
         asked: Any = about | further | {"extra_headers": {"x-timings": "1"}}
         answer = client.chat.completions.create(**asked)
         told: Any = (list(answer)[-1] if stream else answer).model_extra["timings"]
         assert told["predicted_n"] == 4 * asked.get("n", 1)
-        phases = [told[f"{name}_ms"] for name in ("intake", "queue", "prompt", "predicted")]
-        assert all(phases)
-        assert sum(phases) == pytest.approx(told["total_ms"])
+        seen = [told[f"{name}_ms"] for name in ("intake", "queue", "predicted")]
+        assert all(phase > 0 for phase in seen)
+        assert told["prompt_ms"] >= 0
+        assert sum(seen) + told["prompt_ms"] == pytest.approx(told["total_ms"])
 
 
 def test_a_wrong_key(client: openai.OpenAI, stream: bool) -> None:

@@ -387,10 +387,11 @@ def _would_fit(tables: Tables, victim: Attempt, first: Attempt) -> bool:
 def with_target_told(tables: Tables, attempt: Attempt, choice: Placement) -> Placement:
     """Says why it is not where its order wants it."""
     target = attempt.came_by.target if attempt.came_by is not None else ""
-    source, wanted = tables.workers.get(attempt.moved_from), tables.workers.get(target)
     if not target or choice.decode.identity == target:
         return choice
+    source, wanted = tables.workers.get(attempt.moved_from), tables.workers.get(target)
     why = f"{name_of(target)} is gone"
-    if source is not None and wanted is not None:
-        why = why_not_taken(tables, attempt, source, wanted) or why
+    if wanted is not None:
+        why = why_not_taken(tables, attempt, source, wanted) if source is not None else ""
+        why = why or f"no worker that has room may hand KV over to {wanted.name} now"
     return choice._replace(sentence=f"{choice.sentence}; not where it was to go: {why}")

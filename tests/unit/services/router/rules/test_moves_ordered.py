@@ -21,6 +21,7 @@ from common.messages import (
 from services.router.admin.verb import View
 from services.router.metrics.router import RouterMetrics
 from services.router.records.move import MoveOutcome, MoveReason
+from services.router.placement.pair_breaker import STRIKES
 from services.router.rules.moves import CONNECT_SECONDS, INTRODUCED_SECONDS, LOST_SECONDS
 from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import MOVED, Rig
@@ -115,6 +116,23 @@ def test_where_the_worker_is_gone_it_says_so() -> None:
     placement = rig.known("r0", 2).placement
     assert placement is not None
     assert "d1 is gone and gets nothing new" in placement.sentence
+
+
+def test_where_nobody_may_hand_over_to_the_worker_it_says_so() -> None:
+    rig = three()
+    ask(rig, "move", request="r0", to="d1")
+    rig.tick(LATER)
+    (tables,) = rig.core.shared.models.values()
+    pairs = tables.placement_memory.pairs
+    for name in ((D0, D1), ("p0|1", D1)):
+        for failed in range(STRIKES):
+            pairs.record_failure(name, (f"f{failed}", 1), "transport", "", rig.now)
+    give_up(rig)
+    attempt = rig.known("r0", 2)
+    assert attempt.decode == D2
+    assert attempt.placement is not None
+    sentence = "not where it was to go: no worker that has room may hand KV over to d1 now"
+    assert sentence in attempt.placement.sentence
 
 
 def test_where_nobody_has_room_any_more_it_is_not_interrupted() -> None:

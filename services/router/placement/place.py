@@ -64,8 +64,17 @@ def place(
             return _placement(
                 policy, context, (ranked, len(fitting)), (scored, len(able)), decision
             )
-        fitting = [v for v in fitting if v.mixed or v.fingerprint != decode.fingerprint]
+        fitting = _others_to_try(context, decode, fitting)
     return WaitFor.PREFILL
+
+
+def _others_to_try(
+    context: PlacementContext, decode: WorkerView, fitting: list[WorkerView]
+) -> list[WorkerView]:
+    """Where no prefill worker of this one has room: those that may have other prefill workers."""
+    if any(apart == decode.identity for _, apart in context.excluded_pairs):
+        return [view for view in fitting if view.identity != decode.identity]
+    return [view for view in fitting if view.mixed or view.fingerprint != decode.fingerprint]
 
 
 def with_headroom(

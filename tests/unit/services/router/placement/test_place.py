@@ -59,6 +59,27 @@ def test_least_loaded_chooses(
 
 
 @pytest.mark.parametrize(
+    ("prefills", "expected"),
+    [
+        ([view("p0"), view("p1", requests=8)], ("p0", "d1")),
+        ([view("p0"), view("p1")], ("p1", "d0")),
+        ([view("p0", requests=8), view("p1", requests=8)], WaitFor.PREFILL),
+    ],
+)
+def test_where_a_pair_is_barred_another_pair_that_has_room_is_found(
+    prefills: list[WorkerView], expected: tuple[str, str] | WaitFor
+) -> None:
+    """`d0` is the better one, and all that may hand over to it is busy."""
+    context = PlacementContext(ASK, excluded_pairs=frozenset({("p0|1", "d0|1")}))
+    choice = place(context, [view("d0"), view("d1", requests=1)], prefills, least_loaded)
+    if isinstance(choice, Placement):
+        assert choice.prefill is not None
+        assert (choice.prefill.name, choice.decode.name) == expected
+    else:
+        assert choice is expected
+
+
+@pytest.mark.parametrize(
     ("decodes", "prefills", "expected"),
     [
         ([], [view("p0")], WaitFor.WORKER),

@@ -20,8 +20,8 @@ from common.messages import (
 )
 from services.router.admin.verb import View
 from services.router.metrics.router import RouterMetrics
-from services.router.records.move import MoveOutcome, MoveReason
 from services.router.placement.pair_breaker import STRIKES
+from services.router.records.move import MoveOutcome, MoveReason
 from services.router.rules.moves import CONNECT_SECONDS, INTRODUCED_SECONDS, LOST_SECONDS
 from tests.unit.services.router.admin.verbs.test_explain import ask
 from tests.unit.services.router.rig import MOVED, Rig
@@ -119,17 +119,24 @@ def test_where_the_worker_is_gone_it_says_so() -> None:
 
 
 def test_where_nobody_may_hand_over_to_the_worker_it_says_so() -> None:
+    """Its KV is not kept any more, so that it is computed by a prefill worker, of which one has
+    room."""
     rig = three()
+    rig.beat(rig.prefill("p1", seqs=1), Load())
     ask(rig, "move", request="r0", to="d1")
     rig.tick(LATER)
-    (tables,) = rig.core.shared.models.values()
-    pairs = tables.placement_memory.pairs
-    for name in ((D0, D1), ("p0|1", D1)):
-        for failed in range(STRIKES):
-            pairs.record_failure(name, (f"f{failed}", 1), "transport", "", rig.now)
-    give_up(rig)
+    rig.ended("r0", error=Code.MOVED)
+    rig.tick(rig.core.tables.settings.keep_seconds, alive=(*ALL, D2, "p1|1"))
+    rig.core.tables.placement_memory.set_options("cost", "always")
+    for other in ("q0", "q1"):
+        rig.submit(other)
+    assert {rig.known("q0").prefill, rig.known("q1").prefill} == {"p0|1", "p1|1"}
+    for failed in range(STRIKES):
+        pairs = rig.core.tables.placement_memory.pairs
+        pairs.record_failure(("p0|1", D1), (f"f{failed}", 1), "transport", "", rig.now)
+    submit_next(rig)
     attempt = rig.known("r0", 2)
-    assert attempt.decode == D2
+    assert (attempt.prefill, attempt.decode) == ("p0|1", D2)
     assert attempt.placement is not None
     sentence = "not where it was to go: no worker that has room may hand KV over to d1 now"
     assert sentence in attempt.placement.sentence

@@ -145,8 +145,9 @@ class MoveWatch:
             self._violate(f"told only {peer} of the ticket for {ticket.request_id}")
 
     def _placed(self, peer: str, key: tuple[str, int]) -> None:
-        """A move that names a worker goes there if it has room, and all may hand over to it. No
-        stream goes back while there is such another worker."""
+        """A move that names a worker goes there if it has room. No stream goes back while another
+        worker has room for it. Where a pair is barred, there may be no prefill worker for that, and
+        one for the other, or none needed."""
         attempt = self._tables.attempts.get(key)
         before = (key[0], key[1] - 1)
         order, row = self._orders.get(before), self._tables.history.find(before)
@@ -162,10 +163,9 @@ class MoveWatch:
         if by is not None and by.parks:
             return
         target = by.target or by.copy_to if by is not None else ""
-        excluded = self._tables.placement_memory.pairs.refresh_excluded(self._now)
-        apart = {decode for _, decode in excluded}
-        room = [taker for taker in self._takers(attempt) if taker not in apart]
-        doubted = self._tables.unhealthy or self._tables.quarantine.trials.rows
+        room = self._takers(attempt)
+        barred = self._tables.placement_memory.pairs.refresh_excluded(self._now)
+        doubted = barred or self._tables.unhealthy or self._tables.quarantine.trials.rows
         if target and peer != target and target in room and not doubted:
             self._violate(f"placed {key} on {peer}, and it was to go to {target}")
         if peer == attempt.moved_from and room and not doubted:

@@ -15,9 +15,11 @@ from collections.abc import Mapping
 
 SHORT_CHARS = 48
 LAYOUT_PARTS = frozenset(
-    {"attn_isa", "block_tokens", "drafter", "drafter_config", "kv_heads", "tensor_parallel"}
+    {"args.attention_backend", "attn_isa", "block_tokens", "device", "drafter", "drafter_config"}
+    | {"kv_heads", "kv_layout", "tensor_parallel"}
 )
-"""Parts that only say how KV lies in memory, over which ranks, and what lies beside the model's."""
+"""Parts that only say how KV lies in memory, on what and over which ranks, and what lies beside the
+model's."""
 ELEMENT_PARTS = frozenset({"dtype", "kv_dtype"})
 """Parts that say in which element type the model computes and keeps KV."""
 

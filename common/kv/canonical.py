@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from common.blocks import CANONICAL_TOKENS, ELEMENT_BYTES, Element
 from common.kv.checksum.definition import RUN_FIELDS, Bytes, Offsets, PageSizes, Sum, TileLoop
 from common.kv.checksum.kernel import run_tiles, sum_of, tile_loops
 from common.kv.compression.elements import converted
-from common.kv.layout import Geometry, HostMemory
+from common.kv.layout import Geometry, HostMemory, KvMemory
 
 _Items = NDArray[np.unsignedinteger]
 _ITEMS: dict[int, type[np.unsignedinteger]] = {2: np.uint16, 4: np.uint32}
@@ -65,8 +66,20 @@ class HeadMajorPage:
         return self.tokens // CANONICAL_TOKENS if whole else 0
 
 
-class CanonicalMemory:
+class CanonicalForm(KvMemory, Protocol):
     """An engine's memory as canonical blocks."""
+
+    @property
+    def heads(self) -> int: ...
+
+    def part(self, number: int, parts: int) -> CanonicalForm:
+        """The same memory with one of so many equal ranges of its heads only. It is not asked for
+        parts that the heads do not fill."""
+        ...
+
+
+class CanonicalMemory:
+    """Canonical blocks of an engine whose memory is the host's."""
 
     device = None
 

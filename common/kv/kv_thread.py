@@ -23,7 +23,7 @@ from common.clock import SystemClock
 from common.config import KvConfig
 from common.config.exposure import WILDCARDS
 from common.identity import AttemptKey, is_pull, pull_key
-from common.kv.canonical import CanonicalMemory
+from common.kv.canonical import CanonicalForm
 from common.kv.compression.policy import Mode
 from common.kv.daemon_link.ranks import merged_holds
 from common.kv.daemon_link.side_channel import ThreadSideChannel
@@ -87,7 +87,7 @@ class KvThread:
         on_status: Callable[[KvStatus], None],
         *,
         groups: tuple[KvGroup, ...],
-        canonical: Mapping[str, CanonicalMemory],
+        canonical: Mapping[str, CanonicalForm],
     ) -> None:
         """`side_address`: where the daemon has bound its side channel; empty for none. `on_end` is
         called once for each handoff that ends, on either side; `on_status` at most every

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from common.kv.canonical import CanonicalMemory
+from common.kv.canonical import CanonicalForm
 from common.kv.checksum.definition import Sum
 from common.kv.checksum.header import Encoding, ExpectedMessage
 from common.kv.checksum.kernel import sum_of
@@ -85,7 +85,7 @@ class Packings:
         self,
         memory: KvMemory,
         payload_bytes: int,
-        canonical: Mapping[str, CanonicalMemory],
+        canonical: Mapping[str, CanonicalForm],
         rank: Rank,
     ) -> None:
         """`payload_bytes`: as in `Packing`. `canonical`: the same memory in the canonical form, by

@@ -36,7 +36,7 @@ from common.blocks import KvGroup
 from common.config import KvConfig
 from common.errors import BatonError, Code
 from common.identity import AttemptKey, pull_key
-from common.kv.canonical import CanonicalMemory
+from common.kv.canonical import CanonicalForm
 from common.kv.checksum.kernel import kernel
 from common.kv.handoff.lease import Tombstones
 from common.kv.handoff.ticket_table import TOMBSTONES_MAX
@@ -50,7 +50,7 @@ from common.kv.store.side import StoreSide, StoreSize
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvHolder, KvSource, Ticket
 
-NO_FORMS: Mapping[str, CanonicalMemory] = MappingProxyType({})
+NO_FORMS: Mapping[str, CanonicalForm] = MappingProxyType({})
 START_S = 60.0
 STOP_S = 3.0
 STACK_CALLS = 4
@@ -70,7 +70,7 @@ class KvService:
         *,
         groups: tuple[KvGroup, ...] = (),
         store: StoreSize | None = None,
-        canonical: Mapping[str, CanonicalMemory] = NO_FORMS,
+        canonical: Mapping[str, CanonicalForm] = NO_FORMS,
     ) -> None:
         """`side_address`: where the daemon binds the side channel; empty when the daemon is this
         very process. `on_ended` is called on the KV thread when `drain` has something new.

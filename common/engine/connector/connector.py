@@ -44,6 +44,7 @@ from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.engine.speculation.draft_layers import without_draft_layers
 from common.errors import ConfigError
 from common.kv.handoff.parts import Rank
+from common.kv.layout import KvMemory
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
@@ -109,7 +110,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         layout = self._vllm_config.cache_config.get_resolved_kv_cache_layout()
         memory = kv_memory(kv_caches, config, layout)
         rank = Rank(get_tensor_model_parallel_rank(), len(setup.side_addresses))
-        canonical = self._canonical_forms(kv_caches, layout, converts=setup.kv.may_lose)
+        canonical = self._canonical_forms(kv_caches, layout, memory)
         named = setup.name, setup.incarnation, setup.fingerprint
         form = form_of(setup, canonical)
         identity = WorkerIdentity(*named, rank, setup.kv_secrets_file, form)
@@ -134,18 +135,18 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker = WorkerHalf(self._service, marker(kv_caches), clock)
 
     def _canonical_forms(
-        self, kv_caches: dict[str, torch.Tensor], layout: KVCacheLayout, *, converts: bool
+        self, kv_caches: dict[str, torch.Tensor], layout: KVCacheLayout, whole: KvMemory
     ) -> CanonicalForms | None:
         """Those of the model's layers alone, so that workers which have not the same drafter hand
-        those over."""
+        those over. `whole`: the memory of all layers."""
         made = self._vllm_config
         try:
             config = without_draft_layers(made, self._kv_cache_config)
         except ConfigError:  # the drafter's layers cannot be told from the model's
             return None
-        memory = kv_memory(kv_caches, config, layout)
+        memory = kv_memory(kv_caches, config, layout, beside=whole)
         laid_out = made, config, kv_caches, self._groups, memory
-        return canonical_forms(*laid_out, converts=converts)
+        return canonical_forms(*laid_out, converts=self._setup.kv.may_lose)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         """vLLM calls this before every forward pass, which it does not with `start_load_kv`."""

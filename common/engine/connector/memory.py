@@ -18,6 +18,7 @@ from common.blocks import Element, KvGroup
 from common.engine.vllm.supported_models import holds_k_and_v, kv_group, layer_spec
 from common.errors import BatonError, Code
 from common.kv.compression.fp8 import PageFormat
+from common.kv.device.pages import CardPages
 from common.kv.layout import Geometry, HostMemory, KvMemory, Mark, SeveralRegions
 
 if TYPE_CHECKING:
@@ -34,10 +35,14 @@ ELEMENTS: dict[torch.dtype, Element] = {
 
 
 def kv_memory(
-    kv_caches: dict[str, KvCache], config: KVCacheConfig, layout: KVCacheLayout
+    kv_caches: dict[str, KvCache],
+    config: KVCacheConfig,
+    layout: KVCacheLayout,
+    beside: KvMemory | None = None,
 ) -> KvMemory:
-    """Views vLLM's KV cache. Raises BatonError(CONFIG_INVALID) if a page is not one contiguous run
-    of bytes."""
+    """Views vLLM's KV cache. `beside`: memory of the same one, with whose copies on a card those of
+    this are ordered. Raises BatonError(CONFIG_INVALID) if a page is not one contiguous run of
+    bytes."""
     if not layout.is_block_compact:
         raise BatonError(
             Code.CONFIG_INVALID,
@@ -46,17 +51,19 @@ def kv_memory(
         )
     first = _tensor_of(next(iter(kv_caches.values())))
     flat = torch.empty(0, dtype=torch.uint8, device=first.device).set_(first.untyped_storage())
-    memories: list[KvMemory] = []
-    for geometry in _geometries(config, layout, _common_format(kv_caches, config)):
-        if first.device.type == "cpu":
-            base: np.ndarray[tuple[int], np.dtype[np.uint8]] = flat.numpy()
-            memories.append(HostMemory(base, geometry))
-        else:
-            # Not at the top: who has no card needs no Triton, which takes a second.
-            from common.kv.device.card import CudaCard
-            from common.kv.device.memory import DeviceMemory
+    geometries = _geometries(config, layout, _common_format(kv_caches, config))
+    memories: list[KvMemory]
+    if first.device.type == "cpu":
+        base: np.ndarray[tuple[int], np.dtype[np.uint8]] = flat.numpy()
+        memories = [HostMemory(base, geometry) for geometry in geometries]
+    else:
+        # Not at the top: who has no card needs no Triton, which takes a second.
+        from common.kv.device.card import CudaCard
+        from common.kv.device.memory import CopyQueues, DeviceMemory
 
-            memories.append(DeviceMemory(flat, geometry, CudaCard(first.device)))
+        shared = beside.queues if isinstance(beside, DeviceMemory) else None
+        queues = shared or CopyQueues(CudaCard(first.device), flat)
+        memories = [DeviceMemory(queues, CardPages(geometry)) for geometry in geometries]
     return memories[0] if len(memories) == 1 else SeveralRegions(memories)
 
 

@@ -290,7 +290,8 @@ def kv_token_bytes(made: VllmConfig) -> int:
 
 def fingerprint_parts(made: VllmConfig, model: Path, given: Mapping[str, Any]) -> dict[str, str]:
     """What the fingerprint is made of. The device is part of it, because the attention kernel
-    decides the layout of a page, and kernels are chosen by device, and on CPUs by processor.
+    decides the layout of a page, and kernels are chosen by device, and on CPUs by processor. It is
+    no part of the meaning.
     `given`: the engine arguments of the fleet file, of which those are part of it that change what
     KV means."""
     from vllm import envs

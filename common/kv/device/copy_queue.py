@@ -1,7 +1,7 @@
 """Copies on one stream of a card, in order, and who waits for them.
 
 Theory of operation: the *control words* of a copy say where its pages are, which goes to the card,
-and take the sums, which the kernel writes. They are page-locked; they, and the memory that is
+and take the sum, which the card writes. They are page-locked; they, and the memory that is
 copied, belong to the copy until it has run; only then is `done` called. The KV thread looks for
 copies that have run whenever UCX had something to do, and a thread of the queue's own waits for
 each, so that an idle KV thread wakes up as well.
@@ -9,7 +9,8 @@ each, so that an idle KV thread wakes up as well.
 What goes to host memory or comes from there passes through *scratch* memory on the card, between
 which and the host a copy engine of the card copies. The kernel could reach the host itself, as
 fast; but it would occupy the card for as long as the bus takes, and a step of the engine beside it
-took up to five times as long. The stream orders the uses of the scratch memory.
+took up to five times as long. What the kernel leaves of the sum is in such memory, too. The stream
+orders its uses.
 """
 
 from __future__ import annotations
@@ -28,17 +29,23 @@ from numpy.typing import NDArray
 
 from common.kv.checksum.definition import Bytes, Sum
 from common.kv.device.card import Card, words_of
-from common.kv.device.kernels import PLACE_WORDS, SUM_WORDS, PageCopy, joined_sums, programs
-from common.kv.layout import Geometry, Mark
-
-WORD_BYTES = 8
+from common.kv.device.kernels import (
+    PLACE_WORDS,
+    SUM_WORDS,
+    PageCopy,
+    joined_sums,
+    programs,
+    write_places,
+)
+from common.kv.device.pages import WORD_BYTES, CardPages
+from common.kv.layout import Mark
 
 
 class _Control(NamedTuple):
     """The control words of a copy."""
 
     words: torch.Tensor
-    """Of `PageCopy.places`, and of the sums after them. Page-locked."""
+    """Of `PageCopy.places`, and of the sum after them. Page-locked."""
     seen: NDArray[np.int64]
     """The same memory."""
     on_card: torch.Tensor
@@ -48,7 +55,7 @@ class _Control(NamedTuple):
 class _Running(NamedTuple):
     mark: Mark
     control: _Control
-    sums: slice
+    total: slice
     """Of its words."""
     wire: torch.Tensor | Bytes
     """Kept alive."""
@@ -58,16 +65,15 @@ class _Running(NamedTuple):
 class CopyQueue:
     """All methods run on one asyncio loop, but `last` and `close`."""
 
-    def __init__(self, card: Card, paged: torch.Tensor, geometry: Geometry, *, gathers: bool):
+    def __init__(self, card: Card, paged: torch.Tensor, *, gathers: bool) -> None:
         """`paged`: words of the whole allocation. `gathers`: out of its pages, else into them."""
         self._card = card
         self._paged = paged
-        self._geometry = geometry
         self._gathers = gathers
         self._stream = card.stream()
         #: Control words that no copy uses, by their number.
         self._free: defaultdict[int, list[_Control]] = defaultdict(list)
-        self._scratch = self._stream.words(0)
+        self._scratch, self._sums = self._stream.words(0), self._stream.words(0)
         self._running: deque[_Running] = deque()
         self._marks: queue.SimpleQueue[Mark | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -81,6 +87,7 @@ class CopyQueue:
 
     def start(
         self,
+        pages: CardPages,
         block_ids: NDArray[np.int64],
         wire: torch.Tensor | Bytes,
         layers: range,
@@ -89,14 +96,11 @@ class CopyQueue:
     ) -> None:
         """Copies these layers of the blocks, once `after` has passed. `wire`: memory that the card
         reaches, and no other copy's until `done`, which is called once, later."""
-        geometry, count = self._geometry, PLACE_WORDS + len(block_ids)
-        first = geometry.offset + layers.start * geometry.layer_stride
-        steps = first, geometry.layer_stride, geometry.block_stride
-        size = len(layers) * len(block_ids) * geometry.page_bytes
-        sums = slice(count, count + programs(size) * SUM_WORDS)
-        control = self._take_control(sums.stop)
-        control.seen[:PLACE_WORDS] = [step // WORD_BYTES for step in steps]
-        control.seen[PLACE_WORDS:count] = block_ids
+        count = PLACE_WORDS + len(block_ids)
+        total = slice(count, count + SUM_WORDS)
+        control = self._take_control(total.stop)
+        starts = pages.starts(block_ids, layers.start)
+        write_places(control.seen[:count], pages.layer_step, pages.runs, starts)
         words = words_of(wire)
         host = words if isinstance(wire, np.ndarray) else None
         if host is not None and len(host) > len(self._scratch):
@@ -105,20 +109,21 @@ class CopyQueue:
             paged=self._paged,
             wire=words if host is None else self._scratch[: len(words)],
             places=control.on_card[:count],
-            sums=control.words[sums],
+            sums=self._sums_of(wire.nbytes),
+            total=control.words[total],
             layers=len(layers),
-            page_words=geometry.page_bytes // WORD_BYTES,
+            runs=pages.runs,
             gathers=self._gathers,
         )
         self.last = mark = self._stream.copy_pages(copy, control.words[:count], after, host)
-        self._running.append(_Running(mark, control, sums, wire, done))
+        self._running.append(_Running(mark, control, total, wire, done))
         self._wait_for(mark)
 
     def poll(self) -> None:
         """Calls `done` of every copy that has run. Raises RuntimeError if the card has failed."""
         while self._running and self._running[0].mark.query():
             ended = self._running.popleft()
-            total = joined_sums(ended.control.seen[ended.sums])
+            total = joined_sums(ended.control.seen[ended.total])
             self._free[len(ended.control.seen)].append(ended.control)
             ended.done(total)
 
@@ -128,6 +133,14 @@ class CopyQueue:
         running, self._running = self._running, deque()
         for one in running:
             one.mark.synchronize()
+
+    def _sums_of(self, size: int) -> torch.Tensor:
+        """Memory for what the kernel leaves of the sum of so many bytes. The copies before use what
+        they were given, on the same stream."""
+        words = programs(size) * SUM_WORDS
+        if words > len(self._sums):
+            self._sums = self._stream.words(words)
+        return self._sums
 
     def _take_control(self, count: int) -> _Control:
         """With so many words at least."""

@@ -16,39 +16,41 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.kv.checksum.definition import ROW_BYTES, Bytes, Sum
+from common.kv.checksum.definition import Bytes, Sum
 from common.kv.checksum.kernel import sum_of
 from common.kv.device.card import Card
-from common.kv.device.copy_queue import WORD_BYTES, CopyQueue
-from common.kv.layout import Geometry, Mark, Payload
+from common.kv.device.copy_queue import CopyQueue
+from common.kv.device.pages import WORD_BYTES, CardPages, TokenPage
+from common.kv.layout import Mark, Payload
 
-ALIGNED_BYTES = 16
-"""Which the kernel reads at once."""
+
+class CopyQueues:
+    """Of one allocation, one each way. All that copies in it shares them, so that the engine's
+    work is ordered with all of it."""
+
+    def __init__(self, card: Card, flat: torch.Tensor) -> None:
+        """`flat`: a uint8 view of the whole allocation."""
+        words = flat[: flat.numel() // WORD_BYTES * WORD_BYTES].view(torch.int64)
+        self.card, self.flat = card, flat
+        self.out = CopyQueue(card, words, gathers=True)
+        self.into = CopyQueue(card, words, gathers=False)
 
 
 class DeviceMemory:
-    """`flat`: a uint8 view of the whole allocation."""
+    """Blocks of an allocation, as `pages` says where they are."""
 
-    def __init__(self, flat: torch.Tensor, geometry: Geometry, card: Card) -> None:
-        geometry.check(flat.numel())
-        self.geometry = geometry
-        self._card = card
-        self._pages = flat.as_strided(
-            (geometry.layers, geometry.blocks, geometry.page_bytes),
-            (geometry.layer_stride, geometry.block_stride, 1),
-            geometry.offset,
-        )
+    def __init__(self, queues: CopyQueues, pages: CardPages) -> None:
+        """Raises ValueError if pages overlap each other or leave the allocation."""
+        pages.own.check(queues.flat.numel())
+        self.queues, self.pages, self.geometry = queues, pages, pages.geometry
+        self._view = pages.view(queues.flat)
         #: None if the pages do not fit the kernel.
-        self.device: DeviceMemory | None = self if _fits(geometry) else None
-        if self.device is not None:
-            words = flat[: flat.numel() // WORD_BYTES * WORD_BYTES].view(torch.int64)
-            self._out = CopyQueue(card, words, geometry, gathers=True)
-            self._in = CopyQueue(card, words, geometry, gathers=False)
+        self.device: DeviceMemory | None = self if pages.fits_kernel else None
 
     # ------------------------------------------------------------ as DeviceCopies
 
     def enter(self) -> None:
-        self._card.enter()
+        self.queues.card.enter()
 
     def start_gather(
         self,
@@ -58,7 +60,8 @@ class DeviceMemory:
         after: Mark | None,
         done: Callable[[Sum], None],
     ) -> None:
-        self._out.start(self._checked(block_ids, out.nbytes, layers), out, layers, after, done)
+        ids = self._checked(block_ids, out.nbytes, layers)
+        self.queues.out.start(self.pages, ids, out, layers, after, done)
 
     def start_scatter(
         self,
@@ -69,63 +72,65 @@ class DeviceMemory:
         done: Callable[[Sum], None],
     ) -> None:
         _check_distinct(block_ids)
-        self._in.start(self._checked(block_ids, data.nbytes, layers), data, layers, after, done)
+        ids = self._checked(block_ids, data.nbytes, layers)
+        self.queues.into.start(self.pages, ids, data, layers, after, done)
 
     def order_after_copies(self) -> None:
-        for mark in (self._out.last, self._in.last):
+        for mark in (self.queues.out.last, self.queues.into.last):
             if mark is not None:
-                self._card.order_after(mark)
+                self.queues.card.order_after(mark)
 
     def poll(self) -> None:
-        self._out.poll()
-        self._in.poll()
+        self.queues.out.poll()
+        self.queues.into.poll()
 
     def reserve(self, size: int) -> bool:
         try:
-            self._out.reserve(size)
-            self._in.reserve(size)
+            self.queues.out.reserve(size)
+            self.queues.into.reserve(size)
         except RuntimeError:
             return False
         return True
 
     def staging(self, size: int) -> torch.Tensor | None:
         try:
-            return self._card.bytes_on_card(size)
+            return self.queues.card.bytes_on_card(size)
         except RuntimeError:
             return None
 
     def lock_pages(self, memory: Bytes) -> bool:
-        return self._card.lock_pages(memory)
+        return self.queues.card.lock_pages(memory)
 
     def close(self) -> None:
-        self._out.close()
-        self._in.close()
+        self.queues.out.close()
+        self.queues.into.close()
 
     # ------------------------------------------------------------ as KvMemory
 
     def gather(self, block_ids: Sequence[int], out: Bytes, layers: range | None = None) -> Sum:
-        pages, staged = self._staged(block_ids, out, layers)
-        staged.copy_(pages.index_select(1, self._index(block_ids)))
+        at, staged = self._staged(block_ids, out, layers)
+        staged.copy_(self._view[at])
         return sum_of(out)
 
     def scatter(self, block_ids: Sequence[int], data: Bytes, layers: range | None = None) -> Sum:
         _check_distinct(block_ids)
-        pages, staged = self._staged(block_ids, data, layers)
-        pages.index_copy_(1, self._index(block_ids), staged.to(pages.device))
+        at, staged = self._staged(block_ids, data, layers)
+        self._view[at] = staged.to(self.queues.flat.device)
         total = sum_of(data)
-        self._card.mark().synchronize()
+        self.queues.card.mark().synchronize()
         return total
 
     def _staged(
         self, block_ids: Sequence[int], data: Bytes, layers: range | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[tuple[slice | torch.Tensor, ...], torch.Tensor]:
+        """What of `_view` they are, and `data` in its shape."""
         shape = self.geometry.wire_shape(len(block_ids), data, layers)
-        self._checked(block_ids, data.nbytes, range(shape[0]))
-        pages = self._pages if layers is None else self._pages[layers.start : layers.stop]
-        return pages, torch.from_numpy(data.reshape(shape))
-
-    def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(block_ids, dtype=torch.int64, device=self._pages.device)
+        ids = self._checked(block_ids, data.nbytes, range(shape[0]))
+        these = slice(None) if layers is None else slice(layers.start, layers.stop)
+        parts = (torch.from_numpy(part) for part in self.pages.split(ids))
+        places = (part.to(self.queues.flat.device) for part in parts)
+        staged = torch.from_numpy(data.reshape(*shape[:2], *self._view.shape[3:]))
+        return (these, *places), staged
 
     def _checked(self, block_ids: Sequence[int], size: int, layers: range) -> NDArray[np.int64]:
         """The ids as an array. Nothing after this checks bounds."""
@@ -144,6 +149,21 @@ def _check_distinct(block_ids: Sequence[int]) -> None:
         raise ValueError("a block may be written once only")
 
 
-def _fits(geometry: Geometry) -> bool:
-    steps = geometry.offset, geometry.layer_stride, geometry.block_stride
-    return geometry.page_bytes % ROW_BYTES == 0 and not any(step % ALIGNED_BYTES for step in steps)
+class CanonicalDeviceMemory(DeviceMemory):
+    """The same memory as canonical blocks."""
+
+    def __init__(self, whole: DeviceMemory, page: TokenPage, heads: range | None = None) -> None:
+        """`whole`: of the engine's blocks. The rest, and errors: as of `CardPages`."""
+        super().__init__(whole.queues, CardPages(whole.geometry, page, heads))
+        self._whole, self._page = whole, page
+        self._range = range(page.heads) if heads is None else heads
+
+    @property
+    def heads(self) -> int:
+        return len(self._range)
+
+    def part(self, number: int, parts: int) -> CanonicalDeviceMemory:
+        """The same memory with one of so many equal ranges of its heads only."""
+        size = self.heads // parts
+        heads = self._range[number * size : (number + 1) * size]
+        return CanonicalDeviceMemory(self._whole, self._page, heads)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from itertools import product
 
 from common.kv.layout import Geometry
-from tests.bench.gpu.handoffs import Handoffs, Settings, checked, paths_of
+from tests.bench.gpu.handoffs import (
+    Handoffs,
+    Settings,
+    checked,
+    paths_of,
+    unlike_settings,
+)
 from tests.bench.gpu.memory import KIB, blocks_first, layers_first, some_blocks
 from tests.bench.gpu.pair import CUDA, Tools
 from tests.bench.gpu.report import Check, Outcome
@@ -34,8 +40,7 @@ def geometries(device: str) -> dict[str, Geometry]:
 
 def check(tools: Tools, outcome: Outcome) -> None:
     for path in paths_of(tools.device):
-        for name, geometry in geometries(tools.device).items():
-            settings = Settings(path, geometry, STAGING_MIB)
+        for name, settings in _cases(tools.device, path).items():
             with Handoffs(tools, settings) as handoffs:
                 found = _whole(handoffs, f"{path}: {name}")
                 found.append(_withdrawn(handoffs, f"{path}: {name}, withdrawn"))
@@ -43,6 +48,18 @@ def check(tools: Tools, outcome: Outcome) -> None:
             for one in found:
                 verdict = "equal" if one.passed else f"WRONG: {one.detail}"
                 print(f"  {one.what}: {verdict}", flush=True)
+
+
+def _cases(device: str, path: str) -> dict[str, Settings]:
+    """By name."""
+    found = {
+        name: Settings(path, geometry, STAGING_MIB) for name, geometry in geometries(device).items()
+    }
+    if device == CUDA:
+        for kib in (16, 64):
+            like = layers_first(24, 96, kib * KIB)
+            found[f"unlike layouts, {kib} KiB"] = unlike_settings(path, like, STAGING_MIB)
+    return found
 
 
 def _whole(handoffs: Handoffs, what: str) -> list[Check]:

@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
+
 from common.config import KvConfig
 from common.kv.layout import Geometry
-from common.kv.messages import KvDone
+from common.kv.messages import NO_FORM, KvDone, KvForm
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
 from common.messages import KvReport, Ticket
 from tests.bench.gpu.engine import Engine
-from tests.bench.gpu.memory import MIB, FilledMemory, layers_first
+from tests.bench.gpu.memory import MIB, FilledMemory, LaidOut, layers_first
 from tests.bench.gpu.pair import CUDA, Tools
 from tests.rigs.messages import ticket
 
@@ -30,6 +32,7 @@ HOST_TRANSPORTS = "tcp,sm,self"
 PINNED_MESSAGE_BYTES = 16 * MIB
 STAGING_MIB = 512
 """Of the device path, whose messages have an eighth of it: 64 MiB."""
+UNLIKE_HEADS = 4
 WAIT_S = 20.0
 LEASE_MS = 60_000.0
 
@@ -41,7 +44,16 @@ class Settings:
     path: str
     """As in `[kv]`; `host` moves KV of host memory."""
     geometry: Geometry
+    """Of the blocks that travel."""
     staging_mib: int = STAGING_MIB
+    unlike: tuple[LaidOut, LaidOut] | None = None
+    """How P and D lay them out; None: as they travel."""
+
+    def laid_out(self, name: str) -> LaidOut:
+        """By P, `p0`, or by D, `d0`."""
+        if self.unlike is None:
+            return LaidOut(self.geometry)
+        return self.unlike[name == "d0"]
 
 
 def paths_of(device: str) -> tuple[str, ...]:
@@ -71,11 +83,11 @@ class Side:
             from common.kv.device.card import CudaCard
 
             self._card = CudaCard(torch.device(device, 0))
-        self.memory = FilledMemory(settings.geometry, device)
-        kv_memory = self.memory.kv_memory(self._card)
-        self.service = KvService(
-            WorkerIdentity(name, f"inc-{name}", "f"), config_of(settings), kv_memory
-        )
+        self.memory = FilledMemory(settings.laid_out(name), device)
+        kv_memory, forms = self.memory.kv_memory(self._card)
+        form = KvForm("m") if forms else NO_FORM
+        identity = WorkerIdentity(name, f"inc-{name}", name if forms else "f", form=form)
+        self.service = KvService(identity, config_of(settings), kv_memory, canonical=forms)
         self.address = self.service.start()
 
     def after(self) -> dict[str, Any]:
@@ -123,7 +135,8 @@ class Handoffs:
         return self.answer()
 
     def new_ticket(self) -> Ticket:
-        return ticket(os.urandom(8).hex(), 1, kv_address=self._kv_address, lease_ms=LEASE_MS)
+        made = ticket(os.urandom(8).hex(), 1, kv_address=self._kv_address, lease_ms=LEASE_MS)
+        return msgspec.structs.replace(made, canonical=self.settings.unlike is not None)
 
     def fetch(self, handed: Ticket, block_ids: Sequence[int]) -> None:
         self.service.fetch(handed, 0, block_ids, **self._side.after())
@@ -329,3 +342,23 @@ def serve(tools: Tools) -> None:
 def bench_geometry(device: str) -> Geometry:
     """Blocks of 1 MiB: of 16 tokens for a model with 16 layers and 8 heads of 128, in bfloat16."""
     return layers_first(16, 2048 if device == CUDA else 64, MIB // 16)
+
+
+def unlike(layers: int, tokens: int, heads: int, token_bytes: int) -> tuple[LaidOut, LaidOut]:
+    """Memory for so many tokens at P and at D: blocks of 16 tokens with all heads of a token
+    together, and of 32 with all tokens of a head. K and V of one of them have so many bytes."""
+    from common.kv.device.pages import TokenPage
+
+    laid_out = []
+    for block, tokens_first in ((16, True), (32, False)):
+        page = TokenPage(heads, block, token_bytes, tokens_first)
+        laid_out.append(LaidOut(layers_first(layers, tokens // block, page.page_bytes), page))
+    return laid_out[0], laid_out[1]
+
+
+def unlike_settings(path: str, like: Geometry, staging_mib: int = STAGING_MIB) -> Settings:
+    """Handoffs of canonical blocks as large as those of `like`, and as many, between memories that
+    are laid out differently."""
+    token_bytes = like.page_bytes // 16 // UNLIKE_HEADS
+    laid_out = unlike(like.layers, like.blocks * 16, UNLIKE_HEADS, token_bytes)
+    return Settings(path, like, staging_mib, laid_out)

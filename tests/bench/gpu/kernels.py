@@ -6,16 +6,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from common.kv.layout import Geometry
+import numpy as np
+
 from common.worker.gpu import open_reader
 from tests.bench.gpu.memory import KIB, MIB, layers_first, some_blocks
 from tests.bench.gpu.pair import Tools
 from tests.bench.gpu.report import Check, Outcome, Row, compared, value_of
 
+if TYPE_CHECKING:
+    from common.kv.device.pages import CardPages
+
 SIZE = 64 * MIB
-LAYERS = 16
+LAYERS, HEADS, TOKENS = 16, 4, 16
 POOL_BYTES = 1 << 30
 WARM_UPS, RUNS, ROUNDS = 3, 30, 3
 GIGA = 1e9
@@ -62,36 +66,42 @@ def copies(tools: Tools, outcome: Outcome) -> None:
 class Launcher:
     """The product's kernel over a pool of pages, of which it copies some."""
 
-    def __init__(self, geometry: Geometry, wire: Any, device: str) -> None:
+    def __init__(self, pages: CardPages, wire: Any, device: str) -> None:
         """`wire`: as many bytes as are to be copied, on the card or page-locked in host memory."""
         import torch
 
-        from common.kv.device.kernels import SUM_WORDS, keys_and_steps, programs
+        from common.kv.device.kernels import (
+            PLACE_WORDS,
+            SUM_WORDS,
+            keys_and_steps,
+            programs,
+            write_places,
+        )
 
-        pool = torch.empty(geometry.end, dtype=torch.uint8, device=device)
-        self.paged = pool.random_(0, 255).view(torch.int64)
-        self.wire = wire.view(torch.int64)
-        ids = some_blocks(geometry, wire.numel() // geometry.block_bytes, seed=1)
-        self.blocks = torch.tensor(ids, dtype=torch.int64, device=device)
-        steps = geometry.offset, geometry.layer_stride, geometry.block_stride
-        places = [step // WORD_BYTES for step in steps] + ids
-        self._places = torch.tensor(places, dtype=torch.int64, device=device)
+        self._pages, geometry = pages, pages.geometry
+        self._pool = torch.empty(pages.own.end, dtype=torch.uint8, device=device).random_(0, 255)
+        self.paged, self.wire = self._pool.view(torch.int64), wire.view(torch.int64)
+        blocks = some_blocks(geometry, wire.numel() // geometry.block_bytes, seed=1)
+        self._blocks = np.array(blocks, np.int64)
+        places = np.zeros(PLACE_WORDS + len(blocks), np.int64)
+        write_places(places, pages.layer_step, pages.runs, pages.starts(self._blocks, 0))
+        self._places = torch.from_numpy(places).to(device)
         words = programs(self.wire.nbytes) * SUM_WORDS
-        self._sums = torch.zeros(words, dtype=torch.int64, pin_memory=True)
+        self._sums = torch.zeros(words, dtype=torch.int64, device=device)
+        self._total = torch.zeros(SUM_WORDS, dtype=torch.int64, pin_memory=True)
         self._keys = keys_and_steps().to(device)
-        self._geometry = geometry
 
     def launch(self, *, gathers: bool, summing: bool) -> None:
         from common.kv.device.kernels import PageCopy, copy_pages
 
-        geometry = self._geometry
         copy = PageCopy(
             paged=self.paged,
             wire=self.wire,
             places=self._places,
             sums=self._sums,
-            layers=geometry.layers,
-            page_words=geometry.page_bytes // WORD_BYTES,
+            total=self._total,
+            layers=self._pages.geometry.layers,
+            runs=self._pages.runs,
             gathers=gathers,
         )
         copy_pages(copy, self._keys, summing=summing)
@@ -105,31 +115,35 @@ class Launcher:
 
         self.launch(gathers=True, summing=True)
         torch.cuda.synchronize()
-        pages = self.paged.view(torch.uint8).view(
-            self._geometry.layers, self._geometry.blocks, self._geometry.page_bytes
-        )
-        expected = pages[:, self.blocks].flatten()
+        parts = self._pages.split(self._blocks)
+        places = (torch.from_numpy(part).to(self._pool.device) for part in parts)
+        expected = self._pages.view(self._pool)[:, *places].flatten()
         if not torch.equal(expected.cpu(), self.wire.view(torch.uint8).cpu()):
             return b"the bytes differ", b""
-        return joined_sums(self._sums.numpy()), sum_of(expected.cpu().numpy())
+        return joined_sums(self._total.numpy()), sum_of(expected.cpu().numpy())
 
 
 def kernels(tools: Tools, outcome: Outcome) -> None:
     import torch
 
+    from common.kv.device.pages import CardPages, TokenPage
+
     on_card = torch.empty(SIZE, dtype=torch.uint8, device=tools.device)
     pinned = torch.empty(SIZE, dtype=torch.uint8).pin_memory()
     for page_bytes in (16 * KIB, 64 * KIB):
-        geometry = layers_first(LAYERS, POOL_BYTES // LAYERS // page_bytes, page_bytes)
-        for where, wire in (("device", on_card), ("pinned", pinned)):
-            launcher = Launcher(geometry, wire, tools.device)
-            _kernel(tools, outcome, launcher, f"{page_bytes // KIB} KiB", where)
-        torch.cuda.empty_cache()
+        own = layers_first(LAYERS, POOL_BYTES // LAYERS // page_bytes, page_bytes)
+        token = TokenPage(HEADS, TOKENS, page_bytes // HEADS // TOKENS, tokens_first=True)
+        forms = {"pages": CardPages(own), "canonical blocks": CardPages(own, token)}
+        for form, pages in forms.items():
+            for where, wire in (("device", on_card), ("pinned", pinned)):
+                launcher = Launcher(pages, wire, tools.device)
+                _kernel(tools, outcome, launcher, f"{form} of {page_bytes // KIB} KiB", where)
+            torch.cuda.empty_cache()
 
 
 def _kernel(tools: Tools, outcome: Outcome, launcher: Launcher, page: str, where: str) -> None:
     found, expected = launcher.sum_and_bytes()
-    what = f"kernel, pages of {page}, {where}: bytes and sum as the host has them"
+    what = f"kernel, {page}, {where}: bytes and sum as the host has them"
     outcome.checks.append(Check(what, found == expected))
     for gathers, copied in ((True, D2H), (False, H2D)):
         against = D2D if where == "device" else copied
@@ -139,12 +153,12 @@ def _kernel(tools: Tools, outcome: Outcome, launcher: Launcher, page: str, where
         for summing in (False, True):
             launch = partial(launcher.launch, gathers=gathers, summing=summing)
             rates.append(rate(launch))
-            what = f"{verb} {where}, pages of {page}, {'with' if summing else 'no'} digest"
+            what = f"{verb} {where}, {page}, {'with' if summing else 'no'} digest"
             row = compared("kernels", what, rates[-1], "GB/s", against=against, base=base)
             outcome.rows.append(row)
             print(f"  {what} {row.value:.0f} GB/s", flush=True)
         cost = (rates[0] / rates[1] - 1) * 100
-        what = f"the digest adds to {verb} {where}, pages of {page}"
+        what = f"the digest adds to {verb} {where}, {page}"
         outcome.rows.append(Row("kernels", what, cost, "%"))
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from common.kv.canonical import CanonicalForm
 from common.kv.layout import Geometry, HostMemory, KvMemory
+
+if TYPE_CHECKING:
+    from common.kv.device.pages import TokenPage
 
 KIB, MIB = 1 << 10, 1 << 20
 BACKGROUND = 0xA5
@@ -45,44 +51,61 @@ def content(geometry: Geometry, blocks: int, seed: int, device: str) -> Any:
     return words.view(torch.uint8).view(geometry.layers, blocks, geometry.page_bytes)
 
 
-class FilledMemory:
-    """The KV of one engine on the device, as a tensor and as the KV layer sees it."""
+class LaidOut(NamedTuple):
+    """How an engine lays out its KV."""
 
-    def __init__(self, geometry: Geometry, device: str) -> None:
+    own: Geometry
+    """Of its blocks."""
+    page: TokenPage | None = None
+    """What a page is, where KV travels in the canonical form."""
+
+
+class FilledMemory:
+    """The KV of one engine on the device, as a tensor and as the KV layer sees it. Its blocks are
+    those that travel."""
+
+    def __init__(self, laid_out: LaidOut, device: str) -> None:
         import torch
 
-        self.geometry = geometry
-        self._device = device
-        self._flat = torch.full((geometry.end,), BACKGROUND, dtype=torch.uint8, device=device)
-        self._pages = self._pages_of(self._flat)
+        from common.kv.device.pages import CardPages
 
-    def kv_memory(self, card: Any) -> KvMemory:
-        """`card`: the `CudaCard` of the device; None where the device is the CPU."""
+        self._laid_out, self._device = laid_out, device
+        self._places = CardPages(laid_out.own, laid_out.page)
+        self.geometry = self._places.geometry
+        self._flat = torch.full((laid_out.own.end,), BACKGROUND, dtype=torch.uint8, device=device)
+        self._pages = self._places.view(self._flat)
+
+    def kv_memory(self, card: Any) -> tuple[KvMemory, dict[str, CanonicalForm]]:
+        """And its canonical forms. `card`: the `CudaCard` of the device; None where the device is
+        the CPU."""
+        own, page = self._laid_out
         if card is None:
-            return HostMemory(self._flat.numpy(), self.geometry)
-        from common.kv.device.memory import DeviceMemory
+            return HostMemory(self._flat.numpy(), own), {}
+        from common.kv.device.memory import CanonicalDeviceMemory, CopyQueues, DeviceMemory
+        from common.kv.device.pages import CardPages
 
-        return DeviceMemory(self._flat, self.geometry, card)
+        memory = DeviceMemory(CopyQueues(card, self._flat), CardPages(own))
+        return memory, {"": CanonicalDeviceMemory(memory, page)} if page is not None else {}
 
     def fill(self, block_ids: Sequence[int], seed: int) -> None:
         """These blocks hold the content of this seed."""
-        self._pages[:, self._index(block_ids)] = self._content(block_ids, seed)
+        self._put(self._pages, block_ids, self._content(block_ids, seed))
 
     def fill_late(self, block_ids: Sequence[int], seed: int, groups: int) -> Iterator[int]:
         """The same, after they have been spoiled, and with the card still at it when this returns:
         so many groups of layers one after the other, each long after what was launched before.
         Yields how many layers are filled, or will be."""
         self.spoil(block_ids)
-        index, filled = self._index(block_ids), self._content(block_ids, seed)
+        filled = self._content(block_ids, seed)
         step = -(-self.geometry.layers // groups)
         for first in range(0, self.geometry.layers, step):
             self._delay()
             last = min(first + step, self.geometry.layers)
-            self._pages[first:last, index] = filled[first:last]
+            self._put(self._pages[first:last], block_ids, filled[first:last])
             yield last
 
     def spoil(self, block_ids: Sequence[int]) -> None:
-        self._pages[:, self._index(block_ids)] = SPOILED
+        self._pages[:, *self._index(block_ids)] = SPOILED
 
     def clear(self) -> None:
         """Nothing is in it; the card does that late."""
@@ -93,7 +116,7 @@ class FilledMemory:
         """Bytes of the whole allocation that are not as they are when these blocks hold the content
         of this seed and nothing else was written."""
         expected = self._flat.new_full(self._flat.shape, BACKGROUND)
-        self._pages_of(expected)[:, self._index(block_ids)] = self._content(block_ids, seed)
+        self._put(self._places.view(expected), block_ids, self._content(block_ids, seed))
         return int((expected != self._flat).sum())
 
     def _delay(self) -> None:
@@ -106,12 +129,12 @@ class FilledMemory:
     def _content(self, block_ids: Sequence[int], seed: int) -> Any:
         return content(self.geometry, len(block_ids), seed, self._device)
 
-    def _index(self, block_ids: Sequence[int]) -> Any:
+    def _index(self, block_ids: Sequence[int]) -> tuple[Any, ...]:
+        """Their places in a view of pages, after the layer."""
         import torch
 
-        return torch.tensor(block_ids, dtype=torch.int64, device=self._device)
+        parts = self._places.split(np.array(block_ids, np.int64))
+        return tuple(torch.from_numpy(part).to(self._device) for part in parts)
 
-    def _pages_of(self, flat: Any) -> Any:
-        own = self.geometry
-        shape = (own.layers, own.blocks, own.page_bytes)
-        return flat.as_strided(shape, (own.layer_stride, own.block_stride, 1), own.offset)
+    def _put(self, pages: Any, block_ids: Sequence[int], filled: Any) -> None:
+        pages[:, *self._index(block_ids)] = filled.view(*filled.shape[:2], *pages.shape[3:])

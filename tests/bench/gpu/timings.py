@@ -14,6 +14,7 @@ from tests.bench.gpu.handoffs import (
     Stream,
     bench_geometry,
     paths_of,
+    unlike_settings,
 )
 from tests.bench.gpu.kernels import D2H
 from tests.bench.gpu.memory import MIB
@@ -34,30 +35,37 @@ HOST_WINDOW = 2
 def throughput(tools: Tools, outcome: Outcome) -> None:
     """Of handoffs of half the memory at most, one after the other and two at a time."""
     geometry = bench_geometry(tools.device)
-    prompt_blocks = geometry.blocks // max(IN_FLIGHT)
-    prompt_mib = prompt_blocks * geometry.block_bytes // MIB
     for path in paths_of(tools.device):
-        with Handoffs(tools, Settings(path, geometry)) as handoffs:
-            handoffs.call("fill", list(range(prompt_blocks)), 1)
-            handoffs.move(range(prompt_blocks), range(prompt_blocks))
-            report = handoffs.report.report
-            message_mib = report.payload_bytes / report.messages / MIB
-            name = f"{path} path, prompts of {prompt_mib} MiB"
-            outcome.rows.append(Row("throughput", f"{name}: a message", message_mib, "MiB"))
-            if path in DEVICE_PATHS:
-                is_large = message_mib > PINNED_MESSAGE_BYTES / MIB
-                what = f"the KV took the {path} path, which the size of its messages shows"
-                outcome.checks.append(Check(what, is_large == (path == "device")))
-            for in_flight in IN_FLIGHT:
-                value = _streamed(handoffs, prompt_blocks, in_flight)
-                what = f"{name}, {in_flight} at a time"
-                outcome.rows.append(_of_raw(tools, what, value, path, message_mib))
-                if path == "device":
-                    one = f"{what}, of one raw message at a time"
-                    outcome.rows.append(_of_raw(tools, one, value, path, message_mib, window=1))
-                if path == "pinned":
-                    outcome.rows.append(_of_bus(tools, f"{what}, of the bus", value))
-                print(f"  {what}: {value:.1f} GB/s", flush=True)
+        _throughput(tools, outcome, Settings(path, geometry), f"{path} path")
+        if path in DEVICE_PATHS:
+            name = f"{path} path, unlike layouts"
+            _throughput(tools, outcome, unlike_settings(path, geometry), name)
+
+
+def _throughput(tools: Tools, outcome: Outcome, settings: Settings, name: str) -> None:
+    path, geometry = settings.path, settings.geometry
+    prompt_blocks = geometry.blocks // max(IN_FLIGHT)
+    name = f"{name}, prompts of {prompt_blocks * geometry.block_bytes // MIB} MiB"
+    with Handoffs(tools, settings) as handoffs:
+        handoffs.call("fill", list(range(prompt_blocks)), 1)
+        handoffs.move(range(prompt_blocks), range(prompt_blocks))
+        report = handoffs.report.report
+        message_mib = report.payload_bytes / report.messages / MIB
+        outcome.rows.append(Row("throughput", f"{name}: a message", message_mib, "MiB"))
+        if path in DEVICE_PATHS:
+            is_large = message_mib > PINNED_MESSAGE_BYTES / MIB
+            what = f"{name}: the KV took it, which the size of its messages shows"
+            outcome.checks.append(Check(what, is_large == (path == "device")))
+        for in_flight in IN_FLIGHT:
+            value = _streamed(handoffs, prompt_blocks, in_flight)
+            what = f"{name}, {in_flight} at a time"
+            outcome.rows.append(_of_raw(tools, what, value, path, message_mib))
+            if path == "device":
+                one = f"{what}, of one raw message at a time"
+                outcome.rows.append(_of_raw(tools, one, value, path, message_mib, window=1))
+            if path == "pinned":
+                outcome.rows.append(_of_bus(tools, f"{what}, of the bus", value))
+            print(f"  {what}: {value:.1f} GB/s", flush=True)
 
 
 def _streamed(handoffs: Handoffs, prompt_blocks: int, in_flight: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from common.config import KvConfig
 from common.errors import Code
-from common.kv.canonical import CanonicalMemory, HeadMajorPage
+from common.kv.canonical import CanonicalForm, CanonicalMemory, HeadMajorPage
 from common.kv.handoff.parts import Rank
 from common.kv.kv_thread import KvThread
-from common.kv.layout import Geometry, HostMemory
+from common.kv.layout import Geometry, HostMemory, KvMemory
 from common.kv.messages import KvDone, KvForm, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
@@ -27,7 +27,7 @@ from common.net.kv_address import joined_addresses, parts_between, rank_addresse
 from tests.component.common.kv.service_peer import CONFIG, WIRE_ONLY, drained, wait_for
 from tests.rigs import messages
 
-LAYERS, TOKENS, HEADS, ITEMS = 4, 1024, 4, 16
+LAYERS, TOKENS, HEADS, ITEMS = 4, 1024, 4, 32
 PATIENT_S = 30.0
 """A busy machine starves this process, which has all services, for seconds."""
 LOANED, SENT = (
@@ -41,26 +41,40 @@ SEQUENCE = list(range(3, 40))
 KEY = ("r", 0)
 
 
+LayOut = Callable[[NDArray[np.uint8], int, int], tuple[KvMemory, CanonicalForm]]
+"""The memory of an engine and the same in the canonical form, of random bytes that are enough, for
+so many heads and blocks of so many tokens."""
+
+
+def in_host(base: NDArray[np.uint8], heads: int, tokens: int) -> tuple[KvMemory, CanonicalForm]:
+    page = HeadMajorPage(heads, tokens, ITEMS, 4)
+    memory = HostMemory(base, geometry_of(page.page_bytes, tokens))
+    return memory, CanonicalMemory(memory, page)
+
+
+def geometry_of(page_bytes: int, tokens: int) -> Geometry:
+    blocks = TOKENS // tokens
+    return Geometry(LAYERS, blocks, page_bytes, page_bytes * blocks, page_bytes)
+
+
 class Worker:
     """A service for each rank, over memory of blocks of so many tokens."""
 
-    def __init__(self, name: str, ranks: int, tokens: int, config: KvConfig) -> None:
-        page = HeadMajorPage(HEADS // ranks, tokens, ITEMS, 4)
-        blocks, size = TOKENS // tokens, page.page_bytes
-        geometry = Geometry(LAYERS, blocks, size, size * blocks, size)
-        self.memories: list[CanonicalMemory] = []
+    def __init__(
+        self, name: str, ranks: int, tokens: int, config: KvConfig, lay_out: LayOut = in_host
+    ) -> None:
+        heads = HEADS // ranks
+        self.memories: list[CanonicalForm] = []
         self.services: list[KvService] = []
         for number in range(ranks):
-            base = np.random.default_rng(ord(name[0]) + number).integers(
-                0, 256, geometry.end, dtype=np.uint8
-            )
-            memory = HostMemory(base, geometry)
-            self.memories.append(CanonicalMemory(memory, page))
-            fingerprint, rank = f"of {ranks} and {tokens}", Rank(number, ranks)
+            random = np.random.default_rng(ord(name[0]) + number)
+            size = LAYERS * TOKENS * heads * 2 * ITEMS * 4
+            memory, form = lay_out(random.integers(0, 256, size, np.uint8), heads, tokens)
+            self.memories.append(form)
+            fingerprint, rank = f"{name}, {ranks} and {tokens}", Rank(number, ranks)
             named = name, f"inc-{name}", fingerprint
             identity = WorkerIdentity(*named, rank, form=KvForm("m"))
-            forms = {"": self.memories[-1]}
-            self.services.append(KvService(identity, config, memory, canonical=forms))
+            self.services.append(KvService(identity, config, memory, canonical={"": form}))
         self.address = joined_addresses([service.start() for service in self.services])
 
     def heads(self, block_ids: list[int]) -> NDArray[np.uint8]:
@@ -93,9 +107,10 @@ def pair(
     theirs: int,
     tokens: tuple[int, int] = (32, 32),
     config: KvConfig = LOANED,
+    lay_outs: tuple[LayOut, LayOut] = (in_host, in_host),
 ) -> Iterator[tuple[Worker, Worker]]:
-    prefill = Worker("p0", ours, tokens[0], config)
-    decode = Worker("d0", theirs, tokens[1], config)
+    prefill = Worker("p0", ours, tokens[0], config, lay_outs[0])
+    decode = Worker("d0", theirs, tokens[1], config, lay_outs[1])
     try:
         yield prefill, decode
     finally:

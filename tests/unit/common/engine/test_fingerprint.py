@@ -29,9 +29,9 @@ def test_every_part_counts_and_their_order_does_not() -> None:
         assert fingerprint_of(parts_of({**VALUES, key: "other"})) != whole
 
 
-def test_blocks_ranks_the_isa_and_the_drafter_change_the_layout_and_not_the_meaning() -> None:
+def test_blocks_ranks_the_device_and_the_drafter_change_the_layout_and_not_the_meaning() -> None:
     layout = {"block_tokens", "drafter", "drafter_config", "kv_heads", "tensor_parallel"}
-    layout |= {"attn_isa"}
+    layout |= {"args.attention_backend", "attn_isa", "device", "kv_layout"}
     values = {**VALUES, **dict.fromkeys(layout, "one")}
     meaning = meaning_of(parts_of(values))
     for key in (*values, "anything"):

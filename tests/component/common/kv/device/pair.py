@@ -12,7 +12,8 @@ import torch
 
 from common.config import KvConfig
 from common.config.kv import KvPath
-from common.kv.device.memory import DeviceMemory
+from common.kv.device.memory import CopyQueues, DeviceMemory
+from common.kv.device.pages import CardPages
 from common.kv.layout import Geometry
 from common.kv.messages import KvDone
 from common.kv.peers.channel import WorkerIdentity
@@ -36,7 +37,9 @@ class Worker:
         random = np.random.default_rng(ord(name[0]))
         self.base = random.integers(0, 256, GEOMETRY.end, dtype=np.uint8)
         self.card = card
-        self.memory = memory = DeviceMemory(torch.from_numpy(self.base), GEOMETRY, card)
+        self.memory = memory = DeviceMemory(
+            CopyQueues(card, torch.from_numpy(self.base)), CardPages(GEOMETRY)
+        )
         identity = WorkerIdentity(name, f"inc-{name}", "f")
         self.service = KvService(identity, config, memory)
         self.address = self.service.start()
@@ -70,7 +73,7 @@ class Worker:
         return any(one.copies for one in prompts) or any(one.copying for one in fetches)
 
     def copies_running(self) -> int:
-        return len(self.memory._in._running) + len(self.memory._out._running)
+        return sum(len(way._running) for way in (self.memory.queues.out, self.memory.queues.into))
 
     def lanes(self) -> tuple[str, ...]:
         """To P."""

@@ -23,10 +23,12 @@ from tests.unit.common.engine.test_vllm_on_cpu import needs_amx
 HEADS, ITEMS = 2, 32
 
 
-def full(names: str = "abc", tokens: int = 32, dtype: torch.dtype = torch.float32) -> Layers:
+def full(
+    names: str = "abc", tokens: int = 32, dtype: torch.dtype = torch.float32, items: int = ITEMS
+) -> Layers:
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    spec = FullAttentionSpec(block_size=tokens, num_kv_heads=HEADS, head_size=ITEMS, dtype=dtype)
+    spec = FullAttentionSpec(block_size=tokens, num_kv_heads=HEADS, head_size=items, dtype=dtype)
     return dict.fromkeys(names, spec)
 
 

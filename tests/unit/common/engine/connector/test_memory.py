@@ -19,7 +19,8 @@ from common.engine.connector.memory import (
 )
 from common.errors import BatonError
 from common.kv.compression.fp8 import PageFormat
-from common.kv.device.memory import DeviceMemory
+from common.kv.device.memory import CopyQueues, DeviceMemory
+from common.kv.device.pages import CardPages
 from common.kv.layout import HostMemory, KvMemory, SeveralRegions
 from tests.unit.common.kv.device.late_card import LateCard
 
@@ -31,7 +32,7 @@ Layers = dict[str, Any]
 class Cache:
     """A KV cache as vLLM allocates it for these groups of layers, by name, in a layout."""
 
-    def __init__(self, order: str, *groups: Layers) -> None:
+    def __init__(self, order: str, *groups: Layers, device: str = "cpu") -> None:
         from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
         from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
         from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -47,7 +48,7 @@ class Cache:
         self.layout = KVCacheLayout[order]
         self.config = get_kv_cache_config_from_groups(_settings(self.layout), made, 1 << 20)
         self.caches: dict[str, KvCache] = allocate_kv_cache(
-            self.config, torch.device("cpu"), self.layout
+            self.config, torch.device(device), self.layout
         )
 
     def memory(self) -> KvMemory:
@@ -133,7 +134,7 @@ def test_device_and_host_copies_are_the_same_bytes(order: str) -> None:
     cache.fill()
     host = cache.memory()
     assert isinstance(host, HostMemory)
-    device = DeviceMemory(cache.flat(), host.geometry, LateCard())
+    device = DeviceMemory(CopyQueues(LateCard(), cache.flat()), CardPages(host.geometry))
     by_host = np.empty(2 * LAYERS * PAGE_BYTES, np.uint8)
     by_device = np.empty_like(by_host)
     host.gather([6, 2], by_host)
@@ -241,9 +242,26 @@ def test_groups_whose_pages_differ_in_size_need_blocks_in_one_run() -> None:
         kv_memory(cache.caches, cache.config, layers_first)
 
 
+def test_memory_of_one_cache_on_a_device_shares_its_queues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's device without memory stands in for a card."""
+    from common.kv.device import card
+
+    monkeypatch.setattr(card, "CudaCard", lambda _: LateCard())
+    cache = Cache("LBHNC", device="meta")
+    one, other = cache.memory(), cache.memory()
+    both = kv_memory(cache.caches, cache.config, cache.layout, beside=one)
+    assert isinstance(one, DeviceMemory)
+    assert isinstance(other, DeviceMemory)
+    assert isinstance(both, DeviceMemory)
+    assert both.queues is one.queues
+    assert other.queues is not one.queues
+
+
 def test_device_copies_refuse_what_would_read_or_write_elsewhere() -> None:
     cache = Cache("LBHNC")
-    memory = DeviceMemory(cache.flat(), cache.memory().geometry, LateCard())
+    memory = DeviceMemory(CopyQueues(LateCard(), cache.flat()), CardPages(cache.memory().geometry))
     data = np.zeros(2 * LAYERS * PAGE_BYTES, np.uint8)
     with pytest.raises(ValueError, match="outside"):
         memory.gather([0, BLOCKS], data)

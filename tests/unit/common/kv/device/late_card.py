@@ -8,6 +8,7 @@ those who wait until `let_go`.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +18,13 @@ import torch
 
 from common.kv.checksum.definition import Bytes
 from common.kv.checksum.kernel import sum_of
-from common.kv.device.kernels import PageCopy
+from common.kv.device.kernels import (
+    PLACE_WORDS,
+    ROW_WORDS,
+    SUM_WORDS,
+    PageCopy,
+    programs,
+)
 from common.kv.layout import Mark
 
 FEW_WORDS = 4096
@@ -78,6 +85,7 @@ class LateStream:
         if host is not None and not copy.gathers:
             self.put(lambda: copy.wire.copy_(host))
         self.put(lambda: copy_slowly(copy))
+        self.put(lambda: copy.total.copy_(copy.sums[: len(copy.total)]))
         if host is not None and copy.gathers:
             self.put(lambda: host.copy_(copy.wire))
         return self.record()
@@ -154,19 +162,23 @@ class LateCard:
 
 
 def copy_slowly(copy: PageCopy) -> None:
-    """What the kernel does, page by page."""
+    """What the kernel does, run by run."""
     paged, wire = (words.numpy().view(np.uint64) for words in (copy.paged, copy.wire))
-    first, layer_words, block_words, *blocks = copy.places.tolist()
+    words, runs = copy.places.tolist(), copy.runs
+    layer_step, steps, blocks = words[0], words[1:PLACE_WORDS], words[PLACE_WORDS:]
+    assert steps == [runs.words // ROW_WORDS, runs.inner, runs.outer_step, runs.inner_step]
+    assert len(copy.sums) >= programs(wire.nbytes) * SUM_WORDS
     at = 0
-    for layer in range(copy.layers):
-        for block in blocks:
-            start = first + layer * layer_words + block * block_words
-            page = paged[start : start + copy.page_words]
-            if copy.gathers:
-                wire[at : at + copy.page_words] = page
-            else:
-                page[:] = wire[at : at + copy.page_words]
-            at += copy.page_words
+    for layer, block, outer, inner in itertools.product(
+        range(copy.layers), blocks, range(runs.outer), range(runs.inner)
+    ):
+        start = layer * layer_step + block + outer * runs.outer_step + inner * runs.inner_step
+        run = paged[start : start + runs.words]
+        if copy.gathers:
+            wire[at : at + runs.words] = run
+        else:
+            run[:] = wire[at : at + runs.words]
+        at += runs.words
     sums = copy.sums.numpy().view(np.uint64)
     sums[:] = 0
     total = np.frombuffer(sum_of(wire[:at].view(np.uint8)), np.uint64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -45,6 +46,19 @@ def test_the_blocks_of_a_late_engine_arrive_by_every_path(path: KvPath, transpor
         assert np.array_equal(made.d.blocks(untouched), before)
         assert (made.d.card_buffers() > 0) == (path == "device")
         assert received.report.payload_bytes == made.p.blocks(SEQUENCE).nbytes
+
+
+@pytest.mark.parametrize("path", ["device", "pinned"])
+def test_a_message_may_be_larger_than_those_before(path: KvPath) -> None:
+    with pair(path) as made:
+        for attempt, blocks in enumerate((1, 3)):
+            ticket = msgspec.structs.replace(made.ticket(), attempt=attempt)
+            made.p.service.offer(ticket, blocks)
+            made.d.service.fetch(ticket, 0, TARGET[:blocks])
+            made.p.service.progress((KEY[0], attempt), SEQUENCE[:blocks], blocks)
+            assert (made.p.end().error, made.d.end().error) == ("", "")
+            there = made.d.blocks(TARGET[:blocks])
+            assert np.array_equal(there, made.p.blocks(SEQUENCE[:blocks]))
 
 
 def test_layers_leave_when_their_marks_have_passed() -> None:

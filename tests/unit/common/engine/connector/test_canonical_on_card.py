@@ -12,7 +12,11 @@ import structlog
 import torch
 
 from common.blocks import Kept, KvGroup
+from common.config import KvConfig
+from common.engine.connector import connector
 from common.engine.connector.canonical import CanonicalForms, canonical_forms
+from common.engine.connector.connector import BatonConnector
+from common.kv.device import card
 from common.kv.device.memory import CopyQueues, DeviceMemory
 from common.kv.device.pages import CardPages
 from common.kv.layout import SeveralRegions
@@ -149,3 +153,32 @@ def test_layers_of_several_sizes_have_none() -> None:
         )
     assert found is None
     assert "differ in size" in logs[0]["sentence"]
+
+
+def test_pages_with_gaps_between_tokens_have_none() -> None:
+    cache = Cache("LBHNC", full(items=128))
+    for name, layer in cache.caches.items():
+        assert isinstance(layer, torch.Tensor)
+        cache.caches[name] = layer[..., :128]
+    forms, why = forms_of(cache)
+    assert forms is None
+    assert "of an unknown form" in why
+
+
+def test_the_connector_orders_canonical_copies_with_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's device without memory stands in for a card."""
+    monkeypatch.setattr(card, "CudaCard", lambda _: LateCard())
+    monkeypatch.setattr(connector, "canonical_forms", lambda *laid_out, **_: laid_out[-1])
+    monkeypatch.setattr(connector, "without_draft_layers", lambda _, config: config)
+    cache = Cache("LBHNC", full(items=64), device="meta")
+    whole: Any = cache.memory()
+    of: Any = SimpleNamespace(
+        _vllm_config=None,
+        _kv_cache_config=cache.config,
+        _groups=(OF_32,),
+        _setup=SimpleNamespace(kv=KvConfig()),
+    )
+    memory: Any = BatonConnector._canonical_forms(of, cache.caches, cache.layout, whole)  # type: ignore[arg-type]
+    assert memory.queues is whole.queues

@@ -44,6 +44,11 @@ class RouterConfig(Section, frozen=True):
     ttft_slo_ms: Milliseconds = 0.0
     """Time in which the first token of interactive and standard requests should come; requests for
     which it cannot are refused at once. 0 sets no SLO, and only a request's own deadline counts."""
+    itl_slo_ms: Milliseconds = 0.0
+    """Time between two tokens that streams of interactive and standard requests should have. A
+    decode worker has no more requests than it serves so, by what its steps were measured to take;
+    one that is too slow for a single stream gets requests of class batch only. 0: no limit, and all
+    slots are used."""
     queue_bytes_max: Count = 256 << 20
     """Bytes of the requests of a model that wait."""
     kv_grant_max: Annotated[float, Meta(gt=0, le=1)] = 0.95

@@ -11,7 +11,7 @@ import math
 import random
 import resource
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -84,6 +84,8 @@ class Scenario:
     #: Orders of somebody who knows the load beforehand: how many workers should prefill from an
     #: instant on, in seconds. Each lets one worker change its role.
     orders: Sequence[tuple[float, int]] = ()
+    #: How many times as fast as the profile the workers of a role are, in turn.
+    speeds: Mapping[Role, Sequence[float]] = field(default_factory=dict)
     #: A batch that runs beside the arrivals; it is no client, so no figure but its own has it.
     batch: BatchShape | None = None
 
@@ -138,7 +140,10 @@ class Fleet:
 
     def _add_worker(self, role: Role, number: int, model: str) -> None:
         port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
-        parts = (f"{role.value[0]}{number}", self._scenario.profile, self._time, port)
+        speeds = self._scenario.speeds.get(role, ())
+        speed = speeds[number % len(speeds)] if speeds else 1.0
+        profile = self._scenario.profile.at_speed(speed)
+        parts = (f"{role.value[0]}{number}", profile, self._time, port)
         both, settings = self._scenario.roles, self._scenario.settings
         models: list[PrefillModel | DecodeModel] = []
         if both or role is Role.PREFILL:

@@ -72,6 +72,19 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def measured(self) -> bool:
         return bool(self.prefill_curve and self.decode_curve)
 
+    def at_speed(self, speed: float) -> Profile:
+        """A worker that computes so many times as fast. Its links and its memory are the same."""
+        return msgspec.structs.replace(
+            self,
+            prefill_tokens_per_s=self.prefill_tokens_per_s * speed,
+            prefill_ms=self.prefill_ms / speed,
+            decode_step_ms=self.decode_step_ms / speed,
+            decode_step_ms_per_seq=self.decode_step_ms_per_seq / speed,
+            join_ms=self.join_ms / speed,
+            prefill_curve=tuple((at, ms / speed) for at, ms in self.prefill_curve),
+            decode_curve=tuple((at, ms / speed) for at, ms in self.decode_curve),
+        )
+
     def prefill_seconds(self, tokens: float) -> float:
         if self.prefill_curve:
             return between(self.prefill_curve, tokens) / 1000

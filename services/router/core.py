@@ -134,7 +134,7 @@ class Core:
         """What follows from the changes of one model's tables."""
         actions: list[Action] = []
         if tables.changes.availability:
-            worker_trust.ramp(tables, now)
+            worker_trust.set_slots(tables, now)
             actions += self._update_fleet(tables, now)
         if isinstance(event, Tick):
             actions += wake_workers(tables, now)

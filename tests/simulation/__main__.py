@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--budgets", action="store_true", help="requests have KV budgets, and load is evened out")
     add("--scaling", action="store_true", help="hooks start and stop workers, with faults")
     add("--slots", action="store_true", help="decode workers are short of slots, prompts are long")
+    add("--paces", action="store_true", help="decode workers differ in speed, tokens have an SLO")
     options = parser.parse_args(argv)
     kinds = Kinds(
         roles=options.roles,
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         budgets=options.budgets,
         scaling=options.scaling,
         slots=options.slots,
+        paces=options.paces,
     )
     if options.seed is not None:
         return _one(options.seed, World(options.seed, trace=options.trace, **kinds))

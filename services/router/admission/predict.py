@@ -26,8 +26,8 @@ class Pool(NamedTuple):
 class LoadSnapshot(NamedTuple):
     """The load at one instant, as one request meets it."""
 
-    #: Ready workers of the pool that computes prompts.
-    workers: int
+    #: Ready workers of the pool that computes prompts, as many typical ones as are as fast.
+    workers: float
     #: Prompt tokens given to these workers and not computed yet.
     computing: int
     #: What waits in the queue before the request.
@@ -75,7 +75,7 @@ class Prediction(NamedTuple):
 
 def predict(load: LoadSnapshot) -> Prediction:
     tokens = load.computing + load.ahead.prompt_tokens
-    prefill_wait = tokens * load.seconds_per_token / max(1, load.workers)
+    prefill_wait = tokens * load.seconds_per_token / (load.workers or 1.0)
     return Prediction(prefill_wait, decode_wait(load), load.own_seconds, load.transfer_seconds)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from common.config import AdmissionConfig
 from common.messages import KvReport
 from common.net.admin_status import LearnedEstimates
-from services.router.estimates.by_size import BySize
 from services.router.estimates.output_length import OutputLength
 from services.router.estimates.pair_bandwidth import PairBandwidth
 from services.router.estimates.prefill_rate import PrefillRate
 from services.router.estimates.ratio import Ratio
+from services.router.estimates.step_rate import StepRate
 
 PAIRS_SHOWN = 16
 PRIOR_PULL_S = 0.01
@@ -32,7 +32,7 @@ class Estimates:
         #: Bytes per second of each pair of workers.
         self.bandwidth = PairBandwidth(memory, config.prior_pair_bytes_per_s)
         #: Seconds of a decode step by batch size.
-        self._step = BySize(memory, config.prior_decode_step_ms / 1000)
+        self.steps = StepRate(memory, config.prior_decode_step_ms / 1000)
         #: Seconds from P's end to D's first token, without the transfer that was still under way.
         self._handoff_latency = Ratio(memory)
         #: Seconds until the first data of a pull comes.
@@ -42,11 +42,11 @@ class Estimates:
 
     # ------------------------------------------------------------ feeding
 
-    def record_decode(self, batch: int, tokens: int, seconds: float) -> None:
+    def record_decode(self, worker: str, batch: int, tokens: int, seconds: float) -> None:
         """A stream ended that made `tokens` in `seconds` among `batch` streams; its first token
         and the time before it are not counted."""
         if tokens > 0 and seconds > 0:
-            self._step.add(batch, seconds, tokens)
+            self.steps.ended(worker, batch, tokens, seconds)
 
     def record_transfer(self, prefill: str, decode: str, report: KvReport) -> None:
         self.bandwidth.record_transfer(prefill, decode, report)
@@ -85,7 +85,7 @@ class Estimates:
 
     def step_seconds(self, batch: int) -> float:
         """Seconds of one decode step of a batch of this size."""
-        return self._step.value(batch)
+        return self.steps.seconds(batch)
 
     def transfer_seconds(self, size: float, prefill: str = "", decode: str = "") -> float:
         """Seconds to move `size` bytes when the pair moves nothing else."""
@@ -121,7 +121,7 @@ class Estimates:
         return LearnedEstimates(
             prefill_tokens_per_s=_rounded(self.prefill.by_length()),
             local_prefill_tokens_per_s=_rounded(self.local_prefill.by_length()),
-            decode_step_ms=_rounded({k: v * 1000 for k, v in self._step.known().items()}, 2),
+            decode_step_ms=_rounded({k: v * 1000 for k, v in self.steps.known().items()}, 2),
             output_tokens_p90=self.output_length.known(),
             pair_bytes_per_s=_rounded(self.bandwidth.known(PAIRS_SHOWN)),
             handoff_latency_ms=round(self.handoff_latency_s() * 1000, 2),

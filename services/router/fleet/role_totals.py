@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from services.router.placement.types import WorkerView
 
-EMPTY = WorkerView("", "", "", "", "", 1, 0, 0, 0, 0, 0)
+EMPTY = WorkerView("", "", "", "", "", 1, 0, 0, 0, 0, 0, prefill_speed=0.0)
 
 
 class Totals:
@@ -17,6 +17,7 @@ class Totals:
         "queued",
         "requests",
         "slots",
+        "speed",
         "workers",
     )
 
@@ -24,6 +25,8 @@ class Totals:
         self.workers = 0
         #: Those of them that are mixed, and count in the sums of either role.
         self.mixed = 0
+        #: How many typical workers compute prompts as fast.
+        self.speed = 0.0
         #: Prompt tokens that were assigned and are not computed yet.
         self.queued = 0
         #: Requests on the workers.
@@ -40,6 +43,7 @@ class Totals:
         old, new = old or EMPTY, new or EMPTY
         self.workers += (new is not EMPTY) - (old is not EMPTY)
         self.mixed += new.mixed - old.mixed
+        self.speed += new.prefill_speed - old.prefill_speed
         self.queued += new.queued - old.queued
         self.requests += new.requests - old.requests
         self.slots += new.requests_max - old.requests_max

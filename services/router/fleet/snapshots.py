@@ -51,7 +51,7 @@ class WorkerSnapshots:
         return bool(self._open or self._full)
 
     def totals(self, role: Role) -> Totals:
-        """Sums over the ready workers of this role."""
+        """Sums over the ready workers of this role, but for patient ones."""
         self._refresh(role)
         return self._totals[role]
 
@@ -67,7 +67,8 @@ class WorkerSnapshots:
             for identity, worker in stale.items():
                 view = worker.view() if worker.ready else None
                 for part in worker.role.parts:
-                    self._totals[part].replace(self._replace(part, identity, view), view)
+                    before = self._replace(part, identity, view)
+                    self._totals[part].replace(_counted(before), _counted(view))
             stale.clear()
 
     def _replace(self, role: Role, identity: str, view: WorkerView | None) -> WorkerView | None:
@@ -78,6 +79,12 @@ class WorkerSnapshots:
         was_open = _put(self._open, identity, None if full else view)
         was_full = _put(self._full, identity, view if full else None)
         return was_open or was_full
+
+
+def _counted(view: WorkerView | None) -> WorkerView | None:
+    """Patient workers are no capacity: only the lowest class, which is promised no time, gets
+    them."""
+    return None if view is None or view.patient else view
 
 
 def _put(views: dict[str, WorkerView], identity: str, view: WorkerView | None) -> WorkerView | None:

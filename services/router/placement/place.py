@@ -128,7 +128,7 @@ def rooms(request: ResourceRequest, views: Views) -> int:
             (view.kv_tokens_max - view.kv_tokens) // max(1, view.kv_need(promised)),
         )
         for view in views
-        if total_tokens <= view.max_model_len and view.has(request.adapter)
+        if total_tokens <= view.max_model_len and view.suits(request)
     )
 
 

@@ -33,6 +33,8 @@ class ResourceRequest(NamedTuple):
     adapter: str = ""
     #: Tokens of prompt and answer whose KV it is promised now (`budget.py`); 0 = all.
     kv_tokens: int = 0
+    #: Whether patient workers may have it: it is of the lowest class.
+    patient: bool = False
 
     @property
     def total_tokens(self) -> int:
@@ -102,6 +104,11 @@ class WorkerView(NamedTuple):
     kv_meaning: str = ""
     kv_lossy_meaning: str = ""
     kv_element: str = ""
+    #: How fast it computes prompts, and makes steps, beside its fleet; 1 = as fast.
+    prefill_speed: float = 1.0
+    step_speed: float = 1.0
+    #: Whether it is too slow for all but the lowest class.
+    patient: bool = False
 
     def may_give(self, taker: WorkerView) -> bool:
         """Whether it may hand the KV of prompts over to this worker."""
@@ -115,6 +122,10 @@ class WorkerView(NamedTuple):
     def has(self, adapter: str) -> bool:
         """Whether it can serve a request for this adapter, or for none."""
         return not adapter or adapter in self.adapters
+
+    def suits(self, request: ResourceRequest) -> bool:
+        """Whether it has the adapter of this request, and may be as slow as it is."""
+        return self.has(request.adapter) and (request.patient or not self.patient)
 
     def load_seconds(self, adapter: str) -> float:
         """Before a request for this adapter can begin; 0 if it is in memory, or without one."""

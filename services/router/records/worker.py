@@ -112,6 +112,13 @@ class Worker:
     kv_unreachable: tuple[KvUnreachable, ...] = ()
     #: Requests that it may have now; fewer than `max_num_seqs` in its slow start.
     slots: int = 0
+    #: How fast it computes prompts, and makes steps, beside its fleet; 1 = as fast.
+    prefill_speed: float = 1.0
+    step_speed: float = 1.0
+    #: When a stream of it ended last, by which its steps are measured.
+    step_measured: float = float("-inf")
+    #: Whether it gets the lowest class only, because it is too slow for the others.
+    patient: bool = False
     #: When its slow start began; None = it is not in one.
     ramp_from: float | None = None
     #: Whether it was away, or replaces an incarnation that was here; it will start slowly.
@@ -289,9 +296,9 @@ class Worker:
         self._note_availability()
         return True
 
-    def set_slots(self, slots: int) -> None:
-        if slots != self.slots:
-            self.slots = slots
+    def set_slots(self, slots: int, *, patient: bool = False) -> None:
+        if (slots, patient) != (self.slots, self.patient):
+            self.slots, self.patient = slots, patient
             self.changes.capacity = True
             self.stale_snapshots[self.identity] = self
 
@@ -391,6 +398,9 @@ class Worker:
             self.adapters,
             self.role is Role.MIXED,
             *self.capacity.kv_form,
+            self.prefill_speed,
+            self.step_speed,
+            self.patient,
         )
 
     def _note_availability(self) -> None:

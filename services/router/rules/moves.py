@@ -178,8 +178,10 @@ def why_not_taken(tables: Tables, attempt: Attempt, source: Worker, worker: Work
         return f"{name} is {worker.availability} and gets nothing new"
     if unlike := _unlike(attempt, source, worker):
         return f"{name} {unlike}"
-    if worker.identity in tables.quarantine.trials.rows:
-        return f"{name} is set aside for a prompt that may kill workers"
+    aside = worker.identity in tables.quarantine.trials.rows
+    if aside or (worker.patient and not attempt.request.patient):
+        slow = "too slow for all classes but batch"
+        return f"{name} is {'set aside for a prompt that may kill workers' if aside else slow}"
     if view.requests >= view.requests_max:
         return f"{name} has no free slot: it has {view.requests} requests"
     if total > view.max_model_len:

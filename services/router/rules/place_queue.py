@@ -22,7 +22,13 @@ from services.router.fleet.pools import pool_for
 from services.router.fleet.prefixes import known_prefixes, remember_prefix, stored_prefixes
 from services.router.placement import ahead, checkpoint, place, prefetch
 from services.router.placement.pull import source_of
-from services.router.placement.types import Placement, PlacementContext, WaitFor, WorkerView
+from services.router.placement.types import (
+    Placement,
+    PlacementContext,
+    ResourceRequest,
+    WaitFor,
+    WorkerView,
+)
 from services.router.records.attempt import Attempt
 from services.router.records.worker import Worker
 from services.router.rules import (
@@ -62,7 +68,7 @@ def _prefetch(tables: Tables, now: float) -> list[Action]:
         if attempt.looked_ahead or not attempt.may_prefetch:
             continue
         attempt.looked_ahead = True
-        decodes = _with_adapter(attempt.request.adapter, tables.snapshots.decodes())
+        decodes = _suiting(tables, attempt.request, tables.snapshots.decodes())
         context = _context(tables, attempt, now, any_prefill=bool(prefills))
         chosen = prefetch.choose(context, decodes, prefills, memory.policy)
         if chosen is None:
@@ -104,13 +110,13 @@ def _place_next(tables: Tables, now: float) -> list[Action] | None:
             passed.append(attempt)
             continue
         source = moves.source_of(tables, attempt, now)
-        able = _with_adapter(request.adapter, workers[0])
+        able = _suiting(tables, request, workers[0])
         choice = _choose_for(tables, attempt, (able, workers[1]), source, now)
         if isinstance(choice, Placement):
             for earlier in passed:
                 earlier.passed_by += 1
             return _dispatch(tables, attempt, choice, now, source)
-        attempt.waits_for = choice if able else WaitFor.ADAPTER
+        attempt.waits_for = choice if able else _lacks(request.adapter, workers[0])
         tables.wants_prefill |= choice is WaitFor.PREFILL
         if len(able) < len(decodes):  # others may have room where this one cannot go
             passed.append(attempt)
@@ -137,7 +143,7 @@ def _place_ahead(tables: Tables, now: float) -> list[Action] | None:
     request, residence_s = attempt.request, tables.estimates.decode_residence_s(0.0)
     trials, share = tables.quarantine.trials, tables.settings.slots_ahead_max
     full = trials.spared(tables.snapshots.next_full_decodes(AHEAD_VIEWS_MAX))
-    full = _with_adapter(request.adapter, full)
+    full = _suiting(tables, request, full)
     seconds = tables.estimates.prefill_seconds
     expected = ahead.Forecast(seconds(request.prompt_tokens), residence_s)
     if not ahead.with_slots_ahead(full, expected, share):
@@ -166,8 +172,15 @@ def _may_begin_ahead(tables: Tables, attempt: Attempt) -> bool:
     )
 
 
-def _with_adapter(adapter: str, views: list[WorkerView]) -> list[WorkerView]:
-    return [view for view in views if view.has(adapter)] if adapter else views
+def _suiting(tables: Tables, request: ResourceRequest, views: list[WorkerView]) -> list[WorkerView]:
+    if request.adapter or (tables.settings.itl_slo_ms and not request.patient):
+        return [view for view in views if view.suits(request)]
+    return views
+
+
+def _lacks(adapter: str, views: list[WorkerView]) -> WaitFor:
+    """What a request waits for that suits none of these workers."""
+    return WaitFor.SLOT if any(view.has(adapter) for view in views) else WaitFor.ADAPTER
 
 
 def _choose_for(
@@ -230,7 +243,7 @@ def _place_trial(tables: Tables, attempt: Attempt, now: float) -> list[Action]:
     total = attempt.request.total_tokens
     able = [
         view
-        for view in _with_adapter(attempt.request.adapter, list(views.values()))
+        for view in _suiting(tables, attempt.request, list(views.values()))
         if total <= view.max_model_len and view.kv_need(total) <= view.kv_tokens_max
     ]
     worker = trials.set_aside(attempt.digest, able, len(views), now)

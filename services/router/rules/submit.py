@@ -20,7 +20,7 @@ from services.router.records.counts import Counts
 from services.router.records.gateway import Gateway
 from services.router.records.move import MoveOrder, MoveReason
 from services.router.records.states import AttemptEvent, AttemptState, WorkerState
-from services.router.rules import admit, attempt_lifecycle
+from services.router.rules import admit, attempt_lifecycle, preempt
 from services.router.rules.admit import Refusal
 from services.router.tables import SharedTables, Tables
 
@@ -105,6 +105,7 @@ def _new_attempt(
             message.local_reason,
             tuple(prefix.split(message.prefix_hashes)[: prefix.HASHES_MAX]),
             message.adapter,
+            patient=message.priority is preempt.LOWEST,
         ),
         body=body or b"",
         received=now,

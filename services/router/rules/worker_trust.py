@@ -21,6 +21,7 @@ import math
 from common.errors import Code
 from common.identity import AttemptKey
 from common.messages import Role
+from services.router.admission.pace import KNOWN_SECONDS, Pace, paces
 from services.router.events import Action, Note
 from services.router.fleet.liveness import may_eject, must_eject, probation_seconds, stalled
 from services.router.fleet.prompt_quarantine import PROOF_SECONDS, Death
@@ -259,23 +260,45 @@ def pool_of(tables: Tables, worker: Worker) -> list[Worker]:
     ]
 
 
-def ramp(tables: Tables, now: float) -> None:
-    """Sets the slots of workers in their slow start; also whenever the state of a worker changed,
-    before anything is placed."""
-    for worker in tables.workers.values():
-        if worker.ramp_from is not None and worker.ready and worker.role is not Role.POOL:
-            _ramp_worker(tables, worker, worker.ramp_from, now)
+def set_slots(tables: Tables, now: float) -> None:
+    """Sets the slots of workers in their slow start, and of those whose steps would be too long; at
+    each Tick, and whenever the state of a worker changed, before anything is placed."""
+    longest = tables.settings.itl_slo_ms / 1000
+    paced = _paced(tables, longest, now) if longest else {}
+    for identity, worker in tables.workers.items():
+        pace = paced.get(identity)
+        if pace is not None or (worker.ramp_from is not None and worker.ready):
+            slots = worker.capacity.max_num_seqs
+            if worker.ramp_from is not None and worker.role is not Role.POOL:
+                slots = _ramped(tables, worker, worker.ramp_from, now)
+            patient = pace is not None and pace.patient
+            worker.set_slots(min(slots, pace.slots) if pace else slots, patient=patient)
 
 
-def _ramp_worker(tables: Tables, worker: Worker, since: float, now: float) -> None:
-    """The only worker of its role gets all slots at once, because no other could take the load."""
+def _paced(tables: Tables, longest_s: float, now: float) -> dict[str, Pace]:
+    """By identity, of the ready decode workers."""
+    decodes = {
+        identity: (
+            worker.step_speed,
+            worker.capacity.max_num_seqs,
+            now - worker.step_measured <= KNOWN_SECONDS,
+        )
+        for identity, worker in tables.workers.items()
+        if worker.ready and worker.role.decodes
+    }
+    return paces(decodes, tables.estimates.steps, longest_s)
+
+
+def _ramped(tables: Tables, worker: Worker, since: float, now: float) -> int:
+    """Its slots. The only worker of its role gets all at once, because no other could take the
+    load."""
     config, slots_max = tables.admission.config, worker.capacity.max_num_seqs
     alone = any(tables.snapshots.totals(part).workers == 1 for part in worker.role.parts)
     seconds = 0.0 if alone else config.slow_start_ms / 1000
     slots = ramped_slots(slots_max, now - since, seconds, config.slow_start_share)
-    worker.set_slots(slots)
     if slots == slots_max:
         worker.ramp_from = None
+    return slots
 
 
 def ramped_slots(slots_max: int, since: float, ramp: float, first_share: float) -> int:

@@ -156,7 +156,10 @@ class Tables:
         return not self.decode_limits or any(limits.fit(request) for limits in self.decode_limits)
 
     def add_worker(self, worker: Worker) -> None:
+        """What was measured of a worker of its name is thought to hold for it."""
         self.workers[worker.identity] = worker
+        worker.prefill_speed = self.estimates.prefill.speeds.distinct(worker.name)
+        worker.step_speed = self.estimates.steps.speeds.distinct(worker.name)
         if worker.role is Role.POOL:
             self.pools[worker.identity] = worker
         self.shared.owners[worker.identity] = self

@@ -313,7 +313,7 @@ class DecodeEngine(ModelEngine):
         held.running = True
         if not self._stepping:
             self._stepping = True
-            self.after(self.draw(STEP_SECONDS), self._step)
+            self.after(self._step_seconds(), self._step)
 
     def _step(self) -> None:
         running = [held for held in self.held.values() if held.running]
@@ -324,8 +324,11 @@ class DecodeEngine(ModelEngine):
             return
         outputs = [self._more(held) for held in running]
         self._let_in()
-        self.after(self.draw(STEP_SECONDS), self._step)
+        self.after(self._step_seconds(), self._step)
         self._emit(Batch(outputs=outputs))
+
+    def _step_seconds(self) -> float:
+        return self.draw(STEP_SECONDS) * self._owner.fleet.paces.get(self._owner.name, 1.0)
 
     def _more(self, held: Held) -> Output:
         request = held.request

@@ -71,6 +71,9 @@ class Fleet:
         self.slots_ahead_max = 0.25
         #: How many times longer prefill workers need for a prompt.
         self.prompt_times = 1.0
+        #: As in `[router]`; and how many times longer a step takes, by the name of the worker.
+        self.itl_slo_ms = 0.0
+        self.paces: dict[str, float] = {}
         self.names = names
         self.clock = clock
         self.network = network
@@ -109,6 +112,13 @@ class Fleet:
         workers compute them."""
         self.slots, self.slots_ahead_max, self.prompt_times = 4, 0.5, 5.0
         self.serve(self.model)
+
+    def draw_paces(self) -> None:
+        """Before `build`. Tokens are to come in time, and some workers are slower than others, one
+        of them maybe too slow."""
+        self.itl_slo_ms = self.clock.random.choice([15.0, 25.0, 45.0])
+        paces = [self.clock.random.choice([1.0, 1.0, 1.5, 3.0]) for _ in range(8)]
+        self.paces = {f"d{number}": pace for number, pace in enumerate(paces)}
 
     def draw_budgets(self) -> None:
         """Before `build`. A class without a budget is promised all."""

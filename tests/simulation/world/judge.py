@@ -10,6 +10,7 @@ from common.messages import Role
 from services.router.placement.types import WaitFor
 from services.router.records.states import AttemptState, WorkerState
 from services.router.records.worker import Worker
+from services.router.rules import preempt
 from services.router.tables import Tables
 from tests.simulation.world.clock import Clock
 from tests.simulation.world.engines import LEASE_SECONDS, POISON, Held
@@ -237,8 +238,8 @@ class Judge:
         return process.calm(LATE_SECONDS)
 
     def _judge_idle(self, router: RouterProcess, tables: Tables) -> None:
-        """Nobody waits while a decode worker of its model, and a prefill worker if there are any,
-        does nothing at all."""
+        """Nobody waits while a decode worker of its model that is not too slow for it, and a
+        prefill worker if there are any, does nothing at all."""
         since, who = self._idle_since, (router.identity, tables.model)
         if not self._waits_in_vain(router, tables):
             since.pop(who, None)
@@ -251,7 +252,9 @@ class Judge:
             return False
         if tables.waiting.head().waits_for is WaitFor.TRIAL and tables.quarantine.trials.rows:
             return False
-        ready = [w for w in tables.workers.values() if w.ready and self._idle(w)]
+        lowest = tables.waiting.head().priority is preempt.LOWEST
+        able = [w for w in tables.workers.values() if w.ready and (lowest or not w.patient)]
+        ready = [w for w in able if self._idle(w)]
         roles = {part for w in ready for part in w.role.parts}
         prefills = any(w.ready and w.role.prefills for w in tables.workers.values())
         return Role.DECODE in roles and (Role.PREFILL in roles or not prefills)

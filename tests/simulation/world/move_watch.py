@@ -122,6 +122,8 @@ class MoveWatch:
         total, found = attempt.request.promised_tokens, []
         aside = {attempt.decode, *self._tables.quarantine.trials.rows}
         for view in self._tables.snapshots.decodes():
+            if not view.suits(attempt.request):
+                continue
             new = [
                 self._tables.attempts[send.message.request_id, send.message.attempt]
                 for send in sends

@@ -9,10 +9,12 @@ from typing import Any
 from common.config import AdmissionConfig, BalanceConfig, RebalanceConfig, ScaleConfig
 from common.messages import Become, Decode, Message, Role
 from services.router.core import Core
+from services.router.estimates.worker_speeds import TRUST_SAMPLES
 from services.router.events import Action, CallHook, Event, Note, PeerGone, Received, Send, Tick
 from services.router.settings import Settings
 from tests.simulation.world.balance_watch import PACE, BalanceWatch
 from tests.simulation.world.budget_judge import GrantWatch
+from tests.simulation.world.engines import STEP_SECONDS
 from tests.simulation.world.move_watch import MoveWatch
 from tests.simulation.world.network import Connection
 from tests.simulation.world.process import Process
@@ -39,6 +41,7 @@ def settings(
     scale: tuple[ScaleConfig, int] | None = None,
     *,
     slots_ahead_max: float,
+    itl_slo_ms: float,
 ) -> Settings:
     """Production's, with times cut so that a scenario fits into seconds, and small limits.
     `budgets`: in bytes, by class; where there are any, load is evened out too. `scale`: with the
@@ -59,6 +62,7 @@ def settings(
         history=100_000,
         lease_ms=3_000.0,
         slots_ahead_max=slots_ahead_max,
+        itl_slo_ms=itl_slo_ms,
         idle_seconds=2.0,
         rebuild_seconds=0.0 if incarnation == "1" else REBUILD_SECONDS,
         admission=AdmissionConfig(
@@ -89,11 +93,14 @@ class RouterProcess(Process):
                 self.fleet.controller,
                 (self.fleet.scale, self.fleet.floor),
                 slots_ahead_max=self.fleet.slots_ahead_max,
+                itl_slo_ms=self.fleet.itl_slo_ms,
             ),
             lambda: draw.randbytes(16),
             random.Random(self.incarnation).random,
             self.clock.now,
         )
+        if self.fleet.paces:
+            self._know_paces()
         self._watch = RouterWatch(self)
         models = self.core.shared.models.values()
         self._moves: list[MoveWatch | GrantWatch] = [MoveWatch(self, tables) for tables in models]
@@ -113,6 +120,14 @@ class RouterProcess(Process):
         self._events: deque[Event] = deque()
         self.every(PULSE, self._pulse)
         self.every(PULSE, self._second_look)
+
+    def _know_paces(self) -> None:
+        """As a router does that has run for a while."""
+        for tables in self.core.shared.models.values():
+            for name, pace in self.fleet.paces.items():
+                for _ in range(TRUST_SAMPLES):
+                    seconds = sum(STEP_SECONDS) / 2 * pace
+                    tables.estimates.record_decode(name, 1, 10, 10 * seconds)
 
     def heard(self, connection: Connection, message: Message, body: bytes | None) -> None:
         self.feed(Received(connection.dialer.identity, message, body))  # type: ignore[arg-type]

@@ -64,6 +64,7 @@ class Kinds(TypedDict, total=False):
     budgets: bool
     scaling: bool
     slots: bool
+    paces: bool
 
 
 class World:
@@ -73,7 +74,8 @@ class World:
     each. `switches`: they do so more often, and faults come in chosen phases of it. `budgets`:
     requests are promised KV in parts, answers are long, and load is evened out. `scaling`: hooks
     start and stop workers, and faults come in chosen phases of their orders. `slots`: decode
-    workers are short of slots and prompts take long, so that they begin ahead of their slots."""
+    workers are short of slots and prompts take long, so that they begin ahead of their slots.
+    `paces`: decode workers are not equally fast, and tokens are to come in time."""
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class World:
         budgets: bool = False,
         scaling: bool = False,
         slots: bool = False,
+        paces: bool = False,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
@@ -94,10 +97,13 @@ class World:
             self.clock.lines = []
         self.network = Network(self.clock, delay=0.001, loss=0.0, twice=0.0)
         self.fleet = Fleet(self.clock, self.network, models, warm=warm)
-        if budgets:
-            self.fleet.draw_budgets()
-        if slots:
-            self.fleet.want_slots()
+        for wanted, draw in (
+            (budgets, self.fleet.draw_budgets),
+            (slots, self.fleet.want_slots),
+            (paces, self.fleet.draw_paces),
+        ):
+            if wanted:
+                draw()
         self.faults = Faults(self.fleet, roles=roles)
         if switches:
             self.faults = SwitchFaults(self.fleet, seed)

@@ -6,7 +6,8 @@ The cost of a P is the time to compute the prompts ahead of this one, plus the t
 part of this prompt that P has not cached, or to pull what another worker's store has of it, or to
 hand its KV over if that takes longer, plus what the streams of P lose meanwhile if it is mixed. The
 cost of a D is the time to receive the KV that it has not cached, to compute the prompts that it
-computes itself before this one, and the time by which its other requests slow this answer down.
+computes itself before this one, and to make the answer beside its other requests. A worker that is
+faster or slower than its fleet, by what was measured of it, computes and decodes accordingly.
 Either loads the request's LoRA adapter first, if it is not in memory. The formula contains the load
 bound: a worker that has the prefix and a queue loses to an idle worker as soon as waiting costs
 more than computing.
@@ -32,7 +33,8 @@ HELP = "predicted time to the first token and through the answer, from measured 
 def decode_scores(context: PlacementContext, views: Views) -> list[Score]:
     """(seconds, share of grantable KV tokens in use)."""
     rates, cached, prompt = context.rates, context.cached, context.request.prompt_tokens
-    slower = _answer_tokens(context.request, rates) * rates.step_s_per_seq
+    answer = _answer_tokens(context.request, rates)
+    alone, slower = answer * rates.step_s, answer * rates.step_s_per_seq
     per_token, adapter = 1 / rates.local_tokens_per_s, context.request.adapter
     scores: list[Score] = []
     for view in views:
@@ -43,7 +45,8 @@ def decode_scores(context: PlacementContext, views: Views) -> list[Score]:
             received = view.kv_bytes(prompt, prompt - missing) / rates.kv_bytes_per_s
         else:
             received = missing * view.kv_token_bytes / rates.kv_bytes_per_s
-        seconds = received + view.queued * per_token + view.requests * slower
+        steps = (alone + view.requests * slower) / view.step_speed
+        seconds = received + view.queued * per_token + steps
         if adapter:
             seconds += view.adapters[adapter]
         scores.append((seconds, view.kv_tokens / view.kv_tokens_max))
@@ -60,11 +63,11 @@ def prefill_scores(context: PlacementContext, views: Views, decode: WorkerView) 
     for view in views:
         uncached = prompt - cached.get(view.identity, 0) if cached else prompt
         transfer = size / (pair(view.name, to) if pair is not None else mean)
-        compute = uncached * per_token
+        compute = uncached * per_token / view.prefill_speed
         pull = best_pull(context, view) if context.stored else None
         if pull is not None:
             compute -= max(0.0, pull.gain_s)
-        seconds = view.queued * per_token + max(compute, transfer)
+        seconds = view.queued * per_token / view.prefill_speed + max(compute, transfer)
         if adapter:
             seconds += view.adapters[adapter]
         if view.decoding:

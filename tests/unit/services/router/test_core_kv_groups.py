@@ -82,7 +82,7 @@ def test_a_window_makes_a_handoff_cheap() -> None:
     assert full.kv_bytes(1000, 0) == 1_000_000
     assert windowed.kv_bytes(1000, 0) == 3 * 16_000
     assert windowed.kv_bytes(1000, 976) == 2 * 16_000
-    rates = Rates(kv_bytes_per_s=1e6, prefill_tokens_per_s=1e6)
+    rates = Rates(kv_bytes_per_s=1e6, prefill_tokens_per_s=1e6, step_s=0.0)
     context = PlacementContext(ResourceRequest(1000, 1), rates=rates)
     assert cost.decode_scores(context, [full])[0][0] == pytest.approx(1.0, rel=0.01)
     assert cost.decode_scores(context, [windowed])[0][0] == pytest.approx(0.048, rel=0.1)

@@ -180,5 +180,5 @@ def test_the_connector_orders_canonical_copies_with_all_others(
         _groups=(OF_32,),
         _setup=SimpleNamespace(kv=KvConfig()),
     )
-    memory: Any = BatonConnector._canonical_forms(of, cache.caches, cache.layout, whole)  # type: ignore[arg-type]
+    memory: Any = BatonConnector._canonical_forms(of, cache.caches, cache.layout, whole)
     assert memory.queues is whole.queues

@@ -3,7 +3,8 @@
 import pytest
 
 from services.router.estimates import prefill_rate
-from services.router.estimates.prefill_rate import TRUST_SAMPLES, PrefillRate
+from services.router.estimates.prefill_rate import PrefillRate
+from services.router.estimates.worker_speeds import TRUST_SAMPLES
 
 
 def rate_of(estimator: PrefillRate, tokens: int) -> float:
@@ -53,12 +54,12 @@ def test_a_worker_of_another_pace_is_known_once_it_is_measured() -> None:
     estimator = PrefillRate(500, 8000)
     for i in range(TRUST_SAMPLES - 1):
         estimator.ended("slow", 1000, 0.3, 50 + i)
-    assert estimator.speed("slow") == 1.0
+    assert estimator.speeds.measured("slow") == 1.0
     for i in range(200):
         for worker, seconds in (("slow", 0.3), ("fast", 0.1)):
             estimator.ended(worker, 1000, seconds, 100 + i)
     assert estimator.seconds(1000, "slow") > 2 * estimator.seconds(1000, "fast")
-    assert estimator.speed("unknown") == 1.0
+    assert estimator.speeds.measured("unknown") == 1.0
 
 
 def test_cached_prompts_teach_nothing_and_memory_is_bounded(
@@ -69,4 +70,4 @@ def test_cached_prompts_teach_nothing_and_memory_is_bounded(
     for i in range(10):
         estimator.ended(f"p{i}", 0, 0.1, 50 + i)
     assert estimator.count == 0
-    assert len(estimator._speeds) == 3
+    assert len(estimator._ended) == 3

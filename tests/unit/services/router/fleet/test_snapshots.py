@@ -24,6 +24,7 @@ def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
     rig.started("r1")
     worker = rig.row("d0|1")
     worker.preexisting_kv_tokens, worker.preexisting_requests, worker.slots = 32, 1, 3
+    worker.prefill_speed, worker.step_speed = 1.5, 0.5
     capacity = worker.capacity
     assert worker.view()._asdict() == {
         "name": "d0",
@@ -49,6 +50,9 @@ def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
         "kv_meaning": capacity.kv_meaning,
         "kv_lossy_meaning": capacity.kv_lossy_meaning,
         "kv_element": capacity.kv_element,
+        "prefill_speed": 1.5,
+        "step_speed": 0.5,
+        "patient": False,
     }
 
 

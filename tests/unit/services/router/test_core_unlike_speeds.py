@@ -156,6 +156,21 @@ def test_where_all_are_too_slow_the_limit_does_not_hold() -> None:
     assert (len(of(rig, "d0")), len(of(rig, "d1"))) == (8, 8)
 
 
+def test_where_only_those_that_are_too_slow_are_left_they_serve_all() -> None:
+    rig = fleet(slow_ms=90.0)
+    ask(rig, "drain", worker="d0")
+    submit(rig, 20)
+    assert not rig.row("d1|1").patient
+    assert (len(of(rig, "d0")), len(of(rig, "d1"))) == (0, 8)
+
+
+def test_a_worker_that_starts_slowly_gets_no_more_for_its_pace() -> None:
+    rig = fleet(slow_ms=20.0)
+    rig.row("d1|1").ramp_from = rig.now
+    rig.tick()
+    assert rig.row("d1|1").slots == 2, "a quarter of eight"
+
+
 def test_streams_do_not_move_to_a_patient_worker() -> None:
     rig = fleet(slow_ms=90.0)
     rig.submit("r0", resumable=True, prompt=8, out=8)

@@ -211,6 +211,9 @@ def test_the_speeds_of_workers_are_those_that_their_reports_tell() -> None:
     rig.beat(rig.decode(), Load())
     for name in ("p0", "p1"):
         rig.beat(rig.prefill(name, seqs=1), Load())
+    steps = rig.core.tables.estimates.steps
+    for _ in range(99):
+        steps.ended("d1", 1, 100, 100 * 0.03)
     for turn in range(3 * TRUST_SAMPLES):
         for n in range(2):
             request = f"r{turn}-{n}"
@@ -224,4 +227,5 @@ def test_the_speeds_of_workers_are_those_that_their_reports_tell() -> None:
             rig.started(request)
             rig.ended(request)
     assert rig.row("p0|1").prefill_speed > 1.15
+    assert rig.row("d0|1").step_speed > 1.15, "10 ms a step"
     assert rig.row("d0|1").step_measured > 0

@@ -45,7 +45,8 @@ class _Control(NamedTuple):
     """The control words of a copy."""
 
     words: torch.Tensor
-    """Of `PageCopy.places`, and of the sum after them. Page-locked."""
+    """`SUM_WORDS` of the sum, and then those of `PageCopy.places`, so that both begin where the
+    kernels were compiled for. Page-locked."""
     seen: NDArray[np.int64]
     """The same memory."""
     on_card: torch.Tensor
@@ -55,8 +56,6 @@ class _Control(NamedTuple):
 class _Running(NamedTuple):
     mark: Mark
     control: _Control
-    total: slice
-    """Of its words."""
     wire: torch.Tensor | Bytes
     """Kept alive."""
     done: Callable[[Sum], None]
@@ -97,10 +96,10 @@ class CopyQueue:
         """Copies these layers of the blocks, once `after` has passed. `wire`: memory that the card
         reaches, and no other copy's until `done`, which is called once, later."""
         count = PLACE_WORDS + len(block_ids)
-        total = slice(count, count + SUM_WORDS)
-        control = self._take_control(total.stop)
+        places = slice(SUM_WORDS, SUM_WORDS + count)
+        control = self._take_control(places.stop)
         starts = pages.starts(block_ids, layers.start)
-        write_places(control.seen[:count], pages.layer_step, pages.runs, starts)
+        write_places(control.seen[places], pages.layer_step, pages.runs, starts)
         words = words_of(wire)
         host = words if isinstance(wire, np.ndarray) else None
         if host is not None and len(host) > len(self._scratch):
@@ -110,20 +109,20 @@ class CopyQueue:
             wire=words if host is None else self._scratch[: len(words)],
             places=control.on_card[:count],
             sums=self._sums_of(wire.nbytes),
-            total=control.words[total],
+            total=control.words[:SUM_WORDS],
             layers=len(layers),
             runs=pages.runs,
             gathers=self._gathers,
         )
-        self.last = mark = self._stream.copy_pages(copy, control.words[:count], after, host)
-        self._running.append(_Running(mark, control, total, wire, done))
+        self.last = mark = self._stream.copy_pages(copy, control.words[places], after, host)
+        self._running.append(_Running(mark, control, wire, done))
         self._wait_for(mark)
 
     def poll(self) -> None:
         """Calls `done` of every copy that has run. Raises RuntimeError if the card has failed."""
         while self._running and self._running[0].mark.query():
             ended = self._running.popleft()
-            total = joined_sums(ended.control.seen[ended.total])
+            total = joined_sums(ended.control.seen[:SUM_WORDS])
             self._free[len(ended.control.seen)].append(ended.control)
             ended.done(total)
 

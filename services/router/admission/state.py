@@ -46,5 +46,3 @@ class Admission:
         self.closed: str | None = None
         #: The most slots that one decode worker has.
         self.largest_worker_slots = 0
-        #: The speed of the slowest prefill worker; 1 = as its fleet.
-        self.slowest_prefill = 1.0

@@ -166,7 +166,7 @@ def _load_snapshot(tables: Tables, attempt: Attempt, ahead: QueueAhead) -> LoadS
     local = not _any_remote(tables) or bool(request.local_reason)
     pool = decodes if local else prefills
     seconds = estimates.local_prefill_seconds if local else estimates.prefill_seconds
-    own = seconds(request.prompt_tokens) / (1.0 if local else tables.admission.slowest_prefill)
+    own = seconds(request.prompt_tokens)
     usual = request.prompt_tokens
     if ahead.requests >= 1:
         usual = max(1, round(ahead.prompt_tokens / ahead.requests))

@@ -41,8 +41,6 @@ def measure(tables: Tables, now: float) -> None:
     used = sum(w.load.kv_used * w.capacity.kv_blocks for w in ready)
     state.kv_used = used / kv if kv else 0.0
     ahead = tables.settings.slots_ahead_max
-    prefills = [w for w in tables.workers.values() if w.ready and w.role.prefills]
-    state.slowest_prefill = min((w.prefill_speed for w in prefills), default=1.0)
     state.largest_worker_slots = max((w.capacity.requests_max(ahead) for w in ready), default=0)
     overdue = now - config.decode_queue_overdue_ms / 1000
     state.overdue_starts = 0

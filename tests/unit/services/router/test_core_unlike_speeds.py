@@ -179,7 +179,7 @@ def test_streams_do_not_move_to_a_patient_worker() -> None:
         ask(rig, "move", request="r0")
 
 
-def test_prompts_are_expected_as_late_as_slower_workers_compute_them() -> None:
+def test_the_wait_for_a_prompt_is_that_of_the_speeds_together() -> None:
     rig = Rig(remote_prefill="always")
     rig.gateway()
     workers = {"p0": 0.1, "p1": 0.3}
@@ -200,7 +200,7 @@ def test_prompts_are_expected_as_late_as_slower_workers_compute_them() -> None:
     fast, slow = (speeds.measured(name) for name in workers)
     assert fast / slow == pytest.approx(3.0, rel=0.1)
     ten = predicted(tables, attempt, QueueAhead(10, 8_000, 9_000))
-    assert ten.prefill == pytest.approx(typical / slow)
+    assert ten.prefill == pytest.approx(typical)
     ahead = 8_800 if attempt.prefill else 8_000
     assert ten.prefill_wait == pytest.approx(ahead / 800 * typical / (fast + slow), rel=0.01)
 

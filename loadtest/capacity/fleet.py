@@ -73,8 +73,7 @@ class Scenario:
     retries: int = 0
     #: Share of the clients that ask again.
     obey: float = 1.0
-    #: Interval of worker reports. It is longer than in production so that thousands of workers stay
-    #: cheap.
+    #: Interval of worker reports; longer than in production, so that thousands of them are cheap.
     beat_seconds: float = 0.5
     #: Names of the models, of one profile; the settings have the same.
     models: tuple[str, ...] = ("model",)
@@ -140,9 +139,8 @@ class Fleet:
 
     def _add_worker(self, role: Role, number: int, model: str) -> None:
         port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
-        speeds = self._scenario.speeds.get(role, ())
-        speed = speeds[number % len(speeds)] if speeds else 1.0
-        profile = self._scenario.profile.at_speed(speed)
+        speeds = self._scenario.speeds.get(role) or (1.0,)
+        profile = self._scenario.profile.at_speed(speeds[number % len(speeds)])
         parts = (f"{role.value[0]}{number}", profile, self._time, port)
         both, settings = self._scenario.roles, self._scenario.settings
         models: list[PrefillModel | DecodeModel] = []

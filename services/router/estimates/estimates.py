@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from common.config import AdmissionConfig
 from common.messages import KvReport
 from common.net.admin_status import LearnedEstimates
+from services.router.estimates.by_size import BySize
 from services.router.estimates.output_length import OutputLength
 from services.router.estimates.pair_bandwidth import PairBandwidth
 from services.router.estimates.prefill_rate import PrefillRate
@@ -31,7 +32,9 @@ class Estimates:
         self.output_length = OutputLength(config.prior_output_tokens)
         #: Bytes per second of each pair of workers.
         self.bandwidth = PairBandwidth(memory, config.prior_pair_bytes_per_s)
-        #: Seconds of a decode step by batch size.
+        #: Seconds of a decode step by batch size: as measured, and as a curve with a speed for each
+        #: worker.
+        self._step = BySize(memory, config.prior_decode_step_ms / 1000)
         self.steps = StepRate(memory, config.prior_decode_step_ms / 1000)
         #: Seconds from P's end to D's first token, without the transfer that was still under way.
         self._handoff_latency = Ratio(memory)
@@ -46,6 +49,7 @@ class Estimates:
         """A stream ended that made `tokens` in `seconds` among `batch` streams; its first token
         and the time before it are not counted."""
         if tokens > 0 and seconds > 0:
+            self._step.add(batch, seconds, tokens)
             self.steps.ended(worker, batch, tokens, seconds)
 
     def record_transfer(self, prefill: str, decode: str, report: KvReport) -> None:
@@ -85,7 +89,7 @@ class Estimates:
 
     def step_seconds(self, batch: int) -> float:
         """Seconds of one decode step of a batch of this size."""
-        return self.steps.seconds(batch)
+        return self._step.value(batch)
 
     def transfer_seconds(self, size: float, prefill: str = "", decode: str = "") -> float:
         """Seconds to move `size` bytes when the pair moves nothing else."""
@@ -121,7 +125,7 @@ class Estimates:
         return LearnedEstimates(
             prefill_tokens_per_s=_rounded(self.prefill.by_length()),
             local_prefill_tokens_per_s=_rounded(self.local_prefill.by_length()),
-            decode_step_ms=_rounded({k: v * 1000 for k, v in self.steps.known().items()}, 2),
+            decode_step_ms=_rounded({k: v * 1000 for k, v in self._step.known().items()}, 2),
             output_tokens_p90=self.output_length.known(),
             pair_bytes_per_s=_rounded(self.bandwidth.known(PAIRS_SHOWN)),
             handoff_latency_ms=round(self.handoff_latency_s() * 1000, 2),

@@ -20,7 +20,8 @@ def learn_prefill(estimates: Estimates, worker: Worker, attempt: Attempt, now: f
         if choice is not None:
             estimates.record_pull(choice.stored.name, worker.name, pull)
     estimates.prefill.ended(worker.name, tokens, elapsed_ms / 1000, now)
-    worker.prefill_speed = estimates.prefill.speeds.distinct(worker.name)
+    speed = estimates.prefill.speeds.distinct(worker.name)
+    worker.speed = worker.speed._replace(prefill=speed)
 
 
 def learn_first_token(estimates: Estimates, worker: Worker, attempt: Attempt, now: float) -> None:
@@ -55,8 +56,8 @@ def learn_end(estimates: Estimates, worker: Worker, attempt: Attempt, now: float
     batch = (attempt.batch + len(worker.decoding) + 1) // 2
     made, seconds = report.completion_tokens - 1, report.decode_ms / 1000
     estimates.record_decode(worker.name, batch, made, seconds)
-    worker.step_speed = estimates.steps.speeds.distinct(worker.name)
-    worker.step_measured = now
+    speed = estimates.steps.speeds.distinct(worker.name)
+    worker.speed = worker.speed._replace(step=speed, measured=now)
     estimates.output_length.ended(
         attempt.tenant, attempt.priority, attempt.request.max_tokens, report.completion_tokens
     )

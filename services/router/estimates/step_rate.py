@@ -84,11 +84,6 @@ class StepRate:
             fits = max(fits, min(slots, int(self._line.points[-1][0]) + 1))
         return fits
 
-    def known(self) -> dict[int, float]:
-        """Seconds by the smallest batch of each row that was measured."""
-        prior = self._prior
-        return {1 << (bits - 1): spent.value(prior) for bits, (spent, _) in self._rows.items()}
-
     def _measured_points(self) -> list[tuple[float, float]]:
         """Ascending; a longer step is not expected of fewer streams."""
         points, longest = list[tuple[float, float]](), 0.0

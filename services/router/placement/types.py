@@ -58,6 +58,21 @@ def may_hand_over(fingerprint: str, form: KvForm, taker: str, taker_form: KvForm
     return any(ours != "" and ours == theirs for ours, theirs in pairs)
 
 
+class Speed(NamedTuple):
+    """Of a worker."""
+
+    #: How fast it computes prompts, and makes steps, beside its fleet; 1 = as fast.
+    prefill: float = 1.0
+    step: float = 1.0
+    #: Whether it gets the lowest class only, because it is too slow for the others.
+    patient: bool = False
+    #: When a stream of it ended last, by which its steps are measured.
+    measured: float = float("-inf")
+
+
+TYPICAL = Speed()
+
+
 class WorkerView(NamedTuple):
     """A snapshot of one ready worker. KV is counted in tokens, always in whole blocks."""
 
@@ -104,10 +119,9 @@ class WorkerView(NamedTuple):
     kv_meaning: str = ""
     kv_lossy_meaning: str = ""
     kv_element: str = ""
-    #: How fast it computes prompts, and makes steps, beside its fleet; 1 = as fast.
+    #: As in `Speed`, as are the next two.
     prefill_speed: float = 1.0
     step_speed: float = 1.0
-    #: Whether it is too slow for all but the lowest class.
     patient: bool = False
 
     def may_give(self, taker: WorkerView) -> bool:

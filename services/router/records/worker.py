@@ -20,7 +20,7 @@ from common.messages import (
     Role,
     WarmState,
 )
-from services.router.placement.types import WorkerView
+from services.router.placement.types import TYPICAL, Speed, WorkerView
 from services.router.records.adapters import HeldAdapters, held_adapters
 from services.router.records.attempt import Attempt
 from services.router.records.changes import Changes
@@ -29,9 +29,7 @@ from services.router.records.role import RoleState
 from services.router.records.states import AWAY, WORKER_TABLE, WorkerEvent, WorkerState, next_state
 
 ABANDONED_MAX = 256
-NO_CAPACITY = Capacity(
-    block_tokens=1, kv_blocks=0, kv_block_bytes=0, max_model_len=0, max_num_seqs=0
-)
+UNKNOWN = Capacity(block_tokens=1, kv_blocks=0, kv_block_bytes=0, max_model_len=0, max_num_seqs=0)
 """That of a pool that does not know yet what it will hold."""
 
 
@@ -112,13 +110,7 @@ class Worker:
     kv_unreachable: tuple[KvUnreachable, ...] = ()
     #: Requests that it may have now; fewer than `max_num_seqs` in its slow start.
     slots: int = 0
-    #: How fast it computes prompts, and makes steps, beside its fleet; 1 = as fast.
-    prefill_speed: float = 1.0
-    step_speed: float = 1.0
-    #: When a stream of it ended last, by which its steps are measured.
-    step_measured: float = float("-inf")
-    #: Whether it gets the lowest class only, because it is too slow for the others.
-    patient: bool = False
+    speed: Speed = TYPICAL
     #: When its slow start began; None = it is not in one.
     ramp_from: float | None = None
     #: Whether it was away, or replaces an incarnation that was here; it will start slowly.
@@ -297,8 +289,8 @@ class Worker:
         return True
 
     def set_slots(self, slots: int, *, patient: bool = False) -> None:
-        if (slots, patient) != (self.slots, self.patient):
-            self.slots, self.patient = slots, patient
+        if (slots, patient) != (self.slots, self.speed.patient):
+            self.slots, self.speed = slots, self.speed._replace(patient=patient)
             self.changes.capacity = True
             self.stale_snapshots[self.identity] = self
 
@@ -398,9 +390,7 @@ class Worker:
             self.adapters,
             self.role is Role.MIXED,
             *self.capacity.kv_form,
-            self.prefill_speed,
-            self.step_speed,
-            self.patient,
+            *self.speed[:3],
         )
 
     def _note_availability(self) -> None:

@@ -179,7 +179,7 @@ def why_not_taken(tables: Tables, attempt: Attempt, source: Worker, worker: Work
     if unlike := _unlike(attempt, source, worker):
         return f"{name} {unlike}"
     aside = worker.identity in tables.quarantine.trials.rows
-    if aside or (worker.patient and not attempt.request.patient):
+    if aside or (worker.speed.patient and not attempt.request.patient):
         slow = "too slow for all classes but batch"
         return f"{name} is {'set aside for a prompt that may kill workers' if aside else slow}"
     if view.requests >= view.requests_max:

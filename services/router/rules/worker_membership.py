@@ -32,7 +32,7 @@ from services.router.fleet.pairing import may_give
 from services.router.fleet.pools import layout_of
 from services.router.fleet.roles import WITH_ENGINE
 from services.router.records.states import WorkerEvent, WorkerState
-from services.router.records.worker import NO_CAPACITY, Worker
+from services.router.records.worker import UNKNOWN, Worker
 from services.router.rules import (
     attempt_lifecycle,
     degradation_reports,
@@ -157,7 +157,7 @@ def _welcome_worker(tables: Tables, peer: str, message: Hello, now: float) -> li
         return _introduce(tables, worker, now) if worker.role is Role.POOL and worker.ready else []
     if worker is not None:
         return _return_worker(worker, now)
-    capacity, grant = message.capacity or NO_CAPACITY, tables.settings.kv_grant_max
+    capacity, grant = message.capacity or UNKNOWN, tables.settings.kv_grant_max
     worker = Worker.from_hello(peer, message, capacity, grant, tables.changes, now)
     worker.returned = peer in tables.shared.fenced.values()
     tables.add_worker(worker)
@@ -174,7 +174,7 @@ def _change_role(tables: Tables, before: Worker, message: Hello, now: float) -> 
     actions = worker_trust.give_up_held(tables, before, reason, now)
     actions += worker_trust.abort_messages(before, late, reason)
     tables.retire_row(before, reason, now)
-    capacity, grant = message.capacity or NO_CAPACITY, tables.settings.kv_grant_max
+    capacity, grant = message.capacity or UNKNOWN, tables.settings.kv_grant_max
     worker = Worker.from_hello(before.identity, message, capacity, grant, tables.changes, now)
     worker.flaps, worker.flapped_at = before.flaps, before.flapped_at
     worker.faultless_since, worker.introduced = before.faultless_since, before.introduced

@@ -21,7 +21,7 @@ import math
 from common.errors import Code
 from common.identity import AttemptKey
 from common.messages import Role
-from services.router.admission.pace import KNOWN_SECONDS, Pace, paces
+from services.router.admission.stream_limits import KNOWN_SECONDS, StreamLimit, stream_limits
 from services.router.events import Action, Note
 from services.router.fleet.liveness import may_eject, must_eject, probation_seconds, stalled
 from services.router.fleet.prompt_quarantine import PROOF_SECONDS, Death
@@ -264,29 +264,29 @@ def set_slots(tables: Tables, now: float) -> None:
     """Sets the slots of workers in their slow start, and of those whose steps would be too long; at
     each Tick, and whenever the state of a worker changed, before anything is placed."""
     longest = tables.settings.itl_slo_ms / 1000
-    paced = _paced(tables, longest, now) if longest else {}
+    limits = _limits(tables, longest, now) if longest else {}
     for identity, worker in tables.workers.items():
-        pace = paced.get(identity)
-        if pace is not None or (worker.ramp_from is not None and worker.ready):
+        limit = limits.get(identity)
+        if limit is not None or (worker.ramp_from is not None and worker.ready):
             slots = worker.capacity.max_num_seqs
             if worker.ramp_from is not None and worker.role is not Role.POOL:
                 slots = _ramped(tables, worker, worker.ramp_from, now)
-            patient = pace is not None and pace.patient
-            worker.set_slots(min(slots, pace.slots) if pace else slots, patient=patient)
+            patient = limit is not None and limit.patient
+            worker.set_slots(min(slots, limit.slots) if limit else slots, patient=patient)
 
 
-def _paced(tables: Tables, longest_s: float, now: float) -> dict[str, Pace]:
+def _limits(tables: Tables, longest_s: float, now: float) -> dict[str, StreamLimit]:
     """By identity, of the ready decode workers."""
     decodes = {
         identity: (
-            worker.step_speed,
+            worker.speed.step,
             worker.capacity.max_num_seqs,
-            now - worker.step_measured <= KNOWN_SECONDS,
+            now - worker.speed.measured <= KNOWN_SECONDS,
         )
         for identity, worker in tables.workers.items()
         if worker.ready and worker.role.decodes
     }
-    return paces(decodes, tables.estimates.steps, longest_s)
+    return stream_limits(decodes, tables.estimates.steps, longest_s)
 
 
 def _ramped(tables: Tables, worker: Worker, since: float, now: float) -> int:

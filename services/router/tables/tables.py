@@ -21,7 +21,7 @@ from services.router.fleet.summary import DecodeLimits
 from services.router.placement.memory import PlacementMemory
 from services.router.placement.policies import least_loaded
 from services.router.placement.policies.registry import POLICIES
-from services.router.placement.types import Placement, PlacementOptions, ResourceRequest
+from services.router.placement.types import Placement, PlacementOptions, ResourceRequest, Speed
 from services.router.queue.waiting_queue import WaitingQueue
 from services.router.records.adapters import AdapterOrders
 from services.router.records.attempt import Attempt
@@ -158,8 +158,8 @@ class Tables:
     def add_worker(self, worker: Worker) -> None:
         """What was measured of a worker of its name is thought to hold for it."""
         self.workers[worker.identity] = worker
-        worker.prefill_speed = self.estimates.prefill.speeds.distinct(worker.name)
-        worker.step_speed = self.estimates.steps.speeds.distinct(worker.name)
+        prefill, step = self.estimates.prefill.speeds, self.estimates.steps.speeds
+        worker.speed = Speed(prefill.distinct(worker.name), step.distinct(worker.name))
         if worker.role is Role.POOL:
             self.pools[worker.identity] = worker
         self.shared.owners[worker.identity] = self

@@ -253,7 +253,7 @@ class Judge:
         if tables.waiting.head().waits_for is WaitFor.TRIAL and tables.quarantine.trials.rows:
             return False
         lowest = tables.waiting.head().priority is preempt.LOWEST
-        able = [w for w in tables.workers.values() if w.ready and (lowest or not w.patient)]
+        able = [w for w in tables.workers.values() if w.ready and (lowest or not w.speed.patient)]
         ready = [w for w in able if self._idle(w)]
         roles = {part for w in ready for part in w.role.parts}
         prefills = any(w.ready and w.role.prefills for w in tables.workers.values())

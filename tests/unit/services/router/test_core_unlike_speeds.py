@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import BatonError
 from common.messages import Load, PrefillEnded, PriorityClass
-from services.router.admission.pace import KNOWN_SECONDS
+from services.router.admission.stream_limits import KNOWN_SECONDS
 from services.router.estimates.worker_speeds import TRUST_SAMPLES
 from services.router.placement.place import place
 from services.router.placement.policies import cost
@@ -80,8 +80,8 @@ def measure(rig: Rig, slow_ms: float) -> None:
             estimates.record_decode("d1", batch, 100, 100 * (slow_ms + 2 * batch) / 1000)
     for name in ("d0", "d1"):
         worker = rig.row(f"{name}|1")
-        worker.step_speed = estimates.steps.speeds.distinct(name)
-        worker.step_measured = rig.now
+        step = estimates.steps.speeds.distinct(name)
+        worker.speed = worker.speed._replace(step=step, measured=rig.now)
     rig.tick()
 
 
@@ -91,8 +91,8 @@ def test_a_worker_that_comes_back_is_as_fast_as_before_and_tried_once() -> None:
     rig.beat(rig.decode("d1", "2"), Load())
     rig.tick()
     row = rig.row("d1|2")
-    assert row.step_speed < 0.7
-    assert (row.slots, row.patient) == (1, False)
+    assert row.speed.step < 0.7
+    assert (row.slots, row.speed.patient) == (1, False)
     submit(rig, 20)
     assert len(of(rig, "d0")) == 8
     assert rig.row("d1|2").held.keys() == {("r8", 1)}
@@ -102,7 +102,7 @@ def test_what_was_measured_long_ago_is_measured_again_by_one_stream() -> None:
     rig = fleet(slow_ms=90.0)
     rig.tick(KNOWN_SECONDS + 1, alive=("g0|1", "p0|1", "d0|1", "d1|1"))
     row = rig.row("d1|1")
-    assert (row.slots, row.patient) == (1, False)
+    assert (row.slots, row.speed.patient) == (1, False)
 
 
 def of(rig: Rig, name: str) -> list[str]:
@@ -131,7 +131,7 @@ def test_without_a_limit_all_slots_are_used() -> None:
 
 def test_a_worker_that_is_too_slow_for_one_gets_the_lowest_class_alone() -> None:
     rig = fleet(slow_ms=90.0)
-    assert rig.row("d1|1").patient
+    assert rig.row("d1|1").speed.patient
     submit(rig, 20)
     assert (len(of(rig, "d0")), len(of(rig, "d1"))) == (8, 0)
     rig.submit("b0", prompt=8, out=8, priority=PriorityClass.BATCH)
@@ -144,7 +144,7 @@ def test_a_patient_worker_is_no_capacity_for_what_has_to_come_in_time() -> None:
     totals = rig.core.tables.snapshots.totals(rig.row("d0|1").role)
     assert (totals.workers, totals.slots) == (1, 8)
     measure(rig, 20.0)
-    assert not rig.row("d1|1").patient
+    assert not rig.row("d1|1").speed.patient
     totals = rig.core.tables.snapshots.totals(rig.row("d0|1").role)
     assert (totals.workers, totals.slots) == (2, 16)
 
@@ -152,7 +152,7 @@ def test_a_patient_worker_is_no_capacity_for_what_has_to_come_in_time() -> None:
 def test_where_all_are_too_slow_the_limit_does_not_hold() -> None:
     rig = fleet(10.0)
     submit(rig, 20)
-    assert not rig.row("d1|1").patient
+    assert not rig.row("d1|1").speed.patient
     assert (len(of(rig, "d0")), len(of(rig, "d1"))) == (8, 8)
 
 
@@ -160,7 +160,7 @@ def test_where_only_those_that_are_too_slow_are_left_they_serve_all() -> None:
     rig = fleet(slow_ms=90.0)
     ask(rig, "drain", worker="d0")
     submit(rig, 20)
-    assert not rig.row("d1|1").patient
+    assert not rig.row("d1|1").speed.patient
     assert (len(of(rig, "d0")), len(of(rig, "d1"))) == (0, 8)
 
 
@@ -226,6 +226,6 @@ def test_the_speeds_of_workers_are_those_that_their_reports_tell() -> None:
             rig.receive(peer, report)
             rig.started(request)
             rig.ended(request)
-    assert rig.row("p0|1").prefill_speed > 1.15
-    assert rig.row("d0|1").step_speed > 1.15, "10 ms a step"
-    assert rig.row("d0|1").step_measured > 0
+    assert rig.row("p0|1").speed.prefill > 1.15
+    assert rig.row("d0|1").speed.step > 1.15, "10 ms a step"
+    assert rig.row("d0|1").speed.measured > 0

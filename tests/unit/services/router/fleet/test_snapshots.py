@@ -12,6 +12,7 @@ from services.router.placement.types import (
     Placement,
     PlacementContext,
     ResourceRequest,
+    Speed,
 )
 from tests.unit.services.router.rig import Rig
 from tests.unit.services.router.views import view
@@ -24,7 +25,7 @@ def test_a_view_shows_its_worker_field_by_field(rig: Rig) -> None:
     rig.started("r1")
     worker = rig.row("d0|1")
     worker.preexisting_kv_tokens, worker.preexisting_requests, worker.slots = 32, 1, 3
-    worker.prefill_speed, worker.step_speed = 1.5, 0.5
+    worker.speed = Speed(1.5, 0.5)
     capacity = worker.capacity
     assert worker.view()._asdict() == {
         "name": "d0",

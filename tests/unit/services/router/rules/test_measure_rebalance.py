@@ -28,7 +28,7 @@ def fleet(mode: Any, streams: int = 6, *, slope: float = 0.01, **more: Any) -> R
         rig.started(f"r{n}", kv=None)
     for batch in range(1, 9):
         for _ in range(64):
-            rig.core.tables.estimates.steps.ended("d0", batch, 1, 0.01 + slope * batch)
+            rig.core.tables.estimates.record_decode("d0", batch, 1, 0.01 + slope * batch)
     rig.beat(rig.decode("d1", blocks=400), Load())
     rig.sent.clear()
     return rig

@@ -17,7 +17,7 @@ MARGIN = 0.95
 KNOWN_SECONDS = 60.0
 
 
-class Pace(NamedTuple):
+class StreamLimit(NamedTuple):
     """Of one worker."""
 
     slots: int
@@ -25,9 +25,9 @@ class Pace(NamedTuple):
     patient: bool
 
 
-def paces(
+def stream_limits(
     workers: dict[str, tuple[float, int, bool]], steps: StepRate, longest_s: float
-) -> dict[str, Pace]:
+) -> dict[str, StreamLimit]:
     """`workers`: by identity the speed of each, its slots, and whether its speed is known. Workers
     of one speed are looked at once."""
     within = {
@@ -35,7 +35,7 @@ def paces(
         for alike in {(speed, slots) for speed, slots, _ in workers.values()}
     }
     found = {
-        identity: Pace(within[speed, slots] or (slots if known else 1), False)
+        identity: StreamLimit(within[speed, slots] or (slots if known else 1), False)
         for identity, (speed, slots, known) in workers.items()
     }
     slow = {

@@ -56,8 +56,10 @@ def learn_end(estimates: Estimates, worker: Worker, attempt: Attempt, now: float
     batch = (attempt.batch + len(worker.decoding) + 1) // 2
     made, seconds = report.completion_tokens - 1, report.decode_ms / 1000
     estimates.record_decode(worker.name, batch, made, seconds)
-    speed = estimates.steps.speeds.distinct(worker.name)
-    worker.speed = worker.speed._replace(step=speed, measured=now)
+    speeds = estimates.steps.speeds
+    worker.speed = worker.speed._replace(step=speeds.distinct(worker.name))
+    if speeds.known(worker.name):
+        worker.speed = worker.speed._replace(measured=now)
     estimates.output_length.ended(
         attempt.tenant, attempt.priority, attempt.request.max_tokens, report.completion_tokens
     )

@@ -33,12 +33,16 @@ class WorkerSpeeds:
             self._ratios.move_to_end(worker)
         ratio.add(expected, measured)
 
+    def known(self, worker: str) -> bool:
+        """Whether enough was measured of it."""
+        ratio = self._ratios.get(worker)
+        return ratio is not None and ratio.count >= TRUST_SAMPLES
+
     def measured(self, worker: str) -> float:
         """1 is the speed of the curve, 2 is twice as fast."""
-        ratio = self._ratios.get(worker)
-        if ratio is None or ratio.count < TRUST_SAMPLES:
+        if not self.known(worker):
             return 1.0
-        return min(SPEED_MAX, max(SPEED_MIN, ratio.value(1.0)))
+        return min(SPEED_MAX, max(SPEED_MIN, self._ratios[worker].value(1.0)))
 
     def distinct(self, worker: str) -> float:
         """The same; 1 if it is near it."""

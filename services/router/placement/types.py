@@ -66,7 +66,7 @@ class Speed(NamedTuple):
     step: float = 1.0
     #: Whether it gets the lowest class only, because it is too slow for the others.
     patient: bool = False
-    #: When a stream of it ended last, by which its steps are measured.
+    #: When a stream of it ended last, of so many that the speed of its steps is known.
     measured: float = float("-inf")
 
 

@@ -141,9 +141,8 @@ def evict_worker(tables: Tables, event: WorkerEvicted, now: float) -> list[Actio
         return []
     again = worker.drop_at is not None
     actions = drain_worker(tables, WorkerDrained(worker.identity, on=True))
-    worker_trust.set_slots(
-        tables, now
-    )  # the only worker that is left has room for more from now on
+    # The only worker that is left has room for more from now on.
+    worker_trust.set_slots(tables, now)
     stay = [key for key, why in why_dropped(tables, worker).items() if why or again]
     dropped = len(stay)
     actions += _drop(tables, worker, stay, now)

@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -146,9 +147,18 @@ def campaign(
 
 def _begin() -> None:
     """In each worker process. What was imported lasts as long as the process, so the garbage
-    collector need not look through it again and again."""
+    collector need not look through it again and again. It ends with the process that started it,
+    however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.freeze()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _results(

@@ -15,7 +15,9 @@ given to a decode worker alone, because with a prefill worker it could kill two 
 prompt kills `deaths_max` + 1 workers at most, whatever else dies.
 
 A worker whose connection closed counts as dead, because waiting for it would cost more workers. If
-the same process comes back and does not hold the prompt, it has outlived it (`survived`).
+the same process comes back and does not hold the prompt, it has outlived it (`survived`). Daemons
+connect again within milliseconds, so the verdict falls `VERDICT_SECONDS` after the last death. Till
+then the prompt is accused: it waits, and is neither tried nor refused.
 
 Deaths of both roles count, because a prompt that kills P is then computed by D. A request that
 ends, or runs for `PROOF_SECONDS` after its first token, clears its prompt of the decode workers
@@ -36,6 +38,7 @@ from common.messages import Role
 from services.router.fleet.trials import Trials
 
 QUARANTINE_SECONDS = 300.0
+VERDICT_SECONDS = 0.5
 PROOF_SECONDS = 1.0
 OTHERS_SECONDS = 60.0
 TRIALS_MAX = 3
@@ -94,6 +97,9 @@ class PromptQuarantine:
     trials: Trials = field(default_factory=Trials)
     #: Suspicions by digest.
     _suspicions: OrderedDict[bytes, Suspicion] = field(default_factory=OrderedDict)
+    #: Of the suspicions, those that wait for their verdict: the request of the last death, and when
+    #: it was, by digest; oldest first.
+    _accused: dict[bytes, tuple[str, float]] = field(default_factory=dict)
     #: When the latest workers died, with their identities.
     _deaths: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=DEATHS_KEPT))
     #: Rows by digest; one whose time is over stays until its prompt is looked up.
@@ -108,21 +114,22 @@ class PromptQuarantine:
         counts as dead."""
         self._suspect(digest, worker, Death(Role.DECODE, had_token, trial=False))
 
-    def trust(self, digest: bytes, worker: str) -> None:
-        """The worker that was left lives. Idempotent."""
+    def trust(self, digest: bytes, worker: str) -> bool:
+        """The worker that was left lives. Idempotent. Returns whether this counted as a death: what
+        waits with this prompt may be placed now."""
         suspicion = self._suspicions.get(digest)
-        if suspicion is not None:
-            suspicion.deaths.pop(worker, None)
-            if not suspicion.deaths:
-                del self._suspicions[digest]
+        if suspicion is None or suspicion.deaths.pop(worker, None) is None:
+            return False
+        self._reconsider(digest, suspicion)
+        return True
 
-    def survived(self, worker: str, holds: frozenset[bytes]) -> None:
+    def survived(self, worker: str, holds: frozenset[bytes]) -> bool:
         """The worker is back, so that it did not die: its connection broke. It outlived all prompts
         that it had, save those that it still holds. A prompt that is quarantined with too few other
-        deaths is a suspect again. Idempotent."""
-        for digest in [d for d, s in self._suspicions.items() if worker in s.deaths]:
-            if digest not in holds:
-                self.trust(digest, worker)
+        deaths is a suspect again. Idempotent. Returns whether this counted as a death of a
+        suspect."""
+        suspected = [d for d, s in self._suspicions.items() if worker in s.deaths]
+        trusted = [self.trust(digest, worker) for digest in suspected if digest not in holds]
         for digest, row in list(self._quarantined.items()):
             if worker not in row.deaths or digest in holds:
                 continue
@@ -132,21 +139,35 @@ class PromptQuarantine:
                 del self._quarantined[digest]
                 for name, death in row.deaths.items():
                     self._suspect(digest, name, death)
+        return bool(trusted)
 
     def record_death(
         self, digest: bytes, request_id: str, worker: str, death: Death, now: float
-    ) -> QuarantinedPrompt | None:
-        """The worker died with this prompt on it. Returns the row if the prompt is quarantined by
-        this."""
+    ) -> None:
+        """The worker died with this prompt on it, which may be one death too many."""
         suspicion = self._suspect(digest, worker, death)
         chance = suspicion.without_token <= self.deaths_max and (
             suspicion.got_further or self._others_died(suspicion, now)
         )
-        if suspicion.trials < (TRIALS_MAX if chance else 1) or digest in self._quarantined:
-            return None
-        del self._suspicions[digest]
-        until = now + QUARANTINE_SECONDS
+        tried = suspicion.trials >= (TRIALS_MAX if chance else 1)
+        if tried and len(suspicion.deaths) > self.deaths_max and digest not in self._quarantined:
+            self._accused[digest] = request_id, now
+
+    def verdicts(self, now: float) -> list[QuarantinedPrompt]:
+        """At each Tick: quarantines the accused prompts of whose workers none came back in time.
+        Returns their rows."""
+        due = [d for d, (_, died) in self._accused.items() if now - died >= VERDICT_SECONDS]
+        return [self._quarantine(digest, now) for digest in due]
+
+    def postpone(self, seconds: float, now: float) -> None:
+        """The router stood still for so long, and could not hear who came back."""
+        late = self._accused.items()
+        self._accused = {d: (request, min(now, died + seconds)) for d, (request, died) in late}
+
+    def _quarantine(self, digest: bytes, now: float) -> QuarantinedPrompt:
+        (request_id, _), suspicion = self._accused.pop(digest), self._suspicions.pop(digest)
         names = tuple(sorted(suspicion.deaths))
+        until = now + QUARANTINE_SECONDS
         row = QuarantinedPrompt(digest, request_id, names, until, deaths=suspicion.deaths)
         self._quarantined[digest] = row
         if len(self._quarantined) > QUARANTINED_MAX:
@@ -170,6 +191,10 @@ class PromptQuarantine:
         suspicion = self._suspicions.get(digest)
         return suspicion is not None and len(suspicion.deaths) >= self.deaths_max
 
+    def may_be_tried(self, digest: bytes) -> bool:
+        """Whether it is a suspect and does not wait for its verdict."""
+        return self.is_suspect(digest) and digest not in self._accused
+
     def must_be_local(self, digest: bytes) -> bool:
         """Whether only one worker may have the prompt at a time."""
         suspicion = self._suspicions.get(digest)
@@ -182,8 +207,7 @@ class PromptQuarantine:
             return
         deaths = suspicion.deaths.items()
         suspicion.deaths = {name: death for name, death in deaths if death.role not in roles}
-        if not suspicion.deaths:
-            del self._suspicions[digest]
+        self._reconsider(digest, suspicion)
 
     def refuse(self, digest: bytes, now: float) -> QuarantinedPrompt | None:
         """Returns the row of a quarantined prompt and counts the refusal; None = the prompt may be
@@ -209,12 +233,20 @@ class PromptQuarantine:
             del self._quarantined[known]
         return len(lifted)
 
+    def _reconsider(self, digest: bytes, suspicion: Suspicion) -> None:
+        """After some of its deaths turned out not to count."""
+        if len(suspicion.deaths) <= self.deaths_max:
+            self._accused.pop(digest, None)
+        if not suspicion.deaths:
+            del self._suspicions[digest]
+
     def _suspect(self, digest: bytes, worker: str, death: Death) -> Suspicion:
         suspicion = self._suspicions.setdefault(digest, Suspicion())
         suspicion.deaths[worker] = death
         self._suspicions.move_to_end(digest)
         if len(self._suspicions) > SUSPECTS_MAX:
-            self._suspicions.popitem(last=False)
+            forgotten, _ = self._suspicions.popitem(last=False)
+            self._accused.pop(forgotten, None)
         return suspicion
 
     def _others_died(self, suspicion: Suspicion, now: float) -> bool:
@@ -227,4 +259,6 @@ class PromptQuarantine:
         """Raises AssertionError."""
         assert len(self._suspicions) <= SUSPECTS_MAX
         assert len(self._quarantined) <= QUARANTINED_MAX
+        assert self._accused.keys() <= self._suspicions.keys()
+        assert not self._accused.keys() & self._quarantined.keys()
         assert all(suspicion.deaths for suspicion in self._suspicions.values())

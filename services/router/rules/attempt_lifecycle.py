@@ -183,8 +183,8 @@ def _trust_survivor(tables: Tables, worker: Worker, message: Ended | PrefillEnde
     """Who reports the end of an attempt has outlived its prompt, even if it was given up before."""
     key = (message.request_id, message.attempt)
     attempt = tables.attempts.get(key) or tables.history.find(key)
-    if attempt is not None:
-        tables.quarantine.trust(attempt.digest, worker.identity)
+    if attempt is not None and tables.quarantine.trust(attempt.digest, worker.identity):
+        tables.changes.capacity = True
 
 
 def abort(tables: Tables, attempt: Attempt, reason: str, now: float) -> list[Action]:

@@ -215,8 +215,8 @@ def _place_trials(tables: Tables, now: float) -> list[Action]:
     prompt itself."""
     if not tables.quarantine.has_suspicions:
         return []
-    is_suspect = tables.quarantine.is_suspect
-    suspects = [attempt for attempt in tables.waiting.window() if is_suspect(attempt.digest)]
+    may_be_tried = tables.quarantine.may_be_tried
+    suspects = [attempt for attempt in tables.waiting.window() if may_be_tried(attempt.digest)]
     actions: list[Action] = []
     for attempt in suspects:
         limit = tables.limits.max_active

@@ -114,7 +114,8 @@ def _trust_survivor(tables: Tables, worker: Worker, holds: Iterable[AttemptKey])
     """A worker that was lost and speaks again has not died of what it no longer holds."""
     held = [tables.attempts.get(key) or tables.history.find(key) for key in holds]
     digests = frozenset(attempt.digest for attempt in held if attempt is not None)
-    tables.quarantine.survived(worker.identity, digests)
+    if tables.quarantine.survived(worker.identity, digests):
+        tables.changes.capacity = True
 
 
 def _end_unheld(tables: Tables, worker: Worker, key: AttemptKey, now: float) -> list[Action]:

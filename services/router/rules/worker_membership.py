@@ -350,10 +350,9 @@ def _lose_worker(tables: Tables, worker: Worker, reason: str, now: float) -> lis
         note = Note("info", "worker.left", f"{worker.role} worker {worker.name} drained and left")
     if worker.state in (WorkerState.READY, WorkerState.JOINING):
         worker_trust.record_flap(tables, worker, now)
-    actions = [note]
     if held or worker.state is not WorkerState.DRAINING:
-        actions += worker_trust.record_crash_suspects(tables, worker, now)
-    actions += worker_trust.give_up_held(tables, worker, sentence, now)
+        worker_trust.record_crash_suspects(tables, worker, now)
+    actions = [note, *worker_trust.give_up_held(tables, worker, sentence, now)]
     tables.placement_memory.forget_prefixes(worker.identity)
     tables.placement_memory.forget_stored(worker.identity)
     worker.apply(WorkerEvent.LOST, reason, now)

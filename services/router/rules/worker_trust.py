@@ -95,8 +95,8 @@ def suspect_left_worker(
 
 def check_silence(tables: Tables, now: float) -> list[Action]:
     """At each Tick: suspects, ejects and gives up workers that are silent for too long."""
+    actions = _quarantine_prompts(tables, now)
     end_trials(tables, now)
-    actions: list[Action] = []
     for worker in tables.workers.values():
         silent = now - worker.last_seen
         if silent <= _suspect_after(tables):
@@ -136,27 +136,31 @@ def give_up(
     return actions
 
 
-def record_crash_suspects(tables: Tables, worker: Worker, now: float) -> list[Action]:
+def record_crash_suspects(tables: Tables, worker: Worker, now: float) -> None:
     """The worker is lost without having said Leaving. All that D held, or that P had to compute,
     may be why. A stream that ran there for `PROOF_SECONDS` did not do it before, so that only this
     death counts."""
     tables.quarantine.record_loss(worker.identity, now)
     held = [tables.attempts[key] for key in worker.held]
     suspects = [a for a in held if a.decode == worker.identity or a.key in worker.computing]
-    actions: list[Action] = []
     for attempt in (*suspects, *worker.abandoned):
         role = Role.DECODE if attempt.decode == worker.identity else Role.PREFILL
         if role is Role.DECODE and _is_proven(attempt, now):
             attempt_lifecycle.clear_prompt(tables, attempt)
         death = Death(role, attempt.decode_started is not None, attempt.trial)
-        row = tables.quarantine.record_death(
+        tables.quarantine.record_death(
             attempt.digest, attempt.request_id, worker.identity, death, now
         )
-        if row is not None:
-            fields: dict[str, object] = {"request_id": attempt.request_id}
-            sentence = submit.quarantine_sentence(row)
-            actions.append(Note("warning", "prompt.quarantined", sentence, fields))
-            actions += _refuse_queued(tables, row.digest, sentence, now)
+
+
+def _quarantine_prompts(tables: Tables, now: float) -> list[Action]:
+    """At each Tick: the prompts whose verdict is due, and refuses what waits for it."""
+    actions: list[Action] = []
+    for row in tables.quarantine.verdicts(now):
+        fields: dict[str, object] = {"request_id": row.request_id}
+        sentence = submit.quarantine_sentence(row)
+        actions.append(Note("warning", "prompt.quarantined", sentence, fields))
+        actions += _refuse_queued(tables, row.digest, sentence, now)
     return actions
 
 
@@ -219,6 +223,8 @@ def forgive_silence(shared: SharedTables, now: float) -> None:
     peers: list[Worker | Gateway] = [*shared.workers(), *shared.gateways.values()]
     for peer in peers:
         peer.last_seen = min(now, peer.last_seen + gap)
+    for tables in shared.models.values():
+        tables.quarantine.postpone(gap, now)
 
 
 def _suspect(tables: Tables, worker: Worker, reason: str, now: float) -> list[Action]:
@@ -240,8 +246,8 @@ def _eject(tables: Tables, worker: Worker, reason: str, now: float) -> list[Acti
     note = Note("warning", "worker.ejected", f"{sentence}; it held {len(worker.held)} requests")
     alone = tables.settings.alone
     held = [key for key in worker.held if alone and not tables.attempts[key].adopted]
-    actions = [note, *record_crash_suspects(tables, worker, now)]
-    actions += give_up_held(tables, worker, sentence, now)
+    record_crash_suspects(tables, worker, now)
+    actions = [note, *give_up_held(tables, worker, sentence, now)]
     worker.apply(WorkerEvent.EJECTED, reason, now)
     return actions + abort_messages(worker, held, "given up: " + reason)
 

@@ -250,9 +250,12 @@ class Judge:
     def _waits_in_vain(self, router: RouterProcess, tables: Tables) -> bool:
         if not len(tables.waiting) or not router.calm(CALM_SECONDS):
             return False
-        if tables.waiting.head().waits_for is WaitFor.TRIAL and tables.quarantine.trials.rows:
+        quarantine, head = tables.quarantine, tables.waiting.head()
+        if head.waits_for is WaitFor.TRIAL and (
+            quarantine.trials.rows or not quarantine.may_be_tried(head.digest)
+        ):
             return False
-        lowest = tables.waiting.head().priority is preempt.LOWEST
+        lowest = head.priority is preempt.LOWEST
         able = [w for w in tables.workers.values() if w.ready and (lowest or not w.speed.patient)]
         ready = [w for w in able if self._idle(w)]
         roles = {part for w in ready for part in w.role.parts}

@@ -15,6 +15,7 @@ from services.router.fleet.prompt_quarantine import (
     QUARANTINE_SECONDS,
     QUARANTINED_MAX,
     SUSPECTS_MAX,
+    VERDICT_SECONDS,
     Death,
     PromptQuarantine,
 )
@@ -56,11 +57,18 @@ def kill(rig: Rig, attempts: int, request_id: str = "r1", *, after_token: bool =
         submit(rig, request_id, number + 1)
 
 
+def refusals(rig: Rig) -> list[str]:
+    """The codes of what was refused, when a verdict was due."""
+    rig.tick(VERDICT_SECONDS + 0.1, alive=("g0|1", *ready(rig)))
+    return [refused.code for refused in rig.take(Refused)]
+
+
 def poisoned() -> Rig:
-    """`r1` killed three workers, the last of them alone."""
+    """`r1` killed three workers, the last of them alone, and is in quarantine."""
     rig = fleet("d0", "d1", "d2", "d3")
     submit(rig, "r1")
     kill(rig, 3)
+    rig.tick(VERDICT_SECONDS + 0.1, alive=("g0|1", *ready(rig)))
     return rig
 
 
@@ -156,10 +164,10 @@ def test_while_others_die_too_a_suspect_that_made_tokens_has_three_trials() -> N
     rig.gone("d8|1")
     submit(rig, "r1")
     kill(rig, 4, after_token=True)
-    assert rig.take(Refused) == []
+    assert refusals(rig) == []
     assert where(rig, "r1", 5)
     kill(rig, 1)
-    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+    assert refusals(rig) == ["request_quarantined"]
 
 
 def test_a_prompt_that_never_makes_a_token_has_one_trial_whatever_else_dies() -> None:
@@ -168,7 +176,7 @@ def test_a_prompt_that_never_makes_a_token_has_one_trial_whatever_else_dies() ->
     for other in ("d8|1", "d7|1", "d6|1"):
         rig.gone(other)
         kill(rig, 1)
-    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+    assert refusals(rig) == ["request_quarantined"]
     assert len(rig.core.tables.quarantine.rows(rig.now)[0].workers) == 3
 
 
@@ -183,9 +191,9 @@ def test_only_three_deaths_without_a_token_between_them_are_no_chance(
     kill(rig, 1, after_token=True)
     kill(rig, 1)
     kill(rig, 1, after_token=trial_makes_token)
-    assert rig.take(Refused) == []
+    assert bool(refusals(rig)) is False
     kill(rig, 1)
-    assert bool(rig.take(Refused)) is not trial_makes_token
+    assert bool(refusals(rig)) is not trial_makes_token
 
 
 def test_a_trial_that_gets_further_than_the_attempts_before_it_is_not_the_last() -> None:
@@ -194,9 +202,9 @@ def test_a_trial_that_gets_further_than_the_attempts_before_it_is_not_the_last()
     submit(rig, "r1")
     kill(rig, 2)
     kill(rig, 1, after_token=True)
-    assert rig.take(Refused) == []
+    assert refusals(rig) == []
     kill(rig, 2)
-    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+    assert refusals(rig) == ["request_quarantined"]
 
 
 @pytest.mark.parametrize("had_token", [False, True])
@@ -242,7 +250,7 @@ def test_another_workers_death_long_ago_is_no_excuse() -> None:
     rig.tick(OTHERS_SECONDS + 1, alive=("g0|1", "d0|1", "d1|1", "d2|1"))
     submit(rig, "r1")
     kill(rig, 3)
-    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+    assert refusals(rig) == ["request_quarantined"]
 
 
 @pytest.mark.parametrize("how", ["it ends", "it runs on"])
@@ -288,6 +296,7 @@ def test_one_trial_of_a_prompt_at_a_time_and_its_verdict_is_for_all() -> None:
     submit(rig, "r2")
     assert (where(rig, "r1", 3) != "", where(rig, "r2")) == (True, "")
     rig.gone(where(rig, "r1", 3))
+    rig.tick(VERDICT_SECONDS + 0.1, alive=("g0|1", *ready(rig)))
     assert [(r.code, r.request_id) for r in rig.take(Refused)] == [("request_quarantined", "r2")]
 
 
@@ -439,7 +448,7 @@ def test_a_trial_that_the_gateway_left_is_over_when_its_worker_says_so() -> None
     rig.tick(0.4, alive=("g0|1", *ready(rig)))
     assert where(rig, "r1", 4) == ""
     rig.gone(at)
-    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+    assert refusals(rig) == ["request_quarantined"]
 
 
 @pytest.mark.parametrize("lives", [False, True])
@@ -486,7 +495,12 @@ def test_the_tables_are_bounded() -> None:
 
     for number in range(SUSPECTS_MAX + 10):
         dies(number, trial=False)
-    dies(10, trial=True)
-    for number in range(QUARANTINED_MAX + 10):
+    for number in range(SUSPECTS_MAX + 10):
         dies(number, trial=True)
-    assert len(quarantine.rows(0.0)) == QUARANTINED_MAX
+    for number in range(SUSPECTS_MAX, 0, -1):
+        for worker in range(2):
+            quarantine.doubt(number.to_bytes(16), f"x{worker}|1", had_token=False)
+        dies(number, trial=True)
+    assert len(quarantine.verdicts(VERDICT_SECONDS)) > QUARANTINED_MAX
+    quarantine.check_invariants()
+    assert len(quarantine.rows(VERDICT_SECONDS)) == QUARANTINED_MAX

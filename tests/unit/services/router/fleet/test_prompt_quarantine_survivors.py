@@ -6,7 +6,15 @@ from __future__ import annotations
 import pytest
 
 from common.messages import Holding, Refused, Role
-from tests.unit.services.router.fleet.test_prompt_quarantine import BAD, fleet, kill, submit, where
+from services.router.fleet.prompt_quarantine import VERDICT_SECONDS
+from tests.unit.services.router.fleet.test_prompt_quarantine import (
+    BAD,
+    fleet,
+    kill,
+    ready,
+    submit,
+    where,
+)
 from tests.unit.services.router.rig import Rig
 from tests.unit.services.router.rules.test_reconcile import held, returns
 
@@ -62,15 +70,27 @@ def test_the_deaths_of_others_stay_and_their_prompt_is_tried_alone() -> None:
     assert not rig.core.tables.quarantine.is_suspect(BAD)
 
 
-@pytest.mark.parametrize("number", [1, 3], ids=["one before", "the trial"])
-def test_a_quarantine_ends_when_one_of_its_workers_comes_back(number: int) -> None:
-    rig = fleet("d0", "d1", "d2", "d3")
+def lose_three(rig: Rig) -> list[str]:
+    """The workers that `r1` was on, the last of them alone, when their connections closed."""
     submit(rig, "r1")
     lost = []
     for attempt in (1, 2, 3):
         lost.append(where(rig, "r1", attempt))
         kill(rig, 1)
-    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+    return lost
+
+
+def wait(rig: Rig, seconds: float) -> list[str]:
+    """The codes of what was refused meanwhile."""
+    rig.tick(seconds, alive=("g0|1", *ready(rig)))
+    return [refused.code for refused in rig.take(Refused)]
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["one before", "the trial"])
+def test_a_quarantine_ends_when_one_of_its_workers_comes_back(number: int) -> None:
+    rig = fleet("d0", "d1", "d2", "d3")
+    lost = lose_three(rig)
+    assert wait(rig, VERDICT_SECONDS + 0.1) == ["request_quarantined"]
     returns(rig, Role.DECODE, "d3")
     submit(rig, "r2")
     assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
@@ -80,46 +100,55 @@ def test_a_quarantine_ends_when_one_of_its_workers_comes_back(number: int) -> No
     assert where(rig, "r3")
 
 
-def quarantined(workers: int, *, after_token: bool = False) -> tuple[Rig, list[str]]:
-    """A prompt that died with so many workers, and which they were."""
-    rig = fleet(*(f"d{n}" for n in range(9)))
-    rig.gone("d8|1")
+@pytest.mark.parametrize("number", [1, 3], ids=["one before", "the trial"])
+def test_a_prompt_is_not_refused_while_a_worker_may_come_back_and_is_tried_when_one_does(
+    number: int,
+) -> None:
+    rig = fleet("d0", "d1", "d2", "d3")
+    lost = lose_three(rig)
+    assert wait(rig, VERDICT_SECONDS - 0.2) == []
+    assert where(rig, "r1", 4) == "", "d3 is free, and may not be the next one"
+    returns(rig, Role.DECODE, lost[number - 1][:2])
+    assert wait(rig, 1.0) == []
+    assert rig.core.tables.attempts["r1", 4].trial
+
+
+def test_a_router_that_stood_still_hears_first_who_came_back() -> None:
+    rig = fleet("d0", "d1", "d2", "d3")
+    lost = lose_three(rig)
+    rig.tick()
+    rig.now += 5.0
+    rig.tick()
+    assert rig.take(Refused) == []
+    returns(rig, Role.DECODE, lost[2][:2])
+    assert wait(rig, 1.0) == []
+    assert rig.core.tables.attempts["r1", 4].trial
+
+
+def test_a_verdict_needs_as_many_deaths_as_if_none_had_come_back() -> None:
+    """Those before the trial come back while it runs. Then its worker dies, which is the first
+    death, or the second."""
+    rig = fleet("d0", "d1", "d2", "d3", "d4")
     submit(rig, "r1")
     lost = []
-    for attempt in range(1, workers + 1):
+    for attempt in (1, 2):
         lost.append(where(rig, "r1", attempt))
-        kill(rig, 1, after_token=after_token)
-    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
-    return rig, lost
-
-
-def is_refused(rig: Rig) -> bool:
-    submit(rig, "r9")
-    return bool(rig.take(Refused))
-
-
-def test_a_quarantine_stays_while_the_worker_of_its_trial_holds_the_prompt() -> None:
-    rig, lost = quarantined(3)
-    returns(rig, Role.DECODE, lost[2][:2], held("r1", by=lost[2], attempt=3))
-    assert is_refused(rig)
-
-
-def test_a_quarantine_stays_while_enough_others_died() -> None:
-    rig, lost = quarantined(5, after_token=True)
-    for worker in lost[:2]:
-        returns(rig, Role.DECODE, worker[:2])
-    assert is_refused(rig)
-    returns(rig, Role.DECODE, lost[2][:2])
-    submit(rig, "r10")
-    assert rig.take(Refused) == []
-
-
-def test_a_prompt_of_a_quarantine_that_ended_has_no_more_trials_than_before() -> None:
-    """Two workers have died of it, one of them alone: the next death is the last."""
-    rig, lost = quarantined(3)
+        kill(rig, 1)
+    assert rig.core.tables.attempts["r1", 3].trial
     returns(rig, Role.DECODE, lost[0][:2])
-    assert deaths(rig) == set(lost[1:])
-    submit(rig, "r2")
-    assert len(rig.core.tables.quarantine.trials.rows) == 1
-    kill(rig, 1, "r2")
-    assert [r.code for r in rig.take(Refused)] == ["request_quarantined"]
+    kill(rig, 1)
+    assert rig.core.tables.attempts["r1", 4].trial, "the second death"
+    kill(rig, 1)
+    assert wait(rig, VERDICT_SECONDS + 0.1) == ["request_quarantined"]
+
+
+def test_workers_that_the_prompt_has_outlived_meanwhile_end_its_accusation() -> None:
+    """Another request with it ends, on a worker that it was on before."""
+    rig = fleet("d0", "d1", "d2", "d3", "d4")
+    submit(rig, "r0")
+    other = where(rig, "r0")
+    lose_three(rig)
+    rig.started("r0", peer=other)
+    rig.ended("r0", peer=other)
+    assert wait(rig, 1.0) == []
+    assert where(rig, "r1", 4)

@@ -9,45 +9,25 @@ idle daemon spends nothing.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.config import Config
 from common.process.lifecycle import Tasks
 from common.telemetry.buckets import Buckets
+from common.telemetry.loop_lag import LoopLag
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-LAG_SECONDS = 0.5
-LAGS_KEPT = 20
 SHUTDOWN_SECONDS = 0.2
 SUFFIX = ".metrics.sock"
 Values = TypeVar("Values", bound=tuple[str, ...])
-
-
-class LoopLag(Collector):
-    """How late the event loop was, at worst in the last ten seconds."""
-
-    def __init__(self) -> None:
-        self._lags: deque[float] = deque([0.0], maxlen=LAGS_KEPT)
-
-    async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            before = loop.time()
-            await asyncio.sleep(LAG_SECONDS)
-            self._lags.append(max(0.0, loop.time() - before - LAG_SECONDS))
-
-    def collect(self) -> Iterator[Metric]:
-        help_ = "How late the daemon's event loop was, at worst in the last ten seconds"
-        yield GaugeMetricFamily("baton_event_loop_lag_seconds", help_, value=max(self._lags))
 
 
 class Exposition:
@@ -65,7 +45,7 @@ class Exposition:
         self._routes = routes
         self._path = Path(config.fleet.run_dir) / f"{role}.{name}{SUFFIX}"
         self._registry = CollectorRegistry()
-        self._lag = LoopLag()
+        self._lag = LoopLag(structlog.get_logger("baton").bind(service=role, name=name))
         self._runner: web.AppRunner | None = None
         ProcessCollector(registry=self._registry)
         for collector in (self._lag, *collectors):

@@ -4,11 +4,12 @@ Half of the workers of a role are slower. What such a fleet serves well is compa
 what its fast workers and its slow ones serve, each alone behind a router of its own: the ratio is
 the figure. The last cases have a role that is three times as fast as the other.
 
-`python -m tests.bench.speeds`
+`python -m tests.bench.speeds [PART OF A CASE'S NAME]`
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ class Case(NamedTuple):
 CASES = (
     Case("decode workers of two speeds", Role.DECODE, RequestShape(1_000, 200), 8, 4),
     Case("prefill workers of two speeds", Role.PREFILL, RequestShape(3_000, 60), 4, 8),
+    Case("workers of two speeds that do both", Role.DECODE, RequestShape(2_000, 60), 0, 8),
 )
 EVEN = Case("as fast as each other", Role.DECODE, RequestShape(2_000, 120), 4, 4)
 OVERLOAD = 1.3
@@ -64,8 +66,12 @@ def batch_within(profile: Profile, tpot_ms: float) -> int:
 
 
 def capacity(case: Case, profile: Profile, prefills: int, decodes: int) -> float:
-    """Requests per second that these workers can serve within the SLO."""
+    """Requests per second that these workers can serve within the SLO; without prefill workers
+    they compute prompts, too."""
     batch = batch_within(profile, SLO.tpot_ms)
+    if not prefills:
+        steps = case.shape.output * profile.step_seconds(batch) / batch
+        return decodes / (profile.prefill_seconds(case.shape.prompt) + steps)
     decode = decodes * batch / (case.shape.output * profile.step_seconds(batch))
     return min(decode, profile.prefill_capacity(prefills, case.shape.prompt))
 
@@ -81,7 +87,12 @@ def played(
         seconds=SECONDS,
         warmup=WARMUP_SECONDS,
         slo=SLO,
-        settings=Settings(ttft_slo_ms=SLO.ttft_ms, itl_slo_ms=SLO.tpot_ms, worker_timeout_ms=1e12),
+        settings=Settings(
+            mode="disaggregated" if prefills else "replicated",
+            ttft_slo_ms=SLO.ttft_ms,
+            itl_slo_ms=SLO.tpot_ms,
+            worker_timeout_ms=1e12,
+        ),
         speeds=speeds,
     )
     return Fleet(scenario).run()
@@ -125,10 +136,11 @@ def uneven(case: Case, name: str, speeds: Mapping[Role, Sequence[float]]) -> str
 
 
 def main() -> None:
-    for case in CASES:
+    chosen = sys.argv[1:] or [""]
+    for case in [one for one in CASES if any(name in one.name for name in chosen)]:
         for line in lines(case):
             print(line, flush=True)
-    for name, speeds in PACES.items():
+    for name, speeds in PACES.items() if chosen == [""] else ():
         print(uneven(EVEN, name, speeds), flush=True)
 
 

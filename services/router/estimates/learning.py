@@ -34,6 +34,9 @@ def learn_first_token(estimates: Estimates, worker: Worker, attempt: Attempt, no
         placement = attempt.placement
         if placement is not None and placement.prefill is None and not attempt.moved_from:
             estimates.local_prefill.ended(worker.name, tokens, report.elapsed_ms / 1000, now)
+            if not worker.role.prefills:  # what a mixed worker computes for others tells as much
+                speed = estimates.local_prefill.speeds.distinct(worker.name)
+                worker.speed = worker.speed._replace(prefill=speed)
         return
     if attempt.placement is None or attempt.placement.prefill is None:
         return

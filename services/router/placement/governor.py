@@ -104,7 +104,7 @@ def _compare(
     remote = min([_remote_seconds(context, decode, view) for view in able])
     local = _local_seconds(context, decode)
     uncached = context.request.prompt_tokens - context.cached.get(decode.identity, 0)
-    harm = harm_seconds(context.rates, uncached, decode.requests)
+    harm = harm_seconds(context.rates, uncached, decode, decode.requests)
     if context.was_remote is None:
         limit = local + harm
     else:
@@ -123,12 +123,13 @@ def _compare(
 def _remote_seconds(context: PlacementContext, decode: WorkerView, prefill: WorkerView) -> float:
     """Seconds to the first token with this P. KV is handed over while it is computed."""
     rates, cached = context.rates, context.cached
+    rate = rates.prefill_tokens_per_s * prefill.prefill_speed
     uncached = context.request.prompt_tokens - cached.get(prefill.identity, 0)
     size = decode.kv_bytes(context.request.prompt_tokens, cached.get(decode.identity, 0))
-    pair, rate = rates.pair_bytes_per_s, rates.prefill_tokens_per_s
+    pair = rates.pair_bytes_per_s
     bytes_per_s = pair(prefill.name, decode.name) if pair is not None else rates.kv_bytes_per_s
     seconds = prefill.queued / rate + max(uncached / rate, size / bytes_per_s) + rates.handoff_s
-    seconds += harm_seconds(rates, uncached, prefill.decoding)
+    seconds += harm_seconds(rates, uncached, prefill, prefill.decoding)
     adapter = context.request.adapter
     return max(prefill.load_seconds(adapter) + seconds, decode.load_seconds(adapter))
 
@@ -136,16 +137,17 @@ def _remote_seconds(context: PlacementContext, decode: WorkerView, prefill: Work
 def _local_seconds(context: PlacementContext, decode: WorkerView) -> float:
     """Seconds to the first token when D computes the prompt."""
     tokens = decode.queued + context.request.prompt_tokens - context.cached.get(decode.identity, 0)
-    seconds = tokens / context.rates.local_tokens_per_s
+    seconds = tokens / (context.rates.local_tokens_per_s * decode.prefill_speed)
     return decode.load_seconds(context.request.adapter) + seconds
 
 
-def harm_seconds(rates: Rates, tokens: int, streams: int) -> float:
-    """Seconds that the running streams of a worker lose in sum while it computes so many tokens of
-    a prompt: the whole of each step, except the part that the step would have taken anyway."""
+def harm_seconds(rates: Rates, tokens: int, view: WorkerView, streams: int) -> float:
+    """Seconds that so many running streams of a worker lose in sum while it computes so many tokens
+    of a prompt: the whole of each step, except the part that the step would have taken anyway."""
     if not streams:
         return 0.0
-    chunk = min(tokens, CHUNK_TOKENS) / rates.local_tokens_per_s
-    step = rates.step_s + rates.step_s_per_seq * streams
+    rate = rates.local_tokens_per_s * view.prefill_speed
+    chunk = min(tokens, CHUNK_TOKENS) / rate
+    step = (rates.step_s + rates.step_s_per_seq * streams) / view.step_speed
     lost = chunk / (chunk + step) if chunk else 0.0
-    return tokens / rates.local_tokens_per_s * lost * streams
+    return tokens / rate * lost * streams

@@ -61,7 +61,8 @@ def may_hand_over(fingerprint: str, form: KvForm, taker: str, taker_form: KvForm
 class Speed(NamedTuple):
     """Of a worker."""
 
-    #: How fast it computes prompts, and makes steps, beside its fleet; 1 = as fast.
+    #: How fast it computes prompts, beside the workers of its role, and makes steps, beside its
+    #: fleet; 1 = as fast.
     prefill: float = 1.0
     step: float = 1.0
     #: Whether it gets the lowest class only, because it is too slow for the others.

@@ -173,7 +173,7 @@ def _load_snapshot(tables: Tables, attempt: Attempt, ahead: QueueAhead) -> LoadS
     batch = decodes.requests // max(1, decodes.workers)
     output = attempt.output_tokens * estimates.step_seconds(batch)
     return LoadSnapshot(
-        workers=pool.workers if local else pool.speed,
+        workers=pool.speed,
         computing=pool.queued,
         ahead=ahead,
         seconds_per_token=seconds(usual) / max(1, usual),

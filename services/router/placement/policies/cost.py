@@ -40,13 +40,13 @@ def decode_scores(context: PlacementContext, views: Views) -> list[Score]:
     for view in views:
         missing = prompt - cached.get(view.identity, 0) if cached else prompt
         if context.local or view.mixed:
-            received = missing * per_token
+            received = missing * per_token / view.prefill_speed
         elif view.kv_groups:
             received = view.kv_bytes(prompt, prompt - missing) / rates.kv_bytes_per_s
         else:
             received = missing * view.kv_token_bytes / rates.kv_bytes_per_s
         steps = (alone + view.requests * slower) / view.step_speed
-        seconds = received + view.queued * per_token + steps
+        seconds = received + view.queued * per_token / view.prefill_speed + steps
         if adapter:
             seconds += view.adapters[adapter]
         scores.append((seconds, view.kv_tokens / view.kv_tokens_max))
@@ -71,7 +71,7 @@ def prefill_scores(context: PlacementContext, views: Views, decode: WorkerView) 
         if adapter:
             seconds += view.adapters[adapter]
         if view.decoding:
-            seconds += harm_seconds(rates, uncached, view.decoding)
+            seconds += harm_seconds(rates, uncached, view, view.decoding)
         scores.append((seconds, view.requests))
     return scores
 

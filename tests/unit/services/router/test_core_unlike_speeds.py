@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import BatonError
-from common.messages import Load, PrefillEnded, PriorityClass
+from common.messages import DecodeStarted, Load, PrefillEnded, PriorityClass, Role
 from services.router.admission.stream_limits import KNOWN_SECONDS
 from services.router.estimates.worker_speeds import TRUST_SAMPLES
 from services.router.placement.place import place
@@ -59,6 +59,32 @@ def test_a_faster_worker_has_more_streams(decodes: list[WorkerView], name: str) 
 )
 def test_a_faster_worker_computes_more_prompts(prefills: list[WorkerView], name: str) -> None:
     assert chosen([view("d0")], prefills)[0] == name
+
+
+@pytest.mark.parametrize(
+    ("decodes", "name"),
+    [
+        ([view("d0", prefill_speed=0.5), view("d1")], "d1"),
+        ([view("d0", prefill_speed=0.5), view("d1", queued=150)], "d1"),
+        ([view("d0", prefill_speed=0.5), view("d1", queued=250)], "d0"),
+        ([view("d0", prefill_speed=3.0, queued=350), view("d1")], "d0"),
+    ],
+)
+def test_a_faster_worker_computes_more_of_the_prompts_that_stay_local(
+    decodes: list[WorkerView], name: str
+) -> None:
+    context = PlacementContext(ResourceRequest(200, 50), rates=RATES, local=True)
+    choice = place(context, decodes, [], cost)
+    assert isinstance(choice, Placement)
+    assert choice.decode.name == name
+
+
+def test_what_the_streams_of_a_mixed_worker_lose_is_by_its_own_steps() -> None:
+    """A prompt is the larger share of a short step, and is missed more where steps are short."""
+    views = [view("m0", mixed=True, decoding=4, step_speed=4), view("m1", mixed=True, decoding=4)]
+    context = PlacementContext(ResourceRequest(200, 50), rates=RATES)
+    quick, slow = cost.prefill_scores(context, views, view("d0", step_speed=0.1))
+    assert quick > slow
 
 
 def fleet(itl_slo_ms: float = 60.0, *, slow_ms: float = 50.0, seqs: int = 8) -> Rig:
@@ -250,3 +276,43 @@ def test_the_speeds_of_workers_are_those_that_their_reports_tell() -> None:
     assert rig.row("p0|1").speed.prefill > 1.15
     assert rig.row("d0|1").speed.step > 1.15, "10 ms a step"
     assert rig.row("d0|1").speed.measured > 0
+
+
+def test_decode_workers_that_compute_prompts_have_a_speed_at_it_and_are_foretold_by_it() -> None:
+    """Without prefill workers the wait is that of the speeds together, too."""
+    rig = Rig(mode="replicated")
+    rig.gateway()
+    times = {"d0": 0.1, "d1": 0.3}
+    for name in times:
+        rig.beat(rig.decode(name, seqs=1), Load())
+    for turn in range(3 * TRUST_SAMPLES):
+        for n in range(2):
+            rig.submit(f"r{turn}-{n}", prompt=800)
+        for n in range(2):
+            request = f"r{turn}-{n}"
+            peer = rig.known(request).decode
+            elapsed_ms = times[peer[:2]] * 1000
+            started = DecodeStarted(request_id=request, attempt=1, elapsed_ms=elapsed_ms)
+            rig.now += 1.0
+            rig.receive(peer, started)
+            rig.ended(request, peer=peer)
+    fast, slow = (rig.row(f"{name}|1").speed.prefill for name in times)
+    assert fast / slow == pytest.approx(3.0, rel=0.1)
+    rig.submit("more", prompt=800)
+    foretold = predicted(rig.core.tables, rig.known("more"), QueueAhead(9, 7_200, 9_000))
+    typical = rig.core.tables.estimates.local_prefill_seconds(800)
+    assert foretold.prefill_wait == pytest.approx(10 * typical / (fast + slow), rel=0.01)
+
+
+def test_a_mixed_worker_is_as_fast_as_what_it_computes_for_others_tells() -> None:
+    """Its own prompts are not mistaken for it: their curve is another one."""
+    rig = Rig(remote_prefill="always")
+    rig.gateway()
+    rig.beat(rig.worker(Role.MIXED, "m0"), Load())
+    local = rig.core.tables.estimates.local_prefill
+    for turn in range(99):
+        local.ended("d9", 800, 0.1, 10.0 * turn)
+        local.ended("m0", 800, 0.4, 10.0 * turn)
+    rig.submit("r1", prompt=800)
+    rig.receive("m0|1", DecodeStarted(request_id="r1", attempt=1, elapsed_ms=400.0))
+    assert rig.row("m0|1").speed.prefill == 1.0

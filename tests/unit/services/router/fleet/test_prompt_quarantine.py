@@ -497,10 +497,26 @@ def test_the_tables_are_bounded() -> None:
         dies(number, trial=False)
     for number in range(SUSPECTS_MAX + 10):
         dies(number, trial=True)
-    for number in range(SUSPECTS_MAX, 0, -1):
+    for number in range(SUSPECTS_MAX + 10, 0, -1):
         for worker in range(2):
             quarantine.doubt(number.to_bytes(16), f"x{worker}|1", had_token=False)
         dies(number, trial=True)
     assert len(quarantine.verdicts(VERDICT_SECONDS)) > QUARANTINED_MAX
     quarantine.check_invariants()
     assert len(quarantine.rows(VERDICT_SECONDS)) == QUARANTINED_MAX
+
+
+def test_workers_that_die_with_a_quarantined_prompt_change_nothing() -> None:
+    """It ran on them when the verdict fell."""
+    quarantine = PromptQuarantine(2)
+
+    def dies(*workers: str) -> None:
+        for worker in workers:
+            quarantine.record_death(BAD, "r", worker, Death(Role.DECODE, False, trial=True), 0.0)
+            quarantine.check_invariants()
+
+    dies("d0|1", "d1|1", "d2|1")
+    (row,) = quarantine.verdicts(VERDICT_SECONDS)
+    dies("d3|1", "d4|1", "d5|1")
+    assert quarantine.verdicts(2 * VERDICT_SECONDS) == []
+    assert row.workers == ("d0|1", "d1|1", "d2|1")

@@ -153,6 +153,22 @@ def test_a_mixed_d_computes_its_prompts_whatever_is_wanted() -> None:
         assert "d0 is mixed" in verdict.sentence
 
 
+def test_either_side_is_as_fast_as_it_was_measured() -> None:
+    """On a D of half the speed, of both kinds, the prompt takes 800 ms, of which each of two
+    streams loses 800 ms x 800 / (800 + 20). Of P's queue of 300, a P of twice the speed computes
+    2,000 tokens a second."""
+    slow = view("d0", requests=2, prefill_speed=0.5, step_speed=0.5)
+    verdict = compared(ResourceRequest(400, 10), slow, view("p0", prefill_speed=2.0, queued=300))
+    assert "remote 400 ms, local 800 ms and 1561 ms that" in verdict.sentence
+
+
+def test_what_the_streams_of_a_slow_mixed_p_lose_is_by_its_speed() -> None:
+    """400 ms of its prompt are 800 ms there; its stream loses 800 ms x 800 / (800 + 10)."""
+    mixed = view("m0", mixed=True, decoding=1, prefill_speed=0.5)
+    verdict = compared(ResourceRequest(400, 10), view("d0", requests=2), mixed)
+    assert "remote 1640 ms, local 400 ms" in verdict.sentence
+
+
 def test_what_either_side_has_cached_counts() -> None:
     resources = ResourceRequest(400, 10)
     busy = view("d0", requests=1)

@@ -6,7 +6,6 @@ message takes `control_ms`, as do the tokens to the gateway.
 
 from __future__ import annotations
 
-import enum
 import math
 import random
 import resource
@@ -37,7 +36,7 @@ from loadtest.capacity.batch import BatchLoad, BatchShape
 from loadtest.capacity.engine import Job
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.prompt_parts import block_hashes
-from loadtest.capacity.report import ClientSample, Report, Slo, quantiles, weighted
+from loadtest.capacity.report import ClientSample, Cost, Report, Slo, quantiles, weighted
 from loadtest.capacity.roles import RoleModel
 from loadtest.capacity.virtual_time import VirtualTime
 from loadtest.capacity.workers import DecodeModel, FleetPort, ModelWorker, PrefillModel, Request
@@ -83,6 +82,8 @@ class Scenario:
     #: Orders of somebody who knows the load beforehand: how many workers should prefill from an
     #: instant on, in seconds. Each lets one worker change its role.
     orders: Sequence[tuple[float, int]] = ()
+    #: Of the workers of a role, where it is not `profile`.
+    profiles: Mapping[Role, Profile] = field(default_factory=dict)
     #: How many times as fast as the profile the workers of a role are, in turn.
     speeds: Mapping[Role, Sequence[float]] = field(default_factory=dict)
     #: A batch that runs beside the arrivals; it is no client, so no figure but its own has it.
@@ -91,17 +92,6 @@ class Scenario:
 
 def run(scenario: Scenario) -> Report:
     return Fleet(scenario).run()
-
-
-class Cost(enum.StrEnum):
-    """What the CPU time of the router is spent on."""
-
-    #: Workers that join.
-    JOIN = "join"
-    #: Reports and ticks, which come with or without load.
-    BEAT = "beat"
-    #: Requests.
-    REQUEST = "request"
 
 
 class Fleet:
@@ -140,7 +130,8 @@ class Fleet:
     def _add_worker(self, role: Role, number: int, model: str) -> None:
         port = FleetPort(self._to_router, self._to_client, self._request_kv, self._deliver_kv)
         speeds = self._scenario.speeds.get(role) or (1.0,)
-        profile = self._scenario.profile.at_speed(speeds[number % len(speeds)])
+        profile = self._scenario.profiles.get(role, self._scenario.profile)
+        profile = profile.at_speed(speeds[number % len(speeds)])
         parts = (f"{role.value[0]}{number}", profile, self._time, port)
         both, settings = self._scenario.roles, self._scenario.settings
         models: list[PrefillModel | DecodeModel] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -16,6 +17,17 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float = 0.0
     #: Limit of the mean time per further token.
     tpot_ms: float = 0.0
+
+
+class Cost(enum.StrEnum):
+    """What the CPU time of the router is spent on."""
+
+    #: Workers that join.
+    JOIN = "join"
+    #: Reports and ticks, which come with or without load.
+    BEAT = "beat"
+    #: Requests.
+    REQUEST = "request"
 
 
 class ClientSample(msgspec.Struct):
@@ -77,7 +89,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     local_prefills: int
     virtual_seconds: float
     router_events: int
-    #: CPU seconds inside the core by cause (`fleet.Cost`).
+    #: CPU seconds inside the core by cause (`Cost`).
     router_seconds: dict[str, float]
     #: CPU seconds of the whole run.
     cpu_seconds: float

@@ -13,13 +13,15 @@ from loadtest.plan.sizing import FleetShape
 
 FLAG = "--models"
 MODELS_MAX = 64
+SEVERAL = ("profile", "price")
+"""Keys that may be a list: one for each kind of worker."""
 
 
 class Fleet(NamedTuple):
     """The fleet that was taken for one model."""
 
     shape: FleetShape
-    #: Of one worker for an hour.
+    #: For an hour.
     price: float
 
 
@@ -43,6 +45,16 @@ def read(argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     return {name: _flags(chosen.models, name, table) for name, table in tables.items()}, shared
 
 
+def joined(shared: list[str], flags: list[str]) -> list[str]:
+    """All flags of a model. Of those that may be repeated, its own take the place of the shared
+    ones."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for key in SEVERAL:
+        if f"--{key}" in flags:
+            parser.add_argument(f"--{key}", action="append")
+    return [*parser.parse_known_args(shared)[1], *flags]
+
+
 def begin(model: str, chosen: argparse.Namespace) -> None:
     """The plan of this model follows. What is written to files gets its name."""
     print(f"\nmodel {model}")
@@ -55,7 +67,7 @@ def begin(model: str, chosen: argparse.Namespace) -> None:
 def together(fleets: Mapping[str, Fleet]) -> str:
     """One sentence about the fleets of all models."""
     workers = sum(fleet.shape.workers for fleet in fleets.values())
-    cost = sum(fleet.shape.workers * fleet.price for fleet in fleets.values())
+    cost = sum(fleet.price for fleet in fleets.values())
     shapes = ", ".join(f"{model} {fleet.shape.name}" for model, fleet in fleets.items())
     return f"\nTogether {workers} workers, {cost:g} an hour: {shapes}"
 
@@ -65,8 +77,10 @@ def _flags(path: Path, model: str, table: object) -> list[str]:
         raise ConfigError(FLAG, f"{path}: {model} must be a table, like [chat]")
     flags: list[str] = []
     for key, value in table.items():
-        if isinstance(value, (dict, list, bool)):
-            raise ConfigError(FLAG, f"{path}: {model}.{key} must be a string or a number")
-        of_file = key in ("profile", "trace") and not Path(str(value)).is_absolute()
-        flags += [f"--{key}", str(path.parent / str(value)) if of_file else str(value)]
+        values = value if isinstance(value, list) and key in SEVERAL else [value]
+        for one in values:
+            if isinstance(one, (dict, list, bool)):
+                raise ConfigError(FLAG, f"{path}: {model}.{key} must be a string or a number")
+            of_file = key in ("profile", "trace") and not Path(str(one)).is_absolute()
+            flags += [f"--{key}", str(path.parent / str(one)) if of_file else str(one)]
     return flags

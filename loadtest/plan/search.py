@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import permutations
 
 import msgspec
 
-from loadtest.capacity.profile import Profile
+from loadtest.plan.kinds import Kind, Pair
 from loadtest.plan.sizing import (
     FleetOutcome,
     FleetShape,
@@ -31,11 +32,11 @@ PROMPTS = (0.5, 1.5)
 class Search(msgspec.Struct, frozen=True):
     """The fleets that were simulated."""
 
-    #: All of them, by size.
+    #: All of them, by price.
     played: list[FleetOutcome]
-    #: The smallest disaggregated fleet that met the target.
+    #: The cheapest disaggregated fleet that met the target.
     split: FleetOutcome | None
-    #: The smallest replicated fleet that met the target.
+    #: The cheapest replicated fleet that met the target.
     replicated: FleetOutcome | None
 
     @property
@@ -53,22 +54,18 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Searcher:
-    """Simulates each fleet once."""
+    """Simulates each fleet of one pair of kinds once."""
 
     def __init__(
-        self,
-        profile: Profile,
-        load: TargetLoad,
-        target: float,
-        report_progress: Callable[[str], None],
+        self, pair: Pair, load: TargetLoad, target: float, report_progress: Callable[[str], None]
     ) -> None:
         #: The outcomes, in the order of simulation.
         self.played: dict[FleetShape, FleetOutcome] = {}
-        self._profile = profile
+        self._pair = pair
         self._load = load
         self._target = target
         self._report_progress = report_progress
-        self._need = demand(profile, load)
+        self._need = demand(pair.profiles[0], load, pair.profiles[1])
 
     def smallest(self, most: int, *, split: bool) -> FleetOutcome | None:
         """The smallest fleet of up to `most` workers that meets the target: by doubling, then by
@@ -93,8 +90,8 @@ class Searcher:
         """Of one size. Among the splits, a climb from the one whose phases are equally busy."""
         if not split:
             shapes = whole(workers, self._need)
-            return self._play(shapes[0]) if shapes else None
-        shapes = splits(workers, self._need)
+            return self._play(self._named(shapes[0])) if shapes else None
+        shapes = [self._named(shape) for shape in splits(workers, self._need)]
         if not shapes:
             return None
         busy = self._need.prefill / max(1e-9, self._need.prefill + self._need.decode)
@@ -109,39 +106,59 @@ class Searcher:
                 top, place = tried, place + step
         return top
 
+    def _named(self, shape: FleetShape) -> FleetShape:
+        decode = self._pair.decode.name
+        kind = self._pair.prefill.name if shape.split else decode
+        return shape._replace(prefill_kind=kind, decode_kind=decode)
+
     def _meets(self, outcome: FleetOutcome | None) -> bool:
         return outcome is not None and outcome.attainment >= self._target
 
     def _play(self, shape: FleetShape) -> FleetOutcome:
         if shape not in self.played:
             self._report_progress(f"playing {shape.name}")
-            self.played[shape] = play(shape, self._profile, self._load)
+            ours, theirs = self._pair.profiles
+            outcome = play(shape, ours, self._load, theirs)
+            price = shape.prefills * self._pair.prefill.price
+            price += shape.decodes * self._pair.decode.price
+            self.played[shape] = msgspec.structs.replace(outcome, price=round(price, 9))
         return self.played[shape]
 
 
 def search(
-    profile: Profile,
+    kinds: Sequence[Kind],
     load: TargetLoad,
     target: float,
     most: int,
     report_progress: Callable[[str], None],
 ) -> Search:
-    """The smallest fleet of each kind; the second kind up to BEYOND more workers than the first."""
-    searcher = Searcher(profile, load, target, report_progress)
-    replicated = searcher.smallest(most, split=False)
-    limit = min(most, replicated.shape.workers + BEYOND) if replicated else most
-    split = searcher.smallest(max(2, limit), split=True)
-    played = sorted(searcher.played.values(), key=lambda o: (o.shape.workers, o.shape.prefills))
+    """The smallest fleet of each pair of kinds, and the cheapest of these. If all workers are of
+    one kind, disaggregated ones have up to BEYOND more workers than the replicated one."""
+    alike = [Searcher(Pair(kind, kind), load, target, report_progress) for kind in kinds]
+    replicated = cheapest([searcher.smallest(most, split=False) for searcher in alike])
+    unlike = permutations(kinds, 2)
+    searchers = alike + [Searcher(Pair(*pair), load, target, report_progress) for pair in unlike]
+    limit = most
+    if replicated is not None and len(kinds) == 1:
+        limit = max(2, min(most, replicated.shape.workers + BEYOND))
+    split = cheapest([searcher.smallest(limit, split=True) for searcher in searchers])
+    outcomes = [outcome for searcher in searchers for outcome in searcher.played.values()]
+    played = sorted(outcomes, key=lambda o: (o.price, o.shape.workers, o.shape))
     return Search(played, split, replicated)
 
 
+def cheapest(outcomes: Iterable[FleetOutcome | None]) -> FleetOutcome | None:
+    met = [outcome for outcome in outcomes if outcome is not None]
+    return min(met, key=lambda o: (o.price, -o.attainment), default=None)
+
+
 def choose(found: Search) -> FleetOutcome | None:
-    """Fewer workers; with as many, replicated unless disaggregation is clearly better."""
+    """The cheaper one; at the same price replicated unless disaggregation is clearly better."""
     split, other = found.split, found.replicated
     if split is None or other is None:
         return split or other
-    if split.shape.workers != other.shape.workers:
-        return split if split.shape.workers < other.shape.workers else other
+    if split.price != other.price:
+        return split if split.price < other.price else other
     return split if better(split, other) else other
 
 
@@ -158,67 +175,68 @@ def reason(found: Search, taken: FleetOutcome, target: float) -> str:
         f"Disaggregate: {taken.shape.name}" if taken.shape.split else f"Stay {_replicated(taken)}"
     )
     kind = "replicated" if taken.shape.split else "disaggregated"
+    kinds = bool(taken.shape.decode_kind)
     if other is None:
-        return (
-            f"{name}. No {kind} fleet of a similar size meets the SLO for {target:.0%} of requests."
-        )
-    if other.shape.workers != taken.shape.workers:
+        size = "" if kinds else " of a similar size"
+        return f"{name}. No {kind} fleet{size} meets the SLO for {target:.0%} of requests."
+    if other.price != taken.price:
+        if kinds:
+            costs = f"It costs {taken.price:g} an hour, {other.shape.name} {other.price:g}"
+            return f"{name}. {costs}."
         return (
             f"{name}. It takes {taken.shape.workers} workers, {other.shape.name} would be needed."
         )
+    take, as_much = ("cost", "As much") if kinds else ("take", "As many workers")
     numbers = (
         f"TTFT p90 {taken.ttft_ms.p90:.0f} ms against {other.ttft_ms.p90:.0f}, ITL p99 "
         f"{taken.itl_ms.p99:.1f} ms against {other.itl_ms.p99:.1f}"
     )
     if taken.shape.split:
-        return f"{name}. As many workers as replicated would take, and better: {numbers}."
-    return f"{name}. {other.shape.name} takes as many workers and is not clearly better: {numbers}."
+        return f"{name}. {as_much} as replicated would {take}, and better: {numbers}."
+    beside = f"{other.shape.name} {take}s {as_much.lower()} and is not clearly better"
+    return f"{name}. {beside}: {numbers}."
 
 
 def sensitivity(
     found: Search,
     taken: FleetOutcome,
-    profile: Profile,
+    kinds: Sequence[Kind],
     load: TargetLoad,
     report_progress: Callable[[str], None],
 ) -> list[Line]:
-    """Both kinds with as many workers as were chosen, one thing changed at a time."""
+    """Both kinds of fleets, one thing changed at a time: the one that was taken, and of the other
+    one with as many workers, if there is one kind of worker, or else the best that was played."""
     split = found.split.shape if found.split else _best(found.played, split=True)
     replicated = FleetShape(0, taken.shape.workers)
-    longest = profile.prefill_curve[-1][0] if profile.prefill_curve else profile.max_model_len
-    lines = []
-    for times in NETWORKS:
-        changed = with_network(profile, times)
-        lines.append(
-            _line(f"network x {times:g}", replicated, split, changed, load, report_progress)
-        )
-    for times in RATES:
-        denser = scaled(load, rate=times)
-        lines.append(
-            _line(f"concurrency x {times:g}", replicated, split, profile, denser, report_progress)
-        )
+    if taken.shape.decode_kind:
+        whole_fleet = found.replicated.shape if found.replicated else None
+        replicated = whole_fleet or _best(found.played, split=False) or replicated
+    curves = [kind.profile.prefill_curve for kind in kinds]
+    longest = min([c[-1][0] if c else kinds[0].profile.max_model_len for c in curves])
+    changes: list[tuple[str, float, TargetLoad | None]] = [
+        *((f"network x {times:g}", times, load) for times in NETWORKS),
+        *((f"concurrency x {times:g}", 1.0, scaled(load, rate=times)) for times in RATES),
+    ]
     for times in PROMPTS:
         longer = scaled(load, prompt=times)
-        what = f"prompts x {times:g}"
-        if max(a.prompt for a in longer.arrivals) > longest:
-            lines.append(Line(what, None, None))
-        else:
-            lines.append(_line(what, replicated, split, profile, longer, report_progress))
+        known = max(a.prompt for a in longer.arrivals) <= longest
+        changes.append((f"prompts x {times:g}", 1.0, longer if known else None))
+    lines = []
+    for what, network, changed in changes:
+        report_progress(f"playing {what}")
+        shares = [
+            _attained(shape, kinds, network, changed) if shape and changed else None
+            for shape in (replicated, split)
+        ]
+        lines.append(Line(what, *shares))
     return lines
 
 
-def _line(
-    what: str,
-    replicated: FleetShape,
-    split: FleetShape | None,
-    profile: Profile,
-    load: TargetLoad,
-    report_progress: Callable[[str], None],
-) -> Line:
-    report_progress(f"playing {what}")
-    first = play(replicated, profile, load).attainment
-    second = play(split, profile, load).attainment if split is not None else None
-    return Line(what, first, second)
+def _attained(shape: FleetShape, kinds: Sequence[Kind], network: float, load: TargetLoad) -> float:
+    named = {kind.name: kind for kind in kinds}
+    pair = Pair(named[shape.prefill_kind], named[shape.decode_kind])
+    ours, theirs = (with_network(profile, network) for profile in pair.profiles)
+    return play(shape, ours, load, theirs).attainment
 
 
 def _best(played: list[FleetOutcome], *, split: bool) -> FleetShape | None:
@@ -232,4 +250,6 @@ def merit(outcome: FleetOutcome) -> tuple[float, float]:
 
 def _replicated(taken: FleetOutcome) -> str:
     count = taken.shape.workers
+    if taken.shape.decode_kind:
+        return f"replicated: {count} {taken.shape.decode_kind}"
     return "with a single worker" if count == 1 else f"replicated: {count} workers"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from common.blocks import kv_need
+from common.messages import Role
 from loadtest.capacity.fleet import Fleet, Scenario
 from loadtest.capacity.profile import Profile
 from loadtest.capacity.report import ClientSample, Quantiles, Slo, quantiles
@@ -28,6 +29,9 @@ class FleetShape(NamedTuple):
     #: 0 = replicated: every worker does both.
     prefills: int
     decodes: int
+    #: Names of the kinds of workers (`kinds.py`), if a plan has several.
+    prefill_kind: str = ""
+    decode_kind: str = ""
 
     @property
     def workers(self) -> int:
@@ -39,13 +43,21 @@ class FleetShape(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.prefills}P+{self.decodes}D" if self.split else f"{self.decodes} replicated"
+        if not self.decode_kind:
+            one = f"{self.prefills}P+{self.decodes}D"
+            return one if self.split else f"{self.decodes} replicated"
+        decodes = f"{self.decodes} {self.decode_kind}"
+        if not self.split:
+            return f"{decodes} replicated"
+        return f"{self.prefills} {self.prefill_kind} P + {decodes} D"
 
 
 class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a fleet does with the load."""
 
     shape: FleetShape
+    #: Of all its workers, for an hour.
+    price: float = 0.0
     #: Share of all requests that met the SLO; refused ones did not.
     attainment: float
     goodput_rps: float
@@ -68,8 +80,12 @@ class TargetLoad(NamedTuple):
         return max(self.arrivals[-1].at, 1e-3)
 
 
-def play(shape: FleetShape, profile: Profile, load: TargetLoad) -> FleetOutcome:
-    """The way between client and worker is added to every TTFT; the rest is the simulation's."""
+def play(
+    shape: FleetShape, profile: Profile, load: TargetLoad, decode: Profile | None = None
+) -> FleetOutcome:
+    """The way between client and worker is added to every TTFT; the rest is the simulation's.
+    `decode`: the profile of decode workers, if it is another one."""
+    decode = decode or profile
     settings = Settings(
         mode="disaggregated" if shape.split else "replicated",
         remote_prefill="auto",
@@ -79,6 +95,7 @@ def play(shape: FleetShape, profile: Profile, load: TargetLoad) -> FleetOutcome:
     fleet = Fleet(
         Scenario(
             profile=profile,
+            profiles={Role.DECODE: decode},
             prefills=shape.prefills,
             decodes=shape.decodes,
             arrivals=load.arrivals,
@@ -89,7 +106,7 @@ def play(shape: FleetShape, profile: Profile, load: TargetLoad) -> FleetOutcome:
         )
     )
     report = fleet.run()
-    add_edges(fleet.samples, profile)
+    add_edges(fleet.samples, decode)
     good = sum(sample.good(load.slo) for sample in fleet.samples)
     ended = [(s.done, s.arrival.output) for s in fleet.samples if s.done is not None]
     last = max((done for done, _ in ended), default=load.span)
@@ -135,20 +152,21 @@ class Demand(NamedTuple):
     decode: float
 
 
-def demand(profile: Profile, load: TargetLoad) -> Demand:
+def demand(profile: Profile, load: TargetLoad, decode: Profile | None = None) -> Demand:
     """Rather too little than too much: where workers cache prefixes, as if there were one cache
-    that had all earlier prompts. What stores have is there, too."""
+    that had all earlier prompts. What stores have is there, too. `decode`: as in `play`."""
+    decode = decode or profile
     rate = len(load.arrivals) / load.span
     cached = known(load.arrivals) if profile.prefix_cache else repeat(0)
     prompts = [arrival.prompt for arrival in load.arrivals]
     there = map(max, cached, map(profile.stored_tokens, prompts))
     seconds = fmean(map(profile.prompt_seconds, prompts, there))
     mean = fmean(a.prompt + a.output for a in load.arrivals)
-    tokens = profile.kv_blocks * profile.block_tokens
-    need = kv_need(round(mean), profile.block_tokens, profile.kv_groups)
-    batch = max(1, min(profile.max_num_seqs, int(0.95 * tokens / need)))
+    tokens = decode.kv_blocks * decode.block_tokens
+    need = kv_need(round(mean), decode.block_tokens, decode.kv_groups)
+    batch = max(1, min(decode.max_num_seqs, int(0.95 * tokens / need)))
     steps = fmean(a.output for a in load.arrivals)
-    return Demand(rate * seconds, rate * steps * profile.step_seconds(batch) / batch)
+    return Demand(rate * seconds, rate * steps * decode.step_seconds(batch) / batch)
 
 
 def known(arrivals: Iterable[Arrival]) -> Iterator[int]:
@@ -160,18 +178,23 @@ def known(arrivals: Iterable[Arrival]) -> Iterator[int]:
         yield min(shared, arrival.prompt - 1)
 
 
+def is_lost(shape: FleetShape, need: Demand) -> bool:
+    """On paper already: such a fleet need not be played."""
+    if not shape.split:
+        return need.prefill + need.decode > shape.workers * ROOM
+    return need.prefill > shape.prefills * ROOM or need.decode > shape.decodes * ROOM
+
+
 def whole(workers: int, need: Demand) -> list[FleetShape]:
     """The replicated fleet of so many workers, unless it is lost on paper already."""
-    return [FleetShape(0, workers)] if need.prefill + need.decode <= workers * ROOM else []
+    shape = FleetShape(0, workers)
+    return [] if is_lost(shape, need) else [shape]
 
 
 def splits(workers: int, need: Demand) -> list[FleetShape]:
     """Disaggregated fleets of so many workers that are not lost on paper, by rising P."""
-    return [
-        FleetShape(prefills, workers - prefills)
-        for prefills in range(1, workers)
-        if need.prefill <= prefills * ROOM and need.decode <= (workers - prefills) * ROOM
-    ]
+    shapes = [FleetShape(prefills, workers - prefills) for prefills in range(1, workers)]
+    return [shape for shape in shapes if not is_lost(shape, need)]
 
 
 def scaled(load: TargetLoad, *, rate: float = 1.0, prompt: float = 1.0) -> TargetLoad:

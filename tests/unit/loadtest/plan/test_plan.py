@@ -17,6 +17,7 @@ from loadtest.capacity.workload import Arrival, poisson
 from loadtest.capacity.workload import RequestShape as Lengths
 from loadtest.plan import formula, search
 from loadtest.plan.fit import Step, TimedProbe, bandwidth_of, edges, profile_of, rising
+from loadtest.plan.kinds import Kind
 from loadtest.plan.plan_command import main
 from loadtest.plan.sizing import (
     FleetShape,
@@ -181,7 +182,7 @@ def test_fleets_that_are_lost_on_paper_are_not_played() -> None:
 
 def test_the_smallest_fleet_is_found_and_smaller_ones_fail() -> None:
     profile, load_ = within_data(PROFILE), steady(12, 1_000, 60)
-    found = search.search(profile, load_, 0.95, 12, quiet)
+    found = search.search([Kind(profile)], load_, 0.95, 12, quiet)
     assert found.split is not None
     assert found.split.attainment >= 0.95
     fewer = found.split.shape.workers - 1
@@ -193,7 +194,7 @@ def test_long_prompts_beside_a_tight_itl_ask_for_disaggregation() -> None:
     """A chunk of 2,048 tokens takes some 300 ms, and every stream of that worker waits for it."""
     arrivals = list(poisson(4.0, 15.0, Lengths(3_500, 40, spread=0.0), 1))
     load_ = TargetLoad(arrivals, Slo(ttft_ms=3_000.0, tpot_ms=16.0))
-    found = search.search(within_data(PROFILE), load_, 0.95, 8, quiet)
+    found = search.search([Kind(within_data(PROFILE))], load_, 0.95, 8, quiet)
     taken = search.choose(found)
     assert taken is not None
     assert taken.shape.split
@@ -202,7 +203,7 @@ def test_long_prompts_beside_a_tight_itl_ask_for_disaggregation() -> None:
 
 def test_as_many_workers_for_no_gain_stay_replicated() -> None:
     load_ = TargetLoad(steady(2, 100, 10).arrivals, Slo(ttft_ms=5_000.0, tpot_ms=500.0))
-    found = search.search(within_data(PROFILE), load_, 0.95, 4, quiet)
+    found = search.search([Kind(within_data(PROFILE))], load_, 0.95, 4, quiet)
     taken = search.choose(found)
     assert taken is not None
     assert search.reason(found, taken, 0.95).startswith("Stay with a single worker")
@@ -210,10 +211,12 @@ def test_as_many_workers_for_no_gain_stay_replicated() -> None:
 
 def test_sensitivity_says_what_it_does_not_know() -> None:
     load_ = TargetLoad(steady(2, 3_500, 10, 20).arrivals, Slo(ttft_ms=5_000.0))
-    found = search.search(within_data(PROFILE), load_, 0.95, 4, quiet)
+    found = search.search([Kind(within_data(PROFILE))], load_, 0.95, 4, quiet)
     taken = search.choose(found)
     assert taken is not None
-    told = {line.what: line for line in search.sensitivity(found, taken, PROFILE, load_, quiet)}
+    told = {
+        line.what: line for line in search.sensitivity(found, taken, [Kind(PROFILE)], load_, quiet)
+    }
     assert told["prompts x 1.5"] == search.Line("prompts x 1.5", None, None)
     assert told["prompts x 0.5"].replicated is not None
     assert scaled(load_, rate=2).span == pytest.approx(load_.span / 2)
@@ -254,7 +257,7 @@ def test_the_command_answers_and_names_bad_rows(
     out = capsys.readouterr().out
     assert "Stay with a single worker" in out
     assert "t.jsonl:21: " in out
-    assert json.loads(to_json.read_bytes())["taken"]["shape"] == [0, 1]
+    assert json.loads(to_json.read_bytes())["taken"]["shape"] == [0, 1, "", ""]
 
 
 def test_it_refuses_beyond_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from loadtest.capacity.prompt_parts import Part
 from loadtest.capacity.report import Slo
 from loadtest.capacity.workload import Arrival
 from loadtest.plan import search
+from loadtest.plan.kinds import Kind, Pair
 from loadtest.plan.plan_command import main
 from loadtest.plan.probe import Prober
 from loadtest.plan.sizing import FleetShape, TargetLoad, demand, known, play, scaled, within_data
@@ -55,7 +56,7 @@ def test_shared_prefixes_need_fewer_prefill_workers() -> None:
     profile = within_data(PROFILE)
 
     def prefills(arrivals: list[Arrival], of: Profile = profile) -> int:
-        searcher = search.Searcher(of, TargetLoad(arrivals, SLO), 0.95, quiet)
+        searcher = search.Searcher(Pair(Kind(of), Kind(of)), TargetLoad(arrivals, SLO), 0.95, quiet)
         found = searcher.smallest(12, split=True)
         assert found is not None
         return found.shape.prefills

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.messages import Holding, Refused, Role
+from common.messages import Ended, Holding, Refused, Role
 from services.router.fleet.prompt_quarantine import OTHERS_SECONDS, VERDICT_SECONDS
 from tests.unit.services.router.fleet.test_prompt_quarantine import (
     BAD,
@@ -110,6 +110,15 @@ def test_a_prompt_is_not_refused_while_a_worker_may_come_back_and_is_tried_when_
     assert where(rig, "r1", 4) == "", "d3 is free, and may not be the next one"
     returns(rig, Role.DECODE, lost[number - 1][:2])
     assert wait(rig, 1.0) == []
+    assert rig.core.tables.attempts["r1", 4].trial
+
+
+def test_an_end_that_is_told_late_is_heard_at_once_by_what_waits_for_the_verdict() -> None:
+    rig = fleet("d0", "d1", "d2", "d3")
+    lost = lose_three(rig)
+    rig.worker(Role.DECODE, lost[1][:2])
+    assert where(rig, "r1", 4) == ""
+    rig.receive(lost[1], Ended(request_id="r1", attempt=2, error="cancelled"))
     assert rig.core.tables.attempts["r1", 4].trial
 
 

@@ -4,6 +4,9 @@ Theory of operation: the loop sets an alarm each time it has slept, before it sl
 next alarm is not set in time, a thread of `faulthandler` writes the stack of every thread to a file
 in memory. It needs no interpreter lock, so that a call which holds the lock is found in the act.
 When the loop goes on, it logs what was written. Stacks name files, lines and functions, no values.
+
+A process that is forked while the alarm is set would wait for that thread, which it does not have,
+when it ends. So a fork takes the alarm back; the parent's next turn sets it again.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ LAGS_KEPT = 20
 STANDSTILL_SECONDS = 1.0
 """A loop that is late by this is said to have stood still."""
 STACKS_BYTES_MAX = 32_768
+
+os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
 
 
 class LoopLag(Collector):

@@ -7,6 +7,7 @@ from itertools import permutations
 
 import msgspec
 
+from loadtest.capacity.profile import Profile
 from loadtest.plan.kinds import Kind, Pair
 from loadtest.plan.sizing import (
     FleetOutcome,
@@ -46,7 +47,7 @@ class Search(msgspec.Struct, frozen=True):
 
 class Line(msgspec.Struct, frozen=True):
     """One changed assumption and the attainment of each kind of fleet; None = beyond the data of
-    the profile."""
+    the profile, or no such fleet was played."""
 
     what: str
     replicated: float | None
@@ -207,12 +208,11 @@ def sensitivity(
     """Both kinds of fleets, one thing changed at a time: the one that was taken, and of the other
     one with as many workers, if there is one kind of worker, or else the best that was played."""
     split = found.split.shape if found.split else _best(found.played, split=True)
-    replicated = FleetShape(0, taken.shape.workers)
-    if taken.shape.decode_kind:
+    replicated: FleetShape | None = FleetShape(0, taken.shape.workers)
+    if len(kinds) > 1:
         whole_fleet = found.replicated.shape if found.replicated else None
-        replicated = whole_fleet or _best(found.played, split=False) or replicated
-    curves = [kind.profile.prefill_curve for kind in kinds]
-    longest = min([c[-1][0] if c else kinds[0].profile.max_model_len for c in curves])
+        replicated = whole_fleet or _best(found.played, split=False)
+    longest = min([_longest(kind.profile) for kind in kinds])
     changes: list[tuple[str, float, TargetLoad | None]] = [
         *((f"network x {times:g}", times, load) for times in NETWORKS),
         *((f"concurrency x {times:g}", 1.0, scaled(load, rate=times)) for times in RATES),
@@ -230,6 +230,11 @@ def sensitivity(
         ]
         lines.append(Line(what, *shares))
     return lines
+
+
+def _longest(profile: Profile) -> int:
+    """The longest prompt of which the profile knows how long it takes."""
+    return profile.prefill_curve[-1][0] if profile.prefill_curve else profile.max_model_len
 
 
 def _attained(shape: FleetShape, kinds: Sequence[Kind], network: float, load: TargetLoad) -> float:

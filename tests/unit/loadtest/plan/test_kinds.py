@@ -100,6 +100,19 @@ def test_prompts_go_to_the_dear_kind_and_streams_to_the_cheap_one() -> None:
     assert all(line.split is not None and line.replicated is not None for line in lines)
 
 
+def test_a_load_that_no_replicated_fleet_can_serve_on_paper_is_planned_all_the_same() -> None:
+    one = replace(GPU, prefill_curve=((100, 100.0), (1_000, 1_000.0), (4_000, 4_000.0)))
+    pair = [Kind(one, "a"), Kind(one, "b", 2.0)]
+    load = TargetLoad(steady(1, 900, 60, 30).arrivals, Slo(ttft_ms=9_000.0, tpot_ms=90.0))
+    found = search.search(pair, load, 0.5, 2, quiet)
+    outcomes = [o for o in found.played if o.shape.split]
+    assert outcomes
+    alone = search.Search(outcomes, found.split, None)
+    (line, *_) = search.sensitivity(alone, outcomes[0], pair, load, quiet)
+    assert line.replicated is None
+    assert line.split is not None
+
+
 @pytest.mark.parametrize(
     ("shape", "lost"),
     [

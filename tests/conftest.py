@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import structlog
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+from tests import turns
 
 # No test is about time: a busy machine makes any example slow.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -39,6 +41,10 @@ ONE_AFTER_ANOTHER = {
     "chaos": "daemons",
 }
 
+# They measure pauses, and the other process waits while they run: on two cores its engines are
+# pauses, too.
+ALONE = frozenset({TESTS / "integration" / "test_hostile.py"})
+
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Iterator[None]:
@@ -54,6 +60,13 @@ def _logs_as_they_were() -> Iterator[None]:
         for handler in set(root.handlers) - set(handlers):
             if isinstance(handler.formatter, ours):
                 root.removeHandler(handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Outside of the test's time limit."""
+    with turns.turn(alone=item.path in ALONE):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ import os
 import shlex
 import signal
 from contextlib import suppress
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import aiohttp
 
@@ -57,6 +57,27 @@ async def run(command: str, body: bytes, seconds: float) -> HookResult:
         return HookResult(False, f"cannot be run: {error}")
 
 
+class _Said(asyncio.Protocol):
+    """Keeps the beginning of what comes through a pipe. What is too much is read and forgotten."""
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.text += data[: SAID_BYTES_MAX - len(self.text)]
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def take_rest(self, pipe: IO[bytes]) -> None:
+        """What is in the pipe and was not heard yet: one read has all that a pipe holds."""
+        if not self.over.done():
+            with suppress(BlockingIOError):
+                self.data_received(os.read(pipe.fileno(), READ_BYTES))
+
+
 async def _run(command: str, body: bytes, seconds: float) -> HookResult:
     """Raises OSError or ValueError for a command that cannot be started."""
     reading, writing = os.pipe()
@@ -74,13 +95,11 @@ async def _run(command: str, body: bytes, seconds: float) -> HookResult:
         raise
     finally:
         os.close(writing)
-    output = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(output)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
-    said, fault = bytearray(), ""
+    said, fault = _Said(), ""
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: said, pipe)
     try:
         async with asyncio.timeout(seconds):
-            await asyncio.gather(_write(process, body), _read(process, output, said))
+            await asyncio.gather(_write(process, body), _listen(process, said))
             await process.wait()
     except TimeoutError:
         fault = f"was ended after {seconds:g} s"
@@ -89,10 +108,11 @@ async def _run(command: str, body: bytes, seconds: float) -> HookResult:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+        said.take_rest(pipe)
         transport.close()
     if not fault and process.returncode:
         fault = f"exited with {process.returncode}"
-    return HookResult(True, fault, _line(said))
+    return HookResult(True, fault, _line(said.text))
 
 
 async def _write(process: asyncio.subprocess.Process, body: bytes) -> None:
@@ -104,21 +124,10 @@ async def _write(process: asyncio.subprocess.Process, body: bytes) -> None:
     process.stdin.close()
 
 
-async def _read(
-    process: asyncio.subprocess.Process, output: asyncio.StreamReader, said: bytearray
-) -> None:
-    """Until the command has ended. What is too much is read and forgotten."""
-    while True:
-        try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                chunk = await output.read(READ_BYTES)
-        except TimeoutError:
-            if process.returncode is not None:
-                return
-            continue
-        if not chunk:
-            return
-        said += chunk[: SAID_BYTES_MAX - len(said)]
+async def _listen(process: asyncio.subprocess.Process, said: _Said) -> None:
+    """Until its output is closed, or the command has ended."""
+    while not said.over.done() and process.returncode is None:
+        await asyncio.wait([said.over], timeout=LOOK_SECONDS)
 
 
 async def post(url: str, body: bytes, seconds: float) -> HookResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import sys
 import time
@@ -69,6 +70,17 @@ async def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> N
         deadline = time.monotonic() + 5.0
         while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline, "it lives"
+
+
+async def test_what_it_said_between_the_end_of_its_time_and_its_own_is_kept() -> None:
+    said, (reading, writing) = hook._Said(), os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(reading, "rb") as pipe, os.fdopen(writing, "wb", buffering=0) as command:
+        said.take_rest(pipe)
+        command.write(b"last " + b"w" * SAID_BYTES_MAX)
+        said.take_rest(pipe)
+        said.take_rest(pipe)
+    assert said.text == (b"last " + b"w" * SAID_BYTES_MAX)[:SAID_BYTES_MAX]
 
 
 async def test_what_it_leaves_behind_on_purpose_is_not_waited_for() -> None:

@@ -23,18 +23,27 @@ WAIT_SECONDS = 600.0
 @contextmanager
 def turn(*, alone: bool, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
     """One test's. Without other processes there is nothing to wait for."""
-    run = os.environ.get(RUN)
-    if not run:
+    if not os.environ.get(RUN):
         yield
         return
-    path = Path(tempfile.gettempdir()) / f"baton-tests-{run}"
-    until = time.monotonic() + wait_seconds
+    (gate_file, lock_file), until = _files(), time.monotonic() + wait_seconds
     with ExitStack() as gate, ExitStack() as lock:
-        gate.enter_context(_locked(path.with_suffix(".gate"), LOCK_EX, until))
-        lock.enter_context(_locked(path.with_suffix(".lock"), LOCK_EX if alone else LOCK_SH, until))
+        gate.enter_context(_locked(gate_file, LOCK_EX, until))
+        lock.enter_context(_locked(lock_file, LOCK_EX if alone else LOCK_SH, until))
         if not alone:
             gate.close()
         yield
+
+
+def tidy() -> None:
+    """At the end of a process. Another one that still runs makes its files anew."""
+    for file in _files():
+        file.unlink(missing_ok=True)
+
+
+def _files() -> tuple[Path, Path]:
+    path = Path(tempfile.gettempdir()) / f"baton-tests-{os.environ.get(RUN)}"
+    return path.with_suffix(".gate"), path.with_suffix(".lock")
 
 
 @contextmanager
